@@ -1,0 +1,102 @@
+"""The errors a caller can act on. Everything else is a bug and may be loud.
+
+    DataloaderError
+    ├── ConfigError               settings that cannot work: exit code 78
+    ├── DatabaseUnavailable       no answer from PostgreSQL: try again later
+    │   └── PoolExhausted         every connection is busy: try again sooner
+    ├── SchemaError               the tables are not what this version needs
+    │   ├── SchemaMissing         run `dataloader migrate`
+    │   ├── SchemaOutdated        run `dataloader migrate`
+    │   └── SchemaTooNew          upgrade dataloader instead
+    ├── EmbeddedServerError       the embedded PostgreSQL cannot be started
+    ├── JobNotFound
+    ├── InvalidJob                the database refuses a value of the request
+    └── IdempotencyConflict       the key belongs to another request
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+
+class DataloaderError(Exception):
+    """Anything dataloader says to its caller."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong with the configuration."""
+
+    variable: str  # the environment variable to mend
+    found: str  # what was found, already masked when it is a secret
+    remedy: str  # what would do
+
+
+class ConfigError(DataloaderError):
+    """The settings cannot work; all faults are told together."""
+
+    exit_code = 78  # EX_CONFIG
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        lines = [f"  {f.variable}: found {f.found}; {f.remedy}" for f in self.faults]
+        super().__init__("the configuration has faults:\n" + "\n".join(lines))
+
+
+class DatabaseUnavailable(DataloaderError):
+    """PostgreSQL did not answer, or the connection was lost in the middle.
+
+    The statement may or may not have taken effect.
+    """
+
+    retry_after_sec = 5
+
+
+class PoolExhausted(DatabaseUnavailable):
+    """Every pooled connection stayed busy for the whole wait."""
+
+    retry_after_sec = 1
+
+
+class SchemaError(DataloaderError):
+    """The tables in the database are not what this version works with."""
+
+
+class SchemaMissing(SchemaError):
+    pass
+
+
+class SchemaOutdated(SchemaError):
+    pass
+
+
+class SchemaTooNew(SchemaError):
+    pass
+
+
+class EmbeddedServerError(DataloaderError):
+    """The embedded PostgreSQL could not be found, made or started."""
+
+
+class JobNotFound(DataloaderError):
+    def __init__(self, job_id: UUID) -> None:
+        super().__init__(f"there is no job {job_id}")
+        self.job_id = job_id
+
+
+class InvalidJob(DataloaderError):
+    """PostgreSQL refused a value; the message says which."""
+
+
+class IdempotencyConflict(DataloaderError):
+    """The idempotency key belongs to a job with another queue, task or args."""
+
+    def __init__(self, key: str, job_id: UUID) -> None:
+        super().__init__(
+            f"idempotency_key {key!r} already belongs to job {job_id}, which has another queue, task or args; "
+            "use a new key for a new request"
+        )
+        self.key = key
+        self.job_id = job_id

@@ -1,0 +1,178 @@
+-- The whole present schema of dataloader. Needs PostgreSQL 15 or newer, and no extension.
+--
+-- Applied to an empty database it builds it; applied to one that holds dl_jobs and dl_job_events as they were before
+-- the columns below, it upgrades them in place, with their rows; applied twice it does no harm. `dataloader migrate`
+-- applies it in one transaction, with search_path set to the schema that holds the queue.
+
+DO $$
+BEGIN
+    IF to_regtype('dl_status') IS NULL THEN
+        CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canceled', 'lost');
+    END IF;
+    -- Where a queued job waits. timed: not due yet, or not sorted yet; ready: may be claimed; parked: its key is busy.
+    IF to_regtype('dl_place') IS NULL THEN
+        CREATE TYPE dl_place AS ENUM ('timed', 'ready', 'parked');
+    END IF;
+END $$;
+
+CREATE TABLE IF NOT EXISTS dl_jobs (
+    job_id           uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    queue            text        NOT NULL,
+    task             text        NOT NULL,
+    args             jsonb       NOT NULL DEFAULT '{}',
+    idempotency_key  text        UNIQUE,
+    lock_key         text        NOT NULL,
+    partition_key    text        NOT NULL DEFAULT '',
+    priority         int         NOT NULL DEFAULT 100,
+    available_at     timestamptz NOT NULL DEFAULT now(),
+    status           dl_status   NOT NULL DEFAULT 'queued',
+    attempt          int         NOT NULL DEFAULT 0,
+    max_attempts     int         NOT NULL DEFAULT 5,
+    lease_ttl_sec    int         NOT NULL DEFAULT 60,
+    lease_expires_at timestamptz,
+    heartbeat_at     timestamptz,
+    cancel_requested bool        NOT NULL DEFAULT false,
+    progress         jsonb       NOT NULL DEFAULT '{}',
+    error            text,
+    producer         text,
+    consumer_group   text,
+    created_at       timestamptz NOT NULL DEFAULT now(),
+    started_at       timestamptz,
+    finished_at      timestamptz,
+    CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0)
+);
+
+-- Room on each page, so that a heartbeat's new row version stays beside the old one and touches no index (HOT).
+ALTER TABLE dl_jobs SET (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+ALTER TABLE dl_jobs
+    -- Drawn by the worker at each claim: whose words count. Kept when the run ends, so that its owner can be told apart.
+    ADD COLUMN IF NOT EXISTS run_id uuid,
+    ADD COLUMN IF NOT EXISTS place dl_place NOT NULL DEFAULT 'timed',
+    -- Set aside because no live worker knows its task; taken back when one that does appears.
+    ADD COLUMN IF NOT EXISTS stray bool NOT NULL DEFAULT false,
+    ADD COLUMN IF NOT EXISTS worker text,
+    ADD COLUMN IF NOT EXISTS result jsonb,
+    ADD COLUMN IF NOT EXISTS traceback text,
+    -- Of queue, task and args as they were asked for: tells a repeated request from another one with the same key.
+    ADD COLUMN IF NOT EXISTS request_hash text;
+
+CREATE TABLE IF NOT EXISTS dl_job_events (
+    event_id bigserial   PRIMARY KEY,
+    job_id   uuid        NOT NULL REFERENCES dl_jobs (job_id) ON DELETE CASCADE,
+    queue    text        NOT NULL,
+    ts       timestamptz NOT NULL DEFAULT now(),
+    kind     text        NOT NULL,
+    payload  jsonb       NOT NULL DEFAULT '{}'
+);
+
+-- now() is when the transaction began, which may be before an event of a transaction that it waited for.
+ALTER TABLE dl_job_events
+    ALTER COLUMN payload SET DEFAULT '{}',
+    SET (autovacuum_vacuum_insert_scale_factor = 0.1);
+
+CREATE TABLE IF NOT EXISTS dl_workers (
+    worker_id     uuid        PRIMARY KEY,
+    name          text        NOT NULL,
+    version       text        NOT NULL,
+    queues        text[]      NOT NULL,
+    tasks         text[]      NOT NULL,
+    threads       int         NOT NULL,
+    heartbeat_sec float8      NOT NULL,
+    started_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at       timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- One row a schema change that was applied.
+CREATE TABLE IF NOT EXISTS dl_schema (
+    version     int         NOT NULL,
+    fingerprint text        NOT NULL,
+    applied_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Jobs that were running before runs were fenced: of two with one key the later lease stays, and one without a lease
+-- is given one that has run out, for the reaper to find.
+WITH ranked AS (
+    SELECT job_id, queue, attempt,
+           row_number() OVER (PARTITION BY lock_key ORDER BY lease_expires_at DESC NULLS LAST, job_id) AS turn
+      FROM dl_jobs
+     WHERE status = 'running'
+), second AS (
+    UPDATE dl_jobs j
+       SET status = 'queued', place = 'timed', lease_expires_at = NULL, heartbeat_at = NULL
+      FROM ranked
+     WHERE j.job_id = ranked.job_id AND ranked.turn > 1
+    RETURNING j.job_id, j.queue, j.attempt
+)
+INSERT INTO dl_job_events (job_id, queue, kind, payload)
+SELECT job_id, queue, 'requeue', jsonb_build_object('reason', 'upgrade', 'status', 'queued', 'attempt', attempt)
+  FROM second;
+
+UPDATE dl_jobs SET lease_expires_at = now() WHERE status = 'running' AND lease_expires_at IS NULL;
+
+-- A queued job stands in exactly one of these three. The order of the first is the order of claims.
+CREATE INDEX IF NOT EXISTS dl_jobs_ready_idx ON dl_jobs (queue, priority, created_at, job_id)
+    WHERE status = 'queued' AND place = 'ready';
+CREATE INDEX IF NOT EXISTS dl_jobs_timed_idx ON dl_jobs (available_at)
+    WHERE status = 'queued' AND place = 'timed';
+CREATE INDEX IF NOT EXISTS dl_jobs_parked_idx ON dl_jobs (lock_key, priority, created_at, job_id)
+    WHERE status = 'queued' AND place = 'parked';
+
+-- The truth about keys: no two running jobs share one, whatever else goes wrong.
+CREATE UNIQUE INDEX IF NOT EXISTS dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
+
+-- Lists, newest first.
+CREATE INDEX IF NOT EXISTS dl_jobs_created_idx ON dl_jobs (created_at, job_id);
+
+-- Without it every deleted job costs a scan of the journal.
+CREATE INDEX IF NOT EXISTS dl_job_events_job_idx ON dl_job_events (job_id, event_id);
+
+-- SECURITY DEFINER, because a service that may only INSERT INTO dl_jobs must be able to; the search path is pinned to
+-- the one this file was applied with.
+CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'queued',
+           jsonb_strip_nulls(jsonb_build_object('status', 'queued', 'attempt', attempt, 'producer', producer))
+      FROM fresh
+     WHERE status = 'queued';
+    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM fresh WHERE status = 'queued') queues;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION dl_jobs_became_ready() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    PERFORM pg_notify('dl_jobs', NEW.queue);  -- the server sends one of several equal ones in a transaction
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION dl_jobs_to_the_gate() RETURNS trigger
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.place := 'timed';
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
+    REFERENCING NEW TABLE AS fresh
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_inserted();
+
+-- The conditions stand in WHEN, so that claims, heartbeats and ends pay no call.
+CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
+    EXECUTE FUNCTION dl_jobs_became_ready();
+
+-- Someone who knows nothing of places puts a job back, or moves its time: it is sorted again.
+CREATE OR REPLACE TRIGGER dl_jobs_gate BEFORE UPDATE ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND NEW.place = OLD.place AND NEW.place <> 'timed'
+          AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
+    EXECUTE FUNCTION dl_jobs_to_the_gate();
