@@ -1,0 +1,406 @@
+"""Settings: every knob with its variable, default and meaning, loaded from the environment and `.env`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from app.config import checks, dsn, values
+from app.config.values import QueueWorkers, Rotation
+from app.errors import ConfigError, Fault
+
+
+class Group(StrEnum):
+    APP = "Service"
+    DATABASE = "Database"
+    WORKERS = "Workers"
+    LIMITS = "Limits of a request"
+    LOGS = "Logs"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting as `dataloader config` and the docs show it."""
+
+    variable: str
+    value: str  # as it would be written in the environment; masked when secret
+    source: str  # environment | .env | default
+    default: str
+    meaning: str
+    accepts: str
+    group: str
+
+
+def _knob(group: Group, variable: str, default: Any, meaning: str, accepts: str, **limits: Any) -> Any:
+    about: dict[str, JsonValue] = {"group": group.value, "accepts": accepts}
+    return Field(default, validation_alias=variable, description=meaning, json_schema_extra=about, **limits)
+
+
+def _number(group: Group, variable: str, default: float, meaning: str, *limits: float) -> Any:
+    low, high = limits
+    accepts = f"a{' whole' if isinstance(default, int) else ''} number from {low:.10g} to {high:.10g}"
+    return _knob(group, variable, default, meaning, accepts, ge=low, le=high, allow_inf_nan=False)
+
+
+def _switch(group: Group, variable: str, default: bool, meaning: str) -> Any:
+    return _knob(group, variable, default, meaning, "true or false")
+
+
+Text = Annotated[str, Field(min_length=1, max_length=values.MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Zone = Annotated[str, BeforeValidator(values.time_zone)]
+Identifier = Annotated[str, BeforeValidator(values.identifier)]
+FileName = Annotated[str, BeforeValidator(values.file_name)]
+Packages = Annotated[tuple[str, ...], BeforeValidator(values.packages)]
+Workers = Annotated[tuple[QueueWorkers, ...], BeforeValidator(values.queue_workers)]
+Rotating = Annotated[Rotation, BeforeValidator(values.rotation)]
+
+
+class Settings(BaseSettings):
+    """What the service was told. `Settings.load()` is the way in; it tells all faults at once."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", hide_input_in_errors=True, populate_by_name=True, str_strip_whitespace=True
+    )
+
+    app_host: Text = _knob(
+        Group.APP, "APP_HOST", "127.0.0.1", "The address the API listens on; 0.0.0.0 for all.", "a host name or address"
+    )
+    app_port: int = _number(Group.APP, "APP_PORT", 8081, "The port the API listens on.", 1, 65_535)
+    http_threads: int = _number(
+        Group.APP, "APP_THREADS", 16, "How many requests are answered at the same time.", 1, 256
+    )
+    timezone: Zone = _knob(
+        Group.APP,
+        "TIMEZONE",
+        "Europe/Moscow",
+        "The zone of times in logs and on pages; jobs themselves keep absolute time.",
+        "an IANA time zone",
+    )
+    environment: Text = _knob(
+        Group.APP,
+        "ENVIRONMENT",
+        "development",
+        "The name of this installation, shown by /info and in logs.",
+        "a short text",
+    )
+    data_dir: Path = _knob(
+        Group.APP,
+        "DL_DATA_DIR",
+        Path(".data"),
+        "The folder of what the service keeps itself, such as the embedded PostgreSQL.",
+        "a folder",
+    )
+
+    db_dsn: SecretStr | None = _knob(
+        Group.DATABASE,
+        "DL_DB_DSN",
+        None,
+        "The PostgreSQL server as a libpq URI or keyword string, with TLS and the like; it wins over PG_HOST. "
+        "With neither of the two an embedded server is started.",
+        "postgresql://user:password@host:5432/database, or host=… dbname=…",
+    )
+    pg_host: Text | None = _knob(
+        Group.DATABASE, "PG_HOST", None, "The PostgreSQL server's host name, address or socket folder.", "a host name"
+    )
+    pg_port: int = _number(Group.DATABASE, "PG_PORT", 5432, "The port of PG_HOST.", 1, 65_535)
+    pg_user: Text | None = _knob(
+        Group.DATABASE, "PG_USER", None, "The user on PG_HOST; libpq's own default when not given.", "a user name"
+    )
+    pg_password: SecretStr | None = _knob(
+        Group.DATABASE, "PG_PASSWORD", None, "That user's password; it is never shown.", "a text"
+    )
+    pg_database: Text | None = _knob(
+        Group.DATABASE,
+        "PG_DATABASE",
+        None,
+        "The database on PG_HOST; libpq's own default when not given.",
+        "a database's name",
+    )
+    schema_queue: Identifier = _knob(
+        Group.DATABASE,
+        "PG_SCHEMA_QUEUE",
+        "public",
+        "The schema that holds the queue's tables.",
+        "a plain lower-case identifier",
+    )
+    pg_use_pool: bool = _switch(
+        Group.DATABASE, "PG_USE_POOL", True, "Whether the API keeps connections open between requests."
+    )
+    pg_pool_size: int = _number(
+        Group.DATABASE, "PG_POOL_SIZE", 8, "How many of the API's connections are kept open.", 1, 500
+    )
+    pg_max_overflow: int = _number(
+        Group.DATABASE, "PG_MAX_OVERFLOW", 8, "How many more may be opened while all of those are busy.", 0, 500
+    )
+    pg_pool_recycle: int = _number(
+        Group.DATABASE,
+        "PG_POOL_RECYCLE",
+        3600,
+        "After how many seconds a kept connection is replaced by a new one; 0: never.",
+        0,
+        604_800,
+    )
+    pg_connect_timeout: int = _number(
+        Group.DATABASE, "PG_CONNECT_TIMEOUT", 5, "For how many seconds opening a connection may take.", 1, 300
+    )
+    pg_command_timeout: float = _number(
+        Group.DATABASE,
+        "PG_COMMAND_TIMEOUT",
+        30.0,
+        "For how many seconds one statement of the queue may run.",
+        0.1,
+        3600,
+    )
+
+    workers: Workers = _knob(
+        Group.WORKERS,
+        "WORKERS_JSON",
+        (QueueWorkers("etl.default", 2),),
+        "The queues this process works on, each with its number of threads; [] for none.",
+        f"a JSON list of objects with queue and concurrency (1 to {values.MAX_CONCURRENCY})",
+    )
+    pipelines: Packages = _knob(
+        Group.WORKERS,
+        "DL_PIPELINES",
+        ("pipelines",),
+        "The packages whose modules register tasks.",
+        "names of Python packages, separated by commas",
+    )
+    heartbeat_sec: float = _number(
+        Group.WORKERS, "DL_HEARTBEAT_SEC", 10.0, "How often a running job's lease is renewed, in seconds.", 0.05, 3600
+    )
+    default_lease_ttl_sec: int = _number(
+        Group.WORKERS,
+        "DL_DEFAULT_LEASE_TTL_SEC",
+        60,
+        "How long a lease lasts when the trigger does not say, in seconds; at least two heartbeats.",
+        1,
+        86_400,
+    )
+    reaper_period_sec: float = _number(
+        Group.WORKERS,
+        "DL_REAPER_PERIOD_SEC",
+        10.0,
+        "How often jobs whose lease ran out are given back, in seconds.",
+        0.05,
+        3600,
+    )
+    claim_backoff_sec: float = _number(
+        Group.WORKERS,
+        "DL_CLAIM_BACKOFF_SEC",
+        15.0,
+        "How long an idle worker waits for a notification before it looks for itself, in seconds.",
+        0.05,
+        3600,
+    )
+    shutdown_grace_sec: float = _number(
+        Group.WORKERS,
+        "DL_SHUTDOWN_GRACE_SEC",
+        30.0,
+        "How long running jobs may go on after a stop was asked for, in seconds.",
+        0,
+        3600,
+    )
+
+    max_body_bytes: int = _number(
+        Group.LIMITS, "DL_MAX_BODY_BYTES", 1_048_576, "The largest request body, in bytes.", 1024, 1_073_741_824
+    )
+    max_json_depth: int = _number(
+        Group.LIMITS, "DL_MAX_JSON_DEPTH", 64, "How deep lists and objects of a request may be nested.", 2, 500
+    )
+    max_text_length: int = _number(
+        Group.LIMITS, "DL_MAX_TEXT_LENGTH", 1000, "The longest text field of a request, in characters.", 16, 100_000
+    )
+
+    log_format: Literal["auto", "json", "text"] = _knob(
+        Group.LOGS,
+        "DL_LOG_FORMAT",
+        "auto",
+        "How log lines look; auto: text on a terminal, JSON otherwise.",
+        "auto, json or text",
+    )
+    log_path: Path | None = _knob(
+        Group.LOGS, "LOG_PATH", None, "The folder of the application's log file; without it there is none.", "a folder"
+    )
+    log_file_name: FileName = _knob(Group.LOGS, "LOG_FILE_NAME", "app.log", "The name of that file.", "a file name")
+    log_rotation: Rotating = _knob(
+        Group.LOGS,
+        "LOG_ROTATION",
+        values.rotation("10 MB"),
+        "When a log file, of any kind, is put aside and a new one begun.",
+        "a size such as 10 MB, a period such as 6 hours or 1 day, midnight, weekly, or never",
+    )
+    log_keep_files: int = _number(
+        Group.LOGS, "DL_LOG_KEEP_FILES", 10, "How many log files put aside are kept, of each kind.", 1, 10_000
+    )
+    metric_path: Path | None = _knob(
+        Group.LOGS, "METRIC_PATH", None, "The folder of the metrics file; without it there is none.", "a folder"
+    )
+    metric_file_name: FileName = _knob(
+        Group.LOGS, "METRIC_FILE_NAME", "metrics.log", "The name of that file.", "a file name"
+    )
+    audit_log_path: Path | None = _knob(
+        Group.LOGS, "AUDIT_LOG_PATH", None, "The folder of the audit file; without it there is none.", "a folder"
+    )
+    audit_log_file_name: FileName = _knob(
+        Group.LOGS, "AUDIT_LOG_FILE_NAME", "audit.log", "The name of that file.", "a file name"
+    )
+    debug: bool = _switch(Group.LOGS, "DEBUG", False, "Whether the log also tells what only a developer wants to know.")
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+    _warnings: tuple[str, ...] = PrivateAttr(default=())
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **_others: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # load() reads the environment itself: it must know where each value came from.
+        return (init_settings,)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env")) -> Self:
+        """The settings of the environment (by default the process's own), then of the `.env` file.
+
+        Raises ConfigError with every fault that could be found.
+        """
+        here = dict(os.environ if environ is None else environ)
+        file, faults = _read_dotenv(cls, dotenv)
+        given = {name: text for name, text in (file | here).items() if text.strip()}
+
+        settings, more = cls._without_faulty(given)
+        faulty = {fault.variable for fault in more}
+        faults += more
+        faults += [fault for among, fault in checks.contradictions(settings, given) if not among & faulty]
+        misspelt, warnings = checks.misspelt(given, cls.variables())
+        faults += misspelt
+        if faults:
+            raise ConfigError(faults)
+
+        settings._sources = {name: "environment" if name in here else ".env" for name in given}
+        settings._warnings = (*warnings, *checks.overruled(settings))
+        return settings
+
+    @classmethod
+    def _without_faulty(cls, given: Mapping[str, str]) -> tuple[Self, list[Fault]]:
+        """Settings of all that is sound, so that one fault does not hide the contradictions among the rest."""
+        ours = {name: given[name] for name in cls.variables() if name in given}
+        try:
+            return cls.model_validate(ours), []
+        except ValidationError as error:
+            faults = [cls._fault(str(e["loc"][0]), e["type"], e["msg"], ours) for e in error.errors(include_url=False)]
+        faulty = {fault.variable for fault in faults}
+        return cls.model_validate({name: text for name, text in ours.items() if name not in faulty}), faults
+
+    @classmethod
+    def _fault(cls, variable: str, kind: str, message: str, given: Mapping[str, str]) -> Fault:
+        # Our own validators say what would do; the library's words would tell of types instead.
+        field = cls._fields()[variable]
+        remedy = (
+            message.removeprefix("Value error, ") if kind == "value_error" else f"{_about(field, 'accepts')} would do"
+        )
+        return Fault(variable, checks.shown(given[variable], secret=_is_secret(field)), remedy)
+
+    @classmethod
+    def variables(cls) -> tuple[str, ...]:
+        """The environment variables of all knobs, in the order of the docs."""
+        return tuple(cls._fields())
+
+    @classmethod
+    def _fields(cls) -> dict[str, FieldInfo]:
+        return {str(field.validation_alias): field for field in cls.model_fields.values()}
+
+    @property
+    def dsn(self) -> SecretStr | None:
+        """Where the database is. None: nowhere yet, the embedded server shall be used."""
+        if self.db_dsn is not None:
+            return self.db_dsn
+        if self.pg_host is None:
+            return None
+        parts = {"host": self.pg_host, "port": str(self.pg_port), "user": self.pg_user, "dbname": self.pg_database}
+        if self.pg_password is not None:
+            parts["password"] = self.pg_password.get_secret_value()
+        return SecretStr(dsn.write({keyword: value for keyword, value in parts.items() if value}))
+
+    @property
+    def schema(self) -> str:  # type: ignore[override]  # pydantic's deprecated classmethod, in nobody's use
+        return self.schema_queue
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Values that must not be seen in any log."""
+        known = [self.pg_password.get_secret_value()] if self.pg_password else []
+        if self.db_dsn is not None:
+            known.append(self.db_dsn.get_secret_value())
+            known += [v for k, v in dsn.parse(known[-1]).items() if k in ("password", "sslpassword")]
+        return tuple(known)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is not wrong, yet probably not what was meant."""
+        return self._warnings
+
+    def describe(self) -> tuple[Knob, ...]:
+        """Every knob with its present value, where that came from, and its meaning."""
+        return tuple(
+            Knob(
+                variable=str(field.validation_alias),
+                value=as_text(getattr(self, name)),
+                source=self._sources.get(str(field.validation_alias), "default"),
+                default=as_text(field.default),
+                meaning=field.description or "",
+                accepts=_about(field, "accepts"),
+                group=_about(field, "group"),
+            )
+            for name, field in type(self).model_fields.items()
+        )
+
+
+def as_text(value: Any) -> str:
+    """A value the way it is written in the environment, without its secrets."""
+    match value:
+        case SecretStr():
+            secret = value.get_secret_value()
+            text = dsn.masked(secret) if "=" in secret or "://" in secret else dsn.MASK
+        case bool():
+            text = str(value).lower()
+        case float():
+            text = f"{value:.10g}"
+        case Rotation():
+            text = value.text
+        case tuple() if all(isinstance(part, QueueWorkers) for part in value):
+            text = json.dumps([vars(part) for part in value], ensure_ascii=False, separators=(",", ":"))
+        case tuple():
+            text = ",".join(value)
+        case _:
+            text = "" if value is None else str(value)
+    return text
+
+
+def _read_dotenv(cls: type[BaseSettings], path: Path | None) -> tuple[dict[str, str], list[Fault]]:
+    if path is None:
+        return {}, []
+    try:
+        found = DotEnvSettingsSource(cls, env_file=path, case_sensitive=True).env_vars
+    except UnicodeDecodeError:
+        return {}, [Fault(str(path), "a file that is not UTF-8", "save it as UTF-8")]
+    except OSError as error:
+        return {}, [Fault(str(path), f"a file that cannot be read ({error.strerror})", "let this user read it")]
+    return {name: text for name, text in found.items() if text is not None}, []
+
+
+def _about(field: FieldInfo, key: str) -> str:
+    about = field.json_schema_extra
+    return str(about[key]) if isinstance(about, dict) else ""
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return "SecretStr" in str(field.annotation)

@@ -1,0 +1,122 @@
+"""Texts of the environment that mean more than a number, turned into values.
+
+Each function raises ValueError with what would do; what was found is told by whoever asked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+from zoneinfo import ZoneInfo
+
+MAX_CONCURRENCY = 1000
+MAX_NAME = 200
+_DAY = 86_400
+_SIZES = {"b": 1, "kb": 1024, "mb": 1024**2, "gb": 1024**3}
+_SPANS = {"minute": 60, "hour": 3600, "day": _DAY, "week": 7 * _DAY}
+_SPAN_NAMES = {"hourly": 3600, "midnight": _DAY, "daily": _DAY, "weekly": 7 * _DAY}
+_SMALLEST_FILE = 1024
+_WORKERS_REMEDY = 'such a list would do: [{"queue": "etl.default", "concurrency": 2}]'
+
+
+@dataclass(frozen=True)
+class QueueWorkers:
+    """How many threads of this process work on a queue."""
+
+    queue: str
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """When a log file is put aside: at a size, or with each new period. Neither: never."""
+
+    text: str
+    max_bytes: int | None = None
+    every_sec: int | None = None
+
+
+def time_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise ValueError("an IANA time zone such as Europe/Moscow or UTC would do") from None
+    return name
+
+
+def identifier(name: str) -> str:
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", name) or name.startswith("pg_"):
+        raise ValueError(
+            "a plain lower-case identifier would do: letters, digits and _, "
+            "not starting with a digit or pg_, at most 63 characters"
+        )
+    return name
+
+
+def file_name(name: str) -> str:
+    if PurePath(name).name != name or name in (".", "..") or not name.isprintable():
+        raise ValueError("a file name without a folder would do")
+    return name
+
+
+def rotation(value: str | Rotation) -> Rotation:
+    """`10 MB`, `6 hours`, `1 day`, `hourly`, `daily`, `midnight`, `weekly` or `never`."""
+    if isinstance(value, Rotation):
+        return value
+    text = " ".join(value.lower().split())
+    if text == "never":
+        return Rotation(text)
+    if text in _SPAN_NAMES:
+        return Rotation(text, every_sec=_SPAN_NAMES[text])
+    if match := re.fullmatch(r"([0-9]{1,9}) ?([a-z]+)", text):
+        number, unit = int(match[1]), match[2]
+        if unit in _SIZES and number * _SIZES[unit] >= _SMALLEST_FILE:
+            return Rotation(f"{number} {unit.upper()}", max_bytes=number * _SIZES[unit])
+        if number and unit.removesuffix("s") in _SPANS:
+            return Rotation(text, every_sec=number * _SPANS[unit.removesuffix("s")])
+    raise ValueError(
+        "a size of at least 1 KB such as '10 MB', a period such as '6 hours' or '1 day', "
+        "'midnight', 'weekly' or 'never' would do"
+    )
+
+
+def packages(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """`pipelines, company.loads` as names of packages, each once."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError("names of Python packages, separated by commas, would do: pipelines,company.loads")
+    return tuple(dict.fromkeys(names))
+
+
+def queue_workers(value: str | tuple[QueueWorkers, ...]) -> tuple[QueueWorkers, ...]:
+    """The queues of WORKERS_JSON. An empty list: this process runs no jobs."""
+    if isinstance(value, tuple):
+        return value
+    try:
+        given = json.loads(value)
+    except (ValueError, RecursionError):
+        raise ValueError(f"it is not JSON; {_WORKERS_REMEDY}") from None
+    if not isinstance(given, list):
+        raise ValueError(f"it is not a list; {_WORKERS_REMEDY}")
+    faults = [f"entry {number}: {fault}" for number, entry in enumerate(given, 1) for fault in _entry_faults(entry)]
+    if not faults:
+        queues = [entry["queue"] for entry in given]
+        faults = [f"queue {queue!r} is named twice" for queue in dict.fromkeys(queues) if queues.count(queue) > 1]
+    if faults:
+        raise ValueError("; ".join([*faults, _WORKERS_REMEDY]))
+    return tuple(QueueWorkers(**entry) for entry in given)
+
+
+def _entry_faults(entry: Any) -> list[str]:
+    if not isinstance(entry, dict):
+        return ["is not an object"]
+    faults = [f"{key!r} is neither queue nor concurrency" for key in entry if key not in ("queue", "concurrency")]
+    queue, concurrency = entry.get("queue"), entry.get("concurrency")
+    if not (isinstance(queue, str) and queue.strip() and queue.isprintable() and len(queue) <= MAX_NAME):
+        faults.append(f"queue must be a printable text of 1 to {MAX_NAME} characters")
+    if type(concurrency) is not int or not 1 <= concurrency <= MAX_CONCURRENCY:
+        faults.append(f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY}")
+    return faults
