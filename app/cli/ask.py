@@ -1,0 +1,95 @@
+"""status, cancel, retry, jobs, events: questions to a running service about jobs that are there."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import click
+
+from app.cli import text, watch
+from app.cli.service import Service, asks_service
+from app.queue.job import Status
+
+job_argument = click.argument("job_id", type=click.UUID)
+
+
+@click.command(short_help="How one job does.")
+@job_argument
+@click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
+@asks_service
+def status(service: Service, *, job_id: UUID, watching: bool) -> None:
+    """How one job does: its status, attempt, times, progress and last error.
+
+    With --watch the exit code tells how it ended: 0 if it succeeded, 1 if not.
+    """
+    if watching:
+        follow(service, job_id)
+    else:
+        state = service.client.status(job_id)
+        service.show(state.said, text.state_lines(state))
+
+
+@click.command(short_help="Cancel a job.")
+@job_argument
+@asks_service
+def cancel(service: Service, *, job_id: UUID) -> None:
+    """Cancel a job: at once if it is queued, at its next safe point if it runs. A finished job is left as it is."""
+    state = service.client.cancel(job_id)
+    told = {
+        Status.QUEUED: f"Job {job_id} is queued and asked to stop.",
+        Status.RUNNING: f"Job {job_id} is running and asked to stop; it ends at its next safe point.",
+        Status.CANCELED: f"Job {job_id} is canceled.",
+    }
+    service.show(state.said, [told.get(state.status, f"Job {job_id} had already ended: {state.status}.")])
+
+
+@click.command(short_help="Queue a failed, canceled or lost job again.")
+@job_argument
+@asks_service
+def retry(service: Service, *, job_id: UUID) -> None:
+    """Queue a failed, canceled or lost job again, under the same id, with all its attempts before it."""
+    state = service.client.retry(job_id)
+    service.show(state.said, [f"Job {job_id} is {state.status} again."])
+
+
+@click.command(short_help="List jobs, newest first.")
+@click.option("--queue", help="Only jobs of this queue.")
+@click.option("--status", "with_status", type=click.Choice([s.value for s in Status]), help="Only jobs in this status.")
+@click.option("--task", help="Only jobs of this task.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="At most this many.")
+@asks_service
+def jobs(service: Service, *, queue: str | None, with_status: str | None, task: str | None, limit: int) -> None:
+    """List jobs, newest first: a table on a terminal, whole aligned lines in a pipe."""
+    wanted = None if with_status is None else Status(with_status)
+    found = service.client.jobs(queue=queue, status=wanted, task=task, limit=limit)
+    service.table(
+        {"jobs": [job.said for job in found]},
+        text.JOB_COLUMNS,
+        text.job_rows(found),
+        whole=("job", "status"),
+        empty="No job fits.",
+    )
+
+
+@click.command(short_help="A job's journal.")
+@job_argument
+@asks_service
+def events(service: Service, *, job_id: UUID) -> None:
+    """A job's journal: every move it made and when, oldest first."""
+    found = service.client.events(job_id)
+    service.table(
+        {"events": [event.said for event in found]},
+        text.EVENT_COLUMNS,
+        text.event_rows(found),
+        whole=("time", "event"),
+        empty="Nothing is written about this job yet.",
+    )
+
+
+def follow(service: Service, job_id: UUID, **more: str) -> None:
+    """Watch a job, and end the command with a code that tells how the job ended. `more` goes into the JSON answer."""
+    with_face = watch.face(as_json=service.as_json)
+    state = watch.until_final(service.client, job_id, with_face, url_hint=service.url_hint)
+    if state is not None and service.as_json:
+        click.echo(text.json_text({**state.said, **more}))
+    click.get_current_context().exit(watch.outcome(state))

@@ -1,0 +1,82 @@
+"""The tree of commands, and how an error leaves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from app.cli import ask, host, trigger
+from app.cli.exits import Exit, Told, told
+from app.cli.service import AS_JSON
+from app.errors import DataloaderError
+
+
+class Door(click.Group):
+    """A group whose commands may raise the errors of `app.errors` and be interrupted."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DataloaderError as error:
+            why = told(error)
+            _say(why, as_json=ctx.meta.get(AS_JSON, False))
+            ctx.exit(why.exit)
+        except KeyboardInterrupt:
+            ctx.exit(Exit.INTERRUPTED)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of a newcomer's day, not of the alphabet."""
+        return list(self.commands)
+
+
+def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"dataloader {host.version()}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Door,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Settings are environment variables, or lines of a file .env; `dataloader config` lists them.",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version and exit."
+)
+def cli() -> None:
+    """Long ETL jobs in one PostgreSQL table: run the service, and trigger, watch and cancel jobs in it."""
+
+
+for _command in (
+    host.serve,
+    host.worker,
+    host.migrate,
+    host.config,
+    host.tasks,
+    trigger.trigger,
+    ask.status,
+    ask.cancel,
+    ask.retry,
+    ask.jobs,
+    ask.events,
+):
+    cli.add_command(_command)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The console script. Does not return."""
+    cli.main(args=None if args is None else list(args), prog_name="dataloader")
+
+
+def _say(why: Told, *, as_json: bool) -> None:
+    if as_json:
+        fields = [{"field": error.field, "message": error.message} for error in why.errors]
+        said = {"code": why.code, "detail": why.detail, "errors": fields}
+        click.echo(json.dumps(said, ensure_ascii=False), err=True)
+        return
+    first, *more = why.detail.splitlines() or [""]
+    more += [f"  {error.field}: {error.message}" for error in why.errors]
+    click.echo("\n".join([f"Error: {first}", *more, *([why.remedy] if why.remedy else [])]), err=True)

@@ -1,0 +1,87 @@
+"""What a terminal is shown: tables that fit its width, and a bar that moves. The only module that imports rich.
+
+NO_COLOR, COLUMNS and TERM=dumb are honoured by rich itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from app.cli import text
+from app.client import JobState
+from app.queue.job import Status
+
+COLOURS = {
+    Status.QUEUED: "cyan",
+    Status.RUNNING: "blue",
+    Status.SUCCEEDED: "green",
+    Status.FAILED: "red",
+    Status.CANCELED: "yellow",
+    Status.LOST: "magenta",
+}
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
+    """A table as wide as the terminal at most; the columns named in `whole` are never cut."""
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    shown = [i for i in range(len(names)) if any(row[i] for row in rows) or names[i] in whole]
+    for i in shown:
+        drawn.add_column(names[i], no_wrap=True, overflow="fold" if names[i] in whole else "ellipsis")
+        if names[i] in whole:
+            drawn.columns[-1].min_width = max(len(row[i]) for row in rows)
+    for row in rows:
+        drawn.add_row(*(_cell(row[i]) for i in shown))
+    Console().print(drawn)
+
+
+def _cell(value: str) -> Text:
+    # Text, not str: a name with [brackets] in it is not markup.
+    return Text(value, style=COLOURS[Status(value)] if value in set(Status) else "")
+
+
+def can_move() -> bool:
+    """Whether the terminal can redraw a line; a dumb one gets lines below each other."""
+    return Console().is_terminal and not Console().is_dumb_terminal
+
+
+class Bar:
+    """A watched job as one moving line; outages are printed above it."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.fields[status]}"),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            TextColumn("{task.fields[amount]}"),
+            TimeElapsedColumn(),
+        )
+        self._line = self._progress.add_task("", total=None, status="", amount="")
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, state: JobState) -> None:
+        so_far = text.amount(state.progress)
+        if state.status.final:
+            self._progress.update(self._line, total=1, completed=1 if state.status is Status.SUCCEEDED else 0)
+        elif so_far is not None:
+            self._progress.update(self._line, total=so_far.total, completed=so_far.done)
+        colour = COLOURS[state.status]
+        attempt = f", attempt {state.attempt}" if state.attempt > 1 else ""
+        told = text.progress_text(state.progress).replace("[", "\\[")
+        self._progress.update(self._line, status=f"[{colour}]{state.status}[/]{attempt}", amount=told)
+
+    def say(self, line: str) -> None:
+        self._progress.console.print(Text(line))

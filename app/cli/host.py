@@ -1,0 +1,163 @@
+"""serve, worker, migrate, config, tasks: what runs in this process. Each loads what it needs when it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.cli import text
+from app.cli.banner import serve_banner, worker_banner
+from app.cli.exits import Exit
+from app.cli.service import json_option, show_table, usage
+
+if TYPE_CHECKING:
+    from app.config import QueueWorkers, Settings
+
+
+def parse_queue(told: str) -> tuple[str, int]:
+    """QUEUE:THREADS"""
+    queue, _, threads = told.rpartition(":")
+    if not queue or not threads.isdecimal():
+        raise ValueError(f"{told!r} is not QUEUE:THREADS, such as etl.default:2")
+    return queue, int(threads)
+
+
+@click.command(short_help="Run the API, the dashboard and the workers.")
+@click.option("--host", help="The address to listen on.  [APP_HOST]")
+@click.option("--port", type=click.IntRange(1, 65535), help="The port to listen on.  [APP_PORT]")
+@click.option("--no-workers", is_flag=True, help="Only answer HTTP; jobs are run by `dataloader worker` elsewhere.")
+def serve(*, host: str | None, port: int | None, no_workers: bool) -> None:
+    """Run the API, the dashboard and the workers until Ctrl-C or SIGTERM.
+
+    Without DL_DB_DSN or PG_HOST it starts an embedded PostgreSQL, and keeps its data in DL_DATA_DIR.
+    """
+    from app import wiring  # noqa: PLC0415 - Flask, pydantic and the driver are not for client commands
+
+    settings = _settings(app_host=host, app_port=port)
+
+    def banner(database: str) -> None:
+        click.echo(serve_banner(settings, database, workers=not no_workers))
+
+    click.get_current_context().exit(wiring.serve(settings, workers=not no_workers, banner=banner))
+
+
+@click.command(short_help="Run workers only.")
+@click.option(
+    "--queue",
+    "queues",
+    type=usage(parse_queue),
+    multiple=True,
+    metavar="QUEUE:THREADS",
+    help="A queue to work on and its number of threads; may be repeated.  [WORKERS_JSON]",
+)
+@click.option("--workers-json", metavar="JSON", help="The same as WORKERS_JSON, which it replaces.")
+def worker(*, queues: tuple[tuple[str, int], ...], workers_json: str | None) -> None:
+    """Run workers only, without HTTP, until Ctrl-C or SIGTERM."""
+    if queues and workers_json is not None:
+        raise click.UsageError("--queue and --workers-json say the same thing; use one of them")
+    if queues:
+        workers_json = json.dumps([{"queue": queue, "concurrency": threads} for queue, threads in queues])
+    from app import wiring  # noqa: PLC0415 - as above
+
+    settings = _settings(workers=None if workers_json is None else _queue_workers(workers_json))
+
+    def banner(database: str) -> None:
+        click.echo(worker_banner(settings, database))
+
+    click.get_current_context().exit(wiring.work(settings, banner=banner))
+
+
+@click.command(short_help="Bring the database to this version's tables.")
+@json_option
+def migrate(*, as_json: bool) -> None:
+    """Create the tables, or bring those of an earlier version up to date, in one transaction and under a lock.
+
+    Doing it twice does no harm. A database of a newer version is refused.
+    """
+    from app import wiring  # noqa: PLC0415 - as above
+
+    done = wiring.migrate(_settings())
+    if as_json:
+        click.echo(text.json_text({"found": done.found, "now": done.now, "steps": list(done.steps)}))
+        return
+    before = "no tables" if done.found is None else f"version {done.found}"
+    if done.found == done.now and not done.steps:
+        click.echo(f"The tables are at version {done.now} already; there was nothing to do.")
+    else:
+        click.echo("\n".join([f"Found {before}; the tables are now at version {done.now}."]))
+        click.echo("".join(f"  {step}\n" for step in done.steps), nl=False)
+
+
+@click.command(short_help="Show every setting.")
+@click.option("--docs", is_flag=True, help="Print the page that describes every variable, in Markdown.")
+@json_option
+def config(*, docs: bool, as_json: bool) -> None:
+    """Show every setting with its value, where it comes from and its default. Secrets are masked."""
+    from app.config import docs as pages  # noqa: PLC0415 - as above
+
+    if docs:
+        click.echo(pages.configuration(), nl=False)
+        return
+    knobs = _settings().describe()
+    if as_json:
+        click.echo(text.json_text({"settings": [dataclasses.asdict(knob) for knob in knobs]}))
+    else:
+        rows = [(knob.variable, knob.value, knob.source, knob.default) for knob in knobs]
+        show_table(("variable", "value", "source", "default"), rows, whole=("variable", "source"))
+
+
+@click.command(short_help="List the tasks that the settings' packages register.")
+@json_option
+def tasks(*, as_json: bool) -> None:
+    """List the tasks that the packages in DL_PIPELINES register, and the modules that cannot be imported.
+
+    This looks at the code that is here, not at a running service.
+    """
+    from pipelines import contract  # noqa: PLC0415 - its tasks may import anything
+
+    loading = contract.load(_settings().pipelines)
+    known = list(contract.registry)
+    if as_json:
+        click.echo(
+            text.json_text(
+                {
+                    "tasks": [{"task": t.name, "kind": t.kind.value, "module": t.call.__module__} for t in known],
+                    "failures": dict(loading.failures),
+                }
+            )
+        )
+    elif known:
+        show_table(("task", "kind", "module"), [(t.name, t.kind.value, t.call.__module__) for t in known])
+    for module, trace in ({} if as_json else loading.failures).items():
+        click.echo(f"Error: {module} cannot be imported; its tasks are missing.\n{trace}", err=True)
+    click.get_current_context().exit(Exit.NOT_DONE if loading.failures else Exit.OK)
+
+
+def version() -> str:
+    try:
+        return metadata.version("dataloader")
+    except metadata.PackageNotFoundError:
+        return "(not installed: run from its sources)"
+
+
+def _settings(**given: Any) -> Settings:
+    """The settings of the environment, with what the command line says over them."""
+    from app.config import Settings  # noqa: PLC0415 - as above
+
+    settings = Settings.load()
+    for warning in settings.warnings:
+        click.echo(f"Note: {warning}", err=True)
+    return settings.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
+def _queue_workers(told: str) -> tuple[QueueWorkers, ...]:
+    from app.config import values  # noqa: PLC0415 - as above
+
+    try:
+        return values.queue_workers(told)
+    except ValueError as error:
+        raise click.UsageError(f"{told} is not what --queue or --workers-json can be: {error}") from error

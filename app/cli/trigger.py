@@ -1,0 +1,172 @@
+"""trigger: put a job into the queue, and watch it if wanted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any
+from uuid import UUID, uuid4
+
+import click
+
+from app.cli.ask import follow
+from app.cli.service import Service, asks_service, usage
+from app.client import Request
+
+UNITS = {"s": timedelta(seconds=1), "m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+SPAN = re.compile(r"in\s+((?:\d+\s*[smhd]\s*)+)", re.IGNORECASE)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def parse_object(told: str) -> dict[str, Any]:
+    try:
+        value = json.loads(told, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError('a JSON object would do, such as {"sleep1": 1}')
+    return value
+
+
+def parse_pair(told: str) -> tuple[str, Any]:
+    """NAME=VALUE; the value is JSON if it can be read as JSON, else text."""
+    name, equals, value = told.partition("=")
+    if not name or not equals:
+        raise ValueError(f"{told!r} is not NAME=VALUE, such as date=2026-11-21")
+    try:
+        return name, json.loads(value, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return name, value
+
+
+def parse_moment(told: str) -> datetime:
+    """An RFC 3339 time, or "in 1h 30m" counted from this machine's clock."""
+    span = SPAN.fullmatch(told.strip())
+    try:
+        if span:
+            parts = re.findall(r"(\d+)\s*([smhd])", span[1].lower())
+            return datetime.now(UTC) + sum((int(count) * UNITS[unit] for count, unit in parts), timedelta())
+        at = datetime.fromisoformat(told.strip())
+    except (ValueError, OverflowError):
+        raise ValueError(f'{told!r} is no time; write 2026-11-21T06:00:00+03:00, or "in 5m"') from None
+    if at.tzinfo is None:
+        raise ValueError(f"{told!r} has no zone; write it with one, such as {at.isoformat()}+03:00")
+    return at
+
+
+@click.command(short_help="Put a job into the queue.")
+@click.argument("task")
+@click.option("--queue", default="etl.default", show_default=True, help="The queue to put it into.")
+@click.option("--lock-key", help="Jobs with one key never run at the same time.  [default: the task's name]")
+@click.option(
+    "--arg",
+    "pairs",
+    type=usage(parse_pair),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="One argument; may be repeated. The value is read as JSON if it is JSON, else as text.",
+)
+@click.option("--args", "args_text", type=usage(parse_object), metavar="JSON", help="Arguments as a JSON object.")
+@click.option(
+    "--args-file",
+    type=click.File("r", encoding="utf-8"),
+    metavar="FILE",
+    help="Arguments from a file with a JSON object; - is standard input. --args goes over it, --arg over both.",
+)
+@click.option("--priority", type=click.IntRange(min=0), help="Smaller runs first.  [default: 100]")
+@click.option(
+    "--available-at",
+    type=usage(parse_moment),
+    metavar="TIME",
+    help='Not before this time: 2026-11-21T06:00:00+03:00, or "in 5m", "in 1h 30m".  [default: now]',
+)
+@click.option("--max-attempts", type=click.IntRange(min=1), help="How often it may be tried.  [default: 5]")
+@click.option(
+    "--lease-ttl",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    help="How long a worker may be silent before the job is taken from it.  [default: the service's]",
+)
+@click.option("--partition-key", help="Names the slice of work.")
+@click.option("--producer", help="Who asks for the job.")
+@click.option("--consumer-group", help="For whom the job is.")
+@click.option(
+    "--idempotency-key",
+    help="A second trigger with this key makes no second job.  [default: a fresh one for each call]",
+)
+@click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
+@asks_service
+def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
+    service: Service,
+    *,
+    task: str,
+    queue: str,
+    lock_key: str | None,
+    pairs: Sequence[tuple[str, Any]],
+    args_text: dict[str, Any] | None,
+    args_file: IO[str] | None,
+    priority: int | None,
+    available_at: datetime | None,
+    max_attempts: int | None,
+    lease_ttl: int | None,
+    partition_key: str | None,
+    producer: str | None,
+    consumer_group: str | None,
+    idempotency_key: str | None,
+    watching: bool,
+) -> None:
+    """Put a job of TASK into the queue.
+
+    A request that gets no answer is sent again under the same idempotency key, so that it never makes two jobs.
+
+    \b
+      dataloader trigger noop --arg sleep1=1 --arg sleep2=2 --watch
+      dataloader trigger load.cbr.rates --args '{"date": "2026-11-20", "currencies": ["USD"]}'
+      dataloader trigger noop --available-at "in 5m" --priority 10
+
+    With --watch the exit code tells how the job ended: 0 if it succeeded, 1 if not.
+    """
+    key = f"cli-{uuid4()}" if idempotency_key is None else idempotency_key
+    request = Request(
+        queue=queue,
+        task=task,
+        lock_key=task if lock_key is None else lock_key,
+        args={**_from_file(args_file), **(args_text or {}), **dict(pairs)},
+        idempotency_key=key,
+        partition_key=partition_key,
+        priority=priority,
+        available_at=available_at,
+        max_attempts=max_attempts,
+        lease_ttl_sec=lease_ttl,
+        producer=producer,
+        consumer_group=consumer_group,
+    )
+    triggered = service.client.trigger(request)
+    if watching and not service.as_json:
+        click.echo(f"Job {triggered.job_id} is {triggered.status}.")
+    elif not watching:
+        service.show(
+            {**triggered.said, "idempotency_key": key}, _what_next(service, triggered.job_id, triggered.status)
+        )
+    if watching:
+        follow(service, triggered.job_id, idempotency_key=key)
+
+
+def _from_file(file: IO[str] | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return parse_object(file.read())
+    except ValueError as error:
+        raise click.BadParameter(f"{file.name}: {error}", param_hint="--args-file") from error
+
+
+def _what_next(service: Service, job_id: UUID, status: str) -> list[str]:
+    return [f"Job {job_id} is {status}.", f"  watch it:  dataloader status {job_id} --watch{service.url_hint}"]
