@@ -11,6 +11,7 @@
     ├── EmbeddedServerError       the embedded PostgreSQL cannot be started
     ├── JobNotFound
     ├── NotRetryable              only a failed, canceled or lost job can be retried
+    ├── NotRetryable              only a failed, canceled or lost job can be retried
     ├── InvalidJob                the database refuses a value of the request
     └── IdempotencyConflict       the key belongs to another request
 """
@@ -85,6 +86,13 @@ class JobNotFound(DataloaderError):
     def __init__(self, job_id: UUID) -> None:
         super().__init__(f"there is no job {job_id}")
         self.job_id = job_id
+
+
+class NotRetryable(DataloaderError):
+    def __init__(self, job_id: UUID, status: str) -> None:
+        super().__init__(f"job {job_id} is {status}; only a failed, canceled or lost job can be retried")
+        self.job_id = job_id
+        self.status = status
 
 
 class NotRetryable(DataloaderError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 
@@ -106,6 +106,120 @@ class Enqueued:
     job_id: UUID
     status: Status
     created: bool  # False: the idempotency key had a job already
+
+
+@dataclass(frozen=True)
+class Run:
+    """One claim's hold on a job."""
+
+    job_id: UUID
+    run_id: UUID
+    key_hash: int  # of the lock_key, as the database hashes it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """A job in the hands of a worker, for one attempt. `args` and `progress` are not decoded yet: what cannot be
+    decoded must fail the job, not the claim."""
+
+    id: UUID
+    run_id: UUID
+    queue: str
+    task: str
+    args_text: str
+    lock_key: str
+    key_hash: int
+    partition_key: str
+    priority: int
+    attempt: int
+    max_attempts: int
+    lease_ttl_sec: int
+    idempotency_key: str | None
+    producer: str | None
+    consumer_group: str | None
+    created_at: datetime
+    available_at: datetime
+    started_at: datetime
+    progress_text: str
+
+    @property
+    def run(self) -> Run:
+        return Run(self.id, self.run_id, self.key_hash)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """When a claimer should look again."""
+
+    skipped: int  # ready jobs whose key somebody was changing at that moment
+    due_in: float | None  # seconds until the next timed job; None: there is none
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """How an attempt ended: what is written down, in one stroke, by the run that owns the job."""
+
+    status: Status  # QUEUED: try again, after `retry_in` seconds
+    error: str | None = None
+    traceback: str | None = None
+    result: Any = None
+    progress: Mapping[str, Any] | None = None  # None: as the last heartbeat left it
+    retry_in: float = 0.0
+
+
+class Release(StrEnum):
+    """Why a run is handed back without costing an attempt."""
+
+    SHUTDOWN = "shutdown"
+    LOCK_BUSY = "lock_busy"
+    NOT_STARTED = "not_started"
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of a settlement or a release."""
+
+    answer: Literal["applied", "already", "not ours"]
+    status: Status | None  # what the job is now, if it was ours
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """A job that was taken from a dead run."""
+
+    job_id: UUID
+    queue: str
+    task: str
+    status: Status
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    seen_to: str  # the last key looked at; "" when there was none
+    promoted: tuple[str, ...]  # keys whose job had to be woken
+
+
+@dataclass(frozen=True)
+class Count:
+    queue: str
+    status: Status
+    jobs: int
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker process as it registered itself."""
+
+    id: UUID
+    name: str
+    version: str
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+    threads: int
+    started_at: datetime | None = None
+    seen_at: datetime | None = None
+    alive: bool = True
 
 
 @dataclass(frozen=True)

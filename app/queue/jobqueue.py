@@ -1,0 +1,373 @@
+"""JobQueue: the questions and moves of the queue, one method a statement."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+from uuid import UUID, uuid4
+
+from app.errors import IdempotencyConflict, JobNotFound, NotRetryable
+from app.queue.job import (
+    Claimed,
+    Count,
+    Enqueued,
+    Event,
+    Fate,
+    Job,
+    NewJob,
+    Outlook,
+    Reaped,
+    Release,
+    Run,
+    Settlement,
+    Status,
+    Sweep,
+    WorkerInfo,
+)
+from app.queue.values import array, checked_json, checked_text, clean_json, clean_text
+
+_LONGEST_ERROR = 8_000
+_LONGEST_TRACEBACK = 64_000
+_LARGEST_PROGRESS = 64_000
+
+
+class Source(Protocol):
+    """Where statements are sent: a Pool, a Session, or a connection that was handed in."""
+
+    schema: str
+
+    def ask(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    largest_result: int = 1_000_000  # bytes of JSON
+
+
+class JobQueue:
+    """The queue in one schema of one database, spoken to through one source of connections."""
+
+    def __init__(self, source: Source, *, limits: Limits | None = None) -> None:
+        self._source = source
+        self._ask: Callable[..., list[tuple[Any, ...]]] = source.ask
+        self._limits = limits or Limits()
+
+    # ── by callers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def enqueue(self, new: NewJob) -> Enqueued:
+        """Put a job into the queue, or find the one that its idempotency key already has.
+
+        Raises IdempotencyConflict when that one was asked for with another queue, task or args.
+        """
+        asked = _request(new)
+        while True:  # a key's job may be deleted, or not yet visible, between the insert and the look
+            rows = self._ask("enqueue", asked)
+            if rows:
+                break
+        job_id, status, created, same = rows[0]
+        if not same:
+            raise IdempotencyConflict(new.idempotency_key or "", UUID(job_id))
+        return Enqueued(UUID(job_id), Status(status), created)
+
+    def get(self, job_id: UUID) -> Job | None:
+        rows = self._ask("get", {"job_id": str(job_id)})
+        return _job(rows[0]) if rows else None
+
+    def jobs(
+        self, *, queue: str | None = None, status: Status | None = None, task: str | None = None, limit: int = 50
+    ) -> list[Job]:
+        """The newest jobs, newest first."""
+        return [
+            _job(row) for row in self._ask("jobs", {"queue": queue, "status": status, "task": task, "limit": limit})
+        ]
+
+    def events(self, job_id: UUID, *, limit: int = 1000) -> list[Event]:
+        rows = self._ask("events", {"job_id": str(job_id), "limit": limit})
+        return [Event(row[0], UUID(row[1]), row[2], row[3], row[4], json.loads(row[5])) for row in rows]
+
+    def cancel(self, job_id: UUID) -> Job:
+        """Cancel a waiting job, ask a running one to stop, leave a finished one. Returns it as it is then."""
+        self._ask("cancel", {"job_id": str(job_id)})
+        return self._found(job_id)
+
+    def retry(self, job_id: UUID) -> Job:
+        """Queue a failed, canceled or lost job again, with a fresh budget."""
+        if not self._ask("retry", {"job_id": str(job_id)}):
+            job = self._found(job_id)
+            raise NotRetryable(job_id, job.status)
+        return self._found(job_id)
+
+    def counts(self) -> list[Count]:
+        return [Count(queue, Status(status), jobs) for queue, status, jobs in self._ask("counts")]
+
+    def oldest_ready(self) -> dict[str, float]:
+        """Seconds that each queue's longest waiting ready job has been due."""
+        return dict((queue, seconds) for queue, seconds in self._ask("oldest_ready"))
+
+    def workers(self) -> list[WorkerInfo]:
+        return [
+            WorkerInfo(UUID(row[0]), row[1], row[2], tuple(row[3]), tuple(row[4]), *row[5:])
+            for row in self._ask("workers")
+        ]
+
+    def ping(self) -> float:
+        """How many seconds a round trip took."""
+        began = time.monotonic()
+        self._ask("ping")
+        return time.monotonic() - began
+
+    def _found(self, job_id: UUID) -> Job:
+        job = self.get(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    # ── by workers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def register_worker(self, info: WorkerInfo, *, heartbeat_sec: float) -> None:
+        """Say that a worker lives, and what it knows."""
+        self._ask(
+            "register_worker",
+            {
+                "worker_id": str(info.id),
+                "name": info.name,
+                "version": info.version,
+                "queues": array(info.queues),
+                "tasks": array(info.tasks),
+                "threads": info.threads,
+                "heartbeat_sec": heartbeat_sec,
+            },
+        )
+
+    def take_back(self, queues: Iterable[str], tasks: Iterable[str]) -> None:
+        """Make due again what was set aside for want of a worker that knows its task."""
+        self._ask("take_back", {"queues": array(queues), "tasks": array(tasks)})
+
+    def forget_worker(self, worker_id: UUID) -> None:
+        self._ask("forget_worker", {"worker_id": str(worker_id)})
+
+    def claim(
+        self, queue: str, tasks: Iterable[str], run_ids: Sequence[UUID], worker: str
+    ) -> tuple[list[Claimed], Outlook]:
+        """Take as many ready jobs as run ids were drawn, and learn when to look again."""
+        rows = self._ask(
+            "claim",
+            {
+                "queue": queue,
+                "tasks": array(tasks),
+                "most": len(run_ids),
+                "run_ids": array(run_ids),
+                "worker": worker,
+            },
+        )
+        outlook = Outlook(skipped=rows[0][-2], due_in=rows[0][-1])
+        return [_claimed(row) for row in rows if row[0] is not None], outlook
+
+    def find_claimed(self, run_ids: Sequence[UUID]) -> list[Run]:
+        """The runs, of those, that a claim whose answer was lost has started."""
+        return [
+            Run(UUID(job_id), UUID(run_id), key_hash)
+            for job_id, run_id, key_hash in self._ask("find_claimed", {"run_ids": array(run_ids)})
+        ]
+
+    def set_aside(self, queue: str, tasks: Iterable[str]) -> dict[str, int]:
+        """Put off ready jobs that no live worker knows how to run; returns how many of each task."""
+        return dict((task, jobs) for task, jobs in self._ask("set_aside", {"queue": queue, "tasks": array(tasks)}))
+
+    def guard(self, runs: Sequence[Run]) -> list[tuple[bool, bool]]:
+        """Take the session locks of the runs' keys: for each (locked, still ours)."""
+        rows = self._ask(
+            "guard",
+            {
+                "job_ids": array(run.job_id for run in runs),
+                "run_ids": array(run.run_id for run in runs),
+                "key_hashes": array(run.key_hash for run in runs),
+            },
+        )
+        return [(locked, owned) for _, locked, owned in sorted(rows)]
+
+    def unguard(self, key_hashes: Sequence[int]) -> None:
+        self._ask("unguard", {"key_hashes": array(key_hashes)})
+
+    def renew(
+        self, runs: Sequence[tuple[UUID, UUID, Mapping[str, Any] | None]], *, late_sec: float
+    ) -> dict[UUID, bool]:
+        """Extend the leases of (job, run, progress or None); returns, of each run that is still ours, whether its
+        cancel was asked for. A silence longer than `late_sec` is journaled."""
+        rows = self._ask(
+            "renew",
+            {
+                "job_ids": array(job_id for job_id, _, _ in runs),
+                "run_ids": array(run_id for _, run_id, _ in runs),
+                "progress": array(None if told is None else _progress(told) for _, _, told in runs),
+                "late_sec": late_sec,
+            },
+        )
+        return {UUID(run_id): cancel for _, run_id, cancel in rows}
+
+    def settle(self, ends: Sequence[tuple[Claimed, Settlement]], *, guards: Sequence[int] = ()) -> list[Fate]:
+        """Write down how runs ended, and give back the session locks in `guards`, all in one transaction."""
+        rows = self._ask(
+            "settle",
+            {
+                "lock_keys": array(job.lock_key for job, _ in ends),
+                "job_ids": array(job.id for job, _ in ends),
+                "run_ids": array(job.run_id for job, _ in ends),
+                "statuses": array(end.status.value for _, end in ends),
+                "errors": array(_told(end.error, _LONGEST_ERROR) for _, end in ends),
+                "tracebacks": array(_told(end.traceback, _LONGEST_TRACEBACK) for _, end in ends),
+                "results": array(self._result(end) for _, end in ends),
+                "progress": array(None if end.progress is None else _progress(end.progress) for _, end in ends),
+                "pauses": array(end.retry_in for _, end in ends),
+                "guards": array(guards),
+            },
+        )
+        return self._fates([(job, end.status) for job, end in ends], rows)
+
+    def release(
+        self, runs: Sequence[tuple[Claimed, Release, Mapping[str, Any] | None]], *, guards: Sequence[int] = ()
+    ) -> list[Fate]:
+        """Hand runs back without costing an attempt: (job, why, progress or None)."""
+        rows = self._ask(
+            "release",
+            {
+                "lock_keys": array(job.lock_key for job, _, _ in runs),
+                "job_ids": array(job.id for job, _, _ in runs),
+                "run_ids": array(job.run_id for job, _, _ in runs),
+                "reasons": array(why.value for _, why, _ in runs),
+                "progress": array(None if told is None else _progress(told) for _, _, told in runs),
+                "guards": array(guards),
+            },
+        )
+        return self._fates([(job, Status.QUEUED) for job, _, _ in runs], rows)
+
+    def _fates(self, asked: Sequence[tuple[Claimed, Status]], rows: list[tuple[Any, ...]]) -> list[Fate]:
+        ended = {UUID(row[0]): Status(row[1]) for row in rows if row[0] is not None}
+        missing = [job for job, _ in asked if job.run_id not in ended]
+        before: dict[UUID, Status] = {}
+        if missing:
+            told = self._ask(
+                "settled_as",
+                {"job_ids": array(job.id for job in missing), "run_ids": array(job.run_id for job in missing)},
+            )
+            before = {UUID(run_id): Status(status) for run_id, status in told}
+        fates = []
+        for job, _ in asked:
+            if job.run_id in ended:
+                fates.append(Fate("applied", ended[job.run_id]))
+            elif job.run_id in before:
+                fates.append(Fate("already", before[job.run_id]))
+            else:
+                fates.append(Fate("not ours", None))
+        return fates
+
+    def _result(self, end: Settlement) -> str | None:
+        return None if end.result is None else clean_json(end.result, self._limits.largest_result)
+
+    # ── for the dead, and for those that wait ───────────────────────────────────────────────────────────────────
+
+    def expired(self) -> tuple[list[tuple[UUID, UUID | None, str]], float]:
+        """The runs whose lease has run out as (job, run, lock_key), and how many seconds the server has been up."""
+        rows = self._ask("expired")
+        found = [(UUID(row[0]), UUID(row[1]) if row[1] else None, row[2]) for row in rows if row[0] is not None]
+        return found, rows[0][3]
+
+    def reap(self, runs: Sequence[tuple[UUID, UUID | None, str]], *, pause_sec: float) -> list[Reaped]:
+        """Settle for the dead: those of the runs whose lease is still expired."""
+        rows = self._ask(
+            "reap",
+            {
+                "lock_keys": array(key for _, _, key in runs),
+                "job_ids": array(job_id for job_id, _, _ in runs),
+                "run_ids": array(run_id for _, run_id, _ in runs),
+                "pause_sec": pause_sec,
+            },
+        )
+        return [Reaped(UUID(row[0]), row[1], row[2], Status(row[3]), row[4]) for row in rows]
+
+    def sweep(self, *, after: str, lately: Iterable[str], most: int = 500) -> Sweep:
+        """Repair parked jobs whose key is free, among the next keys after `after`, but for those seen to lately."""
+        rows = self._ask("sweep", {"after": after, "lately": array(lately), "most": most})
+        return Sweep(seen_to=rows[0][0], promoted=tuple(row[1] for row in rows if row[1] is not None))
+
+    def promote(self) -> int:
+        """Make ready what has fallen due, in any queue; returns how many jobs that were."""
+        return int(self._ask("promote")[0][1])
+
+
+def draw_runs(count: int) -> list[UUID]:
+    return [uuid4() for _ in range(count)]
+
+
+_JOB_FIELDS = tuple(field.name for field in fields(Job))
+
+
+def _request(new: NewJob) -> dict[str, Any]:
+    texts = ("queue", "task", "lock_key", "partition_key", "idempotency_key", "producer", "consumer_group")
+    asked: dict[str, Any] = {}
+    for name in texts:
+        value = getattr(new, name)
+        asked[name] = None if value is None else checked_text(name, value)
+    return asked | {
+        "args": checked_json("args", dict(new.args)),
+        "priority": new.priority,
+        "available_at": new.available_at,
+        "max_attempts": new.max_attempts,
+        "lease_ttl_sec": new.lease_ttl_sec,
+    }
+
+
+def _told(text: str | None, most: int) -> str | None:
+    return None if text is None else clean_text(text, most)
+
+
+def _progress(told: Mapping[str, Any]) -> str:
+    return clean_json(dict(told), _LARGEST_PROGRESS)
+
+
+def _job(row: tuple[Any, ...]) -> Job:
+    values = dict(zip(_JOB_FIELDS, row, strict=True))
+    values["id"] = UUID(values["id"])
+    values["status"] = Status(values["status"])
+    values["args"] = _decoded(values["args"])
+    values["progress"] = _decoded(values["progress"])
+    values["result"] = None if values["result"] is None else _decoded(values["result"])
+    values["run_id"] = values["run_id"] and UUID(values["run_id"])
+    return Job(**values)
+
+
+def _decoded(text: str) -> Any:
+    """Anything PostgreSQL holds can be shown; a number that Python refuses is shown as its text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(text, parse_int=str, parse_float=str)
+
+
+def _claimed(row: tuple[Any, ...]) -> Claimed:
+    (job_id, run_id, queue, task, args, lock_key, key_hash, partition_key, priority, attempt, max_attempts, ttl,
+     idempotency_key, producer, consumer_group, created_at, available_at, started_at, progress, _, _) = row  # fmt: skip
+    return Claimed(
+        id=UUID(job_id),
+        run_id=UUID(run_id),
+        queue=queue,
+        task=task,
+        args_text=args,
+        lock_key=lock_key,
+        key_hash=key_hash,
+        partition_key=partition_key,
+        priority=priority,
+        attempt=attempt,
+        max_attempts=max_attempts,
+        lease_ttl_sec=ttl,
+        idempotency_key=idempotency_key,
+        producer=producer,
+        consumer_group=consumer_group,
+        created_at=created_at,
+        available_at=available_at,
+        started_at=started_at,
+        progress_text=progress,
+    )

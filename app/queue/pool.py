@@ -1,0 +1,214 @@
+"""The API's connections: psycopg2-pool behind a wrapper that waits, checks and gives up in time."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+from psycopg2_pool import ThreadSafeConnectionPool
+
+from app.errors import DatabaseUnavailable, PoolExhausted
+from app.queue.refusals import translated
+from app.queue.session import Row, Wire, connect
+from app.queue.statements import statements
+
+_DOUBTFUL_AFTER = 30.0  # seconds idle, after which a connection is asked whether it lives
+_QUIET_AFTER_FAILURE = 1.0  # seconds in which a failed connect stands for all
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    size: int
+    in_use: int
+    idle: int
+    waiting: int
+    exhausted: int  # how often nobody gave a connection back in time
+
+
+class _Connections(ThreadSafeConnectionPool):  # type: ignore[misc] # the package has no types
+    """Connections that keep nobody else waiting while one of them is being opened."""
+
+    def __init__(self, dsn: str, *, name: str, connect_timeout: float, **settings: Any) -> None:
+        self.open = lambda: connect(dsn, name=name, timeout=connect_timeout)
+        super().__init__(dsn=dsn, minconn=0, **settings)
+
+    def _connect(self, for_immediate_use: bool = False) -> Any:
+        self.lock.release()
+        try:
+            connection = self.open()
+        finally:
+            self.lock.acquire()
+        self.connections_in_use.add(connection)
+        return connection
+
+
+class Pool:
+    """At most `size + overflow` connections; `size` of them are kept open.
+
+    While the database is away a request fails at once, after the first has found out, and only a few may wait for a
+    connection: threads of the web server stay free to say that the service lives.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        size: int = 5,
+        overflow: int = 5,
+        recycle_sec: float = 3600.0,
+        connect_timeout_sec: float = 5.0,
+        command_timeout_sec: float = 30.0,
+        wait_sec: float = 2.0,
+        most_waiting: int = 4,
+        application_name: str = "dataloader-api",
+        use_pool: bool = True,
+        schema: str = "public",
+    ) -> None:
+        self.schema = schema
+        self._size, self._most = size if use_pool else 0, size + overflow
+        self._recycle, self._connect_timeout = recycle_sec, connect_timeout_sec
+        self._timeout, self._wait = command_timeout_sec, wait_sec
+        self._statements = statements(schema)
+        self._pool = _Connections(
+            dsn, name=application_name, connect_timeout=connect_timeout_sec, maxconn=self._most, idle_timeout=0
+        )
+        self._pool.idle_timeout = None  # kept until it is too old; what is beyond `size` we close ourselves
+        self._free = threading.BoundedSemaphore(self._most)
+        self._room = threading.BoundedSemaphore(most_waiting)
+        self._born: dict[int, float] = {}  # id of a connection → when it was opened; under the pool's lock
+        self._used: dict[int, float] = {}  # and when it was last given back; likewise
+        self._waiting = 0  # under the pool's lock, as the two below
+        self._exhausted = 0
+        self._quiet_until = 0.0
+
+    def ask(self, name: str, parameters: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> list[Row]:
+        """Run a named statement as one transaction."""
+        with translated(), self._borrowed() as connection:
+            return Wire(connection).ask(self._statements[name].text, parameters or {}, timeout or self._timeout)
+
+    def stats(self) -> PoolStats:
+        with self._pool.lock:
+            in_use, idle = len(self._pool.connections_in_use), len(self._pool.idle_connections)
+            return PoolStats(self._most, in_use, idle, self._waiting, self._exhausted)
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[Any]:
+        with self._turn():
+            connection = self._take()
+            try:
+                yield connection
+            except psycopg2.Error as error:
+                if (error.pgcode or "").startswith(("08", "57P", "25006")):
+                    connection.close()
+                raise
+            finally:
+                self._give_back(connection)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self._free.acquire(blocking=False) and not self._wait_for_turn():
+            with self._pool.lock:
+                self._exhausted += 1
+            raise PoolExhausted(f"all {self._most} connections are busy; PG_POOL_SIZE and PG_MAX_OVERFLOW bound them")
+        try:
+            yield
+        finally:
+            self._free.release()
+
+    def _wait_for_turn(self) -> bool:
+        if not self._room.acquire(blocking=False):
+            return False
+        try:
+            with self._pool.lock:
+                self._waiting += 1
+            return self._free.acquire(timeout=self._wait)
+        finally:
+            with self._pool.lock:
+                self._waiting -= 1
+            self._room.release()
+
+    def _take(self) -> Any:
+        while True:
+            if time.monotonic() < self._quiet_until and not self._pool.idle_connections:
+                raise DatabaseUnavailable("the database was away a moment ago; not asked again yet")
+            try:
+                connection = self._pool.getconn()
+            except psycopg2.Error:
+                self._quiet_until = time.monotonic() + _QUIET_AFTER_FAILURE
+                raise
+            if id(connection) not in self._born:
+                self._greet(connection)
+                return connection
+            if self._lives(connection):
+                return connection
+            self._discard(connection)
+
+    def _greet(self, connection: Any) -> None:
+        try:
+            Wire(connection).ask(
+                f"SET statement_timeout = {int(self._timeout * 1000)}; SET client_min_messages = error; SET timezone = 'UTC'",
+                None,
+                self._connect_timeout,
+            )
+        except BaseException:
+            self._discard(connection)
+            raise
+        with self._pool.lock:
+            self._born[id(connection)] = time.monotonic()
+
+    def _lives(self, connection: Any) -> bool:
+        if connection.closed or _readable(connection):
+            return False  # nobody asked it anything, so what it has to say is good-bye
+        if time.monotonic() - self._used.get(id(connection), 0.0) < _DOUBTFUL_AFTER:
+            return True
+        try:
+            Wire(connection).ask("SELECT 1", None, self._connect_timeout)
+        except psycopg2.Error:
+            return False
+        return True
+
+    def _give_back(self, connection: Any) -> None:
+        with self._pool.lock:
+            age = time.monotonic() - self._born.get(id(connection), 0.0)
+            spare = len(self._pool.idle_connections) >= self._size
+        if connection.closed or spare or age > self._recycle or connection.isexecuting():
+            self._discard(connection)
+        else:
+            with self._pool.lock:
+                self._used[id(connection)] = time.monotonic()
+            self._pool.putconn(connection)
+
+    def _discard(self, connection: Any) -> None:
+        with self._pool.lock:
+            self._born.pop(id(connection), None)
+            self._used.pop(id(connection), None)
+            self._pool.connections_in_use.discard(connection)
+        connection.close()
+
+
+class Handed:
+    """Somebody else's connection, in the midst of their transaction: what is asked on it commits or not with them."""
+
+    def __init__(self, connection: Any, *, schema: str = "public") -> None:
+        self.schema = schema
+        self._connection, self._statements = connection, statements(schema)
+
+    def ask(self, name: str, parameters: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> list[Row]:
+        with translated(), self._connection.cursor() as cursor:
+            cursor.execute(self._statements[name].text, parameters or {})
+            return cursor.fetchall() if cursor.description else []
+
+
+def _readable(connection: Any) -> bool:
+    waiter = select.poll()
+    waiter.register(connection.fileno(), select.POLLIN)
+    return bool(waiter.poll(0))

@@ -1,0 +1,530 @@
+-- Every statement the queue knows, in the order a job meets them. Rules for all of them:
+--   * The database's clock is the only clock, read when it is needed: clock_timestamp(), not now(). Where an index shall
+--     be used it stands in a sub-select, which is read once.
+--   * A run speaks for a job only by job_id + run_id while the job is running. The status is compared as text there, so
+--     that no index on running jobs tempts the planner away from the primary key.
+--   * Whoever frees or parks a key holds the key's transaction lock, (1684828526, hashtext(lock_key)), from before it
+--     looks until it commits. It is waited for in order of the hash; a claim, which has rows locked already, only tries.
+--   * Rows are locked in job_id order wherever several are waited for.
+-- A statement of several parts (between `;`) is one message and one transaction; each part sees what was committed when
+-- that part began. The last part's rows are the answer.
+
+-- name: enqueue
+-- -> queued. No row: somebody else's insert with this key was not visible yet; ask again.
+WITH asked AS (
+    SELECT encode(sha256(convert_to(jsonb_build_array(%(queue)s::text, %(task)s::text, %(args)s::jsonb)::text, 'UTF8')), 'hex')
+           AS request_hash
+), made AS (
+    INSERT INTO dl_jobs (queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
+                         lease_ttl_sec, producer, consumer_group, request_hash, place)
+    SELECT %(queue)s::text, %(task)s::text, %(args)s::jsonb, %(idempotency_key)s::text, %(lock_key)s::text,
+           %(partition_key)s::text, %(priority)s::int, coalesce(%(available_at)s::timestamptz, clock_timestamp()),
+           %(max_attempts)s::int, %(lease_ttl_sec)s::int, %(producer)s::text, %(consumer_group)s::text, request_hash,
+           CASE WHEN %(available_at)s::timestamptz > clock_timestamp() THEN 'timed' ELSE 'ready' END::dl_place
+      FROM asked
+        ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING job_id, status
+)
+SELECT job_id, status::text, true AS created, true AS same FROM made
+UNION ALL
+SELECT j.job_id, j.status::text, false,
+       CASE WHEN j.request_hash IS NULL
+            THEN j.queue = %(queue)s::text AND j.task = %(task)s::text AND j.args = %(args)s::jsonb
+            ELSE j.request_hash = asked.request_hash END
+  FROM dl_jobs j, asked
+ WHERE j.idempotency_key = %(idempotency_key)s::text AND NOT EXISTS (SELECT FROM made);
+
+-- name: claim
+-- queued -> running. Three steps in one message: sort in what has fallen due; lock the first few ready rows and try
+-- their keys; then, in a fresh look under those locks, park what is busy and take the rest.
+-- Every row of the answer carries the outlook: `skipped` rows whose key somebody is changing at this moment (look again
+-- at once), `due_in` seconds until the next timed job. One row with no job_id: nothing was taken.
+WITH due AS (
+    SELECT job_id
+      FROM dl_jobs
+     WHERE status = 'queued' AND place = 'timed' AND available_at <= (SELECT clock_timestamp())
+     ORDER BY available_at
+     LIMIT 500
+       FOR NO KEY UPDATE SKIP LOCKED
+), sorted AS (
+    UPDATE dl_jobs j SET place = 'ready' FROM due WHERE j.job_id = due.job_id RETURNING j.queue
+)
+SELECT pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM sorted WHERE queue <> %(queue)s::text) others;
+
+WITH first AS (
+    SELECT job_id, lock_key
+      FROM dl_jobs
+     WHERE queue = %(queue)s::text AND status = 'queued' AND place = 'ready' AND task = ANY (%(tasks)s::text[])
+     ORDER BY priority, created_at, job_id
+     LIMIT %(most)s::int
+       FOR NO KEY UPDATE SKIP LOCKED
+), tried AS (
+    SELECT job_id, pg_try_advisory_xact_lock(1684828526, hashtext(lock_key)) AS ours FROM first
+)
+SELECT set_config('dl.picked', coalesce(string_agg(job_id::text, ',') FILTER (WHERE ours), ''), true),
+       set_config('dl.skipped', (count(*) FILTER (WHERE NOT ours))::text, true)
+  FROM tried;
+
+WITH picked AS MATERIALIZED (
+    SELECT j.job_id, j.priority, j.created_at,
+           row_number() OVER (PARTITION BY j.lock_key ORDER BY j.priority, j.created_at, j.job_id) > 1
+           OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS busy
+      FROM dl_jobs j
+     WHERE j.job_id = ANY (string_to_array(current_setting('dl.picked'), ',')::uuid[])
+), parked AS (
+    UPDATE dl_jobs j SET place = 'parked' FROM picked WHERE j.job_id = picked.job_id AND picked.busy
+), chosen AS (
+    SELECT job_id, row_number() OVER (ORDER BY priority, created_at, job_id) AS n FROM picked WHERE NOT busy
+), claimed AS (
+    UPDATE dl_jobs j
+       SET status = 'running', place = 'timed', stray = false, attempt = j.attempt + 1,
+           run_id = (%(run_ids)s::uuid[])[chosen.n], worker = %(worker)s::text, error = NULL,
+           started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
+           lease_expires_at = clock_timestamp() + make_interval(secs => j.lease_ttl_sec)
+      FROM chosen
+     WHERE j.job_id = chosen.job_id
+    RETURNING j.*, chosen.n
+), journal AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'picked',
+           jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'worker', worker)
+      FROM claimed
+)
+SELECT c.job_id, c.run_id, c.queue, c.task, c.args::text, c.lock_key, hashtext(c.lock_key)::bigint AS key_hash,
+       c.partition_key, c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.idempotency_key, c.producer,
+       c.consumer_group, c.created_at, c.available_at, c.started_at, c.progress::text,
+       current_setting('dl.skipped')::int AS skipped,
+       (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
+          FROM dl_jobs WHERE status = 'queued' AND place = 'timed') AS due_in
+  FROM (VALUES (1)) AS always (one) LEFT JOIN claimed c ON true
+ ORDER BY c.n;
+
+-- name: set_aside
+-- queued -> queued, later: ready jobs whose task neither this process nor any live worker of the queue knows. They must
+-- not stand in front of others. The pause grows with the age; a worker that knows the task ends it (take_back).
+WITH stray AS (
+    SELECT job_id
+      FROM dl_jobs j
+     WHERE queue = %(queue)s::text AND status = 'queued' AND place = 'ready' AND task <> ALL (%(tasks)s::text[])
+       AND NOT EXISTS (SELECT FROM dl_workers w
+                        WHERE j.queue = ANY (w.queues) AND j.task = ANY (w.tasks)
+                          AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec))
+     ORDER BY priority, created_at, job_id
+     LIMIT 500
+       FOR NO KEY UPDATE SKIP LOCKED
+), aside AS (
+    UPDATE dl_jobs j
+       SET place = 'timed', stray = true, error = 'no live worker knows the task ' || quote_literal(left(j.task, 200)),
+           available_at = clock_timestamp() + least(interval '10 minutes',
+                                                    greatest(interval '5 seconds', (clock_timestamp() - j.created_at) / 2))
+      FROM stray
+     WHERE j.job_id = stray.job_id
+    RETURNING j.job_id, j.queue, j.task, j.attempt
+), journal AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'requeue',
+           jsonb_build_object('status', 'queued', 'attempt', attempt, 'reason', 'unknown_task')
+      FROM aside
+)
+SELECT task, count(*) FROM aside GROUP BY task;
+
+-- name: take_back
+-- queued -> queued, now: jobs that were set aside and whose task this worker knows.
+UPDATE dl_jobs
+   SET stray = false, error = NULL, available_at = clock_timestamp()
+ WHERE status = 'queued' AND place = 'timed' AND stray
+   AND queue = ANY (%(queues)s::text[]) AND task = ANY (%(tasks)s::text[]);
+
+-- name: find_claimed
+-- The answer to a claim was lost: did it take effect?
+SELECT job_id, run_id, hashtext(lock_key)::bigint AS key_hash
+  FROM dl_jobs
+ WHERE status = 'running' AND run_id = ANY (%(run_ids)s::uuid[]);
+
+-- name: guard
+-- The claimed keys' session locks, for the life of each run; and are the runs still ours? Taken on a connection that the
+-- process keeps: a predecessor that lost its lease but not its session still holds it.
+SELECT held.n, pg_try_advisory_lock(held.key_hash) AS locked,
+       EXISTS (SELECT FROM dl_jobs j
+                WHERE j.job_id = held.job_id AND j.run_id = held.run_id AND j.status::text = 'running') AS owned
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(key_hashes)s::bigint[])
+       WITH ORDINALITY AS held (job_id, run_id, key_hash, n);
+
+-- name: unguard
+-- Give session locks back; a hash stands in the list as often as it was taken.
+SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[]) AS freed (key_hash);
+
+-- name: renew
+-- running -> running: one statement for all runs of a process. A run that is missing from the answer is not its owner's
+-- any more. Progress is NULL where it has not changed.
+WITH held AS (
+    SELECT * FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[]) AS h (job_id, run_id, progress)
+), mine AS MATERIALIZED (
+    SELECT j.job_id, held.progress, j.heartbeat_at AS last_beat
+      FROM held JOIN dl_jobs j ON j.job_id = held.job_id AND j.run_id = held.run_id AND j.status::text = 'running'
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE OF j
+), renewed AS (
+    UPDATE dl_jobs j
+       SET heartbeat_at = clock_timestamp(),
+           lease_expires_at = clock_timestamp() + make_interval(secs => j.lease_ttl_sec),
+           progress = coalesce(mine.progress::jsonb, j.progress)
+      FROM mine
+     WHERE j.job_id = mine.job_id
+    RETURNING j.job_id, j.run_id, j.queue, j.cancel_requested, j.attempt,
+              extract(epoch FROM j.heartbeat_at - mine.last_beat)::float8 AS silence
+), late AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'heartbeat',
+           jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'late_sec', round(silence::numeric, 1))
+      FROM renewed
+     WHERE silence > %(late_sec)s::float8
+)
+SELECT job_id, run_id, cancel_requested FROM renewed;
+
+-- name: settle
+-- running -> succeeded | failed | canceled | queued: the only way out that a worker has. An error after a cancel was
+-- asked for ends as canceled; a success stays one. The freed key's next job, if one is parked, becomes ready. The
+-- session locks of the keys are given back as the last act.
+SELECT count(pg_advisory_xact_lock(1684828526, hash))
+  FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
+
+WITH told AS (
+    SELECT *
+      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(statuses)s::dl_status[], %(errors)s::text[],
+                  %(tracebacks)s::text[], %(results)s::text[], %(progress)s::text[], %(pauses)s::float8[])
+           AS t (job_id, run_id, status, error, traceback, result, progress, pause)
+), mine AS MATERIALIZED (
+    SELECT told.*,
+           CASE WHEN j.cancel_requested AND told.status <> 'succeeded' THEN 'canceled'::dl_status ELSE told.status END AS ends,
+           clock_timestamp() AS at
+      FROM told JOIN dl_jobs j ON j.job_id = told.job_id AND j.run_id = told.run_id AND j.status::text = 'running'
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE OF j
+), settled AS (
+    UPDATE dl_jobs j
+       SET status = mine.ends,
+           error = CASE WHEN mine.ends <> 'succeeded' THEN mine.error END,
+           traceback = CASE WHEN mine.ends <> 'succeeded' THEN mine.traceback END,
+           result = mine.result::jsonb,
+           progress = coalesce(mine.progress::jsonb, j.progress),
+           available_at = CASE WHEN mine.ends = 'queued' THEN at + make_interval(secs => mine.pause) ELSE j.available_at END,
+           finished_at = CASE WHEN mine.ends <> 'queued' THEN at END,
+           lease_expires_at = NULL
+      FROM mine
+     WHERE j.job_id = mine.job_id
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, mine.pause, j.started_at, mine.at
+), next AS (
+    SELECT p.job_id
+      FROM (SELECT DISTINCT lock_key FROM settled) freed
+           CROSS JOIN LATERAL (SELECT job_id
+                                 FROM dl_jobs
+                                WHERE lock_key = freed.lock_key AND status = 'queued' AND place = 'parked'
+                                ORDER BY priority, created_at, job_id
+                                LIMIT 1
+                                  FOR NO KEY UPDATE SKIP LOCKED) p
+), woken AS (
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue
+), journal AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, at,
+           CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
+           jsonb_strip_nulls(jsonb_build_object(
+               'status', status, 'attempt', attempt, 'run_id', run_id, 'error', error,
+               'reason', CASE WHEN status = 'queued' THEN 'error' END,
+               'pause_sec', CASE WHEN status = 'queued' THEN pause END))
+      FROM settled
+), given_back AS (
+    SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(guards)s::bigint[]) AS g (hash)
+)
+SELECT s.run_id, s.status::text,
+       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
+       given_back.locks
+  FROM given_back LEFT JOIN settled s ON true;
+
+-- name: settled_as
+-- A settlement was not applied: had the same run's been applied before, its answer lost?
+SELECT DISTINCT ON (r.run_id) r.run_id, e.payload ->> 'status' AS status
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
+       JOIN dl_job_events e ON e.job_id = r.job_id AND e.payload ->> 'run_id' = r.run_id::text
+ WHERE e.kind IN ('done', 'failed', 'canceled', 'requeue')
+   AND coalesce(e.payload ->> 'reason', 'error') NOT IN ('lease_expired', 'upgrade')
+ ORDER BY r.run_id, e.event_id DESC;
+
+-- name: release
+-- running -> queued, the attempt given back: the owner stops, or could not start (its key's session lock is held).
+-- A job whose cancel was asked for is canceled instead. `park`: wait for the key, not for a thread.
+SELECT count(pg_advisory_xact_lock(1684828526, hash))
+  FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
+
+WITH mine AS MATERIALIZED (
+    SELECT j.job_id, r.reason, r.progress, clock_timestamp() AS at
+      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(reasons)s::text[], %(progress)s::text[])
+           AS r (job_id, run_id, reason, progress)
+           JOIN dl_jobs j ON j.job_id = r.job_id AND j.run_id = r.run_id AND j.status::text = 'running'
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE OF j
+), released AS (
+    UPDATE dl_jobs j
+       SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
+           place = CASE WHEN cancel_requested THEN 'timed' WHEN mine.reason = 'lock_busy' THEN 'parked' ELSE 'ready' END::dl_place,
+           attempt = CASE WHEN cancel_requested THEN attempt ELSE attempt - 1 END,
+           progress = coalesce(mine.progress::jsonb, j.progress),
+           finished_at = CASE WHEN cancel_requested THEN at END,
+           lease_expires_at = NULL
+      FROM mine
+     WHERE j.job_id = mine.job_id
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, mine.reason, mine.at
+), next AS (
+    SELECT p.job_id
+      FROM (SELECT DISTINCT lock_key FROM released WHERE reason <> 'lock_busy') freed
+           CROSS JOIN LATERAL (SELECT job_id
+                                 FROM dl_jobs
+                                WHERE lock_key = freed.lock_key AND status = 'queued' AND place = 'parked'
+                                ORDER BY priority, created_at, job_id
+                                LIMIT 1
+                                  FOR NO KEY UPDATE SKIP LOCKED) p
+), woken AS (
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue
+), journal AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, at, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
+           jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', reason)
+      FROM released
+), given_back AS (
+    SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(guards)s::bigint[]) AS g (hash)
+)
+SELECT r.run_id, r.status::text,
+       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
+       given_back.locks
+  FROM given_back LEFT JOIN released r ON true;
+
+-- name: expired
+-- The reaper's look: runs whose lease has run out. And for how long has the server been up?
+SELECT j.job_id, j.run_id, j.lock_key,
+       extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8 AS up_sec
+  FROM (VALUES (1)) AS always (one)
+       LEFT JOIN dl_jobs j ON j.status = 'running' AND coalesce(j.lease_expires_at, '-infinity') < clock_timestamp();
+
+-- name: reap
+-- running -> queued | lost | canceled: for a run whose lease was found expired twice and still is.
+SELECT count(pg_advisory_xact_lock(1684828526, hash))
+  FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
+
+WITH dead AS MATERIALIZED (
+    SELECT j.job_id, clock_timestamp() AS at
+      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS d (job_id, run_id)
+           JOIN dl_jobs j ON j.job_id = d.job_id AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
+     WHERE coalesce(j.lease_expires_at, '-infinity') < clock_timestamp()
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE OF j SKIP LOCKED
+), reaped AS (
+    UPDATE dl_jobs j
+       SET status = CASE WHEN cancel_requested THEN 'canceled' WHEN attempt < max_attempts THEN 'queued' ELSE 'lost' END::dl_status,
+           available_at = CASE WHEN attempt < max_attempts AND NOT cancel_requested
+                               THEN at + make_interval(secs => %(pause_sec)s::float8 * attempt) ELSE j.available_at END,
+           error = 'the worker ' || coalesce(worker, '') || ' vanished: its lease ran out at ' || coalesce(lease_expires_at, at),
+           finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN at END,
+           lease_expires_at = NULL
+      FROM dead
+     WHERE j.job_id = dead.job_id
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.error, dead.at
+), next AS (
+    SELECT p.job_id
+      FROM (SELECT DISTINCT lock_key FROM reaped) freed
+           CROSS JOIN LATERAL (SELECT job_id
+                                 FROM dl_jobs
+                                WHERE lock_key = freed.lock_key AND status = 'queued' AND place = 'parked'
+                                ORDER BY priority, created_at, job_id
+                                LIMIT 1
+                                  FOR NO KEY UPDATE SKIP LOCKED) p
+), woken AS (
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue
+), journal AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, at, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
+           jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', 'lease_expired', 'error', error)
+      FROM reaped
+)
+SELECT job_id, queue, task, status::text, attempt,
+       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken
+  FROM reaped;
+
+-- name: sweep
+-- queued -> queued: repairs what slipped through. Among the next keys after `after` that have parked jobs, those that no
+-- run holds, in the table or by a session lock, get their best job back into ready. Whoever else is sweeping: leave it.
+-- The answer's rows are the keys looked at; `promoted` ones had to be repaired.
+WITH RECURSIVE keys AS (
+    (SELECT lock_key FROM dl_jobs
+      WHERE status = 'queued' AND place = 'parked' AND lock_key > %(after)s::text
+        AND pg_try_advisory_xact_lock(1684828527, 0)
+      ORDER BY lock_key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.lock_key FROM dl_jobs j
+             WHERE j.status = 'queued' AND j.place = 'parked' AND j.lock_key > keys.lock_key
+             ORDER BY j.lock_key LIMIT 1)
+      FROM keys
+     WHERE keys.lock_key IS NOT NULL
+), batch AS MATERIALIZED (
+    SELECT lock_key FROM keys WHERE lock_key IS NOT NULL LIMIT %(most)s::int
+), held AS MATERIALIZED (
+    SELECT (classid::bigint << 32) | objid::bigint AS hash
+      FROM pg_locks
+     WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+), free AS MATERIALIZED (
+    SELECT lock_key
+      FROM batch
+     WHERE lock_key <> ALL (%(lately)s::text[])
+       AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = batch.lock_key AND r.status = 'running')
+       AND hashtext(lock_key)::bigint NOT IN (SELECT hash FROM held)
+)
+SELECT set_config('dl.seen', coalesce((SELECT max(lock_key) FROM batch), ''), true),
+       set_config('dl.free', coalesce(jsonb_agg(lock_key), '[]')::text, true)
+  FROM free
+ WHERE pg_try_advisory_xact_lock(1684828526, hashtext(lock_key));
+
+WITH next AS (
+    SELECT p.job_id
+      FROM jsonb_array_elements_text(current_setting('dl.free')::jsonb) AS freed (lock_key)
+           CROSS JOIN LATERAL (SELECT job_id
+                                 FROM dl_jobs
+                                WHERE lock_key = freed.lock_key AND status = 'queued' AND place = 'parked'
+                                ORDER BY priority, created_at, job_id
+                                LIMIT 1
+                                  FOR NO KEY UPDATE SKIP LOCKED) p
+     WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running')
+), woken AS (
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue, j.lock_key
+)
+SELECT current_setting('dl.seen') AS seen, w.lock_key,
+       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) q) AS woken
+  FROM (VALUES (1)) AS always (one) LEFT JOIN woken w ON true;
+
+-- name: promote
+-- queued -> queued: timed jobs that have fallen due become ready, whosever queue it is. How long until the next?
+WITH due AS (
+    SELECT job_id
+      FROM dl_jobs
+     WHERE status = 'queued' AND place = 'timed' AND available_at <= (SELECT clock_timestamp())
+     ORDER BY available_at
+     LIMIT 1000
+       FOR NO KEY UPDATE SKIP LOCKED
+), sorted AS (
+    UPDATE dl_jobs j SET place = 'ready' FROM due WHERE j.job_id = due.job_id RETURNING j.queue
+)
+SELECT (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM sorted) q) AS queues,
+       (SELECT count(*) FROM sorted) AS jobs;
+
+-- name: cancel
+-- queued -> canceled, at once, wherever it waits; running: the flag, and a word to its worker. A finished job is left as
+-- it is. A claim that meets it: exactly one wins, for both wait on the row.
+SELECT count(pg_advisory_xact_lock(1684828526, hashtext(lock_key)))
+  FROM (SELECT lock_key FROM dl_jobs WHERE job_id = %(job_id)s::uuid AND status::text = 'queued') k;
+
+WITH canceled AS (
+    UPDATE dl_jobs j
+       SET status = CASE WHEN j.status = 'queued' THEN 'canceled'::dl_status ELSE j.status END,
+           finished_at = CASE WHEN j.status = 'queued' THEN clock_timestamp() END,
+           place = 'timed', stray = false, cancel_requested = true
+     WHERE j.job_id = %(job_id)s::uuid
+       AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt
+), next AS (
+    SELECT p.job_id
+      FROM (SELECT lock_key FROM canceled WHERE status = 'canceled') freed
+           CROSS JOIN LATERAL (SELECT job_id
+                                 FROM dl_jobs
+                                WHERE lock_key = freed.lock_key AND status = 'queued' AND place = 'parked'
+                                  AND job_id <> %(job_id)s::uuid
+                                ORDER BY priority, created_at, job_id
+                                LIMIT 1
+                                  FOR NO KEY UPDATE SKIP LOCKED) p
+     WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running')
+), woken AS (
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue
+), journal AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'canceled' ELSE 'cancel_requested' END,
+           jsonb_build_object('status', status, 'attempt', attempt)
+      FROM canceled
+)
+SELECT c.status::text,
+       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
+       CASE c.status WHEN 'running' THEN pg_notify('dl_control', 'cancel ' || c.run_id) END AS told
+  FROM canceled c;
+
+-- name: retry
+-- failed | canceled | lost -> queued, by a person: the same job with a fresh budget.
+WITH again AS (
+    UPDATE dl_jobs
+       SET status = 'queued', place = 'ready', attempt = 0, cancel_requested = false, available_at = clock_timestamp(),
+           error = NULL, traceback = NULL, result = NULL, progress = '{}', started_at = NULL, finished_at = NULL,
+           heartbeat_at = NULL
+     WHERE job_id = %(job_id)s::uuid AND status::text IN ('failed', 'canceled', 'lost')
+    RETURNING job_id, queue
+), journal AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'requeue',
+           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
+      FROM again
+)
+SELECT job_id FROM again;
+
+-- name: get
+SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key, priority, available_at, status::text,
+       attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, progress::text, error,
+       producer, consumer_group, created_at, started_at, finished_at, run_id, worker, result::text, traceback
+  FROM dl_jobs
+ WHERE job_id = %(job_id)s::uuid;
+
+-- name: jobs
+SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key, priority, available_at, status::text,
+       attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, progress::text, error,
+       producer, consumer_group, created_at, started_at, finished_at, run_id, worker, result::text, traceback
+  FROM dl_jobs
+ WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+   AND (%(task)s::text IS NULL OR task = %(task)s::text)
+   AND (%(status)s::dl_status IS NULL OR status = %(status)s::dl_status)
+ ORDER BY created_at DESC, job_id DESC
+ LIMIT %(limit)s::int;
+
+-- name: events
+SELECT event_id, job_id, queue, ts, kind, payload::text
+  FROM dl_job_events
+ WHERE job_id = %(job_id)s::uuid
+ ORDER BY event_id
+ LIMIT %(limit)s::int;
+
+-- name: counts
+SELECT queue, status::text, count(*) FROM dl_jobs GROUP BY queue, status;
+
+-- name: oldest_ready
+-- By queue: since how many seconds has its longest waiting ready job been due?
+SELECT queue, extract(epoch FROM clock_timestamp() - min(greatest(created_at, available_at)))::float8
+  FROM dl_jobs
+ WHERE status = 'queued' AND place = 'ready'
+ GROUP BY queue;
+
+-- name: register_worker
+INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)
+VALUES (%(worker_id)s::uuid, %(name)s::text, %(version)s::text, %(queues)s::text[], %(tasks)s::text[], %(threads)s::int,
+        %(heartbeat_sec)s::float8)
+    ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp();
+
+-- name: forget_worker
+-- This one, and any that has not been seen for a day.
+DELETE FROM dl_workers
+ WHERE worker_id = %(worker_id)s::uuid OR seen_at < clock_timestamp() - interval '1 day';
+
+-- name: workers
+SELECT worker_id, name, version, queues, tasks, threads, started_at, seen_at,
+       seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec) AS alive
+  FROM dl_workers
+ ORDER BY started_at;
+
+-- name: ping
+SELECT 1;
+
+-- name: schema_version
+SELECT version, fingerprint FROM dl_schema ORDER BY version DESC, applied_at DESC LIMIT 1;

@@ -1,0 +1,36 @@
+"""psycopg2's errors turned into ours, at the border."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg2
+
+from app.errors import DatabaseUnavailable, InvalidJob, SchemaMissing, SchemaOutdated
+
+_MISSING = {"42P01", "42704", "3F000"}  # no such table, type or schema
+_OUTDATED = {"42703", "42883"}  # no such column or function
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise our error in place of psycopg2's, `from` the original."""
+    try:
+        yield
+    except psycopg2.Error as error:
+        code = error.pgcode or ""
+        told = (error.diag.message_primary or str(error) or type(error).__name__).strip()
+        if code in _MISSING:
+            raise SchemaMissing(f"{told}; `dataloader migrate` creates the queue's tables") from error
+        if code in _OUTDATED:
+            raise SchemaOutdated(f"{told}; `dataloader migrate` brings the queue's tables up to date") from error
+        if isinstance(error, psycopg2.DataError) or code.startswith("23"):
+            raise InvalidJob(f"PostgreSQL refused a value: {told}") from error
+        if isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError) or code.startswith(
+            ("08", "25", "40", "53", "55", "57", "58")
+        ):
+            raise DatabaseUnavailable(told) from error
+        if isinstance(error, psycopg2.DatabaseError) and not code:
+            raise DatabaseUnavailable(told) from error  # the connection broke in the middle of an answer
+        raise

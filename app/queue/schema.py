@@ -1,0 +1,180 @@
+"""Apply schema.sql, and tell whether the tables are what this version works with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+from psycopg2 import sql
+
+from app.errors import SchemaMissing, SchemaOutdated, SchemaTooNew
+from app.queue.refusals import translated
+
+SCHEMA_VERSION = 1  # grows with each change of schema.sql that a running older version would notice
+
+_ONE_AT_A_TIME = 1684828528  # advisory lock: two migrations of one database
+_OLDEST_SERVER = 150000
+
+
+@dataclass(frozen=True)
+class Migration:
+    """What `migrate` found and did."""
+
+    schema: str
+    found: int | None  # the version that was there; 0: tables from before versions; None: nothing
+    now: int
+    steps: tuple[str, ...]  # empty: nothing was to be done
+
+
+def schema_text() -> str:
+    here = Path(__file__).resolve()
+    for place in (here.parents[2] / "schema.sql", here.parent / "schema.sql"):
+        if place.exists():
+            return place.read_text(encoding="utf-8")
+    raise FileNotFoundError("schema.sql is missing from this installation")
+
+
+def migrate(dsn: str, schema: str = "public", *, connect_timeout: float = 5.0, lock_timeout_sec: float = 30.0) -> Migration:
+    """Bring the queue's tables to this version: all of it in one transaction, or nothing. Refuses a newer database."""
+    text = schema_text()
+    fingerprint = hashlib.sha256(text.encode()).hexdigest()
+    with translated(), _cursor(dsn, connect_timeout) as cursor:
+        _require_server(cursor)
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_ONE_AT_A_TIME,))
+        found = _version(cursor, schema)
+        if found is not None and found[0] > SCHEMA_VERSION:
+            raise SchemaTooNew(_too_new(schema, found[0]))
+        if found == (SCHEMA_VERSION, fingerprint):
+            return Migration(schema, SCHEMA_VERSION, SCHEMA_VERSION, ())
+        before = _objects(cursor, schema)
+        name = sql.Identifier(schema)
+        cursor.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{lock_timeout_sec}s")))
+        if not before and not _exists(cursor, schema):
+            cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
+        cursor.execute(sql.SQL("SET LOCAL search_path TO {}").format(name))
+        cursor.execute("SET LOCAL client_min_messages = warning")
+        cursor.execute(text)
+        cursor.execute(
+            "INSERT INTO dl_schema (version, fingerprint) VALUES (%s, %s)",
+            (SCHEMA_VERSION, fingerprint),
+        )
+        after = _objects(cursor, schema)
+        return Migration(schema, _found_version(found, before), SCHEMA_VERSION, _steps(before, after))
+
+
+def check(dsn: str, schema: str = "public", *, connect_timeout: float = 5.0) -> None:
+    """Raise SchemaMissing, SchemaOutdated or SchemaTooNew if this version cannot work with the tables."""
+    with translated(), _cursor(dsn, connect_timeout) as cursor:
+        judge(_version(cursor, schema), schema, tables=bool(_objects(cursor, schema)))
+
+
+def judge(found: tuple[int, str] | None, schema: str, *, tables: bool) -> None:
+    if found is None and not tables:
+        raise SchemaMissing(f"schema {schema!r} holds no queue; `dataloader migrate` creates its tables")
+    if found is None or found[0] < SCHEMA_VERSION:
+        version = 0 if found is None else found[0]
+        raise SchemaOutdated(
+            f"the tables in schema {schema!r} are of version {version}, this dataloader needs {SCHEMA_VERSION}; "
+            "run `dataloader migrate`"
+        )
+    if found[0] > SCHEMA_VERSION:
+        raise SchemaTooNew(_too_new(schema, found[0]))
+
+
+def _too_new(schema: str, version: int) -> str:
+    return (
+        f"the tables in schema {schema!r} are of version {version}, newer than the {SCHEMA_VERSION} of this dataloader; "
+        "upgrade dataloader instead"
+    )
+
+
+@contextmanager
+def _cursor(dsn: str, connect_timeout: float) -> Iterator[Any]:
+    connection = psycopg2.connect(dsn, connect_timeout=max(2, int(connect_timeout)), application_name="dataloader-migrate")
+    try:
+        with connection, connection.cursor() as cursor:
+            yield cursor
+    finally:
+        connection.close()
+
+
+def _require_server(cursor: Any) -> None:
+    number = cursor.connection.server_version
+    if number < _OLDEST_SERVER:
+        raise SchemaOutdated(f"the server is PostgreSQL {number // 10000}; dataloader needs 15 or newer")
+
+
+def _exists(cursor: Any, schema: str) -> bool:
+    cursor.execute("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", (schema,))
+    return bool(cursor.fetchone()[0])
+
+
+def _version(cursor: Any, schema: str) -> tuple[int, str] | None:
+    table = sql.Identifier(schema, "dl_schema")
+    cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (table.as_string(cursor),))
+    if not cursor.fetchone()[0]:
+        return None
+    cursor.execute(
+        sql.SQL("SELECT version, fingerprint FROM {} ORDER BY version DESC, applied_at DESC LIMIT 1").format(table)
+    )
+    row = cursor.fetchone()
+    return None if row is None else (row[0], row[1])
+
+
+def _objects(cursor: Any, schema: str) -> dict[str, str]:
+    """Everything of ours in the schema, with a text that changes when it changes."""
+    cursor.execute(
+        r"""
+        SELECT kind, name, form FROM (
+            SELECT 'column' AS kind, c.relname || '.' || a.attname AS name, format_type(a.atttypid, a.atttypmod) AS form
+              FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+             WHERE c.relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND c.relkind IN ('r', 'p')
+               AND a.attnum > 0 AND NOT a.attisdropped AND c.relname LIKE 'dl\_%%'
+            UNION ALL
+            SELECT 'index', i.relname, pg_get_indexdef(i.oid)
+              FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class c ON c.oid = x.indrelid
+             WHERE c.relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND c.relname LIKE 'dl\_%%'
+            UNION ALL
+            SELECT 'trigger', t.tgname, pg_get_triggerdef(t.oid)
+              FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+             WHERE c.relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND NOT t.tgisinternal
+               AND c.relname LIKE 'dl\_%%'
+            UNION ALL
+            SELECT 'function', p.proname, p.prosrc
+              FROM pg_proc p
+             WHERE p.pronamespace = to_regnamespace(quote_ident(%(schema)s)) AND p.proname LIKE 'dl\_%%'
+        ) all_of_it
+        """,
+        {"schema": schema},
+    )
+    return {f"{kind} {name}": form for kind, name, form in cursor.fetchall()}
+
+
+def _found_version(found: tuple[int, str] | None, before: dict[str, str]) -> int | None:
+    if found is not None:
+        return found[0]
+    return 0 if before else None
+
+
+def _steps(before: dict[str, str], after: dict[str, str]) -> tuple[str, ...]:
+    tables_before = {name.split(" ")[1].split(".")[0] for name in before if name.startswith("column ")}
+    steps = []
+    for name, form in after.items():
+        kind, _, object_name = name.partition(" ")
+        table = object_name.split(".")[0]
+        if kind == "column" and table not in tables_before:
+            step = f"created table {table}"
+        elif name not in before:
+            step = f"added {name}"
+        elif before[name] != form:
+            step = f"changed {name}"
+        else:
+            continue
+        if step not in steps:
+            steps.append(step)
+    return tuple(steps) or ("applied settings",)

@@ -1,0 +1,223 @@
+"""A connection of one's own: the worker's claims, settlements, heartbeats, session locks and LISTEN go over these.
+
+The connection is opened in psycopg2's asynchronous mode and waited for here, with a deadline on every wait. A blocking
+call into libpq cannot be given one: with the network silent, a thread was still in it after all timeouts of the server.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+import psycopg2
+from psycopg2 import extensions as ext
+
+from app.errors import DatabaseUnavailable
+from app.queue.refusals import translated
+from app.queue.statements import Statement, statements
+
+Row = tuple[Any, ...]
+
+_WRITABLE = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool"
+
+# A plan is made once and kept. Made while the table was small it would scan it; these leave the indexes to choose from.
+_PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
+
+
+class Wire:
+    """One asynchronous connection and the waiting for it. Not for two threads at once."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    @property
+    def fileno(self) -> int:
+        return cast(int, self._connection.fileno())
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._connection.closed)
+
+    def ask(self, sql: str, parameters: Mapping[str, Any] | None, timeout: float) -> list[Row]:
+        """Send one message and wait for its last answer; raises psycopg2's errors, and closes on a time-out."""
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(sql, parameters)
+            self._wait(time.monotonic() + timeout)
+            return cursor.fetchall() if cursor.description else []
+        finally:
+            cursor.close()
+
+    def notifications(self) -> list[tuple[str, str]]:
+        """What LISTEN has brought: (channel, payload). Never waits."""
+        self._connection.poll()
+        heard = [(notify.channel, notify.payload) for notify in self._connection.notifies]
+        self._connection.notifies.clear()
+        return heard
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _wait(self, deadline: float) -> None:
+        try:
+            _drive(self._connection, deadline)
+        except BaseException:
+            # Half an answer may still be on its way: nobody may use this connection again.
+            if self._connection.isexecuting():
+                self._connection.close()
+            raise
+
+
+def connect(dsn: str, *, name: str, timeout: float) -> Any:
+    """Open an asynchronous connection. Try the DSN's hosts in turn, each with the whole time-out, for libpq would stay with a silent first."""
+    last: Exception | None = None
+    for host in _hosts(dsn):
+        try:
+            connection = psycopg2.connect(
+                ext.make_dsn(
+                    dsn,
+                    **host,
+                    application_name=name,
+                    keepalives_idle=10,
+                    keepalives_interval=5,
+                    keepalives_count=3,
+                    tcp_user_timeout=int(timeout * 2000),
+                ),
+                async_=True,
+            )
+            _drive(connection, time.monotonic() + timeout)
+        except psycopg2.Error as error:
+            last = error
+        else:
+            return connection
+    assert last is not None  # noqa: S101 - a DSN names at least one host, if only by default
+    raise last
+
+
+def _hosts(dsn: str) -> list[dict[str, str]]:
+    given = ext.parse_dsn(dsn)
+    names = {key: given[key].split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
+    most = max((len(values) for values in names.values()), default=1)
+    return [{key: values[n if len(values) > 1 else 0] for key, values in names.items()} for n in range(most)]
+
+
+def _drive(connection: Any, deadline: float) -> None:
+    """Do what libpq asks for until it is done. `poll`, for `select` knows no descriptor above 1023."""
+    while (state := connection.poll()) != ext.POLL_OK:
+        waiter = select.poll()
+        waiter.register(connection.fileno(), select.POLLIN if state == ext.POLL_READ else select.POLLOUT)
+        left = deadline - time.monotonic()
+        if left <= 0 or not waiter.poll(left * 1000):
+            connection.close()
+            raise psycopg2.OperationalError("the server did not answer in time")
+
+
+class Session:
+    """A long-lived connection that opens itself again: each question either is answered or raises.
+
+    May be used by several threads; one asks at a time. `generation` grows with each new connection, so that its owner
+    can tell that locks and LISTENs of the former one are gone.
+    """
+
+    def __init__(
+        self, dsn: str, *, name: str, schema: str = "public", connect_timeout: float = 5.0, command_timeout: float = 30.0
+    ) -> None:
+        self.schema = schema
+        self.generation = 0  # written under the lock; read by anyone
+        self.lock = threading.RLock()
+        self._dsn, self._name = dsn, name
+        self._connect_timeout, self._command_timeout = connect_timeout, command_timeout
+        self._statements = statements(schema)
+        self._wire: Wire | None = None
+        self._prepared: set[str] = set()
+
+    def ask(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
+        """Run a named statement as one message: all of it takes effect, or none."""
+        statement = self._statements[name]
+        with self.lock, translated():
+            wire = self._open()
+            try:
+                if name not in self._prepared:
+                    self._prepare(wire, statement)
+                return wire.ask(statement.execute, parameters or {}, self._command_timeout)
+            except psycopg2.Error as error:
+                self._drop_if_broken(wire, error)
+                raise
+
+    def command(self, sql: str) -> list[Row]:
+        """Run a command that is about the connection itself, such as LISTEN."""
+        with self.lock, translated():
+            wire = self._open()
+            try:
+                return wire.ask(sql, None, self._command_timeout)
+            except psycopg2.Error as error:
+                self._drop_if_broken(wire, error)
+                raise
+
+    @property
+    def connected(self) -> bool:
+        wire = self._wire
+        return wire is not None and not wire.closed
+
+    def notifications(self) -> list[tuple[str, str]]:
+        with self.lock, translated():
+            if self._wire is None:
+                raise DatabaseUnavailable("not connected")
+            try:
+                return self._wire.notifications()
+            except psycopg2.Error:
+                self.close()
+                raise
+
+    def fileno(self) -> int | None:
+        """What to wait on for notifications; None while there is no connection."""
+        wire = self._wire
+        return None if wire is None or wire.closed else wire.fileno
+
+    def cut(self) -> None:
+        """Shut the socket from another thread, and thereby wake whoever waits for the server."""
+        number = self.fileno()
+        if number is not None:
+            with socket.socket(fileno=socket.dup(number)) as other:
+                other.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self.lock:
+            if self._wire is not None:
+                self._wire.close()
+                self._wire = None
+
+    def _open(self) -> Wire:
+        if self._wire is not None and not self._wire.closed:
+            return self._wire
+        wire = Wire(connect(self._dsn, name=self._name, timeout=self._connect_timeout))
+        try:
+            wire.ask(
+                f"SET statement_timeout = {int(self._command_timeout * 1000)}; {_PLANS};"
+                "SET client_min_messages = error; SET timezone = 'UTC'",
+                None,
+                self._connect_timeout,
+            )
+            if wire.ask(_WRITABLE, None, self._connect_timeout)[0][0]:
+                raise psycopg2.OperationalError("the server takes no writes: it is a standby")
+        except BaseException:
+            wire.close()
+            raise
+        self._wire, self._prepared = wire, set()
+        self.generation += 1
+        return wire
+
+    def _prepare(self, wire: Wire, statement: Statement) -> None:
+        wire.ask(statement.prepare, None, self._command_timeout)
+        self._prepared.add(statement.name)
+
+    def _drop_if_broken(self, wire: Wire, error: psycopg2.Error) -> None:
+        # 25006: read-only, after a failover. 0A000, 26000, 42P05: a plan or a prepared statement is out of date.
+        stale = error.pgcode in ("25006", "0A000", "26000", "42P05") or (error.pgcode or "").startswith(("57P", "08"))
+        if wire.closed or stale:
+            wire.close()
+            self._wire = None

@@ -1,0 +1,117 @@
+"""Python values on their way into SQL: what PostgreSQL cannot hold is refused, or cleaned, before it is sent.
+
+Callers' requests are refused (`checked_json`, `checked_text`). What pipelines report is cleaned (`clean_json`,
+`clean_text`), so that a run that has ended can always be written down.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from app.errors import InvalidJob
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_DEEPEST = 200
+_LARGEST = 10**300  # what both a jsonb number and Python's own limit on digits bear with ease
+
+
+def array(values: Iterable[Any]) -> str:
+    """A PostgreSQL array literal. The server gives it the parameter's type."""
+    return "{" + ",".join(map(_element, values)) + "}"
+
+
+def _element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value)
+
+
+def checked_text(name: str, value: str) -> str:
+    if _UNSTORABLE.search(value):
+        raise InvalidJob(f"{name} holds a NUL character or half a surrogate pair, which PostgreSQL cannot keep")
+    return value
+
+
+def checked_json(name: str, value: Any) -> str:
+    try:
+        _check(value, 0)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidJob(f"{name} is not JSON that PostgreSQL can keep: {error}") from error
+    return text
+
+
+def _check(value: Any, depth: int) -> None:
+    if depth > _DEEPEST:
+        raise ValueError(f"nested deeper than {_DEEPEST}")
+    match value:
+        case str():
+            if _UNSTORABLE.search(value):
+                raise ValueError("a text holds a NUL character or half a surrogate pair")
+        case bool() | None:
+            pass
+        case int():
+            if abs(value) > _LARGEST:
+                raise ValueError("an integer has more than 300 digits")
+        case Mapping():
+            for key, inner in value.items():
+                if not isinstance(key, str):
+                    raise TypeError(f"the key {key!r} is not a text")
+                _check(key, depth)
+                _check(inner, depth + 1)
+        case list() | tuple():
+            for inner in value:
+                _check(inner, depth + 1)
+
+
+def clean_text(value: str, most: int) -> str:
+    """Without what PostgreSQL cannot keep, and no longer than `most`: of too long a text the two ends."""
+    if len(value) > most:
+        half = (most - 40) // 2
+        value = f"{value[:half]}\n… {len(value) - 2 * half} characters left out …\n{value[-half:]}"
+    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+
+
+def clean_json(value: Any, most: int) -> str:
+    """The value as JSON; where it is too large, an object that says so."""
+    try:
+        text = json.dumps(_clean(value, 0), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except Exception as error:  # an object whose own methods fail: say so rather than lose the run's end
+        return json.dumps({"$dropped": f"not JSON: {type(error).__name__}"})
+    size = len(text.encode())
+    if size > most:
+        return json.dumps({"$dropped": f"{size} bytes of JSON; at most {most} are kept"})
+    return text
+
+
+def _clean(value: Any, depth: int) -> Any:
+    if depth > _DEEPEST:
+        return "… nested too deep …"
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", str(value))
+        case int():
+            return int(value) if abs(value) <= _LARGEST else "… an integer of more than 300 digits …"
+        case float():
+            return float(value) if math.isfinite(value) else str(value)
+        case Mapping():
+            return {_clean(str(key), depth): _clean(inner, depth + 1) for key, inner in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_clean(inner, depth + 1) for inner in value]
+        case datetime() | date():
+            return value.isoformat()
+        case Decimal() | UUID():
+            return str(value)
+        case _:
+            return clean_text(repr(value), 1000)
