@@ -61,6 +61,7 @@ Identifier = Annotated[str, BeforeValidator(values.identifier)]
 FileName = Annotated[str, BeforeValidator(values.file_name)]
 Packages = Annotated[tuple[str, ...], BeforeValidator(values.packages)]
 Workers = Annotated[tuple[QueueWorkers, ...], BeforeValidator(values.queue_workers)]
+AnyText = Annotated[bool, BeforeValidator(bool)]
 Rotating = Annotated[Rotation, BeforeValidator(values.rotation)]
 
 
@@ -255,6 +256,10 @@ class Settings(BaseSettings):
         Group.LOGS, "AUDIT_LOG_FILE_NAME", "audit.log", "The name of that file.", "a file name"
     )
     debug: bool = _switch(Group.LOGS, "DEBUG", False, "Whether the log also tells what only a developer wants to know.")
+
+    no_color: AnyText = _knob(
+        Group.LOGS, "NO_COLOR", False, "With any text in it nothing is coloured.", "any text, or nothing"
+    )
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
     _warnings: tuple[str, ...] = PrivateAttr(default=())

@@ -1,0 +1,28 @@
+"""Logging: set up once by the process, spoken to everywhere.
+
+    speaking.py   get(name).info("event", field=…), bound(…), metric(…), audit(…), the events that alerts rely on
+    masking.py    what must not be seen in any line
+    lines.py      one record as one line: JSON for programs, text for people
+    files.py      a file that is put aside in time, shared by processes, and never in a job's way
+    setup.py      LogOptions and set_up: handlers on, handlers off
+
+A library or an embedding process that never calls `set_up` gets ordinary records of the standard library.
+"""
+
+from app.log.masking import mask
+from app.log.setup import LogOptions, set_up, tear_down
+from app.log.speaking import Alert, Log, audit, bound, bound_fields, get, metric
+
+__all__ = [
+    "Alert",
+    "Log",
+    "LogOptions",
+    "audit",
+    "bound",
+    "bound_fields",
+    "get",
+    "mask",
+    "metric",
+    "set_up",
+    "tear_down",
+]

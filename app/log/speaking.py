@@ -1,0 +1,91 @@
+"""How the rest of the program speaks: an event, and its facts as fields."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+METRIC_LOGGER = "dataloader.metric"
+AUDIT_LOGGER = "dataloader.audit"
+
+# Each thread begins with nothing bound; what it binds, it binds for itself.
+_BOUND: ContextVar[Mapping[str, Any]] = ContextVar("bound log fields", default=MappingProxyType({}))
+
+
+class Alert(StrEnum):
+    """Events that people's alerts are built on: their names stay as they are."""
+
+    CLAIM_BACKOFF = "worker.claim.backoff"
+    COMPLETE_FAILED = "worker.complete.failed"
+    REAPER_REQUEUED = "reaper.requeued"
+    API_ERROR = "api.error"
+
+
+@contextmanager
+def bound(**fields: Any) -> Iterator[None]:
+    """Add these fields to all that this thread says within."""
+    before = _BOUND.set(MappingProxyType({**_BOUND.get(), **fields}))
+    try:
+        yield
+    finally:
+        _BOUND.reset(before)
+
+
+def bound_fields() -> dict[str, Any]:
+    """What is bound now, to be bound again in another thread or process."""
+    return dict(_BOUND.get())
+
+
+class Log:
+    """The voice of one module: `log.info("reaper.requeued", count=3)`."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        self._say(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        self._say(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        self._say(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: Any) -> None:
+        self._say(logging.ERROR, event, fields)
+
+    def exception(self, event: str, /, **fields: Any) -> None:
+        """An error with the traceback of the exception that is being handled."""
+        self._say(logging.ERROR, event, fields, exc_info=True)
+
+    def _say(self, level: int, event: str, fields: Mapping[str, Any], *, exc_info: bool = False) -> None:
+        if self._logger.isEnabledFor(level):
+            # An event is said as it is: a percent sign in it is no placeholder, as there are no arguments.
+            self._logger.log(level, str(event), extra={"fields": fields}, exc_info=exc_info)
+
+
+def get(name: str) -> Log:
+    return Log(logging.getLogger(name))
+
+
+def metric(event: str, /, **fields: Any) -> None:
+    """A line of the metrics file. Said to nobody when there is no such file."""
+    get(METRIC_LOGGER).info(event, **fields)
+
+
+def audit(event: str, /, **fields: Any) -> None:
+    """A line of the audit file: what was done, and by whom. Said to nobody when there is no such file."""
+    get(AUDIT_LOGGER).info(event, **fields)
+
+
+class AddBound(logging.Filter):
+    """Puts the bound fields on a record while still in the thread that said it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.bound = bound_fields()
+        return True
