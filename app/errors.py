@@ -95,13 +95,6 @@ class NotRetryable(DataloaderError):
         self.status = status
 
 
-class NotRetryable(DataloaderError):
-    def __init__(self, job_id: UUID, status: str) -> None:
-        super().__init__(f"job {job_id} is {status}; only a failed, canceled or lost job can be retried")
-        self.job_id = job_id
-        self.status = status
-
-
 class InvalidJob(DataloaderError):
     """PostgreSQL refused a value; the message says which."""
 
