@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -111,7 +111,7 @@ class Request:
     def body(self) -> dict[str, Any]:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if self.available_at is not None:
-            given["available_at"] = self.available_at.isoformat()
+            given["available_at"] = self.available_at.astimezone(UTC).isoformat()
         return given
 
 
@@ -287,6 +287,8 @@ class Client:
                 connection.request(method, self._address.path + path, data, headers)
                 answer = connection.getresponse()
                 text = answer.read(MAX_ANSWER_BYTES)
+                if answer.length:  # a read with a limit does not say when the answer breaks off
+                    raise http.client.IncompleteRead(text, answer.length)
             except (OSError, http.client.HTTPException) as error:
                 raise ServiceUnavailable(f"no answer from {self.url}: {_why(error)}", sent=True) from error
         finally:

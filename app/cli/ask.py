@@ -56,7 +56,7 @@ def retry(service: Service, *, job_id: UUID) -> None:
 @click.option("--queue", help="Only jobs of this queue.")
 @click.option("--status", "with_status", type=click.Choice([s.value for s in Status]), help="Only jobs in this status.")
 @click.option("--task", help="Only jobs of this task.")
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="At most this many.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most this many.")
 @asks_service
 def jobs(service: Service, *, queue: str | None, with_status: str | None, task: str | None, limit: int) -> None:
     """List jobs, newest first: a table on a terminal, whole aligned lines in a pipe."""

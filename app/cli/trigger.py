@@ -54,11 +54,11 @@ def parse_moment(told: str) -> datetime:
             parts = re.findall(r"(\d+)\s*([smhd])", span[1].lower())
             return datetime.now(UTC) + sum((int(count) * UNITS[unit] for count, unit in parts), timedelta())
         at = datetime.fromisoformat(told.strip())
+        if at.tzinfo is not None:
+            return at.astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError(f'{told!r} is no time; write 2026-11-21T06:00:00+03:00, or "in 5m"') from None
-    if at.tzinfo is None:
-        raise ValueError(f"{told!r} has no zone; write it with one, such as {at.isoformat()}+03:00")
-    return at
+    raise ValueError(f"{told!r} has no zone; write it with one, such as {at.isoformat()}+03:00")
 
 
 @click.command(short_help="Put a job into the queue.")
