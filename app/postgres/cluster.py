@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class Postmaster:
 @dataclass(frozen=True)
 class Cluster:
     folder: Path
+    account: Account
 
     @property
     def exists(self) -> bool:
@@ -61,32 +62,32 @@ class Cluster:
                 f"{self.folder}/PG_VERSION does not tell a version ({error}); restore the folder or move it away"
             ) from error
 
-    def make(self, binaries: Binaries, account: Account, *, sync: bool) -> None:
+    def make(self, binaries: Binaries, *, sync: bool) -> None:
         """Run initdb in a sibling folder and rename, so that a half-made cluster is never taken for one."""
         for left_behind in self.folder.parent.glob(f"{self.folder.name}.new-*"):
             shutil.rmtree(left_behind)
         staging = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}.new-", dir=self.folder.parent))
-        account.give(staging)
+        self.account.give(staging)
         locale = "C" if sys.platform == "darwin" else "C.UTF-8"
         argv: list[str | Path] = [binaries.program("initdb"), "-D", staging, "-U", USER, "-A", "trust", "-E", "UTF8"]
         argv += [f"--locale={locale}", "--no-instructions"]
         if not sync:
             argv.append("--no-sync")
-        done = account.run(argv, timeout_sec=INITDB_TIMEOUT_SEC)
+        done = self.account.run(argv, timeout_sec=INITDB_TIMEOUT_SEC)
         if done.returncode != 0:
             shutil.rmtree(staging)
             raise EmbeddedServerError(
-                f"initdb of {binaries} failed in {self.folder.parent} as {account.name}; "
+                f"initdb of {binaries} failed in {self.folder.parent} as {self.account.name}; "
                 f"mend what it says, then start again:\n{last_lines(done.stderr or done.stdout)}"
             )
         staging.rename(self.folder)
 
     def postmaster(self) -> Postmaster | None:
         """The server that holds this cluster now. A pid file alone proves nothing: its pid may be another's by now."""
-        found = self._pid_file()
-        return found if found is not None and _is_postmaster(found.pid, self.folder) else None
+        found = self.pid_file()
+        return found if found is not None and self._works_here(found.pid) else None
 
-    def _pid_file(self) -> Postmaster | None:
+    def pid_file(self) -> Postmaster | None:
         try:
             lines = (self.folder / "postmaster.pid").read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
@@ -97,11 +98,26 @@ class Cluster:
 
     def orphans(self) -> list[int]:
         """Processes of a postmaster that was killed; until they are gone nobody may open the cluster."""
-        return [pid for pid in _all_pids() if _works_in(pid, self.folder)]
+        return [pid for pid in _pids_of(self.account.uid) if self._works_here(pid)]
+
+    def _works_here(self, pid: int) -> bool:
+        """Every process of a PostgreSQL server has its data folder as working directory."""
+        folder = _working_folder(pid, self.account)
+        if folder is None:  # no /proc, or no leave to look: then the name has to do
+            told = subprocess.run(
+                ["/bin/ps", "-p", str(pid), "-o", "comm="], capture_output=True, text=True, check=False
+            )
+            return "postgres" in told.stdout
+        return folder == str(self.folder)
 
     def clear_leftovers(self, socket_folder: Path) -> None:
-        """Remove what a killed server left, when its pid belongs to someone else now. Ask only when nobody runs."""
-        (self.folder / "postmaster.pid").unlink(missing_ok=True)
+        """Remove the locks of a killed server whose pid belongs to someone else now. Ask only when nobody runs.
+
+        PostgreSQL removes its locks itself when their pid is nobody's, and looks closer than we do before it does.
+        """
+        found = self.pid_file()
+        if found is not None and not _is_nobodys(found.pid):
+            (self.folder / "postmaster.pid").unlink()
         for name in (SOCKET, f"{SOCKET}.lock"):
             (socket_folder / name).unlink(missing_ok=True)
 
@@ -145,24 +161,41 @@ def _exactly(line: socket.socket, size: int) -> bytes:
     return received
 
 
-def _is_postmaster(pid: int, folder: Path) -> bool:
-    if Path("/proc/self/cwd").exists():
-        return _works_in(pid, folder)
-    told = subprocess.run(["/bin/ps", "-p", str(pid), "-o", "comm="], capture_output=True, text=True, check=False)
-    return "postgres" in told.stdout
-
-
-def _works_in(pid: int, folder: Path) -> bool:
-    """Every process of a PostgreSQL server has its data folder as working directory."""
+def _working_folder(pid: int, account: Account) -> str | None:
+    """None: this system does not tell. Empty: nobody's."""
+    path = Path(f"/proc/{pid}/cwd")
+    if not Path("/proc/self/cwd").exists():
+        return None
     try:
-        return os.readlink(f"/proc/{pid}/cwd") == str(folder)
-    except OSError:
+        return os.readlink(path)
+    except FileNotFoundError:
+        return ""
+    except PermissionError:
+        if not account.lent:
+            return ""  # another account's, so none of ours
+    # In a container even root may not look into the processes of others; the account may look into its own.
+    told = account.run(["readlink", path], timeout_sec=10)
+    return told.stdout.strip() or ("" if told.returncode == 1 else None)
+
+
+def _is_nobodys(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
         return False
+    return False
 
 
-def _all_pids() -> list[int]:
+def _pids_of(uid: int) -> Iterator[int]:
     proc = Path("/proc")
-    return [int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()] if proc.exists() else []
+    for entry in proc.iterdir() if proc.exists() else ():
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                yield int(entry.name)
+        except FileNotFoundError:  # it ended while we looked
+            continue
 
 
 def options(settings: Mapping[str, str]) -> list[str]:

@@ -36,12 +36,19 @@ OURS = {
 
 @dataclass(frozen=True)
 class _Running:
-    place: Path
-    account: Account
+    cluster: Cluster
     binaries: Binaries
     socket_folder: Path
     share: Share
     by: int  # the pid that asked: a forked child inherits this object, but not the share
+
+    @property
+    def place(self) -> Path:
+        return self.cluster.folder.parent
+
+    @property
+    def account(self) -> Account:
+        return self.cluster.account
 
 
 class EmbeddedServer:
@@ -60,11 +67,11 @@ class EmbeddedServer:
         settings: Mapping[str, str] | None = None,
         elsewhere: Path = Path("/var/lib/dataloader"),
     ) -> None:
-        self._data_dir = Path(os.path.abspath(data_dir))
+        self._data_dir = data_dir.resolve()
         self._choice = binaries
         self._settings = {**OURS, **(settings or {})}
         # Where root keeps the cluster when the account that runs it cannot reach the data folder.
-        self._elsewhere = elsewhere
+        self._elsewhere = elsewhere.resolve()
         self._running: _Running | None = None
 
     def start(self) -> str:
@@ -108,7 +115,7 @@ class EmbeddedServer:
     @property
     def pid(self) -> int | None:
         """The server's main process; None when it has died."""
-        postmaster = Cluster(self._now().place / "cluster").postmaster()
+        postmaster = self._now().cluster.postmaster()
         return postmaster.pid if postmaster else None
 
     @property
@@ -141,15 +148,15 @@ class EmbeddedServer:
             self._data_dir.chmod(0o755 if os.geteuid() == 0 else 0o700)
         with turn(self._data_dir / "turn.lock", patience_sec=PATIENCE_SEC):
             place, account = self._settle()
-            cluster = Cluster(place / "cluster")
+            cluster = Cluster(place / "cluster", account)
             binaries = choose(self._choice, account=account, place=place, major=cluster.major)
             share = Share(self._data_dir / "sharers.lock")
             try:
-                socket_folder = self._run(cluster, binaries, account)
+                socket_folder = self._run(cluster, binaries)
             except BaseException:
                 share.give_up()
                 raise
-            return _Running(place, account, binaries, socket_folder, share, os.getpid())
+            return _Running(cluster, binaries, socket_folder, share, os.getpid())
 
     def _settle(self) -> tuple[Path, Account]:
         """Where the cluster is, and whose: in the data folder, unless root's account cannot get there."""
@@ -184,24 +191,26 @@ class EmbeddedServer:
             )
         return place
 
-    def _run(self, cluster: Cluster, binaries: Binaries, account: Account) -> Path:
+    def _run(self, cluster: Cluster, binaries: Binaries) -> Path:
         """See that a server runs on the cluster, and tell the folder of its socket."""
         if not cluster.exists:
-            cluster.make(binaries, account, sync=self._settings.get("fsync") != "off")
+            cluster.make(binaries, sync=self._settings.get("fsync") != "off")
         deadline = time.monotonic() + START_TIMEOUT_SEC
-        while (postmaster := cluster.postmaster()) is not None:
-            # Left behind by a killed process, or just recovering, or just stopping.
-            if answers(postmaster.socket_folder):
-                return postmaster.socket_folder
+        while (found := cluster.pid_file()) is not None:
+            if answers(found.socket_folder):
+                return found.socket_folder  # another sharer's, or left behind by one that was killed
+            if cluster.postmaster() is None:
+                break
             if time.monotonic() > deadline:
                 raise EmbeddedServerError(
-                    f"the server with pid {postmaster.pid} holds {cluster.folder} but answers nobody; stop it with "
+                    f"the server with pid {found.pid} holds {cluster.folder} but answers nobody; stop it with "
                     f"`{binaries.program('pg_ctl')} stop -m immediate -D {cluster.folder}` and start again"
                 )
             time.sleep(0.02)
-        return self._launch(cluster, binaries, account, deadline)
+        return self._launch(cluster, binaries, deadline)
 
-    def _launch(self, cluster: Cluster, binaries: Binaries, account: Account, deadline: float) -> Path:
+    def _launch(self, cluster: Cluster, binaries: Binaries, deadline: float) -> Path:
+        account = cluster.account
         while cluster.orphans():
             if time.monotonic() > deadline:
                 pids = " ".join(map(str, cluster.orphans()))
@@ -217,7 +226,15 @@ class EmbeddedServer:
         said_before = log.stat().st_size
         settings = {"listen_addresses": "", "port": str(PORT), **self._settings}
         words = [*options(settings), "-k", str(socket_folder)]
-        argv = [binaries.program("pg_ctl"), "start", "-w", "-t", str(START_TIMEOUT_SEC), "-D", cluster.folder]
+        argv: list[str | Path] = [
+            binaries.program("pg_ctl"),
+            "start",
+            "-w",
+            "-t",
+            str(START_TIMEOUT_SEC),
+            "-D",
+            cluster.folder,
+        ]
         done = account.run([*argv, "-l", log, "-o", shlex.join(words)], timeout_sec=START_TIMEOUT_SEC + 30)
         if done.returncode != 0 or not answers(socket_folder):
             with log.open(encoding="utf-8", errors="replace") as file:
@@ -254,9 +271,10 @@ def _open_log(place: Path, account: Account) -> Path:
 
 
 def _end(running: _Running) -> None:
-    cluster = Cluster(running.place / "cluster")
+    cluster = running.cluster
     if cluster.postmaster() is not None:
-        argv = [running.binaries.program("pg_ctl"), "stop", "-w", "-t", str(STOP_TIMEOUT_SEC), "-D", cluster.folder]
+        argv: list[str | Path] = [running.binaries.program("pg_ctl"), "stop", "-w", "-t", str(STOP_TIMEOUT_SEC)]
+        argv += ["-D", cluster.folder]
         done = running.account.run([*argv, "-m", "fast"], timeout_sec=STOP_TIMEOUT_SEC + 30)
         if done.returncode != 0 and cluster.postmaster() is not None:
             # It recovers at the next start; a server that nobody uses must not stay behind.

@@ -1,4 +1,4 @@
-"""What tests have in common: waiting on a condition, real processes, databases. `tests/conftest.py` has the fixtures."""
+"""What tests have in common: waiting, real processes, databases. The fixtures are in `tests/conftest.py`."""
 
 from tests.support.databases import Databases
 from tests.support.private_server import PrivateServer

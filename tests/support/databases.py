@@ -38,7 +38,8 @@ class Databases:
                 admin.cursor().execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def dsn_of(self, database: str) -> str:
-        return make_dsn(**{**parse_dsn(self._server_dsn), "dbname": database})
+        dsn: str = make_dsn(**{**parse_dsn(self._server_dsn), "dbname": database})
+        return dsn
 
     def drop_template(self) -> None:
         with self._admin() as admin:
