@@ -1,0 +1,81 @@
+# Two commands: `make run` serves dataloader, `make test` tests it. Python 3.11 or newer and make are all they need.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHONS := python3.13 python3.12 python3.11 python3 python3.14 python
+CODE := app workers pipelines tests wsgi.py
+PROCESSES := 2
+# A pip of its own virtual environment has nothing to warn root about, and no newer version to tell of.
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-emit-package dataloader --custom-compile-command 'make lock' \
+	pyproject.toml --group build
+
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: help run test check lint format lock clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make run     serve the API, the workers and the dashboard at http://127.0.0.1:8081'
+	@echo 'make test    the whole test suite with coverage, on a real PostgreSQL'
+	@echo 'make check   what must pass before a push: lint, types, tests'
+	@echo 'make lint    ruff and mypy only;  make format  lets ruff mend what it can'
+	@echo 'make lock    the lock files anew from requirements.txt and pyproject.toml'
+	@echo 'make clean   away with everything that make made; jobs in .data stay'
+
+run: $(VENV)/.installed
+	@exec $(BIN)/python -m app serve
+
+test: $(VENV)/.installed-dev
+	@exec $(BIN)/python -m pytest -n $(PROCESSES) --cov --cov-report=term --cov-fail-under=95 $(TESTS)
+
+check: lint test
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: $(VENV)/.installed-dev
+	@$(LOCK) --extra embedded --output-file requirements.lock
+	@$(LOCK) --extra dev --constraint requirements.lock --output-file requirements-dev.lock
+
+clean:
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	find app workers pipelines tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps tell what is installed; the locks tell what should be.
+$(VENV)/.installed: requirements.lock pyproject.toml | $(BIN)/python
+	@echo 'Installing what requirements.lock names…'
+	@$(PIP) install --requirement requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.lock pyproject.toml | $(BIN)/python
+	@echo 'Installing what requirements-dev.lock names…'
+	@$(PIP) install --requirement requirements-dev.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $(VENV)/.installed $@
+
+# A name on PATH proves nothing (pyenv leaves shims that only fail), so each is asked to do what we need of it.
+$(BIN)/python:
+	@for python in $(PYTHON) $(PYTHONS); do \
+	  if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    echo "Making $(VENV) with $$("$$python" --version)…"; \
+	    rm -rf $(VENV); exec "$$python" -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo 'No Python of version 3.11 or newer that can make a virtual environment was found; tried:' >&2; \
+	for python in $(PYTHON) $(PYTHONS); do \
+	  if "$$python" -c '' >/dev/null 2>&1; then \
+	    missing=$$("$$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || echo ', without the venv module'); \
+	    echo "  $$python: $$("$$python" --version 2>&1)$$missing" >&2; \
+	  fi; \
+	done; \
+	echo 'Install one (Debian, Ubuntu: apt install python3 python3-venv), or name it: make run PYTHON=/path/to/python3' >&2; \
+	exit 1
