@@ -61,7 +61,6 @@ Identifier = Annotated[str, BeforeValidator(values.identifier)]
 FileName = Annotated[str, BeforeValidator(values.file_name)]
 Packages = Annotated[tuple[str, ...], BeforeValidator(values.packages)]
 Workers = Annotated[tuple[QueueWorkers, ...], BeforeValidator(values.queue_workers)]
-AnyText = Annotated[bool, BeforeValidator(bool)]
 Rotating = Annotated[Rotation, BeforeValidator(values.rotation)]
 
 
@@ -90,7 +89,7 @@ class Settings(BaseSettings):
         Group.APP,
         "ENVIRONMENT",
         "development",
-        "The name of this installation, shown by /info and in logs.",
+        "The name of this installation, shown by /info.",
         "a short text",
     )
     data_dir: Path = _knob(
@@ -257,8 +256,8 @@ class Settings(BaseSettings):
     )
     debug: bool = _switch(Group.LOGS, "DEBUG", False, "Whether the log also tells what only a developer wants to know.")
 
-    no_color: AnyText = _knob(
-        Group.LOGS, "NO_COLOR", False, "With any text in it nothing is coloured.", "any text, or nothing"
+    no_color: str | None = _knob(
+        Group.LOGS, "NO_COLOR", None, "With any text in it nothing is coloured.", "any text, or nothing"
     )
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)

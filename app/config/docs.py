@@ -1,0 +1,85 @@
+"""The pages about settings, made from the model so that they cannot lag behind it.
+
+`python -m app.config.docs` writes both where they belong in a checkout.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from textwrap import wrap
+
+from app.config.settings import Knob, Settings
+from app.errors import ConfigError
+
+_INTRODUCTION = f"""# Configuration
+
+Every setting is an environment variable. A file `.env` in the working folder is read as well; what the environment
+says wins over it, and a variable without a text counts as not given. `dataloader config` shows what is in force and
+where it came from. This page is made by `dataloader config --docs`.
+
+With a fault nothing starts: all faults are told at once, each with its variable, what was found and what would do, and
+the exit code is {ConfigError.exit_code}. A `DL_…` variable that is nearly one of these is such a fault, too; other names that are nearly
+right are only pointed out. Passwords are never shown, neither alone nor within `DL_DB_DSN`.
+
+**Which database.** `DL_DB_DSN` if given; else the server that `PG_HOST` names; else an embedded PostgreSQL with its
+data in `DL_DATA_DIR`. `PG_PORT`, `PG_USER`, `PG_PASSWORD` or `PG_DATABASE` without a server is a fault. libpq's own
+variables (`PGSSLMODE`, `PGPASSFILE`, …) do what they always do, yet do not choose the server.
+
+**API and workers apart.** `WORKERS_JSON=[]` answers HTTP and runs nothing; `dataloader worker` runs jobs and answers
+nothing.
+
+**Log files.** Each of the three exists only if its folder is named. Several processes may share them, and a tool such
+as logrotate may move them at any time. A disk that cannot be written costs log lines, never a job.
+"""
+
+
+def configuration() -> str:
+    """docs/configuration.md"""
+    parts = [_INTRODUCTION]
+    for group, knobs in _by_group():
+        rows = [
+            f"| `{knob.variable}` | {_code(knob.default)} | {knob.meaning} | {_cell(knob.accepts)} |" for knob in knobs
+        ]
+        parts.append(
+            "\n".join([f"## {group}", "", "| variable | default | meaning | accepts |", "|---|---|---|---|", *rows, ""])
+        )
+    return "\n".join(parts)
+
+
+def dotenv_example() -> str:
+    """.env.example: every variable with its default, none of them in force."""
+    lines = ["# Copy this file to .env and uncomment what shall differ from its default.", ""]
+    for group, knobs in _by_group():
+        lines += [f"# --- {group} ---", ""]
+        for knob in knobs:
+            lines += [*wrap(knob.meaning, 100, initial_indent="# ", subsequent_indent="# ")]
+            lines += [f"#{knob.variable}={_dotenv_value(knob.default)}", ""]
+    return "\n".join(lines)
+
+
+def write(folder: Path) -> None:
+    """Put both pages where they belong in a checkout."""
+    (folder / "docs" / "configuration.md").write_text(configuration(), encoding="utf-8")
+    (folder / ".env.example").write_text(dotenv_example(), encoding="utf-8")
+
+
+def _by_group() -> list[tuple[str, list[Knob]]]:
+    knobs = Settings().describe()  # of no environment: the defaults
+    return [(group, list(members)) for group, members in groupby(knobs, key=lambda knob: knob.group)]
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`" if text else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _dotenv_value(text: str) -> str:
+    return f"'{text}'" if any(mark in text for mark in ' "#') else text
+
+
+if __name__ == "__main__":
+    write(Path(__file__).parents[2])
