@@ -49,14 +49,15 @@ clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find app workers pipelines tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps tell what is installed; the locks tell what should be.
-$(VENV)/.installed: requirements.lock pyproject.toml | $(BIN)/python
+# The stamps tell what is installed; the locks tell what should be. A stamp also depends on the interpreter, so that a
+# .venv whose Python has gone is made and filled in one go.
+$(VENV)/.installed: requirements.lock pyproject.toml $(BIN)/python
 	@echo 'Installing what requirements.lock names…'
 	@$(PIP) install --requirement requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: requirements-dev.lock pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: requirements-dev.lock pyproject.toml $(BIN)/python
 	@echo 'Installing what requirements-dev.lock names…'
 	@$(PIP) install --requirement requirements-dev.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
