@@ -1,0 +1,86 @@
+"""The API described: for programs at /openapi.json, for people at /docs. Both from one document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flask import Response, render_template
+
+from app.web.openapi import document
+from app.web.operations import HTML, JSON, Subject
+from app.web.options import WebOptions
+from app.web.problems import Code
+
+
+def docs(described: Sequence[Subject], options: WebOptions) -> Subject:
+    """Describe the subjects, and itself."""
+    subject = Subject("documentation", "", options.max_json_depth)
+
+    @subject.get("/openapi.json", answer=dict)
+    def openapi() -> Response:
+        """Read the OpenAPI 3.1 document."""
+        return Response(text, content_type=JSON)
+
+    @subject.get("/docs", answer=str, media_type=HTML)
+    def page() -> str:
+        """Read about every route, and try it."""
+        return render_template("docs.html", document=whole, routes=routes, codes=list(Code))
+
+    whole = document([*described, subject])
+    text = json.dumps(whole)
+    routes = [
+        Route(path, method, operation, whole)
+        for path, methods in whole["paths"].items()
+        for method, operation in methods.items()
+    ]
+    return subject
+
+
+class Route:
+    """One operation of the document, as the page shows it."""
+
+    def __init__(self, path: str, method: str, operation: Mapping[str, Any], whole: Mapping[str, Any]) -> None:
+        self.path = path
+        self.method = method.upper()
+        self.name = operation["operationId"]
+        self.summary = operation["summary"]
+        self.description = operation.get("description", "")
+        self.parameters = operation.get("parameters", [])
+        self.responses = operation["responses"]
+        self.fields = _fields(operation, whole)
+        self.example = json.dumps({f["name"]: f["example"] for f in self.fields if f["example"] is not None}, indent=2)
+
+
+def _fields(operation: Mapping[str, Any], whole: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The body's fields, in the order of the model."""
+    if "requestBody" not in operation:
+        return []
+    name = operation["requestBody"]["content"][JSON]["schema"]["$ref"].rsplit("/", 1)[-1]
+    schema = whole["components"]["schemas"][name]
+    return [
+        {
+            "name": field,
+            "type": _type(about),
+            "required": field in schema["required"],
+            "default": json.dumps(about["default"]) if "default" in about else "",
+            "description": about.get("description", ""),
+            "example": next(iter(about.get("examples", ())), None),
+        }
+        for field, about in schema["properties"].items()
+    ]
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """A field's type in a few words: `string, up to 1000 characters`."""
+    if "anyOf" in schema:
+        return " or ".join(_type(choice) for choice in schema["anyOf"])
+    words = [schema["type"]]
+    if "format" in schema:
+        words.append(schema["format"])
+    if "minimum" in schema:
+        words.append(f"≥ {schema['minimum']}")
+    if "maxLength" in schema:
+        words.append(f"up to {schema['maxLength']} characters")
+    return ", ".join(words)

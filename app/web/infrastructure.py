@@ -1,0 +1,94 @@
+"""Is it there, what is it, is it ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from app import log
+from app.errors import DatabaseUnavailable, SchemaError
+from app.queue.jobqueue import JobQueue
+from app.queue.pool import Pool
+from app.queue.schema import SCHEMA_VERSION, judge
+from app.web.bounded import Bounded, NoAnswer
+from app.web.models import DatabasePart, Health, Info, Readiness, SchemaPart
+from app.web.operations import Subject
+from app.web.options import WebOptions
+from app.web.problems import Code, NotReady
+
+Probe = Callable[[], Mapping[str, Any]]
+Look = tuple[DatabasePart, SchemaPart | None]
+
+LOG = log.get("app.web")
+
+
+def infrastructure(queue: JobQueue, options: WebOptions, probe: Probe | None, pool: Pool | None) -> Subject:
+    subject = Subject("infrastructure", "", options.max_json_depth)
+    database = Bounded(lambda: _look(queue, pool), patience_sec=options.status_patience_sec)
+    healthy = Health("healthy")
+    who = Info("dataloader", options.version, options.environment)
+
+    @subject.get("/health", answer=Health)
+    def health() -> Health:
+        """Say that the process answers. Does not touch the database."""
+        return healthy
+
+    @subject.get("/info", answer=Info)
+    def info() -> Info:
+        """Say which service this is."""
+        return who
+
+    @subject.get("/status", answer=Readiness, problems=(Code.NOT_READY,))
+    def readiness() -> Readiness:
+        """Say what is ready and what is missing.
+
+        Asks the database, and the worker pool if this process has one. When a part is missing the answer is a 503
+        whose problem holds the same members.
+        """
+        found = _readiness(database, pool, probe)
+        if not found.ready:
+            raise NotReady(vars(found))
+        return found
+
+    return subject
+
+
+def _look(queue: JobQueue, pool: Pool | None) -> Look:
+    """One look at the database: does it answer, and with the tables this version needs?"""
+    there = DatabasePart(True, None, round(queue.ping() * 1000, 2))
+    return there, None if pool is None else _schema(pool)
+
+
+def _schema(pool: Pool) -> SchemaPart:
+    found = None
+    try:
+        rows = pool.ask("schema_version")
+        found = rows[0][0] if rows else None
+        judge(rows[0] if rows else None, pool.schema, tables=True)
+    except SchemaError as error:
+        return SchemaPart(False, str(error), found, SCHEMA_VERSION)
+    return SchemaPart(True, None, found, SCHEMA_VERSION)
+
+
+def _readiness(database: Bounded[Look], pool: Pool | None, probe: Probe | None) -> Readiness:
+    try:
+        there, schema = database.get()
+    except NoAnswer as silence:
+        there, schema = DatabasePart(False, str(silence), None), None
+    except DatabaseUnavailable as error:
+        LOG.warning("status.database.away", error=str(error))
+        there, schema = DatabasePart(False, "does not answer", None), None
+    workers = _workers(probe)
+    ready = there.ready and (schema is None or schema.ready) and (workers is None or bool(workers["ready"]))
+    return Readiness(ready, there, schema, None if pool is None else vars(pool.stats()), workers)
+
+
+def _workers(probe: Probe | None) -> dict[str, Any] | None:
+    """What the worker pool says of itself. One that cannot answer is not ready."""
+    if probe is None:
+        return None
+    try:
+        return {"ready": True, **probe()}
+    except Exception as error:  # whatever it is, /status must tell it rather than fail
+        LOG.exception(log.Alert.API_ERROR, error=type(error).__name__)
+        return {"ready": False, "detail": f"the worker pool cannot say how it is: {type(error).__name__}"}

@@ -1,0 +1,143 @@
+"""The jobs: trigger, watch, cancel, retry; and the tasks they may run."""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+from werkzeug.routing import BaseConverter
+
+from app.errors import JobNotFound
+from app.queue.job import Job
+from app.queue.jobqueue import JobQueue
+from app.web.exchange import said
+from app.web.models import (
+    JobDetail,
+    JobEvent,
+    JobEvents,
+    JobLine,
+    JobList,
+    JobsQuery,
+    JobState,
+    TaskLine,
+    TaskList,
+    Triggered,
+    TriggerRequest,
+    trigger_request,
+)
+from app.web.operations import Subject
+from app.web.options import WebOptions
+from app.web.problems import Code
+from pipelines.contract import Pipelines
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
+_DATABASE = (Code.DATABASE_UNAVAILABLE, Code.SCHEMA_MISMATCH)
+
+
+class JobId(BaseConverter):
+    """Anything that stands where a job's id is expected: one that is no UUID is told to be no job.
+
+    Except where a route of another method has a word: `GET /api/v1/jobs/trigger` is a wrong method, not a wrong id.
+    """
+
+    regex = r"(?!trigger\Z)[^/]+"
+
+
+class NoSuchId(JobNotFound):
+    """What was asked for is no UUID, so it cannot be the id of a job."""
+
+    def __init__(self, told: str) -> None:
+        Exception.__init__(self, f"{told[:64]!r} is not the id of a job; ids are UUIDs, as the trigger returned them")
+
+
+def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
+    subject = Subject("jobs", "/api/v1", options.max_json_depth)
+
+    @subject.post(
+        "/jobs/trigger",
+        body=trigger_request(options),
+        answer=Triggered,
+        problems=(Code.IDEMPOTENCY_CONFLICT, *_DATABASE),
+    )
+    def trigger(wanted: TriggerRequest) -> Triggered:
+        """Put a job into the queue.
+
+        Idempotent when `idempotency_key` is given: the same request again answers with the job that is there already
+        and its present status. A task that this process does not know is accepted; another worker may know it.
+        """
+        enqueued = queue.enqueue(wanted.new_job())
+        said(
+            "job.trigger",
+            job_id=enqueued.job_id,
+            queue=wanted.queue,
+            task=wanted.task,
+            created=enqueued.created,
+            producer=wanted.producer,
+        )
+        return Triggered(enqueued.job_id, enqueued.status)
+
+    @subject.get("/jobs/<job:job_id>/status", answer=JobState, problems=(Code.JOB_NOT_FOUND, *_DATABASE))
+    def status(job_id: str) -> JobState:
+        """Say how a job does."""
+        return JobState.of(_existing(job_id))
+
+    @subject.post("/jobs/<job:job_id>/cancel", answer=JobState, problems=(Code.JOB_NOT_FOUND, *_DATABASE))
+    def cancel(job_id: str) -> JobState:
+        """Cancel a job.
+
+        A queued job is canceled at once. A running one is asked to stop, and is canceled at its next safe point. A
+        finished job is left as it is.
+        """
+        job = queue.cancel(_id(job_id))
+        said("job.cancel", job_id=job.id, queue=job.queue, task=job.task, status=job.status)
+        return JobState.of(job)
+
+    @subject.post(
+        "/jobs/<job:job_id>/retry", answer=JobState, problems=(Code.JOB_NOT_FOUND, Code.NOT_RETRYABLE, *_DATABASE)
+    )
+    def retry(job_id: str) -> JobState:
+        """Queue a failed, canceled or lost job again, with all its attempts."""
+        job = queue.retry(_id(job_id))
+        said("job.retry", job_id=job.id, queue=job.queue, task=job.task)
+        return JobState.of(job)
+
+    @subject.get("/jobs", query=JobsQuery, answer=JobList, problems=_DATABASE)
+    def job_list(wanted: JobsQuery) -> JobList:
+        """List jobs, the newest first."""
+        found = queue.jobs(queue=wanted.queue, status=wanted.status, task=wanted.task, limit=wanted.limit)
+        return JobList([JobLine.of(job) for job in found])
+
+    @subject.get("/jobs/<job:job_id>", answer=JobDetail, problems=(Code.JOB_NOT_FOUND, *_DATABASE))
+    def job_detail(job_id: str) -> JobDetail:
+        """Tell everything about a job."""
+        return JobDetail.of(_existing(job_id))
+
+    @subject.get("/jobs/<job:job_id>/events", answer=JobEvents, problems=(Code.JOB_NOT_FOUND, *_DATABASE))
+    def job_events(job_id: str) -> JobEvents:
+        """Read a job's journal, the oldest line first."""
+        job = _existing(job_id)
+        return JobEvents(job.id, [JobEvent.of(event) for event in queue.events(job.id)])
+
+    @subject.get("/tasks", answer=TaskList)
+    def task_list() -> TaskList:
+        """List the tasks this process knows."""
+        return TaskList([TaskLine(task.name, task.kind.value, _first_line(task.call)) for task in pipelines])
+
+    def _existing(told: str) -> Job:
+        job_id = _id(told)
+        job = queue.get(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    return subject
+
+
+def _id(told: str) -> UUID:
+    if not _UUID.fullmatch(told):
+        raise NoSuchId(told)
+    return UUID(told)
+
+
+def _first_line(call: object) -> str:
+    return (getattr(call, "__doc__", None) or "").strip().partition("\n")[0]

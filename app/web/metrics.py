@@ -1,0 +1,113 @@
+"""The numbers for Prometheus, in a registry of the app's own."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from flask import Response
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from app import log
+from app.errors import DataloaderError
+from app.queue.job import Status
+from app.queue.jobqueue import JobQueue
+from app.web.bounded import Bounded, NoAnswer
+from app.web.operations import Subject
+from app.web.options import WebOptions
+
+LOG = log.get("app.web.metrics")
+OTHER = "other"
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Traffic:
+    """What the HTTP side counts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter("requests_total", "Requests that came in.", registry=registry)
+        self._responses = Counter(
+            "responses_total", "Responses by route template and status.", ("route", "status"), registry=registry
+        )
+        self._duration = Histogram(
+            "request_duration_seconds", "Time to answer.", ("route",), buckets=_BUCKETS, registry=registry
+        )
+        self.feedback = Counter("feedback_total", "Votes on the service.", ("vote",), registry=registry)
+
+    def began(self) -> None:
+        self._requests.inc()
+
+    def ended(self, route: str, status: int, seconds: float) -> None:
+        self._responses.labels(route, str(status)).inc()
+        self._duration.labels(route).observe(seconds)
+
+
+@dataclass(frozen=True)
+class QueueNumbers:
+    """The state of the queues at one look."""
+
+    jobs: Mapping[tuple[str, str], int]  # (queue, status) → jobs
+    oldest_ready_sec: Mapping[str, float]
+
+
+class QueueCollector(Collector):
+    """Looks into the table when a scrape comes. Without a database, the scrape says so and has the rest."""
+
+    def __init__(self, queue: JobQueue, options: WebOptions) -> None:
+        self._queue = queue
+        self._known = frozenset(options.queues)
+        self._numbers = Bounded(
+            self._look, patience_sec=options.status_patience_sec, fresh_sec=options.metrics_fresh_sec
+        )
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # or registering would already ask the database
+
+    def collect(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("dataloader_database_up", "Whether the queue's tables could be read.")
+        jobs = GaugeMetricFamily("dataloader_jobs", "Jobs by queue and status.", labels=("queue", "status"))
+        oldest = GaugeMetricFamily("dataloader_oldest_ready_seconds", "Age of the oldest ready job.", labels=("queue",))
+        try:
+            numbers = self._numbers.get()
+        except (DataloaderError, NoAnswer) as error:
+            LOG.warning("metrics.database.away", error=str(error))
+            up.add_metric((), 0)
+            return [up]
+        up.add_metric((), 1)
+        for (queue, status), count in numbers.jobs.items():
+            jobs.add_metric((queue, status), count)
+        for queue, seconds in numbers.oldest_ready_sec.items():
+            oldest.add_metric((queue,), seconds)
+        return [up, jobs, oldest]
+
+    def _look(self) -> QueueNumbers:
+        jobs: Tally[tuple[str, str]] = Tally({(queue, status.value): 0 for queue in self._known for status in Status})
+        for count in self._queue.counts():
+            jobs[self._label(count.queue), str(count.status)] += count.jobs
+        oldest: dict[str, float] = dict.fromkeys(self._known, 0.0)
+        for queue, seconds in self._queue.oldest_ready().items():
+            label = self._label(queue)
+            oldest[label] = max(oldest.get(label, 0.0), seconds)
+        return QueueNumbers(jobs, oldest)
+
+    def _label(self, queue: str) -> str:
+        """Callers invent queues at will; a metric for each would never end."""
+        return queue if queue in self._known else OTHER
+
+
+def metrics(registry: CollectorRegistry, options: WebOptions) -> Subject:
+    subject = Subject("metrics", "", options.max_json_depth)
+
+    @subject.get("/metrics", answer=str, media_type="text/plain")
+    def scrape() -> Response:
+        """Read the numbers, in the text format of Prometheus.
+
+        Without the database the answer holds what the process knows, and `dataloader_database_up 0`.
+        """
+        return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+    return subject

@@ -1,0 +1,159 @@
+"""The OpenAPI 3.1 document, read off the operations and the types they validate and answer with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
+
+from app.web.operations import JSON, Operation, Subject
+from app.web.problems import MEDIA_TYPE, Code, Problem
+
+API_VERSION = "1.0.0"
+_IN_COMPONENTS = "#/components/schemas/{model}"
+_PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
+_EVERYWHERE = (Code.INTERNAL,)
+
+_TAGS = {
+    "jobs": "Put jobs into the queue, watch, cancel and retry them.",
+    "infrastructure": "Is the service there, what is it, is it ready.",
+    "metrics": "Numbers for Prometheus.",
+    "feedback": "Votes, kept for the callers of the service before this one.",
+    "pages": "For people with a browser.",
+    "documentation": "This description, for programs and for people.",
+}
+
+
+def document(subjects: Iterable[Subject]) -> dict[str, Any]:
+    """Describe every operation of the subjects."""
+    operations = [operation for subject in subjects for operation in subject.operations]
+    schemas = _schemas(operations)
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        path = _PATH_PARAMETER.sub(r"{\1}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation)
+    used = {operation.tag for operation in operations}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "dataloader",
+            "version": API_VERSION,
+            "description": "Long ETL jobs in one PostgreSQL table, run by threads. Errors are problem+json (RFC 9457) "
+            "with a stable `code`.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "tags": [{"name": name, "description": about} for name, about in _TAGS.items() if name in used],
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
+    adapters: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = []
+    kinds = {op.answer: "serialization" for op in operations if op.media_type == JSON and op.answer is not dict}
+    kinds |= {op.body: "validation" for op in operations if op.body is not None}
+    kinds[Problem] = "serialization"
+    for kind, mode in kinds.items():
+        adapters.append((kind.__name__, mode, TypeAdapter(kind)))  # type: ignore[arg-type]
+    _, found = TypeAdapter.json_schemas(adapters, ref_template=_IN_COMPONENTS)
+    schemas: dict[str, Any] = found["$defs"]
+    return dict(sorted(schemas.items()))
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "operationId": operation.name,
+        "tags": [operation.tag],
+        "summary": operation.summary,
+    }
+    if operation.description:
+        told["description"] = operation.description
+    parameters = _path_parameters(operation) + _query_parameters(operation.query)
+    if parameters:
+        told["parameters"] = parameters
+    if operation.body is not None:
+        told["requestBody"] = {"required": True, "content": {JSON: {"schema": _reference(operation.body)}}}
+    told["responses"] = {"200": _answer(operation), **_problems((*operation.problems, *_EVERYWHERE))}
+    return told
+
+
+def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "format": "uuid"},
+            "description": "The job's id, as the trigger returned it.",
+        }
+        for name in _PATH_PARAMETER.findall(operation.path)
+    ]
+
+
+def _query_parameters(query: type[BaseModel] | None) -> list[dict[str, Any]]:
+    if query is None:
+        return []
+    schema = query.model_json_schema()
+    return [_query_parameter(name, _inlined(about, schema)) for name, about in schema["properties"].items()]
+
+
+def _query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Left out is how a caller says null in an address."""
+    given = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
+    about = {"name": name, "in": "query", "required": False, "description": schema.pop("description", "")}
+    schema.pop("title", None)
+    if given:
+        return about | {"schema": given[0]}
+    return about | {"schema": schema}
+
+
+def _inlined(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """An enum's definition, put where it is referred to."""
+    choices = [
+        root["$defs"][choice["$ref"].rsplit("/", 1)[-1]] if "$ref" in choice else choice
+        for choice in schema.get("anyOf", ())
+    ]
+    return {**schema, "anyOf": choices} if choices else dict(schema)
+
+
+def _answer(operation: Operation) -> dict[str, Any]:
+    schema: dict[str, Any]
+    if operation.media_type != JSON:
+        schema = {"type": "string"}
+    elif operation.answer is dict:
+        schema = {"type": "object"}
+    else:
+        schema = _reference(operation.answer)
+    return {
+        "description": operation.summary + ".",
+        "headers": {"X-Request-ID": {"description": "The request's id, given or made.", "schema": {"type": "string"}}},
+        "content": {operation.media_type: {"schema": schema}},
+    }
+
+
+def _problems(codes: Sequence[Code]) -> dict[str, Any]:
+    """One response a status; its schema lists the codes it may carry."""
+    told: dict[str, Any] = {}
+    for status in sorted({code.status for code in codes}):
+        mine = list(dict.fromkeys(code for code in codes if code.status == status))
+        told[str(status)] = {
+            "description": " · ".join(f"`{code.text}`: {code.title}" for code in mine),
+            "content": {
+                MEDIA_TYPE: {
+                    "schema": {
+                        "allOf": [
+                            {"$ref": "#/components/schemas/Problem"},
+                            {"properties": {"code": {"enum": [code.text for code in mine]}}},
+                        ]
+                    }
+                }
+            },
+        }
+    return told
+
+
+def _reference(kind: Any) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}

@@ -1,0 +1,174 @@
+"""Routes that describe themselves: a decorator binds a handler, validates for it, and feeds the document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from flask import Blueprint, Response, request
+from pydantic import BaseModel, ValidationError
+from werkzeug.exceptions import UnsupportedMediaType
+
+from app.web.answers import json_text
+from app.web.models import faults_of
+from app.web.problems import Code, InvalidRequest
+from app.web.strictjson import FieldFault, read
+
+JSON = "application/json"
+HTML = "text/html"
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+_JSON_TYPES = frozenset({JSON, "application/json; charset=utf-8", "application/json;charset=utf-8"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """What the document says about a route."""
+
+    method: str
+    path: str  # as Flask writes it
+    tag: str
+    name: str
+    summary: str
+    description: str
+    answer: Any  # the type of a JSON answer; str for text
+    media_type: str
+    body: type[BaseModel] | None
+    query: type[BaseModel] | None
+    problems: tuple[Code, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A blueprint and the operations it holds."""
+
+    name: str
+    prefix: str
+    max_json_depth: int
+    operations: list[Operation] = field(default_factory=list)
+    blueprint: Blueprint = field(init=False)
+
+    def __post_init__(self) -> None:
+        blueprint = Blueprint(self.name, __name__, url_prefix=self.prefix or None)
+        object.__setattr__(self, "blueprint", blueprint)
+
+    def get(self, path: str, **about: Any) -> Callable[[Handler], Handler]:
+        return self._route("GET", path, **about)
+
+    def post(self, path: str, **about: Any) -> Callable[[Handler], Handler]:
+        return self._route("POST", path, **about)
+
+    def _route(
+        self,
+        method: str,
+        path: str,
+        *,
+        answer: Any,
+        media_type: str = JSON,
+        body: type[BaseModel] | None = None,
+        query: type[BaseModel] | None = None,
+        problems: Sequence[Code] = (),
+    ) -> Callable[[Handler], Handler]:
+        def bind(handler: Handler) -> Handler:
+            summary, _, description = (handler.__doc__ or "").partition("\n")
+            self.operations.append(
+                Operation(
+                    method=method,
+                    path=self.prefix + path,
+                    tag=self.name,
+                    name=handler.__name__,
+                    summary=summary.strip().rstrip("."),
+                    description=" ".join(description.split()),
+                    answer=answer,
+                    media_type=media_type,
+                    body=body,
+                    query=query,
+                    problems=(*self._own_problems(body, query), *problems),
+                )
+            )
+            self.blueprint.add_url_rule(
+                path, handler.__name__, self._view(handler, body, query, media_type), methods=[method]
+            )
+            return handler
+
+        return bind
+
+    @staticmethod
+    def _own_problems(body: type[BaseModel] | None, query: type[BaseModel] | None) -> Iterable[Code]:
+        if body is not None:
+            return (Code.INVALID_JSON, Code.INVALID_REQUEST, Code.BODY_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
+        return (Code.INVALID_REQUEST,) if query is not None else ()
+
+    def _view(
+        self,
+        handler: Callable[..., Any],
+        body: type[BaseModel] | None,
+        query: type[BaseModel] | None,
+        media_type: str,
+    ) -> Callable[..., Response]:
+        answered = _json_response if media_type == JSON else _text_response(media_type)
+        if body is not None:
+            return lambda **path: answered(handler(_body(body, self.max_json_depth), **path))
+        if query is not None:
+            return lambda **path: answered(handler(_query(query), **path))
+        return lambda **path: answered(handler(**path))
+
+
+def _body(model: type[BaseModel], max_depth: int) -> BaseModel:
+    """The validated body. All faults are told together, each with its field."""
+    _must_be_json()
+    reading = read(request.get_data(cache=False), max_depth=max_depth)
+    if not reading.faults and not isinstance(reading.value, dict):
+        raise InvalidRequest([FieldFault("body", "is no JSON object; send one, as in {}")])
+    try:
+        valid = model.model_validate(reading.value)
+    except ValidationError as error:
+        raise InvalidRequest([*reading.faults, *_further(faults_of(error), reading.faults)]) from None
+    if reading.faults:
+        raise InvalidRequest(reading.faults)
+    return valid
+
+
+def _must_be_json() -> None:
+    sent = request.environ.get("CONTENT_TYPE", "")
+    if sent not in _JSON_TYPES:
+        charset = request.mimetype_params.get("charset", "utf-8").lower()
+        if request.mimetype != JSON or charset not in ("utf-8", "utf8"):
+            raise UnsupportedMediaType(Code.UNSUPPORTED_MEDIA_TYPE.meaning)
+    if request.environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
+        raise UnsupportedMediaType(Code.UNSUPPORTED_MEDIA_TYPE.meaning)
+
+
+def _further(faults: Iterable[FieldFault], known: Sequence[FieldFault]) -> Iterable[FieldFault]:
+    """What validation found besides: a field that could not even be read is told once."""
+    fields = {_top(fault.field) for fault in known}
+    return [fault for fault in faults if "body" not in fields and _top(fault.field) not in fields]
+
+
+def _top(path: str) -> str:
+    return path.partition(".")[0].partition("[")[0]
+
+
+def _query(model: type[BaseModel]) -> BaseModel:
+    faults = [FieldFault(name, "comes twice; send it once") for name, values in request.args.lists() if len(values) > 1]
+    faults += [
+        FieldFault(name, "holds the character NUL, which PostgreSQL cannot keep")
+        for name, value in request.args.items()
+        if "\0" in value
+    ]
+    if faults:
+        raise InvalidRequest(faults)
+    try:
+        return model.model_validate(request.args.to_dict())
+    except ValidationError as error:
+        raise InvalidRequest(faults_of(error)) from None
+
+
+def _json_response(answer: Any) -> Response:
+    return answer if isinstance(answer, Response) else Response(json_text(answer), content_type=JSON)
+
+
+def _text_response(media_type: str) -> Callable[[Any], Response]:
+    content_type = f"{media_type}; charset=utf-8"
+    return lambda text: text if isinstance(text, Response) else Response(text, content_type=content_type)

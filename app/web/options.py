@@ -1,0 +1,25 @@
+"""What the web room is told when it is built; it reads no settings itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebOptions:
+    version: str
+    environment: str = "production"
+    timezone: str = "Europe/Moscow"  # for people, on pages; the API speaks UTC
+    queues: tuple[str, ...] = ()  # the registered ones: only these become label values of metrics
+    max_body_bytes: int = 1_048_576
+    max_json_depth: int = 64
+    max_text_length: int = 1_000
+    default_lease_ttl_sec: int = 60
+    heartbeat_sec: float = 10
+    status_patience_sec: float = 1.5  # how long /status and /metrics wait for the database
+    metrics_fresh_sec: float = 5  # how long one look at the queue serves all scrapes
+
+    @property
+    def shortest_lease_sec(self) -> int:
+        """Two heartbeats, in whole seconds: with less, one late heartbeat would lose a healthy run its job."""
+        return max(1, -int(-2 * self.heartbeat_sec // 1))

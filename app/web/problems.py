@@ -1,0 +1,198 @@
+"""What the API says when it cannot do what it was asked: problem+json (RFC 9457) with a stable code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from http import HTTPStatus
+from typing import Any
+
+from flask import Response
+from werkzeug.exceptions import (
+    BadRequest,
+    HTTPException,
+    InternalServerError,
+    MethodNotAllowed,
+    NotFound,
+    RequestEntityTooLarge,
+    UnsupportedMediaType,
+)
+
+from app.errors import (
+    DatabaseUnavailable,
+    IdempotencyConflict,
+    InvalidJob,
+    JobNotFound,
+    NotRetryable,
+    SchemaError,
+)
+from app.web.answers import json_text
+from app.web.strictjson import MOST_FAULTS, FieldFault, NotJson
+
+MEDIA_TYPE = "application/problem+json"
+_TOLD_AT_ONCE = 3
+
+
+class Code(Enum):
+    """Every code there is: its HTTP status, its title, and what it means to a caller."""
+
+    INVALID_JSON = (400, "The body is no JSON", "The body is empty, not UTF-8, or not JSON; `detail` says where.")
+    INVALID_REQUEST = (400, "The request is invalid", "`errors` names each field and what would do.")
+    NOT_FOUND = (404, "There is nothing at this address", "No route has this address; see /docs.")
+    JOB_NOT_FOUND = (404, "There is no such job", "No job has this id, or the id is not a UUID.")
+    METHOD_NOT_ALLOWED = (405, "The method is not allowed here", "The header `Allow` lists those that are.")
+    IDEMPOTENCY_CONFLICT = (
+        409,
+        "The idempotency key belongs to another request",
+        "A job with this key has another queue, task or args; `job_id` names it.",
+    )
+    NOT_RETRYABLE = (409, "The job cannot be retried", "Only a failed, canceled or lost job can be retried.")
+    BODY_TOO_LARGE = (413, "The body is too large", "`DL_MAX_BODY_BYTES` is the limit.")
+    UNSUPPORTED_MEDIA_TYPE = (
+        415,
+        "The body is not sent as JSON",
+        "Send `Content-Type: application/json`, in UTF-8 and not compressed.",
+    )
+    HTTP_ERROR = (400, "The request cannot be served", "Any other refusal of HTTP itself, with its own status.")
+    INTERNAL = (500, "Something went wrong here", "A bug of ours; the log has the story under `request_id`.")
+    DATABASE_UNAVAILABLE = (
+        503,
+        "The database does not answer",
+        "Nothing is known about the outcome; try again after `Retry-After` seconds, with the same idempotency key.",
+    )
+    SCHEMA_MISMATCH = (
+        503,
+        "The database's tables are not what this version needs",
+        "An operator has to run `dataloader migrate`, or to upgrade dataloader.",
+    )
+    NOT_READY = (503, "The service is not ready", "The other members say which part is missing.")
+
+    def __init__(self, status: int, title: str, meaning: str) -> None:
+        self.status = status
+        self.title = title
+        self.meaning = meaning
+
+    @property
+    def text(self) -> str:
+        return self.name.lower()
+
+
+class InvalidRequest(Exception):
+    """The request's fields are not what the operation takes."""
+
+    def __init__(self, faults: Sequence[FieldFault]) -> None:
+        self.faults = tuple(faults)[:MOST_FAULTS]
+        told = "; ".join(f"{fault.field} {fault.message}" for fault in self.faults[:_TOLD_AT_ONCE])
+        more = len(faults) - _TOLD_AT_ONCE
+        super().__init__(f"{told}; and {more} more" if more > 0 else told)
+
+
+class NotReady(Exception):
+    """Some part of the service is missing; the report says which."""
+
+    def __init__(self, report: Mapping[str, Any]) -> None:
+        super().__init__("not ready: " + ", ".join(part for part, state in report.items() if _is_down(state)))
+        self.report = report
+
+
+# Looked up along the error's ancestors, so that a new kind of a known error is answered like its parent.
+TABLE: Mapping[type[BaseException], Code] = {
+    NotJson: Code.INVALID_JSON,
+    InvalidRequest: Code.INVALID_REQUEST,
+    InvalidJob: Code.INVALID_REQUEST,
+    BadRequest: Code.INVALID_REQUEST,
+    NotFound: Code.NOT_FOUND,
+    JobNotFound: Code.JOB_NOT_FOUND,
+    MethodNotAllowed: Code.METHOD_NOT_ALLOWED,
+    IdempotencyConflict: Code.IDEMPOTENCY_CONFLICT,
+    NotRetryable: Code.NOT_RETRYABLE,
+    RequestEntityTooLarge: Code.BODY_TOO_LARGE,
+    UnsupportedMediaType: Code.UNSUPPORTED_MEDIA_TYPE,
+    HTTPException: Code.HTTP_ERROR,
+    InternalServerError: Code.INTERNAL,  # what Flask makes of an error in the steps around a request
+    DatabaseUnavailable: Code.DATABASE_UNAVAILABLE,
+    SchemaError: Code.SCHEMA_MISMATCH,
+    NotReady: Code.NOT_READY,
+    BaseException: Code.INTERNAL,
+}
+
+
+@dataclass(frozen=True)
+class FieldError:
+    """What is wrong with one field, and what would do."""
+
+    field: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The members that every problem has; some codes add their own."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str
+    errors: list[FieldError]
+
+
+_FREE = (Code.HTTP_ERROR, Code.INVALID_REQUEST)  # here the library's own words say more than ours
+
+
+def code_of(error: BaseException) -> Code:
+    return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
+
+
+def answer(error: Exception, request_id: str) -> Response:
+    """The response that tells an error to the caller."""
+    code = code_of(error)
+    status = (error.code or code.status) if isinstance(error, HTTPException) else code.status
+    problem: dict[str, Any] = {
+        "type": f"/docs#{code.text}",
+        "title": code.title,
+        "status": status,
+        "detail": _detail(error, code),
+        "code": code.text,
+        "request_id": request_id,
+        "errors": [{"field": f.field, "message": f.message} for f in _field_faults(error)],
+        **_members(error),
+    }
+    return Response(json_text(problem), status, _headers(error), content_type=MEDIA_TYPE)
+
+
+def _detail(error: Exception, code: Code) -> str:
+    """What may be told: our own words about the request, never what a driver said about the server."""
+    if code.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return code.meaning
+    if isinstance(error, HTTPException):
+        return (error.description or code.meaning) if code in _FREE else code.meaning
+    return str(error)
+
+
+def _field_faults(error: Exception) -> Sequence[FieldFault]:
+    return error.faults if isinstance(error, InvalidRequest) else ()
+
+
+def _members(error: Exception) -> Mapping[str, Any]:
+    if isinstance(error, IdempotencyConflict):
+        return {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}
+    if isinstance(error, NotReady):
+        return error.report
+    return {}
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    if isinstance(error, DatabaseUnavailable):
+        return {"Retry-After": str(error.retry_after_sec)}
+    if isinstance(error, SchemaError | NotReady):
+        return {"Retry-After": "5"}
+    if isinstance(error, MethodNotAllowed) and error.valid_methods:
+        return {"Allow": ", ".join(sorted(error.valid_methods))}
+    return {}
+
+
+def _is_down(state: Any) -> bool:
+    return isinstance(state, Mapping) and state.get("ready") is False
