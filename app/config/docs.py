@@ -12,6 +12,7 @@ from textwrap import wrap
 from app.config.settings import Knob, Settings
 from app.errors import ConfigError
 
+_EXIT = ConfigError.exit_code
 _INTRODUCTION = f"""# Configuration
 
 Every setting is an environment variable. A file `.env` in the working folder is read as well; what the environment
@@ -19,7 +20,7 @@ says wins over it, and a variable without a text counts as not given. `dataloade
 where it came from. This page is made by `dataloader config --docs`.
 
 With a fault nothing starts: all faults are told at once, each with its variable, what was found and what would do, and
-the exit code is {ConfigError.exit_code}. A `DL_…` variable that is nearly one of these is such a fault, too; other names that are nearly
+the exit code is {_EXIT}. A `DL_…` variable that is nearly one of these is such a fault; other names that are nearly
 right are only pointed out. Passwords are never shown, neither alone nor within `DL_DB_DSN`.
 
 **Which database.** `DL_DB_DSN` if given; else the server that `PG_HOST` names; else an embedded PostgreSQL with its

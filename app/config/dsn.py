@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 MASK = "***"
 
@@ -57,8 +57,16 @@ def _parse_uri(dsn: str) -> dict[str, str]:
         parameters |= {"user": unquote(user), "password": unquote(password)}
     parameters |= _hosts(hosts)
     parameters["dbname"] = unquote(dbname or "")
-    parameters |= dict(parse_qsl(query or "", keep_blank_values=True, strict_parsing=bool(query)))
+    parameters |= _query(query) if query else {}
     return {keyword: value for keyword, value in parameters.items() if value}
+
+
+def _query(query: str) -> dict[str, str]:
+    # Unlike in a web form, a plus is a plus.
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    if not all(mark for _, mark, _ in pairs):
+        raise ValueError("what follows its ? cannot be read as keyword=value pairs joined by &")
+    return {unquote(keyword): unquote(value) for keyword, _, value in pairs}
 
 
 def _hosts(hosts: str) -> dict[str, str]:

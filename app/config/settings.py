@@ -145,8 +145,8 @@ class Settings(BaseSettings):
         Group.DATABASE,
         "PG_POOL_RECYCLE",
         3600,
-        "After how many seconds a kept connection is replaced by a new one; 0: never.",
-        0,
+        "After how many seconds a kept connection is replaced by a new one.",
+        1,
         604_800,
     )
     pg_connect_timeout: int = _number(

@@ -1,0 +1,249 @@
+"""What the environment says, what is made of it, and what is told when it cannot work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.config import QueueWorkers, Settings
+from app.errors import ConfigError
+
+SECRET = "hunter2-never-shown"
+
+
+def load(**environ: str) -> Settings:
+    return Settings.load(environ, dotenv=None)
+
+
+def faults(**environ: str) -> dict[str, str]:
+    """Variable -> what was found, and what would do."""
+    with pytest.raises(ConfigError) as caught:
+        load(**environ)
+    told = {fault.variable: f"{fault.found}; {fault.remedy}" for fault in caught.value.faults}
+    assert len(told) == len(caught.value.faults), "a variable was told of twice"
+    return told
+
+
+def test_nothing_given_is_a_service_on_the_embedded_server():
+    settings = load()
+
+    assert (settings.app_port, settings.timezone, settings.schema) == (8081, "Europe/Moscow", "public")
+    assert settings.dsn is None
+    assert settings.workers == (QueueWorkers("etl.default", 2),)
+    assert (settings.heartbeat_sec, settings.default_lease_ttl_sec, settings.reaper_period_sec) == (10, 60, 10)
+    assert (settings.claim_backoff_sec, settings.shutdown_grace_sec) == (15, 30)
+    assert settings.warnings == ()
+    assert settings.secrets == ()
+
+
+def test_the_process_environment_is_read_when_no_other_is_given(monkeypatch):
+    monkeypatch.setenv("APP_PORT", "9001")
+
+    assert Settings.load(dotenv=None).app_port == 9001
+
+
+def test_only_load_reads_the_environment(monkeypatch):
+    monkeypatch.setenv("APP_PORT", "9001")
+
+    assert Settings().app_port == 8081
+
+
+def test_settings_stay_as_they_are():
+    with pytest.raises(ValidationError):
+        load().app_port = 1  # type: ignore[misc]
+
+
+def test_the_environment_wins_over_the_dotenv_file_and_an_empty_text_is_no_text(tmp_path):
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("APP_PORT=9001\nAPP_THREADS=3\nPG_HOST=filehost\n# a remark\nOTHER_TOOL=1\nDEBUG\n")
+
+    settings = Settings.load({"APP_PORT": "9002", "PG_HOST": " "}, dotenv=dotenv)
+
+    assert (settings.app_port, settings.http_threads, settings.pg_host) == (9002, 3, None)
+    sources = {knob.variable: knob.source for knob in settings.describe()}
+    assert (sources["APP_PORT"], sources["APP_THREADS"], sources["PG_HOST"]) == ("environment", ".env", "default")
+
+
+def test_a_dotenv_file_that_is_not_there_is_no_fault(tmp_path):
+    assert Settings.load({}, dotenv=tmp_path / ".env").app_port == 8081
+
+
+def test_a_dotenv_file_that_is_no_text_is_a_fault_beside_the_others(tmp_path):
+    dotenv = tmp_path / ".env"
+    dotenv.write_bytes("ENVIRONMENT=тест".encode("cp1251"))
+
+    with pytest.raises(ConfigError) as caught:
+        Settings.load({"APP_PORT": "x"}, dotenv=dotenv)
+
+    assert [fault.variable for fault in caught.value.faults] == [str(dotenv), "APP_PORT"]
+    assert "UTF-8" in str(caught.value)
+
+
+def test_a_dotenv_file_that_cannot_be_read_is_a_fault(tmp_path, monkeypatch):
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("APP_PORT=1")
+
+    def refuse(*_given, **_named):  # root may read everything, so that a mode would not do
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("app.config.settings.DotEnvSettingsSource", refuse)
+    with pytest.raises(ConfigError, match=r"cannot be read \(Permission denied\)"):
+        Settings.load({}, dotenv=dotenv)
+
+
+def test_all_faults_are_told_at_once_each_by_its_variable():
+    told = faults(
+        APP_PORT="99999",
+        APP_THREADS="many",
+        TIMEZONE="Mars/Olympus",
+        DEBUG="release",
+        DL_LOG_FORMAT="xml",
+        DL_CLAIM_BACKOFF_SEC="nan",
+        PG_SCHEMA_QUEUE='x"; DROP',
+        LOG_FILE_NAME="../app.log",
+        DL_DB_DSN="not a dsn",
+        DL_HEARTBEAT_SEC="40",
+        DL_HEARTBEET_SEC="3",
+    )
+
+    assert told["APP_PORT"] == "'99999'; a whole number from 1 to 65535 would do"
+    assert told["APP_THREADS"] == "'many'; a whole number from 1 to 256 would do"
+    assert told["DEBUG"] == "'release'; true or false would do"
+    assert told["DL_LOG_FORMAT"] == "'xml'; auto, json or text would do"
+    assert told["DL_CLAIM_BACKOFF_SEC"] == "'nan'; a number from 0.05 to 3600 would do"
+    assert "Europe/Moscow" in told["TIMEZONE"]
+    assert "identifier" in told["PG_SCHEMA_QUEUE"]
+    assert "without a folder" in told["LOG_FILE_NAME"]
+    assert "postgresql://" in told["DL_DB_DSN"]
+    assert "two heartbeats (80)" in told["DL_DEFAULT_LEASE_TTL_SEC"]
+    assert told["DL_HEARTBEET_SEC"].endswith("did you mean DL_HEARTBEAT_SEC?")
+    assert len(told) == 11
+
+
+def test_a_contradiction_with_a_faulty_setting_is_not_told():
+    assert set(faults(DL_HEARTBEAT_SEC="-1", DL_DEFAULT_LEASE_TTL_SEC="1")) == {"DL_HEARTBEAT_SEC"}
+
+
+def test_a_long_faulty_text_is_shown_in_part():
+    told = faults(ENVIRONMENT="x" * 5000)["ENVIRONMENT"]
+
+    assert "5000 characters" in told
+    assert len(told) < 200
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://etl:{SECRET}@db:port/jobs",
+        f"postgresql://etl:p/{SECRET}@db/jobs",
+        f"mysql://etl:{SECRET}@db/jobs",
+        f"host=db password='{SECRET}",
+        f"host=db password {SECRET}",
+        f"{SECRET}",
+    ],
+)
+def test_a_connection_string_that_cannot_be_read_is_not_shown(dsn):
+    with pytest.raises(ConfigError) as caught:
+        load(DL_DB_DSN=dsn)
+
+    assert SECRET not in repr((caught.value, caught.value.faults))
+    assert f"{len(dsn)} characters (hidden)" in str(caught.value)
+    assert caught.value.__context__ is None or SECRET not in repr(caught.value.__context__)
+
+
+def test_no_secret_is_in_any_text_of_the_settings():
+    settings = load(DL_DB_DSN=f"postgresql://etl:{SECRET}@db:6432/jobs?sslmode=require", PG_PASSWORD=SECRET)
+
+    shown = {knob.variable: knob.value for knob in settings.describe()}
+    assert shown["DL_DB_DSN"] == "user=etl password=*** host=db port=6432 dbname=jobs sslmode=require"
+    assert shown["PG_PASSWORD"] == "***"
+    assert SECRET not in repr(settings) + str(settings) + repr(settings.describe())
+    assert settings.dsn is not None
+    assert settings.dsn.get_secret_value() == f"postgresql://etl:{SECRET}@db:6432/jobs?sslmode=require"
+
+
+def test_secrets_are_known_to_whoever_must_mask_them():
+    settings = load(DL_DB_DSN="postgresql://etl:p%40ss@db/jobs?sslpassword=key", PG_PASSWORD=SECRET)
+
+    assert {SECRET, "p@ss", "key"} < set(settings.secrets)
+
+
+def test_a_misspelt_secret_is_not_shown():
+    with pytest.raises(ConfigError) as caught:
+        load(DL_DB_DNS=f"postgresql://etl:{SECRET}@db/jobs")
+
+    assert "did you mean DL_DB_DSN?" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_connection_string_is_made_of_its_parts():
+    settings = load(PG_HOST="db", PG_PORT="6432", PG_USER="etl", PG_PASSWORD=r"it's \ here", PG_DATABASE="jobs")
+
+    assert settings.dsn is not None
+    assert settings.dsn.get_secret_value() == (r"host=db port=6432 user=etl dbname=jobs password='it\'s \\ here'")
+
+
+def test_what_is_not_given_is_left_to_libpq():
+    settings = load(PG_HOST="db")
+
+    assert settings.dsn is not None
+    assert settings.dsn.get_secret_value() == "host=db port=5432"
+
+
+def test_the_whole_connection_string_wins_over_its_parts_and_says_so():
+    settings = load(DL_DB_DSN="host=one", PG_HOST="two", PG_USER="etl")
+
+    assert settings.dsn is not None
+    assert settings.dsn.get_secret_value() == "host=one"
+    assert "DL_DB_DSN wins" in settings.warnings[0]
+
+
+@pytest.mark.parametrize("part", ["PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DATABASE"])
+def test_parts_without_a_server_do_not_quietly_mean_the_embedded_one(part):
+    told = faults(**{part: "5433"})
+
+    assert set(told) == {"PG_HOST"}
+    assert part in told["PG_HOST"]
+
+
+def test_values_are_described_the_way_they_are_written():
+    text = '[{"queue":"etl.a","concurrency":3}]'
+    settings = load(
+        WORKERS_JSON=text,
+        DL_PIPELINES="pipelines, company.loads",
+        DEBUG="yes",
+        DL_HEARTBEAT_SEC="0.5",
+        LOG_ROTATION="6 hours",
+        LOG_PATH="logs",
+        NO_COLOR="1",
+    )
+
+    shown = {knob.variable: knob.value for knob in settings.describe()}
+    assert json.loads(shown["WORKERS_JSON"]) == json.loads(text)
+    assert shown["DL_PIPELINES"] == "pipelines,company.loads"
+    assert (shown["DEBUG"], shown["DL_HEARTBEAT_SEC"], shown["LOG_ROTATION"]) == ("true", "0.5", "6 hours")
+    assert (shown["LOG_PATH"], shown["METRIC_PATH"], shown["NO_COLOR"]) == ("logs", "", "1")
+
+
+def test_defaults_written_into_an_environment_are_the_defaults():
+    plain = load()
+    written = {knob.variable: knob.default for knob in plain.describe() if knob.default}
+    written.pop("PG_PORT")  # would need a PG_HOST
+
+    again = load(**written)
+
+    assert [knob.value for knob in again.describe()] == [knob.value for knob in plain.describe()]
+
+
+def test_every_setting_has_a_meaning_in_a_sentence():
+    for knob in load().describe():
+        assert knob.meaning[0].isupper(), knob.variable
+        assert knob.meaning.endswith("."), knob.variable
+        assert knob.accepts, knob.variable
+
+
+def test_paths_are_paths():
+    assert load(DL_DATA_DIR="/var/lib/x").data_dir == Path("/var/lib/x")
