@@ -66,7 +66,7 @@ def jobs(service: Service, *, queue: str | None, with_status: str | None, task: 
         {"jobs": [job.said for job in found]},
         text.JOB_COLUMNS,
         text.job_rows(found),
-        whole=("job", "status"),
+        whole=("job", "status", "try", "created"),
         empty="No job fits.",
     )
 

@@ -5,9 +5,10 @@ NO_COLOR, COLUMNS and TERM=dumb are honoured by rich itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
@@ -17,6 +18,9 @@ from app.cli import text
 from app.client import JobState
 from app.queue.job import Status
 
+GAP, NARROWEST = 2, 8
+ALWAYS = 2  # columns that are shown even where they do not fit
+EVEN = 4  # in how many steps an excess is spread over the columns
 COLOURS = {
     Status.QUEUED: "cyan",
     Status.RUNNING: "blue",
@@ -28,16 +32,33 @@ COLOURS = {
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
-    """A table as wide as the terminal at most; the columns named in `whole` are never cut."""
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    shown = [i for i in range(len(names)) if any(row[i] for row in rows) or names[i] in whole]
+    """A table as wide as the terminal at most.
+
+    Columns named in `whole` are never cut. The others are shortened, the widest first; where that would make them too
+    narrow to be read, the last columns are left out. So are those without any content.
+    """
+    console = Console()
+    shown = [i for i in range(len(names)) if names[i] in whole or any(row[i] for row in rows)]
+    widths = {i: max(len(names[i]), *(cell_len(row[i]) for row in rows)) for i in shown}
+    least = {i: width if names[i] in whole else min(width, NARROWEST) for i, width in widths.items()}
+    while len(shown) > ALWAYS and _taken(least, shown) > console.width:
+        shown.pop()
+    while (excess := _taken(widths, shown) - console.width) > 0:
+        widest = max(shown, key=lambda i: widths[i] - least[i])
+        if widths[widest] == least[widest]:
+            break
+        widths[widest] = max(least[widest], widths[widest] - (1 if excess < EVEN else excess // EVEN))
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for i in shown:
-        drawn.add_column(names[i], no_wrap=True, overflow="fold" if names[i] in whole else "ellipsis")
-        if names[i] in whole:
-            drawn.columns[-1].min_width = max(len(row[i]) for row in rows)
+        drawn.add_column(names[i], no_wrap=True, overflow="ellipsis", width=widths[i])
     for row in rows:
         drawn.add_row(*(_cell(row[i]) for i in shown))
-    Console().print(drawn)
+    console.print(drawn, crop=False)
+
+
+def _taken(widths: Mapping[int, int], shown: Sequence[int]) -> int:
+    return sum(widths[i] + GAP for i in shown) - GAP
 
 
 def _cell(value: str) -> Text:

@@ -11,7 +11,8 @@ from typing import Any
 from app.client import JobEvent, JobLine, JobState
 from app.queue.job import Status
 
-JOB_COLUMNS = ("job", "status", "queue", "task", "try", "created", "progress", "error")
+# The last ones are the first that a narrow terminal does without.
+JOB_COLUMNS = ("job", "status", "task", "queue", "try", "progress", "created", "error")
 EVENT_COLUMNS = ("time", "event", "details")
 ERROR_CHARACTERS = 300
 LARGEST_AMOUNT = 1e15  # beyond it a float no longer counts; such a progress is shown as it came
@@ -91,11 +92,11 @@ def job_rows(jobs: Iterable[JobLine]) -> list[tuple[str, ...]]:
         (
             str(job.job_id),
             job.status.value,
-            clean(job.queue),
             clean(job.task),
+            clean(job.queue),
             f"{job.attempt}/{job.max_attempts}",
-            local_time(job.created_at),
             progress_text(job.progress),
+            local_time(job.created_at),
             clean(job.error or "")[:ERROR_CHARACTERS],
         )
         for job in jobs

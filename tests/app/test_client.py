@@ -186,7 +186,7 @@ def test_a_retry_after_that_is_a_date_is_as_good_as_none(client, service, pauses
 
 
 def test_a_refused_connection_is_tried_again_whatever_was_asked(nobody):
-    pauses, told = Pauses(), []
+    pauses, told = Pauses(), list[ServiceUnavailable]()
 
     def start_late(seconds: float) -> None:
         pauses.append(seconds)
@@ -300,7 +300,9 @@ def test_watching_goes_on_through_an_outage(service, pauses):
     outages: list[str] = []
     job_id = UUID(service.add({}, BUSY, BUSY, {"status": "failed"}))
 
-    watching = Client(service.url, patience_sec=0, wait=pauses).watch(job_id, on_outage=lambda o: outages.append(str(o)))
+    watching = Client(service.url, patience_sec=0, wait=pauses).watch(
+        job_id, on_outage=lambda o: outages.append(str(o))
+    )
 
     assert [state.status for state in watching] == [Status.QUEUED, Status.FAILED]
     assert len(outages) == 2
@@ -322,7 +324,17 @@ def test_watching_a_service_that_was_never_there_ends_at_once(nobody):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "127.0.0.1:8081", "ftp://a", "http://", "http://a:port", "http://a?x=1", "http://a#x", "http://a b", "http://ä"],
+    [
+        "",
+        "127.0.0.1:8081",
+        "ftp://a",
+        "http://",
+        "http://a:port",
+        "http://a?x=1",
+        "http://a#x",
+        "http://a b",
+        "http://ä",
+    ],
 )
 def test_what_is_no_address_is_refused_by_name(url):
     with pytest.raises(ValueError, match="address"):

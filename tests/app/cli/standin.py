@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,7 +33,9 @@ class Answer:
 
 
 def problem(status: int, code: str, detail: str, **more: Any) -> Answer:
-    return Answer(status, {"type": "about:blank", "title": code, "status": status, "code": code, "detail": detail, **more})
+    return Answer(
+        status, {"type": "about:blank", "title": code, "status": status, "code": code, "detail": detail, **more}
+    )
 
 
 BUSY = problem(503, "database_unavailable", "the database does not answer")
@@ -48,6 +50,7 @@ class Standin:
         self.unruly: deque[Answer | str] = deque()
         self.jobs: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, deque[dict[str, Any] | Answer]] = {}  # what each look at a job finds next
+        self.next_lives: list[dict[str, Any] | Answer] = []  # the lives of a job that will be triggered
         self.keys: dict[str, str] = {}
         self.url = ""
         self.closing = threading.Event()
@@ -79,7 +82,7 @@ class Standin:
             errors = [{"field": "args.x", "message": "is required"}]
             return problem(400, "invalid_request", "1 field(s) cannot be taken; see errors", errors=errors)
         if job_id is None:
-            job_id = self.add(queue=body["queue"], task=body["task"], **_wanted(body))
+            job_id = self.add(*self.next_lives, queue=body["queue"], task=body["task"], **_wanted(body))
             self.keys[body.get("idempotency_key", job_id)] = job_id
         elif self.jobs[job_id]["task"] != body["task"]:
             return problem(409, "idempotency_conflict", f"the key already belongs to job {job_id}", job_id=job_id)
@@ -89,7 +92,9 @@ class Standin:
         job = self.jobs[job_id]
         if action == "events":
             kinds = ["queued", "picked"]
-            events = [{"event_id": n, "ts": AT, "kind": k, "payload": {"n": n} if n else {}} for n, k in enumerate(kinds)]
+            events = [
+                {"event_id": n, "ts": AT, "kind": k, "payload": {"n": n} if n else {}} for n, k in enumerate(kinds)
+            ]
             return Answer(body={"job_id": job_id, "events": events})
         if action == "cancel" and job["status"] == "queued":
             job["status"] = "canceled"
@@ -143,8 +148,11 @@ def _handler(standin: Standin) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(text)
 
-        do_GET: Callable[[], None] = _serve  # noqa: N815 - the name that http.server looks for
-        do_POST: Callable[[], None] = _serve  # noqa: N815
+        def do_GET(self) -> None:
+            self._serve()
+
+        def do_POST(self) -> None:
+            self._serve()
 
         def log_message(self, *_: object) -> None:
             return None

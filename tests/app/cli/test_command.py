@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from app.cli.command import main
+from app.cli.exits import MEANING, Exit, told
+from app.client import NotFound
+from app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, SchemaMissing
+from tests.support.processes import ROOT, clean_environment
+
+HEAVY = (
+    "flask",
+    "werkzeug",
+    "pydantic",
+    "pydantic_settings",
+    "psycopg2",
+    "gunicorn",
+    "rich",
+    "app.config",
+    "pipelines",
+)
+
+
+@pytest.mark.parametrize("command", [["jobs"], ["jobs", "--json"], ["trigger", "noop"], ["trigger", "noop", "--watch"]])
+def test_client_commands_load_neither_flask_nor_pydantic(service, command):
+    service.next_lives = [{"status": "succeeded"}]
+    look = (
+        "import sys\nfrom app.cli import main\n"
+        f"try:\n    main({command!r})\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-c", look], env={**clean_environment(), "DL_URL": service.url}, cwd=ROOT,
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+
+    assert ran.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_python_m_app_is_the_same_command():
+    ran = subprocess.run(
+        [sys.executable, "-m", "app", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert ran.stdout.startswith("Usage: dataloader ")
+    assert "trigger" in ran.stdout
+
+
+def test_help_lists_the_commands_in_the_order_of_use(run):
+    shown = run("-h").stdout
+
+    commands = [line.split()[0] for line in shown.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
+    assert commands == [
+        "serve", "worker", "migrate", "config", "tasks", "trigger", "status", "cancel", "retry", "jobs", "events",
+    ]  # fmt: skip
+
+
+def test_every_command_explains_itself(run):
+    for name in run("-h").stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines():
+        shown = run(name.split()[0], "--help")
+
+        assert shown.exit_code == 0
+        assert "Usage:" in shown.stdout
+
+
+def test_the_version_is_told(run, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: f"1.2.3 of {name}")
+
+    assert run("--version").stdout == "dataloader 1.2.3 of dataloader\n"
+
+
+def test_a_checkout_that_is_not_installed_has_a_version_all_the_same(run, monkeypatch):
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+
+    assert "not installed" in run("--version").stdout
+
+
+def test_an_unknown_command_is_a_mistake_in_usage():
+    with pytest.raises(SystemExit) as end:
+        main(["triger"])
+    assert end.value.code == Exit.USAGE
+
+
+def test_ctrl_c_has_its_own_code(run, service, monkeypatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.client.Client.jobs", interrupted)
+
+    assert run("jobs").exit_code == Exit.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DatabaseUnavailable("no answer"), 69),
+        (SchemaMissing("run `dataloader migrate`"), 65),
+        (EmbeddedServerError("no binaries"), 71),
+        (DataloaderError("something new"), 4),
+        (NotFound(404, {}), 3),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_error_has_its_exit_code(error, code):
+    assert told(error).exit == code
+    assert told(error).detail
+
+
+def test_every_exit_code_has_a_meaning():
+    assert set(MEANING) == set(Exit)

@@ -1,0 +1,49 @@
+"""docs/cli.md says all there is to the command line, and nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+
+from app.cli.command import cli
+from app.cli.exits import MEANING
+from tests.support.processes import ROOT
+
+PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+SECTIONS = dict(part.partition("\n")[::2] for part in PAGE.split("\n## ")[1:])
+OF_EACH = {"--help"}
+OF_A_SERVICE = {"--url", "--timeout", "--patience", "--json"}
+
+
+def options(command: click.Command) -> set[str]:
+    return {name for parameter in command.params if isinstance(parameter, click.Option) for name in parameter.opts}
+
+
+def documented(section: str) -> set[str]:
+    return set(re.findall(r"^\| `(--[a-z-]+)` \|", section, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", list(cli.commands))
+def test_every_command_is_described_with_exactly_its_options(name):
+    has = options(cli.commands[name])
+    shared = OF_A_SERVICE if has >= OF_A_SERVICE else set()
+
+    assert documented(SECTIONS[name]) | shared == has - OF_EACH
+
+
+def test_the_shared_options_are_described_once():
+    (section,) = (text for title, text in SECTIONS.items() if title.startswith("Options of the commands"))
+
+    assert documented(section) == OF_A_SERVICE
+
+
+def test_the_options_of_the_command_itself_are_described():
+    assert all(f"{name}`" in PAGE for name in options(cli))
+
+
+def test_the_exit_codes_are_those_of_the_code():
+    told = dict(re.findall(r"^\| (\d+) \| (.+) \|$", PAGE, re.MULTILINE))
+
+    assert told == {str(code.value): meaning for code, meaning in MEANING.items()}

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from app.cli import text
+
+
+@pytest.mark.parametrize(
+    ("progress", "shown"),
+    [
+        ({}, ""),
+        ({"processed": 500, "total": 1000}, "500 of 1000 (50%)"),
+        ({"done": 7, "unit": "rows"}, "7 rows"),
+        ({"done": 1.25, "total": 2.5}, "1.25 of 2.50 (50%)"),
+        ({"processed": 5, "total": 0}, "5"),
+        ({"processed": 5, "total": "many"}, "5"),
+        ({"processed": True}, '{"processed": true}'),
+        ({"processed": -1}, '{"processed": -1}'),
+        ({"processed": 10**400}, '{"processed": 1' + "0" * 400 + "}"),
+        ({"done": float("nan")}, '{"done": NaN}'),
+        ({"step": "Банк", "of": [1]}, '{"step": "Банк", "of": [1]}'),
+        ({"done": 1, "unit": 5}, "1"),
+    ],
+    ids=str,
+)
+def test_progress_is_told_with_numbers_where_there_are_any(progress, shown):
+    assert text.progress_text(progress) == shown
+
+
+def test_a_time_is_shown_on_the_clock_of_this_machine():
+    at = datetime(2026, 11, 21, 10, tzinfo=UTC)
+
+    assert text.local_time(at) == at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def test_columns_are_as_wide_as_their_widest_cell():
+    assert text.columns(("a", "b"), [("long", ""), ("", "x")]) == ["a     b", "long", "      x"]

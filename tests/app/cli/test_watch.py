@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import signal
+from uuid import UUID
+
+from app.cli import watch
+from app.cli.exits import Exit
+from app.client import Client
+from tests.app.cli.standin import BUSY
+
+RUNNING = {"status": "running", "attempt": 1}
+
+
+def test_ctrl_c_ends_the_watching_and_not_the_job(service, start):
+    job_id = service.add(RUNNING)
+
+    process = start("status", job_id, "--watch", env={"DL_URL": service.url})
+    process.wait_for("running")
+    process.signal(signal.SIGINT)
+
+    assert process.wait() == 130
+    assert f"dataloader cancel {job_id}" in process.text
+    assert f"dataloader status {job_id} --watch" in process.text
+    assert "Traceback" not in process.text
+    assert service.jobs[job_id]["status"] == "running"
+
+
+def test_an_outage_is_told_once_and_outlived(service, capsys):
+    job_id = service.add(RUNNING, BUSY, BUSY, {"progress": {"done": 3}}, BUSY, {"status": "succeeded"})
+    client = Client(service.url, patience_sec=0, wait=lambda _: None)
+
+    state = watch.until_final(client, UUID(job_id), watch.Lines())
+
+    shown = capsys.readouterr()
+    assert watch.outcome(state) is Exit.OK
+    assert shown.err.count("still watching") == 2
+    assert shown.out.splitlines() == ["running, attempt 1", "running, attempt 1, 3", "succeeded, attempt 1, 3"]
+
+
+def test_a_change_that_nobody_can_see_is_no_line(service, capsys):
+    job_id = service.add(
+        RUNNING, {"heartbeat_at": "2026-11-21T10:00:10Z"}, {"heartbeat_at": "2026-11-21T10:00:20Z"}, {"status": "lost"}
+    )
+    client = Client(service.url, wait=lambda _: None)
+
+    state = watch.until_final(client, UUID(job_id), watch.Lines())
+
+    assert watch.outcome(state) is Exit.NOT_DONE
+    assert capsys.readouterr().out.splitlines() == ["running, attempt 1", "lost, attempt 1"]
+
+
+def test_without_a_terminal_there_is_nothing_to_draw():
+    assert type(watch.face(as_json=False)) is watch.Lines
+    assert type(watch.face(as_json=True)) is watch.Silence
