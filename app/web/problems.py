@@ -83,7 +83,7 @@ class InvalidRequest(Exception):
 
     def __init__(self, faults: Sequence[FieldFault]) -> None:
         self.faults = tuple(faults)[:MOST_FAULTS]
-        told = "; ".join(f"{fault.field} {fault.message}" for fault in self.faults[:_TOLD_AT_ONCE])
+        told = "; ".join(f"{fault.field}: {fault.message}" for fault in self.faults[:_TOLD_AT_ONCE])
         more = len(faults) - _TOLD_AT_ONCE
         super().__init__(f"{told}; and {more} more" if more > 0 else told)
 
