@@ -1,0 +1,173 @@
+"""What must not be seen in a log is not seen, and the rest is."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, date, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.log import LogOptions, mask, set_up, tear_down
+from app.log.masking import Masker
+
+SECRET = "hunter2/ü\\x"
+
+
+class Unspeakable:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("password", "PG_PASSWORD", "passwd", "user_pass", "pwd", "passphrase", "secret", "client_secret_id"),
+        *("token", "access_token", "accessToken", "api_key", "X-Api-Key", "apikey", "private_key", "secretKey"),
+        *("Authorization", "proxy-authorization", "auth", "Cookie", "Set-Cookie", "credentials", "dsn", "DL_DB_DSN"),
+    ],
+)
+def test_a_secret_is_known_by_its_name(name):
+    assert mask({"args": [{name: "x", "kept": "y"}]}) == {"args": [{name: "***", "kept": "y"}]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lock_key", "idempotency_key", "partition_key", "key", "prompt_tokens", "max_tokens", "author", "compass", "path"],
+)
+def test_other_names_are_no_secrets(name):
+    assert mask({name: "x"}) == {name: "x"}
+
+
+def test_whether_there_is_a_secret_may_be_told():
+    assert mask({"password": None, "token": True, "secret": 7}) == {"password": None, "token": True, "secret": "***"}
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("postgresql://etl:hunter2@db:5432/jobs", "postgresql://etl:***@db:5432/jobs"),
+        ("postgresql://etl:hun@ter/2@db/jobs failed", "postgresql://etl:***@db/jobs failed"),
+        ("https://:hunter2@host/", "https://:***@host/"),
+        ("postgresql://etl:12345@db/jobs", "postgresql://etl:***@db/jobs"),
+        ("host=db password=hunter2 user=etl", "host=db password=*** user=etl"),
+        ("host=db password = 'hunter2 \\' hunter2' user=etl", "host=db password = *** user=etl"),
+        ("password='hunter2 never closed", "password=*** never closed"),
+        (r"password=hunter2\ hunter2 user=etl", "password=*** user=etl"),
+        ("password=a&hunter2", "password=***"),
+        ("password=b'hunter2' user=etl", "password=*** user=etl"),
+        ('{"password": "hunter2 hunter2", "kept": 1}', '{"password": ***, "kept": 1}'),
+        ("{'client_secret': 'hunter2', 'kept': 1}", "{'client_secret': ***, 'kept': 1}"),
+        (r"{\"api_key\": \"hunter2\"}", r"{\"api_key\": ***"),
+        ("GET /x?token=hunter2&page=2", "GET /x?token=***&page=2"),
+        ("Authorization: Bearer hunter2", "Authorization: ***"),
+        ("authorization='Basic aHVudGVyMg=='", "authorization='***'"),
+        ("sent Bearer hunter2.x.y there", "sent Bearer *** there"),
+        ("Set-Cookie: session=hunter2; path=/\nHost: x", "Set-Cookie: ***\nHost: x"),
+    ],
+)
+def test_a_secret_is_known_by_its_shape(text, masked):
+    assert mask(text) == masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:8081/mail?to=a@b",
+        "http://host:8081",
+        "postgresql://etl@db/jobs",
+        "5 tokens: fine",
+        "lock_key=customer:1",
+        "etl.default: 3 jobs at 12:30",
+    ],
+)
+def test_other_texts_are_let_be(text):
+    assert mask(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"said {SECRET} aloud",
+        "GET /hunter2%2F%C3%BC%5Cx",
+        f"failed with {SECRET!r}",
+    ],
+)
+def test_a_secret_is_known_by_its_value_however_it_is_spelt(text):
+    assert "hunter2" not in Masker([SECRET]).text(text)
+    assert "***" in Masker([SECRET]).text(text)
+
+
+def test_a_secret_within_a_secret_leaves_no_rest():
+    assert Masker(["abcd", "abcdefgh"]).text("abcdefgh") == "***"
+
+
+def test_a_secret_too_short_to_be_one_does_not_hide_everything():
+    assert Masker(["", "etl"]).text("etl.default") == "etl.default"
+
+
+def test_mask_knows_the_values_named_to_set_up():
+    assert mask(f"x {SECRET}") == f"x {SECRET}"
+
+    set_up(LogOptions(secrets=(SECRET,)))
+    try:
+        assert mask([f"x {SECRET}", {SECRET: 1}]) == ["x ***", {"***": 1}]
+    finally:
+        tear_down()
+    assert SECRET not in repr(LogOptions(secrets=(SECRET,)))
+
+
+def test_any_value_becomes_plain_data():
+    job = UUID(int=1)
+    value = {
+        "job": job,
+        1: (1, 2.5, {3}),
+        "at": datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
+        "on": date(2026, 1, 2),
+        "error": ValueError("password=hunter2"),
+        "nan": math.nan,
+        "huge": 10**30,
+        "endless": 10**6000,
+        "bytes": b"ab",
+        "bad": Unspeakable(),
+        "lone": "\ud800",
+    }
+
+    assert mask(value) == {
+        "job": str(job),
+        "1": [1, 2.5, [3]],
+        "at": "2026-01-02T03:04:00+00:00",
+        "on": "2026-01-02",
+        "error": "ValueError: password=***",
+        "nan": "nan",
+        "huge": str(10**30),
+        "endless": "<int that cannot be shown>",
+        "bytes": "b'ab'",
+        "bad": "<Unspeakable that cannot be shown>",
+        "lone": "\\ud800",
+    }
+
+
+def test_what_contains_itself_ends():
+    loop: dict[str, Any] = {"a": 1}
+    loop["self"] = [loop, loop]
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+
+    assert mask(loop) == {"a": 1, "self": ["…", "…"]}
+    assert "…" in str(mask(deep))
+
+
+@given(st.text(alphabet="abc:/@=&'\"\\ \npassword", max_size=300))
+def test_masking_ends_and_leaves_no_marked_secret(noise):
+    assert "hunter2" not in str(mask(f"{noise} password=hunter2"))
+
+
+@pytest.mark.parametrize("piece", ["://a:b", "password=", "password='", "a-", "cookie", "authorization: ", "\\"])
+def test_a_hostile_text_costs_little(piece):
+    # Seconds at worst where a careless pattern would take hours.
+    assert mask(piece * (100_000 // len(piece)))
