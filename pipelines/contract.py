@@ -23,7 +23,6 @@ class StopReason(StrEnum):
     CANCEL = "cancel"
     SHUTDOWN = "shutdown"
     LEASE_LOST = "lease_lost"
-    TIME_LIMIT = "time_limit"
 
 
 class Stop(BaseException):

@@ -151,7 +151,7 @@ class Claimed:
 class Outlook:
     """When a claimer should look again."""
 
-    skipped: int  # ready jobs whose key somebody was changing at that moment
+    skipped: int  # ready jobs looked at in vain, their key being busy: others may stand behind them, look at once
     due_in: float | None  # seconds until the next timed job; None: there is none
 
 
@@ -173,6 +173,16 @@ class Release(StrEnum):
     SHUTDOWN = "shutdown"
     LOCK_BUSY = "lock_busy"
     NOT_STARTED = "not_started"
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What became of a run's lease. Not renewed but owned: somebody has the row locked; ask again."""
+
+    run_id: UUID
+    renewed: bool
+    owned: bool
+    cancel_requested: bool
 
 
 @dataclass(frozen=True)

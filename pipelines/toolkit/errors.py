@@ -21,6 +21,7 @@ ToolkitError
 │   ├── NoSuchTarget          the table or a column of it is not there                      permanent
 │   ├── UnsuitableValue       a value no column of that kind can hold, named by row, column permanent
 │   ├── NotReplaceable        replacing this table would break what depends on it           permanent
+│   ├── TooFewRows            not enough to replace what is there
 │   └── TargetBusy            others kept the table locked for the whole wait
 ├── BadTime                   a time that cannot be told                                    permanent
 └── UnsafePath                a name that would lead out of its folder                      permanent
@@ -133,6 +134,10 @@ class UnsuitableValue(LoadError):
 
 class NotReplaceable(LoadError):
     permanent = True
+
+
+class TooFewRows(LoadError):
+    pass
 
 
 class TargetBusy(LoadError):

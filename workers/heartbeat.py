@@ -1,0 +1,100 @@
+"""Keeps the leases of all attempts of the process, brings progress down and cancels up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from app import log
+from app.errors import DatabaseUnavailable
+from app.queue.job import WorkerInfo
+from app.queue.jobqueue import JobQueue
+from pipelines.contract import StopReason
+from workers.attempt import Attempt
+from workers.roster import Roster
+from workers.threads import Loop, clock
+
+_log = log.get(__name__)
+_TICK = 1.0  # seconds: how fresh progress is, and how late a lost lease is noticed
+
+
+class Heartbeat:
+    def __init__(
+        self,
+        queue: JobQueue,
+        roster: Roster,
+        *,
+        every: float,
+        info: WorkerInfo,
+        listen: Callable[[float], bool],
+        died: Callable[[str], None],
+    ) -> None:
+        self._queue, self._roster, self._every, self._info, self._listen = queue, roster, every, info, listen
+        self._next_beat = 0.0
+        self._known = False  # the database knows this worker
+        self.beat_at = clock()  # when a beat last came through; read by anyone
+        self.loop = Loop("heartbeat", self.turn, died=died, away=min(0.5, every / 2))
+
+    def turn(self) -> float:
+        began = clock()
+        try:
+            self._beat(began)
+        finally:
+            self._stop_the_lost()
+        left = max(0.0, began + min(_TICK, self._every) - clock())
+        return 0.0 if self._listen(left) else left
+
+    def _beat(self, now: float) -> None:
+        held = self._roster.all()
+        if now >= self._next_beat:
+            self._say_alive()
+            self._renew(held)
+            self._next_beat = now + self._every
+            self.beat_at = now
+        else:
+            # Between beats only what has news, or might run out before the next one.
+            self._renew([a for a in held if a.news() is not None or a.lease.until - now < 2 * self._every])
+
+    def _renew(self, attempts: Sequence[Attempt]) -> None:
+        if not attempts:
+            return
+        by_run = {attempt.job.run_id: (attempt, attempt.news()) for attempt in attempts}
+        sent = clock()
+        answers = self._queue.renew(
+            [(attempt.job.id, run_id, news) for run_id, (attempt, news) in by_run.items()], late_sec=3 * self._every
+        )
+        for answer in answers:
+            attempt, news = by_run[answer.run_id]
+            if answer.renewed:
+                attempt.lease.renewed = sent
+                attempt.written(news)
+            elif not answer.owned and self._roster.find(answer.run_id) is not None:
+                self._ask_once_more(attempt)
+            if answer.cancel_requested:
+                attempt.stop(StopReason.CANCEL)
+
+    def _ask_once_more(self, attempt: Attempt) -> None:
+        """A run that is missing may only just have been settled; if it is still held, it has lost its job."""
+        job = attempt.job
+        (again,) = self._queue.renew([(job.id, job.run_id, None)], late_sec=3 * self._every)
+        if not again.owned and self._roster.find(job.run_id) is not None:
+            _log.warning("lease.lost", job=str(job.id), run=str(job.run_id), reason="not ours any more")
+            attempt.stop(StopReason.LEASE_LOST)
+
+    def _stop_the_lost(self) -> None:
+        now = clock()
+        for attempt in self._roster.all():
+            if not attempt.lease.trusted(now) and attempt.stopping is not StopReason.LEASE_LOST:
+                _log.warning("lease.lost", job=str(attempt.job.id), run=str(attempt.job.run_id), reason="not renewed in time")
+                attempt.stop(StopReason.LEASE_LOST)
+
+    def _say_alive(self) -> None:
+        self._queue.register_worker(self._info, heartbeat_sec=self._every)
+        if not self._known:
+            self._queue.take_back(self._info.queues, self._info.tasks)
+            self._known = True
+
+    def say_goodbye(self) -> None:
+        try:
+            self._queue.forget_worker(self._info.id)
+        except DatabaseUnavailable:
+            pass  # it will be seen to be gone

@@ -1,0 +1,270 @@
+"""WorkerPool: the threads and keepers of a process, what they share, their start and their stop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from app import log
+from app.queue.job import Release, WorkerInfo
+from app.queue.jobqueue import JobQueue, Limits
+from app.queue.session import Session
+from pipelines.contract import Pipelines, StopReason
+from workers.desk import Desk
+from workers.heartbeat import Heartbeat
+from workers.listener import Hearing, Listener
+from workers.outcome import HandedBack, RetryPolicy, linear
+from workers.reaper import Reaper
+from workers.roster import Keys, Roster
+from workers.settler import Settler
+from workers.threads import clock
+from workers.worker import Worker
+
+_log = log.get(__name__)
+_KEEPER_DIED = 70  # exit code: a thread that the others rely on has met a bug
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """How a process works: `queues` says how many jobs of each queue run at once."""
+
+    dsn: str
+    queues: Mapping[str, int]
+    schema: str = "public"
+    heartbeat_sec: float = 10.0
+    reaper_period_sec: float = 10.0
+    claim_backoff_sec: float = 15.0
+    connect_timeout_sec: float = 5.0
+    command_timeout_sec: float = 30.0
+    stop_sec: float = 10.0  # how long jobs that were asked to stop at shutdown are waited for
+    version: str = "0"
+    retry: RetryPolicy = field(default_factory=lambda: linear(30.0))
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """What a pool says of itself; read without asking the database."""
+
+    ready: bool
+    worker_id: UUID
+    name: str
+    listener: str
+    echo_age_sec: float | None
+    claim_age_sec: float
+    heartbeat_age_sec: float
+    reaper_age_sec: float
+    threads: int
+    busy: int
+    queues: Mapping[str, Mapping[str, int]]
+    running: Sequence[Mapping[str, Any]]
+    dead: Sequence[str]  # threads that met a bug
+
+
+def exit_at_once(thread: str) -> None:
+    """A process without one of its keepers would hold jobs that nobody looks after: end it, and let others have them."""
+    os._exit(_KEEPER_DIED)
+
+
+class WorkerPool:
+    """Four connections, whatever the number of threads: one listens, one claims, one settles and holds the keys, one
+    renews."""
+
+    def __init__(
+        self, pipelines: Pipelines, options: PoolOptions, *, died: Callable[[str], None] = exit_at_once
+    ) -> None:
+        self.id = uuid4()
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self._options, self._died = options, died
+        self._dead: list[str] = []
+        self._sessions = {role: self._session(role) for role in ("listen", "claim", "settle", "renew")}
+        self._build(pipelines)
+        self._began = False
+        self._stopped = threading.Event()
+        self._stop_lock = threading.Lock()
+
+    def _session(self, role: str) -> Session:
+        options = self._options
+        return Session(
+            options.dsn,
+            name=f"dataloader-{role}",
+            schema=options.schema,
+            connect_timeout=options.connect_timeout_sec,
+            command_timeout=options.command_timeout_sec,
+        )
+
+    def _build(self, pipelines: Pipelines) -> None:
+        options, sessions = self._options, self._sessions
+        queue = {role: JobQueue(session, limits=options.limits) for role, session in sessions.items()}
+        self._roster = Roster()
+        self._keys = Keys(sessions["settle"], queue["settle"])
+        self._settler = Settler(queue["settle"], self._roster, self._keys, died=self._on_death)
+        self._listener = Listener(sessions["listen"], echo_every=options.heartbeat_sec)
+        self._desk = Desk(
+            dict(options.queues),
+            queue=queue["claim"],
+            listener=self._listener,
+            roster=self._roster,
+            keys=self._keys,
+            tasks=pipelines.names,
+            worker=self.name,
+            poll_every=options.claim_backoff_sec,
+            controls=self._control,
+            give_back=lambda attempt, end: self._settler.write(attempt, end),
+        )
+        info = WorkerInfo(
+            self.id, self.name, options.version, tuple(options.queues), pipelines.names, sum(options.queues.values())
+        )
+        self._heartbeat = Heartbeat(
+            queue["renew"],
+            self._roster,
+            every=options.heartbeat_sec,
+            info=info,
+            listen=self._desk.stand_in,
+            died=self._on_death,
+        )
+        self._reaper = Reaper(
+            queue["claim"],
+            self._keys,
+            every=options.reaper_period_sec,
+            heartbeat_sec=options.heartbeat_sec,
+            pause_sec=min(5.0, options.heartbeat_sec / 2),
+            clear_stale=self._desk.clear_stale,
+            died=self._on_death,
+        )
+        self._workers = [
+            Worker(
+                f"worker-{name}-{n}",
+                name,
+                desk=self._desk,
+                settler=self._settler,
+                pipelines=pipelines,
+                retry=options.retry,
+                process=self.name,
+                died=self._on_death,
+            )
+            for name, threads in options.queues.items()
+            for n in range(1, threads + 1)
+        ]
+
+    # ── a life ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Start the keepers, then those they keep. The database need not be there yet."""
+        self._began = True
+        for keeper in (self._settler, self._heartbeat, self._reaper):
+            keeper.loop.start()
+        for worker in self._workers:
+            worker.start()
+        _log.info("pool.started", worker=self.name, queues=dict(self._options.queues))
+
+    def stop_claiming(self) -> None:
+        """From now on no job is begun. Returns at once, and may be called twice."""
+        self._desk.stop()
+
+    def stop(self, grace: float) -> bool:
+        """End everything: running jobs have `grace` seconds, are then asked to stop, and are handed back.
+
+        True: all threads have ended. False: some pipeline does not stop; its job was handed back, but its key stays
+        locked until this process has ended, which it must do now.
+        """
+        with self._stop_lock:
+            if not self._began or self._stopped.is_set():
+                return True
+            self.stop_claiming()
+            clean = self._end_workers(grace)
+            self._settler.drain(self._options.stop_sec)
+            self._end_keepers()
+            self._stopped.set()
+            _log.info("pool.stopped", worker=self.name, clean=clean)
+            return clean
+
+    def _end_workers(self, grace: float) -> bool:
+        if self._join_workers(grace):
+            return True
+        for attempt in self._roster.all():
+            attempt.stop(StopReason.SHUTDOWN)
+        if self._join_workers(self._options.stop_sec):
+            return True
+        for worker in self._workers:
+            attempt = worker.current
+            if worker.alive and attempt is not None:
+                _log.error("job.will.not.stop", job=str(attempt.job.id), task=attempt.job.task)
+                self._hand_back_unstopped(attempt)
+        return False
+
+    def _join_workers(self, seconds: float) -> bool:
+        until = clock() + seconds
+        return all([worker.join(max(0.0, until - clock())) for worker in self._workers])
+
+    def _hand_back_unstopped(self, attempt: Any) -> None:
+        """Its key is forgotten here, not given back: the session keeps it locked until the process is gone."""
+        self._keys.forget([attempt])
+        self._settler.write(attempt, HandedBack(Release.SHUTDOWN, attempt.news()))
+
+    def _end_keepers(self) -> None:
+        loops = [self._settler.loop, self._heartbeat.loop, self._reaper.loop]
+        for loop in loops:
+            loop.stop()
+        self._desk.ring()
+        for loop in loops:
+            loop.join(5.0)
+        self._heartbeat.say_goodbye()
+        for role in ("listen", "claim", "renew"):
+            self._sessions[role].close()
+        if not any(worker.alive for worker in self._workers):
+            self._sessions["settle"].close()
+            self._desk.close()
+
+    # ── while it lives ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def state(self) -> PoolState:
+        now = clock()
+        loops = {"settler": self._settler.loop, "heartbeat": self._heartbeat.loop, "reaper": self._reaper.loop}
+        dead = [*self._dead, *(name for name, loop in loops.items() if self._began and not loop.alive)]
+        hearing, echoed = self._listener.hearing, self._listener.echoed_at
+        busy = {name: 0 for name in self._options.queues}
+        for worker in self._workers:
+            busy[worker.queue] += worker.current is not None
+        return PoolState(
+            ready=self._began and not self._stopped.is_set() and not dead,
+            worker_id=self.id,
+            name=self.name,
+            listener=hearing.value,
+            echo_age_sec=None if echoed is None or hearing is not Hearing.LISTENING else round(now - echoed, 1),
+            claim_age_sec=round(now - self._desk.claimed_at, 1),
+            heartbeat_age_sec=round(now - self._heartbeat.beat_at, 1),
+            reaper_age_sec=round(now - self._reaper.looked_at, 1),
+            threads=len(self._workers),
+            busy=sum(busy.values()),
+            queues={name: {"threads": n, "busy": busy[name]} for name, n in self._options.queues.items()},
+            running=[self._running(worker.current) for worker in self._workers if worker.current is not None],
+            dead=tuple(dead),
+        )
+
+    def _running(self, attempt: Any) -> Mapping[str, Any]:
+        job = attempt.job
+        return {"job_id": str(job.id), "task": job.task, "queue": job.queue, "attempt": job.attempt}
+
+    def _control(self, word: str) -> None:
+        verb, _, run_id = word.partition(" ")
+        if verb == "cancel":
+            attempt = self._roster.find(_uuid(run_id))
+            if attempt is not None:
+                attempt.stop(StopReason.CANCEL)
+
+    def _on_death(self, thread: str) -> None:
+        self._dead.append(thread)
+        self._died(thread)
+
+
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        return UUID(int=0)  # a control word that is not ours: nobody has this run

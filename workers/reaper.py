@@ -1,0 +1,92 @@
+"""Settles for the dead, and repairs what waits: any number of reapers may run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from app import log
+from app.log import Alert
+from app.queue.jobqueue import JobQueue
+from workers.roster import Keys
+from workers.threads import Loop, clock
+
+_log = log.get(__name__)
+_TICK = 0.5
+_SWEEP_EVERY = 1.0
+_SEEN_TO_LATELY = 30.0  # seconds for which a key that was swept is left to be claimed
+_SWEPT_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Suspect:
+    run: tuple[UUID, UUID | None, str]
+    since: float  # when its lease was first seen to have run out
+
+
+class Reaper:
+    def __init__(
+        self,
+        queue: JobQueue,
+        keys: Keys,
+        *,
+        every: float,
+        heartbeat_sec: float,
+        pause_sec: float,
+        clear_stale: Callable[[], None],
+        died: Callable[[str], None],
+    ) -> None:
+        self._queue, self._keys, self._clear_stale = queue, keys, clear_stale
+        self._every, self._heartbeat, self._pause = every, heartbeat_sec, pause_sec
+        self._suspects: dict[tuple[UUID, UUID | None], Suspect] = {}
+        self._next_look = 0.0
+        self._next_sweep = 0.0
+        self._swept_to = ""
+        self._lately: dict[str, float] = {}  # key → when it was swept
+        self.looked_at = clock()  # read by anyone
+        self.loop = Loop("reaper", self.turn, died=died)
+
+    def turn(self) -> float:
+        self._clear_stale()
+        self._keys.restore()
+        now = clock()
+        if now >= self._next_sweep:
+            self._next_sweep = now + _SWEEP_EVERY
+            self._sweep(now)
+        if now >= self._next_look:
+            self._look(now)
+            self._next_look = now + (min(self._every, self._heartbeat) if self._suspects else self._every)
+            self.looked_at = now
+        return min(_TICK, self._every)
+
+    def _look(self, now: float) -> None:
+        """Take a run only if its lease was found expired twice, a heartbeat apart, by a server that has been up as long:
+        after an outage the owners must have had the time to renew."""
+        expired, up_sec = self._queue.expired()
+        if up_sec < self._heartbeat:
+            self._suspects.clear()
+            return
+        found = {(job_id, run_id): (job_id, run_id, key) for job_id, run_id, key in expired}
+        self._suspects = {
+            which: self._suspects.get(which) or Suspect(run, now) for which, run in found.items()
+        }
+        dead = [suspect.run for suspect in self._suspects.values() if now - suspect.since >= self._heartbeat]
+        if not dead:
+            return
+        for reaped in self._queue.reap(dead, pause_sec=self._pause):
+            _log.warning(
+                Alert.REAPER_REQUEUED,
+                job=str(reaped.job_id), queue=reaped.queue, task=reaped.task, status=reaped.status.value,
+                attempt=reaped.attempt,
+            )  # fmt: skip
+        for job_id, run_id, _ in dead:
+            self._suspects.pop((job_id, run_id), None)
+
+    def _sweep(self, now: float) -> None:
+        self._lately = {key: at for key, at in self._lately.items() if now - at < _SEEN_TO_LATELY}
+        swept = self._queue.sweep(after=self._swept_to, lately=self._lately, most=_SWEPT_AT_ONCE)
+        self._swept_to = swept.seen_to
+        self._lately.update((key, now) for key in swept.promoted)
+        if swept.promoted:
+            _log.info("sweep.promoted", keys=len(swept.promoted))

@@ -1,0 +1,69 @@
+"""One thread: wait, run, hand the end over to be settled, and wait again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from app import log
+from pipelines.contract import Pipelines
+from workers.attempt import Attempt
+from workers.desk import Desk
+from workers.outcome import RetryPolicy
+from workers.settler import Settler
+
+_log = log.get(__name__)
+
+
+class Worker:
+    def __init__(
+        self,
+        name: str,
+        queue: str,
+        *,
+        desk: Desk,
+        settler: Settler,
+        pipelines: Pipelines,
+        retry: RetryPolicy,
+        process: str,
+        died: Callable[[str], None],
+    ) -> None:
+        self.name, self.queue = name, queue
+        self.current: Attempt | None = None  # set by the thread, read by anyone
+        self._desk, self._settler, self._pipelines = desk, settler, pipelines
+        self._retry, self._process, self._died = retry, process, died
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end; False: it still runs."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _work(self) -> None:
+        try:
+            while (attempt := self._desk.next(self.queue)) is not None:
+                self.current = attempt
+                self._attempt(attempt)
+                self.current = None
+        except BaseException:
+            _log.exception("worker.died", worker=self.name)
+            self._died(self.name)
+
+    def _attempt(self, attempt: Attempt) -> None:
+        job = attempt.job
+        with log.bound(
+            job=str(job.id), run=str(job.run_id), attempt=job.attempt, task=job.task, queue=job.queue, worker=self._process
+        ):
+            log.metric("job.started")
+            log.audit("job.started")
+            end = attempt.run(self._pipelines.get(job.task), self._retry)
+        self._settler.write(attempt, end)
+        if attempt.began is not None and attempt.ended is not None:
+            self._desk.ran(self.queue, attempt.ended - attempt.began)
