@@ -19,7 +19,7 @@ from app.client import JobState
 from app.queue.job import Status
 
 GAP, NARROWEST = 2, 8
-ALWAYS = 2  # columns that are shown even where they do not fit
+ALWAYS = 2  # columns that are never left out
 EVEN = 4  # in how many steps an excess is spread over the columns
 COLOURS = {
     Status.QUEUED: "cyan",
@@ -35,7 +35,8 @@ def table(names: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequenc
     """A table as wide as the terminal at most.
 
     Columns named in `whole` are never cut. The others are shortened, the widest first; where that would make them too
-    narrow to be read, the last columns are left out. So are those without any content.
+    narrow to be read, the last columns are left out. So are those without any content. A terminal too narrow for
+    even that gets whole lines, and wraps them.
     """
     console = Console()
     shown = [i for i in range(len(names)) if names[i] in whole or any(row[i] for row in rows)]
@@ -43,11 +44,12 @@ def table(names: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequenc
     least = {i: width if names[i] in whole else min(width, NARROWEST) for i, width in widths.items()}
     while len(shown) > ALWAYS and _taken(least, shown) > console.width:
         shown.pop()
+    if _taken(least, shown) > console.width:
+        console.print("\n".join(text.columns(names, rows)), markup=False, highlight=False, soft_wrap=True)
+        return
     while (excess := _taken(widths, shown) - console.width) > 0:
         widest = max(shown, key=lambda i: widths[i] - least[i])
-        if widths[widest] == least[widest]:
-            break
-        widths[widest] = max(least[widest], widths[widest] - (1 if excess < EVEN else excess // EVEN))
+        widths[widest] = max(least[widest], widths[widest] - max(1, excess // EVEN))
 
     drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for i in shown:

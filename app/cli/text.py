@@ -1,4 +1,4 @@
-"""Answers as plain text: what a pipe, a log and a narrow mind can read. Nothing here draws."""
+"""Answers as plain text, for a pipe, a log and a screen reader. Nothing here draws."""
 
 from __future__ import annotations
 

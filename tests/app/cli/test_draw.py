@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from app.cli import draw
-from tests.app.cli.standin import AT, Standin
+from tests.app.cli.standin import AT, BUSY, Standin
 from tests.support.processes import ROOT, clean_environment
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -76,16 +76,18 @@ def test_colours_are_for_those_who_want_them(terminal, service):
 def test_a_watched_job_is_a_bar_that_moves(terminal, service):
     job_id = service.add(
         {"status": "running", "attempt": 2, "progress": {"processed": 250, "total": 1000, "unit": "rows [x]"}},
+        BUSY,
         {"progress": {"step": "[bold]sort[/]"}},
         {"status": "succeeded", "finished_at": AT},
     )
 
-    shown = terminal("status", job_id, "--watch", width=100)
+    shown = terminal("status", job_id, "--watch", "--patience", "0", width=200)
 
     plain = CONTROL.sub("", shown)
     assert "running, attempt 2" in plain
     assert "250 of 1000 rows [x] (25%)" in plain
     assert "[bold]sort[/]" in plain
+    assert "still watching" in plain
     assert "succeeded" in plain.splitlines()[-1]
     assert "\x1b[2K" in shown
 
@@ -101,6 +103,12 @@ def test_a_dumb_terminal_gets_lines(terminal, service):
     job_id = service.add({"status": "running"}, {"status": "succeeded"})
 
     assert terminal("status", job_id, "--watch", TERM="dumb").splitlines() == ["running", "succeeded"]
+
+
+def test_what_cannot_fit_at_all_is_shown_all_the_same(terminal, service):
+    job_id = service.add()
+
+    assert job_id in CONTROL.sub("", terminal("jobs", width=20)).replace("\n", "")
 
 
 def test_columns_that_say_nothing_are_not_drawn(capsys, monkeypatch):

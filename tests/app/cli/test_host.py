@@ -226,6 +226,14 @@ def test_tasks_lists_what_the_packages_register(run, company):
     assert {"task": "company.good", "kind": "function", "module": "company_loads.good"} in said["tasks"]
 
 
+def test_packages_without_tasks_are_an_empty_list(run, company):
+    (company / "good.py").unlink()
+
+    shown = run("tasks")
+
+    assert (shown.exit_code, shown.stdout) == (0, "")
+
+
 def test_a_module_that_cannot_be_imported_is_named_with_its_error(run, company):
     (company / "bad.py").write_text("import no_such_module_anywhere\n")
 

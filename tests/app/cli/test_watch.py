@@ -7,18 +7,30 @@ from app.cli import watch
 from app.cli.exits import Exit
 from app.client import Client
 from tests.app.cli.standin import BUSY
+from tests.support import Process
 
 RUNNING = {"status": "running", "attempt": 1}
 
 
-def test_ctrl_c_ends_the_watching_and_not_the_job(service, start):
+# A shell that starts the tests in the background has its children ignore Ctrl-C; a terminal's shell does not.
+ON_A_TERMINAL = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from app.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_ends_the_watching_and_not_the_job(service, tmp_path):
     job_id = service.add(RUNNING)
+    command = (ON_A_TERMINAL, "status", job_id, "--watch")
 
-    process = start("status", job_id, "--watch", env={"DL_URL": service.url})
-    process.wait_for("running")
-    process.signal(signal.SIGINT)
+    with Process.python(*command, output=tmp_path / "output", env={"DL_URL": service.url}) as process:
+        process.wait_for("running")
+        process.signal(signal.SIGINT)
+        code = process.wait()
 
-    assert process.wait() == 130
+    assert code == 130
     assert f"dataloader cancel {job_id}" in process.text
     assert f"dataloader status {job_id} --watch" in process.text
     assert "Traceback" not in process.text
