@@ -1,0 +1,267 @@
+"""Rows as the text that COPY reads, a chunk of rows at a time.
+
+A chunk is turned into columns, and each column into text by one call that stays in C, because a value at a time is
+several times slower. Whatever that way does not understand is done again value by value, which knows every kind of
+value and can name the one that does not fit.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from operator import itemgetter
+from types import NoneType
+from typing import Any
+from uuid import UUID
+
+from pipelines.toolkit.errors import UnsuitableValue
+from pipelines.toolkit.rejects import Rejects
+
+Row = Sequence[Any] | Mapping[str, Any]
+
+_NULL = r"\N"
+_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+_BOOLEAN = {True: "t", False: "f"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the target, as far as it decides how a value is written."""
+
+    name: str
+    kind: str  # PostgreSQL's name of its type, a domain's base type, an array's element type
+    array: bool = False
+
+    @property
+    def json(self) -> bool:
+        return self.kind in ("json", "jsonb") and not self.array
+
+
+class _Unfit(Exception):
+    """A value cannot be written into its column."""
+
+    def __init__(self, reason: str, column: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.column = column
+
+
+class CopyText:
+    """Writes rows for the columns of one COPY."""
+
+    def __init__(self, columns: Sequence[Column], rejects: Rejects | None = None) -> None:
+        self._columns = columns
+        self._names = [column.name for column in columns]
+        self._rejects = rejects
+        self.given = 0
+        self.rejected = 0
+
+    def encode(self, rows: Sequence[Row]) -> bytes:
+        """The rows' lines. A row that does not fit goes to the rejects, or raises `UnsuitableValue`."""
+        try:
+            lines = self._by_column(rows)
+        except (_Unfit, KeyError, TypeError, ValueError):
+            lines = self._by_row(rows)
+        self.given += len(rows)
+        return lines
+
+    def _by_column(self, rows: Sequence[Row]) -> bytes:
+        columns = list(zip(*self._sequences(rows), strict=True))
+        if len(columns) != len(self._columns):
+            raise _Unfit("rows of another length")
+        texts = [_column_text(values, column) for values, column in zip(columns, self._columns, strict=True)]
+        lines = map("\t".join, zip(*texts, strict=True))
+        return ("\n".join(lines) + "\n").encode()
+
+    def _sequences(self, rows: Sequence[Row]) -> Iterable[Sequence[Any]]:
+        kinds = set(map(type, rows))
+        if all(issubclass(kind, tuple | list) for kind in kinds):
+            return rows  # type: ignore[return-value]  # just looked
+        if kinds != {dict}:
+            raise _Unfit("rows of mixed kinds")
+        if len(self._names) == 1:
+            return [(row[self._names[0]],) for row in rows]  # type: ignore[call-overload]  # they are all dicts
+        return map(itemgetter(*self._names), rows)
+
+    def _by_row(self, rows: Sequence[Row]) -> bytes:
+        lines = []
+        for number, row in enumerate(rows, self.given + 1):
+            try:
+                lines.append("\t".join(self._fields(row)))
+            except _Unfit as unfit:
+                if self._rejects is None:
+                    raise UnsuitableValue(number, unfit.column, unfit.reason) from unfit
+                self.rejected += 1
+                self._rejects.add(f"row {number}, column {unfit.column!r}", unfit.reason)
+        return "".join(line + "\n" for line in lines).encode()
+
+    def _fields(self, row: Row) -> Iterable[str]:
+        values = self._values(row)
+        if len(values) != len(self._columns):
+            at = self._names[min(len(values), len(self._names) - 1)]
+            raise _Unfit(f"the row has {len(values)} values for {len(self._columns)} columns", at)
+        for value, column in zip(values, self._columns, strict=True):
+            try:
+                text = _NULL if value is None else _value_text(value, column).translate(_ESCAPES)
+                _storable(text)
+            except _Unfit as unfit:
+                raise _Unfit(unfit.reason, column.name) from unfit
+            yield text
+
+    def _values(self, row: object) -> Sequence[Any]:
+        if isinstance(row, Mapping):
+            if missing := [name for name in self._names if name not in row]:
+                raise _Unfit("it is missing; give None to mean NULL", missing[0])
+            return [row[name] for name in self._names]
+        if isinstance(row, Sequence) and not isinstance(row, str | bytes | bytearray):
+            return row
+        raise _Unfit(f"a row is a sequence or a mapping, not a {type(row).__name__}", self._names[0])
+
+
+def _column_text(values: Sequence[Any], column: Column) -> Iterable[str]:
+    """A column of a chunk, all at once where its values are of one plain kind."""
+    kinds = set(map(type, values))
+    nullable = NoneType in kinds
+    kinds.discard(NoneType)
+    if not kinds:
+        return [_NULL] * len(values)
+    plain = len(kinds) == 1 and not column.array and (not column.json or kinds == {str})
+    at_once = _AT_ONCE.get(next(iter(kinds))) if plain else None
+    if at_once is None:
+        each = [_NULL if value is None else _value_text(value, column).translate(_ESCAPES) for value in values]
+        _storable("".join(each))
+        return each
+    if not nullable:
+        return at_once(values, column)
+    texts = iter(at_once([value for value in values if value is not None], column))
+    return [_NULL if value is None else next(texts) for value in values]
+
+
+def _strings(values: Sequence[str], _: Column) -> Iterable[str]:
+    joined = "".join(values)
+    if "\0" in joined:
+        raise _Unfit("a NUL, somewhere")
+    if any(special in joined for special in "\\\t\n\r"):
+        return [value.translate(_ESCAPES) for value in values]
+    return values
+
+
+def _decimals(values: Sequence[Decimal], _: Column) -> Iterable[str]:
+    return [str(value) if value.is_finite() else _decimal_text(value) for value in values]
+
+
+def _datetimes(values: Sequence[datetime], column: Column) -> Iterable[str]:
+    if column.kind == "timestamp" and any(value.tzinfo is not None for value in values):
+        raise _Unfit("a zone, somewhere")
+    return map(str, values)
+
+
+_AT_ONCE: Mapping[type, Callable[[Sequence[Any], Column], Iterable[str]]] = {
+    str: _strings,
+    int: lambda values, _: map(str, values),
+    float: lambda values, _: map(repr, values),
+    bool: lambda values, _: map(_BOOLEAN.__getitem__, values),
+    Decimal: _decimals,
+    datetime: _datetimes,
+    date: lambda values, _: map(str, values),
+    time: lambda values, _: map(str, values),
+    UUID: lambda values, _: map(str, values),
+    bytes: lambda values, _: [r"\\x" + value.hex() for value in values],
+}
+
+
+def _value_text(value: Any, column: Column) -> str:
+    """One value as PostgreSQL would read it in a quoted literal."""
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if column.array:
+        return _array(value, column)
+    if column.json or isinstance(value, dict | list | tuple):
+        return _json(value)
+    return _scalar_text(value, column)
+
+
+def _scalar_text(value: Any, column: Column) -> str:
+    match value:
+        case bool():
+            return _BOOLEAN[value]
+        case int():
+            return _int_text(value)
+        case float():
+            return float.__repr__(value)
+        case Decimal():
+            return _decimal_text(value)
+        case datetime():
+            if column.kind == "timestamp" and value.tzinfo is not None:
+                raise _Unfit(f"{value} has a zone and the column keeps none; convert it, or use timestamptz")
+            return str(value)
+        case timedelta():
+            return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"
+        case bytes() | bytearray() | memoryview():
+            return r"\x" + bytes(value).hex()
+    if isinstance(value, date | time | UUID | _NETWORK):
+        return str(value)
+    raise _Unfit(f"a {type(value).__name__} cannot be written; convert it to a plain value first")
+
+
+_NETWORK = (
+    ipaddress.IPv4Address
+    | ipaddress.IPv6Address
+    | ipaddress.IPv4Interface
+    | ipaddress.IPv6Interface
+    | ipaddress.IPv4Network
+    | ipaddress.IPv6Network
+)
+
+
+def _int_text(value: int) -> str:
+    try:
+        return int.__repr__(value)
+    except ValueError as error:  # thousands of digits
+        raise _Unfit("the number has too many digits") from error
+
+
+def _decimal_text(value: Decimal) -> str:
+    return "NaN" if value.is_nan() else str(value)  # also -NaN and sNaN, which PostgreSQL does not know
+
+
+def _json(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _Unfit(f"it is no JSON: {error}") from error
+    if r"\u0000" in text.replace(r"\\", ""):
+        raise _Unfit("it holds a NUL character, which PostgreSQL cannot store")
+    return text
+
+
+def _array(value: Any, column: Column) -> str:
+    if not isinstance(value, list | tuple):
+        raise _Unfit(f"a {type(value).__name__} is no array; give a list")
+    inner = Column(column.name, column.kind)
+    return "{" + ",".join(_element(item, column, inner) for item in value) + "}"
+
+
+def _element(item: Any, column: Column, inner: Column) -> str:
+    if item is None:
+        return "NULL"
+    if isinstance(item, list | tuple) and not inner.json:
+        return _array(item, column)
+    text = _value_text(item, inner)
+    return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
+
+
+def _storable(text: str) -> None:
+    if "\0" in text:
+        raise _Unfit("it holds a NUL character, which PostgreSQL cannot store")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _Unfit(f"it holds half of a surrogate pair ({text[error.start]!a}), which is no character") from error

@@ -1,0 +1,329 @@
+"""The two ways to replace what a table holds, and the choice between them.
+
+*Swap*: the rows go into a table aside, which then takes the place and the name of the old one. Nothing is bloated,
+and the target is locked only for the moment of the swap. *Rewrite*: DELETE and COPY into the table itself. Readers
+never wait and everything that hangs on the table stays; the space of the old rows is reused by later loads. A plain
+table is swapped, and one with anything that would not survive a swap for certain is rewritten.
+
+Either way it is one transaction. So a load that dies leaves nothing behind to clean, and a reader sees the old rows
+until the commit. The rows aside are loaded FREEZE, or a reader whose snapshot is older than the commit would find
+the new table under the old name, and find it empty.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import uuid4
+
+import psycopg2
+from psycopg2 import sql
+from psycopg2.extensions import cursor
+
+from pipelines.toolkit.errors import NotReplaceable, TargetBusy
+from pipelines.toolkit.safepoint import SafePoint
+from pipelines.toolkit.target import Feed, Streamed, Target, stream
+
+_LOCK_TIMEOUT = "300ms"  # readers who come after us wait as long as we do: rather give up, let them by, ask again
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+# Reasons why not at all: a row deleted here would take rows elsewhere with it, or not all rows could be deleted.
+_REFUSALS = """
+SELECT 'it is not a table' FROM pg_class WHERE oid = %(oid)s AND relkind NOT IN ('r', 'p')
+UNION ALL
+SELECT format('foreign key %%s of %%s refers to it; use upsert', conname, conrelid::regclass)
+  FROM pg_constraint WHERE contype = 'f' AND confrelid = %(oid)s AND conrelid <> %(oid)s AND conparentid = 0
+UNION ALL
+SELECT format('%%s inherits from it', inhrelid::regclass)
+  FROM pg_inherits JOIN pg_class AS parent ON parent.oid = inhparent
+ WHERE inhparent = %(oid)s AND parent.relkind = 'r'
+UNION ALL
+SELECT 'row level security may hide some of its rows from this role' WHERE row_security_active(%(oid)s::oid)
+UNION ALL
+SELECT format('rule %%s rewrites what is done to it', rulename) FROM pg_rewrite WHERE ev_class = %(oid)s
+"""
+
+# Reasons why a swap might lose something that hangs on the table.
+_REASONS_TO_REWRITE = """
+SELECT 'it is partitioned, a partition, inherits, is temporary, typed, clustered by policy or stored in its own way'
+  FROM pg_class AS c
+ WHERE c.oid = %(oid)s
+   AND (c.relkind <> 'r' OR c.relispartition OR c.relpersistence = 't' OR c.reloftype <> 0 OR c.relrowsecurity
+        OR c.relforcerowsecurity OR c.relreplident <> 'd' OR c.reltablespace <> 0
+        OR c.relam <> (SELECT oid FROM pg_am WHERE amname = 'heap')
+        OR EXISTS (SELECT FROM pg_inherits WHERE inhrelid = c.oid)
+        OR EXISTS (SELECT FROM pg_class AS toast WHERE toast.oid = c.reltoastrelid AND toast.reloptions IS NOT NULL))
+UNION ALL
+SELECT 'this role may not make tables beside it or does not own it'
+  FROM pg_class AS c
+ WHERE c.oid = %(oid)s
+   AND NOT (pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE'))
+UNION ALL
+SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal
+UNION ALL
+SELECT 'foreign key ' || conname FROM pg_constraint WHERE conrelid = %(oid)s AND contype = 'f'
+UNION ALL
+SELECT 'policy ' || polname FROM pg_policy WHERE polrelid = %(oid)s
+UNION ALL
+SELECT 'publication' FROM pg_publication_rel WHERE prrelid = %(oid)s
+UNION ALL
+SELECT 'statistics ' || stxname FROM pg_statistic_ext WHERE stxrelid = %(oid)s
+UNION ALL
+SELECT 'security label' FROM pg_seclabel WHERE objoid = %(oid)s AND classoid = 'pg_class'::regclass
+UNION ALL
+SELECT 'settings of column ' || attname
+  FROM pg_attribute
+ WHERE (attrelid = %(oid)s OR attrelid IN (SELECT indexrelid FROM pg_index WHERE indrelid = %(oid)s))
+   AND NOT attisdropped AND attnum > 0
+   AND (attoptions IS NOT NULL OR coalesce(attstattarget, -1) <> -1)
+UNION ALL
+SELECT 'index ' || i.relname
+  FROM pg_index AS x
+  JOIN pg_class AS i ON i.oid = x.indexrelid
+ WHERE x.indrelid = %(oid)s
+   AND (NOT x.indisvalid OR x.indisclustered OR x.indisreplident OR i.reltablespace <> 0
+        OR (i.reloptions IS NOT NULL AND EXISTS (SELECT FROM pg_constraint WHERE conindid = i.oid)))
+UNION ALL
+SELECT pg_describe_object(classid, objid, objsubid)  -- sequences of its columns, the extension it belongs to
+  FROM pg_depend
+ WHERE (refclassid, refobjid) = ('pg_class'::regclass, %(oid)s::oid) AND classid = 'pg_class'::regclass
+   AND deptype IN ('a', 'i') AND objid IN (SELECT oid FROM pg_class WHERE relkind = 'S')
+UNION ALL
+SELECT 'extension' FROM pg_depend
+ WHERE (classid, objid, deptype) = ('pg_class'::regclass, %(oid)s::oid, 'e')
+UNION ALL
+SELECT pg_describe_object(d.classid, d.objid, d.objsubid)  -- views, functions, columns of its row type
+  FROM pg_depend AS d
+  JOIN pg_class AS c ON c.oid = %(oid)s
+  JOIN pg_type AS t ON t.oid = c.reltype
+ WHERE d.deptype = 'n'
+   AND ((d.refclassid = 'pg_class'::regclass AND d.refobjid = c.oid)
+        OR (d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray)))
+"""
+
+_FIND_INDEXES = """
+SELECT i.relname, x.indisunique, obj_description(i.oid, 'pg_class'),
+       pg_get_constraintdef(k.oid), obj_description(k.oid, 'pg_constraint'),
+       CASE WHEN starts_with(whole.text, head.text) THEN substr(whole.text, length(head.text) + 1) END
+  FROM pg_index AS x
+  JOIN pg_class AS i ON i.oid = x.indexrelid
+  JOIN pg_class AS c ON c.oid = x.indrelid
+  JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL pg_get_indexdef(i.oid) AS whole (text)
+ CROSS JOIN LATERAL format('CREATE %%sINDEX %%I ON %%I.%%I ', CASE WHEN x.indisunique THEN 'UNIQUE ' ELSE '' END,
+                           i.relname, n.nspname, c.relname) AS head (text)
+  LEFT JOIN pg_constraint AS k ON k.conindid = i.oid AND k.conrelid = x.indrelid AND k.contype IN ('p', 'u', 'x')
+ WHERE x.indrelid = %s
+ ORDER BY i.oid
+"""
+
+_FIND_LOOKS = """
+SELECT c.relpersistence, pg_get_userbyid(c.relowner), obj_description(c.oid, 'pg_class'), c.reloptions
+  FROM pg_class AS c
+ WHERE c.oid = %s
+"""
+
+_FIND_GRANTS = """
+SELECT NULL, g.grantee, pg_get_userbyid(g.grantee), g.privilege_type, g.is_grantable
+  FROM pg_class AS c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) AS g
+ WHERE c.oid = %(oid)s
+UNION
+SELECT a.attname, g.grantee, pg_get_userbyid(g.grantee), g.privilege_type, g.is_grantable
+  FROM pg_attribute AS a, aclexplode(a.attacl) AS g
+ WHERE a.attrelid = %(oid)s AND NOT a.attisdropped
+"""
+
+
+@dataclass(frozen=True)
+class Index:
+    name: str
+    unique: bool
+    comment: str | None
+    constraint: str | None  # its definition, where the index is a constraint's
+    constraint_comment: str | None
+    definition: str | None  # from USING on; None if what stands before does not read as expected
+
+
+@dataclass(frozen=True)
+class Grant:
+    column: str | None
+    to_all: bool
+    role: str
+    privilege: str
+    grantable: bool
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a table is replaced, and what of it a swap has to carry over."""
+
+    reasons_to_rewrite: tuple[str, ...]
+    indexes: tuple[Index, ...]
+    unlogged: bool
+    owner: str
+    comment: str | None
+    options: tuple[str, ...]
+
+    @property
+    def swaps(self) -> bool:
+        return not self.reasons_to_rewrite
+
+
+def choose_way(cur: cursor, target: Target) -> Way:
+    """Swap or rewrite; `NotReplaceable` where neither is safe."""
+    cur.execute(_REFUSALS, {"oid": target.oid})
+    if refusals := [reason for (reason,) in cur.fetchall()]:
+        raise NotReplaceable(f"{target} cannot be replaced as a whole: {'; '.join(refusals)}")
+    cur.execute(_REASONS_TO_REWRITE, {"oid": target.oid})
+    reasons = [reason for (reason,) in cur.fetchall()]
+    cur.execute(_FIND_INDEXES, [target.oid])
+    indexes = tuple(Index(*row) for row in cur.fetchall())
+    reasons += [index.name for index in indexes if index.definition is None]
+    cur.execute(_FIND_LOOKS, [target.oid])
+    persistence, owner, comment, options = cur.fetchone() or ("p", "", None, None)
+    return Way(tuple(reasons), indexes, persistence == "u", owner, comment, tuple(options or ()))
+
+
+def one_at_a_time(cur: cursor, target: Target, ctx: SafePoint, patience: float) -> None:
+    """Wait until no other load replaces this table. Two would each hold what the other has to lock."""
+
+    def alone() -> bool:
+        cur.execute(
+            "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [f"dataloader.replace_table {target.oid}"]
+        )
+        return (cur.fetchone() or (False,))[0] is True
+
+    _until(alone, ctx, patience, f"another load was replacing {target} for all of {patience:.0f} s")
+
+
+def lock_table(cur: cursor, target: Target, mode: str, ctx: SafePoint, patience: float) -> None:
+    """Lock it in short tries with pauses between, so that nobody queues behind us for long."""
+    cur.execute("SELECT current_setting('lock_timeout')")
+    (usual,) = cur.fetchone() or ("0",)
+
+    def locked() -> bool:
+        cur.execute("SAVEPOINT dl_lock")
+        cur.execute("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT])
+        try:
+            cur.execute(sql.SQL("LOCK TABLE {} IN {} MODE").format(target.name, sql.SQL(mode)))
+        except psycopg2.errors.LockNotAvailable:
+            cur.execute("ROLLBACK TO SAVEPOINT dl_lock")
+            return False
+        cur.execute("SELECT set_config('lock_timeout', %s, true)", [usual])
+        cur.execute("RELEASE SAVEPOINT dl_lock")
+        return True
+
+    _until(locked, ctx, patience, f"{target} was in use by others for all of {patience:.0f} s; nothing was changed")
+
+
+def _until(done: Callable[[], bool], ctx: SafePoint, patience: float, otherwise: str) -> None:
+    deadline = time.monotonic() + patience
+    pause = _FIRST_PAUSE
+    while not done():
+        if time.monotonic() >= deadline:
+            raise TargetBusy(otherwise)
+        ctx.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+class Aside:
+    """The table that is filled beside the old one, and takes its place."""
+
+    def __init__(self, target: Target, way: Way) -> None:
+        self._target = target
+        self._way = way
+        self._bare = f"dl_aside_{uuid4().hex[:16]}"
+        self._name = sql.Identifier(target.schema, self._bare)
+
+    def create(self, cur: cursor) -> None:
+        """Like the old one, but for its indexes: those are quicker built once the rows are there."""
+        _run(
+            cur,
+            "CREATE {} TABLE {} (LIKE {} INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS)",
+            sql.SQL("UNLOGGED" if self._way.unlogged else ""),
+            self._name,
+            self._target.name,
+        )
+        for option in self._way.options:
+            name, _, value = option.partition("=")
+            _run(cur, "ALTER TABLE {} SET ({} = {})", self._name, sql.Identifier(name), sql.Literal(value))
+
+    def fill(self, cur: cursor, feed: Feed) -> Streamed:
+        cur.execute("SELECT current_setting('transaction_isolation') = 'read committed'")
+        (frozen,) = cur.fetchone() or (False,)  # FREEZE is not to be had where a snapshot is held
+        return stream(cur, self._name, self._target.columns, feed, frozen=frozen)
+
+    def finish(self, cur: cursor) -> None:
+        """Everything that takes time and needs no lock on the old table."""
+        for number, index in enumerate(self._way.indexes):
+            self._build(cur, index, self._index_name(number))
+        _run(cur, "ANALYZE {}", self._name)
+        if self._way.comment is not None:
+            _run(cur, "COMMENT ON TABLE {} IS {}", self._name, sql.Literal(self._way.comment))
+        _run(cur, "ALTER TABLE {} OWNER TO {}", self._name, sql.Identifier(self._way.owner))
+
+    def _build(self, cur: cursor, index: Index, name: str) -> None:
+        own = sql.Identifier(name)
+        if index.constraint is not None:
+            _run(cur, "ALTER TABLE {} ADD CONSTRAINT {} {}", self._name, own, sql.SQL(index.constraint))
+        else:
+            kind = sql.SQL("UNIQUE INDEX" if index.unique else "INDEX")
+            _run(cur, "CREATE {} {} ON {} {}", kind, own, self._name, sql.SQL(index.definition or ""))
+        if index.comment is not None:
+            where = sql.Identifier(self._target.schema, name)
+            _run(cur, "COMMENT ON INDEX {} IS {}", where, sql.Literal(index.comment))
+        if index.constraint_comment is not None:
+            comment = sql.Literal(index.constraint_comment)
+            _run(cur, "COMMENT ON CONSTRAINT {} ON {} IS {}", own, self._name, comment)
+
+    def swap(self, cur: cursor, ctx: SafePoint, patience: float) -> None:
+        """Take the old one's place. DROP refuses if something came to hang on it meanwhile, and nothing is lost."""
+        lock_table(cur, self._target, "ACCESS EXCLUSIVE", ctx, patience)
+        if choose_way(cur, self._target) != self._way:
+            raise TargetBusy(f"{self._target} was altered while its new rows were loaded; it keeps the old ones")
+        self._take_grants(cur)
+        _run(cur, "DROP TABLE {}", self._target.name)
+        _run(cur, "ALTER TABLE {} RENAME TO {}", self._name, sql.Identifier(self._target.table))
+        for number, index in enumerate(self._way.indexes):
+            was, now = self._index_name(number), sql.Identifier(index.name)
+            if index.constraint is not None:
+                _run(cur, "ALTER TABLE {} RENAME CONSTRAINT {} TO {}", self._target.name, sql.Identifier(was), now)
+            else:
+                _run(cur, "ALTER INDEX {} RENAME TO {}", sql.Identifier(self._target.schema, was), now)
+
+    def _take_grants(self, cur: cursor) -> None:
+        """The old table's privileges instead of those that ALTER DEFAULT PRIVILEGES gave to the new one."""
+        wanted = _grants(cur, self._target.oid)
+        cur.execute("SELECT to_regclass(%s)::oid", [self._name.as_string(cur)])
+        (own_oid,) = cur.fetchone() or (0,)
+        for grant in _grants(cur, own_oid):
+            _run(cur, "REVOKE ALL ON {} FROM {}", self._name, _grantee(grant))
+        for grant in wanted:
+            of_column = sql.SQL("({})").format(sql.Identifier(grant.column)) if grant.column else sql.SQL("")
+            _run(
+                cur,
+                "GRANT {} {} ON {} TO {} {}",
+                sql.SQL(grant.privilege),
+                of_column,
+                self._name,
+                _grantee(grant),
+                sql.SQL("WITH GRANT OPTION" if grant.grantable else ""),
+            )
+
+    def _index_name(self, number: int) -> str:
+        return f"{self._bare}_{number}"
+
+
+def _grants(cur: cursor, oid: int) -> list[Grant]:
+    cur.execute(_FIND_GRANTS, {"oid": oid})
+    return [Grant(column, grantee == 0, *rest) for column, grantee, *rest in cur.fetchall()]
+
+
+def _grantee(grant: Grant) -> sql.Composable:
+    return sql.SQL("PUBLIC") if grant.to_all else sql.Identifier(grant.role)
+
+
+def _run(cur: cursor, statement: str, *parts: sql.Composable) -> None:
+    cur.execute(sql.SQL(statement).format(*parts))

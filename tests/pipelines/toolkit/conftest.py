@@ -1,0 +1,71 @@
+"""A database for loads, and a context that can be told to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg2
+import pytest
+from psycopg2.extensions import connection
+
+from pipelines.contract import Stop, StopReason
+
+
+@dataclass
+class Told:
+    """A context for tests: counts what it is asked, and stops at the check it was told to."""
+
+    stop_at: int | None = None
+    checks: int = 0
+    naps: list[float] = field(default_factory=list)
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.stop_at is not None and self.checks >= self.stop_at:
+            raise Stop(StopReason.CANCEL)
+
+    def sleep(self, seconds: float) -> None:
+        """Does not wait: a test that needs the time to pass says so otherwise."""
+        self.naps.append(seconds)
+        self.check()
+
+
+@pytest.fixture
+def told() -> type[Told]:
+    return Told
+
+
+@dataclass
+class Database:
+    dsn: str
+    conn: connection
+
+    def run(self, statement: str, *values: Any) -> None:
+        with self.conn.cursor() as cur:
+            cur.execute(statement, values or None)
+        self.conn.commit()
+
+    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self.conn.cursor() as cur:
+            cur.execute(statement, values or None)
+            return cur.fetchall()
+
+    def value(self, statement: str, *values: Any) -> Any:
+        return self.rows(statement, *values)[0][0]
+
+
+@pytest.fixture
+def db(empty_dsn: str) -> Iterator[Database]:
+    conn = psycopg2.connect(empty_dsn)
+    yield Database(empty_dsn, conn)
+    conn.close()
+
+
+@pytest.fixture
+def another(empty_dsn: str) -> Iterator[Database]:
+    """Somebody else in the same database."""
+    conn = psycopg2.connect(empty_dsn)
+    yield Database(empty_dsn, conn)
+    conn.close()
