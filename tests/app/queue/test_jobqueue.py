@@ -1,0 +1,365 @@
+"""What callers ask of the queue: enqueue, look, cancel, retry."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, SchemaMissing
+from app.queue.job import Count, NewJob, Release, Status, WorkerInfo
+from app.queue.jobqueue import JobQueue
+from tests.support.desk import Desk
+
+REQUEST = {"queue": "q", "task": "t", "lock_key": "k", "args": {"a": [1, "б", None]}}
+
+
+# ── enqueue ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_is_kept_as_it_was_asked_for(desk):
+    tomorrow = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+    asked = NewJob(
+        queue="q",
+        task="t",
+        lock_key="k",
+        args={"a": {"b": [1, 2.5, "ж", True, None]}},
+        idempotency_key="once",
+        partition_key="p",
+        priority=7,
+        available_at=tomorrow,
+        max_attempts=3,
+        lease_ttl_sec=30,
+        producer="me",
+        consumer_group="us",
+    )
+    done = desk.queue.enqueue(asked)
+
+    job = desk.job(done.job_id)
+    assert done.created
+    assert done.status is Status.QUEUED
+    for name in NewJob.__dataclass_fields__:
+        assert getattr(job, name) == getattr(asked, name), name
+    assert (job.attempt, job.started_at, job.finished_at, job.run_id) == (0, None, None, None)
+    assert desk.kinds(job.id) == ["queued"]
+    assert desk.queue.events(job.id)[0].payload["producer"] == "me"
+    assert desk.place(job.id) == "timed"
+
+
+def test_without_a_time_a_job_is_ready_at_once(desk):
+    assert desk.place(desk.enqueue()) == "ready"
+
+
+def test_the_same_request_again_finds_its_job_whatever_became_of_it(desk):
+    first = desk.queue.enqueue(NewJob(**REQUEST, idempotency_key="once"))
+    (run,) = desk.claim()
+    desk.settle(run)
+
+    again = desk.queue.enqueue(NewJob(**REQUEST, idempotency_key="once", priority=3))
+
+    assert (again.job_id, again.status, again.created) == (first.job_id, Status.SUCCEEDED, False)
+    assert desk.one("SELECT count(*) FROM dl_jobs") == 1
+
+
+@pytest.mark.parametrize("other", [{"queue": "q2"}, {"task": "t2"}, {"args": {"a": 2}}])
+def test_another_request_with_the_same_key_is_a_conflict_that_names_the_job(desk, other):
+    first = desk.queue.enqueue(NewJob(**REQUEST, idempotency_key="once"))
+
+    with pytest.raises(IdempotencyConflict, match=str(first.job_id)) as caught:
+        desk.queue.enqueue(NewJob(**REQUEST | other, idempotency_key="once"))
+
+    assert caught.value.key == "once"
+
+
+def test_a_key_that_a_plain_insert_has_is_compared_by_what_its_row_says(desk):
+    job_id = desk.insert(idempotency_key="once", args=json.dumps(REQUEST["args"]))
+
+    assert desk.queue.enqueue(NewJob(**REQUEST, idempotency_key="once")).job_id == job_id
+    with pytest.raises(IdempotencyConflict):
+        desk.queue.enqueue(NewJob(**REQUEST | {"task": "t2"}, idempotency_key="once"))
+
+
+def test_jobs_without_a_key_are_never_the_same(desk):
+    assert desk.queue.enqueue(NewJob(**REQUEST)).job_id != desk.queue.enqueue(NewJob(**REQUEST)).job_id
+
+
+def test_one_key_from_many_threads_at_once_makes_one_job(desk):
+    queues = [desk.another() for _ in range(8)]
+    together = threading.Barrier(len(queues))
+
+    def ask(queue: JobQueue) -> list[tuple[UUID, bool]]:
+        answers = []
+        for n in range(20):
+            together.wait(30)
+            done = queue.enqueue(NewJob(**REQUEST, idempotency_key=f"key {n}"))
+            answers.append((done.job_id, done.created))
+        return answers
+
+    with ThreadPoolExecutor(len(queues)) as threads:
+        answers = list(threads.map(ask, queues))
+
+    for of_one_key in zip(*answers, strict=True):
+        assert len({job_id for job_id, _ in of_one_key}) == 1
+        assert [created for _, created in of_one_key].count(True) == 1
+    assert desk.one("SELECT count(*) FROM dl_jobs") == 20
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"queue": "nul\0"},
+        {"task": "half \ud800"},
+        {"lock_key": "\udfff"},
+        {"idempotency_key": "\0"},
+        {"producer": "\0"},
+        {"args": {"a": "nul\0"}},
+        {"args": {"nul\0": 1}},
+        {"args": {"a": ["\ud83d"]}},
+        {"args": {"a": float("nan")}},
+        {"args": {"a": float("-inf")}},
+        {"args": {"a": 10**4400}},
+        {"args": {"a": object()}},
+        {"args": {1: "a"}},
+        {"args": {"a": json.loads("[" * 900 + "]" * 900)}},
+        {"priority": 2**31},
+        {"priority": -1},
+        {"max_attempts": 2**40},
+        {"lease_ttl_sec": 0},
+    ],
+)
+def test_what_postgresql_cannot_keep_is_refused(desk, bad):
+    with pytest.raises(InvalidJob):
+        desk.queue.enqueue(NewJob(**REQUEST | bad))
+
+    assert desk.one("SELECT count(*) FROM dl_jobs") == 0
+    desk.enqueue()  # and the connection is none the worse
+
+
+def test_a_thousand_levels_are_refused_as_too_deep(desk):
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    with pytest.raises(InvalidJob, match="deeper"):
+        desk.queue.enqueue(NewJob(**REQUEST | {"args": {"a": deep}}))
+
+    while deep:  # taken apart by hand: Python itself frees it level in level
+        deep = deep[0]
+
+
+# ── looking ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_unknown_job_is_none(desk):
+    assert desk.queue.get(uuid4()) is None
+    assert desk.queue.events(uuid4()) == []
+
+
+def test_lists_are_newest_first_and_can_be_narrowed(desk):
+    one = desk.enqueue("a", queue="x")
+    two = desk.enqueue("b", queue="x", task="u")
+    three = desk.enqueue("c", queue="y")
+    desk.claim(queue="y")
+
+    def ids(**narrow: object) -> list[UUID]:
+        return [job.id for job in desk.queue.jobs(**narrow)]
+
+    assert ids() == [three, two, one]
+    assert ids(limit=1) == [three]
+    assert ids(queue="x") == [two, one]
+    assert ids(task="u") == [two]
+    assert ids(status=Status.RUNNING) == [three]
+    assert ids(queue="x", status=Status.RUNNING) == []
+
+
+def test_counts_and_the_oldest_ready_job_are_told_by_queue(desk):
+    desk.claimed("a", queue="x")
+    old = desk.enqueue("b", queue="x")
+    desk.enqueue("c", queue="y", available_at=datetime.now(UTC) + timedelta(hours=1))
+    desk.sql(
+        "UPDATE dl_jobs SET created_at = now() - interval '90 s', available_at = now() - interval '90 s'"
+        " WHERE job_id = %s",
+        str(old),
+    )
+    desk.queue.promote()
+
+    counts = {(count.queue, count.status): count.jobs for count in desk.queue.counts()}
+    oldest = desk.queue.oldest_ready()
+
+    assert counts == {("x", Status.RUNNING): 1, ("x", Status.QUEUED): 1, ("y", Status.QUEUED): 1}
+    assert Count("x", Status.RUNNING, 1) in desk.queue.counts()
+    assert set(oldest) == {"x"}
+    assert 89 < oldest["x"] < 300
+
+
+def test_a_round_trip_takes_a_while(desk):
+    assert 0 < desk.queue.ping() < 30
+
+
+def test_numbers_and_depths_that_python_refuses_are_shown_all_the_same(desk):
+    many = "7" * 5000
+    job_id = desk.insert(args='{"exp": 1e5000, "many": ' + many + ', "part": ' + "1" * 400 + '.5, "plain": 2.5}')
+    deep = desk.insert("k2", args='{"a": ' + "[" * 3000 + "]" * 3000 + "}")
+
+    args = desk.job(job_id).args
+
+    assert args == {"exp": "1" + "0" * 5000, "many": many, "part": "1" * 400 + ".5", "plain": 2.5}
+    json.dumps(args, allow_nan=False)
+    assert desk.job(deep).args == {"$dropped": "nested too deep to be shown"}
+
+
+def test_times_outside_the_calendar_of_python_are_shown_as_its_ends(desk):
+    long_ago = desk.insert("a", available_at="0044-03-15 BC", created_at="-infinity")
+    never = desk.insert("b", available_at="infinity", created_at="20000-01-01")
+
+    past, future = desk.job(long_ago), desk.job(never)
+
+    assert (past.available_at.year, past.created_at.year) == (1, 1)
+    assert (future.available_at.year, future.created_at.year) == (9999, 9999)
+    assert [job.id for job in desk.queue.jobs()] == [never, long_ago]
+
+
+def test_a_database_without_tables_says_what_to_do(empty_dsn):
+    desk = Desk(empty_dsn)
+
+    with pytest.raises(SchemaMissing, match="dataloader migrate"):
+        desk.enqueue()
+
+    desk.close()
+
+
+def test_workers_are_listed_until_they_are_forgotten(desk):
+    worker = WorkerInfo(uuid4(), "host:1", "1.0", ("q", "r"), ("t",), 4)
+    old = WorkerInfo(uuid4(), "host:2", "1.0", (), (), 1)
+    for one in (worker, old):
+        desk.queue.register_worker(one, heartbeat_sec=10)
+    desk.sql("UPDATE dl_workers SET seen_at = now() - interval '31 s' WHERE worker_id = %s", str(old.id))
+
+    listed = {one.id: one for one in desk.queue.workers()}
+    desk.queue.register_worker(old, heartbeat_sec=10)
+    alive_again = {one.id: one.alive for one in desk.queue.workers()}
+    desk.sql("UPDATE dl_workers SET seen_at = now() - interval '2 days' WHERE worker_id = %s", str(old.id))
+    desk.queue.forget_worker(worker.id)
+
+    assert (listed[worker.id].queues, listed[worker.id].tasks, listed[worker.id].threads) == (("q", "r"), ("t",), 4)
+    assert (listed[worker.id].alive, listed[old.id].alive) == (True, False)
+    assert alive_again[old.id]
+    assert desk.queue.workers() == []
+
+
+# ── cancel ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_waiting_job_is_canceled_at_once_wherever_it_waits(desk):
+    running = desk.claimed("busy")
+    parked = desk.enqueue("busy")
+    desk.claim()
+    ready = desk.enqueue("free")
+    timed = desk.enqueue("later", available_at=datetime.now(UTC) + timedelta(hours=1))
+    assert [desk.place(job) for job in (parked, ready, timed)] == ["parked", "ready", "timed"]
+
+    for job_id in (parked, ready, timed):
+        job = desk.queue.cancel(job_id)
+        assert job.status is Status.CANCELED
+        assert job.finished_at is not None
+        assert desk.kinds(job_id) == ["queued", "canceled"]
+
+    assert desk.status(running.id) is Status.RUNNING
+    assert desk.claim(3) == []
+    desk.check()
+
+
+@pytest.mark.parametrize("end", [Status.SUCCEEDED, Status.FAILED, Status.CANCELED])
+def test_a_finished_job_is_left_as_it_is(desk, end):
+    run = desk.claimed()
+    desk.settle(run, end)
+    before = desk.job(run.id)
+
+    assert desk.queue.cancel(run.id) == before
+
+
+def test_a_running_job_learns_of_its_cancel_at_the_next_renewal_and_by_a_word(desk):
+    listener = desk.connect(autocommit=True)
+    listener.cursor().execute("LISTEN dl_control")
+    run = desk.claimed()
+    assert desk.renew(run) is False
+
+    desk.queue.cancel(run.id)
+
+    assert desk.renew(run) is True
+    listener.poll()
+    assert [note.payload for note in listener.notifies] == [f"cancel {run.run_id}"]
+
+
+def test_what_does_not_exist_can_be_neither_canceled_nor_retried(desk):
+    for ask in (desk.queue.cancel, desk.queue.retry):
+        with pytest.raises(JobNotFound):
+            ask(uuid4())
+
+
+# ── retry ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("end", [Status.FAILED, Status.CANCELED, Status.LOST])
+def test_a_person_gives_a_finished_job_a_fresh_start(desk, end):
+    run = desk.claimed(max_attempts=1)
+    desk.renew(run, {"done": 5})
+    if end is Status.CANCELED:
+        desk.queue.cancel(run.id)
+    if end is Status.LOST:
+        assert desk.lose(run).status is end
+    else:
+        desk.settle(run, end, error="no", traceback="where", result=[1])
+
+    job = desk.queue.retry(run.id)
+
+    assert (job.id, job.status, job.attempt, job.cancel_requested) == (run.id, Status.QUEUED, 0, False)
+    assert (job.error, job.traceback, job.result, job.progress) == (None, None, None, {})
+    assert (job.started_at, job.finished_at, job.lease_expires_at, job.heartbeat_at) == (None,) * 4
+    assert desk.queue.events(run.id)[-1].payload["reason"] == "retry"
+    (again,) = desk.claim()
+    assert (again.id, again.attempt) == (run.id, 1)
+    desk.check()
+
+
+def test_neither_a_waiting_nor_a_running_nor_a_succeeded_job_can_be_retried(desk):
+    job_id = desk.enqueue()
+    for status in (Status.QUEUED, Status.RUNNING, Status.SUCCEEDED):
+        if status is Status.RUNNING:
+            (run,) = desk.claim()
+        if status is Status.SUCCEEDED:
+            desk.settle(run)
+        before = desk.job(job_id)
+        with pytest.raises(NotRetryable, match=f"{job_id} is {status}"):
+            desk.queue.retry(job_id)
+        assert desk.job(job_id) == before
+
+
+def test_a_retry_rings(desk):
+    run = desk.claimed()
+    desk.settle(run, Status.FAILED)
+    listener = desk.connect(autocommit=True)
+    listener.cursor().execute("LISTEN dl_jobs")
+
+    desk.queue.retry(run.id)
+
+    listener.poll()
+    assert [note.payload for note in listener.notifies] == ["q"]
+
+
+def test_a_retried_job_waits_for_its_key_like_any_other(desk):
+    old = desk.claimed()
+    desk.settle(old, Status.FAILED)
+    running = desk.claimed()
+
+    desk.queue.retry(old.id)
+    assert desk.claim() == []
+    assert desk.place(old.id) == "parked"
+    desk.release(running, Release.SHUTDOWN)
+
+    assert [run.id for run in desk.claim(2)] == [old.id]
+    desk.check()
