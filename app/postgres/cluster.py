@@ -20,6 +20,7 @@ from app.postgres.binaries import Binaries
 
 USER = "dataloader"
 DATABASE = "postgres"
+PROC = Path("/proc")
 PORT = 5432  # only the socket's name: no server of ours listens on TCP
 SOCKET = f".s.PGSQL.{PORT}"
 INITDB_TIMEOUT_SEC = 120
@@ -163,8 +164,8 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 def _working_folder(pid: int, account: Account) -> str | None:
     """None: this system does not tell. Empty: nobody's."""
-    path = Path(f"/proc/{pid}/cwd")
-    if not Path("/proc/self/cwd").exists():
+    path = PROC / str(pid) / "cwd"
+    if not (PROC / "self" / "cwd").exists():
         return None
     try:
         return os.readlink(path)
@@ -189,8 +190,8 @@ def _is_nobodys(pid: int) -> bool:
 
 
 def _pids_of(uid: int) -> Iterator[int]:
-    proc = Path("/proc")
-    for entry in proc.iterdir() if proc.exists() else ():
+
+    for entry in PROC.iterdir() if PROC.exists() else ():
         try:
             if entry.name.isdigit() and entry.stat().st_uid == uid:
                 yield int(entry.name)

@@ -76,3 +76,15 @@ def apply_schema(dsn: str) -> None:
             cursor.execute(SCHEMA.read_text(encoding="utf-8"))
     finally:
         connection.close()
+
+
+def ask(dsn: str, question: str) -> str:
+    """The first value of the first row, as text; what is done is committed."""
+    connection = psycopg2.connect(dsn)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(question)
+            row = cursor.fetchone() if cursor.description else None
+            return "" if row is None else str(row[0])
+    finally:
+        connection.close()

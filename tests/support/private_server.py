@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from pathlib import Path
 
 from app.postgres import EmbeddedServer
 from tests.support.waiting import eventually
@@ -47,3 +49,10 @@ class PrivateServer:
         os.kill(self.pid, which)
         eventually(lambda: self.embedded.pid is None, message="the server is gone")
         self.embedded.stop()  # gives up the share: the server itself is gone
+
+
+def copy_of(data_dir: Path, into: Path) -> Path:
+    """Copy a stopped server's data folder with the owners of its files; `into` is there, and empty."""
+    into.chmod(0o755)  # as root the server has another account, which must get there
+    subprocess.run(["cp", "-a", data_dir / "cluster", into], check=True)
+    return into
