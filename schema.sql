@@ -68,7 +68,7 @@ CREATE TABLE IF NOT EXISTS dl_job_events (
     queue    text        NOT NULL,
     ts       timestamptz NOT NULL DEFAULT now(),
     kind     text        NOT NULL,
-    payload  jsonb       NOT NULL DEFAULT '{}'
+    payload  jsonb       DEFAULT '{}'
 );
 
 -- now() is when the transaction began, which may be before an event of a transaction that it waited for.
@@ -95,8 +95,8 @@ CREATE TABLE IF NOT EXISTS dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Jobs that were running before runs were fenced: of two with one key the later lease stays, and one without a lease
--- is given one that has run out, for the reaper to find.
+-- Jobs that were running before runs were fenced: of two with one key the later lease stays, and the other try does not
+-- count. One without a lease is given one that has run out, for the reaper to find.
 WITH ranked AS (
     SELECT job_id, queue, attempt,
            row_number() OVER (PARTITION BY lock_key ORDER BY lease_expires_at DESC NULLS LAST, job_id) AS turn
@@ -104,13 +104,17 @@ WITH ranked AS (
      WHERE status = 'running'
 ), second AS (
     UPDATE dl_jobs j
-       SET status = 'queued', place = 'timed', lease_expires_at = NULL, heartbeat_at = NULL
+       SET status = CASE WHEN j.cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
+           attempt = CASE WHEN j.cancel_requested THEN j.attempt ELSE greatest(j.attempt - 1, 0) END,
+           finished_at = CASE WHEN j.cancel_requested THEN clock_timestamp() END,
+           place = 'timed', lease_expires_at = NULL, heartbeat_at = NULL
       FROM ranked
      WHERE j.job_id = ranked.job_id AND ranked.turn > 1
-    RETURNING j.job_id, j.queue, j.attempt
+    RETURNING j.job_id, j.queue, j.status, j.attempt
 )
 INSERT INTO dl_job_events (job_id, queue, kind, payload)
-SELECT job_id, queue, 'requeue', jsonb_build_object('reason', 'upgrade', 'status', 'queued', 'attempt', attempt)
+SELECT job_id, queue, CASE status WHEN 'canceled' THEN 'canceled' ELSE 'requeue' END,
+       jsonb_build_object('reason', 'upgrade', 'status', status, 'attempt', attempt)
   FROM second;
 
 UPDATE dl_jobs SET lease_expires_at = now() WHERE status = 'running' AND lease_expires_at IS NULL;
@@ -160,6 +164,19 @@ BEGIN
     RETURN NEW;
 END $$;
 
+CREATE OR REPLACE FUNCTION dl_jobs_to_the_start() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.attempt := CASE OLD.status WHEN 'running' THEN greatest(OLD.attempt - 1, 0) ELSE 0 END;
+    NEW.cancel_requested := false;
+    NEW.lease_expires_at := NULL;
+    NEW.finished_at := NULL;
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    VALUES (NEW.job_id, NEW.queue, clock_timestamp(), 'requeue',
+            jsonb_build_object('status', 'queued', 'attempt', NEW.attempt, 'reason', 'by_hand'));
+    RETURN NEW;
+END $$;
+
 CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
     REFERENCING NEW TABLE AS fresh
     FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_inserted();
@@ -176,3 +193,11 @@ CREATE OR REPLACE TRIGGER dl_jobs_gate BEFORE UPDATE ON dl_jobs
     WHEN (NEW.status = 'queued' AND NEW.place = OLD.place AND NEW.place <> 'timed'
           AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
     EXECUTE FUNCTION dl_jobs_to_the_gate();
+
+-- Someone sets a finished or running job to queued by hand: it gets what a retry or a release would have given it. Our
+-- own statements either move its place or end its lease.
+CREATE OR REPLACE TRIGGER dl_jobs_put_back BEFORE UPDATE ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND OLD.status <> 'queued' AND NEW.place = OLD.place
+          AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL))
+    EXECUTE FUNCTION dl_jobs_to_the_start();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,6 +22,7 @@ from app.queue.job import (
     Outlook,
     Reaped,
     Release,
+    Renewal,
     Run,
     Settlement,
     Status,
@@ -32,6 +34,7 @@ from app.queue.values import array, checked_json, checked_text, clean_json, clea
 _LONGEST_ERROR = 8_000
 _LONGEST_TRACEBACK = 64_000
 _LARGEST_PROGRESS = 64_000
+_LONGEST_PAUSE = 366 * 86_400.0
 
 
 class Source(Protocol):
@@ -86,7 +89,7 @@ class JobQueue:
 
     def events(self, job_id: UUID, *, limit: int = 1000) -> list[Event]:
         rows = self._ask("events", {"job_id": str(job_id), "limit": limit})
-        return [Event(row[0], UUID(row[1]), row[2], row[3], row[4], json.loads(row[5])) for row in rows]
+        return [Event(row[0], UUID(row[1]), row[2], row[3], row[4], _decoded(row[5])) for row in rows]
 
     def cancel(self, job_id: UUID) -> Job:
         """Cancel a waiting job, ask a running one to stop, leave a finished one. Returns it as it is then."""
@@ -166,12 +169,9 @@ class JobQueue:
         outlook = Outlook(skipped=rows[0][-2], due_in=rows[0][-1])
         return [_claimed(row) for row in rows if row[0] is not None], outlook
 
-    def find_claimed(self, run_ids: Sequence[UUID]) -> list[Run]:
-        """The runs, of those, that a claim whose answer was lost has started."""
-        return [
-            Run(UUID(job_id), UUID(run_id), key_hash)
-            for job_id, run_id, key_hash in self._ask("find_claimed", {"run_ids": array(run_ids)})
-        ]
+    def find_claimed(self, run_ids: Sequence[UUID]) -> list[Claimed]:
+        """What a claim has taken whose answer was lost."""
+        return [_claimed(row) for row in self._ask("find_claimed", {"run_ids": array(run_ids)})]
 
     def set_aside(self, queue: str, tasks: Iterable[str]) -> dict[str, int]:
         """Put off ready jobs that no live worker knows how to run; returns how many of each task."""
@@ -194,9 +194,8 @@ class JobQueue:
 
     def renew(
         self, runs: Sequence[tuple[UUID, UUID, Mapping[str, Any] | None]], *, late_sec: float
-    ) -> dict[UUID, bool]:
-        """Extend the leases of (job, run, progress or None); returns, of each run that is still ours, whether its
-        cancel was asked for. A silence longer than `late_sec` is journaled."""
+    ) -> list[Renewal]:
+        """Extend the leases of (job, run, progress or None). A silence longer than `late_sec` is journaled."""
         rows = self._ask(
             "renew",
             {
@@ -206,7 +205,7 @@ class JobQueue:
                 "late_sec": late_sec,
             },
         )
-        return {UUID(run_id): cancel for _, run_id, cancel in rows}
+        return [Renewal(UUID(run_id), *said) for run_id, *said in rows]
 
     def settle(self, ends: Sequence[tuple[Claimed, Settlement]], *, guards: Sequence[int] = ()) -> list[Fate]:
         """Write down how runs ended, and give back the session locks in `guards`, all in one transaction."""
@@ -221,7 +220,7 @@ class JobQueue:
                 "tracebacks": array(_told(end.traceback, _LONGEST_TRACEBACK) for _, end in ends),
                 "results": array(self._result(end) for _, end in ends),
                 "progress": array(None if end.progress is None else _progress(end.progress) for _, end in ends),
-                "pauses": array(end.retry_in for _, end in ends),
+                "pauses": array(_pause(end.retry_in) for _, end in ends),
                 "guards": array(guards),
             },
         )
@@ -339,12 +338,24 @@ def _job(row: tuple[Any, ...]) -> Job:
     return Job(**values)
 
 
+def _pause(seconds: float) -> float:
+    """What a policy has reckoned must not keep a run, and all that are settled with it, from being written down."""
+    return min(max(0.0, seconds), _LONGEST_PAUSE)  # in this order: not a number becomes 0
+
+
 def _decoded(text: str) -> Any:
     """Anything PostgreSQL holds can be shown; a number that Python refuses is shown as its text."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_float)
+    except RecursionError:
+        return {"$dropped": "nested too deep to be shown"}
     except ValueError:
-        return json.loads(text, parse_int=str, parse_float=str)
+        return json.loads(text, parse_int=str, parse_float=_float)
+
+
+def _float(text: str) -> float | str:
+    number = float(text)
+    return number if math.isfinite(number) else text
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:

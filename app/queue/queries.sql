@@ -37,8 +37,9 @@ SELECT j.job_id, j.status::text, false,
 -- name: claim
 -- queued -> running. Three steps in one message: sort in what has fallen due; lock the first few ready rows and try
 -- their keys; then, in a fresh look under those locks, park what is busy and take the rest.
--- Every row of the answer carries the outlook: `skipped` rows whose key somebody is changing at this moment (look again
--- at once), `due_in` seconds until the next timed job. One row with no job_id: nothing was taken.
+-- Every row of the answer carries the outlook: `skipped` rows that were looked at in vain, for they were parked or
+-- somebody is changing their key at this moment (others may be ready behind them: look again at once), `due_in` seconds
+-- until the next timed job. One row with no job_id: nothing was taken.
 WITH due AS (
     SELECT job_id
       FROM dl_jobs
@@ -77,8 +78,9 @@ WITH picked AS MATERIALIZED (
     SELECT job_id, row_number() OVER (ORDER BY priority, created_at, job_id) AS n FROM picked WHERE NOT busy
 ), claimed AS (
     UPDATE dl_jobs j
-       SET status = 'running', place = 'timed', stray = false, attempt = j.attempt + 1,
-           run_id = (%(run_ids)s::uuid[])[chosen.n], worker = %(worker)s::text, error = NULL,
+       SET status = 'running', place = 'timed', stray = false, attempt = least(j.attempt + 1, j.max_attempts),
+           run_id = (%(run_ids)s::uuid[])[chosen.n], worker = %(worker)s::text,
+           error = NULL, traceback = NULL, result = NULL,
            started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
            lease_expires_at = clock_timestamp() + make_interval(secs => j.lease_ttl_sec)
       FROM chosen
@@ -93,9 +95,11 @@ WITH picked AS MATERIALIZED (
 SELECT c.job_id, c.run_id, c.queue, c.task, c.args::text, c.lock_key, hashtext(c.lock_key)::bigint AS key_hash,
        c.partition_key, c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.idempotency_key, c.producer,
        c.consumer_group, c.created_at, c.available_at, c.started_at, c.progress::text,
-       current_setting('dl.skipped')::int AS skipped,
+       current_setting('dl.skipped')::int + (SELECT count(*) FROM picked WHERE busy)::int AS skipped,
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
-          FROM dl_jobs WHERE status = 'queued' AND place = 'timed') AS due_in
+          FROM dl_jobs
+         WHERE status = 'queued' AND place = 'timed'
+           AND available_at > '-infinity' AND available_at < 'infinity') AS due_in
   FROM (VALUES (1)) AS always (one) LEFT JOIN claimed c ON true
  ORDER BY c.n;
 
@@ -130,16 +134,26 @@ SELECT task, count(*) FROM aside GROUP BY task;
 
 -- name: take_back
 -- queued -> queued, now: jobs that were set aside and whose task this worker knows.
-UPDATE dl_jobs
+WITH ours AS (
+    SELECT job_id
+      FROM dl_jobs
+     WHERE status = 'queued' AND place = 'timed' AND stray
+       AND queue = ANY (%(queues)s::text[]) AND task = ANY (%(tasks)s::text[])
+     ORDER BY job_id
+       FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE dl_jobs j
    SET stray = false, error = NULL, available_at = clock_timestamp()
- WHERE status = 'queued' AND place = 'timed' AND stray
-   AND queue = ANY (%(queues)s::text[]) AND task = ANY (%(tasks)s::text[]);
+  FROM ours
+ WHERE j.job_id = ours.job_id;
 
 -- name: find_claimed
--- The answer to a claim was lost: did it take effect?
-SELECT job_id, run_id, hashtext(lock_key)::bigint AS key_hash
-  FROM dl_jobs
- WHERE status = 'running' AND run_id = ANY (%(run_ids)s::uuid[]);
+-- The answer to a claim was lost: did it take effect? In the shape of the claim's own answer.
+SELECT j.job_id, j.run_id, j.queue, j.task, j.args::text, j.lock_key, hashtext(j.lock_key)::bigint AS key_hash,
+       j.partition_key, j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.idempotency_key, j.producer,
+       j.consumer_group, j.created_at, j.available_at, j.started_at, j.progress::text, 0 AS skipped, NULL AS due_in
+  FROM dl_jobs j
+ WHERE j.status = 'running' AND j.run_id = ANY (%(run_ids)s::uuid[]);
 
 -- name: guard
 -- The claimed keys' session locks, for the life of each run; and are the runs still ours? Taken on a connection that the
@@ -155,15 +169,17 @@ SELECT held.n, pg_try_advisory_lock(held.key_hash) AS locked,
 SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[]) AS freed (key_hash);
 
 -- name: renew
--- running -> running: one statement for all runs of a process. A run that is missing from the answer is not its owner's
--- any more. Progress is NULL where it has not changed.
+-- running -> running: one statement for all runs of a process. Progress is NULL where it has not changed. A row that
+-- somebody else has locked is left out, so that one held row cannot cost all the others their lease; for each run the
+-- answer says whether it was renewed, and if not, whether it is still its owner's.
 WITH held AS (
-    SELECT * FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[]) AS h (job_id, run_id, progress)
+    SELECT *
+      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[]) AS h (job_id, run_id, progress)
 ), mine AS MATERIALIZED (
     SELECT j.job_id, held.progress, j.heartbeat_at AS last_beat
       FROM held JOIN dl_jobs j ON j.job_id = held.job_id AND j.run_id = held.run_id AND j.status::text = 'running'
      ORDER BY j.job_id
-       FOR NO KEY UPDATE OF j
+       FOR NO KEY UPDATE OF j SKIP LOCKED
 ), renewed AS (
     UPDATE dl_jobs j
        SET heartbeat_at = clock_timestamp(),
@@ -176,11 +192,17 @@ WITH held AS (
 ), late AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'heartbeat',
-           jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'late_sec', round(silence::numeric, 1))
+           jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id,
+                              'late_sec', round(silence::numeric, 1))
       FROM renewed
      WHERE silence > %(late_sec)s::float8
 )
-SELECT job_id, run_id, cancel_requested FROM renewed;
+SELECT held.run_id, r.run_id IS NOT NULL AS renewed,
+       r.run_id IS NOT NULL
+       OR EXISTS (SELECT FROM dl_jobs j
+                   WHERE j.job_id = held.job_id AND j.run_id = held.run_id AND j.status::text = 'running') AS owned,
+       coalesce(r.cancel_requested, false)
+  FROM held LEFT JOIN renewed r ON r.run_id = held.run_id;
 
 -- name: settle
 -- running -> succeeded | failed | canceled | queued: the only way out that a worker has. An error after a cancel was
@@ -268,7 +290,7 @@ WITH mine AS MATERIALIZED (
     UPDATE dl_jobs j
        SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
            place = CASE WHEN cancel_requested THEN 'timed' WHEN mine.reason = 'lock_busy' THEN 'parked' ELSE 'ready' END::dl_place,
-           attempt = CASE WHEN cancel_requested THEN attempt ELSE attempt - 1 END,
+           attempt = CASE WHEN cancel_requested THEN attempt ELSE greatest(attempt - 1, 0) END,
            progress = coalesce(mine.progress::jsonb, j.progress),
            finished_at = CASE WHEN cancel_requested THEN at END,
            lease_expires_at = NULL
@@ -366,7 +388,10 @@ WITH RECURSIVE keys AS (
       FROM keys
      WHERE keys.lock_key IS NOT NULL
 ), batch AS MATERIALIZED (
-    SELECT lock_key FROM keys WHERE lock_key IS NOT NULL LIMIT %(most)s::int
+    (SELECT lock_key FROM keys WHERE lock_key IS NOT NULL LIMIT %(most)s::int)
+    UNION ALL  -- a key may be the empty text, and nothing is before it
+    (SELECT lock_key FROM dl_jobs
+      WHERE %(after)s::text = '' AND status = 'queued' AND place = 'parked' AND lock_key = '' LIMIT 1)
 ), held AS MATERIALIZED (
     SELECT (classid::bigint << 32) | objid::bigint AS hash
       FROM pg_locks
@@ -490,7 +515,7 @@ SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key
  LIMIT %(limit)s::int;
 
 -- name: events
-SELECT event_id, job_id, queue, ts, kind, payload::text
+SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
   FROM dl_job_events
  WHERE job_id = %(job_id)s::uuid
  ORDER BY event_id

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import psycopg2
@@ -24,8 +25,25 @@ Row = tuple[Any, ...]
 
 _WRITABLE = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool"
 
+# A prepared statement does not fit the tables any more, or is not there: 0A000, 26000, 42P05.
+_STALE_PLAN = ("0A000", "26000", "42P05")
+
 # A plan is made once and kept. Made while the table was small it would scan it; these leave the indexes to choose from.
 _PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
+
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+
+
+def _time(text: str | bytes | None, cursor: Any) -> datetime | None:
+    """A time that Python's calendar does not reach, such as one before Christ, becomes its nearest end: one odd row
+    must not spoil the answer to a claim, which has been committed, or a whole list."""
+    try:
+        return cast("datetime | None", ext.PYDATETIMETZ(text, cursor))
+    except (ValueError, OverflowError):
+        return _FIRST if str(text).endswith("BC") else _LAST
+
+
+_TIMES = ext.new_type((1184,), "TIMES", _time)
 
 
 class Wire:
@@ -82,6 +100,7 @@ def connect(dsn: str, *, name: str, timeout: float) -> Any:
                     dsn,
                     **host,
                     application_name=name,
+                    client_encoding="UTF8",
                     keepalives_idle=10,
                     keepalives_interval=5,
                     keepalives_count=3,
@@ -90,6 +109,7 @@ def connect(dsn: str, *, name: str, timeout: float) -> Any:
                 async_=True,
             )
             _drive(connection, time.monotonic() + timeout)
+            ext.register_type(_TIMES, connection)
         except psycopg2.Error as error:
             last = error
         else:
@@ -139,14 +159,12 @@ class Session:
         """Run a named statement as one message: all of it takes effect, or none."""
         statement = self._statements[name]
         with self.lock, translated():
-            wire = self._open()
             try:
-                if name not in self._prepared:
-                    self._prepare(wire, statement)
-                return wire.ask(statement.execute, parameters or {}, self._command_timeout)
+                return self._asked(statement, parameters or {})
             except psycopg2.Error as error:
-                self._drop_if_broken(wire, error)
-                raise
+                if error.pgcode not in _STALE_PLAN:
+                    raise
+                return self._asked(statement, parameters or {})  # nothing has taken effect
 
     def command(self, sql: str) -> list[Row]:
         """Run a command that is about the connection itself, such as LISTEN."""
@@ -211,13 +229,23 @@ class Session:
         self.generation += 1
         return wire
 
+    def _asked(self, statement: Statement, parameters: Mapping[str, Any]) -> list[Row]:
+        wire = self._open()
+        try:
+            if statement.name not in self._prepared:
+                self._prepare(wire, statement)
+            return wire.ask(statement.execute, parameters, self._command_timeout)
+        except psycopg2.Error as error:
+            self._drop_if_broken(wire, error)
+            raise
+
     def _prepare(self, wire: Wire, statement: Statement) -> None:
         wire.ask(statement.prepare, None, self._command_timeout)
         self._prepared.add(statement.name)
 
     def _drop_if_broken(self, wire: Wire, error: psycopg2.Error) -> None:
-        # 25006: read-only, after a failover. 0A000, 26000, 42P05: a plan or a prepared statement is out of date.
-        stale = error.pgcode in ("25006", "0A000", "26000", "42P05") or (error.pgcode or "").startswith(("57P", "08"))
+        # 25006: read-only, after a failover.
+        stale = error.pgcode == "25006" or error.pgcode in _STALE_PLAN or (error.pgcode or "").startswith(("57P", "08"))
         if wire.closed or stale:
             wire.close()
             self._wire = None
