@@ -9,6 +9,7 @@
     │   ├── SchemaOutdated        run `dataloader migrate`
     │   └── SchemaTooNew          upgrade dataloader instead
     ├── EmbeddedServerError       the embedded PostgreSQL cannot be started
+    ├── PortTaken                 somebody else listens there: exit code 69
     ├── JobNotFound
     ├── NotRetryable              only a failed, canceled or lost job can be retried
     ├── NotRetryable              only a failed, canceled or lost job can be retried
@@ -80,6 +81,15 @@ class SchemaTooNew(SchemaError):
 
 class EmbeddedServerError(DataloaderError):
     """The embedded PostgreSQL could not be found, made or started."""
+
+
+class PortTaken(DataloaderError):
+    """The address that the API is to listen on cannot be had."""
+
+    def __init__(self, host: str, port: int, why: str = "another process listens there already") -> None:
+        super().__init__(
+            f"cannot listen on {host} port {port}: {why}; stop that one, or choose another with APP_PORT or --port"
+        )
 
 
 class JobNotFound(DataloaderError):

@@ -12,6 +12,8 @@ from app.errors import (
     DataloaderError,
     EmbeddedServerError,
     JobNotFound,
+    PortTaken,
+    PortTaken,
     SchemaError,
 )
 
@@ -39,7 +41,7 @@ MEANING = {
     Exit.NOT_FOUND: "there is no such job",
     Exit.REFUSED: "the service refused: something is invalid, or in conflict with what is there",
     Exit.SCHEMA: "the tables in the database are not those of this version",
-    Exit.UNAVAILABLE: "the service or the database does not answer; try again later",
+    Exit.UNAVAILABLE: "the service or the database does not answer; `serve`: the port is taken",
     Exit.FAULT: "the service failed, or something else answers at its address",
     Exit.EMBEDDED: "the embedded PostgreSQL cannot be started",
     Exit.CONFIG: "the configuration has faults",
@@ -68,7 +70,9 @@ TABLE: tuple[tuple[type[DataloaderError], Exit, str, str], ...] = (
         "database_unavailable",
         "`dataloader config` shows where it is looked for.",
     ),
+    (PortTaken, Exit.UNAVAILABLE, "port_taken", ""),
     (EmbeddedServerError, Exit.EMBEDDED, "embedded_server", "DL_DB_DSN names a server of your own instead."),
+    (PortTaken, Exit.UNAVAILABLE, "port_taken", ""),
     (
         ServiceUnavailable,
         Exit.UNAVAILABLE,

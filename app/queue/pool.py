@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +34,9 @@ class PoolStats:
 class _Connections(ThreadSafeConnectionPool):  # type: ignore[misc] # the package has no types
     """Connections that keep nobody else waiting while one of them is being opened."""
 
-    def __init__(self, dsn: str, *, name: str, connect_timeout: float, **settings: Any) -> None:
-        self.open = lambda: connect(dsn, name=name, timeout=connect_timeout)
-        super().__init__(dsn=dsn, minconn=0, **settings)
+    def __init__(self, dsn: Callable[[], str], *, name: str, connect_timeout: float, **settings: Any) -> None:
+        self.open = lambda: connect(dsn(), name=name, timeout=connect_timeout)
+        super().__init__(minconn=0, **settings)
 
     def _connect(self, for_immediate_use: bool = False) -> Any:
         self.lock.release()
@@ -57,7 +57,7 @@ class Pool:
 
     def __init__(
         self,
-        dsn: str,
+        dsn: str | Callable[[], str],  # called when the first connection is wanted
         *,
         size: int = 5,
         overflow: int = 5,
@@ -76,7 +76,11 @@ class Pool:
         self._timeout, self._wait = command_timeout_sec, wait_sec
         self._statements = statements(schema)
         self._pool = _Connections(
-            dsn, name=application_name, connect_timeout=connect_timeout_sec, maxconn=self._most, idle_timeout=0
+            dsn if callable(dsn) else lambda: dsn,
+            name=application_name,
+            connect_timeout=connect_timeout_sec,
+            maxconn=self._most,
+            idle_timeout=0,
         )
         self._pool.idle_timeout = None  # kept until it is too old; what is beyond `size` we close ourselves
         self._free = threading.BoundedSemaphore(self._most)

@@ -1,0 +1,233 @@
+"""What a process consists of, wired from the settings. Building it connects to nothing and starts nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from flask import Flask
+
+from app import log
+from app.config import Settings
+from app.config.dsn import masked
+from app.errors import DatabaseUnavailable, SchemaError, SchemaMissing
+from app.postgres import EmbeddedServer
+from app.queue import schema
+from app.queue.jobqueue import JobQueue
+from app.queue.pool import Pool
+from app.web import WebOptions, create_app
+from pipelines import contract
+from workers.pool import PoolOptions, WorkerPool
+
+_log = log.get(__name__)
+_SCHEMA_AGAIN = 2.0  # seconds between two tries to reach the database for its schema
+
+
+def version() -> str:
+    try:
+        return metadata.version("dataloader")
+    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        return "0+unknown"
+
+
+def set_up_logging(settings: Settings) -> None:
+    log.set_up(
+        log.LogOptions(
+            format=settings.log_format,
+            debug=settings.debug,
+            colour=not settings.no_color,
+            timezone=settings.timezone,
+            file=settings.log_path and settings.log_path / settings.log_file_name,
+            metric_file=settings.metric_path and settings.metric_path / settings.metric_file_name,
+            audit_file=settings.audit_log_path and settings.audit_log_path / settings.audit_log_file_name,
+            rotate_bytes=settings.log_rotation.max_bytes,
+            rotate_every_sec=settings.log_rotation.every_sec,
+            keep_files=settings.log_keep_files,
+            secrets=settings.secrets,
+        )
+    )
+    for warning in settings.warnings:
+        _log.warning("settings.doubtful", detail=warning)
+
+
+class Database:
+    """Where the queue is: the server that the settings name, or an embedded one, started when it is first asked for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._embedded: EmbeddedServer | None = None
+        self._dsn: str | None = None
+
+    @property
+    def is_embedded(self) -> bool:
+        return self._settings.dsn is None
+
+    def dsn(self) -> str:
+        with self._lock:
+            if self._dsn is None:
+                self._dsn = self._find()
+            return self._dsn
+
+    def _find(self) -> str:
+        if self._settings.dsn is not None:
+            return self._settings.dsn.get_secret_value()
+        self._embedded = EmbeddedServer(Path(self._settings.data_dir))
+        return self._embedded.start()
+
+    def migrate(self) -> schema.Migration:
+        return schema.migrate(self.dsn(), self._settings.schema, connect_timeout=self._settings.pg_connect_timeout)
+
+    def prepare(self) -> None:
+        """Tables where there are none, and on the embedded server always the present ones.
+
+        A server that others share is changed by `dataloader migrate` alone: raises SchemaOutdated or SchemaTooNew.
+        """
+        if self.is_embedded:
+            self.migrate()
+            return
+        try:
+            schema.check(self.dsn(), self._settings.schema, connect_timeout=self._settings.pg_connect_timeout)
+        except SchemaMissing:
+            self.migrate()
+
+    def describe(self) -> str:
+        """For people; never with a password."""
+        if self._embedded is not None:
+            return self._embedded.describe()
+        return f"{masked(self.dsn())}, schema {self._settings.schema}"
+
+    def close(self) -> None:
+        """Stop an embedded server, if nobody else uses it."""
+        with self._lock:
+            if self._embedded is not None:
+                self._embedded.stop()
+                self._embedded = self._dsn = None
+
+
+class Service:
+    """One process's share of the service. `app` answers HTTP; `start` begins to work, if it is to."""
+
+    def __init__(self, settings: Settings, *, workers: bool = True) -> None:
+        self.settings = settings
+        self.database = Database(settings)
+        self._works = workers and bool(settings.workers)
+        self._pool: WorkerPool | None = None
+        self._schema_fault: str | None = None
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def loading(self) -> contract.Loading:
+        """The pipelines, loaded once; a module that fails is named, and the others work."""
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)  # packages that the settings name may stand beside the process
+        loading = contract.load(self.settings.pipelines)
+        for module, trace in loading.failures.items():
+            last = trace.strip().rsplit("\n", 1)[-1]
+            _log.error("pipeline.broken", module=module, error=last, traceback=trace)
+        return loading
+
+    @cached_property
+    def app(self) -> Flask:
+        settings = self.settings
+        _ = self.loading
+        pool = Pool(
+            self.database.dsn,
+            size=settings.pg_pool_size,
+            overflow=settings.pg_max_overflow,
+            recycle_sec=settings.pg_pool_recycle,
+            connect_timeout_sec=settings.pg_connect_timeout,
+            command_timeout_sec=min(settings.pg_command_timeout, 15.0),  # a person or a program waits for the answer
+            use_pool=settings.pg_use_pool,
+            schema=settings.schema,
+        )
+        options = WebOptions(
+            version=version(),
+            environment=settings.environment,
+            timezone=settings.timezone,
+            queues=tuple(worker.queue for worker in settings.workers),
+            max_body_bytes=settings.max_body_bytes,
+            max_json_depth=settings.max_json_depth,
+            max_text_length=settings.max_text_length,
+            default_lease_ttl_sec=settings.default_lease_ttl_sec,
+            heartbeat_sec=settings.heartbeat_sec,
+        )
+        return create_app(
+            JobQueue(pool), contract.registry, options, probe=self.probe if self._works else None, pool=pool
+        )
+
+    def start(self) -> None:
+        """Prepare the schema and start the worker pool; waits for neither: the database may be away."""
+        threading.Thread(target=self._start, name="starter", daemon=True).start()
+
+    def _start(self) -> None:
+        try:
+            self._prepare_schema()
+            if self._works:
+                self._start_workers()
+        except Exception:
+            _log.exception("service.start.failed")
+            self._schema_fault = "the service could not start; its log says why"
+
+    def _prepare_schema(self) -> None:
+        told = False
+        while not self._stopping.is_set():
+            try:
+                self.database.prepare()
+            except (DatabaseUnavailable, SchemaError) as error:
+                if not told:
+                    _log.error("schema.not_ready", error=str(error))
+                told, self._schema_fault = True, str(error)
+                self._stopping.wait(_SCHEMA_AGAIN)
+            else:
+                self._schema_fault = None
+                return
+
+    def _start_workers(self) -> None:
+        settings = self.settings
+        _ = self.loading
+        options = PoolOptions(
+            dsn=self.database.dsn(),
+            queues={worker.queue: worker.concurrency for worker in settings.workers},
+            schema=settings.schema,
+            heartbeat_sec=settings.heartbeat_sec,
+            reaper_period_sec=settings.reaper_period_sec,
+            claim_backoff_sec=settings.claim_backoff_sec,
+            connect_timeout_sec=settings.pg_connect_timeout,
+            command_timeout_sec=settings.pg_command_timeout,
+            version=version(),
+        )
+        with self._lock:
+            if not self._stopping.is_set():
+                self._pool = WorkerPool(contract.registry, options)
+                self._pool.start()
+
+    def probe(self) -> Mapping[str, Any]:
+        """How the worker pool is, for /status."""
+        pool = self._pool
+        if pool is None:
+            return {"ready": False, "detail": self._schema_fault or "the worker pool is starting"}
+        state = asdict(pool.state())
+        return {**state, "worker_id": str(state["worker_id"]), "broken_modules": sorted(self.loading.failures)}
+
+    def stop_claiming(self) -> None:
+        self._stopping.set()
+        with self._lock:
+            pool = self._pool
+        if pool is not None:
+            pool.stop_claiming()
+
+    def stop(self) -> bool:
+        """End the worker pool within the grace; False: a pipeline does not stop, and the process must exit now."""
+        self.stop_claiming()
+        clean = True if self._pool is None else self._pool.stop(self.settings.shutdown_grace_sec)
+        self.database.close()
+        return clean
