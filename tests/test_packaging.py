@@ -1,0 +1,168 @@
+"""What is installed where: ranges, locks, the wheel, and the Makefile's search for a Python."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support.processes import clean_environment
+
+ROOT = Path(__file__).parents[1]
+LOCKS = ("requirements.lock", "requirements-dev.lock")
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def extra(name: str) -> list[Requirement]:
+    return [Requirement(line) for line in project()["project"]["optional-dependencies"][name]]
+
+
+def runtime() -> list[Requirement]:
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def locked(name: str) -> dict[str, str]:
+    """The packages of a lock with their versions."""
+    pins = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+    return {canonicalize_name(package): version for package, version in pins}
+
+
+def test_requirements_txt_and_pyproject_say_the_same():
+    assert [str(r) for r in runtime()] == [str(Requirement(line)) for line in project()["project"]["dependencies"]]
+
+
+@pytest.mark.parametrize("package", ["flask", "gunicorn", "psycopg2-binary", "psycopg2-pool"])
+def test_the_fixed_packages_are_required(package):
+    assert package in {requirement.name for requirement in runtime()}
+
+
+def test_no_package_brings_a_second_psycopg2():
+    for lock in LOCKS:
+        assert not {"psycopg2", "psycopg"} & set(locked(lock)), lock
+
+
+def test_the_lock_holds_what_runs_within_the_ranges():
+    pins = locked("requirements.lock")
+
+    for requirement in [*runtime(), *extra("embedded")]:
+        version = pins.get(canonicalize_name(requirement.name), "nothing")
+        assert version != "nothing", f"{requirement} is not locked; run `make lock`"
+        assert requirement.specifier.contains(version), f"{requirement} is locked at {version}; run `make lock`"
+
+
+def test_the_development_lock_adds_to_the_lock_and_changes_nothing_in_it():
+    pins = locked("requirements-dev.lock")
+
+    assert locked("requirements.lock").items() <= pins.items()
+    for requirement in [r for r in [*extra("test"), *extra("dev")] if r.name != "dataloader"]:
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_the_embedded_server_is_pinned_exactly():
+    assert [str(requirement.specifier)[:2] for requirement in extra("embedded")] == ["=="]
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_package_of_a_lock_has_its_hashes(lock):
+    entries = re.split(r"\n(?=[\w.-]+==)", (ROOT / lock).read_text(encoding="utf-8"))[1:]
+
+    assert len(entries) > 20
+    assert [entry.splitlines()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+@pytest.mark.parametrize("name", [*LOCKS, "requirements.txt", "Makefile"])
+def test_no_registry_is_named(name):
+    text = (ROOT / name).read_text(encoding="utf-8").replace("http://127.0.0.1", "")
+
+    # Those of the Makefile that keep addresses out are welcome.
+    assert re.findall(r"https?://|file:|(?<!no-emit)-index-url|(?<!no-emit)-find-links", text) == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    argv = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_brings_everything_that_is_no_python(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    rooms = [path for room in ("app", "workers", "pipelines") for path in (ROOT / room).rglob("*") if path.is_file()]
+    ours = {str(path.relative_to(ROOT)) for path in rooms if path.suffix != ".pyc"}
+
+    assert {"schema.sql", "wsgi.py", "app/queue/queries.sql", "LICENSE"} <= {
+        re.sub(r".*/licenses/", "", n) for n in names
+    }
+    assert sorted(ours - names) == []
+    assert not any(name.startswith("tests") for name in names)
+
+
+def test_an_installed_wheel_runs_without_the_checkout(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = "import app.cli; from app.queue.schema import schema_text; print(app.cli.__file__, len(schema_text()))"
+    env = {**clean_environment(), "PYTHONPATH": str(tmp_path / "site")}
+
+    def told(*argv: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *argv], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert told("-c", code).startswith(str(tmp_path / "site"))
+    assert "serve" in told("-m", "app", "--help")
+
+
+def put_python(folder: Path, name: str, script: str) -> str:
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def make_venv(folder: Path, *pythons: str) -> subprocess.CompletedProcess[str]:
+    venv = folder / "venv"
+    argv = ["make", "--no-print-directory", f"VENV={venv}", f"PYTHONS={' '.join(pythons)}", f"{venv}/bin/python"]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_make_passes_by_a_python_that_only_seems_to_be_there(tmp_path):
+    shim = put_python(tmp_path, "python3.13", "echo 'pyenv: python3.13: command not found' >&2; exit 127")
+    right = put_python(
+        tmp_path,
+        "python3.12",
+        f'case "$*" in *"-m venv"*) mkdir -p {tmp_path}/venv/bin; touch {tmp_path}/venv/bin/python;; '
+        '--version) echo "Python 3.12.9";; esac',
+    )
+
+    done = make_venv(tmp_path, "no-such-python", shim, right)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"Making {tmp_path}/venv with Python 3.12.9…\n"
+
+
+def test_make_says_what_it_found_when_no_python_will_do(tmp_path):
+    old = put_python(tmp_path, "python3", 'case "$*" in *version_info*) exit 1;; --version) echo "Python 3.9.2";; esac')
+
+    done = make_venv(tmp_path, "no-such-python", old)
+
+    assert done.returncode != 0
+    assert f"{old}: Python 3.9.2" in done.stderr
+    assert "no-such-python:" not in done.stderr
+    assert "make run PYTHON=/path/to/python3" in done.stderr
