@@ -13,7 +13,6 @@ from app.errors import (
     EmbeddedServerError,
     JobNotFound,
     PortTaken,
-    PortTaken,
     SchemaError,
 )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -88,8 +90,8 @@ def migrate(*, as_json: bool) -> None:
     if done.found == done.now and not done.steps:
         click.echo(f"The tables are at version {done.now} already; there was nothing to do.")
     else:
-        click.echo("\n".join([f"Found {before}; the tables are now at version {done.now}."]))
-        click.echo("".join(f"  {step}\n" for step in done.steps), nl=False)
+        done_now = f"Found {before}; the tables are now at version {done.now}."
+        click.echo("\n".join([done_now, *(f"  {step}" for step in done.steps)]))
 
 
 @click.command(short_help="Show every setting.")
@@ -102,7 +104,10 @@ def config(*, docs: bool, as_json: bool) -> None:
     if docs:
         click.echo(pages.configuration(), nl=False)
         return
-    knobs = _settings().describe()
+    settings = _settings()
+    for warning in settings.warnings:
+        click.echo(f"Note: {warning}", err=True)
+    knobs = settings.describe()
     if as_json:
         click.echo(text.json_text({"settings": [dataclasses.asdict(knob) for knob in knobs]}))
     else:
@@ -119,7 +124,9 @@ def tasks(*, as_json: bool) -> None:
     """
     from pipelines import contract  # noqa: PLC0415 - its tasks may import anything
 
-    loading = contract.load(_settings().pipelines)
+    settings = _settings()
+    sys.path.append(str(Path.cwd()))  # as for the service: the packages may stand beside the process
+    loading = contract.load(settings.pipelines)
     known = list(contract.registry)
     if as_json:
         click.echo(
@@ -149,8 +156,6 @@ def _settings(**given: Any) -> Settings:
     from app.config import Settings  # noqa: PLC0415 - as above
 
     settings = Settings.load()
-    for warning in settings.warnings:
-        click.echo(f"Note: {warning}", err=True)
     return settings.model_copy(update={name: value for name, value in given.items() if value is not None})
 
 

@@ -9,7 +9,7 @@ import pytest
 from app.cli.command import main
 from app.cli.exits import MEANING, Exit, told
 from app.client import NotFound
-from app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, SchemaMissing
+from app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, PortTaken, SchemaMissing
 from tests.support.processes import ROOT, clean_environment
 
 HEAVY = (
@@ -104,6 +104,7 @@ def test_ctrl_c_has_its_own_code(run, service, monkeypatch):
         (DatabaseUnavailable("no answer"), 69),
         (SchemaMissing("run `dataloader migrate`"), 65),
         (EmbeddedServerError("no binaries"), 71),
+        (PortTaken("127.0.0.1", 8081), 69),
         (DataloaderError("something new"), 4),
         (NotFound(404, {}), 3),
     ],

@@ -210,7 +210,7 @@ def company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (package / "good.py").write_text(
         "from pipelines.contract import register\n\n@register('company.good')\ndef f(a): ...\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder it stands in
     monkeypatch.setattr(contract.registry, "_tasks", {})  # what is registered here is forgotten afterwards
     monkeypatch.setenv("DL_PIPELINES", package.name)
     yield package
