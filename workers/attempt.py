@@ -13,7 +13,17 @@ from uuid import UUID
 from app.queue.job import Claimed, Release
 from pipelines.contract import Kind, Stop, StopReason, Task
 from workers.lease import Lease
-from workers.outcome import Abandoned, Ending, HandedBack, RetryPolicy, came_from_stop, failure, refused, stopped, success
+from workers.outcome import (
+    Abandoned,
+    Ending,
+    HandedBack,
+    RetryPolicy,
+    came_from_stop,
+    failure,
+    refused,
+    stopped,
+    success,
+)
 from workers.threads import clock
 
 _PATIENCE = 100  # how often a generator may swallow a Stop and yield again before it is closed
@@ -32,7 +42,7 @@ class Attempt:
         self._reason: StopReason | None = None  # set once under the lock; only a lost lease may replace it
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._on_stop: Callable[[], None] | None = None  # set and cleared by the pipeline's thread, under the lock
+        self._on_stop: Callable[[], object] | None = None  # set and cleared by the pipeline's thread, under the lock
 
     # ── for the pipeline ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -56,9 +66,7 @@ class Attempt:
         self._stopping.wait(seconds)
         self.check()
 
-    def progress(
-        self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any
-    ) -> None:
+    def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
         self._note({"processed": done, "total": total, "unit": unit} | more)
 
     # ── for the keepers ─────────────────────────────────────────────────────────────────────────────────────────
@@ -160,7 +168,7 @@ class Attempt:
                 while (stop := self._take(step)) is None:
                     step = next(steps)
                 step = steps.throw(stop)
-            raise stop
+            raise Stop(self._reason or StopReason.CANCEL)  # it swallowed every one of them
         except StopIteration as end:
             return end.value
         finally:
@@ -173,7 +181,7 @@ class Attempt:
                 while (stop := self._take(step)) is None:
                     step = await anext(steps)
                 step = await steps.athrow(stop)
-            raise stop
+            raise Stop(self._reason or StopReason.CANCEL)
         except StopAsyncIteration:
             return
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from app import log
 from app.errors import DatabaseUnavailable
@@ -84,7 +85,9 @@ class Heartbeat:
         now = clock()
         for attempt in self._roster.all():
             if not attempt.lease.trusted(now) and attempt.stopping is not StopReason.LEASE_LOST:
-                _log.warning("lease.lost", job=str(attempt.job.id), run=str(attempt.job.run_id), reason="not renewed in time")
+                _log.warning(
+                    "lease.lost", job=str(attempt.job.id), run=str(attempt.job.run_id), reason="not renewed in time"
+                )
                 attempt.stop(StopReason.LEASE_LOST)
 
     def _say_alive(self) -> None:
@@ -94,7 +97,5 @@ class Heartbeat:
             self._known = True
 
     def say_goodbye(self) -> None:
-        try:
+        with suppress(DatabaseUnavailable):  # it will be seen to be gone
             self._queue.forget_worker(self._info.id)
-        except DatabaseUnavailable:
-            pass  # it will be seen to be gone

@@ -75,7 +75,7 @@ class Listener:
         """Say something to ourselves: a connection that does not bring it back brings nothing else either."""
         self._next_echo = clock() + self._echo_every
         try:
-            self._session.command(f"SELECT pg_notify('{self._channel}', '')")  # noqa: S608 - our own channel's name
+            self._session.command(f"SELECT pg_notify('{self._channel}', '')")
             echoed = any(channel == self._channel for channel, _ in self._keep(self._session.notifications()))
         except DatabaseUnavailable as error:
             self._lost(str(error))

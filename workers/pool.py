@@ -115,7 +115,7 @@ class WorkerPool:
             worker=self.name,
             poll_every=options.claim_backoff_sec,
             controls=self._control,
-            give_back=lambda attempt, end: self._settler.write(attempt, end),
+            give_back=self._settler.write,
         )
         info = WorkerInfo(
             self.id, self.name, options.version, tuple(options.queues), pipelines.names, sum(options.queues.values())
@@ -168,7 +168,7 @@ class WorkerPool:
         self._desk.stop()
 
     def stop(self, grace: float) -> bool:
-        """End everything: running jobs have `grace` seconds, are then asked to stop, and are handed back.
+        """End everything: running jobs have `grace` seconds, are then asked to stop, and handed back.
 
         True: all threads have ended. False: some pipeline does not stop; its job was handed back, but its key stays
         locked until this process has ended, which it must do now.
@@ -192,15 +192,16 @@ class WorkerPool:
         if self._join_workers(self._options.stop_sec):
             return True
         for worker in self._workers:
-            attempt = worker.current
-            if worker.alive and attempt is not None:
-                _log.error("job.will.not.stop", job=str(attempt.job.id), task=attempt.job.task)
-                self._hand_back_unstopped(attempt)
+            stubborn = worker.current
+            if worker.alive and stubborn is not None:
+                _log.error("job.will.not.stop", job=str(stubborn.job.id), task=stubborn.job.task)
+                self._hand_back_unstopped(stubborn)
         return False
 
     def _join_workers(self, seconds: float) -> bool:
         until = clock() + seconds
-        return all([worker.join(max(0.0, until - clock())) for worker in self._workers])
+        joined = [worker.join(max(0.0, until - clock())) for worker in self._workers]  # each is waited for, not the first
+        return all(joined)
 
     def _hand_back_unstopped(self, attempt: Any) -> None:
         """Its key is forgotten here, not given back: the session keeps it locked until the process is gone."""
@@ -228,7 +229,7 @@ class WorkerPool:
         loops = {"settler": self._settler.loop, "heartbeat": self._heartbeat.loop, "reaper": self._reaper.loop}
         dead = [*self._dead, *(name for name, loop in loops.items() if self._began and not loop.alive)]
         hearing, echoed = self._listener.hearing, self._listener.echoed_at
-        busy = {name: 0 for name in self._options.queues}
+        busy = dict.fromkeys(self._options.queues, 0)
         for worker in self._workers:
             busy[worker.queue] += worker.current is not None
         return PoolState(

@@ -61,16 +61,14 @@ class Reaper:
         return min(_TICK, self._every)
 
     def _look(self, now: float) -> None:
-        """Take a run only if its lease was found expired twice, a heartbeat apart, by a server that has been up as long:
-        after an outage the owners must have had the time to renew."""
+        """Take a run only if its lease was found expired twice, a heartbeat apart, by a server that has been up as
+        long: after an outage the owners must have had the time to renew."""
         expired, up_sec = self._queue.expired()
         if up_sec < self._heartbeat:
             self._suspects.clear()
             return
         found = {(job_id, run_id): (job_id, run_id, key) for job_id, run_id, key in expired}
-        self._suspects = {
-            which: self._suspects.get(which) or Suspect(run, now) for which, run in found.items()
-        }
+        self._suspects = {which: self._suspects.get(which) or Suspect(run, now) for which, run in found.items()}
         dead = [suspect.run for suspect in self._suspects.values() if now - suspect.since >= self._heartbeat]
         if not dead:
             return

@@ -57,7 +57,7 @@ class Keys:
         self._generation = -1
 
     def take(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Lock the keys; returns the attempts that may start. Raises DatabaseUnavailable, and then holds none of them."""
+        """Lock the keys; returns the attempts that may start. Raises DatabaseUnavailable, and then holds none."""
         with self._lock:
             self.restore()
             free = [attempt for attempt in attempts if attempt.job.key_hash not in self._held]

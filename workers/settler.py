@@ -139,7 +139,9 @@ class Settler:
     def _report(self, ended: Ended, fate: Fate) -> None:
         job, ran = ended.attempt.job, _ran(ended.attempt)
         if fate.answer == "not ours":
-            _log.error(Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason="not_ours")
+            _log.error(
+                Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason="not_ours"
+            )
             return
         facts = {
             "job": str(job.id), "queue": job.queue, "task": job.task, "attempt": job.attempt,

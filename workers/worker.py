@@ -59,7 +59,12 @@ class Worker:
     def _attempt(self, attempt: Attempt) -> None:
         job = attempt.job
         with log.bound(
-            job=str(job.id), run=str(job.run_id), attempt=job.attempt, task=job.task, queue=job.queue, worker=self._process
+            job=str(job.id),
+            run=str(job.run_id),
+            attempt=job.attempt,
+            task=job.task,
+            queue=job.queue,
+            worker=self._process,
         ):
             log.metric("job.started")
             log.audit("job.started")

@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any
 
 from flask import Flask
-from gunicorn.app.base import BaseApplication
-from gunicorn.arbiter import Arbiter
+from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
+from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 
 from app import log
 from app.config import Settings
@@ -157,7 +157,7 @@ def _run(settings: Settings, workers: bool, door: socket.socket, *, ready: Calla
             tenants[-1].move_out()
 
     options = gunicorn_settings(settings) | {
-        "bind": f"fd://{door.fileno()}",
+        "bind": f"fd://{door.detach()}",  # gunicorn's from here on: it closes it
         "when_ready": lambda server: ready(),
         "post_worker_init": move_in,
         "worker_exit": move_out,

@@ -36,7 +36,7 @@ class _Connections(ThreadSafeConnectionPool):  # type: ignore[misc] # the packag
 
     def __init__(self, dsn: Callable[[], str], *, name: str, connect_timeout: float, **settings: Any) -> None:
         self.open = lambda: connect(dsn(), name=name, timeout=connect_timeout)
-        super().__init__(minconn=0, **settings)
+        super().__init__(minconn=0, **settings)  # type: ignore[no-untyped-call]
 
     def _connect(self, for_immediate_use: bool = False) -> Any:
         self.lock.release()
