@@ -71,7 +71,6 @@ TABLE: tuple[tuple[type[DataloaderError], Exit, str, str], ...] = (
     ),
     (PortTaken, Exit.UNAVAILABLE, "port_taken", ""),
     (EmbeddedServerError, Exit.EMBEDDED, "embedded_server", "DL_DB_DSN names a server of your own instead."),
-    (PortTaken, Exit.UNAVAILABLE, "port_taken", ""),
     (
         ServiceUnavailable,
         Exit.UNAVAILABLE,
