@@ -202,8 +202,8 @@ def replace_table(
     """
     feed = Feed.of(rows, ctx, on_batch, batch, rejects)
     with transaction(conn) as cur:
-        target = find_target(cur, table, columns)
-        one_at_a_time(cur, target, feed.ctx, patience)
+        one_at_a_time(cur, find_target(cur, table, columns), feed.ctx, patience)
+        target = find_target(cur, table, columns)  # the load that was waited for may have put another in its place
         way = choose_way(cur, target)
         if way.swaps:
             aside = Aside(target, way)

@@ -101,6 +101,9 @@ SELECT pg_describe_object(d.classid, d.objid, d.objsubid)  -- views, functions, 
  WHERE d.deptype = 'n'
    AND ((d.refclassid = 'pg_class'::regclass AND d.refobjid = c.oid)
         OR (d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray)))
+   AND NOT (d.classid = 'pg_constraint'::regclass  -- its own checks and generated columns go with it
+            AND d.objid IN (SELECT oid FROM pg_constraint WHERE conrelid = c.oid))
+   AND NOT (d.classid = 'pg_attrdef'::regclass AND d.objid IN (SELECT oid FROM pg_attrdef WHERE adrelid = c.oid))
 """
 
 _FIND_INDEXES = """
@@ -182,7 +185,10 @@ def choose_way(cur: cursor, target: Target) -> Way:
     indexes = tuple(Index(*row) for row in cur.fetchall())
     reasons += [index.name for index in indexes if index.definition is None]
     cur.execute(_FIND_LOOKS, [target.oid])
-    persistence, owner, comment, options = cur.fetchone() or ("p", "", None, None)
+    looks = cur.fetchone()
+    if looks is None:
+        raise TargetBusy(f"{target} was replaced by others; try again")
+    persistence, owner, comment, options = looks
     return Way(tuple(reasons), indexes, persistence == "u", owner, comment, tuple(options or ()))
 
 
@@ -190,9 +196,7 @@ def one_at_a_time(cur: cursor, target: Target, ctx: SafePoint, patience: float) 
     """Wait until no other load replaces this table. Two would each hold what the other has to lock."""
 
     def alone() -> bool:
-        cur.execute(
-            "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [f"dataloader.replace_table {target.oid}"]
-        )
+        cur.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [f"dataloader replaces {target}"])
         return (cur.fetchone() or (False,))[0] is True
 
     _until(alone, ctx, patience, f"another load was replacing {target} for all of {patience:.0f} s")

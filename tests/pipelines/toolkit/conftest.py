@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ class Told:
     """A context for tests: counts what it is asked, and stops at the check it was told to."""
 
     stop_at: int | None = None
+    on_sleep: Callable[[], None] | None = None
     checks: int = 0
     naps: list[float] = field(default_factory=list)
 
@@ -29,6 +30,8 @@ class Told:
     def sleep(self, seconds: float) -> None:
         """Does not wait: a test that needs the time to pass says so otherwise."""
         self.naps.append(seconds)
+        if self.on_sleep is not None:
+            self.on_sleep()
         self.check()
 
 
@@ -67,5 +70,6 @@ def db(empty_dsn: str) -> Iterator[Database]:
 def another(empty_dsn: str) -> Iterator[Database]:
     """Somebody else in the same database."""
     conn = psycopg2.connect(empty_dsn)
+    conn.autocommit = True
     yield Database(empty_dsn, conn)
     conn.close()

@@ -1,9 +1,9 @@
 import ipaddress
-from collections import namedtuple
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 from uuid import uuid4
 
 import pytest
@@ -35,7 +35,7 @@ KINDS = {
     "some_texts": "text[]",
     "some_numbers": "bigint[]",
 }
-storable = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))
+storable = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 awkward = st.sampled_from(["", "\\", "\\.", "\\N", "\t", "\n", "\r\n", "\\\\\n", "NULL", "{}", "'", '"', "\x7f\b\f\v"])
 texts = storable | awkward | st.lists(awkward | storable, max_size=4).map("".join)
 json_values = st.recursive(
@@ -89,6 +89,11 @@ def test_copy_stores_what_a_plain_insert_would(db, rows):
 
     assert different == 0
     assert copied == len(rows)
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
 
 
 class Colour(StrEnum):
@@ -200,7 +205,7 @@ def test_a_row_of_another_shape_is_named(row, reason):
     [
         [{"b": 2, "a": 1, "more": 3}],
         [MappingProxyType({"a": 1, "b": 2})],
-        [namedtuple("Row", "a b")(1, 2)],
+        [Pair(1, 2)],
         [[1, 2]],
     ],
 )

@@ -64,7 +64,7 @@ def test_no_rows_are_no_fault(items):
 
 
 def test_every_batch_is_told(items):
-    told = []
+    told: list[int] = []
 
     copy_rows(items.conn, "items", ["id", "name"], numbers(12_500), on_batch=told.append, batch=5_000)
 
@@ -145,7 +145,7 @@ def test_a_connection_lost_in_autocommit_is_told_as_what_it_is(items, another):
 
 def test_rows_that_do_not_fit_are_counted_apart(items):
     rejects = Rejects(limit=10)
-    rows = [{"id": 1, "name": "one"}, {"id": 2, "name": "t\0o"}, {"id": 3}]
+    rows: list[dict[str, object]] = [{"id": 1, "name": "one"}, {"id": 2, "name": "t\0o"}, {"id": 3}]
 
     loaded = copy_rows(items.conn, "items", ["id", "name"], rows, rejects=rejects)
 
