@@ -14,11 +14,12 @@ from flask import Flask, Response, g, request
 from app import log
 from app.web import problems
 from app.web.metrics import Traffic
+from app.web.openapi import template
 
 LOG = log.get("app.web")
 
 # Asked for by machines every few seconds: heard, but not in the log of an ordinary day.
-_QUIET = frozenset({"/health", "/metrics", "/status", "/static/<path:filename>"})
+_QUIET = frozenset({"/health", "/metrics", "/status", "/static/{filename}"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}", re.ASCII)
 _PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 _API_POLICY = "default-src 'none'; frame-ancestors 'none'"
@@ -45,7 +46,7 @@ def around(app: Flask, traffic: Traffic) -> None:
         g.exchange = Exchange(request_id, time.perf_counter(), binding)
         binding.__enter__()
         traffic.began()
-        if request.path not in _QUIET:
+        if _route() not in _QUIET:
             log.audit("request.began", method=request.method, path=request.path[:200], **_who())
 
     @app.errorhandler(Exception)
@@ -59,7 +60,7 @@ def around(app: Flask, traffic: Traffic) -> None:
     def end(response: Response) -> Response:
         exchange: Exchange = g.exchange
         seconds = time.perf_counter() - exchange.started
-        route = request.url_rule.rule if request.url_rule is not None else "unknown"
+        route = _route()
         _dress(response, exchange.request_id)
         traffic.ended(route, response.status_code, seconds)
         _tell(route, response.status_code, round(seconds * 1000, 2))
@@ -70,6 +71,11 @@ def around(app: Flask, traffic: Traffic) -> None:
         exchange: Exchange | None = g.pop("exchange", None)
         if exchange is not None:
             exchange.binding.__exit__(None, None, None)
+
+
+def _route() -> str:
+    """The route's template: addresses themselves are too many to count by, and anybody's to invent."""
+    return "unknown" if request.url_rule is None else template(request.url_rule.rule)
 
 
 def said(event: str, **facts: Any) -> None:

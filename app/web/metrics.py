@@ -77,6 +77,9 @@ class QueueCollector(Collector):
             LOG.warning("metrics.database.away", error=str(error))
             up.add_metric((), 0)
             return [up]
+        except Exception:  # a bug here must not cost the scrape its other numbers
+            LOG.exception("metrics.failed")
+            return []
         up.add_metric((), 1)
         for (queue, status), count in numbers.jobs.items():
             jobs.add_metric((queue, status), count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -33,7 +34,7 @@ def document(subjects: Iterable[Subject]) -> dict[str, Any]:
     schemas = _schemas(operations)
     paths: dict[str, Any] = {}
     for operation in operations:
-        path = _PATH_PARAMETER.sub(r"{\1}", operation.path)
+        path = template(operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = _operation(operation)
     used = {operation.tag for operation in operations}
     return {
@@ -49,6 +50,12 @@ def document(subjects: Iterable[Subject]) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": schemas},
     }
+
+
+@cache
+def template(rule: str) -> str:
+    """Flask's `<job:job_id>` as the document's `{job_id}`."""
+    return _PATH_PARAMETER.sub(r"{\1}", rule)
 
 
 def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:

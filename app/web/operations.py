@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel, ValidationError
-from werkzeug.exceptions import UnsupportedMediaType
+from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 
 from app.web.answers import json_text
 from app.web.models import faults_of
@@ -118,7 +118,7 @@ class Subject:
 def _body(model: type[BaseModel], max_depth: int) -> BaseModel:
     """The validated body. All faults are told together, each with its field."""
     _must_be_json()
-    reading = read(request.get_data(cache=False), max_depth=max_depth)
+    reading = read(_sent(), max_depth=max_depth)
     if not reading.faults and not isinstance(reading.value, dict):
         raise InvalidRequest([FieldFault("body", "is no JSON object; send one, as in {}")])
     try:
@@ -138,6 +138,15 @@ def _must_be_json() -> None:
             raise UnsupportedMediaType(Code.UNSUPPORTED_MEDIA_TYPE.meaning)
     if request.environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
         raise UnsupportedMediaType(Code.UNSUPPORTED_MEDIA_TYPE.meaning)
+
+
+def _sent() -> bytes:
+    data = request.get_data(cache=False)
+    # A chunked body is cut off at the limit without a word; that something is left over shows that it was longer.
+    full = len(data) == request.max_content_length and request.content_length is None
+    if full and request.environ["wsgi.input"].read(1):
+        raise RequestEntityTooLarge
+    return data
 
 
 def _further(faults: Iterable[FieldFault], known: Sequence[FieldFault]) -> Iterable[FieldFault]:

@@ -79,10 +79,10 @@ def test_a_hostile_field_gets_a_400_that_names_it(lasting_client, extra, field):
 @pytest.mark.parametrize(
     "extra",
     [
-        '"args": {"x": 1e308, "y": -0.0, "z": 1e-400, "n": ' + "9" * 300 + "}",
+        '"args": {"x": 1e22, "y": -0.0, "z": 1e-400, "n": ' + "9" * 300 + "}",
         '"args": {"x": ' + "[" * 62 + "]" * 62 + "}",
         r'"args": {"😀": "\ud83d\ude00\u2028\u200f", "": ""}',
-        '"available_at": "0002-01-01T00:00:00+23:59", "priority": 2147483647',
+        '"available_at": "0002-01-01T00:00:00-23:59", "priority": 2147483647',
         '"available_at": "9998-12-31T23:59:59-23:59", "max_attempts": 2147483647'.replace("31T", "30T"),
         '"lease_ttl_sec": 2147483647, "partition_key": "", "producer": "", "consumer_group": ""',
         '"idempotency_key": "' + "😀" * 500 + '", "partition_key": "' + "😀" * 500 + '"',
@@ -142,8 +142,13 @@ def test_json_that_is_no_object_is_an_invalid_request(lasting_client, data):
 
 @pytest.mark.parametrize(
     "content_type",
-    ["application/json", "application/json; charset=utf-8", "Application/JSON ; charset=UTF8", 'application/json;charset="utf-8"'],
-)  # fmt: skip
+    [
+        "application/json",
+        "application/json; charset=utf-8",
+        "Application/JSON ; charset=UTF8",
+        'application/json;charset="utf-8"',
+    ],
+)
 def test_json_may_be_announced_in_several_ways(lasting_client, content_type):
     assert send(lasting_client, body(), content_type).status_code == 200
 
@@ -183,40 +188,45 @@ def test_a_body_over_the_limit_is_a_413(small_client):
 
 def test_a_body_that_only_claims_to_be_large_is_a_413_too(small_client):
     response = small_client.post(
-        TRIGGER, input_stream=io.BytesIO(body()), content_type="application/json", headers={"Content-Length": "101"}
+        TRIGGER,
+        input_stream=io.BytesIO(body()),
+        content_type="application/json",
+        environ_overrides={"CONTENT_LENGTH": "101"},
     )
 
     assert response.status_code == 413
 
 
 def test_a_chunked_body_is_counted_as_it_comes(small_client):
-    chunked = {"wsgi.input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
+    chunked = {"wsgi.input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked", "CONTENT_LENGTH": ""}
 
     def chunks(data: bytes) -> Any:
         return small_client.post(
             TRIGGER, input_stream=io.BytesIO(data), content_type="application/json", environ_overrides=chunked
         )
 
-    assert chunks(b" " * 101).status_code == 413
+    assert chunks(body().ljust(101)).status_code == 413
+    assert chunks(body().ljust(100)).status_code == 503
     assert chunks(body()).status_code == 503
 
 
 def test_a_body_shorter_than_it_claimed_is_a_400(small_client):
     response = small_client.post(
-        TRIGGER, input_stream=io.BytesIO(b"{"), content_type="application/json", headers={"Content-Length": "90"}
+        TRIGGER,
+        input_stream=io.BytesIO(b"{"),
+        content_type="application/json",
+        environ_overrides={"CONTENT_LENGTH": "90"},
     )
 
     assert response.status_code == 400
 
 
 def test_no_more_is_read_than_was_announced(small_client):
-    announced = len(body())
-
     response = small_client.post(
         TRIGGER,
         input_stream=io.BytesIO(body() + b"x" * 500),
         content_type="application/json",
-        headers={"Content-Length": str(announced)},
+        environ_overrides={"CONTENT_LENGTH": str(len(body()))},
     )
 
     assert response.status_code == 503
@@ -246,7 +256,7 @@ def test_a_hostile_query_gets_a_400_that_names_it(lasting_client, query, field):
 
 
 def test_a_query_in_bytes_that_are_no_utf_8_finds_nothing(lasting_client):
-    response = lasting_client.get("/api/v1/jobs", query_string=b"queue=%ff%fe")
+    response = lasting_client.get("/api/v1/jobs", environ_overrides={"QUERY_STRING": "queue=%ff%fe"})
 
     assert response.status_code == 200
     assert response.json == {"jobs": []}

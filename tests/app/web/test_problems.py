@@ -1,0 +1,181 @@
+"""Every refusal is problem+json with a stable code, and tells nothing it should not."""
+
+from __future__ import annotations
+
+import logging
+from uuid import UUID
+
+import pytest
+
+import app.errors as tree
+from app.errors import (
+    DatabaseUnavailable,
+    DataloaderError,
+    InvalidJob,
+    PoolExhausted,
+    SchemaMissing,
+    SchemaTooNew,
+)
+from app.web.problems import Code, code_of
+
+MEMBERS = ["type", "title", "status", "detail", "code", "request_id", "errors"]
+JOB = "/api/v1/jobs/00000000-0000-0000-0000-000000000000"
+
+
+def is_problem(response, status, code):
+    assert response.status_code == status
+    assert response.content_type == "application/problem+json"
+    assert list(response.json)[:7] == MEMBERS
+    assert response.json["status"] == status
+    assert response.json["code"] == code
+    assert response.json["type"] == f"/docs#{code}"
+    assert response.json["detail"]
+    assert response.json["request_id"] == response.headers["X-Request-ID"]
+    return True
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/api/v2/jobs", "/docs/", "/health/", "/static/no.css", "/API/v1/jobs"])
+def test_an_unknown_address_is_a_404(app_without_database, path):
+    assert is_problem(app_without_database().get(path), 404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("get", "/api/v1/jobs/trigger", "OPTIONS, POST"),
+        ("delete", JOB, "GET, HEAD, OPTIONS"),
+        ("put", "/health", "GET, HEAD, OPTIONS"),
+        ("get", "/api/v1/feedback/like", "OPTIONS, POST"),
+        ("post", JOB + "/status", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_a_wrong_method_is_a_405_that_lists_the_right_ones(app_without_database, method, path, allowed):
+    response = getattr(app_without_database(), method)(path)
+
+    assert is_problem(response, 405, "method_not_allowed")
+    assert response.headers["Allow"] == allowed
+
+
+def test_options_lists_the_methods_and_asks_nothing_of_the_body(app_without_database):
+    response = app_without_database().options("/api/v1/jobs/trigger")
+
+    assert response.status_code == 200
+    assert set(response.headers["Allow"].split(", ")) == {"POST", "OPTIONS"}
+
+
+def test_head_is_get_without_a_body(client):
+    response = client.head("/health")
+
+    assert (response.status_code, response.data) == (200, b"")
+    assert client.head("/nowhere").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("post", "/api/v1/jobs/trigger"),
+        ("get", JOB + "/status"),
+        ("post", JOB + "/cancel"),
+        ("post", JOB + "/retry"),
+        ("get", "/api/v1/jobs"),
+        ("get", JOB),
+        ("get", JOB + "/events"),
+    ],
+)
+def test_without_a_database_every_question_to_it_is_a_503_that_says_when_to_come_back(
+    app_without_database, request_body, method, path
+):
+    response = getattr(app_without_database(), method)(path, **({"json": request_body} if "trigger" in path else {}))
+
+    assert is_problem(response, 503, "database_unavailable")
+    assert int(response.headers["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (DatabaseUnavailable("password=s3cret host=db"), 503, "database_unavailable"),
+        (PoolExhausted("s3cret"), 503, "database_unavailable"),
+        (SchemaMissing("s3cret"), 503, "schema_mismatch"),
+        (SchemaTooNew("s3cret"), 503, "schema_mismatch"),
+        (RuntimeError("s3cret"), 500, "internal"),
+        (DataloaderError("s3cret"), 500, "internal"),
+    ],
+)
+def test_what_went_wrong_inside_is_told_by_its_code_alone(app_without_database, broken, caplog, error, status, code):
+    with caplog.at_level(logging.INFO):
+        response = app_without_database(broken(error)).get(JOB)
+
+    assert is_problem(response, status, code)
+    assert "s3cret" not in response.text
+    (told,) = [record for record in caplog.records if record.message == "api.error"]
+    assert told.fields["status"] == status
+    assert bool(told.exc_info) == (status == 500)
+
+
+def test_a_busy_pool_asks_for_less_patience_than_a_database_that_is_away(app_without_database, broken):
+    busy = app_without_database(broken(PoolExhausted("x"))).get(JOB)
+    away = app_without_database(broken(DatabaseUnavailable("x"))).get(JOB)
+
+    assert int(busy.headers["Retry-After"]) < int(away.headers["Retry-After"])
+
+
+def test_a_value_that_only_the_database_refuses_is_the_callers_fault(app_without_database, broken, request_body):
+    client = app_without_database(broken(InvalidJob("args holds a number PostgreSQL cannot keep")))
+
+    response = client.post("/api/v1/jobs/trigger", json=request_body)
+
+    assert is_problem(response, 400, "invalid_request")
+    assert response.json["detail"] == "args holds a number PostgreSQL cannot keep"
+
+
+def test_an_error_in_the_steps_around_a_request_is_internal_too(app_without_database):
+    client = app_without_database()
+
+    @client.application.before_request
+    def fails() -> None:
+        raise RuntimeError("s3cret")
+
+    response = client.get("/health")
+
+    assert is_problem(response, 500, "internal")
+    assert "s3cret" not in response.text
+
+
+def test_any_other_refusal_of_http_keeps_its_status(app_without_database):
+    client = app_without_database()
+
+    @client.application.before_request
+    def refuses() -> None:
+        from werkzeug.exceptions import ImATeapot
+
+        raise ImATeapot
+
+    assert is_problem(client.get("/health"), 418, "http_error")
+
+
+def test_a_new_kind_of_a_known_error_is_answered_like_its_parent():
+    class Stalled(DatabaseUnavailable):
+        pass
+
+    assert code_of(Stalled("x")) is Code.DATABASE_UNAVAILABLE
+
+
+def test_every_error_that_a_request_can_meet_has_a_code_of_its_own():
+    elsewhere = {"ConfigError", "EmbeddedServerError", "DataloaderError"}  # met before there is a web
+    met = [kind for kind in vars(tree).values() if isinstance(kind, type) and issubclass(kind, DataloaderError)]
+
+    for kind in met:
+        if kind.__name__ not in elsewhere:
+            assert code_of(kind.__new__(kind)) is not Code.INTERNAL, kind
+
+    assert len(met) > len(elsewhere)
+
+
+def test_the_conflict_names_its_job(app_without_database, broken, request_body):
+    error = tree.IdempotencyConflict("daily", UUID(int=7))
+
+    response = app_without_database(broken(error)).post("/api/v1/jobs/trigger", json=request_body)
+
+    assert is_problem(response, 409, "idempotency_conflict")
+    assert response.json["job_id"] == str(UUID(int=7))
