@@ -23,6 +23,7 @@ class Group(StrEnum):
     APP = "Service"
     DATABASE = "Database"
     WORKERS = "Workers"
+    PIPELINES = "Pipelines"
     LIMITS = "Limits of a request"
     LOGS = "Logs"
 
@@ -62,6 +63,9 @@ FileName = Annotated[str, BeforeValidator(values.file_name)]
 Packages = Annotated[tuple[str, ...], BeforeValidator(values.packages)]
 Workers = Annotated[tuple[QueueWorkers, ...], BeforeValidator(values.queue_workers)]
 Rotating = Annotated[Rotation, BeforeValidator(values.rotation)]
+Endpoints = Annotated[Mapping[str, str], BeforeValidator(values.endpoints)]
+Targets = Annotated[Mapping[str, SecretStr], BeforeValidator(values.targets)]
+Tokens = Annotated[Mapping[str, SecretStr], BeforeValidator(values.tokens)]
 
 
 class Settings(BaseSettings):
@@ -211,6 +215,29 @@ class Settings(BaseSettings):
         3600,
     )
 
+    endpoints: Endpoints = _knob(
+        Group.PIPELINES,
+        "DL_ENDPOINTS",
+        {},
+        "Where pipelines fetch from, by the name each asks for; docs/pipelines tells the names.",
+        'a JSON object such as {"llm": "https://models.example/v1"}, without credentials',
+    )
+    targets: Targets = _knob(
+        Group.PIPELINES,
+        "DL_TARGETS",
+        {},
+        "The databases pipelines write to, by the name each asks for; default stands for every other name, and "
+        "without it that is the queue's own database.",
+        'a JSON object such as {"default": "postgresql://user:password@host/database"}',
+    )
+    tokens: Tokens = _knob(
+        Group.PIPELINES,
+        "DL_TOKENS",
+        {},
+        "The bearer tokens that endpoints want, by the endpoint's name; they are never shown.",
+        'a JSON object such as {"llm": "token"}',
+    )
+
     max_body_bytes: int = _number(
         Group.LIMITS, "DL_MAX_BODY_BYTES", 1_048_576, "The largest request body, in bytes.", 1024, 1_073_741_824
     )
@@ -338,13 +365,23 @@ class Settings(BaseSettings):
     def schema(self) -> str:  # type: ignore[override]  # pydantic's deprecated classmethod, in nobody's use
         return self.schema_queue
 
+    def places(self) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+        """Endpoints, targets and tokens as pipelines are given them, the secrets in the clear."""
+        targets, tokens = (
+            {name: secret.get_secret_value() for name, secret in given.items()} for given in (self.targets, self.tokens)
+        )
+        return dict(self.endpoints), targets, tokens
+
     @property
     def secrets(self) -> tuple[str, ...]:
         """Values that must not be seen in any log."""
         known = [self.pg_password.get_secret_value()] if self.pg_password else []
         if self.db_dsn is not None:
             known.append(self.db_dsn.get_secret_value())
-            known += [v for k, v in dsn.parse(known[-1]).items() if k in ("password", "sslpassword")]
+            known += _passwords(known[-1])
+        for target in self.targets.values():
+            known += [target.get_secret_value(), *_passwords(target.get_secret_value())]
+        known += [token.get_secret_value() for token in self.tokens.values()]
         return tuple(known)
 
     @property
@@ -384,9 +421,15 @@ def as_text(value: Any) -> str:
             text = json.dumps([vars(part) for part in value], ensure_ascii=False, separators=(",", ":"))
         case tuple():
             text = ",".join(value)
+        case Mapping():
+            text = json.dumps({name: as_text(item) for name, item in value.items()}, ensure_ascii=False)
         case _:
             text = "" if value is None else str(value)
     return text
+
+
+def _passwords(connection: str) -> list[str]:
+    return [value for key, value in dsn.parse(connection).items() if key in ("password", "sslpassword")]
 
 
 def _read_dotenv(cls: type[BaseSettings], path: Path | None) -> tuple[dict[str, str], list[Fault]]:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
+
+from app.config import dsn
 
 MAX_CONCURRENCY = 1000
 MAX_NAME = 200
@@ -120,3 +124,67 @@ def _entry_faults(entry: Any) -> list[str]:
     if type(concurrency) is not int or not 1 <= concurrency <= MAX_CONCURRENCY:
         faults.append(f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY}")
     return faults
+
+
+def endpoints(value: str | Mapping[str, str]) -> dict[str, str]:
+    """The addresses of DL_ENDPOINTS by name. Credentials have no place in them: an address may be shown."""
+    given = _named_texts(value, "URL", '{"llm": "https://models.example/v1"}')
+    faults = [fault for name, url in given.items() if (fault := _url_fault(name, url))]
+    if faults:
+        raise ValueError("; ".join(faults))
+    return given
+
+
+def _url_fault(name: str, url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return f"{name!r} is not a URL"
+    if parts.username is not None:
+        return f"{name!r} carries credentials in its URL; a token belongs into DL_TOKENS"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"{name!r} starts neither with http:// nor with https://"
+    return ""
+
+
+def targets(value: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The databases of DL_TARGETS by name."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    given = _named_texts(value, "connection string", '{"default": "postgresql://user:password@host/database"}')
+    faults = []
+    for name, connection in given.items():
+        try:
+            dsn.parse(connection)
+        except ValueError as error:
+            faults.append(f"{name!r}: {error}")
+    if faults:
+        raise ValueError("; ".join(faults))
+    return given
+
+
+def tokens(value: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The bearer tokens of DL_TOKENS by endpoint."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    given = _named_texts(value, "token", '{"llm": "token"}')
+    # What a header cannot carry would otherwise be told by the request that fails, token and all.
+    if unfit := [name for name, token in given.items() if not re.fullmatch(r"[\x21-\x7e]+", token)]:
+        raise ValueError(f"the token of {', '.join(map(repr, unfit))} must be of printable ASCII without blanks")
+    return given
+
+
+def _named_texts(value: str | Mapping[str, str], what: str, example: str) -> dict[str, str]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    try:
+        given = json.loads(value)
+    except (ValueError, RecursionError):
+        raise ValueError(f"it is not JSON; such an object would do: {example}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"it is not an object; such an object would do: {example}")
+    unfit = [name for name, text in given.items() if not name.strip() or not isinstance(text, str) or not text.strip()]
+    if unfit:
+        raise ValueError(f"{', '.join(map(repr, unfit))}: a name and a {what} would do, such as {example}")
+    return given

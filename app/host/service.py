@@ -23,6 +23,7 @@ from app.queue.jobqueue import JobQueue
 from app.queue.pool import Pool
 from app.web import WebOptions, create_app
 from pipelines import contract
+from pipelines import targets as places
 from workers.pool import PoolOptions, WorkerPool
 
 _log = log.get(__name__)
@@ -129,6 +130,7 @@ class Service:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)  # packages that the settings name may stand beside the process
+        places.configure(*self.settings.places(), otherwise=self.database.dsn)
         loading = contract.load(self.settings.pipelines)
         for module, trace in loading.failures.items():
             last = trace.strip().rsplit("\n", 1)[-1]

@@ -171,6 +171,37 @@ def test_secrets_are_known_to_whoever_must_mask_them():
     assert {SECRET, "p@ss", "key"} < set(settings.secrets)
 
 
+def test_secrets_of_pipelines_are_shown_to_nobody_but_pipelines():
+    settings = load(
+        DL_ENDPOINTS='{"llm": "http://models:8000/v1"}',
+        DL_TARGETS=f'{{"default": "postgresql://etl:{SECRET}@db/dwh", "opu": "host=opu password=0pu"}}',
+        DL_TOKENS='{"llm": "t0ken"}',
+    )
+
+    shown = {knob.variable: knob.value for knob in settings.describe()}
+    assert shown["DL_ENDPOINTS"] == '{"llm": "http://models:8000/v1"}'
+    assert shown["DL_TARGETS"] == (
+        '{"default": "user=etl password=*** host=db dbname=dwh", "opu": "host=opu password=***"}'
+    )
+    assert shown["DL_TOKENS"] == '{"llm": "***"}'
+    assert not [secret for secret in (SECRET, "0pu", "t0ken") if secret in repr(settings) + repr(settings.describe())]
+    assert {SECRET, "0pu", "t0ken"} < set(settings.secrets)
+    assert settings.places() == (
+        {"llm": "http://models:8000/v1"},
+        {"default": f"postgresql://etl:{SECRET}@db/dwh", "opu": "host=opu password=0pu"},
+        {"llm": "t0ken"},
+    )
+
+
+@pytest.mark.parametrize("variable", ["DL_TARGETS", "DL_TOKENS"])
+def test_a_fault_in_secrets_of_pipelines_does_not_repeat_them(variable):
+    with pytest.raises(ConfigError) as caught:
+        load(**{variable: f'{{"default": "{SECRET} {SECRET}", "other": 7}}'})
+
+    assert variable in str(caught.value)
+    assert SECRET not in repr((caught.value, caught.value.faults))
+
+
 def test_a_misspelt_secret_is_not_shown():
     with pytest.raises(ConfigError) as caught:
         load(DL_DB_DNS=f"postgresql://etl:{SECRET}@db/jobs")

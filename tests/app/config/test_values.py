@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from app.config import QueueWorkers, Rotation, values
@@ -127,3 +129,48 @@ def test_all_faults_of_the_workers_are_told_together():
 
 def test_a_rotation_is_never_without_a_word_for_it():
     assert Rotation("never") == values.rotation("NEVER")
+
+
+def test_places_of_pipelines_are_objects_of_texts():
+    assert values.endpoints('{"llm": "https://models/v1"}') == {"llm": "https://models/v1"}
+    assert values.targets('{"opu": "host=db"}') == {"opu": "host=db"}
+    assert values.tokens('{"llm": "abc"}') == {"llm": "abc"}
+    for read in (values.endpoints, values.targets, values.tokens):
+        assert read("{}") == {}
+        assert read({"given": "http://as-a-value"}) == {"given": "http://as-a-value"}
+
+
+@pytest.mark.parametrize("read", [values.endpoints, values.targets, values.tokens])
+@pytest.mark.parametrize("text", ["nonsense", "[]", '{"a": 1}', '{"": "host=db"}', '{"a": " "}', "[" * 100_000])
+def test_other_places_of_pipelines_are_refused(read, text):
+    with pytest.raises(ValueError, match="would do"):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("ftp://host/", "neither"),
+        ("https:///path", "neither"),
+        ("https://[::1/", "not a URL"),
+        ("http://host:port/", "not a URL"),
+        ("https://user:pass@host/", "DL_TOKENS"),
+    ],
+)
+def test_an_endpoint_is_an_address_without_credentials(url, remedy):
+    with pytest.raises(ValueError, match=remedy) as caught:
+        values.endpoints(json.dumps({"llm": url}))
+
+    assert "pass@" not in str(caught.value)
+
+
+def test_a_target_that_libpq_could_not_read_is_named():
+    with pytest.raises(ValueError, match="'opu'.*pairs") as caught:
+        values.targets('{"default": "host=db", "opu": "p@ss word"}')
+
+    assert "p@ss" not in str(caught.value)
+
+
+def test_a_token_that_a_header_could_not_carry_is_named():
+    with pytest.raises(ValueError, match="'llm'"):
+        values.tokens(json.dumps({"llm": "two\r\nlines"}))
