@@ -96,7 +96,11 @@ class TriggerRequest(BaseModel):
 def trigger_request(options: WebOptions) -> type[TriggerRequest]:
     """The request with the limits and defaults of the settings, which its JSON Schema then shows."""
     text = Annotated[str, Field(max_length=options.max_text_length)]
-    name = Annotated[str, Field(min_length=1, max_length=options.max_text_length, pattern=r"\S"), AfterValidator(_name)]
+    name = Annotated[
+        str,
+        Field(min_length=1, max_length=options.max_text_length, json_schema_extra={"pattern": r"\S"}),
+        AfterValidator(_name),
+    ]
     indexed = Annotated[str, Field(max_length=options.max_text_length), AfterValidator(_indexed)]
     moment = Annotated[
         datetime | None,

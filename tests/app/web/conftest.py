@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg2
 import pytest
 from flask.testing import FlaskClient
 
@@ -18,12 +19,36 @@ from tests.support import Databases
 AppMaker = Callable[..., FlaskClient]
 
 
-@pytest.fixture
-def pool(dsn: str) -> Iterator[Pool]:
-    migrate(dsn)
-    made = Pool(dsn, size=2, overflow=2)
+@pytest.fixture(scope="module")
+def migrated(databases: Databases) -> Iterator[str]:
+    """One database for a module: its jobs are swept away between tests."""
+    with databases.fresh() as dsn:
+        migrate(dsn)
+        yield dsn
+
+
+@pytest.fixture(scope="module")
+def kept_pool(migrated: str) -> Iterator[Pool]:
+    made = Pool(migrated, size=2, overflow=2)
     yield made
     made.close()
+
+
+@pytest.fixture
+def dsn(migrated: str) -> str:
+    connection = psycopg2.connect(migrated)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("DELETE FROM dl_jobs")
+    finally:
+        connection.close()
+    return migrated
+
+
+@pytest.fixture
+def pool(kept_pool: Pool, dsn: str) -> Pool:
+    """Connections to a database without jobs."""
+    return kept_pool
 
 
 @pytest.fixture
@@ -51,13 +76,9 @@ def client(queue: JobQueue, pipelines: Pipelines, pool: Pool) -> FlaskClient:
 
 
 @pytest.fixture(scope="module")
-def lasting_client(databases: Databases) -> Iterator[FlaskClient]:
-    """One app and database for all the cases of a module that leave nothing behind, or do not mind what is there."""
-    with databases.fresh() as dsn:
-        migrate(dsn)
-        pool = Pool(dsn, size=2, overflow=2)
-        yield create_app(JobQueue(pool), Pipelines(), WebOptions(version="1.2.3"), pool=pool).test_client()
-        pool.close()
+def lasting_client(kept_pool: Pool) -> FlaskClient:
+    """One app for all the cases of a module that do not mind what is there."""
+    return create_app(JobQueue(kept_pool), Pipelines(), WebOptions(version="1.2.3"), pool=kept_pool).test_client()
 
 
 @pytest.fixture

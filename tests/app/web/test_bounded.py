@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,11 +16,11 @@ def test_the_answer_is_handed_on():
 
 
 def test_an_error_is_handed_on_and_the_next_question_is_asked_anew():
-    answers = iter([ValueError("no"), 7])
+    answers: Iterator[ValueError | int] = iter([ValueError("no"), 7])
 
     def ask() -> int:
         answer = next(answers)
-        if isinstance(answer, Exception):
+        if isinstance(answer, ValueError):
             raise answer
         return answer
 

@@ -39,11 +39,23 @@ def test_each_request_has_an_id_of_its_own(client):
 
 def test_the_request_id_is_bound_to_all_that_is_said_within_and_to_nothing_after(app_without_database):
     bound = []
-    client = app_without_database(probe=lambda: bound.append(log.bound_fields()) or {})
+
+    def probe() -> dict[str, object]:
+        bound.append(log.bound_fields())
+        return {}
+
+    client = app_without_database(probe=probe)
 
     client.get("/status", headers={"X-Request-ID": "mine"})
 
     assert bound == [{"request_id": "mine"}]
+    assert log.bound_fields() == {}
+
+
+def test_a_request_that_never_began_can_end(client):
+    with client.application.test_request_context("/health"):
+        pass
+
     assert log.bound_fields() == {}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Pool
+from app.queue.schema import migrate
 from app.web import WebOptions, create_app
 from pipelines.contract import Pipelines
 
@@ -97,10 +98,15 @@ def test_without_a_database_it_is_not_ready_and_says_so(app_without_database):
         ("DROP TABLE dl_schema", None, "dataloader migrate"),
     ],
 )
-def test_with_tables_of_another_version_it_is_not_ready_and_says_what_to_do(client, dsn, change, found, told):
-    _execute(dsn, change)
-
-    response = client.get("/status")
+def test_with_tables_of_another_version_it_is_not_ready_and_says_what_to_do(databases, change, found, told):
+    with databases.fresh() as dsn:
+        migrate(dsn)
+        _execute(dsn, change)
+        pool = Pool(dsn)
+        response = (
+            create_app(JobQueue(pool), Pipelines(), WebOptions(version="1"), pool=pool).test_client().get("/status")
+        )
+        pool.close()
 
     assert response.status_code == 503
     assert response.json["database"]["ready"] is True

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
@@ -62,7 +63,7 @@ def test_the_limits_of_the_settings_are_in_the_document(app_without_database):
 
 def test_generated_requests_are_answered_as_described(client):
     schema = schemathesis.openapi.from_wsgi("/openapi.json", client.application)
-    operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [found.ok() for found in schema.get_all_operations() if isinstance(found, Ok)]
     assert len(operations) > 15
 
     for operation in operations:

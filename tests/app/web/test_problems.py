@@ -162,7 +162,7 @@ def test_a_new_kind_of_a_known_error_is_answered_like_its_parent():
 
 
 def test_every_error_that_a_request_can_meet_has_a_code_of_its_own():
-    elsewhere = {"ConfigError", "EmbeddedServerError", "DataloaderError"}  # met before there is a web
+    elsewhere = {"ConfigError", "EmbeddedServerError", "PortTaken", "DataloaderError"}  # met before there is a web
     met = [kind for kind in vars(tree).values() if isinstance(kind, type) and issubclass(kind, DataloaderError)]
 
     for kind in met:

@@ -70,6 +70,7 @@ def test_what_is_no_json_is_told_with_the_place(body, told):
         ('{"a": {"b": ' + "[" * 70 + "]" * 70 + "}}", "a.b" + "[0]" * 62, "deeper"),
         ('{"a": 1, "b": ' + "[" * 5000 + "]" * 5000 + "}", "b", "deeper"),
         ("[" * 5000, "body", "deeper"),
+        ('{"x": [[]], "y": {"a": "b"}, "c": ' + "[" * 5000, "c", "deeper"),
         ('{"a":' * 5000 + "1" + "}" * 5000, "a", "deeper"),
         ("NaN", "body", "NaN"),
         (r'"\u0000"', "body", "NUL"),
@@ -81,6 +82,10 @@ def test_what_cannot_be_kept_is_named_by_its_path(text, field, told):
 
     assert list(found) == [field]
     assert told in found[field]
+
+
+def test_what_python_itself_cannot_nest_is_refused_whatever_the_limit():
+    assert list(faults('{"a": ' + "[" * 5000 + "]" * 5000 + "}", max_depth=100_000)) == ["a"]
 
 
 def test_brackets_within_texts_do_not_count_as_depth():
