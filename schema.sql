@@ -60,7 +60,18 @@ ALTER TABLE dl_jobs
     ADD COLUMN IF NOT EXISTS result jsonb,
     ADD COLUMN IF NOT EXISTS traceback text,
     -- Of queue, task and args as they were asked for: tells a repeated request from another one with the same key.
-    ADD COLUMN IF NOT EXISTS request_hash text;
+    ADD COLUMN IF NOT EXISTS request_hash text,
+    -- Unique among waiting and running jobs only, beside the idempotency key, which is unique for ever.
+    ADD COLUMN IF NOT EXISTS live_key text,
+    ADD COLUMN IF NOT EXISTS time_limit_sec int,
+    -- This job's own retry policy; NULL: its task's.
+    ADD COLUMN IF NOT EXISTS retry jsonb,
+    -- Where the next try goes on, as the pipeline said it last.
+    ADD COLUMN IF NOT EXISTS checkpoint jsonb,
+    -- How often a process of its own died under it.
+    ADD COLUMN IF NOT EXISTS crashes int NOT NULL DEFAULT 0,
+    -- The job whose run asked for this one.
+    ADD COLUMN IF NOT EXISTS parent_id uuid;
 
 CREATE TABLE IF NOT EXISTS dl_job_events (
     event_id bigserial   PRIMARY KEY,
@@ -87,6 +98,18 @@ CREATE TABLE IF NOT EXISTS dl_workers (
     started_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     seen_at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+-- What pipelines log and print, a line a row. No foreign key: logs have a retention of their own.
+CREATE TABLE IF NOT EXISTS dl_job_logs (
+    log_id  bigserial   PRIMARY KEY,
+    job_id  uuid        NOT NULL,
+    attempt int         NOT NULL,
+    ts      timestamptz NOT NULL,
+    level   text        NOT NULL,
+    stream  text        NOT NULL,
+    line    text        NOT NULL
+);
+CREATE INDEX IF NOT EXISTS dl_job_logs_job_idx ON dl_job_logs (job_id, log_id);
 
 -- One row a schema change that was applied.
 CREATE TABLE IF NOT EXISTS dl_schema (
@@ -129,6 +152,9 @@ CREATE INDEX IF NOT EXISTS dl_jobs_parked_idx ON dl_jobs (lock_key, priority, cr
 
 -- The truth about keys: no two running jobs share one, whatever else goes wrong.
 CREATE UNIQUE INDEX IF NOT EXISTS dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
+
+CREATE UNIQUE INDEX IF NOT EXISTS dl_jobs_live_key_idx ON dl_jobs (live_key)
+    WHERE live_key IS NOT NULL AND status IN ('queued', 'running');
 
 -- Lists, newest first.
 CREATE INDEX IF NOT EXISTS dl_jobs_created_idx ON dl_jobs (created_at, job_id);

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 
@@ -64,6 +64,10 @@ class NewJob:
     lease_ttl_sec: int = 60
     producer: str | None = None
     consumer_group: str | None = None
+    live_key: str | None = None  # unique among waiting and running jobs
+    time_limit_sec: int | None = None
+    retry: Mapping[str, Any] | None = None  # a retry policy of its own
+    parent_id: UUID | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,12 @@ class Job:
     worker: str | None = None
     result: Any = None
     traceback: str | None = None
+    live_key: str | None = None
+    time_limit_sec: int | None = None
+    retry: dict[str, Any] | None = None
+    checkpoint: Any = None
+    crashes: int = 0
+    parent_id: UUID | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +151,10 @@ class Claimed:
     available_at: datetime
     started_at: datetime
     progress_text: str
+    checkpoint_text: str | None
+    time_limit_sec: int | None
+    retry_text: str | None
+    crashes: int
 
     @property
     def run(self) -> Run:
@@ -164,7 +178,11 @@ class Settlement:
     traceback: str | None = None
     result: Any = None
     progress: Mapping[str, Any] | None = None  # None: as the last heartbeat left it
+    checkpoint: Any = None  # likewise
     retry_in: float = 0.0
+    refund: bool = False  # the try is not counted
+    crashed: bool = False  # a process of its own died under the job
+    notes: Mapping[str, Any] | None = None  # for the journal: which rung stopped it, its peak of memory …
 
 
 class Release(StrEnum):
@@ -183,6 +201,25 @@ class Renewal:
     renewed: bool
     owned: bool
     cancel_requested: bool
+
+
+class Handback(NamedTuple):
+    """What a run that is handed back leaves for the next one. None: as the last heartbeat left it."""
+
+    job: Claimed
+    why: Release
+    progress: Mapping[str, Any] | None = None
+    checkpoint: Any = None
+    notes: Mapping[str, Any] | None = None
+
+
+class News(NamedTuple):
+    """What a heartbeat brings down: of one run, what has changed since the last one."""
+
+    job_id: UUID
+    run_id: UUID
+    progress: Mapping[str, Any] | None = None
+    checkpoint: Any = None
 
 
 @dataclass(frozen=True)

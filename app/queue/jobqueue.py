@@ -17,11 +17,12 @@ from app.queue.job import (
     Enqueued,
     Event,
     Fate,
+    Handback,
     Job,
     NewJob,
+    News,
     Outlook,
     Reaped,
-    Release,
     Renewal,
     Run,
     Settlement,
@@ -192,20 +193,27 @@ class JobQueue:
     def unguard(self, key_hashes: Sequence[int]) -> None:
         self._ask("unguard", {"key_hashes": array(key_hashes)})
 
-    def renew(
-        self, runs: Sequence[tuple[UUID, UUID, Mapping[str, Any] | None]], *, late_sec: float
-    ) -> list[Renewal]:
-        """Extend the leases of (job, run, progress or None). A silence longer than `late_sec` is journaled."""
+    def renew(self, runs: Sequence[News], *, late_sec: float) -> list[Renewal]:
+        """Extend the leases. A silence longer than `late_sec` is journaled."""
+        news = [News(*run) for run in runs]
         rows = self._ask(
             "renew",
             {
-                "job_ids": array(job_id for job_id, _, _ in runs),
-                "run_ids": array(run_id for _, run_id, _ in runs),
-                "progress": array(None if told is None else _progress(told) for _, _, told in runs),
+                "job_ids": array(run.job_id for run in news),
+                "run_ids": array(run.run_id for run in news),
+                "progress": array(_progress(run.progress) for run in news),
+                "checkpoints": array(self._json(run.checkpoint) for run in news),
                 "late_sec": late_sec,
             },
         )
         return [Renewal(UUID(run_id), *said) for run_id, *said in rows]
+
+    def note_pending_stop(self, job: Claimed, *, reason: str, error: str) -> None:
+        """Say that a run goes on although everything was tried to stop it."""
+        self._ask(
+            "note_pending_stop",
+            {"job_id": str(job.id), "run_id": str(job.run_id), "reason": reason, "error": error},
+        )
 
     def settle(self, ends: Sequence[tuple[Claimed, Settlement]], *, guards: Sequence[int] = ()) -> list[Fate]:
         """Write down how runs ended, and give back the session locks in `guards`, all in one transaction."""
@@ -218,30 +226,35 @@ class JobQueue:
                 "statuses": array(end.status.value for _, end in ends),
                 "errors": array(_told(end.error, _LONGEST_ERROR) for _, end in ends),
                 "tracebacks": array(_told(end.traceback, _LONGEST_TRACEBACK) for _, end in ends),
-                "results": array(self._result(end) for _, end in ends),
-                "progress": array(None if end.progress is None else _progress(end.progress) for _, end in ends),
+                "results": array(self._json(end.result) for _, end in ends),
+                "progress": array(_progress(end.progress) for _, end in ends),
+                "checkpoints": array(self._json(end.checkpoint) for _, end in ends),
                 "pauses": array(_pause(end.retry_in) for _, end in ends),
+                "refunds": array(int(end.refund) for _, end in ends),
+                "crashes": array(int(end.crashed) for _, end in ends),
+                "notes": array(self._json(end.notes) for _, end in ends),
                 "guards": array(guards),
             },
         )
         return self._fates([(job, end.status) for job, end in ends], rows)
 
-    def release(
-        self, runs: Sequence[tuple[Claimed, Release, Mapping[str, Any] | None]], *, guards: Sequence[int] = ()
-    ) -> list[Fate]:
-        """Hand runs back without costing an attempt: (job, why, progress or None)."""
+    def release(self, runs: Sequence[Handback], *, guards: Sequence[int] = ()) -> list[Fate]:
+        """Hand runs back without costing an attempt."""
+        handed = [Handback(*run) for run in runs]
         rows = self._ask(
             "release",
             {
-                "lock_keys": array(job.lock_key for job, _, _ in runs),
-                "job_ids": array(job.id for job, _, _ in runs),
-                "run_ids": array(job.run_id for job, _, _ in runs),
-                "reasons": array(why.value for _, why, _ in runs),
-                "progress": array(None if told is None else _progress(told) for _, _, told in runs),
+                "lock_keys": array(run.job.lock_key for run in handed),
+                "job_ids": array(run.job.id for run in handed),
+                "run_ids": array(run.job.run_id for run in handed),
+                "reasons": array(run.why.value for run in handed),
+                "progress": array(_progress(run.progress) for run in handed),
+                "checkpoints": array(self._json(run.checkpoint) for run in handed),
+                "notes": array(self._json(run.notes) for run in handed),
                 "guards": array(guards),
             },
         )
-        return self._fates([(job, Status.QUEUED) for job, _, _ in runs], rows)
+        return self._fates([(run.job, Status.QUEUED) for run in handed], rows)
 
     def _fates(self, asked: Sequence[tuple[Claimed, Status]], rows: list[tuple[Any, ...]]) -> list[Fate]:
         ended = {UUID(row[0]): Status(row[1]) for row in rows if row[0] is not None}
@@ -263,8 +276,8 @@ class JobQueue:
                 fates.append(Fate("not ours", None))
         return fates
 
-    def _result(self, end: Settlement) -> str | None:
-        return None if end.result is None else clean_json(end.result, self._limits.largest_result)
+    def _json(self, value: Any) -> str | None:
+        return None if value is None else clean_json(value, self._limits.largest_result)
 
     # ── for the dead, and for those that wait ───────────────────────────────────────────────────────────────────
 
@@ -305,7 +318,7 @@ _JOB_FIELDS = tuple(field.name for field in fields(Job))
 
 
 def _request(new: NewJob) -> dict[str, Any]:
-    texts = ("queue", "task", "lock_key", "partition_key", "idempotency_key", "producer", "consumer_group")
+    texts = ("queue", "task", "lock_key", "partition_key", "idempotency_key", "live_key", "producer", "consumer_group")
     asked: dict[str, Any] = {}
     for name in texts:
         value = getattr(new, name)
@@ -316,6 +329,9 @@ def _request(new: NewJob) -> dict[str, Any]:
         "available_at": new.available_at,
         "max_attempts": new.max_attempts,
         "lease_ttl_sec": new.lease_ttl_sec,
+        "time_limit_sec": new.time_limit_sec,
+        "retry": None if new.retry is None else checked_json("retry", dict(new.retry)),
+        "parent_id": None if new.parent_id is None else str(new.parent_id),
     }
 
 
@@ -323,8 +339,8 @@ def _told(text: str | None, most: int) -> str | None:
     return None if text is None else clean_text(text, most)
 
 
-def _progress(told: Mapping[str, Any]) -> str:
-    return clean_json(dict(told), _LARGEST_PROGRESS)
+def _progress(told: Mapping[str, Any] | None) -> str | None:
+    return None if told is None else clean_json(dict(told), _LARGEST_PROGRESS)
 
 
 def _job(row: tuple[Any, ...]) -> Job:
@@ -333,8 +349,10 @@ def _job(row: tuple[Any, ...]) -> Job:
     values["status"] = Status(values["status"])
     values["args"] = _decoded(values["args"])
     values["progress"] = _decoded(values["progress"])
-    values["result"] = None if values["result"] is None else _decoded(values["result"])
-    values["run_id"] = values["run_id"] and UUID(values["run_id"])
+    for name in ("result", "retry", "checkpoint"):
+        values[name] = None if values[name] is None else _decoded(values[name])
+    for name in ("run_id", "parent_id"):
+        values[name] = values[name] and UUID(values[name])
     return Job(**values)
 
 
@@ -360,7 +378,8 @@ def _float(text: str) -> float | str:
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:
     (job_id, run_id, queue, task, args, lock_key, key_hash, partition_key, priority, attempt, max_attempts, ttl,
-     idempotency_key, producer, consumer_group, created_at, available_at, started_at, progress, _, _) = row  # fmt: skip
+     idempotency_key, producer, consumer_group, created_at, available_at, started_at, progress, checkpoint, limit, retry, crashes,
+     _, _) = row  # fmt: skip
     return Claimed(
         id=UUID(job_id),
         run_id=UUID(run_id),
@@ -381,4 +400,8 @@ def _claimed(row: tuple[Any, ...]) -> Claimed:
         available_at=available_at,
         started_at=started_at,
         progress_text=progress,
+        checkpoint_text=checkpoint,
+        time_limit_sec=limit,
+        retry_text=retry,
+        crashes=crashes,
     )

@@ -16,23 +16,31 @@ WITH asked AS (
            AS request_hash
 ), made AS (
     INSERT INTO dl_jobs (queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
-                         lease_ttl_sec, producer, consumer_group, request_hash, place)
+                         lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, parent_id,
+                         request_hash, place)
     SELECT %(queue)s::text, %(task)s::text, %(args)s::jsonb, %(idempotency_key)s::text, %(lock_key)s::text,
            %(partition_key)s::text, %(priority)s::int, coalesce(%(available_at)s::timestamptz, clock_timestamp()),
-           %(max_attempts)s::int, %(lease_ttl_sec)s::int, %(producer)s::text, %(consumer_group)s::text, request_hash,
+           %(max_attempts)s::int, %(lease_ttl_sec)s::int, %(producer)s::text, %(consumer_group)s::text,
+           %(live_key)s::text, %(time_limit_sec)s::int, %(retry)s::jsonb, %(parent_id)s::uuid, request_hash,
            CASE WHEN %(available_at)s::timestamptz > clock_timestamp() THEN 'timed' ELSE 'ready' END::dl_place
       FROM asked
-        ON CONFLICT (idempotency_key) DO NOTHING
+        ON CONFLICT DO NOTHING
     RETURNING job_id, status
 )
-SELECT job_id, status::text, true AS created, true AS same FROM made
-UNION ALL
-SELECT j.job_id, j.status::text, false,
-       CASE WHEN j.request_hash IS NULL
-            THEN j.queue = %(queue)s::text AND j.task = %(task)s::text AND j.args = %(args)s::jsonb
-            ELSE j.request_hash = asked.request_hash END
-  FROM dl_jobs j, asked
- WHERE j.idempotency_key = %(idempotency_key)s::text AND NOT EXISTS (SELECT FROM made);
+(
+    SELECT job_id, status::text, true AS created, true AS same FROM made
+    UNION ALL
+    SELECT j.job_id, j.status::text, false,
+           CASE WHEN j.request_hash IS NULL
+                THEN j.queue = %(queue)s::text AND j.task = %(task)s::text AND j.args = %(args)s::jsonb
+                ELSE j.request_hash = asked.request_hash END
+      FROM dl_jobs j, asked
+     WHERE j.idempotency_key = %(idempotency_key)s::text AND NOT EXISTS (SELECT FROM made)
+    UNION ALL
+    SELECT j.job_id, j.status::text, false, true
+      FROM dl_jobs j
+     WHERE j.live_key = %(live_key)s::text AND j.status IN ('queued', 'running') AND NOT EXISTS (SELECT FROM made)
+) LIMIT 1;
 
 -- name: claim
 -- queued -> running. Three steps in one message: sort in what has fallen due; lock the first few ready rows and try
@@ -94,7 +102,8 @@ WITH picked AS MATERIALIZED (
 )
 SELECT c.job_id, c.run_id, c.queue, c.task, c.args::text, c.lock_key, hashtext(c.lock_key)::bigint AS key_hash,
        c.partition_key, c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.idempotency_key, c.producer,
-       c.consumer_group, c.created_at, c.available_at, c.started_at, c.progress::text,
+       c.consumer_group, c.created_at, c.available_at, c.started_at, c.progress::text, c.checkpoint::text,
+       c.time_limit_sec, c.retry::text, c.crashes,
        current_setting('dl.skipped')::int + (SELECT count(*) FROM picked WHERE busy)::int AS skipped,
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
           FROM dl_jobs
@@ -151,7 +160,8 @@ UPDATE dl_jobs j
 -- The answer to a claim was lost: did it take effect? In the shape of the claim's own answer.
 SELECT j.job_id, j.run_id, j.queue, j.task, j.args::text, j.lock_key, hashtext(j.lock_key)::bigint AS key_hash,
        j.partition_key, j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.idempotency_key, j.producer,
-       j.consumer_group, j.created_at, j.available_at, j.started_at, j.progress::text, 0 AS skipped, NULL AS due_in
+       j.consumer_group, j.created_at, j.available_at, j.started_at, j.progress::text, j.checkpoint::text,
+       j.time_limit_sec, j.retry::text, j.crashes, 0 AS skipped, NULL AS due_in
   FROM dl_jobs j
  WHERE j.status = 'running' AND j.run_id = ANY (%(run_ids)s::uuid[]);
 
@@ -174,9 +184,10 @@ SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[])
 -- answer says whether it was renewed, and if not, whether it is still its owner's.
 WITH held AS (
     SELECT *
-      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[]) AS h (job_id, run_id, progress)
+      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[], %(checkpoints)s::text[])
+           AS h (job_id, run_id, progress, checkpoint)
 ), mine AS MATERIALIZED (
-    SELECT j.job_id, held.progress, j.heartbeat_at AS last_beat
+    SELECT j.job_id, held.progress, held.checkpoint, j.heartbeat_at AS last_beat
       FROM held JOIN dl_jobs j ON j.job_id = held.job_id AND j.run_id = held.run_id AND j.status::text = 'running'
      ORDER BY j.job_id
        FOR NO KEY UPDATE OF j SKIP LOCKED
@@ -184,7 +195,8 @@ WITH held AS (
     UPDATE dl_jobs j
        SET heartbeat_at = clock_timestamp(),
            lease_expires_at = clock_timestamp() + make_interval(secs => j.lease_ttl_sec),
-           progress = coalesce(mine.progress::jsonb, j.progress)
+           progress = coalesce(mine.progress::jsonb, j.progress),
+           checkpoint = coalesce(mine.checkpoint::jsonb, j.checkpoint)
       FROM mine
      WHERE j.job_id = mine.job_id
     RETURNING j.job_id, j.run_id, j.queue, j.cancel_requested, j.attempt,
@@ -204,6 +216,19 @@ SELECT held.run_id, r.run_id IS NOT NULL AS renewed,
        coalesce(r.cancel_requested, false)
   FROM held LEFT JOIN renewed r ON r.run_id = held.run_id;
 
+-- name: note_pending_stop
+-- running -> running: the run was told to stop, every means has been tried, and it goes on. Said aloud, once.
+WITH told AS (
+    UPDATE dl_jobs
+       SET error = %(error)s::text
+     WHERE job_id = %(job_id)s::uuid AND run_id = %(run_id)s::uuid AND status::text = 'running'
+    RETURNING job_id, queue, attempt, run_id
+)
+INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+SELECT job_id, queue, clock_timestamp(), 'stop_pending',
+       jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'reason', %(reason)s::text)
+  FROM told;
+
 -- name: settle
 -- running -> succeeded | failed | canceled | queued: the only way out that a worker has. An error after a cancel was
 -- asked for ends as canceled; a success stays one. The freed key's next job, if one is parked, becomes ready. The
@@ -214,8 +239,9 @@ SELECT count(pg_advisory_xact_lock(1684828526, hash))
 WITH told AS (
     SELECT *
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(statuses)s::dl_status[], %(errors)s::text[],
-                  %(tracebacks)s::text[], %(results)s::text[], %(progress)s::text[], %(pauses)s::float8[])
-           AS t (job_id, run_id, status, error, traceback, result, progress, pause)
+                  %(tracebacks)s::text[], %(results)s::text[], %(progress)s::text[], %(checkpoints)s::text[],
+                  %(pauses)s::float8[], %(refunds)s::int[], %(crashes)s::int[], %(notes)s::text[])
+           AS t (job_id, run_id, status, error, traceback, result, progress, checkpoint, pause, refund, crashed, notes)
 ), mine AS MATERIALIZED (
     SELECT told.*,
            CASE WHEN j.cancel_requested AND told.status <> 'succeeded' THEN 'canceled'::dl_status ELSE told.status END AS ends,
@@ -230,12 +256,15 @@ WITH told AS (
            traceback = CASE WHEN mine.ends <> 'succeeded' THEN mine.traceback END,
            result = mine.result::jsonb,
            progress = coalesce(mine.progress::jsonb, j.progress),
+           checkpoint = CASE WHEN mine.ends <> 'succeeded' THEN coalesce(mine.checkpoint::jsonb, j.checkpoint) END,
+           attempt = j.attempt - CASE WHEN mine.ends = 'queued' THEN mine.refund ELSE 0 END,
+           crashes = j.crashes + mine.crashed,
            available_at = CASE WHEN mine.ends = 'queued' THEN at + make_interval(secs => mine.pause) ELSE j.available_at END,
            finished_at = CASE WHEN mine.ends <> 'queued' THEN at END,
            lease_expires_at = NULL
       FROM mine
      WHERE j.job_id = mine.job_id
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, mine.pause, j.started_at, mine.at
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, mine.pause, mine.notes, mine.at
 ), next AS (
     SELECT p.job_id
       FROM (SELECT DISTINCT lock_key FROM settled) freed
@@ -254,7 +283,7 @@ WITH told AS (
            jsonb_strip_nulls(jsonb_build_object(
                'status', status, 'attempt', attempt, 'run_id', run_id, 'error', error,
                'reason', CASE WHEN status = 'queued' THEN 'error' END,
-               'pause_sec', CASE WHEN status = 'queued' THEN pause END))
+               'pause_sec', CASE WHEN status = 'queued' THEN pause END)) || coalesce(notes::jsonb, '{}')
       FROM settled
 ), given_back AS (
     SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(guards)s::bigint[]) AS g (hash)
@@ -280,9 +309,10 @@ SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
 
 WITH mine AS MATERIALIZED (
-    SELECT j.job_id, r.reason, r.progress, clock_timestamp() AS at
-      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(reasons)s::text[], %(progress)s::text[])
-           AS r (job_id, run_id, reason, progress)
+    SELECT j.job_id, r.reason, r.progress, r.checkpoint, r.notes, clock_timestamp() AS at
+      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(reasons)s::text[], %(progress)s::text[],
+                  %(checkpoints)s::text[], %(notes)s::text[])
+           AS r (job_id, run_id, reason, progress, checkpoint, notes)
            JOIN dl_jobs j ON j.job_id = r.job_id AND j.run_id = r.run_id AND j.status::text = 'running'
      ORDER BY j.job_id
        FOR NO KEY UPDATE OF j
@@ -292,11 +322,12 @@ WITH mine AS MATERIALIZED (
            place = CASE WHEN cancel_requested THEN 'timed' WHEN mine.reason = 'lock_busy' THEN 'parked' ELSE 'ready' END::dl_place,
            attempt = CASE WHEN cancel_requested THEN attempt ELSE greatest(attempt - 1, 0) END,
            progress = coalesce(mine.progress::jsonb, j.progress),
+           checkpoint = coalesce(mine.checkpoint::jsonb, j.checkpoint),
            finished_at = CASE WHEN cancel_requested THEN at END,
            lease_expires_at = NULL
       FROM mine
      WHERE j.job_id = mine.job_id
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, mine.reason, mine.at
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, mine.reason, mine.notes, mine.at
 ), next AS (
     SELECT p.job_id
       FROM (SELECT DISTINCT lock_key FROM released WHERE reason <> 'lock_busy') freed
@@ -312,6 +343,7 @@ WITH mine AS MATERIALIZED (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, at, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
            jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', reason)
+           || coalesce(notes::jsonb, '{}')
       FROM released
 ), given_back AS (
     SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(guards)s::bigint[]) AS g (hash)
@@ -483,7 +515,7 @@ SELECT c.status::text,
 -- failed | canceled | lost -> queued, by a person: the same job with a fresh budget.
 WITH again AS (
     UPDATE dl_jobs
-       SET status = 'queued', place = 'ready', attempt = 0, cancel_requested = false, available_at = clock_timestamp(),
+       SET status = 'queued', place = 'ready', attempt = 0, crashes = 0, cancel_requested = false, available_at = clock_timestamp(),
            error = NULL, traceback = NULL, result = NULL, progress = '{}', started_at = NULL, finished_at = NULL,
            heartbeat_at = NULL
      WHERE job_id = %(job_id)s::uuid AND status::text IN ('failed', 'canceled', 'lost')
@@ -499,14 +531,16 @@ SELECT job_id FROM again;
 -- name: get
 SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key, priority, available_at, status::text,
        attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, progress::text, error,
-       producer, consumer_group, created_at, started_at, finished_at, run_id, worker, result::text, traceback
+       producer, consumer_group, created_at, started_at, finished_at, run_id, worker, result::text, traceback,
+       live_key, time_limit_sec, retry::text, checkpoint::text, crashes, parent_id
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
 
 -- name: jobs
 SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key, priority, available_at, status::text,
        attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, progress::text, error,
-       producer, consumer_group, created_at, started_at, finished_at, run_id, worker, result::text, traceback
+       producer, consumer_group, created_at, started_at, finished_at, run_id, worker, result::text, traceback,
+       live_key, time_limit_sec, retry::text, checkpoint::text, crashes, parent_id
   FROM dl_jobs
  WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
    AND (%(task)s::text IS NULL OR task = %(task)s::text)

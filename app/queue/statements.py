@@ -15,7 +15,7 @@ from importlib.resources import files
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*$|\s+-- .*$", re.MULTILINE)
 _PARAMETER = re.compile(r"%\((\w+)\)s")
-_OURS = re.compile(r"(?<!['\w.])(dl_jobs|dl_job_events|dl_workers|dl_schema|dl_status|dl_place)\b(?!')")
+_OURS = re.compile(r"(?<!['\w.])(dl_jobs|dl_job_events|dl_job_logs|dl_workers|dl_schema|dl_status|dl_place)\b(?!')")
 
 
 @dataclass(frozen=True)
