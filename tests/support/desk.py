@@ -51,6 +51,9 @@ class Desk:
             cursor.execute(text, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
+    def listener(self, channel: str = "dl_jobs") -> Listener:
+        return Listener(self.connect(autocommit=True), channel)
+
     def one(self, text: str, *parameters: Any) -> Any:
         return self.sql(text, *parameters)[0][0]
 
@@ -179,6 +182,21 @@ class Desk:
         eventually(lambda: self.waiting_for_a_lock() >= count, message="somebody waits for a lock")
 
 
+class Listener:
+    """A connection that listens."""
+
+    def __init__(self, connection: Connection, channel: str) -> None:
+        self._connection = connection
+        self._connection.cursor().execute(f"LISTEN {channel}")
+
+    def heard(self) -> list[str]:
+        """All payloads that were sent up to now: the server delivers them before it answers a question."""
+        self._connection.cursor().execute("SELECT 1")
+        payloads = [note.payload for note in self._connection.notifies]
+        self._connection.notifies.clear()
+        return payloads
+
+
 class Aside:
     """A call that runs in a thread of its own; `result()` gives its answer or raises what it raised."""
 
@@ -189,7 +207,7 @@ class Aside:
         def run() -> None:
             try:
                 self._answer = call(*arguments, **named)
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
                 self._error = error
 
         self._thread = threading.Thread(target=run, daemon=True)

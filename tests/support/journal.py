@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -113,7 +114,8 @@ def check_everything(sql: Any) -> dict[UUID, Told]:
     journal = read_journal(sql)
     told: dict[UUID, Told] = {}
     spans: dict[str, list[tuple[datetime, datetime | None, UUID]]] = defaultdict(list)
-    for (job, key, status, place, attempt, most, asked, run, error, lease, started, finished, traceback) in rows:  # fmt: skip
+    for row in rows:
+        job, key, status, place, attempt, most, asked, run, error, lease, started, finished, traceback = row
         job_id, now = UUID(job), Status(status)
         life = told[job_id] = replay(journal[job_id])
         assert (life.status, life.attempt) == (now, attempt), f"{job_id}: journal {life}, row {now} {attempt}"
@@ -132,7 +134,7 @@ def check_everything(sql: Any) -> dict[UUID, Told]:
         spans[key] += [(begin, end, job_id) for begin, end in life.runs]
     for key, runs in spans.items():
         runs.sort(key=lambda span: span[0])
-        for (_, end, one), (begin, _, other) in zip(runs, runs[1:], strict=False):
+        for (_, end, one), (begin, _, other) in pairwise(runs):
             assert end is not None, f"{key}: {other} began while {one} ran"
             assert end <= begin, f"{key}: {one} ended at {end}, {other} had begun at {begin}"
     return told

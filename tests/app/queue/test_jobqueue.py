@@ -283,16 +283,14 @@ def test_a_finished_job_is_left_as_it_is(desk, end):
 
 
 def test_a_running_job_learns_of_its_cancel_at_the_next_renewal_and_by_a_word(desk):
-    listener = desk.connect(autocommit=True)
-    listener.cursor().execute("LISTEN dl_control")
+    listener = desk.listener("dl_control")
     run = desk.claimed()
     assert desk.renew(run) is False
 
     desk.queue.cancel(run.id)
 
     assert desk.renew(run) is True
-    listener.poll()
-    assert [note.payload for note in listener.notifies] == [f"cancel {run.run_id}"]
+    assert listener.heard() == [f"cancel {run.run_id}"]
 
 
 def test_what_does_not_exist_can_be_neither_canceled_nor_retried(desk):
@@ -342,13 +340,11 @@ def test_neither_a_waiting_nor_a_running_nor_a_succeeded_job_can_be_retried(desk
 def test_a_retry_rings(desk):
     run = desk.claimed()
     desk.settle(run, Status.FAILED)
-    listener = desk.connect(autocommit=True)
-    listener.cursor().execute("LISTEN dl_jobs")
+    listener = desk.listener()
 
     desk.queue.retry(run.id)
 
-    listener.poll()
-    assert [note.payload for note in listener.notifies] == ["q"]
+    assert listener.heard() == ["q"]
 
 
 def test_a_retried_job_waits_for_its_key_like_any_other(desk):

@@ -1,0 +1,236 @@
+"""A queued job stands in exactly one of three partial indexes, and the statements find it by the right one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from app.queue.job import Release, Status
+from app.queue.statements import statements
+from tests.support import Databases
+from tests.support.desk import Desk
+
+INDEXES = ("dl_jobs_ready_idx", "dl_jobs_timed_idx", "dl_jobs_parked_idx")
+
+
+def in_indexes(desk: Desk) -> dict[str, int]:
+    """How many rows each of the three indexes' own conditions hold."""
+    return {
+        index: desk.one(
+            "SELECT (xpath('/row/n/text()', query_to_xml('SELECT count(*) AS n FROM dl_jobs WHERE '"
+            " || pg_get_expr(indpred, indrelid), true, true, '')))[1]::text::int"
+            "  FROM pg_index WHERE indexrelid = %s::regclass",
+            index,
+        )
+        for index in INDEXES
+    }
+
+
+def test_through_its_life_a_job_stands_in_exactly_one_index_while_it_is_queued(desk):
+    def standing() -> tuple[int, ...]:
+        found = in_indexes(desk)
+        return tuple(found[index] for index in INDEXES)
+
+    job_id = desk.enqueue("k", available_at=datetime.now(UTC) + timedelta(hours=1))
+    assert standing() == (0, 1, 0)
+    desk.make_due(job_id)
+    assert desk.queue.promote() == 1
+    assert standing() == (1, 0, 0)
+    (run,) = desk.claim()
+    assert standing() == (0, 0, 0)
+    other = desk.enqueue("k")
+    assert desk.claim() == []
+    assert standing() == (0, 0, 1)
+    desk.settle(run, Status.QUEUED, retry_in=60)
+    assert standing() == (1, 1, 0)
+    (run,) = desk.claim()
+    assert run.id == other
+    desk.release(run, Release.LOCK_BUSY)
+    assert standing() == (0, 1, 1)
+    desk.queue.cancel(other)
+    desk.queue.cancel(job_id)
+    assert standing() == (0, 0, 0)
+    desk.queue.retry(job_id)
+    assert standing() == (1, 0, 0)
+
+
+def test_what_is_due_is_promoted_in_every_queue_and_rings_there(desk):
+    hour = datetime.now(UTC) + timedelta(hours=1)
+    for n in range(5):
+        desk.make_due(desk.enqueue(f"due {n}", queue=f"q{n % 2}", available_at=hour))
+    later = desk.enqueue("later", available_at=hour)
+    listener = desk.listener()
+
+    assert desk.queue.promote() == 5
+    assert sorted(listener.heard()) == ["q0", "q1"]
+    assert desk.queue.promote() == 0
+    assert listener.heard() == []
+    assert desk.place(later) == "timed"
+
+
+def test_a_claim_sorts_what_is_due_and_rings_for_other_queues_only(desk):
+    for queue in ("q", "r"):
+        desk.insert(queue, queue=queue)
+    listener = desk.listener()
+
+    (run,) = desk.claim()
+
+    assert run.queue == "q"
+    assert listener.heard() == ["r"]
+    assert in_indexes(desk)["dl_jobs_ready_idx"] == 1
+
+
+def test_more_than_one_batch_of_due_jobs_is_told_as_due_already(desk):
+    desk.sql("INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 501) n")
+
+    _, outlook = desk.look()
+    assert outlook.due_in <= 0
+    _, outlook = desk.look()
+    assert outlook.due_in is None
+
+
+# ── plans ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def crowded(databases: Databases) -> Iterator[Desk]:
+    """10,000 running, 3,000 ready, 3,000 timed and 3,000 parked jobs, of which the statistics know nothing."""
+    with databases.fresh() as dsn:
+        desk = Desk(dsn)
+        desk.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+        desk.sql("ANALYZE dl_jobs")  # while it is empty
+        desk.sql(
+            "INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, lease_expires_at)"
+            " SELECT 'q', 't', 'r' || n, 'running', 1, gen_random_uuid(), now() + interval '1 h'"
+            "   FROM generate_series(1, 10000) n"
+        )
+        desk.sql(
+            "INSERT INTO dl_jobs (queue, task, lock_key, place, available_at)"
+            " SELECT 'q', 't', 'k' || n, place::dl_place, now() + CASE place WHEN 'timed' THEN interval '1 h' ELSE '0' END"
+            "   FROM generate_series(1, 3000) n, unnest(ARRAY['ready', 'timed', 'parked']) place"
+        )
+        yield desk
+        desk.close()
+
+
+def plans(desk: Desk, name: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    """The generic plan of each part of a statement, as a Session has it: its settings, prepared, then executed; after
+    which everything is undone."""
+    statement = statements("public")[name]
+    desk.session.close()
+    desk.queue.ping()  # a new connection: no plan is left from before
+    settings = dict(
+        desk.session.command(
+            "SELECT name, setting FROM pg_settings WHERE name IN"
+            " ('enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit')"
+        )
+    )
+    found = []
+    connection = desk.connect()
+    with connection.cursor() as cursor:
+        for setting, value in settings.items():
+            cursor.execute(f"SET {setting} = {value}")
+        cursor.execute("SET plan_cache_mode = force_generic_plan")
+        for number, part in enumerate(statement.parts):
+            # A generic plan may be explained only of a statement whose parameters have types: give them by running it.
+            cursor.execute(part.prepare(f"p{number}"))
+            cursor.execute(f"EXPLAIN (FORMAT JSON, ANALYZE) {part.execute(f'p{number}')}", parameters)
+            found.append(cursor.fetchone()[0][0]["Plan"])
+    connection.rollback()
+    return found
+
+
+def scans(plan: dict[str, Any]) -> list[tuple[str, str | None]]:
+    """Each scan of dl_jobs in the plan that was run, and its index."""
+    found = []
+    if plan.get("Relation Name") == "dl_jobs" and "Scan" in plan["Node Type"] and plan.get("Actual Loops"):
+        found.append((plan["Node Type"], plan.get("Index Name")))
+    if plan["Node Type"] == "Bitmap Index Scan" and plan["Index Name"].startswith("dl_jobs"):
+        found.append((plan["Node Type"], plan["Index Name"]))
+    for inner in plan.get("Plans", ()):
+        found += scans(inner)
+    return found
+
+
+def rows_read(plan: dict[str, Any]) -> int:
+    """Of dl_jobs, by the scan that read the most."""
+    read = 0
+    if plan.get("Relation Name") == "dl_jobs" and "Scan" in plan["Node Type"]:
+        read = (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * plan["Actual Loops"]
+    return max([int(read), *map(rows_read, plan.get("Plans", ()))])
+
+
+def running(desk: Desk, count: int) -> list[tuple[str, str, str]]:
+    return desk.sql("SELECT job_id, run_id, lock_key FROM dl_jobs WHERE status = 'running' LIMIT %s", count)
+
+
+def of_runs(desk: Desk, **more: str) -> dict[str, Any]:
+    runs = running(desk, 5)
+    columns = {
+        name: "{" + ",".join(row[n] for row in runs) + "}" for n, name in enumerate(("job_ids", "run_ids", "lock_keys"))
+    }
+    return columns | more
+
+
+NOTHING = "{NULL,NULL,NULL,NULL,NULL}"
+
+
+def test_a_claim_walks_the_ready_index_and_reads_what_it_takes(crowded):
+    _, pick, take = plans(crowded, "claim", {"queue": "q", "tasks": "{t}", "most": 5, "run_ids": "{}", "worker": "w"})
+
+    assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
+    assert rows_read(pick) <= 5
+    assert not [node for node, _ in scans(take) if node == "Seq Scan"]
+    assert rows_read(take) <= 5
+
+
+def test_what_is_due_is_found_by_the_timed_index(crowded):
+    (promote,) = plans(crowded, "promote", {})
+    sort, *_ = plans(crowded, "claim", {"queue": "q", "tasks": "{t}", "most": 1, "run_ids": "{}", "worker": "w"})
+
+    for plan in (promote, sort):
+        assert ("Index Scan", "dl_jobs_timed_idx") in scans(plan)
+        assert not [node for node, _ in scans(plan) if node == "Seq Scan"]
+        assert rows_read(plan) <= 5
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("renew", {"progress": NOTHING, "late_sec": 60}),
+        (
+            "settle",
+            {
+                "statuses": "{succeeded,succeeded,succeeded,succeeded,succeeded}",
+                "errors": NOTHING,
+                "tracebacks": NOTHING,
+                "results": NOTHING,
+                "progress": NOTHING,
+                "pauses": "{0,0,0,0,0}",
+                "guards": "{}",
+            },
+        ),
+        ("release", {"reasons": "{shutdown,shutdown,shutdown,shutdown,shutdown}", "progress": NOTHING, "guards": "{}"}),
+        ("reap", {"pause_sec": 1}),
+    ],
+)
+def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, more):
+    *_, plan = plans(crowded, name, of_runs(crowded, **more))
+
+    used = scans(plan)
+    assert ("Index Scan", "dl_jobs_pkey") in used
+    assert {index for _, index in used} <= {"dl_jobs_pkey", "dl_jobs_parked_idx"}, json.dumps(plan, indent=1)
+    assert rows_read(plan) <= 10
+
+
+def test_a_cancel_finds_its_job_and_the_next_of_its_key_by_index(crowded):
+    job_id = crowded.one("SELECT job_id FROM dl_jobs WHERE status = 'queued' AND place = 'ready' LIMIT 1")
+
+    for plan in plans(crowded, "cancel", {"job_id": job_id}):
+        indexes = {index for _, index in scans(plan)}
+        assert indexes <= {"dl_jobs_pkey", "dl_jobs_parked_idx", "dl_jobs_running_key_idx"}
+        assert rows_read(plan) <= 2

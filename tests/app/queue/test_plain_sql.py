@@ -1,0 +1,222 @@
+"""Other services and operators speak SQL to the tables, and know nothing of ours but the columns."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from app.queue.job import Status
+from tests.support.desk import Desk
+
+
+@pytest.fixture
+def listener(desk):
+    return desk.listener()
+
+
+# ── INSERT ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_plain_insert_rings_is_journaled_and_is_found_by_the_next_claim(desk, listener):
+    job_id = desk.insert(producer="billing")
+
+    assert listener.heard() == ["q"]
+    assert desk.place(job_id) == "timed"
+    event = desk.queue.events(job_id)[0]
+    assert (event.kind, event.queue) == ("queued", "q")
+    assert event.payload == {"status": "queued", "attempt": 0, "producer": "billing"}
+    (run,) = desk.claim()
+    assert (run.id, run.args_text, run.priority, run.max_attempts, run.lease_ttl_sec) == (job_id, "{}", 100, 5, 60)
+    desk.settle(run)
+    desk.check()
+
+
+def test_many_rows_of_one_insert_ring_once_a_queue(desk, listener):
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key)"
+        " SELECT CASE WHEN n < 50 THEN 'a' ELSE 'b' END, 't', 'k' || n FROM generate_series(1, 100) n"
+    )
+
+    assert sorted(listener.heard()) == ["a", "b"]
+    assert desk.one("SELECT count(*) FROM dl_job_events WHERE kind = 'queued'") == 100
+    assert len(desk.claim(100, queue="a")) == 49
+    assert len(desk.claim(100, queue="b")) == 51
+
+
+def test_plain_inserts_are_claimed_in_order_with_all_others(desk):
+    middle = desk.enqueue("a", priority=5)
+    last = desk.insert("b", priority=9)
+    first = desk.insert("c", priority=1)
+
+    assert [run.id for run in desk.claim(3)] == [first, middle, last]
+
+
+def test_a_finished_job_that_is_inserted_as_history_neither_rings_nor_waits(desk, listener):
+    job_id = desk.insert(status="succeeded", finished_at="2026-01-01")
+
+    assert listener.heard() == []
+    assert desk.kinds(job_id) == []
+    assert desk.claim() == []
+
+
+def test_a_service_that_may_only_insert_can_insert(own_desk):
+    desk = own_desk
+    role = "dl_only_inserts"
+    desk.sql(f"DROP ROLE IF EXISTS {role}")
+    desk.sql(f"CREATE ROLE {role}")
+    try:
+        desk.sql(f"GRANT INSERT ON dl_jobs TO {role}")
+        with desk.held() as step:
+            step(f"SET LOCAL ROLE {role}")
+            step("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
+
+        (run,) = desk.claim()
+        assert desk.kinds(run.id) == ["queued", "picked"]
+    finally:
+        desk.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_an_insert_that_is_rolled_back_leaves_neither_a_job_nor_a_ring(desk, listener):
+    connection = desk.connect()
+    connection.cursor().execute("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
+    connection.rollback()
+
+    assert listener.heard() == []
+    assert desk.one("SELECT count(*) FROM dl_job_events") == 0
+
+
+def test_what_claims_heartbeats_and_ends_change_rings_nobody(desk, listener):
+    run = desk.claimed()
+    listener.heard()
+
+    desk.renew(run, {"done": 1})
+    desk.settle(run)
+
+    assert listener.heard() == []
+
+
+def test_deleting_a_job_deletes_its_events(desk):
+    run = desk.claimed()
+    desk.sql("DELETE FROM dl_jobs")
+
+    assert desk.one("SELECT count(*) FROM dl_job_events") == 0
+    assert desk.settle(run).answer == "not ours"
+
+
+# ── UPDATE by an operator ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_operator_who_moves_a_time_moves_the_job(desk, listener):
+    job_id = desk.enqueue()
+    listener.heard()
+
+    desk.sql("UPDATE dl_jobs SET available_at = now() + interval '1 hour'")
+    assert desk.place(job_id) == "timed"
+    assert desk.claim() == []
+    desk.sql("UPDATE dl_jobs SET available_at = now()")
+
+    assert listener.heard() == ["q", "q"]
+    assert [run.id for run in desk.claim()] == [job_id]
+
+
+def test_a_parked_job_whose_time_an_operator_moves_is_sorted_again(desk):
+    desk.claimed()
+    waiting = desk.enqueue()
+    assert desk.claim() == []
+    assert desk.place(waiting) == "parked"
+
+    desk.sql("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE job_id = %s", str(waiting))
+    assert desk.place(waiting) == "timed"
+    assert desk.claim() == []
+    assert desk.place(waiting) == "parked"
+
+
+def test_an_operator_who_changes_the_priority_changes_the_turn(desk):
+    first, second = desk.enqueue("a"), desk.enqueue("b")
+    desk.sql("UPDATE dl_jobs SET priority = 1 WHERE job_id = %s", str(second))
+
+    assert [run.id for run in desk.claim(2)] == [second, first]
+
+
+@pytest.mark.parametrize("end", [Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.LOST])
+def test_a_finished_job_put_back_by_hand_starts_afresh(desk, listener, end):
+    run = desk.claimed(max_attempts=1)
+    if end is Status.CANCELED:
+        desk.queue.cancel(run.id)
+    if end is Status.LOST:
+        desk.lose(run)
+    else:
+        desk.settle(run, end)
+    assert desk.status(run.id) is end
+    listener.heard()
+
+    desk.sql("UPDATE dl_jobs SET status = 'queued'")
+
+    job = desk.job(run.id)
+    assert (job.attempt, job.cancel_requested, job.finished_at, desk.place(run.id)) == (0, False, None, "timed")
+    assert listener.heard() == ["q"]
+    desk.check()
+    (again,) = desk.claim()
+    assert (again.id, again.attempt) == (run.id, 1)
+    assert desk.renew(again) is False
+    assert desk.settle(again).answer == "applied"
+    desk.check()
+
+
+def test_a_running_job_put_back_by_hand_is_its_owners_no_more(desk):
+    run = desk.claimed(max_attempts=1)
+
+    desk.sql("UPDATE dl_jobs SET status = 'queued'")
+
+    job = desk.job(run.id)
+    assert (job.attempt, job.lease_expires_at) == (0, None)
+    assert desk.renew(run) is None
+    assert desk.settle(run).answer == "not ours"
+    desk.check()
+    (again,) = desk.claim()
+    assert again.attempt == 1
+    desk.settle(again)
+    desk.check()
+
+
+def test_a_running_job_that_was_ended_by_hand_is_its_owners_no_more(desk):
+    run = desk.claimed()
+    waiting = desk.enqueue()
+    assert desk.claim() == []
+
+    desk.sql("UPDATE dl_jobs SET status = 'canceled', finished_at = now() WHERE job_id = %s", str(run.id))
+
+    assert desk.settle(run).answer == "not ours"
+    assert desk.status(run.id) is Status.CANCELED
+    assert desk.sweep() == ("k",)  # nobody freed the key, so the sweep finds its next job
+    assert [again.id for again in desk.claim()] == [waiting]
+
+
+def test_the_key_of_a_running_job_cannot_be_given_to_a_second_one_by_hand(desk):
+    desk.claimed()
+    other = desk.enqueue("other")
+
+    connection = desk.connect(autocommit=True)
+    with pytest.raises(Exception, match="dl_jobs_running_key_idx"):
+        connection.cursor().execute(
+            "UPDATE dl_jobs SET status = 'running', lock_key = 'k' WHERE job_id = %s", (str(other),)
+        )
+
+
+# ── in a schema of its own ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_inserted_from_any_search_path_is_journaled_in_the_queues_own_schema(empty_dsn):
+    from app.queue.schema import migrate
+
+    migrate(empty_dsn, 'The "queue"')
+    desk = Desk(empty_dsn, schema='The "queue"')
+    desk.sql("INSERT INTO \"The \"\"queue\"\"\".dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
+
+    (run,) = desk.claim()
+    desk.settle(run, Status.QUEUED, retry_in=5)
+
+    assert desk.kinds(run.id) == ["queued", "picked", "requeue"]
+    assert desk.job(run.id).available_at - desk.queue.events(run.id)[-1].at == timedelta(seconds=5)
+    desk.close()
