@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -40,6 +41,8 @@ FOLDER = "DL_TEST_FOLDER"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A run that is told to end still stops its server: an interrupt goes through every fixture's end.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # once a run: xdist's workers inherit it
         folder = Path(tempfile.mkdtemp(prefix="dl-test-"))
         folder.chmod(0o755)  # as root the server has another account, which must get there

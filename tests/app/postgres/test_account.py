@@ -115,24 +115,19 @@ class TestAsRoot:
         with pytest.raises(EmbeddedServerError, match="may not reach it any more"):
             quick.start()
 
-    def test_a_cluster_of_an_ordinary_user_is_run_as_that_user(self, folder, tmp_path, postgres_binaries):
-        nobody = Account("nobody", 65534, 65534)
-        (folder / "data").mkdir()
-        nobody.give(folder / "data")
-        start_as_ordinary_user(folder, tmp_path, nobody, postgres_binaries)
-
-        with EmbeddedServer(folder / "data", binaries=postgres_binaries, settings=QUICK) as server:
-            assert Path(f"/proc/{server.pid}").stat().st_uid == nobody.uid
-
-    def test_nothing_of_roots_is_needed_by_an_ordinary_user(self, folder, tmp_path, postgres_binaries):
+    def test_nothing_of_roots_is_needed_by_an_ordinary_user_and_root_goes_on_as_that_user(
+        self, folder, tmp_path, postgres_binaries
+    ):
         nobody = Account("nobody", 65534, 65534)
         (folder / "data").mkdir()
         nobody.give(folder / "data")
 
         said = start_as_ordinary_user(folder, tmp_path, nobody, postgres_binaries)
-
         assert "run as" not in said
         assert {path.stat().st_uid for path in (folder / "data").iterdir()} == {nobody.uid}
+
+        with EmbeddedServer(folder / "data", binaries=postgres_binaries, settings=QUICK) as server:
+            assert Path(f"/proc/{server.pid}").stat().st_uid == nobody.uid
 
 
 def start_as_ordinary_user(folder: Path, tmp_path: Path, user: Account, choice: Choice) -> str:
@@ -170,7 +165,8 @@ def copy_wheel(into: Path) -> None:
     assert spec is not None
     assert spec.origin is not None
     package = Path(spec.origin).parent
-    shutil.copytree(package, into / package.name, symlinks=True, ignore=shutil.ignore_patterns("include"))
+    without_headers = shutil.ignore_patterns("include", "__pycache__")
+    shutil.copytree(package, into / package.name, symlinks=True, ignore=without_headers)
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.exists():
         shutil.copytree(libraries, into / libraries.name, symlinks=True)

@@ -38,13 +38,13 @@ def test_what_was_written_is_found_again_at_the_next_start(quick):
     assert ask(quick.start(), "SELECT number FROM kept") == "7"
 
 
-def test_it_listens_on_a_private_socket_only_and_keeps_its_promises_to_the_disk(folder, postgres_binaries):
-    with EmbeddedServer(folder / "data", binaries=postgres_binaries) as server:
+def test_it_listens_on_a_private_socket_only_and_keeps_its_promises_to_the_disk(made, postgres_binaries):
+    with EmbeddedServer(made, binaries=postgres_binaries) as server:
         assert ask(server.dsn, "SHOW listen_addresses") == ""
         assert ask(server.dsn, "SHOW fsync") == "on"
         assert ask(server.dsn, "SHOW server_encoding") == "UTF8"
-        assert (folder / "data" / "run").stat().st_mode & 0o777 == 0o700
-        assert (folder / "data" / "cluster").stat().st_mode & 0o777 == 0o700
+        assert (made / "run").stat().st_mode & 0o777 == 0o700
+        assert (made / "cluster").stat().st_mode & 0o777 == 0o700
 
 
 def test_it_tells_people_what_runs_where(quick, folder):
