@@ -88,9 +88,13 @@ class EmbeddedServer:
         return self.dsn
 
     def stop(self) -> None:
-        """Give up our share; the last one stops the server. Does nothing when there is none, and in a forked child."""
+        """Give up our share; the last one stops the server. A forked child only lets go of its parent's."""
         running = self._running
-        if running is None or running.by != os.getpid():
+        if running is None:
+            return
+        if running.by != os.getpid():
+            self._running = None
+            running.share.leave_to_parent()
             return
         with turn(self._data_dir / "turn.lock", patience_sec=PATIENCE_SEC):
             self._running = None

@@ -32,6 +32,10 @@ class Share:
         finally:
             os.close(self._fd)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the share is over when the parent ends, however it ends."""
+        os.close(self._fd)
+
 
 @contextmanager
 def turn(path: Path, *, patience_sec: float) -> Iterator[None]:
