@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.toolkit.decode import csv_records, decimal, json_lines, xml_root
+from pipelines.toolkit.decode import csv_records, decimal, json_lines, numbered_json_lines, xml_root
 from pipelines.toolkit.errors import BadRecord, DecodeError, ExpandsTooMuch, TooManyRejects, TruncatedArchive
 from pipelines.toolkit.rejects import Rejects
 from pipelines.toolkit.unpack import Bounds
@@ -213,3 +213,13 @@ def test_numbers_are_read_as_people_write_them(text, number):
 def test_a_number_that_could_mean_two_things_is_no_number(text):
     with pytest.raises(DecodeError, match="is no number"):
         decimal(text)
+
+
+def test_each_object_can_be_had_with_the_number_of_its_line():
+    rejects = Rejects(limit=5)
+
+    found = list(numbered_json_lines(lines(b'{"a": 1}\n\n{"a": 3}\nbroken\n{"a": 5}\n'), rejects=rejects))
+
+    assert found == [(1, {"a": 1}), (3, {"a": 3}), (5, {"a": 5})]
+    assert rejects.first[0].place == "line 4"
+    assert list(numbered_json_lines(lines(b'{"a": 1}\n{"a": 2}'))) == [(1, {"a": 1}), (2, {"a": 2})]
