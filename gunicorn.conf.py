@@ -3,19 +3,22 @@
 import sys
 
 from app.config import Settings
-from app.host.web import Tenant, gunicorn_settings
+from app.errors import ConfigError
+from app.host.guest import gunicorn_settings
+from app.host.service import set_up_logging
 
-globals().update(gunicorn_settings(Settings.load()))
+try:
+    _settings = Settings.load()
+except ConfigError as error:
+    sys.stderr.write(f"Error: {error}\n")
+    sys.exit(error.exit_code)
 
-_tenants: list[Tenant] = []
+globals().update(gunicorn_settings(_settings))
+
+
+def on_starting(server):  # type: ignore[no-untyped-def]
+    set_up_logging(_settings)
 
 
 def post_worker_init(worker):  # type: ignore[no-untyped-def]
-    service = sys.modules["wsgi"].service
-    _tenants.append(Tenant(service))
-    _tenants[-1].move_in()
-
-
-def worker_exit(server, worker):  # type: ignore[no-untyped-def]
-    for tenant in _tenants:
-        tenant.move_out()
+    worker.move_in(sys.modules["wsgi"].service)

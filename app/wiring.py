@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from app.config import Settings
 from app.host import web, worker
-from app.host.service import Database, set_up_logging
+from app.host.database import Database
+from app.host.service import set_up_logging
 from app.queue.schema import Migration
 
 serve = web.serve

@@ -26,6 +26,8 @@ from workers.threads import clock
 from workers.worker import Worker
 
 _log = log.get(__name__)
+_HURRY = 0.5  # seconds for what takes stop_sec otherwise, when somebody is in a hurry
+_GLANCE = 0.05  # how often a stop looks whether somebody is
 _KEEPER_DIED = 70  # exit code: a thread that the others rely on has met a bug
 
 
@@ -86,6 +88,7 @@ class WorkerPool:
         self._build(pipelines)
         self._began = False
         self._stopped = threading.Event()
+        self._hurried = threading.Event()
         self._stop_lock = threading.Lock()
 
     def _session(self, role: str) -> Session:
@@ -178,18 +181,18 @@ class WorkerPool:
                 return True
             self.stop_claiming()
             clean = self._end_workers(grace)
-            self._settler.drain(self._options.stop_sec)
+            self._settler.drain(self._patience())
             self._end_keepers()
             self._stopped.set()
             _log.info("pool.stopped", worker=self.name, clean=clean)
             return clean
 
     def _end_workers(self, grace: float) -> bool:
-        if self._join_workers(grace):
+        if self._join_workers(lambda: 0.0 if self._hurried.is_set() else grace):
             return True
         for attempt in self._roster.all():
             attempt.stop(StopReason.SHUTDOWN)
-        if self._join_workers(self._options.stop_sec):
+        if self._join_workers(self._patience):
             return True
         for worker in self._workers:
             stubborn = worker.current
@@ -198,10 +201,23 @@ class WorkerPool:
                 self._hand_back_unstopped(stubborn)
         return False
 
-    def _join_workers(self, seconds: float) -> bool:
-        until = clock() + seconds
-        joined = [worker.join(max(0.0, until - clock())) for worker in self._workers]  # each is waited for, not the first
-        return all(joined)
+    def hurry(self) -> None:
+        """Ask running jobs to stop now: a `stop` on its way does not wait for the end of the grace."""
+        self._hurried.set()
+        for attempt in self._roster.all():
+            attempt.stop(StopReason.SHUTDOWN)
+
+    def _patience(self) -> float:
+        return min(_HURRY, self._options.stop_sec) if self._hurried.is_set() else self._options.stop_sec
+
+    def _join_workers(self, patience: Callable[[], float]) -> bool:
+        """Wait for all; False: some still run. The patience may shrink meanwhile."""
+        began = clock()
+        while left := [worker for worker in self._workers if worker.alive]:
+            if clock() - began >= patience():
+                return False
+            left[0].join(_GLANCE)
+        return True
 
     def _hand_back_unstopped(self, attempt: Any) -> None:
         """Its key is forgotten here, not given back: the session keeps it locked until the process is gone."""

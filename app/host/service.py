@@ -15,10 +15,8 @@ from flask import Flask
 
 from app import log
 from app.config import Settings
-from app.config.dsn import masked
-from app.errors import DatabaseUnavailable, SchemaError, SchemaMissing
-from app.postgres import EmbeddedServer
-from app.queue import schema
+from app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaError
+from app.host.database import Database
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Pool
 from app.web import WebOptions, create_app
@@ -57,61 +55,6 @@ def set_up_logging(settings: Settings) -> None:
         _log.warning("settings.doubtful", detail=warning)
 
 
-class Database:
-    """Where the queue is: the server that the settings name, or an embedded one, started when it is first asked for."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._lock = threading.Lock()
-        self._embedded: EmbeddedServer | None = None
-        self._dsn: str | None = None
-
-    @property
-    def is_embedded(self) -> bool:
-        return self._settings.dsn is None
-
-    def dsn(self) -> str:
-        with self._lock:
-            if self._dsn is None:
-                self._dsn = self._find()
-            return self._dsn
-
-    def _find(self) -> str:
-        if self._settings.dsn is not None:
-            return self._settings.dsn.get_secret_value()
-        self._embedded = EmbeddedServer(Path(self._settings.data_dir))
-        return self._embedded.start()
-
-    def migrate(self) -> schema.Migration:
-        return schema.migrate(self.dsn(), self._settings.schema, connect_timeout=self._settings.pg_connect_timeout)
-
-    def prepare(self) -> None:
-        """Tables where there are none, and on the embedded server always the present ones.
-
-        A server that others share is changed by `dataloader migrate` alone: raises SchemaOutdated or SchemaTooNew.
-        """
-        if self.is_embedded:
-            self.migrate()
-            return
-        try:
-            schema.check(self.dsn(), self._settings.schema, connect_timeout=self._settings.pg_connect_timeout)
-        except SchemaMissing:
-            self.migrate()
-
-    def describe(self) -> str:
-        """For people; never with a password."""
-        if self._embedded is not None:
-            return self._embedded.describe()
-        return f"{masked(self.dsn())}, schema {self._settings.schema}"
-
-    def close(self) -> None:
-        """Stop an embedded server, if nobody else uses it."""
-        with self._lock:
-            if self._embedded is not None:
-                self._embedded.stop()
-                self._embedded = self._dsn = None
-
-
 class Service:
     """One process's share of the service. `app` answers HTTP; `start` begins to work, if it is to."""
 
@@ -120,7 +63,8 @@ class Service:
         self.database = Database(settings)
         self._works = workers and bool(settings.workers)
         self._pool: WorkerPool | None = None
-        self._schema_fault: str | None = None
+        self._fault: str | None = None  # why the worker pool does not run yet; read by anyone
+        self._failed = False  # it never will
         self._stopping = threading.Event()
         self._lock = threading.Lock()
 
@@ -130,7 +74,7 @@ class Service:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)  # packages that the settings name may stand beside the process
-        places.configure(*self.settings.places(), otherwise=self.database.dsn)
+        places.configure(*self.settings.places(), otherwise=self._dsn)
         loading = contract.load(self.settings.pipelines)
         for module, trace in loading.failures.items():
             last = trace.strip().rsplit("\n", 1)[-1]
@@ -142,7 +86,7 @@ class Service:
         settings = self.settings
         _ = self.loading
         pool = Pool(
-            self.database.dsn,
+            self._dsn,
             size=settings.pg_pool_size,
             overflow=settings.pg_max_overflow,
             recycle_sec=settings.pg_pool_recycle,
@@ -175,29 +119,41 @@ class Service:
             self._prepare_schema()
             if self._works:
                 self._start_workers()
+        except DatabaseUnavailable:
+            if not self._stopping.is_set():
+                raise
         except Exception:
             _log.exception("service.start.failed")
-            self._schema_fault = "the service could not start; its log says why"
+            self._fault, self._failed = "the service could not start; its log says why", True
 
     def _prepare_schema(self) -> None:
-        told = False
+        """Until it is done: the database may be away, or somebody may have to run `dataloader migrate`."""
         while not self._stopping.is_set():
             try:
                 self.database.prepare()
-            except (DatabaseUnavailable, SchemaError) as error:
-                if not told:
+            except (DatabaseUnavailable, SchemaError, EmbeddedServerError) as error:
+                if str(error) != self._fault:
                     _log.error("schema.not_ready", error=str(error))
-                told, self._schema_fault = True, str(error)
+                self._fault = str(error)
                 self._stopping.wait(_SCHEMA_AGAIN)
             else:
-                self._schema_fault = None
+                if self._fault is not None:
+                    _log.info("schema.ready")
+                self._fault = None
                 return
+
+    def _dsn(self) -> str:
+        """For those who can wait until the embedded server starts after all."""
+        try:
+            return self.database.dsn()
+        except EmbeddedServerError as error:
+            raise DatabaseUnavailable(str(error)) from error
 
     def _start_workers(self) -> None:
         settings = self.settings
         _ = self.loading
         options = PoolOptions(
-            dsn=self.database.dsn(),
+            dsn=self._dsn(),
             queues={worker.queue: worker.concurrency for worker in settings.workers},
             schema=settings.schema,
             heartbeat_sec=settings.heartbeat_sec,
@@ -216,20 +172,31 @@ class Service:
         """How the worker pool is, for /status."""
         pool = self._pool
         if pool is None:
-            return {"ready": False, "detail": self._schema_fault or "the worker pool is starting"}
+            return {"ready": False, "detail": self._fault or "the worker pool is starting"}
         state = asdict(pool.state())
         return {**state, "worker_id": str(state["worker_id"]), "broken_modules": sorted(self.loading.failures)}
 
-    def stop_claiming(self) -> None:
+    @property
+    def broken(self) -> str | None:
+        """What is wrong beyond repair, if anything is."""
+        if self._failed:
+            return self._fault
+        dead = () if self._pool is None else self._pool.state().dead
+        return f"threads have died: {', '.join(dead)}" if dead and not self._stopping.is_set() else None
+
+    def stop(self) -> bool:
+        """End the worker pool within the grace; False: a pipeline does not stop, and the process must be left now."""
         self._stopping.set()
         with self._lock:
             pool = self._pool
-        if pool is not None:
-            pool.stop_claiming()
+        return True if pool is None else pool.stop(self.settings.shutdown_grace_sec)
 
-    def stop(self) -> bool:
-        """End the worker pool within the grace; False: a pipeline does not stop, and the process must exit now."""
-        self.stop_claiming()
-        clean = True if self._pool is None else self._pool.stop(self.settings.shutdown_grace_sec)
+    def hurry(self) -> None:
+        """Somebody does not want to wait for the end of the grace."""
+        pool = self._pool
+        if pool is not None:
+            pool.hurry()
+
+    def close(self) -> None:
+        """Let go of the database: the last thing to do."""
         self.database.close()
-        return clean
