@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Pool
 from app.web.docs import docs
-from app.web.exchange import around
+from app.web.exchange import Around, fail
 from app.web.feedback import feedback
 from app.web.home import home
 from app.web.infrastructure import Probe, infrastructure
@@ -47,7 +47,8 @@ def create_app(
     for collector in (QueueCollector(queue, options), *collectors):
         registry.register(collector)
 
-    around(app, traffic)
+    app.register_error_handler(Exception, fail)
+    app.wsgi_app = Around(app.wsgi_app, traffic)  # type: ignore[method-assign]
     subjects = [
         jobs(queue, pipelines, options),
         infrastructure(queue, options, probe, pool),

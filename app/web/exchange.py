@@ -4,100 +4,116 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from flask import Flask, Response, g, request
+from flask import Response, request
 
 from app import log
 from app.web import problems
 from app.web.metrics import Traffic
 from app.web.openapi import template
 
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
 LOG = log.get("app.web")
 
 # Asked for by machines every few seconds: heard, but not in the log of an ordinary day.
-_QUIET = frozenset({"/health", "/metrics", "/status", "/static/{filename}"})
+_QUIET = frozenset({"/health", "/metrics", "/status"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}", re.ASCII)
+_REQUEST_ID_KEY = "dataloader.request_id"
+_PAGES = ("text/html", "text/css", "text/javascript")
 _PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 _API_POLICY = "default-src 'none'; frame-ancestors 'none'"
-_OUR_FAULT = 500
+_HEADERS = (
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+)
+_UNKEPT = ("Cache-Control", "no-store")  # last, to be left off where something else is said
+_PAGE_HEADERS = (*_HEADERS, ("Content-Security-Policy", _PAGE_POLICY), _UNKEPT)
+_API_HEADERS = (*_HEADERS, ("Content-Security-Policy", _API_POLICY), _UNKEPT)
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """One request on its way through."""
+class Around:
+    """The steps around the app, as WSGI: Flask's own hooks would cost a request several times as much."""
 
-    request_id: str
-    started: float
-    binding: AbstractContextManager[Any]
+    def __init__(self, inner: WSGIApplication, traffic: Traffic) -> None:
+        self._inner = inner
+        self._traffic = traffic
 
-
-def around(app: Flask, traffic: Traffic) -> None:
-    """Hang the steps onto the app, in the order a request meets them."""
-
-    @app.before_request
-    def begin() -> None:
-        told = request.environ.get("HTTP_X_REQUEST_ID", "")
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        started = time.perf_counter()
+        told = environ.get("HTTP_X_REQUEST_ID", "")
         request_id = told if _REQUEST_ID.fullmatch(told) else uuid4().hex
-        binding = log.bound(request_id=request_id)
-        g.exchange = Exchange(request_id, time.perf_counter(), binding)
-        binding.__enter__()
-        traffic.began()
-        if _route() not in _QUIET:
-            log.audit("request.began", method=request.method, path=request.path[:200], **_who())
+        environ[_REQUEST_ID_KEY] = request_id
+        status = route = ""
 
-    @app.errorhandler(Exception)
-    def fail(error: Exception) -> Response:
-        response = problems.answer(error, g.exchange.request_id)
-        if response.status_code >= _OUR_FAULT:
-            _tell_error(error, response.status_code)
-        return response
+        def answered(line: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
+            nonlocal status, route
+            status, route = line[:3], _route(environ)  # Flask forgets the request as soon as it has answered
+            return start_response(line, [*headers, ("X-Request-ID", request_id), *_dress(headers)], exc_info)
 
-    @app.after_request
-    def end(response: Response) -> Response:
-        exchange: Exchange = g.exchange
-        seconds = time.perf_counter() - exchange.started
-        route = _route()
-        _dress(response, exchange.request_id)
-        traffic.ended(route, response.status_code, seconds)
-        _tell(route, response.status_code, round(seconds * 1000, 2))
-        return response
-
-    @app.teardown_request
-    def leave(_: BaseException | None) -> None:
-        exchange: Exchange | None = g.pop("exchange", None)
-        if exchange is not None:
-            exchange.binding.__exit__(None, None, None)
+        with log.bound(request_id=request_id):
+            self._traffic.began()
+            if not _quiet(environ):
+                log.audit("request.began", method=environ["REQUEST_METHOD"], path=_path(environ), **_who(environ))
+            body = self._inner(environ, answered)
+            seconds = time.perf_counter() - started
+            self._traffic.ended(route, status, seconds)
+            _tell(environ, route, int(status), round(seconds * 1000, 2))
+        return body
 
 
-def _route() -> str:
-    """The route's template: addresses themselves are too many to count by, and anybody's to invent."""
-    return "unknown" if request.url_rule is None else template(request.url_rule.rule)
+def fail(error: Exception) -> Response:
+    """Flask's handler of every error: the problem that tells it, and a line in the log if it is ours."""
+    response = problems.answer(error, request.environ[_REQUEST_ID_KEY])
+    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        _tell_error(error, response.status_code)
+    return response
 
 
 def said(event: str, **facts: Any) -> None:
     """Write down, for the audit, what was done at whose wish."""
-    log.audit(event, **_who(), **facts)
+    log.audit(event, **_who(request.environ), **facts)
 
 
-def _who() -> dict[str, str]:
-    return {
-        "remote": request.environ.get("REMOTE_ADDR", ""),
-        "agent": request.environ.get("HTTP_USER_AGENT", "")[:200],
-    }
+def _who(environ: WSGIEnvironment) -> dict[str, str]:
+    return {"remote": environ.get("REMOTE_ADDR", ""), "agent": environ.get("HTTP_USER_AGENT", "")[:200]}
 
 
-def _tell(route: str, status: int, duration_ms: float) -> None:
-    facts = {"method": request.method, "route": route, "status": status, "duration_ms": duration_ms}
+def _quiet(environ: WSGIEnvironment) -> bool:
+    path = environ["PATH_INFO"]
+    return path in _QUIET or path.startswith("/static/")
+
+
+def _path(environ: WSGIEnvironment) -> str:
+    """As the caller meant it: WSGI hands the bytes over as latin-1."""
+    return str(environ["PATH_INFO"][:200].encode("latin-1").decode("utf-8", "replace"))
+
+
+def _route(environ: WSGIEnvironment) -> str:
+    """The route's template: addresses themselves are too many to count by, and anybody's to invent."""
+    rule = environ["werkzeug.request"].url_rule
+    return "unknown" if rule is None else template(rule.rule)
+
+
+def _dress(headers: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    named = {name.lower(): value for name, value in headers}
+    page = named.get("content-type", "").startswith(_PAGES)
+    return (_PAGE_HEADERS if page else _API_HEADERS)[: None if "cache-control" not in named else -1]
+
+
+def _tell(environ: WSGIEnvironment, route: str, status: int, duration_ms: float) -> None:
+    facts = {"method": environ["REQUEST_METHOD"], "route": route, "status": status, "duration_ms": duration_ms}
     log.metric("request.ended", **facts)
-    if route in _QUIET:
+    if _quiet(environ):
         LOG.debug("api.request", **facts)
         return
     log.audit("request.ended", **facts)
-    LOG.info("api.request", path=request.path[:200], **facts)
+    LOG.info("api.request", path=_path(environ), **facts)
 
 
 def _tell_error(error: Exception, status: int) -> None:
@@ -107,14 +123,3 @@ def _tell_error(error: Exception, status: int) -> None:
         LOG.exception(log.Alert.API_ERROR, **facts)
     else:  # an expected outage is one line
         LOG.warning(log.Alert.API_ERROR, error=str(error), **facts)
-
-
-def _dress(response: Response, request_id: str) -> None:
-    headers = response.headers
-    headers["X-Request-ID"] = request_id
-    headers["X-Content-Type-Options"] = "nosniff"
-    headers["Referrer-Policy"] = "no-referrer"
-    page = response.mimetype in ("text/html", "text/css", "text/javascript")
-    headers["Content-Security-Policy"] = _PAGE_POLICY if page else _API_POLICY
-    if "Cache-Control" not in headers:
-        headers["Cache-Control"] = "no-store"

@@ -41,8 +41,8 @@ class Traffic:
     def began(self) -> None:
         self._requests.inc()
 
-    def ended(self, route: str, status: int, seconds: float) -> None:
-        self._responses.labels(route, str(status)).inc()
+    def ended(self, route: str, status: str, seconds: float) -> None:
+        self._responses.labels(route, status).inc()
         self._duration.labels(route).observe(seconds)
 
 

@@ -52,13 +52,6 @@ def test_the_request_id_is_bound_to_all_that_is_said_within_and_to_nothing_after
     assert log.bound_fields() == {}
 
 
-def test_a_request_that_never_began_can_end(client):
-    with client.application.test_request_context("/health"):
-        pass
-
-    assert log.bound_fields() == {}
-
-
 def test_nothing_stays_bound_after_an_error(app_without_database, broken):
     app_without_database(broken(RuntimeError("x"))).get("/api/v1/jobs")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from typing import Any
 
 import psycopg2
 import pytest
@@ -55,7 +56,7 @@ def test_a_service_with_all_its_parts_is_ready(client):
 
 @pytest.mark.parametrize(("probe", "status"), [({"threads": 2}, 200), ({"ready": True}, 200), ({"ready": False}, 503)])
 def test_the_worker_pool_has_its_say(queue, pool, probe, status):
-    client = create_app(queue, Pipelines(), WebOptions(version="1"), probe=lambda: probe, pool=pool).test_client()
+    client: Any = create_app(queue, Pipelines(), WebOptions(version="1"), probe=lambda: probe, pool=pool).test_client()
 
     response = client.get("/status")
 
@@ -67,7 +68,7 @@ def test_a_worker_pool_that_cannot_say_how_it_is_is_not_ready(queue, pool):
     def probe() -> dict[str, object]:
         raise RuntimeError("s3cret")
 
-    client = create_app(queue, Pipelines(), WebOptions(version="1"), probe=probe, pool=pool).test_client()
+    client: Any = create_app(queue, Pipelines(), WebOptions(version="1"), probe=probe, pool=pool).test_client()
 
     response = client.get("/status")
 
@@ -120,7 +121,7 @@ def test_a_database_that_is_silent_holds_nobody_for_long():
         port = silent.getsockname()[1]
         pool = Pool(f"host=127.0.0.1 port={port} user=x dbname=x", connect_timeout_sec=5)
         options = WebOptions(version="1", status_patience_sec=0.2)
-        client = create_app(JobQueue(pool), Pipelines(), options, pool=pool).test_client()
+        client: Any = create_app(JobQueue(pool), Pipelines(), options, pool=pool).test_client()
 
         began = time.monotonic()
         responses = [client.get("/status") for _ in range(3)]
