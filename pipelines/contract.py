@@ -6,14 +6,25 @@ import importlib
 import inspect
 import pkgutil
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 from uuid import UUID
 
+from pipelines.retry import DEFAULT, Answer, Fail, Policy, Rule, Rules, Snooze, Which
+
+__all__ = [
+    "Args", "Checkpoint", "Command", "Context", "ContextLog", "Fail", "Isolation", "Kind", "Loading", "Options",
+    "Pipelines", "Progress", "Snooze", "Stop", "StopReason", "Task", "TaskConflict", "describe", "load", "register",
+    "registry",
+]  # fmt: skip
+
 Args = dict[str, Any]
+_LONGEST_NAME = 200
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -23,6 +34,7 @@ class StopReason(StrEnum):
     CANCEL = "cancel"
     SHUTDOWN = "shutdown"
     LEASE_LOST = "lease_lost"
+    TIME_LIMIT = "time_limit"
 
 
 class Stop(BaseException):
@@ -36,6 +48,31 @@ class Stop(BaseException):
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """Yielded by a generator: where the next try goes on."""
+
+    cursor: Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Yielded by a generator: how far the job is."""
+
+    done: int | None = None
+    total: int | None = None
+    unit: str | None = None
+
+
+class ContextLog(Protocol):
+    """The job's own log; fields stand behind the message."""
+
+    def debug(self, message: str, /, **fields: Any) -> None: ...
+    def info(self, message: str, /, **fields: Any) -> None: ...
+    def warning(self, message: str, /, **fields: Any) -> None: ...
+    def error(self, message: str, /, **fields: Any) -> None: ...
+
+
 class Context(Protocol):
     """What a running pipeline may ask of the service; the second argument of those that want it."""
 
@@ -43,8 +80,21 @@ class Context(Protocol):
     def job_id(self) -> UUID: ...
 
     @property
+    def task(self) -> str: ...
+
+    @property
     def attempt(self) -> int:
         """Which try this is, counted from 1."""
+
+    @property
+    def max_attempts(self) -> int: ...
+
+    @property
+    def resume(self) -> Any:
+        """What `checkpoint` was last told, by this try or one before it; None at first."""
+
+    @property
+    def log(self) -> ContextLog: ...
 
     def check(self) -> None:
         """A safe point: raises `Stop` if the attempt is to end."""
@@ -52,10 +102,37 @@ class Context(Protocol):
     def sleep(self, seconds: float) -> None:
         """Wait, and raise `Stop` at once if the attempt is to end."""
 
-    def progress(
-        self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any
-    ) -> None:
-        """Say how far the job is. Cheap: kept in memory, and sent with the next heartbeat."""
+    def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
+        """Say how far the job is. Cheap: kept in memory, and written down about once a second."""
+
+    def count(self, **numbers: int | float) -> None:
+        """Add to the job's own numbers, which stand in its progress under `counts`."""
+
+    def checkpoint(self, cursor: Any) -> None:
+        """Remember where the next try goes on, if there has to be one. Written down about once a second, or, within
+        `transaction`, together with it."""
+
+    def enqueue(
+        self,
+        task: str,
+        args: Args | None = None,
+        *,
+        queue: str | None = None,
+        lock_key: str | None = None,
+        idempotency_key: str | None = None,
+        priority: int | None = None,
+        available_at: datetime | None = None,
+        max_attempts: int | None = None,
+    ) -> UUID:
+        """Ask for a follow-up job. A second try that asks again in the same order gets the same jobs, not more of
+        them; within `transaction` the job is there only if that commits."""
+
+    def transaction(self, *, final: bool = False, result: Any = None) -> AbstractContextManager[Any]:
+        """A psycopg2 connection to the queue's own database, for one transaction. It commits only if this run still
+        owns its job, and takes the checkpoint along; `final` ends the job as succeeded in the same stroke."""
+
+    def connect(self, name: str) -> Any:
+        """A psycopg2 connection to a target that the settings name. Closed when the attempt ends."""
 
 
 class Kind(StrEnum):
@@ -63,6 +140,35 @@ class Kind(StrEnum):
     GENERATOR = "generator"
     COROUTINE = "coroutine"
     ASYNC_GENERATOR = "async generator"
+    COMMAND = "command"
+
+
+Isolation = Literal["thread", "process"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a task wants its jobs to be run."""
+
+    args: Any = None  # a pydantic model or a JSON Schema that a job's args must fit
+    retry: Policy = DEFAULT
+    rules: Rules = field(default_factory=Rules)  # of errors: retry, fail, or snooze for so many seconds
+    time_limit: float | None = None  # seconds a try
+    isolation: Isolation = "thread"
+    interrupt: bool = False  # a stop may raise in the thread wherever it is
+    queue: str | None = None  # for triggers that name none
+    lock_key: str | None = None  # likewise; a template such as "customer:{id}"
+    memory_mb: int | None = None  # of a process of its own, as the next one
+    cpu_sec: int | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program that is run as the job; `{name}` in an item is replaced by that argument, never by a shell."""
+
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,6 +181,8 @@ class Task:
     takes_args: bool  # a callable without parameters is called with nothing
     takes_context: bool
     spread: bool  # args as keyword arguments rather than as one object
+    options: Options = field(default_factory=Options)
+    command: Command | None = None
 
     def start(self, args: Args, context: Context) -> Any:
         """Call it: a value, a generator, a coroutine or an async generator, by `kind`."""
@@ -99,18 +207,47 @@ class Pipelines:
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
 
-    def register(self, name: str, *, spread: bool | None = None) -> Callable[[F], F]:
+    def register(  # noqa: PLR0913 - each is one word that an author may say of a task
+        self,
+        name: str,
+        *,
+        spread: bool | None = None,
+        args: Any = None,
+        retry: Policy = DEFAULT,
+        no_retry: Sequence[Which] = (),
+        rules: Mapping[Which, Rule] | None = None,
+        time_limit: float | None = None,
+        isolation: Isolation = "thread",
+        interrupt: bool = False,
+        queue: str | None = None,
+        lock_key: str | None = None,
+        memory_mb: int | None = None,
+        cpu_sec: int | None = None,
+    ) -> Callable[[F], F]:
         """Make a callable a task. The callable is returned as it was.
 
         It is called with the job's `args` object, and with the context if its second parameter is named `ctx` or
         `context` or annotated `Context`. A callable that needs several named values gets `args` spread over its
         parameters; `spread=True` asks for that where it cannot be told, as with `def load(customer_id)`.
         """
-        if not name or len(name) > 200:
-            raise ValueError(f"a task's name has 1 to 200 characters, not {len(name)}")
+        if not name or len(name) > _LONGEST_NAME:
+            raise ValueError(f"a task's name has 1 to {_LONGEST_NAME} characters, not {len(name)}")
+        known = [*((which, Answer.FAIL) for which in no_retry), *(rules or {}).items()]
+        options = Options(
+            args=args,
+            retry=retry,
+            rules=Rules(tuple(known)),
+            time_limit=time_limit,
+            isolation=isolation,
+            interrupt=interrupt,
+            queue=queue,
+            lock_key=lock_key,
+            memory_mb=memory_mb,
+            cpu_sec=cpu_sec,
+        )
 
         def keep(call: F) -> F:
-            self.add(describe(name, call, spread=spread))
+            self.add(replace(describe(name, call, spread=spread), options=options))
             return call
 
         return keep
