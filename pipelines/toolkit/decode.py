@@ -71,7 +71,7 @@ def numbered_json_lines(
             yield from _one_by_one(first, lines, loads, rejects)
             continue
         if set(map(type, records)) <= {dict}:
-            yield from zip(count(first), records)  # noqa: B905 - one of them has no end
+            yield from zip(count(first), records)
         else:
             yield from _one_by_one(first, lines, loads, rejects)
 
