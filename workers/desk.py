@@ -96,9 +96,11 @@ class Desk:
             try:
                 while not self._stopping:
                     attempt = self._from_backlog(line)
-                    if attempt is not None:
+                    if attempt is not None and self._stopping:  # it came while more was fetched
+                        self._give_back(attempt, HandedBack(Release.SHUTDOWN))
+                    elif attempt is not None:
                         return attempt
-                    if self._led:
+                    elif self._led:
                         if line.dirty or self._stood_in:
                             self._bell.ring()  # the leader may wait for another queue's sake, or not claim at all
                         line.called.wait()
@@ -242,6 +244,8 @@ class Desk:
             may_start, why = [], Release.NOT_STARTED
         now = clock()
         with self._lock:
+            if self._stopping:  # the claim was on its way when the stop came
+                may_start, why = [], Release.SHUTDOWN
             line.backlog.extend((attempt, now) for attempt in may_start)
             line.called.notify(len(may_start))
         starting = {attempt.job.run_id for attempt in may_start}
@@ -270,6 +274,8 @@ class Desk:
     def _set_strays_aside(self, line: Line) -> None:
         now = clock()
         if now < line.strays_at:
+            with self._lock:  # or a job that comes a moment after a look would stay unseen until the next poll
+                line.again_at = min(line.again_at or line.strays_at, line.strays_at)
             return
         line.strays_at = now + _STRAYS_EVERY
         try:
