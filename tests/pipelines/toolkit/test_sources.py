@@ -1,0 +1,519 @@
+import gzip
+import hashlib
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from pipelines.contract import Stop
+from pipelines.toolkit import sources
+from pipelines.toolkit.connections import is_public
+from pipelines.toolkit.errors import (
+    SourceAnswered,
+    SourceBroken,
+    SourceBusy,
+    SourceRefused,
+    SourceStalled,
+    SourceTooLarge,
+    SourceTooSlow,
+    SourceTruncated,
+    SourceUnreachable,
+)
+from pipelines.toolkit.sources import HttpSource, Patience
+from tests.support import eventually, free_port
+
+HASTY = Patience(connect_sec=5, stall_sec=5, total_sec=30, tries=3, pause_sec=0)
+ONCE = Patience(connect_sec=5, stall_sec=5, total_sec=30, tries=1)
+
+
+@dataclass
+class Site:
+    """A server that does at each path what the test wants of it."""
+
+    port: int
+    paths: dict[str, Callable[[BaseHTTPRequestHandler], object]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)  # ends whatever still stalls
+
+    def url(self, path: str, host: str = "127.0.0.1") -> str:
+        return f"http://{host}:{self.port}{path}"
+
+    def at(self, path: str) -> Callable[[Callable[[BaseHTTPRequestHandler], object]], None]:
+        return lambda act: self.paths.update({path: act})
+
+
+@contextmanager
+def serving() -> Iterator[Site]:
+    site: Site
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def act(self):
+            site.asked.append(f"{self.command} {self.path}")
+            site.paths[self.path.partition("?")[0]](self)
+
+        do_GET = do_POST = do_HEAD = act
+
+        def log_message(self, *_):
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_):
+            pass  # clients of these tests hang up
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        site = Site(server.server_address[1])
+        thread = threading.Thread(target=server.serve_forever, args=[0.02])
+        thread.start()
+        try:
+            yield site
+        finally:
+            site.over.set()
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def site():
+    with serving() as site:
+        yield site
+
+
+def answer(handler, body=b"", status=200, length=None, **headers):
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.send_header("Content-Length", str(len(body) if length is None else length))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def hang_up(handler):
+    handler.close_connection = True
+    handler.wfile.flush()
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_an_answer_comes_whole_with_its_status_and_headers(site):
+    site.at("/a")(lambda h: answer(h, b'{"a": 1}', X_Kind="test"))
+    with HttpSource(headers={"X-Token": "t"}) as source:
+        got = source.get(site.url("/a"), params={"key": "secret", "b": "ё"})
+
+    assert (got.status, got.json(), got.headers["X-Kind"]) == (200, {"a": 1}, "test")
+    assert got.url == site.url("/a")  # without what may be secret
+    assert site.asked == ["GET /a?key=secret&b=%D1%91"]
+
+
+def test_it_says_who_it_is_and_sends_what_it_is_given(site):
+    heard: dict[str, object] = {}
+
+    @site.at("/start")
+    def start(handler):
+        heard.update(handler.headers, body=handler.rfile.read(int(handler.headers["Content-Length"])))
+        answer(handler, b"{}", 201)
+
+    with HttpSource(headers={"X-Token": "t"}, user_agent="loader/1") as source:
+        source.post(site.url("/start"), json={"date": "2024-01-31"}, headers={"X-More": "m"})
+
+    assert heard["User-Agent"] == "loader/1"
+    assert (heard["X-Token"], heard["X-More"]) == ("t", "m")
+    assert (heard["Content-Type"], heard["body"]) == ("application/json", b'{"date":"2024-01-31"}')
+
+
+def test_an_answer_that_is_no_json_is_named(site):
+    site.at("/a")(lambda h: answer(h, b"<html>sorry"))
+    with HttpSource() as source, pytest.raises(SourceBroken, match=r"/a answered no JSON.*'<html>sorry'"):
+        source.get(site.url("/a")).json()
+
+
+def test_a_no_is_told_with_its_status_and_the_beginning_of_its_body(site):
+    site.at("/a")(lambda h: answer(h, b"no such date" + b"!" * 5000, 404))
+
+    with HttpSource(patience=HASTY) as source, pytest.raises(SourceAnswered, match="404 Not Found: 'no such") as said:
+        source.get(site.url("/a", "user:pass@127.0.0.1"), params={"key": "secret"})
+
+    assert (said.value.status, len(said.value.body), said.value.permanent) == (404, 2000, True)
+    assert "secret" not in str(said.value)
+    assert "pass" not in str(said.value)
+    assert len(site.asked) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_source_is_asked_again_when_it_said_to(site, told, status):
+    site.at("/a")(lambda h: answer(h, b"ok") if len(site.asked) > 2 else answer(h, b"", status, Retry_After="7"))
+    ctx = told()
+    with HttpSource(ctx=ctx, patience=HASTY) as source:
+        got = source.get(site.url("/a"))
+
+    assert got.body == b"ok"
+    assert ctx.naps == [7, 7]
+
+
+def test_a_source_that_stays_busy_is_given_up_and_says_when_to_come_back(site, told):
+    site.at("/a")(lambda h: answer(h, b"", 503, Retry_After="3"))
+
+    with HttpSource(ctx=told(), patience=HASTY) as source, pytest.raises(SourceBusy, match="503") as busy:
+        source.get(site.url("/a"))
+
+    assert (busy.value.retry_after, len(site.asked)) == (3, 3)
+
+
+def test_a_pause_longer_than_the_deadline_is_not_begun(site, told):
+    site.at("/a")(lambda h: answer(h, b"", 429, Retry_After="3600"))
+    ctx = told()
+
+    with HttpSource(ctx=ctx, patience=HASTY) as source, pytest.raises(SourceBusy) as busy:
+        source.get(site.url("/a"))
+
+    assert (busy.value.retry_after, ctx.naps, len(site.asked)) == (3600, [], 1)
+
+
+def test_a_retry_after_that_says_nothing_is_ignored(site, told):
+    site.at("/a")(lambda h: answer(h, b"", 500, Retry_After="soon"))
+
+    with HttpSource(ctx=told(), patience=HASTY) as source, pytest.raises(SourceBusy) as busy:
+        source.get(site.url("/a"))
+
+    assert (busy.value.retry_after, len(site.asked)) == (None, 3)
+
+
+def test_what_may_have_been_done_is_not_done_again_unless_allowed(site, told):
+    site.at("/a")(lambda h: answer(h, b"", 503))
+    with HttpSource(ctx=told(), patience=HASTY) as source:
+        with pytest.raises(SourceBusy):
+            source.post(site.url("/a"), data=b"x")
+        assert len(site.asked) == 1
+        with pytest.raises(SourceBusy):
+            source.post(site.url("/a"), data=b"x", repeatable=True)
+        assert len(site.asked) == 4
+
+
+def test_nobody_there_is_told_and_tried_again(told):
+    ctx = told()
+    url = f"http://127.0.0.1:{free_port()}/a?key=secret"
+
+    with HttpSource(ctx=ctx, patience=HASTY) as source, pytest.raises(SourceUnreachable, match="no connection") as gone:
+        source.post(url, data=b"x")
+
+    assert len(ctx.naps) == 2
+    assert "secret" not in str(gone.value)
+
+
+def test_a_name_that_does_not_exist_is_told():
+    with HttpSource(patience=ONCE) as source, pytest.raises(SourceUnreachable, match="no connection"):
+        source.get("http://nowhere.invalid/")
+
+
+def test_a_server_that_speaks_no_tls_is_unreachable_by_tls(site):
+    with HttpSource(patience=ONCE) as source, pytest.raises(SourceUnreachable, match="no connection"):
+        source.get(site.url("/a").replace("http:", "https:"))
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/a", "file:///etc/passwd", "nothing", "http://", "http://a:b/"])
+def test_what_is_no_http_address_is_refused(url):
+    with HttpSource(patience=ONCE) as source, pytest.raises((SourceRefused, ValueError)):
+        source.get(url)
+
+
+@pytest.mark.parametrize("what", ["head", "body"])
+def test_a_source_that_falls_silent_is_told(site, what):
+    @site.at("/a")
+    def stall(handler):
+        if what == "body":
+            answer(handler, b"some", length=100)
+            handler.wfile.flush()
+        site.over.wait(20)
+
+    patience = Patience(stall_sec=0.3, tries=1)
+    with HttpSource(patience=patience) as source, pytest.raises(SourceStalled, match=r"nothing came for 0\.3 s"):
+        source.get(site.url("/a"))
+
+
+@pytest.mark.parametrize("what", ["head", "body", "body without end"])
+def test_a_source_that_drips_does_not_outlast_the_deadline(site, what):
+    @site.at("/a")
+    def drip(handler):
+        if what == "body":
+            answer(handler, b"", length=10_000)
+        elif what == "body without end":
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+        else:
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        while not site.over.wait(0.05):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+
+    began = time.monotonic()
+    patience = Patience(stall_sec=10, total_sec=0.5)
+    with HttpSource(patience=patience) as source, pytest.raises(SourceTooSlow, match="GET .*/a: it did not finish"):
+        source.get(site.url("/a"))
+
+    assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize("way", ["get", "download"])
+@pytest.mark.parametrize("what", ["head", "body"])
+def test_a_stop_wakes_a_thread_that_waits_for_the_source(site, told, tmp_path, what, way):
+    @site.at("/a")
+    def stall(handler):
+        if what == "body":
+            answer(handler, b"some", length=100)
+            handler.wfile.flush()
+        site.over.wait(20)
+
+    began = time.monotonic()
+    with HttpSource(ctx=told(stop_at=4), patience=Patience(stall_sec=15)) as source, pytest.raises(Stop):
+        if way == "get":
+            source.get(site.url("/a"))
+        else:
+            source.download(site.url("/a"), tmp_path / "a", max_bytes=1000)
+
+    assert time.monotonic() - began < 8
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_body_shorter_than_promised_is_truncated_and_fetched_again(site, told, tmp_path):
+    @site.at("/a")
+    def lie(handler):
+        if len(site.asked) < 3:
+            answer(handler, b"half", length=8)
+            hang_up(handler)
+        else:
+            answer(handler, b"halfhalf")
+
+    with HttpSource(ctx=told(), patience=HASTY) as source:
+        got = source.download(site.url("/a"), tmp_path / "a", max_bytes=100)
+
+    assert (got.path.read_bytes(), got.size) == (b"halfhalf", 8)
+    assert len(site.asked) == 3
+
+
+def test_a_chunked_body_cut_short_is_truncated(site):
+    @site.at("/a")
+    def cut(handler):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
+        hang_up(handler)
+
+    with HttpSource(patience=ONCE) as source, pytest.raises(SourceTruncated, match="hung up"):
+        source.get(site.url("/a"))
+
+
+def test_a_source_that_hangs_up_without_a_word_is_told(site):
+    site.at("/a")(hang_up)
+
+    with HttpSource(patience=ONCE) as source, pytest.raises(SourceTruncated, match="hung up"):
+        source.get(site.url("/a"))
+
+
+def test_a_body_past_its_bound_is_refused_by_its_length_and_by_its_bytes(site):
+    @site.at("/lies")
+    def lies(handler):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"x" * 1_000_000)
+        hang_up(handler)
+
+    site.at("/says")(lambda h: answer(h, b"x", length=1_000_000))
+
+    with HttpSource(max_bytes=1000, patience=HASTY) as source:
+        with pytest.raises(SourceTooLarge, match="would send 1000000 bytes"):
+            source.get(site.url("/says"))
+        with pytest.raises(SourceTooLarge, match="sent more than the 1000 bytes"):
+            source.get(site.url("/lies"))
+    assert len(site.asked) == 2
+
+
+def test_a_packed_body_is_bounded_by_what_it_unpacks_to(site):
+    site.at("/a")(lambda h: answer(h, gzip.compress(bytes(50_000_000)), Content_Encoding="gzip"))
+    site.at("/b")(lambda h: answer(h, b"not gzip at all", Content_Encoding="gzip"))
+
+    with HttpSource(patience=ONCE) as source:
+        with pytest.raises(SourceTooLarge):
+            source.get(site.url("/a"))
+        with pytest.raises(SourceBroken, match="not packed as it says"):
+            source.get(site.url("/b"))
+
+
+class TestDownload:
+    def test_a_file_appears_whole_with_its_size_and_sum(self, site, tmp_path):
+        told = []
+        body = bytes(range(256)) * 2000
+        site.at("/a")(lambda h: answer(h, body))
+        with HttpSource() as source:
+            got = source.download(
+                site.url("/a"), tmp_path / "a", max_bytes=10**6, on_bytes=lambda *so_far: told.append(so_far)
+            )
+
+        assert got.path.read_bytes() == body
+        assert got.sha256 == hashlib.sha256(body).hexdigest()
+        assert told[-1] == (len(body), len(body))
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+    def test_a_length_not_said_is_not_known(self, site, tmp_path):
+        told = []
+
+        @site.at("/a")
+        def unsaid(handler):
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nbody")
+            hang_up(handler)
+
+        with HttpSource() as source:
+            source.download(
+                site.url("/a"), tmp_path / "a", max_bytes=10**6, on_bytes=lambda *so_far: told.append(so_far)
+            )
+
+        assert told == [(4, None)]
+
+    def test_what_failed_leaves_the_old_file_and_no_other(self, site, tmp_path):
+        (tmp_path / "a").write_bytes(b"old")
+
+        @site.at("/a")
+        def lie(handler):
+            answer(handler, b"half", length=8)
+            hang_up(handler)
+
+        with HttpSource(patience=ONCE) as source, pytest.raises(SourceTruncated):
+            source.download(site.url("/a"), tmp_path / "a", max_bytes=100)
+
+        assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+    def test_a_large_file_is_never_in_memory(self, site, tmp_path):
+        @site.at("/a")
+        def large(handler):
+            answer(handler, b"", length=40 * 1024**2)
+            for _ in range(40):
+                handler.wfile.write(bytes(1024**2))
+
+        with HttpSource() as source:
+            tracemalloc.start()
+            got = source.download(site.url("/a"), tmp_path / "a", max_bytes=10**9)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+
+        assert got.size == 40 * 1024**2
+        assert peak < 8 * 1024**2
+
+
+class TestRedirects:
+    def test_one_on_the_same_host_is_followed(self, site):
+        site.at("/a")(lambda h: answer(h, b"", 302, Location="/b"))
+        site.at("/b")(lambda h: answer(h, h.headers["X-Token"].encode()))
+        with HttpSource(headers={"X-Token": "t"}) as source:
+            got = source.get(site.url("/a"))
+
+        assert (got.body, got.url) == (b"t", site.url("/b"))
+
+    @pytest.mark.parametrize("where", ["127.0.0.1", "localhost"])
+    def test_one_to_a_private_address_is_refused_before_anything_is_asked_there(self, site, where):
+        with serving() as inner:
+            inner.at("/secret")(lambda h: answer(h, b"secret"))
+            site.at("/a")(lambda h: answer(h, b"", 302, Location=inner.url("/secret", where)))
+            with HttpSource(patience=HASTY) as source, pytest.raises(SourceRefused, match="private address"):
+                source.get(site.url("/a"))
+
+            assert inner.asked == []
+        assert len(site.asked) == 1
+
+    def test_one_to_a_private_address_is_followed_if_allowed_but_without_secrets(self, site):
+        heard = []
+        with serving() as inner:
+
+            @inner.at("/b")
+            def hear(handler):
+                heard.append(dict(handler.headers))
+                answer(handler, b"ok")
+
+            site.at("/a")(lambda h: answer(h, b"", 302, Location=inner.url("/b")))
+            with HttpSource(headers={"X-Token": "t", "Accept": "text/x"}, allow_private_redirects=True) as source:
+                got = source.get(site.url("/a"), headers={"Authorization": "Bearer t"})
+
+        assert got.body == b"ok"
+        assert heard[0]["Accept"] == "text/x"
+        assert not {"X-Token", "Authorization"} & set(heard[0])
+
+    @pytest.mark.parametrize(("status", "then"), [(302, "GET /b"), (303, "GET /b"), (307, "POST /b"), (308, "POST /b")])
+    def test_what_was_posted_is_posted_again_only_where_the_status_says_so(self, site, status, then):
+        site.at("/a")(lambda h: (h.rfile.read(1), answer(h, b"", status, Location="/b")))
+        site.at("/b")(lambda h: answer(h, h.rfile.read(int(h.headers.get("Content-Length", "0")))))
+        with HttpSource() as source:
+            got = source.post(site.url("/a"), data=b"x")
+
+        assert site.asked == ["POST /a", then]
+        assert got.body == (b"x" if then.startswith("POST") else b"")
+
+    def test_a_ring_of_them_is_given_up(self, site):
+        site.at("/a")(lambda h: answer(h, b"", 301, Location="/a"))
+        with HttpSource() as source, pytest.raises(SourceRefused, match="more than 5 times"):
+            source.get(site.url("/a"))
+
+    @pytest.mark.parametrize("location", ["file:///etc/passwd", "gopher://127.0.0.1/"])
+    def test_one_to_another_kind_of_address_is_refused(self, site, location):
+        site.at("/a")(lambda h: answer(h, b"", 302, Location=location))
+        with HttpSource() as source, pytest.raises(SourceRefused, match="away from http"):
+            source.get(site.url("/a"))
+
+    def test_one_away_from_tls_is_refused(self):
+        request = sources._Request("GET", "https://a.example/x", None, {}, True)
+
+        with pytest.raises(SourceRefused, match="away from https"):
+            request.redirected(302, "https://a.example/x", "http://a.example/x")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "::1", "fe80::1%eth0", "fd00::1", "0.0.0.0",
+     "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "224.0.0.1", "100.64.0.1"],
+)  # fmt: skip
+def test_addresses_that_are_not_of_the_public_internet_are_known(host):
+    assert not is_public(host)
+
+
+@pytest.mark.parametrize("host", ["8.8.8.8", "2606:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"])
+def test_addresses_of_the_public_internet_are_known(host):
+    assert is_public(host)
+
+
+def test_a_proxy_is_used_and_may_be_private(site):
+    site.at("http://source.example/a")(lambda h: answer(h, b"through the proxy"))
+    with HttpSource() as source:
+        for session in (source._own, source._strangers):
+            session.proxies = {"http": f"http://127.0.0.1:{site.port}"}
+        got = source.get("http://source.example/a")
+
+    assert got.body == b"through the proxy"
+
+
+def test_a_connection_is_kept_between_requests(site):
+    ports = set()
+
+    @site.at("/a")
+    def note(handler):
+        ports.add(handler.client_address[1])
+        answer(handler, b"ok")
+
+    with HttpSource() as source:
+        for _ in range(3):
+            source.get(site.url("/a"))
+
+    assert len(ports) == 1
+
+
+def test_a_fault_of_ours_is_not_hidden_as_one_of_the_source(site, tmp_path):
+    site.at("/a")(lambda h: answer(h, b"ok"))
+    with HttpSource() as source, pytest.raises(FileNotFoundError):
+        source.download(site.url("/a"), tmp_path / "missing" / "a", max_bytes=10)
+
+
+def test_no_thread_is_left_behind(site):
+    site.at("/a")(lambda h: answer(h, b"ok"))
+    with HttpSource() as source:
+        source.get(site.url("/a"))
+
+    eventually(lambda: not [t for t in threading.enumerate() if t.name == "http-watch"])
