@@ -121,7 +121,7 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
     @subject.get("/tasks", answer=TaskList)
     def task_list() -> TaskList:
         """List the tasks this process knows."""
-        return TaskList([TaskLine(task.name, task.kind.value, _first_line(task.call)) for task in pipelines])
+        return TaskList([TaskLine(task.name, task.kind, _first_line(task.call)) for task in pipelines])
 
     def _existing(told: str) -> Job:
         job_id = _id(told)

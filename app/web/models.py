@@ -25,6 +25,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from app.queue.job import Event, Job, NewJob, Status
 from app.web.options import WebOptions
 from app.web.strictjson import FieldFault, path_to
+from pipelines.contract import Kind
 
 INT4_MAX = 2_147_483_647
 LONGEST_INDEXED = 2_000  # bytes: an index entry of PostgreSQL holds some 2,700
@@ -315,7 +316,7 @@ class TaskLine:
     """A task that this process knows how to run."""
 
     name: str
-    kind: Literal["function", "generator", "coroutine", "async generator"]
+    kind: Kind
     description: str
 
 

@@ -104,9 +104,8 @@ def test_with_tables_of_another_version_it_is_not_ready_and_says_what_to_do(data
         migrate(dsn)
         _execute(dsn, change)
         pool = Pool(dsn)
-        response = (
-            create_app(JobQueue(pool), Pipelines(), WebOptions(version="1"), pool=pool).test_client().get("/status")
-        )
+        client: Any = create_app(JobQueue(pool), Pipelines(), WebOptions(version="1"), pool=pool).test_client()
+        response = client.get("/status")
         pool.close()
 
     assert response.status_code == 503
