@@ -169,7 +169,7 @@ def test_every_error_that_a_request_can_meet_has_a_code_of_its_own():
     errors = [kind for kind in vars(tree).values() if isinstance(kind, type) and issubclass(kind, DataloaderError)]
     uncoded = {kind.__name__ for kind in errors if code_of(kind.__new__(kind)) is Code.INTERNAL}
 
-    assert uncoded == ELSEWHERE, "a new error needs a line in the table of app/web/problems.py, or one above"
+    assert uncoded <= ELSEWHERE, "a new error needs a line in the table of app/web/problems.py, or one above"
 
 
 def test_the_conflict_names_its_job(app_without_database, broken, request_body):
