@@ -13,7 +13,7 @@ from uuid import UUID
 from app.queue.job import TRANSITIONS, Move, Status
 
 _RELEASES = ("shutdown", "lock_busy", "not_started")
-_NO_MOVE = ("heartbeat", "cancel_requested")
+_NO_MOVE = ("heartbeat", "cancel_requested", "stop_pending")
 _STILL_QUEUED = ("unknown_task",)
 
 
@@ -90,6 +90,8 @@ def replay(lines: Sequence[Line]) -> Told:
             assert line.payload["attempt"] == 0, line
         elif move is Move.RELEASE and after is Status.QUEUED:
             assert line.payload["attempt"] == attempt - 1, line
+        elif move is Move.SETTLE and after is Status.QUEUED:
+            assert line.payload["attempt"] in (attempt, attempt - 1), line  # a try may be given back
         else:
             assert line.payload["attempt"] == attempt, line
         attempt = int(line.payload["attempt"])

@@ -1,0 +1,256 @@
+"""The queue against a model in plain Python: whatever is done in whatever order, both tell the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from app.errors import NotRetryable
+from app.queue.job import Claimed, Release, Status
+from tests.support import Databases
+from tests.support.desk import Desk
+
+KEYS = ("a", "b", "c")
+QUEUES = ("q", "r")
+QUEUED, RUNNING = Status.QUEUED, Status.RUNNING
+
+
+@dataclass
+class Modelled:
+    """What must be true of a job."""
+
+    id: UUID
+    key: str
+    queue: str
+    priority: int
+    born: int
+    most: int
+    status: Status = QUEUED
+    attempt: int = 0
+    due: bool = True
+    flag: bool = False
+    expired: bool = False
+    runs: list[Claimed] = field(default_factory=list)  # the last one is the owner while it runs
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        return self.priority, self.born
+
+
+class QueueMachine(RuleBasedStateMachine):
+    desk: Desk
+
+    @initialize()
+    def begin(self) -> None:
+        self.jobs: list[Modelled] = []
+        self.desk.sql("TRUNCATE dl_jobs, dl_job_events")
+
+    def of(self, *statuses: Status) -> list[Modelled]:
+        return [job for job in self.jobs if job.status in statuses]
+
+    def pick(self, data: st.DataObject, *statuses: Status) -> Modelled:
+        return data.draw(st.sampled_from(self.of(*statuses) if statuses else self.jobs))
+
+    def exists(*statuses: Status) -> bool:  # type: ignore[misc] # a maker of preconditions, not a method
+        return precondition(lambda self: bool(self.of(*statuses)))  # type: ignore[return-value]
+
+    # ── by callers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @rule(
+        key=st.sampled_from(KEYS),
+        queue=st.sampled_from(QUEUES),
+        priority=st.integers(0, 2),
+        most=st.integers(1, 3),
+        due=st.booleans(),
+        plain=st.booleans(),
+    )
+    def enqueue(self, key: str, queue: str, priority: int, most: int, due: bool, plain: bool) -> None:
+        values = {"priority": priority, "max_attempts": most}
+        if not due:
+            values["available_at"] = self.desk.one("SELECT now() + interval '1 h'")
+        make = self.desk.insert if plain else self.desk.enqueue
+        job_id = make(key, queue=queue, **values)
+        self.jobs.append(Modelled(job_id, key, queue, priority, len(self.jobs), most, due=due))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        job = self.pick(data)
+        after = self.desk.queue.cancel(job.id)
+        if job.status is QUEUED:
+            job.status = Status.CANCELED
+        elif job.status is RUNNING:
+            job.flag = True
+        assert after.status is job.status
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        job = self.pick(data)
+        if job.status in (Status.FAILED, Status.CANCELED, Status.LOST):
+            self.desk.queue.retry(job.id)
+            job.status, job.attempt, job.flag, job.due = QUEUED, 0, False, True
+        else:
+            with pytest.raises(NotRetryable):
+                self.desk.queue.retry(job.id)
+
+    # ── by workers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def claimable(self, queue: str) -> list[Modelled]:
+        """Of each key that nobody holds the best one in this queue, in order; others wait for these."""
+        held = {job.key for job in self.of(RUNNING)}
+        best: dict[str, Modelled] = {}
+        for job in sorted(self.of(QUEUED), key=lambda job: job.turn):
+            if job.queue == queue and job.due and job.key not in held:
+                best.setdefault(job.key, job)
+        return sorted(best.values(), key=lambda job: job.turn)
+
+    @rule(queue=st.sampled_from(QUEUES), count=st.integers(1, 4))
+    def claim(self, queue: str, count: int) -> None:
+        # A job that was parked behind one of the other queue which has not started yet comes back by the sweep.
+        while self.desk.sweep():
+            pass
+        expected = self.claimable(queue)[:count]
+        runs = self.desk.claim(count, queue=queue)
+        by_id = {job.id: job for job in self.jobs}
+        assert len(runs) == len(expected)
+        for run in runs:
+            job = by_id[run.id]
+            assert job in self.claimable(queue) or job.key in {other.key for other in expected}
+            job.runs.append(run)
+        assert {by_id[run.id].key for run in runs} == {job.key for job in expected}
+        for run in runs:
+            job = by_id[run.id]
+            job.status, job.attempt, job.expired = RUNNING, job.attempt + 1, False
+            assert run.attempt == job.attempt
+
+    @exists(RUNNING)
+    @rule(
+        data=st.data(),
+        end=st.sampled_from([Status.SUCCEEDED, Status.FAILED, Status.CANCELED, QUEUED]),
+        pause=st.sampled_from([0.0, 3600.0]),
+    )
+    def settle(self, data: st.DataObject, end: Status, pause: float) -> None:
+        job = self.pick(data, RUNNING)
+        fate = self.desk.settle(job.runs[-1], end, retry_in=pause)
+        job.status = Status.CANCELED if job.flag and end is not Status.SUCCEEDED else end
+        job.due = pause == 0
+        assert (fate.answer, fate.status) == ("applied", job.status)
+
+    @exists(RUNNING)
+    @rule(data=st.data(), why=st.sampled_from(Release))
+    def release(self, data: st.DataObject, why: Release) -> None:
+        job = self.pick(data, RUNNING)
+        fate = self.desk.release(job.runs[-1], why)
+        if job.flag:
+            job.status = Status.CANCELED
+        else:
+            job.status, job.attempt, job.due = QUEUED, job.attempt - 1, True
+        assert (fate.answer, fate.status) == ("applied", job.status)
+
+    @exists(RUNNING)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        job = self.pick(data, RUNNING)
+        assert self.desk.renew(job.runs[-1], {"beat": job.attempt}) is job.flag
+        job.expired = False
+
+    @precondition(lambda self: any(job.runs for job in self.jobs))
+    @rule(data=st.data(), end=st.sampled_from(Status))
+    def a_stale_run_tries_everything(self, data: st.DataObject, end: Status) -> None:
+        job = data.draw(st.sampled_from([job for job in self.jobs if job.runs]))
+        stale = job.runs[:-1] if job.status is RUNNING else job.runs
+        if stale:
+            run = data.draw(st.sampled_from(stale))
+            assert self.desk.renew(run) is None
+            assert self.desk.release(run).answer != "applied"
+            assert self.desk.settle(run, end).answer != "applied"
+
+    # ── for the dead ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @exists(RUNNING)
+    @rule(data=st.data())
+    def a_worker_dies(self, data: st.DataObject) -> None:
+        job = self.pick(data, RUNNING)
+        self.desk.expire(job.id)
+        job.expired = True
+
+    @rule(pause=st.sampled_from([0.0, 3600.0]))
+    def reap(self, pause: float) -> None:
+        dead = [job for job in self.of(RUNNING) if job.expired]
+        reaped = self.desk.reap(pause_sec=pause)
+        assert {one.job_id for one in reaped} == {job.id for job in dead}
+        for job in dead:
+            if job.flag:
+                job.status = Status.CANCELED
+            elif job.attempt < job.most:
+                job.status, job.due = QUEUED, pause == 0
+            else:
+                job.status = Status.LOST
+
+    @exists(QUEUED)
+    @rule(data=st.data())
+    def time_passes(self, data: st.DataObject) -> None:
+        job = self.pick(data, QUEUED)
+        self.desk.make_due(job.id)
+        job.due = True
+
+    @rule()
+    def promote(self) -> None:
+        self.desk.queue.promote()
+
+    @rule()
+    def sweep(self) -> None:
+        self.desk.sweep()
+
+    # ── after each step ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @invariant()
+    def rows_and_journal_and_model_agree(self) -> None:
+        told = self.desk.check()
+        assert {job.id: (job.status, job.attempt) for job in self.jobs} == {
+            job_id: (life.status, life.attempt) for job_id, life in told.items()
+        }
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        """A key with parked jobs has one that runs, or one that will wake them; else the sweep would find them now."""
+        parked = {row[0] for row in self.desk.sql("SELECT lock_key FROM dl_jobs WHERE place = 'parked'")}
+        for key in parked:
+            assert any(job.key == key and job.status is QUEUED for job in self.jobs)
+        not_due = {job.id for job in self.of(QUEUED) if not job.due}
+        waiting = self.desk.sql("SELECT job_id FROM dl_jobs WHERE status = 'queued' AND available_at > clock_timestamp()")
+        assert not_due == {UUID(row[0]) for row in waiting}
+
+
+@pytest.fixture(scope="module")
+def shared_desk(databases: Databases) -> Iterator[Desk]:
+    with databases.fresh() as dsn:
+        made = Desk(dsn)
+        yield made
+        made.close()
+
+
+@pytest.mark.timeout(600)
+def test_the_queue_does_what_a_model_of_it_does(shared_desk):
+    class Machine(QueueMachine):
+        desk = shared_desk
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=int(os.environ.get("DL_TEST_EXAMPLES", "60")),
+            stateful_step_count=30,
+            derandomize="DL_TEST_EXAMPLES" not in os.environ,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
