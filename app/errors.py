@@ -11,7 +11,11 @@
     ├── EmbeddedServerError       the embedded PostgreSQL cannot be started
     ├── PortTaken                 somebody else listens there: exit code 69
     ├── JobNotFound
+    ├── RunLost                   the run that asks does not own its job any more
+    ├── UnknownTarget             DL_TARGETS names no such database
     ├── NotRetryable              only a failed, canceled or lost job can be retried
+    ├── RunLost                   the run that asks does not own its job any more
+    ├── UnknownTarget             DL_TARGETS names no such database
     ├── NotRetryable              only a failed, canceled or lost job can be retried
     ├── InvalidJob                the database refuses a value of the request
     └── IdempotencyConflict       the key belongs to another request
@@ -96,6 +100,20 @@ class JobNotFound(DataloaderError):
     def __init__(self, job_id: UUID) -> None:
         super().__init__(f"there is no job {job_id}")
         self.job_id = job_id
+
+
+class RunLost(DataloaderError):
+    """The lease was lost: whatever this run still does is recorded nowhere."""
+
+    def __init__(self, job_id: UUID) -> None:
+        super().__init__(f"this run does not own job {job_id} any more; nothing was committed")
+        self.job_id = job_id
+
+
+class UnknownTarget(DataloaderError):
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        listed = ", ".join(known) or "none"
+        super().__init__(f"there is no target {name!r}; DL_TARGETS names {listed}")
 
 
 class NotRetryable(DataloaderError):

@@ -1,225 +1,211 @@
-"""One try at one job, from claimed to settled. It is the pipeline's context."""
+"""One try at one job, from claimed to settled. In a thread of the worker it is the pipeline's own context."""
 
 from __future__ import annotations
 
-import asyncio
+import ctypes
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
-from contextlib import suppress
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from app.queue.effects import Effects, Places
 from app.queue.job import Claimed, Release
-from pipelines.contract import Kind, Stop, StopReason, Task
+from pipelines.contract import Kind, Options, Stop, StopReason, Task
+from pipelines.retry import DEFAULT, Policy
+from workers.context import Facts, JobContext
+from workers.drive import drive
 from workers.lease import Lease
 from workers.outcome import (
     Abandoned,
     Ending,
+    Finished,
     HandedBack,
-    RetryPolicy,
+    Left,
     came_from_stop,
-    failure,
+    failed,
+    failure_of,
     refused,
     stopped,
     success,
 )
 from workers.threads import clock
 
-_PATIENCE = 100  # how often a generator may swallow a Stop and yield again before it is closed
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What every attempt of a pool is run with."""
+
+    places: Places | None = None
+    retry: Policy = DEFAULT
+    stop_grace_sec: float = 5.0  # for each rung of the ladder
+    packages: tuple[str, ...] = ()  # what a process of its own loads
+    tasks: dict[str, Any] = field(default_factory=dict)
+    endpoints: dict[str, str] = field(default_factory=dict)
+    tokens: dict[str, str] = field(default_factory=dict, repr=False)
+    max_result_bytes: int = 1_000_000
+    log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
 
 
-class Attempt:
-    """Its fields are touched by the worker's thread, the heartbeat and whoever stops it; each says by whom."""
+class Interrupt(Stop):
+    """Raised in a thread wherever it is, by the ladder."""
 
-    def __init__(self, job: Claimed, *, claimed_at: float) -> None:
+    def __init__(self) -> None:
+        super().__init__(StopReason.CANCEL)
+
+
+class Attempt(JobContext):
+    """Beside a context's fields: the lease, renewed by the heartbeat, and how far the ladder has gone."""
+
+    def __init__(self, job: Claimed, *, claimed_at: float, tools: Tools | None = None) -> None:
         self.job = job
-        self.lease = Lease(job.lease_ttl_sec, claimed_at)  # renewed by the heartbeat
+        self.tools = tools or Tools()
+        facts = Facts(
+            job_id=job.id,
+            run_id=job.run_id,
+            queue=job.queue,
+            task=job.task,
+            lock_key=job.lock_key,
+            attempt=job.attempt,
+            max_attempts=job.max_attempts,
+            priority=job.priority,
+            producer=job.producer,
+            max_result_bytes=self.tools.max_result_bytes,
+        )
+        places = self.tools.places
+        super().__init__(facts, None if places is None else Effects(places, job.id, job.run_id))
+        self.lease = Lease(job.lease_ttl_sec, claimed_at)
+        self.options = Options()  # of the task; set by the worker before it begins
+        self.in_thread = True  # likewise; False: the worker's thread watches over a process, and is its ladder
         self.began: float | None = None  # set by the worker when the pipeline starts
         self.ended: float | None = None  # and when it has ended
-        self._progress: dict[str, Any] | None = None  # replaced whole by the pipeline, read by the heartbeat
-        self._told: dict[str, Any] | None = None  # the one last written; by the heartbeat alone
-        self._reason: StopReason | None = None  # set once under the lock; only a lost lease may replace it
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._on_stop: Callable[[], object] | None = None  # set and cleared by the pipeline's thread, under the lock
+        self.stop_asked_at: float | None = None  # set once, by whoever stops it
+        self.rung: str | None = None  # the last one that was climbed
+        self._thread: int | None = None  # whose exceptions may be raised from outside; under the lock
 
-    # ── for the pipeline ────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def job_id(self) -> UUID:
-        return self.job.id
-
-    @property
-    def attempt(self) -> int:
-        return self.job.attempt
-
-    def check(self) -> None:
-        if self._stopping.is_set():
-            raise Stop(self._reason or StopReason.CANCEL)
-        if not self.lease.trusted(clock()):
-            self.stop(StopReason.LEASE_LOST)
-            raise Stop(StopReason.LEASE_LOST)
-
-    def sleep(self, seconds: float) -> None:
-        self.check()
-        self._stopping.wait(seconds)
-        self.check()
-
-    def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
-        self._note({"processed": done, "total": total, "unit": unit} | more)
-
-    # ── for the keepers ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def stop(self, reason: StopReason) -> None:
-        """End the attempt at its next safe point: the only way to end one early."""
-        with self._lock:
-            if self._reason is None or reason is StopReason.LEASE_LOST:
-                self._reason = reason
-            self._stopping.set()
-            wake = self._on_stop
-        if wake is not None:
-            with suppress(RuntimeError):  # its loop has just ended by itself
-                wake()
-
-    @property
-    def stopping(self) -> StopReason | None:
-        return self._reason
+    def _trusted(self) -> bool:
+        return self.lease.trusted(clock())
 
     @property
     def started(self) -> bool:
         return self.began is not None
 
-    def news(self) -> dict[str, Any] | None:
-        """The progress, if it has changed since it was last written."""
-        return self._progress if self._progress is not self._told else None
+    @property
+    def time_limit(self) -> float | None:
+        return self.job.time_limit_sec or self.options.time_limit
 
-    def written(self, progress: Mapping[str, Any] | None) -> None:
-        if progress is not None:
-            self._told = progress  # type: ignore[assignment]  # the very object that news() gave
+    def stop(self, reason: StopReason) -> None:
+        if self.stop_asked_at is None:
+            self.stop_asked_at, self.rung = clock(), "flag"
+        super().stop(reason)
+
+    def left(self) -> Left:
+        progress, cursor = self.news()
+        return Left(progress, cursor, self._how_it_was_stopped())
+
+    def _how_it_was_stopped(self) -> dict[str, Any] | None:
+        if self.stop_asked_at is None or self._reason is None:
+            return None
+        after = round(clock() - self.stop_asked_at, 2)
+        return {"stop_reason": self._reason.value, "stopped_by": self.rung, "stopped_after_sec": after}
 
     # ── for the worker ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def run(self, task: Task | None, pause: RetryPolicy) -> Ending:
+    def run(self, task: Task | None) -> Ending:
         """Run the pipeline to its end, whatever that is."""
-        if self.stopping is StopReason.LEASE_LOST or not self.lease.trusted(clock()):
-            return Abandoned()  # frozen between the claim and now: somebody else may have the job already
-        if self.stopping is StopReason.SHUTDOWN:
-            return HandedBack(Release.SHUTDOWN)
-        if self.stopping is not None:
-            return stopped(self.stopping, None)
-        if task is None:
-            return HandedBack(Release.NOT_STARTED)
+        early = self._ends_before_it_begins(task)
+        if early is not None or task is None:
+            return early or HandedBack(Release.NOT_STARTED)
+        self.options = task.options
+        self.in_thread = task.kind is not Kind.COMMAND and task.options.isolation == "thread"
         try:
             args = json.loads(self.job.args_text)
-            self._progress = self._told = json.loads(self.job.progress_text) or None
+            cursor = None if self.job.checkpoint_text is None else json.loads(self.job.checkpoint_text)
+            self.begin_with(json.loads(self.job.progress_text), cursor)
         except (ValueError, RecursionError) as error:
             return refused(f"args cannot be decoded: {error}")
         if not isinstance(args, dict):
             return refused(f"args must be an object, not {type(args).__name__}")
-        return self._ending(task, args, pause)
-
-    def _ending(self, task: Task, args: dict[str, Any], pause: RetryPolicy) -> Ending:
         self.began = clock()
         try:
-            result = self._drive(task, args)
-        except Stop as stop:
-            return stopped(self._reason or stop.reason, self.news())
-        except SystemExit as exit_:
-            if exit_.code in (None, 0):
-                return success(None, self.news())
-            return failure(self.job, exit_, self.news(), pause)
-        except BaseException as error:
-            stop_ = came_from_stop(error)
-            if self._reason is StopReason.LEASE_LOST:
-                return Abandoned()
-            if stop_ is not None and self._reason is not None:
-                return stopped(self._reason, self.news())
-            return failure(self.job, error, self.news(), pause)
-        else:
-            return Abandoned() if self._reason is StopReason.LEASE_LOST else success(result, self.news())
+            return self._in_thread(task, args) if self.in_thread else self._in_process(task, args)
         finally:
             self.ended = clock()
+            if self.effects is not None:
+                self.effects.close()
 
-    def _drive(self, task: Task, args: dict[str, Any]) -> Any:
-        match task.kind:
-            case Kind.FUNCTION:
-                return self._finish(task.start(args, self))
-            case Kind.GENERATOR:
-                return self._walk(task.start(args, self))
-            case Kind.COROUTINE:
-                return self._await(task.start(args, self))
-            case Kind.ASYNC_GENERATOR:
-                return self._await(self._walk_async(task.start(args, self)))
+    def _ends_before_it_begins(self, task: Task | None) -> Ending | None:
+        if self.stopping is StopReason.LEASE_LOST or not self.lease.trusted(clock()):
+            return Abandoned()  # frozen between the claim and now: somebody else may have the job already
+        if self.stopping is not None:
+            return self.end_of_stop()
+        return HandedBack(Release.NOT_STARTED) if task is None else None
 
-    def _finish(self, result: Any) -> Any:
-        """A plain function may still hand out a generator or a coroutine: it is what it returns."""
-        if isinstance(result, Generator):
-            return self._walk(result)
-        if asyncio.iscoroutine(result):
-            return self._await(result)
-        return result
+    def end_of_stop(self) -> Ending:
+        reason = self._reason or StopReason.CANCEL
+        return stopped(reason, self.job, self.options, self.tools.retry, self.left())
 
-    def _walk(self, steps: Generator[Any, None, Any]) -> Any:
-        """Each `yield` is a safe point; a Stop is raised there, so that the generator's own `finally` runs."""
+    def _in_process(self, task: Task, args: dict[str, Any]) -> Ending:
+        from workers.process import run_apart  # noqa: PLC0415 - it builds on this module
+
+        return run_apart(self, task, args)
+
+    def _in_thread(self, task: Task, args: dict[str, Any]) -> Ending:
+        with self._lock:
+            self._thread = threading.get_ident()
         try:
-            step = next(steps)
-            for _ in range(_PATIENCE):
-                while (stop := self._take(step)) is None:
-                    step = next(steps)
-                step = steps.throw(stop)
-            raise Stop(self._reason or StopReason.CANCEL)  # it swallowed every one of them
-        except StopIteration as end:
-            return end.value
-        finally:
-            steps.close()
-
-    async def _walk_async(self, steps: AsyncGenerator[Any, None]) -> None:
-        try:
-            step = await anext(steps)
-            for _ in range(_PATIENCE):
-                while (stop := self._take(step)) is None:
-                    step = await anext(steps)
-                step = await steps.athrow(stop)
-            raise Stop(self._reason or StopReason.CANCEL)
-        except StopAsyncIteration:
-            return
-        finally:
-            await steps.aclose()
-
-    def _take(self, step: Any) -> Stop | None:
-        """What a pipeline yields: an object is progress; anything else only marks the safe point."""
-        if isinstance(step, Mapping):
-            self._note(step)
-        try:
-            self.check()
-        except Stop as stop:
-            return stop
-        return None
-
-    def _note(self, given: Mapping[str, Any]) -> None:
-        told = {str(key): value for key, value in given.items() if value is not None}
-        self._progress = {**(self._progress or {}), **told}
-
-    def _await(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine; a stop cancels it at its next `await`."""
-        with asyncio.Runner() as runner:
-            loop = runner.get_loop()
-
-            async def guarded() -> Any:
-                running = asyncio.ensure_future(work)
-                with self._lock:
-                    self._on_stop = lambda: loop.call_soon_threadsafe(running.cancel)
-                if self._stopping.is_set():
-                    running.cancel()
-                return await running
-
+            end = self._ending(task, args)
+        except Stop:  # raised from outside a moment after the pipeline had ended by itself
+            end = self.end_of_stop()
+        while True:
             try:
-                return runner.run(guarded())
-            except asyncio.CancelledError as error:
-                if self._reason is None:
-                    raise RuntimeError("the pipeline's coroutine was cancelled, and not by us") from error
-                raise Stop(self._reason) from error
-            finally:
-                with self._lock:
-                    self._on_stop = None
+                self._no_more_interrupts()
+            except Stop:
+                continue
+            return end
+
+    def _ending(self, task: Task, args: dict[str, Any]) -> Ending:
+        try:
+            result = drive(task, args, self)
+        except Stop:
+            return self._settled() or self.end_of_stop()
+        except SystemExit as exit_:
+            return self._settled() or self._after_exit(exit_)
+        except BaseException as error:
+            return self._settled() or self._after_error(error)
+        return self._settled() or success(result, self.left())
+
+    def _settled(self) -> Ending | None:
+        """What the pipeline did before counts more than how it left."""
+        if self.effects is not None and self.effects.finished:
+            return Finished()
+        return Abandoned() if self._reason is StopReason.LEASE_LOST else None
+
+    def _after_exit(self, exit_: SystemExit) -> Ending:
+        if exit_.code in (None, 0):
+            return success(None, self.left())
+        return self._after_error(exit_)
+
+    def _after_error(self, error: BaseException) -> Ending:
+        if self._reason is not None and came_from_stop(error):
+            return self.end_of_stop()
+        return failed(failure_of(self.job, error, self.options, self.tools.retry), self.left())
+
+    # ── for the ladder ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def interrupt(self) -> bool:
+        """Raise in the pipeline's thread at its next bytecode; False: it has ended."""
+        with self._lock:
+            if self._thread is None:
+                return False
+            return bool(
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Interrupt))
+            )
+
+    def _no_more_interrupts(self) -> None:
+        """From here on the thread is the worker's own again, and what is on its way is taken back."""
+        with self._lock:
+            if self._thread is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
+            self._thread = None

@@ -19,7 +19,7 @@ from app.errors import DatabaseUnavailable
 from app.log import Alert
 from app.queue.job import Claimed, Outlook, Release
 from app.queue.jobqueue import JobQueue, draw_runs
-from workers.attempt import Attempt
+from workers.attempt import Attempt, Tools
 from workers.listener import Heard, Hearing, Listener
 from workers.outcome import HandedBack
 from workers.roster import Keys, Roster
@@ -68,6 +68,7 @@ class Desk:
         tasks: Sequence[str],
         worker: str,
         poll_every: float,
+        tools: Tools,
         controls: Callable[[str], None],
         give_back: Callable[[Attempt, HandedBack], None],
     ) -> None:
@@ -75,7 +76,7 @@ class Desk:
         self.lines = {name: Line(name, threads, threading.Condition(self._lock)) for name, threads in queues.items()}
         self._queue, self._listener, self._roster, self._keys = queue, listener, roster, keys
         self._tasks, self._worker, self._poll_every = tasks, worker, poll_every
-        self._controls, self._give_back = controls, give_back
+        self._tools, self._controls, self._give_back = tools, controls, give_back
         self._bell = Bell()
         self._led = False  # under the lock: somebody has the lead
         self._stood_in = False  # under the lock: by one who only listens
@@ -229,7 +230,7 @@ class Desk:
         return self._attempts(claimed, sent), outlook
 
     def _attempts(self, claimed: Iterable[Claimed], sent: float) -> list[Attempt]:
-        attempts = [Attempt(job, claimed_at=sent) for job in claimed]
+        attempts = [Attempt(job, claimed_at=sent, tools=self._tools) for job in claimed]
         self._roster.add(attempts)
         return attempts
 

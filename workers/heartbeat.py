@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from app import log
 from app.errors import DatabaseUnavailable
-from app.queue.job import WorkerInfo
+from app.queue.job import News, WorkerInfo
 from app.queue.jobqueue import JobQueue
 from pipelines.contract import StopReason
 from workers.attempt import Attempt
@@ -47,13 +47,13 @@ class Heartbeat:
     def _beat(self, now: float) -> None:
         held = self._roster.all()
         if now >= self._next_beat:
+            self._renew(held)  # first: whatever holds up the other, no lease may wait for it
             self._say_alive()
-            self._renew(held)
             self._next_beat = now + self._every
             self.beat_at = now
         else:
             # Between beats only what has news, or might run out before the next one.
-            self._renew([a for a in held if a.news() is not None or a.lease.until - now < 2 * self._every])
+            self._renew([a for a in held if any(a.news()) or a.lease.until - now < 2 * self._every])
 
     def _renew(self, attempts: Sequence[Attempt]) -> None:
         if not attempts:
@@ -61,14 +61,15 @@ class Heartbeat:
         by_run = {attempt.job.run_id: (attempt, attempt.news()) for attempt in attempts}
         sent = clock()
         answers = self._queue.renew(
-            [(attempt.job.id, run_id, news) for run_id, (attempt, news) in by_run.items()], late_sec=3 * self._every
+            [News(attempt.job.id, run_id, *news) for run_id, (attempt, news) in by_run.items()],
+            late_sec=3 * self._every,
         )
         for answer in answers:
             attempt, news = by_run[answer.run_id]
             if answer.renewed:
                 attempt.lease.renewed = sent
                 attempt.written(news)
-            elif not answer.owned and self._roster.find(answer.run_id) is not None:
+            elif not answer.owned and self._lives(attempt):
                 self._ask_once_more(attempt)
             if answer.cancel_requested:
                 attempt.stop(StopReason.CANCEL)
@@ -76,10 +77,14 @@ class Heartbeat:
     def _ask_once_more(self, attempt: Attempt) -> None:
         """A run that is missing may only just have been settled; if it is still held, it has lost its job."""
         job = attempt.job
-        (again,) = self._queue.renew([(job.id, job.run_id, None)], late_sec=3 * self._every)
-        if not again.owned and self._roster.find(job.run_id) is not None:
+        (again,) = self._queue.renew([News(job.id, job.run_id)], late_sec=3 * self._every)
+        if not again.owned and self._lives(attempt):
             _log.warning("lease.lost", job=str(job.id), run=str(job.run_id), reason="not ours any more")
             attempt.stop(StopReason.LEASE_LOST)
+
+    def _lives(self, attempt: Attempt) -> bool:
+        """It has not ended meanwhile: its settlement may be written and not yet reported."""
+        return attempt.ended is None and self._roster.find(attempt.job.run_id) is not None
 
     def _stop_the_lost(self) -> None:
         now = clock()

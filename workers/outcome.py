@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.queue.job import Claimed, Release, Settlement, Status
-from pipelines.contract import Stop, StopReason
+from pipelines.contract import Options, Stop, StopReason
+from pipelines.retry import DEFAULT, Answer, Policy, decide, from_json
 
-RetryPolicy = Callable[[int], float]
+_POISON = 2  # crashes of its process, after which a job is not tried again
+_ENDED_BY_US = ("57014", "57P01")  # a statement was cancelled, a session terminated
 
 
-def linear(step: float) -> RetryPolicy:
-    """Wait `step` seconds after the first try, twice that after the second, and so on."""
-    return lambda attempt: step * attempt
+@dataclass(frozen=True)
+class Left:
+    """What a run leaves behind, however it ends. None: as the last heartbeat left it."""
+
+    progress: Mapping[str, Any] | None = None
+    checkpoint: Any = None
+    notes: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -24,27 +31,60 @@ class Abandoned:
 
 
 @dataclass(frozen=True)
+class Finished:
+    """The pipeline's own last transaction has settled the job."""
+
+
+@dataclass(frozen=True)
 class HandedBack:
     """The run ends without costing an attempt."""
 
     why: Release
-    progress: Mapping[str, Any] | None = None
+    left: Left = Left()
 
 
-Ending = Settlement | HandedBack | Abandoned
+Ending = Settlement | HandedBack | Abandoned | Finished
 
 
-def success(result: Any, progress: Mapping[str, Any] | None) -> Settlement:
-    return Settlement(Status.SUCCEEDED, result=result, progress=progress)
+@dataclass(frozen=True)
+class Failure:
+    """An error, told so that it can cross the border of a process."""
+
+    told: str
+    traceback: str | None
+    answer: Answer
+    pause: float
 
 
-def failure(job: Claimed, error: BaseException, progress: Mapping[str, Any] | None, pause: RetryPolicy) -> Settlement:
-    """Try again after a pause, until the attempts are used up."""
-    told = _told(error)
-    trace = "".join(traceback.format_exception(error))
-    if job.attempt >= job.max_attempts:
-        return Settlement(Status.FAILED, error=told, traceback=trace, progress=progress)
-    return Settlement(Status.QUEUED, error=told, traceback=trace, progress=progress, retry_in=pause(job.attempt))
+def success(result: Any, left: Left) -> Settlement:
+    return _with(Settlement(Status.SUCCEEDED, result=result), left)
+
+
+def failure_of(job: Claimed, error: BaseException, options: Options, default: Policy) -> Failure:
+    """What to do about an error: the job's own policy counts first, then its task's."""
+    try:
+        policy = policy_of(job.retry_text, options, default)
+    except ValueError as broken:  # of a row that another service has written
+        error.add_note(f"the job's retry policy cannot be read: {broken}")
+        policy = default
+    verdict = decide(error, attempt=job.attempt, max_attempts=job.max_attempts, policy=policy, rules=options.rules)
+    return Failure(describe(error), "".join(traceback.format_exception(error)), verdict.answer, verdict.pause)
+
+
+def policy_of(retry_text: str | None, options: Options, default: Policy) -> Policy:
+    if retry_text is not None:
+        return from_json(json.loads(retry_text))
+    return default if options.retry is DEFAULT else options.retry
+
+
+def failed(failure: Failure, left: Left) -> Settlement:
+    if failure.answer is Answer.FAIL:
+        return _with(Settlement(Status.FAILED, error=failure.told, traceback=failure.traceback), left)
+    snoozed = failure.answer is Answer.SNOOZE
+    end = Settlement(
+        Status.QUEUED, error=failure.told, traceback=failure.traceback, retry_in=failure.pause, refund=snoozed
+    )
+    return _with(end, left)
 
 
 def refused(told: str) -> Settlement:
@@ -52,32 +92,55 @@ def refused(told: str) -> Settlement:
     return Settlement(Status.FAILED, error=told)
 
 
-def stopped(reason: StopReason, progress: Mapping[str, Any] | None) -> Ending:
+def crashed(job: Claimed, told: str, options: Options, default: Policy, left: Left) -> Settlement:
+    """A process of its own died under the job. A job that does so again is kept from killing more of them."""
+    code = {"code": "poison"} if job.crashes + 1 >= _POISON else {"code": "crash"}
+    left = replace(left, notes={**(left.notes or {}), **code})
+    if code["code"] == "poison":
+        told = f"poison: its process died {job.crashes + 1} times, the last time: {told}"
+        return _with(Settlement(Status.FAILED, error=told, crashed=True), left)
+    end = failed(failure_of(job, RuntimeError(told), options, default), left)
+    return replace(end, error=told, traceback=None, crashed=True)
+
+
+def stopped(reason: StopReason, job: Claimed, options: Options, default: Policy, left: Left) -> Ending:
     """The pipeline ended because it was told to."""
     match reason:
         case StopReason.CANCEL:
-            return Settlement(Status.CANCELED, error="canceled on request", progress=progress)
+            return _with(Settlement(Status.CANCELED, error="canceled on request"), left)
         case StopReason.SHUTDOWN:
-            return HandedBack(Release.SHUTDOWN, progress)
+            return HandedBack(Release.SHUTDOWN, left)
         case StopReason.LEASE_LOST:
             return Abandoned()
+        case StopReason.TIME_LIMIT:
+            limit = job.time_limit_sec or options.time_limit
+            failure = failure_of(job, TimeoutError(f"the time limit of {limit:g} s was reached"), options, default)
+            return failed(replace(failure, traceback=None), left)
 
 
-def came_from_stop(error: BaseException) -> Stop | None:
-    """The Stop that an error grew out of: a pipeline may have wrapped it while it cleaned up."""
+def came_from_stop(error: BaseException) -> bool:
+    """Did the error grow out of our stop? A pipeline may have wrapped the Stop while it cleaned up, or a group of tasks;
+    or it was a statement of its that we cancelled."""
     seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        if isinstance(at, Stop):
-            return at
-        seen.add(id(at))
-        at = at.__cause__ or at.__context__
-    return None
+    left: list[BaseException | None] = [error]
+    while left:
+        at = left.pop()
+        if isinstance(at, Stop) or getattr(at, "pgcode", None) in _ENDED_BY_US:
+            return True
+        if at is not None and id(at) not in seen:
+            seen.add(id(at))
+            left += [at.__context__, at.__cause__]
+            left += at.exceptions if isinstance(at, BaseExceptionGroup) else ()
+    return False
 
 
-def _told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     try:
         said = str(error)
     except Exception:  # an exception whose own __str__ fails still ended the attempt
         said = "(it could not be printed)"
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _with(end: Settlement, left: Left) -> Settlement:
+    return replace(end, progress=left.progress, checkpoint=left.checkpoint, notes=left.notes)

@@ -11,14 +11,18 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from app import log
+from app.queue.effects import Places
 from app.queue.job import Release, WorkerInfo
 from app.queue.jobqueue import JobQueue, Limits
 from app.queue.session import Session
 from pipelines.contract import Pipelines, StopReason
+from pipelines.retry import DEFAULT, Policy
+from workers.attempt import Attempt, Tools
 from workers.desk import Desk
 from workers.heartbeat import Heartbeat
 from workers.listener import Hearing, Listener
-from workers.outcome import HandedBack, RetryPolicy, linear
+from workers.ladder import Ladder
+from workers.outcome import HandedBack
 from workers.reaper import Reaper
 from workers.roster import Keys, Roster
 from workers.settler import Settler
@@ -45,7 +49,13 @@ class PoolOptions:
     command_timeout_sec: float = 30.0
     stop_sec: float = 10.0  # how long jobs that were asked to stop at shutdown are waited for
     version: str = "0"
-    retry: RetryPolicy = field(default_factory=lambda: linear(30.0))
+    retry: Policy = DEFAULT
+    stop_grace_sec: float = 5.0  # for each rung of the ladder that makes an attempt end
+    packages: tuple[str, ...] = ()  # what a job's own process loads, as this one has
+    tasks: Mapping[str, Any] = field(default_factory=dict)
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    targets: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
 
 
@@ -117,6 +127,7 @@ class WorkerPool:
             tasks=pipelines.names,
             worker=self.name,
             poll_every=options.claim_backoff_sec,
+            tools=self._tools(),
             controls=self._control,
             give_back=self._settler.write,
         )
@@ -129,6 +140,11 @@ class WorkerPool:
             every=options.heartbeat_sec,
             info=info,
             listen=self._desk.stand_in,
+            died=self._on_death,
+        )
+        self._ladder = Ladder(
+            self._roster,
+            note_pending=lambda job, reason, error: queue["renew"].note_pending_stop(job, reason=reason, error=error),
             died=self._on_death,
         )
         self._reaper = Reaper(
@@ -147,7 +163,6 @@ class WorkerPool:
                 desk=self._desk,
                 settler=self._settler,
                 pipelines=pipelines,
-                retry=options.retry,
                 process=self.name,
                 died=self._on_death,
             )
@@ -155,12 +170,30 @@ class WorkerPool:
             for n in range(1, threads + 1)
         ]
 
+    def _tools(self) -> Tools:
+        options = self._options
+        return Tools(
+            places=Places(
+                dsn=options.dsn,
+                schema=options.schema,
+                targets=dict(options.targets),
+                connect_timeout_sec=options.connect_timeout_sec,
+            ),
+            retry=options.retry,
+            stop_grace_sec=options.stop_grace_sec,
+            packages=options.packages,
+            tasks=dict(options.tasks),
+            endpoints=dict(options.endpoints),
+            tokens=dict(options.tokens),
+            max_result_bytes=options.limits.largest_result,
+        )
+
     # ── a life ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
         """Start the keepers, then those they keep. The database need not be there yet."""
         self._began = True
-        for keeper in (self._settler, self._heartbeat, self._reaper):
+        for keeper in (self._settler, self._heartbeat, self._reaper, self._ladder):
             keeper.loop.start()
         for worker in self._workers:
             worker.start()
@@ -219,13 +252,13 @@ class WorkerPool:
             left[0].join(_GLANCE)
         return True
 
-    def _hand_back_unstopped(self, attempt: Any) -> None:
+    def _hand_back_unstopped(self, attempt: Attempt) -> None:
         """Its key is forgotten here, not given back: the session keeps it locked until the process is gone."""
         self._keys.forget([attempt])
-        self._settler.write(attempt, HandedBack(Release.SHUTDOWN, attempt.news()))
+        self._settler.write(attempt, HandedBack(Release.SHUTDOWN, attempt.left()))
 
     def _end_keepers(self) -> None:
-        loops = [self._settler.loop, self._heartbeat.loop, self._reaper.loop]
+        loops = [self._settler.loop, self._heartbeat.loop, self._reaper.loop, self._ladder.loop]
         for loop in loops:
             loop.stop()
         self._desk.ring()
@@ -242,7 +275,12 @@ class WorkerPool:
 
     def state(self) -> PoolState:
         now = clock()
-        loops = {"settler": self._settler.loop, "heartbeat": self._heartbeat.loop, "reaper": self._reaper.loop}
+        loops = {
+            "settler": self._settler.loop,
+            "heartbeat": self._heartbeat.loop,
+            "reaper": self._reaper.loop,
+            "ladder": self._ladder.loop,
+        }
         dead = [*self._dead, *(name for name, loop in loops.items() if self._began and not loop.alive)]
         hearing, echoed = self._listener.hearing, self._listener.echoed_at
         busy = dict.fromkeys(self._options.queues, 0)
@@ -264,7 +302,7 @@ class WorkerPool:
             dead=tuple(dead),
         )
 
-    def _running(self, attempt: Any) -> Mapping[str, Any]:
+    def _running(self, attempt: Attempt) -> Mapping[str, Any]:
         job = attempt.job
         return {"job_id": str(job.id), "task": job.task, "queue": job.queue, "attempt": job.attempt}
 

@@ -60,8 +60,10 @@ class Keys:
         """Lock the keys; returns the attempts that may start. Raises DatabaseUnavailable, and then holds none."""
         with self._lock:
             self.restore()
-            free = [attempt for attempt in attempts if attempt.job.key_hash not in self._held]
+            # One a hash: two keys may share one, and the session would be given its lock twice.
+            free = list({a.job.key_hash: a for a in attempts if a.job.key_hash not in self._held}.values())
             answers = self._queue.guard([attempt.job.run for attempt in free]) if free else []
+            self.restore()  # the question itself may have been asked on a new connection
             self._generation = self._session.generation
             may_start = []
             for attempt, (locked, owned) in zip(free, answers, strict=True):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from app import log
 from app.errors import InvalidJob
 from app.log import Alert
-from app.queue.job import Fate, Settlement, Status
+from app.queue.job import Fate, Handback, Settlement, Status
 from app.queue.jobqueue import JobQueue
 from workers.attempt import Attempt
-from workers.outcome import Abandoned, Ending, HandedBack
+from workers.outcome import Abandoned, Ending, Finished, HandedBack
 from workers.roster import Keys, Roster
 from workers.threads import Loop, clock
 
@@ -78,14 +78,19 @@ class Settler:
             self._quiet.notify_all()
 
     def _without_the_hopeless(self, batch: list[Ended]) -> list[Ended]:
-        """Nothing is written for a run that lost its job; nor once its lease cannot be trusted any more."""
+        """Nothing is written for a run that lost its job, nor once its lease cannot be trusted any more; nor for one
+        whose pipeline has done it itself."""
         now = clock()
-        lost = [e for e in batch if isinstance(e.how, Abandoned) or not e.attempt.lease.trusted(now)]
+        done = [e for e in batch if isinstance(e.how, Finished)]
+        lost = [e for e in batch if isinstance(e.how, Abandoned)]
+        lost += [e for e in batch if e not in done and e not in lost and not e.attempt.lease.trusted(now)]
+        for ended in done:
+            self._tell(ended, Status.SUCCEEDED)
         for ended in lost:
             self._give_up(ended)
-        if lost:
-            self._let_go([ended.attempt for ended in lost])
-        return [ended for ended in batch if ended not in lost]
+        if done or lost:
+            self._let_go([ended.attempt for ended in (*done, *lost)])
+        return [ended for ended in batch if ended not in lost and ended not in done]
 
     def _write(self, batch: Sequence[Ended]) -> None:
         settled = [ended for ended in batch if isinstance(ended.how, Settlement)]
@@ -120,7 +125,11 @@ class Settler:
         return fates
 
     def _release(self, batch: Sequence[Ended]) -> list[Fate]:
-        runs = [(e.attempt.job, e.how.why, e.how.progress) for e in batch if isinstance(e.how, HandedBack)]
+        runs = [
+            Handback(e.attempt.job, e.how.why, e.how.left.progress, e.how.left.checkpoint, e.how.left.notes)
+            for e in batch
+            if isinstance(e.how, HandedBack)
+        ]
         attempts = [ended.attempt for ended in batch]
         with self._keys.lock:
             fates = self._queue.release(runs, guards=self._keys.of(attempts))
@@ -137,19 +146,23 @@ class Settler:
         _log.error(Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason=how)
 
     def _report(self, ended: Ended, fate: Fate) -> None:
-        job, ran = ended.attempt.job, _ran(ended.attempt)
+        job = ended.attempt.job
         if fate.answer == "not ours":
             _log.error(
                 Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason="not_ours"
             )
             return
+        self._tell(ended, fate.status)
+
+    def _tell(self, ended: Ended, status: Status | None) -> None:
+        job = ended.attempt.job
         facts = {
             "job": str(job.id), "queue": job.queue, "task": job.task, "attempt": job.attempt,
-            "status": fate.status, "ran_sec": ran,
+            "status": status, "ran_sec": _ran(ended.attempt),
         }  # fmt: skip
         log.metric("job.ended", **facts)
         log.audit("job.ended", **facts)
-        say = _log.debug if fate.status is Status.SUCCEEDED else _log.info
+        say = _log.debug if status is Status.SUCCEEDED else _log.info
         say("job.ended", **facts)
 
 

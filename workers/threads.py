@@ -26,10 +26,14 @@ class Bell:
 
     def __init__(self) -> None:
         self._ears, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+        self._lock = threading.Lock()  # a closed descriptor's number may be a file of somebody else's by now
+        self._closed = False  # under the lock
 
     def ring(self) -> None:
-        with suppress(BlockingIOError, OSError):  # full: it rings already; closed: nobody listens any more
-            os.write(self._rope, b"!")
+        with self._lock:
+            if not self._closed:
+                with suppress(BlockingIOError):  # full: it rings already
+                    os.write(self._rope, b"!")
 
     def wait(self, timeout: float, *others: int | None) -> bool:
         """Wait for the bell or for one of the other descriptors to be readable; False: the time was over."""
@@ -44,8 +48,11 @@ class Bell:
         return bool(heard)
 
     def close(self) -> None:
-        os.close(self._ears)
-        os.close(self._rope)
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._ears)
+                os.close(self._rope)
 
 
 def _pipe() -> tuple[int, int]:

@@ -9,7 +9,6 @@ from app import log
 from pipelines.contract import Pipelines
 from workers.attempt import Attempt
 from workers.desk import Desk
-from workers.outcome import RetryPolicy
 from workers.settler import Settler
 
 _log = log.get(__name__)
@@ -24,14 +23,13 @@ class Worker:
         desk: Desk,
         settler: Settler,
         pipelines: Pipelines,
-        retry: RetryPolicy,
         process: str,
         died: Callable[[str], None],
     ) -> None:
         self.name, self.queue = name, queue
         self.current: Attempt | None = None  # set by the thread, read by anyone
         self._desk, self._settler, self._pipelines = desk, settler, pipelines
-        self._retry, self._process, self._died = retry, process, died
+        self._process, self._died = process, died
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
@@ -68,7 +66,7 @@ class Worker:
         ):
             log.metric("job.started")
             log.audit("job.started")
-            end = attempt.run(self._pipelines.get(job.task), self._retry)
+            end = attempt.run(self._pipelines.get(job.task))
         self._settler.write(attempt, end)
         if attempt.began is not None and attempt.ended is not None:
             self._desk.ran(self.queue, attempt.ended - attempt.began)

@@ -217,25 +217,8 @@ class JobQueue:
 
     def settle(self, ends: Sequence[tuple[Claimed, Settlement]], *, guards: Sequence[int] = ()) -> list[Fate]:
         """Write down how runs ended, and give back the session locks in `guards`, all in one transaction."""
-        rows = self._ask(
-            "settle",
-            {
-                "lock_keys": array(job.lock_key for job, _ in ends),
-                "job_ids": array(job.id for job, _ in ends),
-                "run_ids": array(job.run_id for job, _ in ends),
-                "statuses": array(end.status.value for _, end in ends),
-                "errors": array(_told(end.error, _LONGEST_ERROR) for _, end in ends),
-                "tracebacks": array(_told(end.traceback, _LONGEST_TRACEBACK) for _, end in ends),
-                "results": array(self._json(end.result) for _, end in ends),
-                "progress": array(_progress(end.progress) for _, end in ends),
-                "checkpoints": array(self._json(end.checkpoint) for _, end in ends),
-                "pauses": array(_pause(end.retry_in) for _, end in ends),
-                "refunds": array(int(end.refund) for _, end in ends),
-                "crashes": array(int(end.crashed) for _, end in ends),
-                "notes": array(self._json(end.notes) for _, end in ends),
-                "guards": array(guards),
-            },
-        )
+        told = [(job.id, job.run_id, job.lock_key, end) for job, end in ends]
+        rows = self._ask("settle", settlement_values(told, largest=self._limits.largest_result, guards=guards))
         return self._fates([(job, end.status) for job, end in ends], rows)
 
     def release(self, runs: Sequence[Handback], *, guards: Sequence[int] = ()) -> list[Fate]:
@@ -277,7 +260,7 @@ class JobQueue:
         return fates
 
     def _json(self, value: Any) -> str | None:
-        return None if value is None else clean_json(value, self._limits.largest_result)
+        return _kept(value, self._limits.largest_result)
 
     # ── for the dead, and for those that wait ───────────────────────────────────────────────────────────────────
 
@@ -310,6 +293,28 @@ class JobQueue:
         return int(self._ask("promote")[0][1])
 
 
+def settlement_values(
+    ends: Sequence[tuple[UUID, UUID, str, Settlement]], *, largest: int, guards: Sequence[int]
+) -> dict[str, Any]:
+    """What the statement `settle` is given, for (job, run, lock_key, how it ended)."""
+    return {
+        "lock_keys": array(key for _, _, key, _ in ends),
+        "job_ids": array(job_id for job_id, _, _, _ in ends),
+        "run_ids": array(run_id for _, run_id, _, _ in ends),
+        "statuses": array(end.status.value for *_, end in ends),
+        "errors": array(_told(end.error, _LONGEST_ERROR) for *_, end in ends),
+        "tracebacks": array(_told(end.traceback, _LONGEST_TRACEBACK) for *_, end in ends),
+        "results": array(_kept(end.result, largest) for *_, end in ends),
+        "progress": array(_progress(end.progress) for *_, end in ends),
+        "checkpoints": array(_kept(end.checkpoint, largest) for *_, end in ends),
+        "pauses": array(_pause(end.retry_in) for *_, end in ends),
+        "refunds": array(int(end.refund) for *_, end in ends),
+        "crashes": array(int(end.crashed) for *_, end in ends),
+        "notes": array(_kept(end.notes, largest) for *_, end in ends),
+        "guards": array(guards),
+    }
+
+
 def draw_runs(count: int) -> list[UUID]:
     return [uuid4() for _ in range(count)]
 
@@ -337,6 +342,10 @@ def _request(new: NewJob) -> dict[str, Any]:
 
 def _told(text: str | None, most: int) -> str | None:
     return None if text is None else clean_text(text, most)
+
+
+def _kept(value: Any, largest: int) -> str | None:
+    return None if value is None else clean_json(value, largest)
 
 
 def _progress(told: Mapping[str, Any] | None) -> str | None:

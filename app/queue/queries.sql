@@ -229,6 +229,20 @@ SELECT job_id, queue, clock_timestamp(), 'stop_pending',
        jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'reason', %(reason)s::text)
   FROM told;
 
+-- name: still_owned
+-- The last statement before a pipeline's own COMMIT into this database: the run's row is locked against everyone who
+-- would take the job away. No row: it has been taken.
+SELECT 1
+  FROM dl_jobs
+ WHERE job_id = %(job_id)s::uuid AND run_id = %(run_id)s::uuid AND status::text = 'running'
+   FOR SHARE;
+
+-- name: save_checkpoint
+UPDATE dl_jobs
+   SET checkpoint = %(checkpoint)s::jsonb
+ WHERE job_id = %(job_id)s::uuid AND run_id = %(run_id)s::uuid AND status::text = 'running'
+RETURNING 1;
+
 -- name: settle
 -- running -> succeeded | failed | canceled | queued: the only way out that a worker has. An error after a cancel was
 -- asked for ends as canceled; a success stays one. The freed key's next job, if one is parked, becomes ready. The
@@ -257,7 +271,7 @@ WITH told AS (
            result = mine.result::jsonb,
            progress = coalesce(mine.progress::jsonb, j.progress),
            checkpoint = CASE WHEN mine.ends <> 'succeeded' THEN coalesce(mine.checkpoint::jsonb, j.checkpoint) END,
-           attempt = j.attempt - CASE WHEN mine.ends = 'queued' THEN mine.refund ELSE 0 END,
+           attempt = greatest(j.attempt - CASE WHEN mine.ends = 'queued' THEN mine.refund ELSE 0 END, 0),
            crashes = j.crashes + mine.crashed,
            available_at = CASE WHEN mine.ends = 'queued' THEN at + make_interval(secs => mine.pause) ELSE j.available_at END,
            finished_at = CASE WHEN mine.ends <> 'queued' THEN at END,

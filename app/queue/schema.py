@@ -39,7 +39,9 @@ def schema_text() -> str:
     raise FileNotFoundError("schema.sql is missing from this installation")
 
 
-def migrate(dsn: str, schema: str = "public", *, connect_timeout: float = 5.0, lock_timeout_sec: float = 30.0) -> Migration:
+def migrate(
+    dsn: str, schema: str = "public", *, connect_timeout: float = 5.0, lock_timeout_sec: float = 30.0
+) -> Migration:
     """Bring the queue's tables to this version: all of it in one transaction, or nothing. Refuses a newer database."""
     text = schema_text()
     fingerprint = hashlib.sha256(text.encode()).hexdigest()
@@ -95,7 +97,9 @@ def _too_new(schema: str, version: int) -> str:
 
 @contextmanager
 def _cursor(dsn: str, connect_timeout: float) -> Iterator[Any]:
-    connection = psycopg2.connect(dsn, connect_timeout=max(2, int(connect_timeout)), application_name="dataloader-migrate")
+    connection = psycopg2.connect(
+        dsn, connect_timeout=max(2, int(connect_timeout)), application_name="dataloader-migrate"
+    )
     try:
         with connection, connection.cursor() as cursor:
             yield cursor

@@ -144,7 +144,13 @@ class Session:
     """
 
     def __init__(
-        self, dsn: str, *, name: str, schema: str = "public", connect_timeout: float = 5.0, command_timeout: float = 30.0
+        self,
+        dsn: str,
+        *,
+        name: str,
+        schema: str = "public",
+        connect_timeout: float = 5.0,
+        command_timeout: float = 30.0,
     ) -> None:
         self.schema = schema
         self.generation = 0  # written under the lock; read by anyone

@@ -1,0 +1,256 @@
+"""What a pipeline holds in its hands while it runs, in a thread of the worker or in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from app import log
+from app.errors import RunLost
+from app.queue.effects import Effects
+from app.queue.job import NewJob, Settlement, Status
+from app.queue.jobqueue import settlement_values
+from pipelines.contract import Checkpoint, Progress, Stop, StopReason
+
+_log = log.get("pipeline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a run before it begins."""
+
+    job_id: UUID
+    run_id: UUID
+    queue: str
+    task: str
+    lock_key: str
+    attempt: int
+    max_attempts: int
+    priority: int
+    producer: str | None
+    max_result_bytes: int = 1_000_000
+
+
+class JobLog:
+    """The job's own log: what is said here carries the job's id, and is kept with it."""
+
+    def debug(self, message: str, /, **fields: Any) -> None:
+        _log.debug(message, **fields)
+
+    def info(self, message: str, /, **fields: Any) -> None:
+        _log.info(message, **fields)
+
+    def warning(self, message: str, /, **fields: Any) -> None:
+        _log.warning(message, **fields)
+
+    def error(self, message: str, /, **fields: Any) -> None:
+        _log.error(message, **fields)
+
+
+class JobContext:
+    """Its fields are touched by the pipeline's thread, by the heartbeat and by whoever stops it; each says by whom."""
+
+    def __init__(self, facts: Facts, effects: Effects | None) -> None:
+        self.facts, self.effects = facts, effects
+        self.log = JobLog()
+        self._progress: dict[str, Any] | None = None  # replaced whole by the pipeline, read by the heartbeat
+        self._told: dict[str, Any] | None = None  # the one last written; by the heartbeat alone
+        self._cursor: Any = None  # likewise, of the checkpoint
+        self._cursor_told: Any = None
+        self._asked: Counter[str] = Counter()  # follow-ups, by what they are: the pipeline's thread alone
+        self._reason: StopReason | None = None  # set once under the lock; only a lost lease may replace it
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._on_stop: Callable[[], object] | None = None  # set and cleared by the pipeline's thread, under the lock
+
+    # ── for the pipeline ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def job_id(self) -> UUID:
+        return self.facts.job_id
+
+    @property
+    def task(self) -> str:
+        return self.facts.task
+
+    @property
+    def attempt(self) -> int:
+        return self.facts.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        return self.facts.max_attempts
+
+    @property
+    def resume(self) -> Any:
+        return self._cursor
+
+    def check(self) -> None:
+        if not self._stopping.is_set() and not self._trusted():
+            self.stop(StopReason.LEASE_LOST)
+        if self._stopping.is_set():
+            raise Stop(self._reason or StopReason.CANCEL)
+
+    def _trusted(self) -> bool:
+        return True
+
+    def sleep(self, seconds: float) -> None:
+        self.check()
+        self._stopping.wait(seconds)
+        self.check()
+
+    def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
+        self._note({"processed": done, "total": total, "unit": unit} | more)
+
+    def count(self, **numbers: int | float) -> None:
+        counts = dict((self._progress or {}).get("counts") or {})
+        for name, more in numbers.items():
+            counts[name] = counts.get(name, 0) + more
+        self._note({"counts": counts})
+
+    def checkpoint(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def enqueue(
+        self,
+        task: str,
+        args: dict[str, Any] | None = None,
+        *,
+        queue: str | None = None,
+        lock_key: str | None = None,
+        idempotency_key: str | None = None,
+        priority: int | None = None,
+        available_at: datetime | None = None,
+        max_attempts: int | None = None,
+    ) -> UUID:
+        new = NewJob(
+            queue=queue or self.facts.queue,
+            task=task,
+            lock_key=lock_key or task,
+            args=args or {},
+            idempotency_key=idempotency_key or self._follow_up_key(task, args or {}, queue),
+            priority=self.facts.priority if priority is None else priority,
+            available_at=available_at,
+            max_attempts=5 if max_attempts is None else max_attempts,
+            producer=f"job:{self.facts.job_id}",
+            parent_id=self.facts.job_id,
+        )
+        return self._with_effects().enqueue(new).job_id
+
+    def _follow_up_key(self, task: str, args: Mapping[str, Any], queue: str | None) -> str:
+        """The same for the same question of another try: it then finds the job that is there."""
+        what = json.dumps([task, args, queue], sort_keys=True, default=str)
+        digest = hashlib.sha256(what.encode("utf-8", "replace")).hexdigest()[:24]
+        self._asked[digest] += 1
+        return f"{self.facts.job_id}:{digest}:{self._asked[digest]}"
+
+    @contextmanager
+    def transaction(self, *, final: bool = False, result: Any = None) -> Iterator[Any]:
+        self.check()
+        effects = self._with_effects()
+        settled = self._success(result) if final else None
+        try:
+            with effects.transaction(checkpoint=self._fresh_cursor, final=settled) as connection:
+                yield connection
+        except RunLost as error:
+            self.stop(StopReason.LEASE_LOST)
+            raise Stop(StopReason.LEASE_LOST) from error
+        self._cursor_told = self._cursor
+
+    def connect(self, name: str) -> Any:
+        return self._with_effects().connect(name)
+
+    def _with_effects(self) -> Effects:
+        if self.effects is None:
+            raise RuntimeError("this context has no database")
+        return self.effects
+
+    def _fresh_cursor(self) -> Any:
+        return self._cursor if self._cursor is not self._cursor_told else None
+
+    def _success(self, result: Any) -> dict[str, Any]:
+        facts = self.facts
+        end = Settlement(Status.SUCCEEDED, result=result, progress=self._progress)
+        return settlement_values(
+            [(facts.job_id, facts.run_id, facts.lock_key, end)], largest=facts.max_result_bytes, guards=()
+        )
+
+    # ── for the drive ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, step: Any) -> Stop | None:
+        """What a generator yields: progress, a checkpoint, or only the mark of a safe point."""
+        match step:
+            case Checkpoint(cursor):
+                self.checkpoint(cursor)
+            case Progress(done, total, unit):
+                self.progress(done, total, unit)
+            case Mapping():
+                self._note(step)
+        try:
+            self.check()
+        except Stop as stop:
+            return stop
+        return None
+
+    def _note(self, given: Mapping[str, Any]) -> None:
+        told = {str(key): value for key, value in given.items() if value is not None}
+        self._progress = {**(self._progress or {}), **told}
+
+    @contextmanager
+    def woken_by_stop(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Call this when a stop comes, or at once if it has come already."""
+        with self._lock:
+            self._on_stop = wake
+        try:
+            if self._stopping.is_set():
+                wake()
+            yield
+        finally:
+            with self._lock:
+                self._on_stop = None
+
+    def replace_progress(self, progress: dict[str, Any]) -> None:
+        """As a process of its own reports it: whole."""
+        self._progress = progress
+
+    def begin_with(self, progress: Any, cursor: Any) -> None:
+        """What an earlier try has left."""
+        self._progress = self._told = progress if isinstance(progress, dict) and progress else None
+        self._cursor = self._cursor_told = cursor
+
+    # ── for the keepers ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def stop(self, reason: StopReason) -> None:
+        """End the attempt at its next safe point: the only way to end one early."""
+        with self._lock:
+            if self._reason is None or reason is StopReason.LEASE_LOST:
+                self._reason = reason
+            self._stopping.set()
+            wake = self._on_stop
+        if wake is not None:
+            with suppress(RuntimeError):  # its loop has just ended by itself
+                wake()
+
+    @property
+    def stopping(self) -> StopReason | None:
+        return self._reason
+
+    def news(self) -> tuple[dict[str, Any] | None, Any]:
+        """The progress and the checkpoint, each if it has changed since it was last written."""
+        return (self._progress if self._progress is not self._told else None), self._fresh_cursor()
+
+    def written(self, news: tuple[Mapping[str, Any] | None, Any]) -> None:
+        """These very objects were written down."""
+        progress, cursor = news
+        if progress is not None:
+            self._told = progress  # type: ignore[assignment]  # the dict that news() gave
+        if cursor is not None:
+            self._cursor_told = cursor

@@ -1,0 +1,88 @@
+"""Makes attempts in threads end: each rung after its grace, from a word to the end of their sessions.
+
+A process of its own is brought down by the thread that watches over it (`process.py`), by rungs that cannot fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from app import log
+from app.errors import DatabaseUnavailable
+from app.queue.job import Claimed
+from pipelines.contract import StopReason
+from workers.attempt import Attempt
+from workers.roster import Roster
+from workers.threads import Loop, clock
+
+_log = log.get(__name__)
+_TICK = 0.25
+
+FLAG, QUERY, INTERRUPT, TERMINATE, PENDING = "flag", "query", "interrupt", "terminate", "pending"
+_RUNGS = (FLAG, QUERY, INTERRUPT, TERMINATE, PENDING)
+
+
+class Ladder:
+    def __init__(
+        self, roster: Roster, *, note_pending: Callable[[Claimed, str, str], None], died: Callable[[str], None]
+    ) -> None:
+        self._roster, self._note_pending = roster, note_pending
+        self._climbed: dict[int, float] = {}  # id of an attempt → when its last rung was climbed; ours alone
+        self.loop = Loop("ladder", self.turn, died=died)
+
+    def turn(self) -> float:
+        now = clock()
+        held = self._roster.all()
+        for attempt in held:
+            self._limit(attempt, now)
+            if attempt.stop_asked_at is not None and attempt.started and attempt.ended is None and attempt.in_thread:
+                self._climb(attempt, now)
+        self._climbed = {key: at for key, at in self._climbed.items() if key in {id(attempt) for attempt in held}}
+        return _TICK
+
+    def _limit(self, attempt: Attempt, now: float) -> None:
+        limit, began = attempt.time_limit, attempt.began
+        if limit is not None and began is not None and attempt.ended is None and now - began > limit:
+            attempt.stop(StopReason.TIME_LIMIT)
+
+    def _climb(self, attempt: Attempt, now: float) -> None:
+        since = self._climbed.setdefault(id(attempt), attempt.stop_asked_at or now)
+        if attempt.rung == PENDING or now - since < attempt.tools.stop_grace_sec:
+            return
+        at = _RUNGS.index(attempt.rung or FLAG)
+        for rung in _RUNGS[at + 1 :]:
+            if self._can(attempt, rung):
+                attempt.rung = rung
+                self._climbed[id(attempt)] = now
+                _log.warning(
+                    "stop.rung", rung=rung, job=str(attempt.job.id), task=attempt.job.task, reason=str(attempt.stopping)
+                )
+                self._do(attempt, rung)
+                return
+
+    def _can(self, attempt: Attempt, rung: str) -> bool:
+        if rung in (QUERY, TERMINATE):
+            return attempt.effects is not None and attempt.effects.in_use
+        return rung != INTERRUPT or attempt.options.interrupt
+
+    def _do(self, attempt: Attempt, rung: str) -> None:
+        match rung:
+            case "query":
+                attempt.effects and attempt.effects.cancel()
+            case "interrupt":
+                attempt.interrupt()
+            case "terminate":
+                attempt.effects and attempt.effects.terminate()
+            case _:
+                self._say_pending(attempt)
+
+    def _say_pending(self, attempt: Attempt) -> None:
+        """A thread cannot be ended from outside: say so, rather than claim that it was."""
+        reason = str(attempt.stopping)
+        _log.error("stop.pending", job=str(attempt.job.id), task=attempt.job.task, reason=reason)
+        told = (
+            f"stop pending: asked to stop ({reason}), but the pipeline does not react; only the end of its worker will"
+        )
+        with suppress(DatabaseUnavailable):
+            self._note_pending(attempt.job, reason, told)
