@@ -13,10 +13,21 @@ from pipelines.contract import Context, Pipelines, Stop
 from tests.support.desk import Desk
 from tests.support.gate import Gate
 from tests.support.waiting import eventually
-from workers.outcome import linear
 from workers.pool import PoolOptions, WorkerPool
 
 ROLES = ("listen", "claim", "settle", "renew")
+
+
+class Pauses:
+    """Between the tries of a job: so many seconds after each."""
+
+    def __init__(self, *seconds: float) -> None:
+        self._seconds = seconds
+
+    def pause(self, attempt: int) -> float:
+        return self._seconds[min(attempt, len(self._seconds)) - 1]
+
+    __call__ = pause
 
 
 class Plant:
@@ -89,7 +100,7 @@ class Plant:
             "reaper_period_sec": 0.2,
             "claim_backoff_sec": 30.0,
             "stop_sec": 5.0,
-            "retry": linear(0.01),
+            "retry": Pauses(0.01),
             **options,
         }
         made = WorkerPool(

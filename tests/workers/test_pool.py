@@ -10,7 +10,7 @@ import pytest
 from app.queue.job import Status
 from pipelines.contract import Pipelines
 from tests.support.desk import Aside
-from tests.support.plant import Plant
+from tests.support.plant import Pauses, Plant
 from tests.support.waiting import eventually
 
 SOON = 10.0  # seconds; polls come every 30, so that what starts by then was told by a notification
@@ -188,7 +188,7 @@ def test_a_canceled_coroutine_ends_at_its_await(plant: Plant):
 
 
 def test_a_failing_job_is_tried_again_after_a_pause_until_its_attempts_are_used_up(plant: Plant):
-    plant.listening(retry=lambda attempt: attempt * 0.05)
+    plant.listening(retry=Pauses(0.05, 0.1))
 
     job = plant.add("broken", max_attempts=3)
 
