@@ -25,6 +25,7 @@ from pipelines import targets as places
 from workers.pool import PoolOptions, WorkerPool
 
 _log = log.get(__name__)
+_STOP_SEC = 10.0  # for jobs that were asked to stop; less for somebody whose grace is short
 _SCHEMA_AGAIN = 2.0  # seconds between two tries to reach the database for its schema
 
 
@@ -152,6 +153,7 @@ class Service:
     def _start_workers(self) -> None:
         settings = self.settings
         _ = self.loading
+        endpoints, targets, tokens = settings.places()
         options = PoolOptions(
             dsn=self._dsn(),
             queues={worker.queue: worker.concurrency for worker in settings.workers},
@@ -161,7 +163,13 @@ class Service:
             claim_backoff_sec=settings.claim_backoff_sec,
             connect_timeout_sec=settings.pg_connect_timeout,
             command_timeout_sec=settings.pg_command_timeout,
+            stop_sec=min(_STOP_SEC, max(2.0, settings.shutdown_grace_sec)),
             version=version(),
+            stop_grace_sec=settings.stop_grace_sec,
+            packages=tuple(settings.pipelines),
+            endpoints=endpoints,
+            targets=targets,
+            tokens=tokens,
         )
         with self._lock:
             if not self._stopping.is_set():

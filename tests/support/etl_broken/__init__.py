@@ -1,0 +1,1 @@
+"""A package of pipelines with one that cannot be imported."""

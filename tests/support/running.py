@@ -1,0 +1,190 @@
+"""A service of real processes, and the tables as anybody can read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import psycopg2
+
+from tests.support.journal import Told, check_everything
+from tests.support.processes import Process, free_port
+from tests.support.waiting import eventually
+
+# Short times, so that a test sees in seconds what takes minutes otherwise.
+QUICK = {
+    "DL_HEARTBEAT_SEC": "0.3",
+    "DL_DEFAULT_LEASE_TTL_SEC": "2",
+    "DL_REAPER_PERIOD_SEC": "0.3",
+    "DL_CLAIM_BACKOFF_SEC": "5",
+    "DL_SHUTDOWN_GRACE_SEC": "1",
+    "DL_PIPELINES": "pipelines.noop,tests.support.etl",
+    "DL_LOG_FORMAT": "json",
+    "WORKERS_JSON": '[{"queue":"q","concurrency":4}]',
+}
+
+
+def ask(dsn: str, question: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """On a connection of its own, as servers come and go."""
+    with closing(psycopg2.connect(dsn, connect_timeout=20)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(question, parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+class Jobs:
+    """Makes jobs as other services do, with the old columns alone, and reads how they are."""
+
+    def __init__(self, dsn: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.trace = folder / "trace.jsonl"
+        self.file = folder / "go-on"  # what test.until and test.deaf wait for
+        self._made = 0
+
+    def insert(self, task: str = "test.nap", count: int = 1, *, key: str | None = None, **args: Any) -> list[str]:
+        given = json.dumps({"trace": str(self.trace), "file": str(self.file), "seconds": 0.05, **args})
+        self._made += 1
+        rows = ask(
+            self.dsn,
+            "INSERT INTO dl_jobs (queue, task, lock_key, args, lease_ttl_sec)"
+            " SELECT 'q', %s, coalesce(%s, 'key-' || %s || '-' || n), %s, 2 FROM generate_series(1, %s) n"
+            " RETURNING job_id",
+            task, key, self._made, given, count,
+        )  # fmt: skip
+        return [row[0] for row in rows]
+
+    def let_go(self) -> None:
+        self.file.touch()
+
+    def row(self, job: str) -> tuple[str, int]:
+        """Its status and attempt."""
+        ((status, attempt),) = ask(self.dsn, "SELECT status, attempt FROM dl_jobs WHERE job_id = %s", job)
+        return status, attempt
+
+    def counts(self) -> dict[str, int]:
+        return dict(ask(self.dsn, "SELECT status::text, count(*) FROM dl_jobs GROUP BY status"))
+
+    def events(self, job: str) -> list[tuple[str, str | None]]:
+        """Kinds and reasons, in order."""
+        return [
+            (kind, reason)
+            for kind, reason in ask(
+                self.dsn,
+                "SELECT kind, payload->>'reason' FROM dl_job_events WHERE job_id = %s ORDER BY event_id",
+                job,
+            )
+            if kind != "heartbeat"
+        ]
+
+    def traced(self, what: str) -> list[dict[str, Any]]:
+        if not self.trace.exists():
+            return []
+        lines = [json.loads(line) for line in self.trace.read_text().splitlines()]
+        return [line for line in lines if line["what"].startswith(what)]
+
+    def until(self, counts: Mapping[str, int], timeout: float = 30) -> None:
+        eventually(lambda: self.counts() == counts, timeout, lambda: f"{counts}, found {self.counts()}", period=0.05)
+
+    def until_began(self, count: int, timeout: float = 30) -> None:
+        eventually(
+            lambda: len(self.traced("began")) >= count, timeout, lambda: f"{count} begun: {self.traced('')}"
+        )
+
+    def check(self) -> dict[UUID, Told]:
+        """Every job is in exactly one right place, and got there by right moves."""
+        return check_everything(lambda question: ask(self.dsn, question))
+
+
+@dataclass
+class Running:
+    """A `serve` or `worker` and what can be done to it."""
+
+    process: Process
+    port: int
+    host: str
+
+    @property
+    def works_in(self) -> int:
+        """The pid of the process whose threads run jobs."""
+        return self.process.pid if self.host == "worker" else self.children()[0]
+
+    def children(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.process.pid).children()]
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and body of an answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:  # noqa: S310
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, json.load(refused)
+
+    def until_ready(self, timeout: float = 40) -> Running:
+        if self.host == "worker":
+            self.process.wait_for("listener.listening", timeout)
+        else:
+            self.process.wait_for_port(self.port, timeout)
+            eventually(lambda: self.get("/status")[0] == 200, timeout, lambda: self.process.text, period=0.05)
+            eventually(lambda: self.get("/status")[1]["workers"] is None or self._listens(), timeout, period=0.05)
+        return self
+
+    def _listens(self) -> bool:
+        return bool(self.get("/status")[1]["workers"].get("listener") == "listening")
+
+    def log(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.said() if line.get("event") == event]
+
+    def said(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.process.lines if line.startswith("{")]
+
+    def stop(self, which: signal.Signals = signal.SIGTERM, timeout: float = 30) -> int:
+        self.process.signal(which)
+        return self.process.wait(timeout)
+
+    def ended_by_itself(self) -> bool:
+        """Nobody was killed, nothing hung, and nothing broke loudly."""
+        return not any(bad in self.process.text for bad in ("SIGKILL", "Traceback", "WORKER TIMEOUT", "service.left"))
+
+
+class Runner:
+    """Starts services on one database."""
+
+    def __init__(self, start: Callable[..., Process], dsn: str | None) -> None:
+        self._start, self._dsn = start, dsn
+
+    def __call__(self, host: str, *options: str, port: int | None = None, **env: str) -> Running:
+        port = port or free_port()
+        where = {} if self._dsn is None else {"DL_DB_DSN": self._dsn}
+        process = self._start(host, *options, env={**QUICK, "APP_PORT": str(port), **where, **env})
+        return Running(process, port, host)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def servers_of(folder: Path) -> list[int]:
+    """PostgreSQL main processes whose data is in the folder."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["name", "cmdline"])
+        if "postgres" in (process.info["name"] or "") and str(folder) in " ".join(process.info["cmdline"] or [])
+    ]
+
+
+def kill(pids: Sequence[int], which: signal.Signals = signal.SIGKILL) -> None:
+    for pid in pids:
+        os.kill(pid, which)

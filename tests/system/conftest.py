@@ -1,0 +1,52 @@
+"""Real processes on a real server."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.queue.schema import migrate
+from tests.support import PrivateServer, Process
+from tests.support.private_server import copy_of
+from tests.support.running import Jobs, Runner, kill, servers_of
+
+
+@pytest.fixture
+def jobs(dsn: str, tmp_path: Path) -> Jobs:
+    return Jobs(dsn, tmp_path)
+
+
+@pytest.fixture
+def run(start: Callable[..., Process], dsn: str) -> Runner:
+    """Start `serve` or `worker` on this test's database: `run("worker").until_ready()`."""
+    migrate(dsn)  # the template was made from schema.sql alone, and has no version
+    return Runner(start, dsn)
+
+
+@pytest.fixture
+def jobs_there(server: PrivateServer, tmp_path: Path) -> Jobs:
+    """On a server of this test's own."""
+    return Jobs(server.dsn, tmp_path)
+
+
+@pytest.fixture
+def run_there(start: Callable[..., Process], server: PrivateServer) -> Runner:
+    migrate(server.dsn)
+    return Runner(start, server.dsn)
+
+
+@pytest.fixture
+def home(run_folder: Path, ready_made: Path) -> Iterator[Path]:
+    """A DL_DATA_DIR with the embedded server's data in it; nothing of it outlives the test."""
+    folder = Path(tempfile.mkdtemp(prefix="home-", dir=run_folder))
+    folder.chmod(0o755)
+    place = folder / "postgres"
+    place.mkdir()
+    copy_of(ready_made, place)
+    yield folder
+    kill(servers_of(folder))
+    shutil.rmtree(folder, ignore_errors=True)
