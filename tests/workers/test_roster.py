@@ -1,0 +1,206 @@
+"""The session locks of the keys: on a real connection, with attempts that run nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from app.errors import DatabaseUnavailable
+from app.queue.job import Claimed
+from app.queue.jobqueue import JobQueue
+from app.queue.session import Session
+from pipelines.contract import StopReason
+from tests.support.desk import Desk
+from tests.support.waiting import eventually
+from workers.attempt import Attempt
+from workers.roster import Keys, Roster
+from workers.threads import clock
+
+
+@dataclass
+class Office:
+    """The keys of one process, and a desk beside it."""
+
+    desk: Desk
+    session: Session
+    keys: Keys
+
+    def attempt(self, key: str) -> Attempt:
+        self.desk.enqueue(key)
+        return Attempt(self._claimed(), claimed_at=clock())
+
+    def _claimed(self) -> Claimed:
+        (run,) = self.desk.claim()
+        return run
+
+    def pid(self) -> int:
+        return int(self.session.command("SELECT pg_backend_pid()")[0][0])
+
+    def cut(self) -> None:
+        """The connection breaks, and its locks are gone."""
+        self.desk.sql("SELECT pg_terminate_backend(%s)", self.pid())
+        eventually(lambda: self.locks() == 0)
+
+    def locks(self) -> int:
+        return int(
+            self.desk.one(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
+                " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
+        )
+
+
+@pytest.fixture
+def office(dsn: str) -> Iterator[Office]:
+    desk = Desk(dsn)
+    session = desk.another_session()
+    yield Office(desk, session, Keys(session, JobQueue(session)))
+    desk.close()
+
+
+def test_a_key_is_locked_for_the_session_until_it_is_given_back(office: Office):
+    one, other = office.attempt("one"), office.attempt("other")
+
+    assert office.keys.take([one, other]) == [one, other]
+    assert office.locks() == 2
+    office.keys.give_back([one])
+    assert office.locks() == 1
+    assert office.keys.of([one, other]) == [other.job.key_hash]
+
+
+def test_a_key_that_another_session_holds_keeps_its_run_from_starting(office: Office):
+    attempt = office.attempt("taken")
+    office.desk.sql("SELECT pg_advisory_lock(hashtext('taken'))")
+
+    assert office.keys.take([attempt]) == []
+    assert office.keys.of([attempt]) == []
+
+
+def test_a_key_that_a_zombie_of_this_very_process_holds_keeps_its_successor_from_starting(office: Office):
+    zombie = office.attempt("k")
+    office.keys.take([zombie])
+    office.desk.lose(zombie.job)
+    successor = Attempt(office._claimed(), claimed_at=clock())
+
+    assert office.keys.take([successor]) == []
+    office.keys.give_back([zombie])
+    assert office.keys.take([successor]) == [successor]
+
+
+def test_a_run_that_lost_its_job_before_its_key_was_locked_does_not_start_and_holds_nothing(office: Office):
+    attempt = office.attempt("k")
+    office.desk.lose(attempt.job)
+
+    assert office.keys.take([attempt]) == []
+    assert office.locks() == 0
+
+
+def test_of_two_keys_with_one_hash_only_one_run_starts_and_the_lock_is_free_when_it_ends(office: Office):
+    one, other = office.desk.sql(
+        "SELECT min(n), max(n) FROM generate_series(1, 400000) n GROUP BY hashtext('key ' || n) HAVING count(*) > 1 LIMIT 1"
+    )[0]
+    attempts = [office.attempt(f"key {n}") for n in (one, other)]
+    assert attempts[0].job.key_hash == attempts[1].job.key_hash
+
+    (started,) = office.keys.take(attempts)
+    office.keys.give_back([started])
+
+    assert office.locks() == 0
+
+
+def test_after_the_connection_was_lost_all_keys_are_taken_again(office: Office):
+    attempts = [office.attempt(key) for key in "abc"]
+    office.keys.take(attempts)
+    office.cut()
+    with pytest.raises(DatabaseUnavailable):
+        office.session.command("SELECT 1")
+
+    assert office.keys.of(attempts) == [], "they are not held now"
+    office.keys.restore()
+
+    assert office.locks() == 3
+    assert office.keys.of(attempts) == [attempt.job.key_hash for attempt in attempts]
+    assert [attempt.stopping for attempt in attempts] == [None, None, None]
+
+
+def test_a_run_whose_key_was_taken_by_another_session_meanwhile_is_stopped(office: Office, said):
+    robbed, other = office.attempt("robbed"), office.attempt("other")
+    office.keys.take([robbed, other])
+    office.cut()
+    office.desk.sql("SELECT pg_advisory_lock(hashtext('robbed'))")
+    with pytest.raises(DatabaseUnavailable):
+        office.session.command("SELECT 1")
+
+    office.keys.restore()
+
+    assert robbed.stopping is not None
+    assert other.stopping is None
+    assert [line["lock_key"] for line in said("key.lost")] == ["robbed"]
+
+
+def test_taking_a_key_on_a_new_connection_takes_those_of_the_old_one_again(office: Office):
+    first = office.attempt("first")
+    office.keys.take([first])
+    office.session.close()
+    eventually(lambda: office.locks() == 0)
+
+    office.keys.take([office.attempt("second")])
+
+    assert office.locks() == 2
+
+
+def test_a_connection_that_changes_while_a_key_is_asked_for_costs_no_other_key(office: Office):
+    """A statement that was prepared does not fit any more: the session asks it again, on a new connection."""
+    first = office.attempt("first")
+    office.keys.take([first])
+    second = office.attempt("second")
+    office.session.command("DEALLOCATE ALL")
+
+    assert office.keys.take([second]) == [second]
+
+    assert office.session.generation == 2
+    assert office.locks() == 2
+
+
+def test_giving_back_on_a_broken_connection_forgets_the_keys(office: Office):
+    attempt = office.attempt("k")
+    office.keys.take([attempt])
+    office.cut()
+
+    office.keys.give_back([attempt])
+
+    assert office.keys.take([attempt]) == [attempt]
+    assert office.locks() == 1
+
+
+def test_while_the_database_is_away_no_run_may_start(office: Office, empty_dsn: str):
+    attempt = office.attempt("k")
+    nowhere = Session(empty_dsn + " port=1", name="nowhere", connect_timeout=0.5)
+    keys = Keys(nowhere, JobQueue(nowhere))
+
+    with pytest.raises(DatabaseUnavailable):
+        keys.take([attempt])
+
+    assert keys.of([attempt]) == []
+
+
+def test_the_roster_finds_a_run_until_it_is_dropped(office: Office):
+    roster, attempt = Roster(), office.attempt("k")
+
+    roster.add([attempt])
+    assert (roster.find(attempt.job.run_id), len(roster), roster.all()) == (attempt, 1, [attempt])
+    roster.drop([attempt])
+    roster.drop([attempt])
+    assert (roster.find(attempt.job.run_id), len(roster), roster.all()) == (None, 0, [])
+
+
+def test_the_first_reason_to_stop_stays_but_a_lost_lease_is_stronger(office: Office):
+    attempt = office.attempt("k")
+
+    attempt.stop(StopReason.CANCEL)
+    attempt.stop(StopReason.SHUTDOWN)
+    assert attempt.stopping is StopReason.CANCEL
+    attempt.stop(StopReason.LEASE_LOST)
+    assert attempt.stopping is StopReason.LEASE_LOST
