@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-_LONGEST = 7 * 86_400.0
+_WEEK = 7 * 86_400.0
+_LONGEST = 366 * 86_400.0  # whatever anybody says, a job is not put off for longer
 
 
 class Fail(Exception):
@@ -19,8 +21,11 @@ class Snooze(Exception):
     """Raised by a pipeline: not now. The job is queued again after so many seconds, and this try is not counted."""
 
     def __init__(self, seconds: float, message: str = "") -> None:
-        super().__init__(message or f"not now; again in {seconds:g} s")
-        self.seconds = seconds
+        self.seconds = float(seconds)
+        super().__init__(message or f"not now; again in {self.seconds:g} s")
+
+    def __reduce__(self) -> tuple[type[Snooze], tuple[float, str]]:
+        return type(self), (self.seconds, str(self))  # it may have to leave a process of its own
 
 
 class Policy(Protocol):
@@ -39,19 +44,19 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Linear:
-    """`step` seconds after the first try, twice that after the second, and so on."""
+    """`step` seconds after the first try, twice that after the second, and so on, up to `cap`."""
 
     step: float = 30.0
-    cap: float = _LONGEST
+    cap: float = _WEEK
 
     def pause(self, attempt: int) -> float:
-        return _bounded(min(self.step * attempt, self.cap))
+        return _bounded(min(float(self.step) * attempt, self.cap))
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """`base`, `base × factor`, `base × factor²` … up to `cap`; `jitter` is the share by which each is shortened or
-    lengthened at random, so that jobs that failed together do not come back together."""
+    """`base`, `base × factor`, `base × factor²` … and never over `cap`; `jitter`, from 0 to 1, is the share by which
+    each is shortened or lengthened at random, so that jobs that failed together do not come back together."""
 
     base: float = 10.0
     factor: float = 2.0
@@ -60,11 +65,13 @@ class Exponential:
     draw: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def pause(self, attempt: int) -> float:
+        jitter = min(_bounded(self.jitter), 1.0)
         try:
-            grown = self.base * self.factor ** (attempt - 1)
+            grown = self.base * float(self.factor) ** (max(attempt, 1) - 1)
         except OverflowError:
             grown = self.cap
-        return _bounded(min(grown, self.cap) * (1 + self.jitter * (2 * self.draw() - 1)))
+        # Below the cap by the share: those that have reached it must be spread as well.
+        return _bounded(min(grown, self.cap / (1 + jitter)) * (1 + jitter * (2 * self.draw() - 1)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Table:
 
 
 def _bounded(seconds: float) -> float:
-    return min(max(0.0, seconds), _LONGEST)
+    return min(max(0.0, seconds), _LONGEST)  # in this order: not a number becomes 0
 
 
 DEFAULT = Linear()
@@ -105,7 +112,7 @@ class Verdict:
 Rule = Answer | float  # a number: snooze for so many seconds
 Which = type[BaseException] | str  # a class, its dotted name, or the beginning of a SQLSTATE
 
-_SQLSTATE_LENGTH = 5
+_SQLSTATE_CLASS = 2  # characters: of a shorter beginning too much would fit
 
 
 @dataclass(frozen=True)
@@ -116,27 +123,48 @@ class Rules:
 
     def __post_init__(self) -> None:
         for which, rule in self.of:
-            if not isinstance(which, str) and not (isinstance(which, type) and issubclass(which, BaseException)):
-                raise TypeError(f"{which!r} is neither an exception class nor a name or SQLSTATE")
-            if isinstance(rule, str) and rule not in (Answer.RETRY, Answer.FAIL):
-                raise ValueError(f"{rule!r} is not a rule: 'retry', 'fail', or seconds to snooze")
+            _check_which(which)
+            _check_rule(rule)
 
     def find(self, error: BaseException) -> Rule | None:
         return next((rule for which, rule in self.of if _fits(which, error)), None)
 
 
+def _check_which(which: object) -> None:
+    named = isinstance(which, str) and which.strip() != ""
+    if not named and not (isinstance(which, type) and issubclass(which, BaseException)):
+        raise TypeError(f"{which!r} is neither an exception class nor the name of one nor a SQLSTATE")
+
+
+def _check_rule(rule: object) -> None:
+    known = isinstance(rule, str) and rule in (Answer.RETRY, Answer.FAIL)
+    seconds = isinstance(rule, int | float) and not isinstance(rule, bool) and 0 <= rule <= _LONGEST
+    if not known and not seconds:
+        raise ValueError(f"{rule!r} is not a rule: 'retry', 'fail', or from 0 to {_LONGEST:.0f} seconds to snooze")
+
+
 def _fits(which: Which, error: BaseException) -> bool:
     if not isinstance(which, str):
         return isinstance(error, which)
-    if _looks_like_sqlstate(which):
-        code = getattr(error, "pgcode", None) or getattr(error, "sqlstate", None)
-        return isinstance(code, str) and code.startswith(which)
-    names = {name for kind in type(error).__mro__ for name in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}")}
-    return which in names
+    return which in _names(error) or _has_sqlstate(error, which) or isinstance(error, _known_as(which))
 
 
-def _looks_like_sqlstate(text: str) -> bool:
-    return 1 < len(text) <= _SQLSTATE_LENGTH and text.isalnum() and text == text.upper()
+def _names(error: BaseException) -> Iterator[str]:
+    for kind in type(error).__mro__:
+        yield kind.__name__
+        yield f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _has_sqlstate(error: BaseException, beginning: str) -> bool:
+    code = getattr(error, "pgcode", None) or getattr(error, "sqlstate", None)
+    return isinstance(code, str) and len(beginning) >= _SQLSTATE_CLASS and code.startswith(beginning)
+
+
+def _known_as(dotted: str) -> tuple[type[Any], ...]:
+    """The class of that name, which may not be the name it was born with: `requests.Timeout`, say."""
+    module, _, name = dotted.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return (found,) if isinstance(found, type) else ()
 
 
 def decide(
@@ -147,24 +175,34 @@ def decide(
     policy: Policy = DEFAULT,
     rules: Rules = Rules(),
 ) -> Verdict:
-    """What to do about a failed try. An error that says how long to wait (`retry_after`) is believed."""
+    """What to do about a failed try. An error that says how long to wait (`retry_after`) is believed; one that says it
+    is `permanent` fails, unless a rule knows better."""
     if isinstance(error, Fail):
         return Verdict(Answer.FAIL)
     if isinstance(error, Snooze):
         return Verdict(Answer.SNOOZE, _bounded(error.seconds))
     rule = rules.find(error)
-    if isinstance(rule, float | int):
+    if isinstance(rule, int | float):
         return Verdict(Answer.SNOOZE, _bounded(max(rule, _asked_for(error))))
-    if rule == Answer.FAIL or attempt >= max_attempts:
+    hopeless = rule == Answer.FAIL or (rule is None and getattr(error, "permanent", False) is True)
+    if hopeless or attempt >= max_attempts:
         return Verdict(Answer.FAIL)
-    return Verdict(Answer.RETRY, _bounded(max(policy.pause(attempt), _asked_for(error))))
+    return Verdict(Answer.RETRY, _bounded(max(_pause(policy, attempt), _asked_for(error))))
+
+
+def _pause(policy: Policy, attempt: int) -> float:
+    try:
+        return _bounded(float(policy.pause(attempt)))
+    except Exception:  # an author's own policy must not keep the end of a try from being decided
+        return DEFAULT.pause(attempt)
 
 
 def _asked_for(error: BaseException) -> float:
+    """The pause that the error itself asks for, but no more than a week: a source may say anything."""
     for name in ("retry_after", "retry_after_sec"):
         seconds = getattr(error, name, None)
-        if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds == seconds:  # noqa: PLR0124 - NaN
-            return float(seconds)
+        if isinstance(seconds, int | float) and not isinstance(seconds, bool):
+            return min(max(0.0, seconds), _WEEK)
     return 0.0
 
 
@@ -175,17 +213,20 @@ _KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
     "table": (Table, ("seconds",)),
 }
 
+_RANGES = {"factor": (1.0, 1000.0), "jitter": (0.0, 1.0)}  # the others are seconds
 
-def from_json(told: Mapping[str, Any]) -> Policy:
-    """A policy from {"kind": "exponential", "base": 10, …}; ValueError says what is wrong."""
+
+def from_json(told: Any) -> Policy:
+    """A policy from {"kind": "exponential", "base": 10, …}. ValueError says what would do, and repeats no value."""
+    if not isinstance(told, Mapping):
+        raise ValueError('an object would do, such as {"kind": "fixed", "seconds": 60}')
     kind = told.get("kind")
-    if kind not in _KINDS:
-        raise ValueError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"kind must be one of {', '.join(_KINDS)}")
     make, known = _KINDS[kind]
-    unknown = sorted(set(told) - {"kind", *known})
-    if unknown:
-        raise ValueError(f"a {kind} policy has {', '.join(known)}, not {', '.join(unknown)}")
-    values = {name: _numbers(name, told[name], many=kind == "table") for name in known if name in told}
+    if set(told) - {"kind", *known}:
+        raise ValueError(f"a {kind} policy has {', '.join(known)}, and nothing else")
+    values = {name: _value(name, told[name], many=make is Table) for name in known if name in told}
     try:
         policy: Policy = make(**values)
     except TypeError as error:
@@ -193,18 +234,25 @@ def from_json(told: Mapping[str, Any]) -> Policy:
     return policy
 
 
-def _numbers(name: str, value: Any, *, many: bool) -> Any:
+def _value(name: str, told: Any, *, many: bool) -> Any:
     if many:
-        if not isinstance(value, list) or not value:
+        if not isinstance(told, list) or not told:
             raise ValueError(f"{name} must be a list of numbers")
-        return tuple(_numbers(name, item, many=False) for item in value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST:
-        raise ValueError(f"{name} must be a number from 0 to {_LONGEST:g}, not {value!r}")
-    return float(value)
+        return tuple(_number(name, item) for item in told)
+    return _number(name, told)
+
+
+def _number(name: str, told: Any) -> float:
+    low, high = _RANGES.get(name, (0.0, _WEEK))
+    if isinstance(told, bool) or not isinstance(told, int | float) or not low <= told <= high:
+        raise ValueError(f"{name} must be a number from {low:g} to {high:.0f}")
+    return float(told)
 
 
 def to_json(policy: Policy) -> dict[str, Any]:
+    """What `from_json` reads; of a policy of somebody's own only its name."""
     for kind, (make, known) in _KINDS.items():
         if isinstance(policy, make):
-            return {"kind": kind} | {name: getattr(policy, name) for name in known}
+            values = {name: getattr(policy, name) for name in known}
+            return {"kind": kind} | {name: [*v] if isinstance(v, tuple) else v for name, v in values.items()}
     return {"kind": type(policy).__name__}
