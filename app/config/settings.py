@@ -214,6 +214,14 @@ class Settings(BaseSettings):
         0,
         3600,
     )
+    stop_grace_sec: float = _number(
+        Group.WORKERS,
+        "DL_STOP_GRACE_SEC",
+        5.0,
+        "How long each means of stopping a job is given before the next, harder one, in seconds.",
+        0.05,
+        3600,
+    )
 
     endpoints: Endpoints = _knob(
         Group.PIPELINES,
