@@ -128,7 +128,7 @@ def _run(recipe: dict[str, Any], context: JobContext) -> dict[str, Any]:
     if recipe["places"] is not None:
         places = recipe["places"]
         targets.configure(recipe["endpoints"], places["targets"], recipe["tokens"], otherwise=lambda: places["dsn"])
-    loading = contract.load(recipe["packages"], recipe["tasks"])
+    loading = contract.load(recipe["packages"], **({"tasks": recipe["tasks"]} if recipe["tasks"] else {}))
     task = registry.get(context.task)
     if task is None:
         broken = "; ".join(loading.failures) or "none is broken"
@@ -139,8 +139,8 @@ def _run(recipe: dict[str, Any], context: JobContext) -> dict[str, Any]:
         context.begin_with(json.loads(recipe["progress"]), cursor)
         _limit(recipe)
         result = drive(task, args, context)
-    except Stop:
-        return _finished(context) or {"how": "stop"}
+    except Stop as stop:
+        return _finished(context) or {"how": "stop", "reason": stop.reason.value}
     except BaseException as error:
         return _finished(context) or _failure(recipe, context, task.options, error)
     return _finished(context) or {

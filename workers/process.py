@@ -104,7 +104,9 @@ def _ending(attempt: Attempt, how: Exit) -> Ending:
         case "value":
             return success(end["result"], how.left(attempt))
         case "stop":
-            return attempt.end_of_stop()
+            if attempt.stopping is None:  # it found out by itself, as one does that cannot commit any more
+                attempt.stop(StopReason(end["reason"]))
+            return Abandoned() if attempt.stopping is StopReason.LEASE_LOST else attempt.end_of_stop()
         case "refused":
             return refused(end["told"])
         case _:
@@ -171,6 +173,7 @@ class Child:
         if channel is not None:
             channel.setblocking(False)
             self._streams[channel.fileno()] = "channel"
+        self._pidfd = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None  # readable once it ended
         self._partial: dict[str, bytes] = dict.fromkeys(self._streams.values(), b"")
         self._last: list[str] = []
         self._end: dict[str, Any] | None = None
@@ -209,7 +212,7 @@ class Child:
     # ── what it says ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _listen(self, timeout: float) -> None:
-        self._bell.wait(min(timeout, _LOOK), *self._streams)
+        self._bell.wait(min(timeout, _LOOK), self._pidfd, *self._streams)
         for number in list(self._streams):
             self._read(number)
 
@@ -314,6 +317,8 @@ class Child:
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
         self._bell.close()
         places = self._attempt.tools.places
         if places is not None and self._channel is not None and (self._end is None or self._brought_down):
