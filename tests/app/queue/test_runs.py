@@ -337,6 +337,15 @@ def test_a_retry_waits_for_its_pause(desk):
     assert desk.claim() == []
 
 
+def test_without_attempts_left_there_is_no_other_try_whatever_the_worker_says(desk):
+    run = desk.claimed(max_attempts=1)
+
+    assert desk.settle(run, Status.QUEUED) == Fate("applied", Status.FAILED)
+    assert desk.job(run.id).finished_at is not None
+    assert desk.kinds(run.id)[-1] == "failed"
+    desk.check()
+
+
 @pytest.mark.parametrize("pause", [float("inf"), float("nan"), 1e300, -5.0])
 def test_a_pause_that_makes_no_sense_keeps_no_run_from_being_written_down(desk, pause):
     run = desk.claimed()

@@ -10,7 +10,14 @@ from uuid import UUID
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from app.errors import NotRetryable
 from app.queue.job import Claimed, Release, Status
@@ -140,7 +147,11 @@ class QueueMachine(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, end: Status, pause: float) -> None:
         job = self.pick(data, RUNNING)
         fate = self.desk.settle(job.runs[-1], end, retry_in=pause)
-        job.status = Status.CANCELED if job.flag and end is not Status.SUCCEEDED else end
+        job.status = end
+        if end is QUEUED and job.attempt >= job.most:
+            job.status = Status.FAILED
+        if job.flag and end is not Status.SUCCEEDED:
+            job.status = Status.CANCELED
         job.due = pause == 0
         assert (fate.answer, fate.status) == ("applied", job.status)
 
@@ -226,7 +237,9 @@ class QueueMachine(RuleBasedStateMachine):
         for key in parked:
             assert any(job.key == key and job.status is QUEUED for job in self.jobs)
         not_due = {job.id for job in self.of(QUEUED) if not job.due}
-        waiting = self.desk.sql("SELECT job_id FROM dl_jobs WHERE status = 'queued' AND available_at > clock_timestamp()")
+        waiting = self.desk.sql(
+            "SELECT job_id FROM dl_jobs WHERE status = 'queued' AND available_at > clock_timestamp()"
+        )
         assert not_due == {UUID(row[0]) for row in waiting}
 
 

@@ -96,9 +96,9 @@ def test_every_statement_from_every_status_makes_the_listed_transitions_and_no_o
     for before in Status:
         for flag in (False, True) if before is Status.RUNNING else (False,):
             for tries in (1, 2):
+                if tries == 1 and before is Status.QUEUED:
+                    continue  # after its only try no job waits
                 for move, statement in STATEMENTS:
-                    if tries == 1 and before is Status.QUEUED:
-                        continue  # a job that waits after its only try is made by hand alone
                     run = arrive(desk, before, flag=flag, tries=tries)
                     statement(desk, run)
                     after = desk.status(run.id)
