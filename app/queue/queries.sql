@@ -245,7 +245,7 @@ RETURNING 1;
 
 -- name: settle
 -- running -> succeeded | failed | canceled | queued: the only way out that a worker has. An error after a cancel was
--- asked for ends as canceled; a success stays one. The freed key's next job, if one is parked, becomes ready. The
+-- asked for ends as canceled; a success stays one; without attempts left there is no other try. The freed key's next job, if one is parked, becomes ready. The
 -- session locks of the keys are given back as the last act.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
@@ -258,7 +258,9 @@ WITH told AS (
            AS t (job_id, run_id, status, error, traceback, result, progress, checkpoint, pause, refund, crashed, notes)
 ), mine AS MATERIALIZED (
     SELECT told.*,
-           CASE WHEN j.cancel_requested AND told.status <> 'succeeded' THEN 'canceled'::dl_status ELSE told.status END AS ends,
+           CASE WHEN j.cancel_requested AND told.status <> 'succeeded' THEN 'canceled'::dl_status
+                WHEN told.status = 'queued' AND j.attempt - told.refund >= j.max_attempts THEN 'failed'::dl_status
+                ELSE told.status END AS ends,
            clock_timestamp() AS at
       FROM told JOIN dl_jobs j ON j.job_id = told.job_id AND j.run_id = told.run_id AND j.status::text = 'running'
      ORDER BY j.job_id
@@ -568,6 +570,56 @@ SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
  WHERE job_id = %(job_id)s::uuid
  ORDER BY event_id
  LIMIT %(limit)s::int;
+
+-- name: write_logs
+-- Lines of jobs' logs, in the order they were said. Nothing may wait for them for long: leases are renewed over the same
+-- connection.
+SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '5s', true);
+
+INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line)
+SELECT job_id, attempt, (SELECT clock_timestamp()) - make_interval(secs => age), level, stream, line
+  FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(ages)s::float8[], %(levels)s::text[], %(streams)s::text[],
+              %(lines)s::text[]) WITH ORDINALITY AS said (job_id, attempt, age, level, stream, line, n)
+ ORDER BY n;
+
+-- name: logs
+-- The first lines after `after`, or the last ones if `tail`. A row with no log_id: the job is there, and no line fits.
+-- Complete: the job has ended, and its worker has had the time to write down what it said last.
+WITH job AS (
+    SELECT job_id, status::text NOT IN ('queued', 'running')
+                   AND coalesce(finished_at, '-infinity') < clock_timestamp() - interval '3 s' AS complete
+      FROM dl_jobs
+     WHERE job_id = %(job_id)s::uuid
+), wanted AS NOT MATERIALIZED (
+    SELECT log_id, attempt, ts, level, stream, line
+      FROM dl_job_logs
+     WHERE job_id = %(job_id)s::uuid
+       AND log_id > %(after)s::bigint
+       AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
+       AND (%(levels)s::text[] IS NULL OR level = ANY (%(levels)s::text[]))
+       AND (%(stream)s::text IS NULL OR stream = %(stream)s::text)
+), found AS (
+    (SELECT * FROM wanted WHERE NOT %(tail)s::bool ORDER BY log_id LIMIT %(most)s::int)
+    UNION ALL  -- of which one is empty: each goes along the index, from its own end
+    (SELECT * FROM wanted WHERE %(tail)s::bool ORDER BY log_id DESC LIMIT %(most)s::int)
+)
+SELECT complete, log_id, attempt, ts, level, stream, line
+  FROM job LEFT JOIN found ON true
+ ORDER BY log_id;
+
+-- name: prune_logs
+-- Old lines away, a few at a time. The oldest have the smallest numbers, so nothing else is looked at.
+SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '5s', true);
+
+WITH oldest AS MATERIALIZED (
+    SELECT log_id, ts FROM dl_job_logs ORDER BY log_id LIMIT %(most)s::int
+), old AS MATERIALIZED (
+    SELECT log_id
+      FROM oldest
+     WHERE ts < (SELECT clock_timestamp()) - make_interval(secs => %(keep_sec)s::float8)
+       AND (SELECT pg_try_advisory_xact_lock(1684828527, 1))  -- one process at a time
+)
+DELETE FROM dl_job_logs WHERE log_id IN (SELECT log_id FROM old) RETURNING log_id;
 
 -- name: counts
 SELECT queue, status::text, count(*) FROM dl_jobs GROUP BY queue, status;
