@@ -1,0 +1,258 @@
+"""The rooms and their doors: who may import whom, and what may stand where. The table is the rule."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("app", "workers", "pipelines")
+
+# room → what it may import of ours, beside itself. The longest name that fits a module is its room.
+ROOMS: dict[str, frozenset[str]] = {
+    "app": frozenset(),
+    "app.errors": frozenset(),
+    "app.config": frozenset({"app.errors"}),
+    "app.log": frozenset({"app.errors"}),
+    "app.queue": frozenset({"app.errors"}),
+    "app.postgres": frozenset({"app.errors"}),
+    "app.client": frozenset({"app.errors", "app.queue.job"}),
+    "app.web": frozenset({"app.queue", "app.errors", "app.log", "pipelines"}),
+    "workers": frozenset({"app.queue", "app.errors", "app.log", "pipelines"}),
+    "pipelines": frozenset(),
+}
+# These wire the rooms together, and may import them all.
+WIRING = ("app.__main__", "app.cli", "app.host", "app.wiring", "app.web.__main__", "wsgi", "gunicorn.conf")
+
+# library → the rooms that may import it, beside those that wire
+LIBRARIES: dict[str, tuple[str, ...]] = {
+    "psycopg2": ("app.queue", "pipelines"),
+    "psycopg2_pool": ("app.queue",),
+    "flask": ("app.web",),
+    "werkzeug": ("app.web",),
+    "jinja2": ("app.web",),
+    "gunicorn": (),
+    "pydantic_settings": ("app.config",),
+    "requests": ("pipelines",),
+}
+NEVER_IN_WIRING = frozenset({"psycopg2", "psycopg2_pool"})
+
+_SQL = re.compile(
+    r"\b(SELECT\s.+\bFROM\s|INSERT\s+INTO\s|UPDATE\s+\S+\s+SET\s|DELETE\s+FROM\s|CREATE\s+(TABLE|INDEX|FUNCTION)\s"
+    r"|ALTER\s+TABLE\s|TRUNCATE\s+\w|LOCK\s+TABLE\s|pg_notify\()",
+    re.DOTALL,
+)
+SPEAKS_SQL = ("app.queue", "pipelines")
+SPEAKS_OF_ITS_CONNECTION = ("workers.listener",)  # the echo that proves a LISTEN
+
+READS_THE_ENVIRONMENT = ("app.config", "workers.process")
+_ENVIRONMENT = frozenset({"environ", "environb", "getenv", "putenv"})
+
+_BEGINS_SOMETHING = frozenset({
+    "open", "read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "touch", "unlink",
+    "Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "start",
+    "Popen", "check_call", "check_output", "system", "connect", "create_connection", "socket", "pipe", "pipe2",
+    "urlopen", "Session", "EmbeddedServer", "Pool", "WorkerPool",
+})  # fmt: skip
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {
+    name_of(path): path
+    for top in (*OURS, "wsgi.py", "gunicorn.conf.py")
+    for path in ([ROOT / top] if top.endswith(".py") else sorted((ROOT / top).rglob("*.py")))
+}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
+
+
+def within(module: str, rooms: tuple[str, ...] | frozenset[str]) -> bool:
+    return any(module == room or module.startswith(room + ".") for room in rooms)
+
+
+def room_of(module: str) -> str:
+    return max((room for room in ROOMS if within(module, (room,))), key=len)
+
+
+def imports_of(module: str) -> Iterator[tuple[str, int]]:
+    """What a module imports, wherever in it: the module, or the module and the name that is taken from it."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: imports are written in full"
+            assert node.module is not None
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield (full if full in SOURCES else node.module), node.lineno
+
+
+def at_import(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """What is executed when a module is imported: all but the bodies of functions, and `if __name__ == "__main__"`."""
+    for node in body:
+        if isinstance(node, ast.If) and "__name__" in ast.dump(node.test):
+            continue
+        yield from executed(node)
+
+
+def executed(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and child in (
+            node.body if isinstance(node.body, list) else [node.body]
+        ):
+            continue
+        yield from executed(child)
+
+
+def docstrings(tree: ast.Module) -> set[ast.AST]:
+    return {
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+        and isinstance(node.body[0].value, ast.Constant)
+    }
+
+
+def test_there_is_something_to_look_at():
+    assert {"app.queue.jobqueue", "workers.pool", "pipelines.contract", "wsgi", "gunicorn.conf"} <= set(SOURCES)
+
+
+def test_a_room_imports_only_what_the_table_allows():
+    wrong = [
+        f"{module}:{line} imports {imported}; {room} may import {sorted(ROOMS[room]) or 'nothing of ours'}"
+        for module in SOURCES
+        if not within(module, WIRING)
+        for room in [room_of(module)]
+        for imported, line in imports_of(module)
+        if within(imported, OURS)
+        and not within(imported, (room,) if room != "app" else ())
+        and not within(imported, ROOMS[room])
+    ]
+
+    assert wrong == []
+
+
+def test_a_library_is_imported_only_where_it_belongs():
+    wrong = [
+        f"{module}:{line} imports {imported}"
+        for module in SOURCES
+        for imported, line in imports_of(module)
+        for library in [imported.partition(".")[0]]
+        if library in LIBRARIES
+        and not within(module, LIBRARIES[library])
+        and not (within(module, WIRING) and library not in NEVER_IN_WIRING)
+    ]
+
+    assert wrong == []
+
+
+def test_web_and_workers_do_not_know_each_other():
+    meetings = [
+        (module, imported)
+        for module in SOURCES
+        for imported, _ in imports_of(module)
+        if (within(module, ("app.web",)) and within(imported, ("workers",)))
+        or (within(module, ("workers",)) and within(imported, ("app.web",)))
+    ]
+
+    assert meetings == []
+
+
+def test_the_environment_is_read_in_one_room():
+    """Settings come from app/config. A process of a job's own inherits what its parent has."""
+    reads = [
+        f"{module}:{node.lineno}"
+        for module in SOURCES
+        if not within(module, READS_THE_ENVIRONMENT)
+        for node in ast.walk(tree_of(module))
+        if (isinstance(node, ast.Attribute) and node.attr in _ENVIRONMENT and ast.unparse(node.value) == "os")
+        or (isinstance(node, ast.ImportFrom) and node.module == "os" and {a.name for a in node.names} & _ENVIRONMENT)
+    ]
+
+    assert reads == []
+
+
+def test_sql_stands_where_sql_is_spoken():
+    found = [
+        f"{module}:{node.lineno}: {node.value!r}"
+        for module in SOURCES
+        if not within(module, SPEAKS_SQL + SPEAKS_OF_ITS_CONNECTION)
+        for skipped in [docstrings(tree_of(module))]
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in skipped
+        if _SQL.search(node.value)
+    ]
+
+    assert found == []
+
+
+def test_nothing_begins_at_import():
+    begun = [
+        f"{module}:{node.lineno}: {ast.unparse(node.func)}"
+        for module in SOURCES
+        if module not in ("wsgi", "gunicorn.conf")
+        for node in at_import(tree_of(module).body)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _BEGINS_SOMETHING
+    ]
+
+    assert begun == []
+
+
+def test_the_package_holds_a_docstring_and_nothing_else():
+    (only,) = tree_of("app").body
+
+    assert only in [node for node in tree_of("app").body if isinstance(node, ast.Expr)]
+    assert ast.get_docstring(tree_of("app"))
+
+
+@pytest.mark.parametrize(
+    ("module", "must_not_load"),
+    [
+        ("app", {"app.config", "app.queue", "flask", "psycopg2", "pydantic"}),
+        ("workers.pool", {"flask", "app.web", "app.config", "pydantic_settings", "gunicorn"}),
+        ("app.queue.jobqueue", {"flask", "workers", "pipelines", "pydantic"}),
+        ("pipelines.contract", {"app", "workers", "flask", "psycopg2"}),
+        ("app.cli", {"flask", "pydantic", "psycopg2", "workers"}),
+    ],
+)
+def test_a_process_loads_no_more_than_it_needs_and_starts_nothing(module: str, must_not_load: set[str]):
+    code = f"import json, sys, threading, {module}\nprint(json.dumps([sorted(sys.modules), threading.active_count()]))"
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    modules, threads = json.loads(output)
+
+    assert must_not_load & set(modules) == set()
+    assert threads == 1
+
+
+# ── the rules themselves can fail ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_rules_see_what_they_forbid():
+    calls = [
+        ast.unparse(node)
+        for node in at_import(ast.parse("class A:\n  x = open('a')\ndef f(y=connect()):\n  open('b')").body)
+        if isinstance(node, ast.Call)
+    ]
+
+    assert calls == ["open('a')", "connect()"]
+    assert _SQL.search("WITH x AS (SELECT a\n FROM t) DELETE")
+    assert _SQL.search("UPDATE dl_jobs SET x = 1")
+    assert not _SQL.search("select a file from the list")
