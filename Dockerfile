@@ -25,7 +25,7 @@ ENV PATH=/opt/dataloader/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 
 
 # Packages with pipelines of your own are found here: COPY acme_etl acme_etl, and DL_PIPELINES=pipelines,acme_etl.
 WORKDIR /srv/dataloader
-USER dataloader
+USER 10001
 EXPOSE 8081
 STOPSIGNAL SIGTERM
 

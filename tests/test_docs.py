@@ -1,0 +1,351 @@
+"""The docs name everything there is, and what they show works."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import psycopg2
+import pytest
+import yaml  # type: ignore[import-untyped] # its stubs are not worth a package
+
+from app.cli.command import cli
+from app.cli.exits import Exit
+from app.config import Settings
+from app.log import Alert
+from app.queue.job import Release, Status
+from app.queue.schema import schema_text
+from app.queue.statements import statements
+from app.web.__main__ import document_text
+from docs import make
+from pipelines.contract import Context
+from tests.support import Databases, Process, eventually, free_port
+from tests.support.desk import Desk
+from tests.support.processes import ROOT, clean_environment
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SQL_TEXT = (ROOT / "app/queue/queries.sql").read_text(encoding="utf-8") + schema_text()
+OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+A_BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+EVENT_LINES = re.compile(r"INSERT INTO dl_job_events.*?(?=jsonb_build_object)", re.DOTALL)
+WHY_JOBS_WAIT = "-- why do jobs wait?"
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    found = A_BLOCK.findall(path.read_text(encoding="utf-8"))
+    return [re.sub(rf"^{indent}", "", body, flags=re.MULTILINE) for indent, kind, body in found if kind == language]
+
+
+def not_named(names: set[str], text: str) -> set[str]:
+    """Those that stand nowhere in the text as code; a name may have its labels or arguments behind it."""
+    said = set(re.findall(r"[\w.]+", " ".join(re.findall(r"`([^`\n]+)`", text))))
+    return names - said
+
+
+# ── everything is named ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_route_is_described():
+    told = set(re.findall(r"^### `([A-Z]+ \S+)`$", page("docs/http-api.md"), re.MULTILINE))
+    there = {f"{verb.upper()} {path}" for path, verbs in json.loads(document_text())["paths"].items() for verb in verbs}
+
+    assert there - told == set()
+    assert told - there - {"GET /", "GET /docs", "GET /openapi.json"} == set(), "described, but not there"
+
+
+def test_every_setting_is_described():
+    assert not_named(set(Settings.variables()), page("docs/configuration.md")) == set()
+
+
+def test_no_page_speaks_of_a_setting_that_is_not_there():
+    other = {"DL_TEST_DSN", "DL_TEST_POSTGRES", "DL_URL"}  # of the tests, and of the client
+    for path in PAGES:
+        spoken_of = set(re.findall(r"\b(?:DL|APP|PG)_[A-Z][A-Z_]+\b", path.read_text(encoding="utf-8")))
+        assert spoken_of <= {*Settings.variables(), *other}, path.name
+
+
+def test_every_command_is_described():
+    assert set(cli.commands) <= set(re.findall(r"^## (\w+(?:-\w+)*)$", page("docs/cli.md"), re.MULTILINE))
+
+
+def test_every_exit_code_is_described():
+    assert {str(code.value) for code in Exit} == set(re.findall(r"^\| (\d+) \|", page("docs/cli.md"), re.MULTILINE))
+    of_services = {Exit.OK, Exit.SCHEMA, Exit.UNAVAILABLE, Exit.FAULT, Exit.EMBEDDED, Exit.CONFIG}
+    assert {str(code.value) for code in of_services} == set(re.findall(r"^\| (\d+) \|", OPERATIONS, re.MULTILINE))
+
+
+def test_every_status_is_described():
+    assert not_named({*Status}, page("docs/job-lifecycle.md")) == set()
+    assert not_named({*Status}, page("docs/http-api.md")) == set()
+
+
+def test_every_kind_of_event_and_every_reason_is_described():
+    kinds = set(re.findall(r"'(\w+)'", " ".join(EVENT_LINES.findall(SQL_TEXT))))
+    reasons = {*re.findall(r"'reason', '(\w+)'", SQL_TEXT), *Release}
+
+    assert {"queued", "picked", "requeue", "done", "heartbeat", "cancel_requested"} <= kinds
+    assert {"retry", "lease_expired", "by_hand"} <= reasons
+    assert not_named(kinds | reasons, page("docs/job-lifecycle.md")) == set()
+
+
+def test_every_statement_is_described():
+    assert not_named(set(statements("public")), page("docs/architecture.md")) == set()
+
+
+def test_every_event_for_alerts_is_described():
+    assert not_named({*Alert}, OPERATIONS) == set()
+
+
+def test_every_word_of_the_context_is_described():
+    words = {word for word in vars(Context) if not word.startswith("_")}
+
+    assert not_named(words, page("docs/writing-a-pipeline.md")) == set()
+
+
+def test_the_life_of_a_job_is_the_one_of_the_transitions():
+    assert page("docs/job-lifecycle.md") == make.job_lifecycle(), "run `python -m docs.make`"
+
+
+def test_every_decision_is_listed():
+    listed = set(re.findall(r"\(decisions/([\w.-]+)\)", page("docs/index.md")))
+
+    assert listed == {path.name for path in (ROOT / "docs/decisions").glob("*.md")}
+
+
+# ── links ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links() -> list[tuple[Path, str]]:
+    return [
+        (path, target)
+        for path in PAGES
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
+        if not target.startswith(("https://", "http://"))
+    ]
+
+
+def test_links_lead_somewhere():
+    lost = []
+    for path, target in links():
+        name, _, anchor = target.partition("#")
+        there = path.parent / name if name else path
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            lost.append(f"{path.relative_to(ROOT)}: {target}")
+
+    assert lost == []
+
+
+# ── what is shown works ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "sql")], ids=lambda path: path.stem)
+def test_the_sql_of_a_page_runs_on_the_real_tables(path, dsn):
+    connection = psycopg2.connect(dsn)
+    try:
+        for block in blocks(path, "sql"):
+            with connection, connection.cursor() as cursor:
+                cursor.execute(block)
+    finally:
+        connection.close()
+
+
+def test_the_statement_about_waiting_jobs_tells_why(databases: Databases):
+    (why,) = (block for block in blocks(ROOT / "docs/operations.md", "sql") if block.startswith(WHY_JOBS_WAIT))
+    with databases.fresh() as dsn:
+        desk = Desk(dsn)
+        try:
+            running = desk.claimed("busy", queue="live")
+            desk.sql(
+                "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
+                " VALUES (gen_random_uuid(), 'w', '0', '{live}', '{t}', 1, 3600)"
+            )
+            parked, later = desk.enqueue("busy", queue="live"), desk.insert("later", available_at="2100-01-01")
+            desk.look(queue="live")
+            unknown = desk.enqueue("u", queue="live", task="nobody's")
+            desk.queue.set_aside("live", ["t"])
+            alone, waiting = desk.enqueue("a", queue="dead"), desk.enqueue("w", queue="live")
+
+            told = {row[0]: row[3] for row in desk.sql(why)}
+        finally:
+            desk.close()
+
+    assert told[str(parked)] == f"its key is held by job {running.id}"
+    assert told[str(later)].startswith("not before 2100-01-01")
+    assert told[str(unknown)] == "no live worker knows the task 'nobody''s'"
+    assert told[str(alone)] == "no live worker works on this queue"
+    assert told[str(waiting)] == "for a free thread"
+
+
+def test_the_python_of_all_pages_runs(tmp_path):
+    """In a process of its own, for it registers tasks. A page is a module; what is named test_ in it is a test."""
+    for path in PAGES:
+        examples = blocks(path, "python")
+        if examples:
+            module = tmp_path / f"test_{re.sub(r'[^a-z]', '_', path.stem.lower())}.py"
+            module.write_text("\n".join([*examples, "\n\ndef test_that_it_runs(): ...\n"]), encoding="utf-8")
+
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-c",
+            os.devnull,
+            "--rootdir",
+            tmp_path,
+            "-p",
+            "no:cacheprovider",
+            tmp_path,
+        ],
+        cwd=tmp_path,
+        env=clean_environment() | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_json_of_a_page_can_be_read(path):
+    for block in blocks(path, "json"):
+        json.loads(block)
+
+
+@pytest.fixture(scope="module")
+def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real service, ready to work."""
+    port, output = free_port(), tmp_path_factory.mktemp("service") / "output"
+    with databases.fresh(schema=False) as dsn:
+        env = {"DL_DB_DSN": dsn, "APP_PORT": str(port)}
+        with Process.dataloader("serve", output=output, env=env) as process:
+            process.wait_for("is ready at")
+            url = f"http://127.0.0.1:{port}"
+            eventually(lambda: asked(f"{url}/status")["ready"], message=lambda: f"ready:\n{process.text}")
+            yield url
+
+
+@pytest.fixture
+def shell(tmp_path) -> Callable[[str], str]:
+    """Runs a script and tells what it printed. Where there is no curl, a few lines stand in for it."""
+    if shutil.which("curl") is None:
+        curl = tmp_path / "curl"
+        curl.write_text(f"#!{sys.executable}\n{CURL}", encoding="utf-8")
+        curl.chmod(0o755)
+
+    def run(script: str) -> str:
+        env = clean_environment() | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(["sh", "-euc", script], capture_output=True, text=True, timeout=60, check=False, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+CURL = """
+import argparse, urllib.request
+words = argparse.ArgumentParser()
+words.add_argument("-s", action="store_true")
+words.add_argument("-X")
+words.add_argument("-H", default="Accept: */*")
+words.add_argument("-d")
+words.add_argument("url")
+told = words.parse_args()
+name, _, value = told.H.partition(": ")
+body = None if told.d is None else told.d.encode()
+request = urllib.request.Request(told.url, body, {name: value}, method=told.X)
+print(urllib.request.urlopen(request, timeout=30).read().decode(), end="")
+"""
+
+
+def test_the_first_job_of_the_readme_is_triggered_seen_and_canceled(service, shell):
+    (lines,) = (block for block in blocks(ROOT / "README.md", "sh") if "curl" in block)
+    script = lines.replace("http://127.0.0.1:8081", service)
+    assert script.count("curl ") == 3
+
+    said = shell(script + '\necho; echo "$job"')
+
+    job_id = said.splitlines()[-1]
+    answers = re.findall(r"\{.*?\}\}", said)
+    assert [json.loads(answer)["job_id"] for answer in answers] == [job_id, job_id]
+    eventually(lambda: asked(f"{service}/api/v1/jobs/{job_id}/status")["status"] == "canceled", message="canceled")
+
+
+def test_every_number_of_a_real_service_is_described(service):
+    names = set(re.findall(r"^# HELP (\w+) ", told(f"{service}/metrics"), re.MULTILINE))
+
+    numbers = {name for name in names if not name.endswith("_created")}
+    assert "dataloader_jobs" in numbers
+    assert not_named(numbers, page("docs/http-api.md")) == set()
+    assert not_named(numbers, OPERATIONS) == set()
+
+
+def test_the_status_of_a_real_service_is_the_one_that_is_read_line_by_line(service):
+    shown = next(block for block in blocks(ROOT / "docs/operations.md", "json") if '"workers"' in block)
+
+    there = asked(f"{service}/status")
+
+    assert {name: keys(part) for name, part in json.loads(shown).items()} == {n: keys(p) for n, p in there.items()}
+
+
+def keys(part: object) -> set[str]:
+    return set(part) if isinstance(part, dict) else set()
+
+
+def told(url: str) -> str:
+    try:
+        with urlopen(url, timeout=30) as answer:  # noqa: S310 - an address of our own
+            return str(answer.read().decode())
+    except HTTPError as refusal:
+        with refusal:
+            return str(refusal.read().decode())
+
+
+def asked(url: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(told(url))
+    return answer
+
+
+# ── the container, as far as it can be read without an engine ──────────────────────────────────────────────────────
+
+
+def test_the_services_of_the_compose_file_run_commands_that_there_are_with_settings_that_there_are():
+    services = yaml.safe_load(page("compose.yaml"))["services"]
+    ours = [service for service in services.values() if service["image"].startswith("dataloader")]
+
+    assert {service["command"][0] for service in ours} == {"migrate", "serve", "worker"}
+    for service in ours:
+        cli.make_context("dataloader", [*service["command"], "--help"], resilient_parsing=True)
+        assert set(service["environment"]) <= set(Settings.variables())
+        Settings.load({name: str(value) for name, value in service["environment"].items()}, dotenv=None)
+
+
+def test_the_image_copies_what_there_is_and_what_is_not_ignored():
+    lines = re.findall(r"^COPY (?!--)(.+)$", page("Dockerfile"), re.MULTILINE)
+    copied = {word for line in lines for word in shlex.split(line)[:-1]}
+    allowed = set(re.findall(r"^!(.+)$", page(".dockerignore"), re.MULTILINE))
+
+    assert copied == allowed
+    assert [name for name in copied if not (ROOT / name).exists()] == []
