@@ -56,6 +56,11 @@ class Directory:
         """The bearer token of an endpoint, if it wants one."""
         return self._known.tokens.get(name)
 
+    def authorization(self, name: str) -> dict[str, str]:
+        """The header that an endpoint wants; none without a token."""
+        token = self.token(name)
+        return {} if token is None else {"Authorization": f"Bearer {token}"}
+
     def target(self, name: str) -> str:
         """The DSN of a database: its own, else that of `default`, else the queue's; `NotConfigured` if none."""
         known = self._known
@@ -78,4 +83,5 @@ directory = Directory()
 configure = directory.configure
 endpoint = directory.endpoint
 token = directory.token
+authorization = directory.authorization
 target = directory.target

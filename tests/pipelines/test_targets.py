@@ -49,6 +49,8 @@ def test_a_token_is_known_by_the_name_of_its_endpoint(directory):
 
     assert directory.token("llm") == "t0ken"
     assert directory.token("cbr") is None
+    assert directory.authorization("llm") == {"Authorization": "Bearer t0ken"}
+    assert directory.authorization("cbr") == {}
 
 
 def test_configuring_again_forgets_the_rest(directory):

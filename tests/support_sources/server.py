@@ -35,8 +35,9 @@ class Reply:
     drip: float = 0  # seconds between two bytes of the body
 
     @classmethod
-    def of(cls, value: Any, **named: Any) -> Reply:
-        return cls(json.dumps(value).encode(), headers={"Content-Type": "application/json"}, **named)
+    def of(cls, value: Any, headers: Mapping[str, str] | None = None, **named: Any) -> Reply:
+        told = {"Content-Type": "application/json", **(headers or {})}
+        return cls(json.dumps(value).encode(), headers=told, **named)
 
 
 Route = Callable[[Request], Reply]

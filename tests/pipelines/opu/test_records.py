@@ -1,0 +1,99 @@
+from datetime import UTC, date, datetime
+
+import pytest
+
+from pipelines.opu.records import Rows
+from pipelines.opu.table import COLUMNS, Column, Kind
+from pipelines.toolkit.errors import TooManyRejects
+from pipelines.toolkit.rejects import Rejects
+from tests.support_sources.gmap import record
+
+SOME = (
+    Column("id", Kind.WHOLE, key=True, field="ID"),
+    Column("value", Kind.NUMBER),
+    Column("day", Kind.DAY),
+    Column("at", Kind.MOMENT),
+    Column("ok", Kind.FLAG),
+)
+GOOD = {"ID": 7, "value": 1.5, "day": "2024-01-31", "at": "2024-01-31T10:00:00+03:00", "ok": True}
+
+
+def read(record, columns=SOME, *, rejects=None):
+    return list(Rows(columns, rejects or Rejects(0)).read([(1, record)]))
+
+
+def test_a_record_is_a_row_in_the_order_of_the_columns():
+    (row,) = read(GOOD)
+
+    assert row == (7, 1.5, date(2024, 1, 31), datetime.fromisoformat("2024-01-31T10:00:00+03:00"), True)
+    assert len(read(record(12), COLUMNS)[0]) == 23
+
+
+def test_what_is_not_in_the_key_may_be_null():
+    assert read({"ID": 7, "value": None, "day": None, "at": None, "ok": None}) == [(7, None, None, None, None)]
+
+
+def test_a_record_that_needs_no_reading_is_taken_as_it_is():
+    assert read({"value": 1, "ok": None}, (Column("value", Kind.NUMBER), Column("ok", Kind.FLAG))) == [(1, None)]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("2024-01-31T07:00:00Z", datetime(2024, 1, 31, 7, tzinfo=UTC)),
+        ("2024-01-31T10:00:00", datetime(2024, 1, 31, 7, tzinfo=UTC)),  # Moscow's
+        ("1706684400", datetime(2024, 1, 31, 7, tzinfo=UTC)),
+        (1706684400, datetime(2024, 1, 31, 7, tzinfo=UTC)),
+        (1706684400000.0, datetime(2024, 1, 31, 7, tzinfo=UTC)),
+    ],
+)
+def test_moments_come_in_several_forms(written, meant):
+    assert read({**GOOD, "at": written})[0][3] == meant
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"ID": None}, "'ID' is null; expected int"),
+        ({"ID": 1.0}, "'ID' is a float"),
+        ({"ID": True}, "'ID' is a bool"),
+        ({"ID": 2**63}, "'ID': has more digits"),
+        ({"value": "1,5"}, "'value' is a str; expected int or float"),
+        ({"day": "31.01.2024"}, "'day': '31.01.2024' is no date"),
+        ({"day": "20240131"}, "'day': '20240131' is no date"),
+        ({"day": "2024-02-30"}, "'day': '2024-02-30' is no date"),
+        ({"at": "yesterday"}, "'at': 'yesterday' is no time"),
+        ({"at": 9e99}, "'at'"),
+        ({"ok": "yes"}, "'ok' is a str"),
+        ({"ok": {"deep": []}}, "'ok' is a dict"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named_with_its_line(other, reason):
+    rejects = Rejects(9)
+
+    found = list(Rows(SOME, rejects).read([(4, {**GOOD, **other}), (5, GOOD)]))
+
+    assert len(found) == 1
+    assert rejects.first[0].place == "line 4"
+    assert reason in rejects.first[0].reason
+
+
+def test_a_missing_field_is_named():
+    rejects = Rejects(1)
+
+    read({"ID": 1, "value": 2}, rejects=rejects)
+
+    assert rejects.first[0].reason == "field 'day' is missing; an empty one is null"
+
+
+def test_more_bad_records_than_allowed_end_the_reading():
+    with pytest.raises(TooManyRejects, match="line 1: field 'ok'"):
+        read({**GOOD, "ok": 1})
+
+
+def test_fields_that_nobody_declared_are_told():
+    rows = Rows(SOME, Rejects(0))
+
+    list(rows.read([(1, {**GOOD, "new": 1, "also": 2}), (2, {**GOOD, "late": 1})]))
+
+    assert rows.unknown_fields == ("also", "new")
