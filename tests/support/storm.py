@@ -29,7 +29,18 @@ class Storm:
 
     def rage(self, seconds: float) -> None:
         moves = [self.enqueue] * 4 + [self.claim] * 8 + [self.settle] * 8 + [self.release] * 2
-        moves += [self.renew, self.cancel, self.cancel, self.retry, self.age, self.reap, self.reap, self.sweep, self.promote, self.forget]
+        moves += [
+            self.renew,
+            self.cancel,
+            self.cancel,
+            self.retry,
+            self.age,
+            self.reap,
+            self.reap,
+            self.sweep,
+            self.promote,
+            self.forget,
+        ]
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.chance.choice(moves)()

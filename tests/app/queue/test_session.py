@@ -1,0 +1,223 @@
+"""A connection of one's own: it answers or raises, in time, and opens itself again."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from app.errors import DatabaseUnavailable, InvalidJob
+from app.queue.job import NewJob
+from app.queue.jobqueue import JobQueue
+from app.queue.session import Session
+from app.queue.statements import read, statements
+from tests.support import eventually, free_port
+from tests.support.desk import Aside
+from tests.support.proxy import SilentProxy
+
+GENEROUS = 15.0  # seconds in which something that gives up after less than one must have given up
+
+
+def backend(session: Session) -> int:
+    return session.command("SELECT pg_backend_pid()")[0][0]
+
+
+@pytest.fixture
+def session(desk):
+    return desk.another_session()
+
+
+def test_it_connects_when_it_is_asked_first(desk, session):
+    assert (session.connected, session.generation, session.fileno()) == (False, 0, None)
+    session.cut()  # there is nothing to cut
+
+    session.ask("ping")
+
+    assert (session.connected, session.generation) == (True, 1)
+    assert session.fileno() is not None
+
+
+def test_a_connection_that_was_ended_is_told_once_and_opened_again(desk, session):
+    first = backend(session)
+    desk.sql("SELECT pg_terminate_backend(%s)", first)
+    eventually(lambda: not desk.sql("SELECT FROM pg_stat_activity WHERE pid = %s", first))
+
+    with pytest.raises(DatabaseUnavailable):
+        session.ask("ping")
+
+    assert session.ask("ping") == [(1,)]
+    assert session.generation == 2
+    assert backend(session) != first
+
+
+def test_a_command_on_a_broken_connection_is_told_likewise(desk, session):
+    desk.sql("SELECT pg_terminate_backend(%s)", backend(session))
+
+    with pytest.raises(DatabaseUnavailable):
+        eventually(lambda: session.command("SELECT 1") and False)
+
+    assert session.command("SELECT 1") == [(1,)]
+
+
+def test_what_listen_has_brought_is_told_and_a_lost_one_raises(desk, session):
+    with pytest.raises(DatabaseUnavailable, match="not connected"):
+        session.notifications()
+    session.command("LISTEN dl_jobs")
+    desk.enqueue(queue="etl")
+
+    assert eventually(session.notifications) == [("dl_jobs", "etl")]
+
+    desk.sql("SELECT pg_terminate_backend(%s)", backend(session))
+    with pytest.raises(DatabaseUnavailable):
+        eventually(session.notifications)
+    assert not session.connected
+
+
+def test_cutting_it_wakes_whoever_waits(desk, session):
+    session.ask("ping")
+    asking = Aside(session.command, "SELECT pg_sleep(60)")
+    eventually(lambda: desk.one("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == 1)
+
+    session.cut()
+
+    with pytest.raises(DatabaseUnavailable):
+        asking.result(GENEROUS)
+    assert session.ask("ping") == [(1,)]
+
+
+def test_a_statement_that_takes_too_long_is_ended_by_the_server_or_by_us(desk):
+    session = desk.another_session(command_timeout=0.3)
+    began = time.monotonic()
+
+    with pytest.raises(DatabaseUnavailable):
+        session.command("SELECT pg_sleep(60)")
+
+    assert time.monotonic() - began < GENEROUS
+    assert session.ask("ping") == [(1,)]
+
+
+def test_a_server_that_falls_silent_is_given_up_in_time(desk):
+    with SilentProxy(desk.dsn) as proxy:
+        session = Session(proxy.dsn, name="silent", connect_timeout=0.4, command_timeout=0.4)
+        assert session.ask("ping") == [(1,)]
+        proxy.silence()
+
+        for _ in range(2):  # in the midst of a question, and while connecting
+            began = time.monotonic()
+            with pytest.raises(DatabaseUnavailable, match="did not answer in time"):
+                session.ask("ping")
+            assert time.monotonic() - began < GENEROUS
+            assert not session.connected
+
+        proxy.speak()
+        assert session.ask("ping") == [(1,)]
+        session.close()
+
+
+def test_of_several_hosts_a_silent_one_is_passed_over(desk):
+    given = parse_dsn(desk.dsn)
+    with SilentProxy(desk.dsn) as proxy:
+        proxy.silence()
+        hosts = {
+            "host": f"127.0.0.1,127.0.0.1,{given['host']}",
+            "port": f"{proxy.port},{free_port()},{given.get('port', '5432')}",
+        }
+        dsn = make_dsn(**{**given, **hosts})
+        session = Session(dsn, name="hosts", connect_timeout=0.5)
+
+        assert session.ask("ping") == [(1,)]
+        session.close()
+
+
+def test_where_nobody_listens_the_database_is_unavailable():
+    session = Session(f"host=127.0.0.1 port={free_port()} dbname=x", name="nobody")
+
+    with pytest.raises(DatabaseUnavailable):
+        session.ask("ping")
+    assert not session.connected
+
+
+def test_a_standby_is_refused_until_it_takes_writes(own_desk):
+    desk = own_desk
+    desk.session.ask("ping")
+    name = desk.one("SELECT current_database()")
+    desk.sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    fresh = desk.another_session()
+
+    with pytest.raises(DatabaseUnavailable, match="takes no writes"):
+        fresh.ask("ping")
+    desk.session.command("SET default_transaction_read_only = on")
+    with pytest.raises(DatabaseUnavailable, match="read-only"):
+        desk.enqueue()
+    with pytest.raises(DatabaseUnavailable, match="takes no writes"):  # it was dropped, to find the new primary
+        desk.enqueue()
+
+    desk.sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+    assert fresh.ask("ping") == [(1,)]
+    desk.enqueue()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "DEALLOCATE ALL",
+        "PREPARE dl_ping_0 AS SELECT 2",
+        "ALTER TABLE dl_jobs ALTER COLUMN producer TYPE varchar(100)",
+    ],
+)
+def test_a_prepared_statement_that_is_out_of_date_is_made_anew_unnoticed(own_desk, spoil):
+    desk = own_desk
+    job_id = desk.enqueue()
+    desk.job(job_id)
+    desk.session.command(spoil)
+
+    assert desk.job(job_id).id == job_id
+    assert desk.queue.ping() > 0
+
+
+def test_a_refused_value_leaves_the_connection_as_it_was(desk):
+    desk.queue.ping()
+    generation = desk.session.generation
+
+    for _ in range(3):
+        with pytest.raises(InvalidJob):
+            desk.enqueue(priority=-1)
+
+    assert desk.session.generation == generation
+    assert desk.one("SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'") == 0
+
+
+def test_a_statement_of_several_parts_takes_effect_whole_or_not_at_all(desk):
+    desk.insert("due")
+    bad = {"queue": "q", "tasks": "{t}", "most": 1, "run_ids": "{not a uuid}", "worker": "w"}
+
+    with pytest.raises(InvalidJob):
+        desk.session.ask("claim", bad)
+
+    assert desk.one("SELECT place FROM dl_jobs") == "timed"
+    assert len(desk.claim()) == 1
+
+
+def test_threads_may_share_it_one_at_a_time(desk, session):
+    queue = JobQueue(session)
+    asking = [Aside(queue.enqueue, NewJob(queue="q", task="t", lock_key=str(n))) for n in range(12)]
+
+    assert len({one.result().job_id for one in asking}) == 12
+
+
+def test_every_statement_names_its_tables_with_the_schema_and_its_parameters_in_order():
+    found = statements('a "b')
+    claim = found["claim"].parts[1]
+
+    assert all('"a ""b".dl_' in one.text for name, one in found.items() if name not in ("ping", "guard", "unguard"))
+    assert claim.parameters == ("queue", "tasks", "most")
+    assert "$2" in claim.prepare("x")
+    assert claim.execute("x") == "EXECUTE x(%(queue)s, %(tasks)s, %(most)s)"
+
+
+def test_comments_and_notes_of_channels_are_left_alone():
+    one = read("-- name: one\n-- about dl_jobs\nSELECT 'dl_jobs', a -- why\n  FROM dl_jobs;\n", "s")["one"]
+
+    assert one.text == "SELECT 'dl_jobs', a\n  FROM \"s\".dl_jobs"
+    assert one.execute == "EXECUTE dl_one_0"
