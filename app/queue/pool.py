@@ -149,6 +149,8 @@ class Pool:
             except psycopg2.Error:
                 self._quiet_until = time.monotonic() + _QUIET_AFTER_FAILURE
                 raise
+            with self._pool.lock:  # the package counts a connection as in use only when it has just been opened
+                self._pool.connections_in_use.add(connection)
             if id(connection) not in self._born:
                 self._greet(connection)
                 return connection
