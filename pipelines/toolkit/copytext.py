@@ -11,13 +11,16 @@ import ipaddress
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import orjson
 
 from pipelines.toolkit.errors import UnsuitableValue
 from pipelines.toolkit.rejects import Rejects
@@ -25,7 +28,9 @@ from pipelines.toolkit.rejects import Rejects
 Row = Sequence[Any] | Mapping[str, Any]
 
 _NULL = r"\N"
-_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+_ESCAPED = (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r"))  # the backslash first
+_ESCAPES = str.maketrans(dict(_ESCAPED))
+_WHOLE_MINUTES_FROM = 1973  # Liberia was the last to give up an offset of hours, minutes and seconds, in 1972
 _BOOLEAN = {True: "t", False: "f"}
 
 
@@ -143,34 +148,58 @@ def _column_text(values: Sequence[Any], column: Column) -> Iterable[str]:
 
 
 def _strings(values: Sequence[str], _: Column) -> Iterable[str]:
-    joined = "".join(values)
-    if "\0" in joined:
+    joined = "\0".join(values)
+    if joined.count("\0") >= len(values):
         raise _Unfit("a NUL, somewhere")
-    if any(special in joined for special in "\\\t\n\r"):
-        return [value.translate(_ESCAPES) for value in values]
-    return values
+    if not any(special in joined for special in "\\\t\n\r"):
+        return values
+    for special, escaped in _ESCAPED:
+        joined = joined.replace(special, escaped)
+    return joined.split("\0")
+
+
+def _numbers(values: Sequence[int | float], _: Column) -> Iterable[str]:
+    """By way of JSON: orjson writes a list of them many times faster than they are turned into strings one by one."""
+    try:
+        written = orjson.dumps(values)
+    except TypeError:  # past 64 bits
+        return map(repr, values)
+    if b"n" in written:  # null: it has no word for NaN and infinity
+        return map(repr, values)
+    return written[1:-1].decode().split(",")
+
+
+def _quoted(values: Sequence[date | UUID], _: Column) -> Iterable[str]:
+    return orjson.dumps(values)[2:-2].decode().split('","')
+
+
+def _datetimes(values: Sequence[datetime], column: Column) -> Iterable[str]:
+    zones = set(map(attrgetter("tzinfo"), values))
+    if column.kind == "timestamp" and zones != {None}:
+        raise _Unfit("a zone, somewhere")
+    # Some zones of the past were off by seconds, which orjson leaves out.
+    if zones <= {None, UTC} or (
+        min(map(attrgetter("year"), values)) >= _WHOLE_MINUTES_FROM
+        and all(isinstance(zone, ZoneInfo) for zone in zones - {None, UTC})
+    ):
+        return _quoted(values, column)
+    return map(str, values)
 
 
 def _decimals(values: Sequence[Decimal], _: Column) -> Iterable[str]:
     return [str(value) if value.is_finite() else _decimal_text(value) for value in values]
 
 
-def _datetimes(values: Sequence[datetime], column: Column) -> Iterable[str]:
-    if column.kind == "timestamp" and any(value.tzinfo is not None for value in values):
-        raise _Unfit("a zone, somewhere")
-    return map(str, values)
-
-
 _AT_ONCE: Mapping[type, Callable[[Sequence[Any], Column], Iterable[str]]] = {
     str: _strings,
-    int: lambda values, _: map(str, values),
-    float: lambda values, _: map(repr, values),
+    int: _numbers,
+    float: _numbers,
     bool: lambda values, _: map(_BOOLEAN.__getitem__, values),
     Decimal: _decimals,
     datetime: _datetimes,
-    date: lambda values, _: map(str, values),
-    time: lambda values, _: map(str, values),
-    UUID: lambda values, _: map(str, values),
+    date: _quoted,
+    time: lambda values, _: map(str, values),  # orjson loses a leading nought of the fraction
+    UUID: _quoted,
     bytes: lambda values, _: [r"\\x" + value.hex() for value in values],
 }
 
@@ -201,7 +230,7 @@ def _scalar_text(value: Any, column: Column) -> str:
         case datetime():
             if column.kind == "timestamp" and value.tzinfo is not None:
                 raise _Unfit(f"{value} has a zone and the column keeps none; convert it, or use timestamptz")
-            return str(value)
+            return value.isoformat()
         case timedelta():
             return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"
         case bytes() | bytearray() | memoryview():

@@ -95,7 +95,8 @@ def upsert(
         _plan(cur, merge, target, key)  # before the rows are fetched, not after
         done = _receive(cur, arriving, target, feed)
         cur.execute(merge)
-        distinct, inserted, touched = cur.fetchone() or (0, 0, 0)
+        inserted, touched = cur.fetchone() or (0, 0)
+        distinct = done.rows if touched == done.rows else _distinct(cur, arriving, key)
         cur.execute(sql.SQL("DROP TABLE {}").format(arriving))
     return Loaded(
         rows=done.rows,
@@ -135,19 +136,17 @@ def _merge(target: Target, key: Sequence[str], arriving: sql.Identifier) -> sql.
         )
     return sql.SQL(
         """
-        WITH latest AS MATERIALIZED (
-            SELECT DISTINCT ON ({key}) {columns} FROM {arriving} ORDER BY {key}, ctid DESC
-        ), written AS (
+        WITH written AS (
             INSERT INTO {target} AS kept ({columns})
-            SELECT {columns} FROM latest
+            SELECT DISTINCT ON ({key}) {columns} FROM {arriving} ORDER BY {key}, ctid DESC
             ON CONFLICT ({key}) DO {change}
             RETURNING {is_new} AS is_new
         )
-        SELECT (SELECT count(*) FROM latest), {inserted}, count(*) FROM written
+        SELECT {inserted}, count(*) FROM written
         """
     ).format(
         is_new=sql.SQL("true" if target.partitioned else "xmax = 0"),
-        inserted=_unmatched(target, key) if target.partitioned else sql.SQL("count(*) FILTER (WHERE is_new)"),
+        inserted=_unmatched(target, key, arriving) if target.partitioned else sql.SQL("count(*) FILTER (WHERE is_new)"),
         key=names(key),
         columns=names(column.name for column in target.columns),
         arriving=arriving,
@@ -156,12 +155,12 @@ def _merge(target: Target, key: Sequence[str], arriving: sql.Identifier) -> sql.
     )
 
 
-def _unmatched(target: Target, key: Sequence[str]) -> sql.Composed:
+def _unmatched(target: Target, key: Sequence[str], arriving: sql.Identifier) -> sql.Composed:
     """How many are new, where xmax cannot be asked: a partitioned table has no such column."""
-    same = sql.SQL(" AND ").join(sql.SQL("old.{0} = latest.{0}").format(sql.Identifier(name)) for name in key)
-    return sql.SQL("(SELECT count(*) FROM latest WHERE NOT EXISTS (SELECT FROM {} AS old WHERE {}))").format(
-        target.name, same
-    )
+    same = sql.SQL(" AND ").join(sql.SQL("old.{0} = new.{0}").format(sql.Identifier(name)) for name in key)
+    return sql.SQL(
+        "(SELECT count(*) FROM (SELECT DISTINCT {} FROM {}) AS new WHERE NOT EXISTS (SELECT FROM {} AS old WHERE {}))"
+    ).format(names(key), arriving, target.name, same)
 
 
 def _plan(cur: cursor, merge: sql.Composed, target: Target, key: Sequence[str]) -> None:
@@ -171,6 +170,11 @@ def _plan(cur: cursor, merge: sql.Composed, target: Target, key: Sequence[str]) 
         raise NoSuchTarget(
             f"table {target} has no unique constraint over ({', '.join(key)}), so its rows cannot be told apart by it"
         ) from error
+
+
+def _distinct(cur: cursor, arriving: sql.Identifier, key: Sequence[str]) -> int:
+    cur.execute(sql.SQL("SELECT count(*) FROM (SELECT DISTINCT {} FROM {}) AS keys").format(names(key), arriving))
+    return int((cur.fetchone() or (0,))[0])
 
 
 def _receive(cur: cursor, arriving: sql.Identifier, target: Target, feed: Feed) -> Streamed:

@@ -120,7 +120,7 @@ class Shouted(str):
         (Decimal("sNaN"), "numeric", "NaN"),
         (Decimal("-Infinity"), "numeric", "-Infinity"),
         (float("inf"), "float8", "inf"),
-        (datetime(2024, 1, 31, tzinfo=UTC), "timestamptz", "2024-01-31 00:00:00+00:00"),
+        (datetime(2024, 1, 31, tzinfo=UTC), "timestamptz", "2024-01-31T00:00:00+00:00"),
         (bytearray(b"\x00\xff"), "bytea", r"\\x00ff"),
         (memoryview(b"ab"), "bytea", r"\\x6162"),
         (b"ab", "bytea", r"\\x6162"),
