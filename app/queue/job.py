@@ -279,3 +279,34 @@ class Event:
     at: datetime
     kind: str
     payload: dict[str, Any]
+
+
+class Said(NamedTuple):
+    """A line on its way into a job's log."""
+
+    job_id: UUID
+    attempt: int
+    age_sec: float  # how long ago it was said; the database's clock makes a time of it
+    level: str
+    stream: str
+    line: str
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of a job's log."""
+
+    id: int
+    attempt: int
+    at: datetime
+    level: str
+    stream: str
+    line: str
+
+
+@dataclass(frozen=True)
+class LogPage:
+    """Some lines of a job's log, oldest first."""
+
+    lines: list[LogLine]
+    complete: bool  # the job has ended, and its last lines have had the time to arrive

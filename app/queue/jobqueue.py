@@ -19,12 +19,15 @@ from app.queue.job import (
     Fate,
     Handback,
     Job,
+    LogLine,
+    LogPage,
     NewJob,
     News,
     Outlook,
     Reaped,
     Renewal,
     Run,
+    Said,
     Settlement,
     Status,
     Sweep,
@@ -91,6 +94,24 @@ class JobQueue:
     def events(self, job_id: UUID, *, limit: int = 1000) -> list[Event]:
         rows = self._ask("events", {"job_id": str(job_id), "limit": limit})
         return [Event(row[0], UUID(row[1]), row[2], row[3], row[4], _decoded(row[5])) for row in rows]
+
+    def logs(
+        self,
+        job_id: UUID,
+        *,
+        after: int = 0,
+        tail: bool = False,
+        levels: Iterable[str] | None = None,
+        attempt: int | None = None,
+        stream: str | None = None,
+        limit: int = 1000,
+    ) -> LogPage:
+        """What a job said: the first lines after `after`, or with `tail` the last ones; oldest first."""
+        asked = {"job_id": str(job_id), "after": after, "tail": tail, "attempt": attempt, "stream": stream}
+        rows = self._ask("logs", asked | {"levels": None if levels is None else array(levels), "most": limit})
+        if not rows:
+            raise JobNotFound(job_id)
+        return LogPage([LogLine(*row[1:]) for row in rows if row[1] is not None], rows[0][0])
 
     def cancel(self, job_id: UUID) -> Job:
         """Cancel a waiting job, ask a running one to stop, leave a finished one. Returns it as it is then."""
@@ -214,6 +235,15 @@ class JobQueue:
             "note_pending_stop",
             {"job_id": str(job.id), "run_id": str(job.run_id), "reason": reason, "error": error},
         )
+
+    def write_logs(self, lines: Sequence[Said]) -> None:
+        """Add lines to jobs' logs. An answer that is lost may mean that they are there all the same."""
+        columns = ("job_ids", "attempts", "ages", "levels", "streams", "lines")
+        self._ask("write_logs", {name: array(line[n] for line in lines) for n, name in enumerate(columns)})
+
+    def prune_logs(self, *, keep_sec: float, most: int) -> int:
+        """Delete the oldest lines that are older than that; returns how many."""
+        return len(self._ask("prune_logs", {"keep_sec": keep_sec, "most": most}))
 
     def settle(self, ends: Sequence[tuple[Claimed, Settlement]], *, guards: Sequence[int] = ()) -> list[Fate]:
         """Write down how runs ended, and give back the session locks in `guards`, all in one transaction."""

@@ -238,6 +238,8 @@ class Session:
     def _asked(self, statement: Statement, parameters: Mapping[str, Any]) -> list[Row]:
         wire = self._open()
         try:
+            if statement.hasty:
+                return wire.ask(statement.text, parameters, self._command_timeout)
             if statement.name not in self._prepared:
                 self._prepare(wire, statement)
             return wire.ask(statement.execute, parameters, self._command_timeout)

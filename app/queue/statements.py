@@ -43,6 +43,11 @@ class Statement:
         return ";\n".join(part.text for part in self.parts)
 
     @property
+    def hasty(self) -> bool:
+        """It sets its own time limits, and they must hold from its first word on: preparing it may wait for a lock."""
+        return "'lock_timeout'" in self.parts[0].text
+
+    @property
     def prepare(self) -> str:
         return ";\n".join(part.prepare(f"dl_{self.name}_{n}") for n, part in enumerate(self.parts))
 
