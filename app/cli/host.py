@@ -118,7 +118,7 @@ def config(*, docs: bool, as_json: bool) -> None:
 @click.command(short_help="List the tasks that the settings' packages register.")
 @json_option
 def tasks(*, as_json: bool) -> None:
-    """List the tasks that the packages in DL_PIPELINES register, and the modules that cannot be imported.
+    """List the tasks that the packages in DL_PIPELINES and DL_TASKS register, and what cannot be loaded of them.
 
     This looks at the code that is here, not at a running service.
     """
@@ -126,7 +126,7 @@ def tasks(*, as_json: bool) -> None:
 
     settings = _settings()
     sys.path.append(str(Path.cwd()))  # as for the service: the packages may stand beside the process
-    loading = contract.load(settings.pipelines)
+    loading = contract.load(settings.pipelines, settings.tasks)
     known = list(contract.registry)
     if as_json:
         click.echo(

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr, SecretStr, 
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from app.config import checks, dsn, values
+from app.config import checks, dsn, tasks, values
 from app.config.values import QueueWorkers, Rotation
 from app.errors import ConfigError, Fault
 
@@ -41,8 +41,10 @@ class Knob:
     group: str
 
 
-def _knob(group: Group, variable: str, default: Any, meaning: str, accepts: str, **limits: Any) -> Any:
-    about: dict[str, JsonValue] = {"group": group.value, "accepts": accepts}
+def _knob(
+    group: Group, variable: str, default: Any, meaning: str, accepts: str, *, hidden: bool = False, **limits: Any
+) -> Any:
+    about: dict[str, JsonValue] = {"group": group.value, "accepts": accepts, "hidden": hidden}
     return Field(default, validation_alias=variable, description=meaning, json_schema_extra=about, **limits)
 
 
@@ -66,6 +68,7 @@ Rotating = Annotated[Rotation, BeforeValidator(values.rotation)]
 Endpoints = Annotated[Mapping[str, str], BeforeValidator(values.endpoints)]
 Targets = Annotated[Mapping[str, SecretStr], BeforeValidator(values.targets)]
 Tokens = Annotated[Mapping[str, SecretStr], BeforeValidator(values.tokens)]
+Tasks = Annotated[Mapping[str, Any], BeforeValidator(tasks.tasks)]
 
 
 class Settings(BaseSettings):
@@ -179,6 +182,14 @@ class Settings(BaseSettings):
         "The packages whose modules register tasks.",
         "names of Python packages, separated by commas",
     )
+    tasks: Tasks = _knob(
+        Group.WORKERS,
+        "DL_TASKS",
+        {},
+        "Tasks beside those that the packages register, by name: callables, and programs; docs/migrating.md shows how.",
+        'a JSON object such as {"rates": "company.loads:rates", "legacy": {"command": ["python", "legacy.py"]}}',
+        hidden=True,
+    )
     heartbeat_sec: float = _number(
         Group.WORKERS, "DL_HEARTBEAT_SEC", 10.0, "How often a running job's lease is renewed, in seconds.", 0.05, 3600
     )
@@ -228,7 +239,7 @@ class Settings(BaseSettings):
         "DL_ENDPOINTS",
         {},
         "Where pipelines fetch from, by the name each asks for; docs/pipelines tells the names.",
-        'a JSON object such as {"llm": "https://models.example/v1"}, without credentials',
+        'a JSON object such as {"llm": "https://models.example"}, without credentials',
     )
     targets: Targets = _knob(
         Group.PIPELINES,
@@ -390,6 +401,7 @@ class Settings(BaseSettings):
         for target in self.targets.values():
             known += [target.get_secret_value(), *_passwords(target.get_secret_value())]
         known += [token.get_secret_value() for token in self.tokens.values()]
+        known += tasks.secrets(self.tasks)
         return tuple(known)
 
     @property
@@ -430,7 +442,9 @@ def as_text(value: Any) -> str:
         case tuple():
             text = ",".join(value)
         case Mapping():
-            text = json.dumps({name: as_text(item) for name, item in value.items()}, ensure_ascii=False)
+            # Only a task is more than a text.
+            texts = {name: tasks.shown(v) if isinstance(v, Mapping) else as_text(v) for name, v in value.items()}
+            text = json.dumps(texts, ensure_ascii=False)
         case _:
             text = "" if value is None else str(value)
     return text
@@ -458,4 +472,5 @@ def _about(field: FieldInfo, key: str) -> str:
 
 
 def _is_secret(field: FieldInfo) -> bool:
-    return "SecretStr" in str(field.annotation)
+    about = field.json_schema_extra
+    return "SecretStr" in str(field.annotation) or (isinstance(about, dict) and about["hidden"] is True)

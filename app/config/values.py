@@ -128,7 +128,7 @@ def _entry_faults(entry: Any) -> list[str]:
 
 def endpoints(value: str | Mapping[str, str]) -> dict[str, str]:
     """The addresses of DL_ENDPOINTS by name. Credentials have no place in them: an address may be shown."""
-    given = _named_texts(value, "URL", '{"llm": "https://models.example/v1"}')
+    given = _named_texts(value, "URL", '{"llm": "https://models.example"}')
     faults = [fault for name, url in given.items() if (fault := _url_fault(name, url))]
     if faults:
         raise ValueError("; ".join(faults))

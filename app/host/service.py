@@ -76,7 +76,7 @@ class Service:
         if here not in sys.path:
             sys.path.append(here)  # packages that the settings name may stand beside the process
         places.configure(*self.settings.places(), otherwise=self._dsn)
-        loading = contract.load(self.settings.pipelines)
+        loading = contract.load(self.settings.pipelines, self.settings.tasks)
         for module, trace in loading.failures.items():
             last = trace.strip().rsplit("\n", 1)[-1]
             _log.error("pipeline.broken", module=module, error=last, traceback=trace)
