@@ -259,7 +259,7 @@ def test_the_queue_does_what_a_model_of_it_does(shared_desk):
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=int(os.environ.get("DL_TEST_EXAMPLES", "60")),
+            max_examples=int(os.environ.get("DL_TEST_EXAMPLES", "40")),
             stateful_step_count=30,
             derandomize="DL_TEST_EXAMPLES" not in os.environ,
             database=None,
