@@ -20,14 +20,15 @@ from app.queue.effects import Effects, Places
 from app.queue.values import clean_json
 from pipelines import contract, targets
 from pipelines.contract import Stop, StopReason, registry
-from pipelines.retry import DEFAULT, decide, from_json
+from pipelines.retry import Fixed, decide
 from workers.context import Facts, JobContext
 from workers.drive import drive
-from workers.outcome import came_from_stop, describe, policy_of
+from workers.outcome import came_from_stop, describe
 
 _NEWS_EVERY = 0.5
 _ORPHANED = 71  # exit code: the parent is gone
 _PR_SET_PDEATHSIG = 1
+_ASKED_FOR = Fixed(0.0)  # how long to wait beyond what the error itself asks for is the parent's to say
 
 
 class Parent:
@@ -142,7 +143,7 @@ def _run(recipe: dict[str, Any], context: JobContext) -> dict[str, Any]:
     except Stop as stop:
         return _finished(context) or {"how": "stop", "reason": stop.reason.value}
     except BaseException as error:
-        return _finished(context) or _failure(recipe, context, task.options, error)
+        return _finished(context) or _failure(context, task.options, error)
     return _finished(context) or {
         "how": "value",
         "result": json.loads(clean_json(result, context.facts.max_result_bytes)) if result is not None else None,
@@ -153,18 +154,13 @@ def _finished(context: JobContext) -> dict[str, Any] | None:
     return {"how": "finished"} if context.effects is not None and context.effects.finished else None
 
 
-def _failure(
-    recipe: dict[str, Any], context: JobContext, options: contract.Options, error: BaseException
-) -> dict[str, Any]:
+def _failure(context: JobContext, options: contract.Options, error: BaseException) -> dict[str, Any]:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return {"how": "value", "result": None}
-    default = from_json(recipe["default_retry"]) if recipe["default_retry"] else DEFAULT
-    try:
-        policy = policy_of(recipe["retry"], options, default)
-    except ValueError:
-        policy = default
     facts = context.facts
-    verdict = decide(error, attempt=facts.attempt, max_attempts=facts.max_attempts, policy=policy, rules=options.rules)
+    verdict = decide(
+        error, attempt=facts.attempt, max_attempts=facts.max_attempts, policy=_ASKED_FOR, rules=options.rules
+    )
     return {
         "how": "error",
         "told": describe(error),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,18 +63,16 @@ def success(result: Any, left: Left) -> Settlement:
 
 def failure_of(job: Claimed, error: BaseException, options: Options, default: Policy) -> Failure:
     """What to do about an error: the job's own policy counts first, then its task's."""
-    try:
-        policy = policy_of(job.retry_text, options, default)
-    except ValueError as broken:  # of a row that another service has written
-        error.add_note(f"the job's retry policy cannot be read: {broken}")
-        policy = default
+    policy = readable_policy(job, options, default)
     verdict = decide(error, attempt=job.attempt, max_attempts=job.max_attempts, policy=policy, rules=options.rules)
     return Failure(describe(error), "".join(traceback.format_exception(error)), verdict.answer, verdict.pause)
 
 
-def policy_of(retry_text: str | None, options: Options, default: Policy) -> Policy:
-    if retry_text is not None:
-        return from_json(json.loads(retry_text))
+def readable_policy(job: Claimed, options: Options, default: Policy) -> Policy:
+    """The job's own; one that cannot be read, of a row that another service has written, does not count."""
+    if job.retry_text is not None:
+        with suppress(ValueError, TypeError, AttributeError):
+            return from_json(json.loads(job.retry_text))
     return default if options.retry is DEFAULT else options.retry
 
 

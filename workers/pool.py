@@ -18,8 +18,10 @@ from app.queue.session import Session
 from pipelines.contract import Pipelines, StopReason
 from pipelines.retry import DEFAULT, Policy
 from workers.attempt import Attempt, Tools
+from workers.capture import Write
 from workers.desk import Desk
 from workers.heartbeat import Heartbeat
+from workers.joblog import JobLogs, LogLimits
 from workers.listener import Hearing, Listener
 from workers.ladder import Ladder
 from workers.outcome import HandedBack
@@ -57,6 +59,7 @@ class PoolOptions:
     tokens: Mapping[str, str] = field(default_factory=dict)
     targets: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    logs: LogLimits = field(default_factory=LogLimits)  # of what jobs say
 
 
 @dataclass(frozen=True)
@@ -88,32 +91,48 @@ class WorkerPool:
     renews."""
 
     def __init__(
-        self, pipelines: Pipelines, options: PoolOptions, *, died: Callable[[str], None] = exit_at_once
+        self,
+        pipelines: Pipelines,
+        options: PoolOptions,
+        *,
+        died: Callable[[str], None] = exit_at_once,
+        echo: Write | None = None,  # hears what jobs say, as they say it
     ) -> None:
         self.id = uuid4()
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._options, self._died = options, died
         self._dead: list[str] = []
         self._sessions = {role: self._session(role) for role in ("listen", "claim", "settle", "renew")}
-        self._build(pipelines)
+        self._build(pipelines, echo)
         self._began = False
         self._stopped = threading.Event()
         self._hurried = threading.Event()
         self._stop_lock = threading.Lock()
+        self._clean = True  # under the stop lock: how the stop went
 
     def _session(self, role: str) -> Session:
         options = self._options
+        longest = options.command_timeout_sec
+        if role in ("listen", "renew"):
+            longest = min(longest, max(1.0, options.heartbeat_sec))  # the heartbeat waits for both, and leases for it
         return Session(
             options.dsn,
             name=f"dataloader-{role}",
             schema=options.schema,
             connect_timeout=options.connect_timeout_sec,
-            command_timeout=options.command_timeout_sec,
+            command_timeout=longest,
         )
 
-    def _build(self, pipelines: Pipelines) -> None:
+    def _build(self, pipelines: Pipelines, echo: Write | None) -> None:
         options, sessions = self._options, self._sessions
         queue = {role: JobQueue(session, limits=options.limits) for role, session in sessions.items()}
+        self._logs = JobLogs(
+            queue["renew"],
+            options.logs,
+            connected=lambda: sessions["renew"].connected,
+            died=self._on_death,
+            echo=echo,
+        )
         self._roster = Roster()
         self._keys = Keys(sessions["settle"], queue["settle"])
         self._settler = Settler(queue["settle"], self._roster, self._keys, died=self._on_death)
@@ -163,6 +182,7 @@ class WorkerPool:
                 desk=self._desk,
                 settler=self._settler,
                 pipelines=pipelines,
+                logs=self._logs,
                 process=self.name,
                 died=self._on_death,
             )
@@ -186,6 +206,7 @@ class WorkerPool:
             endpoints=dict(options.endpoints),
             tokens=dict(options.tokens),
             max_result_bytes=options.limits.largest_result,
+            log=self._logs.write,
         )
 
     # ── a life ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -195,6 +216,7 @@ class WorkerPool:
         self._began = True
         for keeper in (self._settler, self._heartbeat, self._reaper, self._ladder):
             keeper.loop.start()
+        self._logs.start()
         for worker in self._workers:
             worker.start()
         _log.info("pool.started", worker=self.name, queues=dict(self._options.queues))
@@ -211,14 +233,15 @@ class WorkerPool:
         """
         with self._stop_lock:
             if not self._began or self._stopped.is_set():
-                return True
+                return self._clean
             self.stop_claiming()
-            clean = self._end_workers(grace)
+            self._clean = self._end_workers(grace)
             self._settler.drain(self._patience())
+            self._logs.stop(self._patience())
             self._end_keepers()
             self._stopped.set()
-            _log.info("pool.stopped", worker=self.name, clean=clean)
-            return clean
+            _log.info("pool.stopped", worker=self.name, clean=self._clean)
+            return self._clean
 
     def _end_workers(self, grace: float) -> bool:
         if self._join_workers(lambda: 0.0 if self._hurried.is_set() else grace):
@@ -264,6 +287,7 @@ class WorkerPool:
         self._desk.ring()
         for loop in loops:
             loop.join(5.0)
+        self._settler.give_up_the_rest()
         self._heartbeat.say_goodbye()
         for role in ("listen", "claim", "renew"):
             self._sessions[role].close()
@@ -280,12 +304,15 @@ class WorkerPool:
             "heartbeat": self._heartbeat.loop,
             "reaper": self._reaper.loop,
             "ladder": self._ladder.loop,
+            "joblog": self._logs.loop,
         }
         dead = [*self._dead, *(name for name, loop in loops.items() if self._began and not loop.alive)]
         hearing, echoed = self._listener.hearing, self._listener.echoed_at
+        # Each is read once, for they come and go meanwhile.
+        running = [attempt for worker in self._workers if (attempt := worker.current) is not None]
         busy = dict.fromkeys(self._options.queues, 0)
-        for worker in self._workers:
-            busy[worker.queue] += worker.current is not None
+        for attempt in running:
+            busy[attempt.job.queue] += 1
         return PoolState(
             ready=self._began and not self._stopped.is_set() and not dead,
             worker_id=self.id,
@@ -298,7 +325,7 @@ class WorkerPool:
             threads=len(self._workers),
             busy=sum(busy.values()),
             queues={name: {"threads": n, "busy": busy[name]} for name, n in self._options.queues.items()},
-            running=[self._running(worker.current) for worker in self._workers if worker.current is not None],
+            running=[self._running(attempt) for attempt in running],
             dead=tuple(dead),
         )
 

@@ -23,9 +23,21 @@ from app import log
 from app.errors import DatabaseUnavailable
 from app.queue.effects import terminate_sessions_of
 from pipelines.contract import Kind, StopReason, Task
-from pipelines.retry import Answer, to_json
+from pipelines.retry import Answer
 from workers.attempt import Attempt
-from workers.outcome import Abandoned, Ending, Failure, Finished, Left, crashed, failed, failure_of, refused, success
+from workers.outcome import (
+    Abandoned,
+    Ending,
+    Failure,
+    Finished,
+    Left,
+    crashed,
+    failed,
+    failure_of,
+    readable_policy,
+    refused,
+    success,
+)
 from workers.threads import Bell, clock
 
 _log = log.get(__name__)
@@ -44,7 +56,11 @@ def run_apart(attempt: Attempt, task: Task, args: dict[str, Any]) -> Ending:
     with ours:
         argv = [sys.executable, "-m", "workers.childmain", str(theirs.fileno())]
         with theirs:
-            child = Child(attempt, argv, pass_fds=(theirs.fileno(),), channel=ours)
+            env = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            }  # it imports what we do
+            child = Child(attempt, argv, pass_fds=(theirs.fileno(),), channel=ours, env=env)
         child.send(_recipe(attempt, task))
         return _ending(attempt, child.watch())
 
@@ -61,8 +77,6 @@ def _recipe(attempt: Attempt, task: Task) -> dict[str, Any]:
         "args": job.args_text,
         "progress": job.progress_text,
         "checkpoint": job.checkpoint_text,
-        "retry": job.retry_text,
-        "default_retry": to_json(attempt.tools.retry),
         "memory_mb": options.memory_mb,
         "cpu_sec": options.cpu_sec,
         "parent": os.getpid(),
@@ -85,7 +99,7 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Ending:
         return attempt.end_of_stop()
     left = how.left(attempt)
     if how.code == 0:
-        return Abandoned() if attempt.stopping is StopReason.LEASE_LOST else success({"exit_code": 0}, left)
+        return Abandoned() if _lost(attempt) else success({"exit_code": 0}, left)
     told = RuntimeError(f"{how.describe()}{child.last_words()}")
     return failed(failure_of(attempt.job, told, attempt.options, attempt.tools.retry), left)
 
@@ -94,7 +108,7 @@ def _ending(attempt: Attempt, how: Exit) -> Ending:
     end = how.end
     if end is not None and end["how"] == "finished":
         return Finished()
-    if attempt.stopping is StopReason.LEASE_LOST:
+    if _lost(attempt):
         return Abandoned()
     if end is None:
         if how.by_us:
@@ -106,14 +120,26 @@ def _ending(attempt: Attempt, how: Exit) -> Ending:
         case "stop":
             if attempt.stopping is None:  # it found out by itself, as one does that cannot commit any more
                 attempt.stop(StopReason(end["reason"]))
-            return Abandoned() if attempt.stopping is StopReason.LEASE_LOST else attempt.end_of_stop()
+            return Abandoned() if _lost(attempt) else attempt.end_of_stop()
         case "refused":
             return refused(end["told"])
         case _:
             if end["stopped"] and attempt.stopping is not None:
                 return attempt.end_of_stop()
-            failure = Failure(end["told"], end["traceback"], Answer(end["answer"]), end["pause"])
-            return failed(failure, how.left(attempt))
+            return failed(_failure(attempt, end), how.left(attempt))
+
+
+def _lost(attempt: Attempt) -> bool:
+    return attempt.stopping is StopReason.LEASE_LOST
+
+
+def _failure(attempt: Attempt, end: dict[str, Any]) -> Failure:
+    """The child has seen the error, and knows its rules; how long to wait is for the job's policy to say."""
+    answer, pause = Answer(end["answer"]), end["pause"]
+    if answer is Answer.RETRY:
+        policy = readable_policy(attempt.job, attempt.options, attempt.tools.retry)
+        pause = max(pause, policy.pause(attempt.job.attempt))
+    return Failure(end["told"], end["traceback"], answer, pause)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 from app import log
@@ -77,7 +78,12 @@ class Keys:
     def restore(self) -> None:
         """After the connection was lost: take all keys again. A run whose key somebody else has by now is stopped."""
         with self._lock:
-            if not self._held or (self._session.connected and self._session.generation == self._generation):
+            if not self._held:
+                return
+            if self._session.connected:
+                with suppress(DatabaseUnavailable):
+                    self._session.notifications()  # there are none, but it notices when the server has hung up
+            if self._session.connected and self._session.generation == self._generation:
                 return
             held = list(self._held.values())
             answers = self._queue.guard([attempt.job.run for attempt in held])

@@ -50,6 +50,13 @@ class Settler:
         with self._quiet:
             return self._quiet.wait_for(lambda: not self._waiting and not self._busy, timeout)
 
+    def give_up_the_rest(self) -> None:
+        """At the very end: say what could not be written down. The reaper will find those jobs."""
+        with self._lock:
+            rest, self._waiting = self._waiting, []
+        for ended in rest:
+            self._give_up(ended)
+
     def turn(self) -> float:
         batch = self._next()
         if not batch:

@@ -9,6 +9,7 @@ from app import log
 from pipelines.contract import Pipelines
 from workers.attempt import Attempt
 from workers.desk import Desk
+from workers.joblog import JobLogs
 from workers.settler import Settler
 
 _log = log.get(__name__)
@@ -23,12 +24,13 @@ class Worker:
         desk: Desk,
         settler: Settler,
         pipelines: Pipelines,
+        logs: JobLogs,
         process: str,
         died: Callable[[str], None],
     ) -> None:
         self.name, self.queue = name, queue
         self.current: Attempt | None = None  # set by the thread, read by anyone
-        self._desk, self._settler, self._pipelines = desk, settler, pipelines
+        self._desk, self._settler, self._pipelines, self._logs = desk, settler, pipelines, logs
         self._process, self._died = process, died
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
@@ -66,7 +68,8 @@ class Worker:
         ):
             log.metric("job.started")
             log.audit("job.started")
-            end = attempt.run(self._pipelines.get(job.task))
+            with self._logs.capturing(job.id, job.attempt):
+                end = attempt.run(self._pipelines.get(job.task))
         self._settler.write(attempt, end)
         if attempt.began is not None and attempt.ended is not None:
             self._desk.ran(self.queue, attempt.ended - attempt.began)

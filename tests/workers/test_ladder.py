@@ -1,0 +1,145 @@
+"""Each rung on code that ignores the ones before it. The journal says which one worked."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.queue.job import Status
+from pipelines.contract import StopReason, registry
+from tests.support import rungs
+from tests.support.plant import Plant
+from tests.support.waiting import eventually
+
+OPTIONS = {"stop_grace_sec": 0.3, "packages": ("tests.support.rungs",)}
+
+
+def ladder(plant: Plant):
+    return plant.listening(pipelines=registry, targets={"default": plant.dsn}, **OPTIONS)
+
+
+def has_begun(plant: Plant, job_id):
+    """In the midst of it: a session of the job's own at work, if it has one."""
+    eventually(lambda: plant.desk.job(job_id).status is Status.RUNNING)
+    if plant.desk.job(job_id).task.rpartition(".")[2].startswith(("query", "copy")):
+        eventually(
+            lambda: plant.desk.one(
+                "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND application_name = %s",
+                f"dataloader:{job_id}",
+            ),
+            message="the job's session is at work",
+        )
+
+
+@pytest.mark.parametrize(
+    ("task", "rung"),
+    [
+        ("thread.heed", "flag"),
+        ("thread.query", "query"),
+        ("thread.copy_out", "query"),
+        ("thread.spin", "interrupt"),
+        ("thread.query_again", "terminate"),
+        ("process.heed", "flag"),
+        ("process.query", "query"),
+        ("process.sleep", "sigterm"),
+        ("process.spin", "sigterm"),
+        ("process.query_again", "sigterm"),
+        ("process.hold_the_interpreter", "sigterm"),
+    ],
+)
+def test_a_cancel_climbs_until_the_pipeline_gives_in(plant, task, rung):
+    ladder(plant)
+    job_id = plant.add(task)
+    has_begun(plant, job_id)
+    if task == "process.heed":  # the child must have come to its safe point
+        eventually(lambda: plant.desk.job(job_id).progress)
+
+    plant.desk.queue.cancel(job_id)
+    plant.until(job_id, Status.CANCELED)
+
+    (end,) = plant.payloads(job_id, "canceled")
+    assert end["stopped_by"] == rung
+    assert end["stop_reason"] == "cancel"
+
+
+def test_a_copy_into_the_database_that_no_cancel_stops_ends_with_its_session(plant):
+    ladder(plant)
+    job_id = plant.add("thread.copy_in")
+    has_begun(plant, job_id)
+
+    plant.desk.queue.cancel(job_id)
+    plant.until(job_id, Status.CANCELED)
+
+    (end,) = plant.payloads(job_id, "canceled")
+    assert end["stopped_by"] == "terminate"
+    assert not plant.desk.one(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", f"dataloader:{job_id}"
+    )
+
+
+def test_a_process_that_is_deaf_to_sigterm_is_killed_with_its_children(plant):
+    ladder(plant)
+    job_id = plant.add("process.deaf_to_sigterm")
+    eventually(lambda: plant.desk.job(job_id).status is Status.RUNNING)
+
+    plant.desk.queue.cancel(job_id)
+    plant.until(job_id, Status.CANCELED)
+
+    (end,) = plant.payloads(job_id, "canceled")
+    assert end["stopped_by"] in ("sigterm", "sigkill")  # the first, if it came before the child had closed its ears
+
+
+def test_what_a_thread_cannot_stop_is_said_and_not_claimed(plant):
+    ladder(plant)
+    job_id = plant.add("thread.sleep", args={"seconds": 2.5})
+    eventually(lambda: plant.desk.job(job_id).status is Status.RUNNING)
+
+    plant.desk.queue.cancel(job_id)
+    told = eventually(lambda: plant.payloads(job_id, "stop_pending"))
+    during = plant.desk.job(job_id)
+
+    assert told[0]["reason"] == "cancel"
+    assert during.status is Status.RUNNING
+    assert during.error is not None
+    assert during.error.startswith("stop pending")
+    ended = plant.until(job_id, Status.SUCCEEDED)  # it came to its end by itself: that is not hidden either
+    assert ended.error is None
+
+
+def test_a_time_limit_of_the_job_ends_the_try_as_an_error(plant):
+    ladder(plant)
+    job_id = plant.add("thread.heed", time_limit_sec=1, max_attempts=1)
+
+    ended = plant.until(job_id, Status.FAILED)
+
+    assert ended.error == "TimeoutError: the time limit of 1 s was reached"
+    assert plant.payloads(job_id, "failed")[0]["stop_reason"] == "time_limit"
+
+
+def test_shutdown_climbs_the_same_ladder(plant):
+    pool = ladder(plant)
+    job_id = plant.add("process.hold_the_interpreter")
+    eventually(lambda: pool.state().busy)
+
+    assert pool.stop(grace=0.1)
+
+    job = plant.desk.job(job_id)
+    (handed_back,) = plant.payloads(job_id, "requeue")
+    assert (job.status, job.attempt) == (Status.QUEUED, 0)
+    assert (handed_back["reason"], handed_back["stopped_by"]) == ("shutdown", "sigterm")
+
+
+def test_a_lost_lease_brings_a_process_down(plant):
+    pool = ladder(plant)
+    job_id = plant.add("process.hold_the_interpreter", max_attempts=1)
+    eventually(lambda: pool.state().busy)
+    (attempt,) = pool._roster.all()
+
+    attempt.stop(StopReason.LEASE_LOST)
+    eventually(lambda: not pool.state().busy)
+
+    plant.until(job_id, Status.LOST)  # nothing was written for it, and nobody renewed it: the reaper took it
+    assert plant.payloads(job_id, "lost")[0]["reason"] == "lease_expired"
+
+
+def test_every_pipeline_of_the_table_is_tried():
+    assert {name for name in registry.names if name.startswith("thread.")} == {f"thread.{n}" for n in rungs.THREADS}
