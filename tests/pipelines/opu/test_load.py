@@ -248,6 +248,7 @@ def test_args_that_do_not_fit_are_named(places):
 
 WORK = """
 import json, resource, sys
+import psutil
 from pipelines import targets
 from pipelines.opu.load import load_opu
 from tests.support_sources import Told
@@ -260,7 +261,7 @@ def half(done=None, *_, **__):
         print("half way", flush=True)
         sys.stdin.read()
 ctx.progress = half
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = psutil.Process().memory_info().rss / 1024
 result = load_opu({}, ctx)
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print("result", json.dumps({"rows": result["rows"], "grown_mb": grown / 1024}), flush=True)
