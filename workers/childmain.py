@@ -129,7 +129,7 @@ def _run(recipe: dict[str, Any], context: JobContext) -> dict[str, Any]:
     if recipe["places"] is not None:
         places = recipe["places"]
         targets.configure(recipe["endpoints"], places["targets"], recipe["tokens"], otherwise=lambda: places["dsn"])
-    loading = contract.load(recipe["packages"], **({"tasks": recipe["tasks"]} if recipe["tasks"] else {}))
+    loading = contract.load(recipe["packages"], recipe["tasks"])
     task = registry.get(context.task)
     if task is None:
         broken = "; ".join(loading.failures) or "none is broken"

@@ -167,6 +167,7 @@ class Service:
             version=version(),
             stop_grace_sec=settings.stop_grace_sec,
             packages=tuple(settings.pipelines),
+            tasks=dict(settings.tasks),
             endpoints=endpoints,
             targets=targets,
             tokens=tokens,

@@ -1,0 +1,194 @@
+"""What a run writes through its own connections, and that it cannot once the job is somebody else's."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import psycopg2
+import pytest
+
+from app.errors import RunLost, UnknownTarget
+from app.queue.effects import Effects, Places, terminate_sessions_of
+from app.queue.job import NewJob, Settlement, Status
+from app.queue.jobqueue import settlement_values
+from tests.support import eventually
+
+
+@pytest.fixture
+def run(desk):
+    """A claimed job, and the effects of its run."""
+    desk.sql("CREATE TABLE IF NOT EXISTS witness (said text); TRUNCATE witness")
+    desk.enqueue("key")
+    (job,) = desk.claim()
+    effects = Effects(Places(dsn=desk.dsn, schema="public", targets={"here": desk.dsn}), job.id, job.run_id)
+    yield job, effects
+    effects.close()
+
+
+def said(desk):
+    return [row[0] for row in desk.sql("SELECT said FROM witness ORDER BY 1")]
+
+
+def write(connection, text):
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO witness VALUES (%s)", (text,))
+
+
+def none():
+    return None
+
+
+def success(job, result):
+    end = Settlement(Status.SUCCEEDED, result=result)
+    return settlement_values([(job.id, job.run_id, job.lock_key, end)], largest=1000, guards=())
+
+
+def take_away(desk, job):
+    desk.expire(job.id)
+    desk.queue.reap([(job.id, job.run_id, job.lock_key)], pause_sec=0)
+
+
+def test_writes_and_checkpoint_commit_together(desk, run):
+    job, effects = run
+    with effects.transaction(checkpoint=lambda: {"at": 5}, final=None) as connection:
+        write(connection, "a")
+
+    assert said(desk) == ["a"]
+    assert desk.job(job.id).checkpoint == {"at": 5}
+
+
+def test_an_error_within_takes_everything_back(desk, run):
+    job, effects = run
+    with (
+        pytest.raises(ValueError, match="no"),
+        effects.transaction(checkpoint=lambda: 1, final=None) as connection,
+    ):
+        write(connection, "a")
+        raise ValueError("no")
+    with effects.transaction(checkpoint=none, final=None) as connection:
+        write(connection, "b")
+
+    assert said(desk) == ["b"]
+    assert desk.job(job.id).checkpoint is None
+
+
+@pytest.mark.parametrize("checkpoint", [None, {"at": 1}])
+def test_a_run_that_lost_its_job_cannot_commit(desk, run, checkpoint):
+    job, effects = run
+    with (
+        pytest.raises(RunLost),
+        effects.transaction(checkpoint=lambda: checkpoint, final=None) as connection,
+    ):
+        write(connection, "a zombie's")
+        take_away(desk, job)
+
+    assert said(desk) == []
+    assert desk.job(job.id).checkpoint is None
+
+
+def test_a_run_that_lost_its_job_cannot_end_it(desk, run):
+    job, effects = run
+    with pytest.raises(RunLost), effects.transaction(checkpoint=none, final=success(job, 1)) as connection:
+        write(connection, "a zombie's")
+        take_away(desk, job)
+
+    assert said(desk) == []
+    assert desk.job(job.id).status is Status.QUEUED
+    assert not effects.finished
+
+
+def test_the_last_writes_and_the_success_are_one(desk, run):
+    job, effects = run
+    with effects.transaction(checkpoint=none, final=success(job, {"rows": 3})) as connection:
+        write(connection, "a")
+        assert desk.job(job.id).status is Status.RUNNING
+
+    assert desk.job(job.id).status is Status.SUCCEEDED
+    assert desk.job(job.id).result == {"rows": 3}
+    assert effects.finished
+
+
+def test_a_follow_up_is_there_only_if_the_transaction_is(desk, run):
+    _, effects = run
+    new = NewJob(queue="q", task="next", lock_key="n", idempotency_key="follow")
+    with (
+        pytest.raises(ValueError, match="no"),
+        effects.transaction(checkpoint=none, final=None),
+    ):
+        effects.enqueue(new)
+        raise ValueError("no")
+    assert desk.one("SELECT count(*) FROM dl_jobs WHERE task = 'next'") == 0
+
+    with effects.transaction(checkpoint=none, final=None):
+        first = effects.enqueue(new)
+    second = effects.enqueue(new)
+
+    assert (first.created, second.created) == (True, False)
+    assert first.job_id == second.job_id
+
+
+def test_transactions_do_not_nest(run):
+    _, effects = run
+    with (
+        effects.transaction(checkpoint=none, final=None),
+        pytest.raises(RuntimeError, match="do not nest"),
+        effects.transaction(checkpoint=none, final=None),
+    ):
+        pass
+
+
+def test_a_lost_connection_is_replaced_for_the_next_transaction(desk, run):
+    job, effects = run
+    with effects.transaction(checkpoint=none, final=None) as connection:
+        write(connection, "a")
+    terminate_sessions_of(desk.dsn, job.id)
+    with pytest.raises(psycopg2.Error), effects.transaction(checkpoint=none, final=None) as connection:
+        write(connection, "b")
+    with effects.transaction(checkpoint=none, final=None) as connection:
+        write(connection, "c")
+
+    assert said(desk) == ["a", "c"]
+
+
+def test_sessions_carry_the_job_and_can_be_cancelled_and_ended(desk, run):
+    job, effects = run
+    connection = effects.connect("here")
+
+    assert connection.info.dsn_parameters["application_name"] == f"dataloader:{job.id}"
+    assert effects.in_use
+    assert effects.cancel() == 1
+    assert effects.terminate() == 1
+    eventually(
+        lambda: not desk.one(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", f"dataloader:{job.id}"
+        )
+    )
+    with pytest.raises(psycopg2.Error):
+        connection.cursor().execute("SELECT 1")
+
+
+def test_closing_leaves_no_session(desk, run):
+    job, effects = run
+    effects.connect("here").cursor().execute("SELECT 1")
+    with effects.transaction(checkpoint=none, final=None):
+        pass
+    effects.close()
+
+    assert not effects.in_use
+    eventually(
+        lambda: not desk.one(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", f"dataloader:{job.id}"
+        )
+    )
+
+
+def test_an_unknown_target_is_named_with_those_there_are(run):
+    _, effects = run
+    with pytest.raises(UnknownTarget, match="no target 'elsewhere'; DL_TARGETS names here"):
+        effects.connect("elsewhere")
+
+
+def test_stopping_a_server_that_is_not_there_reaches_nobody():
+    effects = Effects(Places(dsn="host=/nowhere", schema="public", targets={}), uuid4(), uuid4())
+
+    assert (effects.cancel(), effects.terminate(), effects.in_use) == (0, 0, False)
