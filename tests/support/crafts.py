@@ -14,8 +14,8 @@ from pipelines.contract import Checkpoint, Context, Fail, Snooze, register
 
 @register("apart.works", isolation="process")
 def works(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    print("printed")
-    print("complained", file=sys.stderr)
+    sys.stdout.write("printed\n")
+    sys.stderr.write("complained\n")
     logging.getLogger("some.library").warning("logged %s", "plainly")
     ctx.log.info("logged", rows=3)
     ctx.progress(3, 10, "rows")

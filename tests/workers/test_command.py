@@ -1,0 +1,123 @@
+"""A program as the job: its exit code is the outcome, its output the job's log, its process group ends with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.queue.job import Status
+from pipelines.contract import Pipelines
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def tasks() -> Pipelines:
+    return Pipelines()
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def program(tasks: Pipelines, code: str, *arguments: str, **options) -> None:
+    tasks.command("program", [sys.executable, "-c", code, *arguments], **options)
+
+
+def test_exit_code_zero_is_success_and_arguments_are_single_items(plant, tasks, run_folder):
+    said = run_folder / "argv.txt"
+    program(tasks, "import sys; open(sys.argv[1], 'w').write(repr(sys.argv[2:]))", str(said), "--date", "{date}")
+    plant.pool(pipelines=tasks)
+    hostile = "2026-01-01; rm -rf / $(id) 'quoted'"
+    job = plant.until(plant.add("program", args={"date": hostile}), Status.SUCCEEDED)
+
+    assert said.read_text() == repr(["--date", hostile])
+    assert job.result == {"exit_code": 0}
+
+
+def test_another_exit_code_is_an_error_with_the_last_words(plant, tasks):
+    program(tasks, "import sys; print('table is locked', file=sys.stderr); sys.exit(3)")
+    plant.pool(pipelines=tasks)
+    job = plant.until(plant.add("program", max_attempts=1), Status.FAILED)
+
+    assert job.error is not None
+    assert "the process exited with code 3" in job.error
+    assert "table is locked" in job.error
+
+
+def test_it_is_tried_again_like_any_other(plant, tasks, run_folder):
+    flag = run_folder / "been-here"
+    program(
+        tasks,
+        "import os, sys; p = sys.argv[1]; there = os.path.exists(p); open(p, 'w'); sys.exit(not there)",
+        str(flag),
+    )
+    plant.pool(pipelines=tasks)
+    job = plant.until(plant.add("program"), Status.SUCCEEDED)
+
+    assert job.attempt == 2
+
+
+def test_the_program_is_told_its_job(plant, tasks, run_folder):
+    said = run_folder / "env.txt"
+    program(
+        tasks,
+        "import os, sys; open(sys.argv[1], 'w').write(os.environ['DL_JOB_ID'] + ' ' + os.environ['DL_ATTEMPT'])",
+        str(said),
+    )
+    plant.pool(pipelines=tasks)
+    job = plant.until(plant.add("program"), Status.SUCCEEDED)
+
+    assert said.read_text() == f"{job.id} 1"
+
+
+def test_a_missing_argument_fails_the_job_by_name(plant, tasks):
+    program(tasks, "pass", "{date}")
+    plant.pool(pipelines=tasks)
+    job = plant.until(plant.add("program"), Status.FAILED)
+
+    assert job.error is not None
+    assert "date" in job.error
+
+
+def test_a_program_that_is_not_there_is_an_error_of_the_job(plant, tasks):
+    tasks.command("program", ["/nowhere/legacy"])
+    plant.pool(pipelines=tasks)
+    job = plant.until(plant.add("program", max_attempts=1), Status.FAILED)
+
+    assert job.error is not None
+    assert job.error.startswith("FileNotFoundError")
+
+
+@pytest.mark.parametrize(("deaf", "rung"), [(False, "sigterm"), (True, "sigkill")])
+def test_a_cancel_ends_the_whole_group(plant, tasks, run_folder, deaf, rung):
+    pids = run_folder / "pids.txt"
+    program(
+        tasks,
+        "import os, signal, subprocess, sys, time\n"
+        f"if {deaf}: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "open(sys.argv[1] + '.new', 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        "os.rename(sys.argv[1] + '.new', sys.argv[1])\n"
+        "time.sleep(60)\n",
+        str(pids),
+    )
+    plant.pool(pipelines=tasks, stop_grace_sec=0.3)
+    job_id = plant.add("program")
+    eventually(pids.exists)
+    plant.desk.queue.cancel(job_id)
+    plant.until(job_id, Status.CANCELED)
+
+    assert plant.payloads(job_id, "canceled")[0]["stopped_by"] == rung
+    for pid in map(int, pids.read_text().split()):
+        eventually(lambda pid=pid: not lives(pid), message=f"process {pid} has ended")
+
+
+def test_output_without_end_is_read_and_holds_nothing_up(plant, tasks):
+    program(tasks, "import sys; sys.stdout.write('x' * 3_000_000 + '\\n'); sys.stdout.write('no newline at the end')")
+    plant.pool(pipelines=tasks)
+    plant.until(plant.add("program"), Status.SUCCEEDED)
