@@ -19,15 +19,14 @@ from app.web.models import (
     JobList,
     JobsQuery,
     JobState,
-    TaskLine,
-    TaskList,
     Triggered,
     TriggerRequest,
     trigger_request,
 )
 from app.web.operations import Subject
 from app.web.options import WebOptions
-from app.web.problems import Code
+from app.web.problems import Code, InvalidRequest
+from app.web.tasks import TaskLine, TaskList, args_faults
 from pipelines.contract import Pipelines
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
@@ -55,7 +54,7 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
 
     @subject.post(
         "/jobs/trigger",
-        body=trigger_request(options),
+        body=trigger_request(options, pipelines),
         answer=Triggered,
         problems=(Code.IDEMPOTENCY_CONFLICT, *_DATABASE),
     )
@@ -63,8 +62,13 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
         """Put a job into the queue.
 
         Idempotent when `idempotency_key` is given: the same request again answers with the job that is there already
-        and its present status. A task that this process does not know is accepted; another worker may know it.
+        and its present status, as does any request with the `live_key` of a job that waits or runs. A task that this
+        process does not know is accepted; another worker may know it. Of one that it knows the args are checked, and
+        `queue` and `lock_key` may be left out if the task has them.
         """
+        faults = args_faults(pipelines.get(wanted.task), wanted.args)
+        if faults:
+            raise InvalidRequest(faults)
         enqueued = queue.enqueue(wanted.new_job())
         said(
             "job.trigger",
@@ -120,8 +124,8 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
 
     @subject.get("/tasks", answer=TaskList)
     def task_list() -> TaskList:
-        """List the tasks this process knows."""
-        return TaskList([TaskLine(task.name, task.kind, _first_line(task.call)) for task in pipelines])
+        """List the tasks this process knows, with their options and what their args must be."""
+        return TaskList([TaskLine.of(task) for task in pipelines])
 
     def _existing(told: str) -> Job:
         job_id = _id(told)
@@ -137,7 +141,3 @@ def _id(told: str) -> UUID:
     if not _UUID.fullmatch(told):
         raise NoSuchId(told)
     return UUID(told)
-
-
-def _first_line(call: object) -> str:
-    return (getattr(call, "__doc__", None) or "").strip().partition("\n")[0]

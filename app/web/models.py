@@ -19,17 +19,20 @@ from pydantic import (
     ValidationError,
     WithJsonSchema,
     create_model,
+    model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from app.queue.job import Event, Job, NewJob, Status
 from app.web.options import WebOptions
 from app.web.strictjson import FieldFault, path_to
-from pipelines.contract import Kind
+from app.web.tasks import defaults_of, made
+from pipelines.contract import Pipelines, read_policy
 
 INT4_MAX = 2_147_483_647
 LONGEST_INDEXED = 2_000  # bytes: an index entry of PostgreSQL holds some 2,700
 LONGEST_LIST = 1_000
+POLICIES = ["fixed", "linear", "exponential", "table"]
 
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)", re.ASCII
@@ -72,10 +75,23 @@ def _indexed(told: str) -> str:
     return told
 
 
+def _policy(told: dict[str, Any]) -> dict[str, Any]:
+    try:
+        read_policy(told)
+    except ValueError as error:
+        raise PydanticCustomError("policy", "{why}", {"why": str(error)}) from None
+    return told
+
+
+def _need_a_task(schema: dict[str, Any]) -> None:
+    """What else is required depends on the task, which no JSON Schema can say."""
+    schema["required"] = ["task"]
+
+
 class TriggerRequest(BaseModel):
     """A request for a job. The limits are set by `trigger_request`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, json_schema_extra=_need_a_task)
 
     queue: str
     task: str
@@ -89,13 +105,17 @@ class TriggerRequest(BaseModel):
     lease_ttl_sec: int
     producer: str | None
     consumer_group: str | None
+    live_key: str | None
+    time_limit_sec: int | None
+    retry: dict[str, Any] | None
 
     def new_job(self) -> NewJob:
         return NewJob(**self.__dict__)
 
 
-def trigger_request(options: WebOptions) -> type[TriggerRequest]:
-    """The request with the limits and defaults of the settings, which its JSON Schema then shows."""
+def trigger_request(options: WebOptions, pipelines: Pipelines) -> type[TriggerRequest]:
+    """The request with the limits and defaults of the settings, which its JSON Schema then shows, and those of the task
+    it is for."""
     text = Annotated[str, Field(max_length=options.max_text_length)]
     name = Annotated[
         str,
@@ -113,9 +133,21 @@ def trigger_request(options: WebOptions) -> type[TriggerRequest]:
         int, Field(le=INT4_MAX, json_schema_extra={"minimum": shortest}), AfterValidator(_at_least(shortest))
     ]
     fields: dict[str, Any] = {
-        "queue": (name, Field(description="The queue whose workers run the job.", examples=["etl.default"])),
+        "queue": (
+            name,
+            Field(
+                description="The queue whose workers run the job. Required, unless the task has a default.",
+                examples=["etl.default"],
+            ),
+        ),
         "task": (name, Field(description="The pipeline's registered name.", examples=["noop"])),
-        "lock_key": (name, Field(description="Jobs with one key never run at the same time.", examples=["noop"])),
+        "lock_key": (
+            Annotated[name, BeforeValidator(made)],
+            Field(
+                description="Jobs with one key never run at the same time. Required, unless the task has a default.",
+                examples=["noop"],
+            ),
+        ),
         "args": (
             dict[str, Any],
             Field({}, description="What the pipeline is given.", examples=[{"sleep1": 1, "sleep2": 1, "sleep3": 1}]),
@@ -149,8 +181,30 @@ def trigger_request(options: WebOptions) -> type[TriggerRequest]:
         ),
         "producer": (text | None, Field(None, description="Who asked for the job.")),
         "consumer_group": (text | None, Field(None, description="Whom the job is for.")),
+        "live_key": (
+            name | None,
+            Field(None, description="Unique among waiting and running jobs: while one has it, that job is the answer."),
+        ),
+        "time_limit_sec": (
+            Annotated[int, Field(ge=1, le=INT4_MAX)] | None,
+            Field(None, description="How long a try may take; null: as the task says."),
+        ),
+        "retry": (
+            Annotated[
+                dict[str, Any],
+                AfterValidator(_policy),
+                WithJsonSchema({"type": "object", "required": ["kind"], "properties": {"kind": {"enum": POLICIES}}}),
+            ]
+            | None,
+            Field(
+                None,
+                description="How long to wait between tries; null: as the task says.",
+                examples=[{"kind": "table", "seconds": [60, 300, 1800]}],
+            ),
+        ),
     }
-    return create_model("TriggerRequest", __base__=TriggerRequest, **fields)
+    fill: Any = model_validator(mode="before")(defaults_of(pipelines))
+    return create_model("TriggerRequest", __base__=TriggerRequest, __validators__={"fill": fill}, **fields)
 
 
 def _at_least(shortest: int) -> Any:
@@ -271,6 +325,12 @@ class JobDetail(JobLine):
     worker: str | None
     result: Any
     traceback: str | None
+    live_key: str | None
+    time_limit_sec: int | None
+    retry: dict[str, Any] | None
+    parent_id: UUID | None
+    crashes: int
+    checkpoint: Any
 
     @classmethod
     def of(cls, job: Job) -> JobDetail:
@@ -309,20 +369,6 @@ class JobEvent:
 class JobEvents:
     job_id: UUID
     events: list[JobEvent]
-
-
-@dataclass(frozen=True)
-class TaskLine:
-    """A task that this process knows how to run."""
-
-    name: str
-    kind: Kind
-    description: str
-
-
-@dataclass(frozen=True)
-class TaskList:
-    tasks: list[TaskLine]
 
 
 @dataclass(frozen=True)

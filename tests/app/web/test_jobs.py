@@ -196,12 +196,6 @@ def test_the_journal_is_read_from_the_beginning(client, trigger):
     assert told["events"][0]["ts"].endswith("Z")
 
 
-def test_the_tasks_known_here_are_listed(client):
-    assert client.get("/api/v1/tasks").json == {
-        "tasks": [{"name": "noop", "kind": "function", "description": "Do nothing."}]
-    }
-
-
 def _update(dsn: str, change: str) -> None:
     connection = psycopg2.connect(dsn)
     try:

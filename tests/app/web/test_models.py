@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from app.queue.job import NewJob
 from app.web import WebOptions
 from app.web.models import faults_of, trigger_request
+from pipelines.contract import Pipelines
 
 OPTIONS = WebOptions(version="1", default_lease_ttl_sec=45, heartbeat_sec=7, max_text_length=50)
-MODEL = trigger_request(OPTIONS)
+MODEL = trigger_request(OPTIONS, Pipelines())
 NEEDED = {"queue": "etl", "task": "noop", "lock_key": "k"}
 
 
@@ -88,7 +89,7 @@ def test_a_name_may_be_any_other_text(value):
 
 
 def test_a_text_that_no_index_could_hold_is_refused_whatever_its_length_in_characters():
-    roomy = trigger_request(WebOptions(version="1"))
+    roomy = trigger_request(WebOptions(version="1"), Pipelines())
 
     with pytest.raises(ValidationError) as refused:
         roomy.model_validate({**NEEDED, "lock_key": "😀" * 501, "partition_key": "😀" * 501})
