@@ -44,8 +44,8 @@ def ask(dsn: str, question: str, *parameters: Any) -> list[tuple[Any, ...]]:
 class Jobs:
     """Makes jobs as other services do, with the old columns alone, and reads how they are."""
 
-    def __init__(self, dsn: str, folder: Path) -> None:
-        self.dsn = dsn
+    def __init__(self, dsn: str, folder: Path, *, lease: int = 2) -> None:
+        self.dsn, self._lease = dsn, lease
         self.trace = folder / "trace.jsonl"
         self.file = folder / "go-on"  # what test.until and test.deaf wait for
         self._made = 0
@@ -56,9 +56,9 @@ class Jobs:
         rows = ask(
             self.dsn,
             "INSERT INTO dl_jobs (queue, task, lock_key, args, lease_ttl_sec)"
-            " SELECT 'q', %s, coalesce(%s, 'key-' || %s || '-' || n), %s, 2 FROM generate_series(1, %s) n"
+            " SELECT 'q', %s, coalesce(%s, 'key-' || %s || '-' || n), %s, %s FROM generate_series(1, %s) n"
             " RETURNING job_id",
-            task, key, self._made, given, count,
+            task, key, self._made, given, self._lease, count,
         )  # fmt: skip
         return [row[0] for row in rows]
 
@@ -95,9 +95,7 @@ class Jobs:
         eventually(lambda: self.counts() == counts, timeout, lambda: f"{counts}, found {self.counts()}", period=0.05)
 
     def until_began(self, count: int, timeout: float = 30) -> None:
-        eventually(
-            lambda: len(self.traced("began")) >= count, timeout, lambda: f"{count} begun: {self.traced('')}"
-        )
+        eventually(lambda: len(self.traced("began")) >= count, timeout, lambda: f"{count} begun: {self.traced('')}")
 
     def check(self) -> dict[UUID, Told]:
         """Every job is in exactly one right place, and got there by right moves."""
@@ -123,7 +121,7 @@ class Running:
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and body of an answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:  # noqa: S310
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as refused:
             with refused:
