@@ -43,6 +43,8 @@ NOT_NOW = frozenset(
         HTTPStatus.GATEWAY_TIMEOUT,
     }
 )
+FULL_PAGE = 1000  # lines of a log in one answer
+FOLLOW_SEC = 5.0  # how long one question waits for the next line of a log
 FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC = 0.2, 2.0
 
 
@@ -95,9 +97,9 @@ class Conflict(Refused):
 class Request:
     """A job to trigger. `None` leaves the choice to the service."""
 
-    queue: str
     task: str
-    lock_key: str
+    queue: str | None = None  # the service knows one for tasks that have a default; likewise the next
+    lock_key: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str | None = None  # without one, a trigger whose answer is lost is not sent again
     partition_key: str | None = None
@@ -107,6 +109,9 @@ class Request:
     lease_ttl_sec: int | None = None
     producer: str | None = None
     consumer_group: str | None = None
+    live_key: str | None = None  # unique among waiting and running jobs
+    time_limit_sec: int | None = None
+    retry: Mapping[str, Any] | None = None
 
     def body(self) -> dict[str, Any]:
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -152,6 +157,29 @@ class JobLine:
     created_at: datetime
     error: str | None
     progress: dict[str, Any]
+    said: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLogLine:
+    """A line that a job said."""
+
+    log_id: int
+    at: datetime
+    attempt: int
+    level: str
+    stream: str
+    line: str
+    said: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class JobLogs:
+    """Lines of a job's log, oldest first."""
+
+    lines: list[JobLogLine]
+    next: int  # `after` for the lines that follow
+    complete: bool  # nothing follows
     said: dict[str, Any] = field(repr=False)
 
 
@@ -221,6 +249,57 @@ class Client:
         said = self._ask("GET", f"/api/v1/jobs/{job_id}/events", repeatable=True)
         with _understood(self.url):
             return [_event(event) for event in said["events"]]
+
+    def logs(
+        self,
+        job_id: UUID,
+        *,
+        tail: int | None = None,
+        after: int = 0,
+        level: str | None = None,
+        attempt: int | None = None,
+        stream: str | None = None,
+        wait: float = 0,
+    ) -> JobLogs:
+        """What the job said: the first thousand lines after `after`, or the last `tail` ones. With none there yet the
+        service waits up to `wait` seconds for one."""
+        asked = {
+            "tail": tail, "after": after or None, "level": level, "attempt": attempt, "stream": stream,
+            "wait": wait or None,
+        }  # fmt: skip
+        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        said = self._ask("GET", f"/api/v1/jobs/{job_id}/logs?{query}", repeatable=True)
+        with _understood(self.url):
+            return JobLogs([_log_line(line) for line in said["lines"]], int(said["next"]), bool(said["complete"]), said)
+
+    def follow(
+        self,
+        job_id: UUID,
+        *,
+        tail: int | None = None,
+        outage_sec: float = 300.0,
+        on_outage: Callable[[ServiceUnavailable], None] = lambda _: None,
+        **which: Any,
+    ) -> Iterator[JobLogLine]:
+        """Each line of the job's log, until the job has ended and said its last one.
+
+        A service that goes away meanwhile is waited for, as by `watch`.
+        """
+        page = self.logs(job_id, tail=tail, **which)
+        wait = longest = min(FOLLOW_SEC, self._timeout_sec / 2)
+        seen_at = time.monotonic()
+        while page.lines or not page.complete:
+            yield from page.lines
+            try:
+                page = self.logs(job_id, after=page.next, wait=wait, **which)
+            except ServiceUnavailable as outage:
+                if time.monotonic() - seen_at > outage_sec:
+                    raise
+                on_outage(outage)
+                page, wait = JobLogs([], page.next, False, {}), 0.0  # too many may be waiting already
+                self._wait(LONGEST_PAUSE_SEC)
+                continue
+            seen_at, wait = time.monotonic(), longest
 
     def watch(
         self,
@@ -408,6 +487,18 @@ def _line(said: dict[str, Any]) -> JobLine:
 def _event(said: dict[str, Any]) -> JobEvent:
     return JobEvent(
         at=datetime.fromisoformat(said["ts"]), kind=str(said["kind"]), payload=dict(said["payload"]), said=said
+    )
+
+
+def _log_line(said: dict[str, Any]) -> JobLogLine:
+    return JobLogLine(
+        log_id=int(said["log_id"]),
+        at=datetime.fromisoformat(said["ts"]),
+        attempt=int(said["attempt"]),
+        level=str(said["level"]),
+        stream=str(said["stream"]),
+        line=str(said["line"]),
+        said=said,
     )
 
 

@@ -1,13 +1,18 @@
-"""status, cancel, retry, jobs, events: questions to a running service about jobs that are there."""
+"""status, cancel, retry, jobs, events, logs: questions to a running service about jobs that are there."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 import click
 
 from app.cli import text, watch
+from app.cli.exits import Exit
 from app.cli.service import Service, asks_service
+from app.client import FULL_PAGE, Client, JobLogLine
 from app.queue.job import Status
 
 job_argument = click.argument("job_id", type=click.UUID)
@@ -84,6 +89,52 @@ def events(service: Service, *, job_id: UUID) -> None:
         whole=("time", "event"),
         empty="Nothing is written about this job yet.",
     )
+
+
+@click.command(short_help="What a job said.")
+@job_argument
+@click.option("-f", "--follow", "following", is_flag=True, help="Show lines as they come, until the job has ended.")
+@click.option("--tail", type=click.IntRange(1, 1000), help="Only the last so many lines, and what follows.")
+@click.option("--level", type=click.Choice(text.LEVELS, case_sensitive=False), help="Only this level and above.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Only what this try said.")
+@click.option("--stream", type=click.Choice(["log", "stdout", "stderr", "note"]), help="Only lines that came this way.")
+@asks_service
+def logs(
+    service: Service,
+    *,
+    job_id: UUID,
+    following: bool,
+    tail: int | None,
+    level: str | None,
+    attempt: int | None,
+    stream: str | None,
+) -> None:
+    """What a job said: what its pipeline logged and printed, and what its command wrote, of all its tries.
+
+    \b
+      dataloader logs JOB_ID --tail 100
+      dataloader logs JOB_ID -f --level WARNING
+
+    With --json each line is a JSON document of its own.
+    """
+    which: dict[str, Any] = {"level": level, "attempt": attempt, "stream": stream}
+    if following:
+        lines = service.client.follow(job_id, tail=tail, on_outage=watch.outage_note(), **which)
+    else:
+        lines = _pages(service.client, job_id, tail, which)
+    try:
+        for line in lines:
+            click.echo(json.dumps(line.said, ensure_ascii=False) if service.as_json else text.log_line(line))
+    except KeyboardInterrupt:
+        click.get_current_context().exit(Exit.INTERRUPTED)
+
+
+def _pages(client: Client, job_id: UUID, tail: int | None, which: dict[str, Any]) -> Iterator[JobLogLine]:
+    page = client.logs(job_id, tail=tail, **which)
+    yield from page.lines
+    while tail is None and len(page.lines) == FULL_PAGE:
+        page = client.logs(job_id, after=page.next, **which)
+        yield from page.lines
 
 
 def follow(service: Service, job_id: UUID, **more: str) -> None:

@@ -62,6 +62,7 @@ for _command in (
     ask.retry,
     ask.jobs,
     ask.events,
+    ask.logs,
 ):
     cli.add_command(_command)
 

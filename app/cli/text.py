@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from app.client import JobEvent, JobLine, JobState
+from app.client import JobEvent, JobLine, JobLogLine, JobState
 from app.queue.job import Status
 
 # The last ones are the first that a narrow terminal does without.
 JOB_COLUMNS = ("job", "status", "task", "queue", "try", "progress", "created", "error")
 EVENT_COLUMNS = ("time", "event", "details")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 ERROR_CHARACTERS = 300
 LARGEST_AMOUNT = 1e15  # beyond it a float no longer counts; such a progress is shown as it came
 
@@ -112,6 +113,12 @@ def event_rows(events: Iterable[JobEvent]) -> list[tuple[str, ...]]:
         )
         for event in events
     ]
+
+
+def log_line(line: JobLogLine) -> str:
+    """A line of a job's log as it was said, behind when, in which try and how gravely."""
+    said = "".join(c if c.isprintable() or c == "\t" else " " for c in line.line)
+    return f"{local_time(line.at)}  {line.attempt}  {clean(line.level):<8} {said}".rstrip()
 
 
 def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 from uuid import UUID
@@ -69,6 +70,18 @@ def face(*, as_json: bool) -> Face:
         if draw.can_move():
             return draw.Bar()
     return Lines()
+
+
+def outage_note() -> Callable[[ServiceUnavailable], None]:
+    """Says why nothing comes, each reason once."""
+    told: set[str] = set()
+
+    def say(outage: ServiceUnavailable) -> None:
+        if str(outage) not in told:
+            told.add(str(outage))
+            click.echo(f"{outage}; still following", err=True)
+
+    return say
 
 
 def until_final(client: Client, job_id: UUID, face: Face, *, url_hint: str = "") -> JobState | None:

@@ -300,6 +300,25 @@ class Settings(BaseSettings):
     audit_log_file_name: FileName = _knob(
         Group.LOGS, "AUDIT_LOG_FILE_NAME", "audit.log", "The name of that file.", "a file name"
     )
+    job_log_max_bytes: int = _number(
+        Group.LOGS,
+        "DL_JOB_LOG_MAX_BYTES",
+        2_097_152,
+        "How much of what one try of a job says is kept, in characters; of more, the beginning and the last lines.",
+        1024,
+        1_073_741_824,
+    )
+    job_log_lines_per_sec: int = _number(
+        Group.LOGS,
+        "DL_JOB_LOG_LINES_PER_SEC",
+        200,
+        "How many lines a second of one try are kept, when it says more than that for ten seconds.",
+        1,
+        100_000,
+    )
+    job_log_keep_days: float = _number(
+        Group.LOGS, "DL_JOB_LOG_KEEP_DAYS", 14.0, "After how many days what jobs said is deleted.", 0.01, 36_500
+    )
     debug: bool = _switch(Group.LOGS, "DEBUG", False, "Whether the log also tells what only a developer wants to know.")
 
     no_color: str | None = _knob(

@@ -22,6 +22,7 @@ from app.queue.pool import Pool
 from app.web import WebOptions, create_app
 from pipelines import contract
 from pipelines import targets as places
+from workers.joblog import LogLimits
 from workers.pool import PoolOptions, WorkerPool
 
 _log = log.get(__name__)
@@ -106,6 +107,7 @@ class Service:
             max_text_length=settings.max_text_length,
             default_lease_ttl_sec=settings.default_lease_ttl_sec,
             heartbeat_sec=settings.heartbeat_sec,
+            most_waiting_for_logs=max(1, settings.http_threads // 4),
         )
         return create_app(
             JobQueue(pool), contract.registry, options, probe=self.probe if self._works else None, pool=pool
@@ -151,12 +153,20 @@ class Service:
             raise DatabaseUnavailable(str(error)) from error
 
     def _start_workers(self) -> None:
-        settings = self.settings
         _ = self.loading
+        options = self.pool_options({worker.queue: worker.concurrency for worker in self.settings.workers})
+        with self._lock:
+            if not self._stopping.is_set():
+                self._pool = WorkerPool(contract.registry, options)
+                self._pool.start()
+
+    def pool_options(self, queues: Mapping[str, int]) -> PoolOptions:
+        """What the settings say of a worker pool for these queues."""
+        settings = self.settings
         endpoints, targets, tokens = settings.places()
-        options = PoolOptions(
+        return PoolOptions(
             dsn=self._dsn(),
-            queues={worker.queue: worker.concurrency for worker in settings.workers},
+            queues=queues,
             schema=settings.schema,
             heartbeat_sec=settings.heartbeat_sec,
             reaper_period_sec=settings.reaper_period_sec,
@@ -171,11 +181,12 @@ class Service:
             endpoints=endpoints,
             targets=targets,
             tokens=tokens,
+            logs=LogLimits(
+                bytes_a_try=settings.job_log_max_bytes,
+                lines_a_sec=settings.job_log_lines_per_sec,
+                keep_days=settings.job_log_keep_days,
+            ),
         )
-        with self._lock:
-            if not self._stopping.is_set():
-                self._pool = WorkerPool(contract.registry, options)
-                self._pool.start()
 
     def probe(self) -> Mapping[str, Any]:
         """How the worker pool is, for /status."""

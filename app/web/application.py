@@ -15,6 +15,7 @@ from app.web.exchange import Around, fail
 from app.web.feedback import feedback
 from app.web.home import home
 from app.web.infrastructure import Probe, infrastructure
+from app.web.joblogs import joblogs
 from app.web.jobs import JobId, jobs
 from app.web.metrics import QueueCollector, Traffic, metrics
 from app.web.options import WebOptions
@@ -51,6 +52,7 @@ def create_app(
     app.wsgi_app = Around(app.wsgi_app, traffic)  # type: ignore[method-assign]
     subjects = [
         jobs(queue, pipelines, options),
+        joblogs(queue, options),
         infrastructure(queue, options, probe, pool),
         metrics(registry, options),
         feedback(traffic, options),

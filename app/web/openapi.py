@@ -20,6 +20,7 @@ _EVERYWHERE = (Code.INTERNAL,)
 
 _TAGS = {
     "jobs": "Put jobs into the queue, watch, cancel and retry them.",
+    "logs": "Read what jobs said.",
     "infrastructure": "Is the service there, what is it, is it ready.",
     "metrics": "Numbers for Prometheus.",
     "feedback": "Votes, kept for the callers of the service before this one.",

@@ -17,6 +17,7 @@ class WebOptions:
     default_lease_ttl_sec: int = 60
     heartbeat_sec: float = 10
     status_patience_sec: float = 1.5  # how long /status and /metrics wait for the database
+    most_waiting_for_logs: int = 4  # requests that wait for a job's next lines, each in a thread
     metrics_fresh_sec: float = 5  # how long one look at the queue serves all scrapes
 
     @property

@@ -66,6 +66,11 @@ class Code(Enum):
         "The database's tables are not what this version needs",
         "An operator has to run `dataloader migrate`, or to upgrade dataloader.",
     )
+    TOO_MANY_WAITING = (
+        503,
+        "Too many requests wait for jobs' logs",
+        "Ask again after `Retry-After` seconds, or without `wait`.",
+    )
     NOT_READY = (503, "The service is not ready", "The other members say which part is missing.")
 
     def __init__(self, status: int, title: str, meaning: str) -> None:
@@ -86,6 +91,10 @@ class InvalidRequest(Exception):
         told = "; ".join(f"{fault.field}: {fault.message}" for fault in self.faults[:_TOLD_AT_ONCE])
         more = len(faults) - _TOLD_AT_ONCE
         super().__init__(f"{told}; and {more} more" if more > 0 else told)
+
+
+class TooManyWaiting(Exception):
+    """All places of those who wait for lines of a log are taken."""
 
 
 class NotReady(Exception):
@@ -113,6 +122,7 @@ TABLE: Mapping[type[BaseException], Code] = {
     InternalServerError: Code.INTERNAL,  # what Flask makes of an error in the steps around a request
     DatabaseUnavailable: Code.DATABASE_UNAVAILABLE,
     SchemaError: Code.SCHEMA_MISMATCH,
+    TooManyWaiting: Code.TOO_MANY_WAITING,
     NotReady: Code.NOT_READY,
     BaseException: Code.INTERNAL,
 }
@@ -187,6 +197,8 @@ def _members(error: Exception) -> Mapping[str, Any]:
 def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, DatabaseUnavailable):
         return {"Retry-After": str(error.retry_after_sec)}
+    if isinstance(error, TooManyWaiting):
+        return {"Retry-After": "1"}
     if isinstance(error, SchemaError | NotReady):
         return {"Retry-After": "5"}
     if isinstance(error, MethodNotAllowed) and error.valid_methods:

@@ -18,7 +18,13 @@ OF_A_SERVICE = {"--url", "--timeout", "--patience", "--json"}
 
 
 def options(command: click.Command) -> set[str]:
-    return {name for parameter in command.params if isinstance(parameter, click.Option) for name in parameter.opts}
+    return {
+        name
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in parameter.opts
+        if name.startswith("--")
+    }
 
 
 def documented(section: str) -> set[str]:
