@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from app.queue.job import Claimed, Fate, Job, NewJob, Outlook, Reaped, Release, Settlement, Status
+from app.queue.job import Claimed, Fate, Handback, Job, NewJob, News, Outlook, Reaped, Release, Settlement, Status
 from app.queue.jobqueue import JobQueue, draw_runs
 from app.queue.session import Session
 from tests.support.journal import Told, check_everything
@@ -30,9 +30,9 @@ class Desk:
 
     # ── plain SQL ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def connect(self, *, autocommit: bool = False, user: str | None = None) -> Connection:
+    def connect(self, *, autocommit: bool = False) -> Connection:
         """A connection of the test's own, closed at its end."""
-        connection = psycopg2.connect(self.dsn, **({"user": user} if user else {}))
+        connection: Connection = psycopg2.connect(self.dsn)
         connection.autocommit = autocommit
         self._closing.append(connection)
         return connection
@@ -105,12 +105,12 @@ class Desk:
     def release(
         self, run: Claimed, why: Release = Release.SHUTDOWN, progress: Mapping[str, Any] | None = None, **more: Any
     ) -> Fate:
-        (fate,) = self.queue.release([(run, why, progress)], **more)
+        (fate,) = self.queue.release([Handback(run, why, progress)], **more)
         return fate
 
     def renew(self, run: Claimed, progress: Mapping[str, Any] | None = None) -> bool | None:
         """Whether its cancel was asked for; None when the run is not ours any more."""
-        (said,) = self.queue.renew([(run.id, run.run_id, progress)], late_sec=3600)
+        (said,) = self.queue.renew([News(run.id, run.run_id, progress)], late_sec=3600)
         assert said.run_id == run.run_id
         return said.cancel_requested if said.owned else None
 

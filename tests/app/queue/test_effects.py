@@ -159,8 +159,8 @@ def test_sessions_carry_the_job_and_can_be_cancelled_and_ended(desk, run):
     assert effects.cancel() == 1
     assert effects.terminate() == 1
     eventually(
-        lambda: not desk.one(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", f"dataloader:{job.id}"
+        lambda: (
+            not desk.one("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", f"dataloader:{job.id}")
         )
     )
     with pytest.raises(psycopg2.Error):
@@ -176,8 +176,8 @@ def test_closing_leaves_no_session(desk, run):
 
     assert not effects.in_use
     eventually(
-        lambda: not desk.one(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", f"dataloader:{job.id}"
+        lambda: (
+            not desk.one("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", f"dataloader:{job.id}")
         )
     )
 

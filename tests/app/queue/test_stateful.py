@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 import hypothesis.strategies as st
@@ -51,6 +52,11 @@ class Modelled:
         return self.priority, self.born
 
 
+def exists(*statuses: Status) -> Any:
+    """A rule that needs a job in one of these."""
+    return precondition(lambda self: bool(self.of(*statuses)))
+
+
 class QueueMachine(RuleBasedStateMachine):
     desk: Desk
 
@@ -65,9 +71,6 @@ class QueueMachine(RuleBasedStateMachine):
     def pick(self, data: st.DataObject, *statuses: Status) -> Modelled:
         return data.draw(st.sampled_from(self.of(*statuses) if statuses else self.jobs))
 
-    def exists(*statuses: Status) -> bool:  # type: ignore[misc] # a maker of preconditions, not a method
-        return precondition(lambda self: bool(self.of(*statuses)))  # type: ignore[return-value]
-
     # ── by callers ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @rule(
@@ -79,7 +82,7 @@ class QueueMachine(RuleBasedStateMachine):
         plain=st.booleans(),
     )
     def enqueue(self, key: str, queue: str, priority: int, most: int, due: bool, plain: bool) -> None:
-        values = {"priority": priority, "max_attempts": most}
+        values: dict[str, Any] = {"priority": priority, "max_attempts": most}
         if not due:
             values["available_at"] = self.desk.one("SELECT now() + interval '1 h'")
         make = self.desk.insert if plain else self.desk.enqueue
