@@ -1,0 +1,146 @@
+"""`load.tenera`: each source is fetched, read and loaded by itself, so that one that fails does not keep the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from psycopg2.extensions import connection
+from pydantic import Field
+
+from pipelines import targets, warehouse
+from pipelines.arguments import Arguments, BadArguments
+from pipelines.contract import Args, Context, register
+from pipelines.tenera.shapes import COLUMNS, MOSCOW, Source, Value, read
+from pipelines.tenera.sources import SOURCES
+from pipelines.toolkit.errors import SourceError, ToolkitError
+from pipelines.toolkit.load import Loaded, upsert
+from pipelines.toolkit.rejects import Rejects
+from pipelines.toolkit.sources import HttpSource, Patience
+
+_DAYS_BACK = 7
+_TABLES = ("quotes.quote_section", "quotes.quote", "quotes.quote_value")
+_LARGEST = 64 * 1024**2
+_PATIENCE = Patience(total_sec=300)
+
+
+class TeneraArguments(Arguments):
+    sources: list[str] = Field(list(SOURCES), min_length=1, description="The sources' names; all by default.")
+    since: date | None = Field(None, description="The first day; a week before `until` if not given.")
+    until: date | None = Field(None, description="The last day; today in Moscow if not given.")
+    max_rejects: int = Field(100, ge=0, description="With more bad records a source is not loaded.")
+
+
+class SourcesFailed(ToolkitError):
+    """Some sources could not be loaded; what could be is there."""
+
+    def __init__(self, failures: Mapping[str, Exception], loaded: Sequence[str]) -> None:
+        told = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures.items())
+        super().__init__(f"{told}; loaded: {', '.join(loaded) or 'none'}")
+        self.permanent = all(getattr(error, "permanent", False) for error in failures.values())
+        waits = [error.retry_after for error in failures.values() if isinstance(error, SourceError)]
+        self.retry_after = max((wait for wait in waits if wait is not None), default=None)
+
+
+@register("load.tenera", args=TeneraArguments)
+def load_tenera(args: Args, ctx: Context) -> dict[str, Any]:
+    asked = TeneraArguments.read(args)
+    until = asked.until or datetime.now(MOSCOW).date()
+    since = asked.since or until - timedelta(days=_DAYS_BACK)
+    if since > until:
+        raise BadArguments(f"since is {since}, and that is after until, {until}")
+
+    url, headers = targets.endpoint("tenera"), targets.authorization("tenera")
+    results: dict[str, Any] = {}
+    failures: dict[str, Exception] = {}
+    names = list(dict.fromkeys(asked.sources))
+    with (
+        HttpSource(ctx=ctx, headers=headers, patience=_PATIENCE, max_bytes=_LARGEST) as http,
+        warehouse.opened("tenera", ctx) as conn,
+    ):
+        warehouse.ensure(conn, _TABLES, Path(__file__).with_name("tables.sql").read_text(encoding="utf-8"))
+        for done, name in enumerate(names, 1):
+            try:
+                source = _known(name)
+                payload = http.get(url + source.path, params={"from": since, "to": until}).json()
+                results[name] = _load(conn, source, payload, ctx, Rejects(asked.max_rejects))
+            except ToolkitError as error:
+                conn.rollback()
+                failures[name] = error
+            ctx.progress(done, len(names), "sources", failed=sorted(failures))
+    if failures:
+        raise SourcesFailed(failures, sorted(results))
+    return results
+
+
+class UnknownSource(ToolkitError):
+    """A name that is none of the declared sources."""
+
+    permanent = True
+
+
+def _known(name: str) -> Source:
+    source = SOURCES.get(name.lower().removesuffix(".com"))
+    if source is None:
+        raise UnknownSource(f"there is no source {name!r}; there are {', '.join(SOURCES)}")
+    return source
+
+
+def _load(conn: connection, source: Source, payload: Any, ctx: Context, rejects: Rejects) -> dict[str, Any]:
+    """All of a source in one transaction: its sections, its quotes, their values."""
+    values = list(read(source, payload, rejects))
+    sections = _upsert_sections(conn, source, values)
+    quotes = _upsert_quotes(conn, sections, values)
+    loaded = _upsert_values(conn, [(quotes[sections[value.section], value.code], value) for value in values], ctx)
+    conn.commit()
+    return {
+        **{name: getattr(loaded, name) for name in ("rows", "inserted", "updated", "unchanged", "duplicates")},
+        "quotes": len(quotes),
+        "rejected": rejects.count,
+        "rejects": [asdict(bad) for bad in rejects.first],
+    }
+
+
+def _upsert_sections(conn: connection, source: Source, values: Sequence[Value]) -> dict[str, int]:
+    codes = sorted({value.section for value in values})
+    rows = [(source.name, code) for code in codes]
+    upsert(conn, "quotes.quote_section", ("source", "code"), ("source", "code"), rows)
+    with conn.cursor() as cur:
+        cur.execute(
+            "SELECT code, section_id FROM quotes.quote_section WHERE source = %s AND code = ANY(%s)",
+            [source.name, codes],
+        )
+        return dict(cur.fetchall())
+
+
+def _upsert_quotes(
+    conn: connection, sections: Mapping[str, int], values: Sequence[Value]
+) -> dict[tuple[int, str], int]:
+    titles = {(sections[value.section], value.code): value.title for value in values}
+    rows = [(*key, title) for key, title in sorted(titles.items())]
+    upsert(conn, "quotes.quote", ("section_id", "code", "name"), ("section_id", "code"), rows)
+    with conn.cursor() as cur:
+        cur.execute(
+            "SELECT section_id, code, quote_id FROM quotes.quote WHERE section_id = ANY(%s)", [list(sections.values())]
+        )
+        return {(section, code): quote for section, code, quote in cur.fetchall() if (section, code) in titles}
+
+
+def _upsert_values(conn: connection, values: Sequence[tuple[int, Value]], ctx: Context) -> Loaded:
+    rows = [
+        (
+            quote_id,
+            value.grain.value,
+            value.quoted_at,
+            value.quoted_on,
+            *(value.values.get(column) for column in COLUMNS),
+            # as numbers that JSON keeps exactly enough; a measure that is not told is left out
+            {name: float(measure) for name, measure in value.measures.items() if measure is not None},
+        )
+        for quote_id, value in values
+    ]
+    columns = ("quote_id", "grain", "quoted_at", "quoted_on", *COLUMNS, "measures")
+    return upsert(conn, "quotes.quote_value", columns, ("quote_id", "grain", "quoted_at"), rows, ctx=ctx)
