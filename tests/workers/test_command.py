@@ -28,8 +28,8 @@ def program(tasks: Pipelines, code: str, *arguments: str, **options) -> None:
     tasks.command("program", [sys.executable, "-c", code, *arguments], **options)
 
 
-def test_exit_code_zero_is_success_and_arguments_are_single_items(plant, tasks, run_folder):
-    said = run_folder / "argv.txt"
+def test_exit_code_zero_is_success_and_arguments_are_single_items(plant, tasks, tmp_path):
+    said = tmp_path / "argv.txt"
     program(tasks, "import sys; open(sys.argv[1], 'w').write(repr(sys.argv[2:]))", str(said), "--date", "{date}")
     plant.pool(pipelines=tasks)
     hostile = "2026-01-01; rm -rf / $(id) 'quoted'"
@@ -49,8 +49,8 @@ def test_another_exit_code_is_an_error_with_the_last_words(plant, tasks):
     assert "table is locked" in job.error
 
 
-def test_it_is_tried_again_like_any_other(plant, tasks, run_folder):
-    flag = run_folder / "been-here"
+def test_it_is_tried_again_like_any_other(plant, tasks, tmp_path):
+    flag = tmp_path / "been-here"
     program(
         tasks,
         "import os, sys; p = sys.argv[1]; there = os.path.exists(p); open(p, 'w'); sys.exit(not there)",
@@ -62,8 +62,8 @@ def test_it_is_tried_again_like_any_other(plant, tasks, run_folder):
     assert job.attempt == 2
 
 
-def test_the_program_is_told_its_job(plant, tasks, run_folder):
-    said = run_folder / "env.txt"
+def test_the_program_is_told_its_job(plant, tasks, tmp_path):
+    said = tmp_path / "env.txt"
     program(
         tasks,
         "import os, sys; open(sys.argv[1], 'w').write(os.environ['DL_JOB_ID'] + ' ' + os.environ['DL_ATTEMPT'])",
@@ -94,8 +94,8 @@ def test_a_program_that_is_not_there_is_an_error_of_the_job(plant, tasks):
 
 
 @pytest.mark.parametrize(("deaf", "rung"), [(False, "sigterm"), (True, "sigkill")])
-def test_a_cancel_ends_the_whole_group(plant, tasks, run_folder, deaf, rung):
-    pids = run_folder / "pids.txt"
+def test_a_cancel_ends_the_whole_group(plant, tasks, tmp_path, deaf, rung):
+    pids = tmp_path / "pids.txt"
     program(
         tasks,
         "import os, signal, subprocess, sys, time\n"
