@@ -45,7 +45,8 @@ class Heartbeat:
         return 0.0 if self._listen(left) else left
 
     def _beat(self, now: float) -> None:
-        held = self._roster.all()
+        # What is given up is not renewed: its thread may go on for long, and its job would stay with it.
+        held = [attempt for attempt in self._roster.all() if attempt.stopping is not StopReason.LEASE_LOST]
         if now >= self._next_beat:
             self._renew(held)  # first: whatever holds up the other, no lease may wait for it
             self._say_alive()

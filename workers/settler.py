@@ -144,8 +144,8 @@ class Settler:
         return fates
 
     def _let_go(self, attempts: Sequence[Attempt]) -> None:
-        self._keys.give_back(attempts)
         self._roster.drop(attempts)
+        self._keys.give_back(attempts)
 
     def _give_up(self, ended: Ended) -> None:
         job = ended.attempt.job

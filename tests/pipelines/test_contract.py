@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import asyncio
+import builtins
+import functools
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.contract import Context, Kind, Pipelines, Stop, StopReason, TaskConflict, describe, load
+
+CONTEXT: Any = object()
+
+
+def plain(args):
+    return args
+
+
+def with_context(args, ctx):
+    return args, ctx
+
+
+def annotated(args, how: Context):
+    return args, how
+
+
+def annotated_by_text(args, how: "pipelines.contract.Context"):  # type: ignore[name-defined]  # noqa: F821, UP037
+    return args, how
+
+
+def nothing():
+    return "called"
+
+
+def anything(*everything):
+    return everything
+
+
+def spread_values(customer_id, since, limit=10):
+    return customer_id, since, limit
+
+
+def spread_with_context(customer_id, since, ctx):
+    return customer_id, since, ctx
+
+
+def one_value(customer_id):
+    return customer_id
+
+
+def default_context(args, ctx=None):
+    return args, ctx
+
+
+class Callable_:
+    def __call__(self, args, ctx):
+        return args, ctx
+
+    def method(self, args):
+        return args
+
+    @classmethod
+    def of_class(cls, args, ctx):
+        return args, ctx
+
+    @staticmethod
+    def static(args):
+        return args
+
+
+def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def inner(*args: Any, **named: Any) -> Any:
+        return call(*args, **named)
+
+    return inner
+
+
+ARGS = {"customer_id": 7, "since": "2026"}
+
+
+@pytest.mark.parametrize(
+    ("call", "spread", "given"),
+    [
+        (plain, None, ARGS),
+        (with_context, None, (ARGS, CONTEXT)),
+        (annotated, None, (ARGS, CONTEXT)),
+        (annotated_by_text, None, (ARGS, CONTEXT)),
+        (default_context, None, (ARGS, CONTEXT)),
+        (nothing, None, "called"),
+        (anything, None, (ARGS,)),
+        (spread_values, None, (7, "2026", 10)),
+        (spread_with_context, None, (7, "2026", CONTEXT)),
+        (Callable_(), None, (ARGS, CONTEXT)),
+        (Callable_().method, None, ARGS),
+        (Callable_.of_class, None, (ARGS, CONTEXT)),
+        (Callable_.static, None, ARGS),
+        (wrapped(with_context), None, (ARGS, CONTEXT)),
+        (functools.partial(with_context), None, (ARGS, CONTEXT)),
+        (functools.partial(spread_values, limit=5), None, (7, "2026", 5)),
+        (lambda args: args["since"], None, "2026"),
+        (builtins.len, None, 2),
+        (builtins.dict, None, ARGS),  # its signature cannot be read
+    ],
+)
+def test_a_callable_is_given_what_it_wants(call, spread, given):
+    assert describe("t", call, spread=spread).start(ARGS, CONTEXT) == given
+
+
+def test_one_named_value_is_spread_when_that_is_asked_for():
+    assert describe("t", one_value, spread=True).start({"customer_id": 7}, CONTEXT) == 7
+    assert describe("t", one_value).start({"customer_id": 7}, CONTEXT) == {"customer_id": 7}
+
+
+def test_a_value_that_is_missing_is_a_type_error_of_the_job():
+    with pytest.raises(TypeError, match="since"):
+        describe("t", spread_values).start({"customer_id": 7}, CONTEXT)
+
+
+def generator(args) -> Iterator[int]:
+    yield 1
+
+
+async def coroutine(args):
+    await asyncio.sleep(0)
+
+
+async def async_generator(args) -> AsyncIterator[int]:
+    yield 1
+
+
+class Stepper:
+    def __call__(self, args) -> Iterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (plain, Kind.FUNCTION),
+        (generator, Kind.GENERATOR),
+        (coroutine, Kind.COROUTINE),
+        (async_generator, Kind.ASYNC_GENERATOR),
+        (functools.partial(functools.partial(generator)), Kind.GENERATOR),
+        (wrapped(coroutine), Kind.COROUTINE),
+        (Stepper(), Kind.GENERATOR),
+        (Stepper, Kind.FUNCTION),
+        (builtins.len, Kind.FUNCTION),
+    ],
+)
+def test_the_kind_of_a_pipeline_is_read_off_its_callable(call, kind: Kind):
+    assert describe("t", call).kind is kind
+
+
+def test_what_cannot_be_called_is_no_task():
+    with pytest.raises(TypeError, match="cannot be called"):
+        describe("t", "text")  # type: ignore[arg-type]
+
+
+# ── the registry ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_registering_leaves_the_callable_as_it_was():
+    tasks = Pipelines()
+
+    assert tasks.register("b")(plain) is plain
+    assert tasks.register("a")(nothing) is nothing
+    assert tasks.names == ("a", "b")
+    assert [task.name for task in tasks] == ["a", "b"]
+    assert len(tasks) == 2
+    assert tasks.get("a") is not None
+    assert tasks.get("c") is None
+
+
+def test_two_callables_cannot_have_one_name():
+    tasks = Pipelines()
+    tasks.register("t")(plain)
+    tasks.register("t")(plain)
+
+    with pytest.raises(TaskConflict, match=r"'t' is registered twice: by .*plain and by .*nothing"):
+        tasks.register("t")(nothing)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201])
+def test_a_name_has_a_length(name: str):
+    with pytest.raises(ValueError, match="1 to 200 characters"):
+        Pipelines().register(name)
+
+
+def test_a_stop_is_let_through_by_except_exception():
+    stop = Stop(StopReason.CANCEL)
+
+    assert not isinstance(stop, Exception)
+    assert (stop.reason, str(stop)) == (StopReason.CANCEL, "cancel")
+
+
+# ── loading ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "some_jobs"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield folder
+    for name in [name for name in sys.modules if name.startswith("some_jobs")]:
+        del sys.modules[name]
+
+
+def test_every_module_of_a_package_is_loaded_and_a_broken_one_keeps_no_other_from_it(package: Path):
+    (package / "good.py").write_text("LOADED = True\n")
+    (package / "bad.py").write_text("raise RuntimeError('no such thing')\n")
+    (package / "__main__.py").write_text("raise RuntimeError('this is a program')\n")
+    for name, text in {"deeper": "", "spoilt": "1 / 0\n"}.items():
+        (package / name).mkdir()
+        (package / name / "__init__.py").write_text(text)
+        (package / name / "inner.py").write_text("LOADED = True\n")
+
+    loading = load(["some_jobs"])
+
+    assert set(loading.modules) == {"some_jobs", "some_jobs.good", "some_jobs.deeper", "some_jobs.deeper.inner"}
+    assert set(loading.failures) == {"some_jobs.bad", "some_jobs.spoilt"}
+    assert "no such thing" in loading.failures["some_jobs.bad"]
+    assert "ZeroDivisionError" in loading.failures["some_jobs.spoilt"]
+
+
+def test_a_package_that_is_not_there_is_a_failure_and_not_the_end():
+    loading = load(["no_such_package_at_all", "json.decoder"])
+
+    assert loading.modules == ("json.decoder",)
+    assert "ModuleNotFoundError" in loading.failures["no_such_package_at_all"]
+
+
+def test_of_our_own_package_the_contract_and_the_toolkit_are_no_pipelines():
+    loading = load(["pipelines"])
+
+    assert "pipelines.noop" in loading.modules
+    assert not [name for name in loading.modules if name.startswith(("pipelines.contract", "pipelines.toolkit"))]

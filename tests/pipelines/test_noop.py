@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipelines.contract import registry
+from pipelines.noop import noop
+
+
+class Clock:
+    """A context that notes how long it was asked to wait."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@pytest.mark.parametrize(
+    ("args", "slept"),
+    [
+        ({}, []),
+        ({"sleep1": 1, "sleep2": 0.5, "sleep3": 2}, [1.0, 0.5, 2.0]),
+        ({"sleep2": "3"}, [3.0]),
+        ({"sleep1": 0, "sleep3": -1}, []),
+    ],
+)
+def test_it_sleeps_as_it_is_told_and_tells_its_progress_after_each_step(args: dict[str, Any], slept: list[float]):
+    clock = Clock()
+
+    steps = list(noop(args, clock))  # type: ignore[arg-type]
+
+    assert clock.slept == slept
+    assert steps == [{"processed": n, "total": 3} for n in (1, 2, 3)]
+
+
+def test_it_is_registered_as_a_generator_with_a_context():
+    task = registry.get("noop")
+
+    assert task is not None
+    assert (task.kind.value, task.takes_args, task.takes_context, task.spread) == ("generator", True, True, False)
