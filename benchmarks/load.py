@@ -16,7 +16,6 @@ import resource
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -218,4 +217,4 @@ def show(conn: connection, ways: list[Way], taken: dict[str, list[float]], count
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
