@@ -51,12 +51,12 @@ class SilentProxy:
                 ready.register(end, selectors.EVENT_READ)
             while True:
                 for key, _ in ready.select():
-                    end: socket.socket = key.fileobj  # type: ignore[assignment]
-                    heard = end.recv(65536)
+                    came_by = next(end for end in others if end is key.fileobj)
+                    heard = came_by.recv(65536)
                     if not heard:
                         raise OSError("the other end has gone")
                     if not self._silent.is_set():
-                        others[end].sendall(heard)
+                        others[came_by].sendall(heard)
         for end in others:
             end.close()
 

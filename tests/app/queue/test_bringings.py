@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from app.errors import IdempotencyConflict, InvalidJob
 from app.queue.job import Fate, Handback, NewJob, News, Release, Settlement, Status
 
-REQUEST = {"queue": "q", "task": "t", "lock_key": "k"}
+REQUEST: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
 
 
 # ── live keys ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -220,7 +220,7 @@ def test_two_claims_that_meet_at_one_key_take_one_of_its_jobs(desk):
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_second_enqueue_of_a_key_waits_for_the_first_and_finds_it_or_takes_its_place(desk, commits):
-    request = {"queue": "q", "task": "t", "lock_key": "k", "idempotency_key": "once"}
+    request: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k", "idempotency_key": "once"}
     source = Midway(desk)
     first = JobQueue(source).enqueue(NewJob(**request))
     asking = Aside(desk.another().enqueue, NewJob(**request))
@@ -245,7 +245,7 @@ def test_a_second_enqueue_of_a_key_waits_for_the_first_and_finds_it_or_takes_its
 
 
 def test_a_job_that_is_deleted_between_the_insert_and_the_look_is_made_anew(desk):
-    request = {"queue": "q", "task": "t", "lock_key": "k", "idempotency_key": "once"}
+    request: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k", "idempotency_key": "once"}
     old = desk.queue.enqueue(NewJob(**request)).job_id
     with desk.held() as step:
         step("DELETE FROM dl_jobs WHERE job_id = %s", str(old))

@@ -6,6 +6,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -15,7 +16,7 @@ from app.queue.job import Count, NewJob, Release, Status, WorkerInfo
 from app.queue.jobqueue import JobQueue
 from tests.support.desk import Desk
 
-REQUEST = {"queue": "q", "task": "t", "lock_key": "k", "args": {"a": [1, "б", None]}}
+REQUEST: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k", "args": {"a": [1, "б", None]}}
 
 
 # ── enqueue ─────────────────────────────────────────────────────────────────────────────────────────────────────────

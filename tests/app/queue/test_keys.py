@@ -292,7 +292,7 @@ def twins(shared_dsn) -> tuple[str, str]:
                 "SELECT min(n), max(n) FROM (SELECT n, hashtext('key ' || n) AS h FROM generate_series(1, 200000) n) k"
                 " GROUP BY h HAVING count(*) > 1 LIMIT 1"
             )
-            one, two = cursor.fetchone()
+            ((one, two),) = cursor.fetchall()
             return f"key {one}", f"key {two}"
     finally:
         connection.close()

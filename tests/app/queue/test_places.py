@@ -125,7 +125,7 @@ def plans(desk: Desk, name: str, parameters: dict[str, Any]) -> list[dict[str, A
     statement = statements("public")[name]
     desk.session.close()
     desk.queue.ping()  # a new connection: no plan is left from before
-    settings = dict(
+    settings: dict[str, str] = dict(
         desk.session.command(
             "SELECT name, setting FROM pg_settings WHERE name IN"
             " ('enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit')"
@@ -142,7 +142,7 @@ def plans(desk: Desk, name: str, parameters: dict[str, Any]) -> list[dict[str, A
                 cursor.execute(part.prepare(f"p{number}"))
                 given = {name: parameters.get(name, NOTHING) for name in part.parameters}
                 cursor.execute(f"EXPLAIN (FORMAT JSON, ANALYZE) {part.execute(f'p{number}')}", given)
-                found.append(cursor.fetchone()[0][0]["Plan"])
+                found.append(cursor.fetchall()[0][0][0]["Plan"])
             return found
     finally:
         connection.close()

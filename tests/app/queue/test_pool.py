@@ -21,7 +21,7 @@ from tests.support.desk import Aside, Desk
 from tests.support.proxy import SilentProxy
 
 GENEROUS = 15.0
-REQUEST = {"queue": "q", "task": "t", "lock_key": "k"}
+REQUEST: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_job_goes_all_its_way_through_a_pool(desk, made):
 
     assert queue.retry(done.job_id).status is Status.QUEUED
     assert queue.cancel(done.job_id).status is Status.CANCELED
-    assert queue.get(done.job_id).args == {"a": "%s %(b)s"}
+    assert desk.job(done.job_id).args == {"a": "%s %(b)s"}
     with pytest.raises(IdempotencyConflict):
         queue.enqueue(NewJob(**REQUEST | {"task": "u"}, idempotency_key="%"))
     desk.check()
@@ -240,7 +240,7 @@ def test_what_is_enqueued_in_a_callers_transaction_is_there_when_that_commits(de
     queue = JobQueue(Handed(own))
     job_id = queue.enqueue(NewJob(**REQUEST)).job_id
 
-    assert queue.get(job_id).status is Status.QUEUED
+    assert [job.id for job in queue.jobs()] == [job_id]
     assert (desk.queue.get(job_id), desk.claim(), listener.heard()) == (None, [], [])
     own.commit() if commits else own.rollback()
 

@@ -20,7 +20,7 @@ GENEROUS = 15.0  # seconds in which something that gives up after less than one 
 
 
 def backend(session: Session) -> int:
-    return session.command("SELECT pg_backend_pid()")[0][0]
+    return int(session.command("SELECT pg_backend_pid()")[0][0])
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from app.errors import NotRetryable
-from app.queue.job import TRANSITIONS, Claimed, Move, Release, Settlement, Status
+from app.queue.job import TRANSITIONS, Claimed, Handback, Move, Release, Settlement, Status
 from tests.support import Databases
 from tests.support.desk import Desk
 
@@ -75,7 +75,7 @@ def settle(status: Status) -> Callable[[Desk, Claimed], None]:
 
 def release(why: Release) -> Callable[[Desk, Claimed], None]:
     def release(desk: Desk, run: Claimed) -> None:
-        desk.queue.release([(run, why, None)])
+        desk.queue.release([Handback(run, why)])
 
     return release
 
