@@ -22,6 +22,7 @@ from app.host.guest import BLOCKED_AT_BIRTH, Host, gunicorn_settings
 from app.host.service import Service, set_up_logging
 
 _log = log.get(__name__)
+DID_NOT_BEGIN = 70  # exit code: a bug keeps the service from starting; the log names it
 
 
 def serve(settings: Settings, *, workers: bool, banner: Callable[[str], None]) -> int:
@@ -112,7 +113,8 @@ def _run(
     try:
         Server(options, lambda: service.app, early).run()
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
+        # gunicorn has codes of its own for a worker that cannot begin.
+        return DID_NOT_BEGIN if end.code else 0
     return 0
 
 

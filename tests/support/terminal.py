@@ -54,7 +54,7 @@ class Terminal:
 
     def wait(self, timeout: float = 40) -> int:
         """The exit code; negative: the signal that killed it."""
-        eventually(lambda: self._ended(), timeout, lambda: f"the end of {self.shown}")
+        eventually(self._ended, timeout, lambda: f"the end of {self.shown}")
         assert self._code is not None
         return self._code
 

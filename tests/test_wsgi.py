@@ -1,0 +1,87 @@
+"""`gunicorn wsgi:app` as a company's own set-up runs it: API and worker pool, without our command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from app.queue.schema import migrate
+from tests.support import Process, eventually, free_port
+from tests.support.running import QUICK, Jobs, Running, servers_of
+
+Gunicorn = Callable[..., Running]
+
+
+@pytest.fixture
+def gunicorn(tmp_path: Path) -> Iterator[Gunicorn]:
+    with ExitStack() as running:
+
+        def started(*options: str, **env: str) -> Running:
+            port = free_port()
+            process = Process(
+                [sys.executable, "-m", "gunicorn", *options, "wsgi:app"],
+                output=tmp_path / "gunicorn.log",
+                env={**QUICK, "APP_PORT": str(port), **env},
+            )
+            return Running(running.enter_context(process), port, "serve")
+
+        yield started
+
+
+def test_it_serves_and_works_on_the_database_it_is_given(gunicorn: Gunicorn, dsn: str, tmp_path: Path):
+    migrate(dsn)
+    running = gunicorn(DL_DB_DSN=dsn).until_ready()
+    jobs = Jobs(dsn, tmp_path)
+    (job,) = jobs.insert()
+    eventually(lambda: running.get(f"/api/v1/jobs/{job}/status")[1]["status"] == "succeeded")
+    jobs.insert("test.until", 2)
+    jobs.until_began(3)
+
+    assert running.stop() == 0
+    assert running.ended_by_itself(), running.process.text
+    assert len(running.log("pool.started")) == len(running.log("pool.stopped")) == 1
+    assert jobs.counts() == {"succeeded": 1, "queued": 2}
+    jobs.check()
+
+
+def test_without_a_database_it_has_one_of_its_own_and_leaves_none_behind(gunicorn: Gunicorn, run_folder: Path):
+    home = run_folder / "gunicorns-home"
+    home.mkdir()
+    home.chmod(0o755)
+    running = gunicorn(DL_DATA_DIR=str(home)).until_ready()
+    assert len(servers_of(home)) == 1
+
+    running.process.signal(signal.SIGTERM)
+
+    assert running.process.wait() == 0
+    assert servers_of(home) == []
+
+
+def test_ctrl_c_hands_running_jobs_back(gunicorn: Gunicorn, dsn: str, tmp_path: Path):
+    migrate(dsn)
+    running = gunicorn(DL_DB_DSN=dsn, DL_SHUTDOWN_GRACE_SEC="600").until_ready()
+    jobs = Jobs(dsn, tmp_path)
+    jobs.insert("test.until", 2)
+    jobs.until_began(2)
+
+    for pid in (running.works_in, running.process.pid):  # a terminal sends it to the whole group
+        os.kill(pid, signal.SIGINT)
+
+    assert running.process.wait() == 0
+    assert "Traceback" not in running.process.text
+    assert jobs.counts() == {"queued": 2}
+    jobs.check()
+
+
+def test_a_faulty_setting_is_told_without_a_stack_trace(gunicorn: Gunicorn):
+    running = gunicorn(APP_THREADS="many")
+
+    assert running.process.wait() == 78
+    assert "APP_THREADS" in running.process.text
+    assert "Traceback" not in running.process.text
