@@ -117,8 +117,11 @@ class UnknownTarget(DataloaderError):
 
 
 class NotRetryable(DataloaderError):
-    def __init__(self, job_id: UUID, status: str) -> None:
-        super().__init__(f"job {job_id} is {status}; only a failed, canceled or lost job can be retried")
+    def __init__(self, job_id: UUID, status: str, live_key: str | None = None) -> None:
+        told = f"job {job_id} is {status}; only a failed, canceled or lost job can be retried"
+        if live_key is not None:
+            told = f"job {job_id} cannot be retried while another job with its live_key {live_key!r} waits or runs"
+        super().__init__(told)
         self.job_id = job_id
         self.status = status
 

@@ -122,7 +122,8 @@ class JobQueue:
         """Queue a failed, canceled or lost job again, with a fresh budget."""
         if not self._ask("retry", {"job_id": str(job_id)}):
             job = self._found(job_id)
-            raise NotRetryable(job_id, job.status)
+            blocked = job.status in (Status.FAILED, Status.CANCELED, Status.LOST)
+            raise NotRetryable(job_id, job.status, job.live_key if blocked else None)
         return self._found(job_id)
 
     def counts(self) -> list[Count]:

@@ -528,13 +528,16 @@ SELECT c.status::text,
   FROM canceled c;
 
 -- name: retry
--- failed | canceled | lost -> queued, by a person: the same job with a fresh budget.
+-- failed | canceled | lost -> queued, by a person: the same job with a fresh budget. Not while another job has its
+-- live key.
 WITH again AS (
     UPDATE dl_jobs
        SET status = 'queued', place = 'ready', attempt = 0, crashes = 0, cancel_requested = false, available_at = clock_timestamp(),
            error = NULL, traceback = NULL, result = NULL, progress = '{}', started_at = NULL, finished_at = NULL,
            heartbeat_at = NULL
      WHERE job_id = %(job_id)s::uuid AND status::text IN ('failed', 'canceled', 'lost')
+       AND NOT EXISTS (SELECT FROM dl_jobs other
+                        WHERE other.live_key = dl_jobs.live_key AND other.status IN ('queued', 'running'))
     RETURNING job_id, queue
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
