@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import IdempotencyConflict, InvalidJob
+from app.errors import IdempotencyConflict, InvalidJob, NotRetryable
 from app.queue.job import Fate, Handback, NewJob, News, Release, Settlement, Status
 
 REQUEST: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
@@ -61,7 +61,7 @@ def test_a_job_whose_live_key_has_another_job_by_now_cannot_be_retried_beside_it
     desk.queue.cancel(old)
     desk.queue.enqueue(NewJob(**REQUEST, live_key="daily"))
 
-    with pytest.raises(InvalidJob, match="dl_jobs_live_key_idx"):
+    with pytest.raises(NotRetryable, match="daily"):
         desk.queue.retry(old)
 
     assert desk.status(old) is Status.CANCELED
