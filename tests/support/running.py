@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import psycopg2
 
 from tests.support.journal import Told, check_everything
@@ -160,8 +160,8 @@ class Runner:
     def __init__(self, start: Callable[..., Process], dsn: str | None) -> None:
         self._start, self._dsn = start, dsn
 
-    def __call__(self, host: str, *options: str, port: int | None = None, **env: str) -> Running:
-        port = port or free_port()
+    def __call__(self, host: str, *options: str, **env: str) -> Running:
+        port = int(env.get("APP_PORT", free_port()))
         where = {} if self._dsn is None else {"DL_DB_DSN": self._dsn}
         process = self._start(host, *options, env={**QUICK, "APP_PORT": str(port), **where, **env})
         return Running(process, port, host)
@@ -169,7 +169,7 @@ class Runner:
 
 def alive(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

@@ -66,7 +66,7 @@ def test_after_the_arbiters_death_its_worker_ends_cleanly_and_leaves_nothing_beh
     start: Callable[..., Process], home: Path, tmp_path: Path
 ):
     port = free_port()
-    running = Runner(start, None)("serve", port=port, DL_DATA_DIR=str(home)).until_ready()
+    running = Runner(start, None)("serve", APP_PORT=str(port), DL_DATA_DIR=str(home)).until_ready()
     jobs = Jobs(_dsn_in(home), tmp_path)
     (job,) = jobs.insert("test.until")
     jobs.until_began(1)
@@ -79,7 +79,7 @@ def test_after_the_arbiters_death_its_worker_ends_cleanly_and_leaves_nothing_beh
     assert servers_of(home) == []
     assert len(running.log("pool.stopped")) == 1
 
-    again = Runner(start, None)("serve", port=port, DL_DATA_DIR=str(home)).until_ready()
+    again = Runner(start, None)("serve", APP_PORT=str(port), DL_DATA_DIR=str(home)).until_ready()
     jobs.let_go()
     jobs.until({"succeeded": 1})
     assert jobs.row(job) == ("succeeded", 1)
@@ -100,7 +100,7 @@ def test_after_the_death_of_everything_but_the_server_the_next_start_takes_it_ov
     running.process.kill()
 
     assert servers_of(home) == [server]
-    again = Runner(start, None)("serve", port=running.port, DL_DATA_DIR=str(home)).until_ready()
+    again = Runner(start, None)("serve", APP_PORT=str(running.port), DL_DATA_DIR=str(home)).until_ready()
     assert servers_of(home) == [server]
     jobs.let_go()
     jobs.until({"succeeded": 1})

@@ -17,7 +17,7 @@ def test_a_second_service_in_the_same_folder_finds_the_port_taken_and_harms_noth
     first = Runner(start, None)("serve", DL_DATA_DIR=str(home)).until_ready()
     servers = servers_of(home)
 
-    second = Runner(start, None)("serve", port=first.port, DL_DATA_DIR=str(home))
+    second = Runner(start, None)("serve", APP_PORT=str(first.port), DL_DATA_DIR=str(home))
 
     assert second.process.wait() == 69
     assert f"cannot listen on 127.0.0.1 port {first.port}" in second.process.text
@@ -151,4 +151,4 @@ def test_a_taken_port_is_told_whoever_has_it(run: Runner):
 
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
-        assert run("serve", port=port).process.wait() == 69
+        assert run("serve", APP_PORT=str(port)).process.wait() == 69

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,9 @@ def test_without_workers_only_the_tables_are_prepared(made: Made, empty_dsn: str
     service.start()
 
     eventually(lambda: ask(empty_dsn, "SELECT to_regclass('dl_schema') IS NOT NULL") == "True")
-    assert eventually(lambda: service.app.test_client().get("/status")).json["workers"] is None
+    answer = service.app.test_client().get("/status").json
+    assert answer is not None
+    assert answer["workers"] is None
 
 
 def test_a_fault_of_the_database_is_told_and_outlived(made: Made, server: PrivateServer, monkeypatch):
@@ -123,8 +126,8 @@ def test_doubtful_settings_are_said_when_logging_is_set_up(caplog):
 
 def test_a_version_is_always_known(monkeypatch):
     def lost(name: str) -> str:
-        raise services.metadata.PackageNotFoundError(name)
+        raise metadata.PackageNotFoundError(name)
 
     assert services.version()
-    monkeypatch.setattr(services.metadata, "version", lost)
+    monkeypatch.setattr(metadata, "version", lost)
     assert services.version() == "0+unknown"

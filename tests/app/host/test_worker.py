@@ -5,6 +5,7 @@ import pytest
 from app.config import Settings
 from app.errors import ConfigError
 from app.host import worker
+from app.host.ending import Ending
 
 
 def test_a_worker_without_a_queue_is_told_what_would_do():
@@ -26,7 +27,7 @@ class Broken:
 def test_a_service_whose_threads_have_died_is_ended_with_a_code(monkeypatch):
     monkeypatch.setattr(worker, "_LOOK", 0.01)
     service = Broken()
-    ending = worker.Ending(service, grace=0, leave=lambda code: None)
+    ending = Ending(service, grace=0, leave=lambda code: None)
     ending.start()
 
     assert worker._watch(service, ending) == 70  # type: ignore[arg-type]
