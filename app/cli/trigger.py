@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 from uuid import UUID, uuid4
@@ -13,8 +14,9 @@ import click
 
 from app.cli.ask import follow
 from app.cli.service import Service, asks_service, usage
-from app.client import Request
+from app.client import Client, FieldError, Refused, Request, Triggered
 
+QUEUE = "etl.default"
 UNITS = {"s": timedelta(seconds=1), "m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 SPAN = re.compile(r"in\s+((?:\d+\s*[smhd]\s*)+)", re.IGNORECASE)
 
@@ -63,8 +65,10 @@ def parse_moment(told: str) -> datetime:
 
 @click.command(short_help="Put a job into the queue.")
 @click.argument("task")
-@click.option("--queue", default="etl.default", show_default=True, help="The queue to put it into.")
-@click.option("--lock-key", help="Jobs with one key never run at the same time.  [default: the task's name]")
+@click.option("--queue", help=f"The queue to put it into.  [default: the task's own, else {QUEUE}]")
+@click.option(
+    "--lock-key", help="Jobs with one key never run at the same time.  [default: the task's own, else the task's name]"
+)
 @click.option(
     "--arg",
     "pairs",
@@ -101,13 +105,26 @@ def parse_moment(told: str) -> datetime:
     "--idempotency-key",
     help="A second trigger with this key makes no second job.  [default: a fresh one for each call]",
 )
+@click.option("--live-key", help="Unique among waiting and running jobs: while one has it, that one is the answer.")
+@click.option(
+    "--time-limit",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    help="How long a try may take.  [default: the task's]",
+)
+@click.option(
+    "--retry",
+    type=usage(parse_object),
+    metavar="JSON",
+    help='How long to wait between tries, such as {"kind": "fixed", "seconds": 60}.  [default: the task\'s]',
+)
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 @asks_service
 def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
     service: Service,
     *,
     task: str,
-    queue: str,
+    queue: str | None,
     lock_key: str | None,
     pairs: Sequence[tuple[str, Any]],
     args_text: dict[str, Any] | None,
@@ -120,6 +137,9 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
     producer: str | None,
     consumer_group: str | None,
     idempotency_key: str | None,
+    live_key: str | None,
+    time_limit: int | None,
+    retry: dict[str, Any] | None,
     watching: bool,
 ) -> None:
     """Put a job of TASK into the queue.
@@ -137,7 +157,7 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
     request = Request(
         queue=queue,
         task=task,
-        lock_key=task if lock_key is None else lock_key,
+        lock_key=lock_key,
         args={**_from_file(args_file), **(args_text or {}), **dict(pairs)},
         idempotency_key=key,
         partition_key=partition_key,
@@ -147,8 +167,11 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
         lease_ttl_sec=lease_ttl,
         producer=producer,
         consumer_group=consumer_group,
+        live_key=live_key,
+        time_limit_sec=time_limit,
+        retry=retry,
     )
-    triggered = service.client.trigger(request)
+    triggered = _trigger(service.client, request)
     if watching and not service.as_json:
         click.echo(f"Job {triggered.job_id} is {triggered.status}.")
     elif not watching:
@@ -157,6 +180,18 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
         )
     if watching:
         follow(service, triggered.job_id, idempotency_key=key)
+
+
+def _trigger(client: Client, request: Request) -> Triggered:
+    """What is not said is the task's to say; of one that has no default, or that the API does not know, ours stands."""
+    usual: dict[str, Any] = {"queue": QUEUE, "lock_key": request.task}
+    try:
+        return client.trigger(request)
+    except Refused as refused:
+        missing = {error.field for error in refused.errors if error == FieldError(error.field, "is required")}
+        if not missing or not missing <= usual.keys() or any(getattr(request, name) is not None for name in missing):
+            raise
+        return client.trigger(replace(request, **{name: usual[name] for name in missing}))
 
 
 def _from_file(file: IO[str] | None) -> dict[str, Any]:

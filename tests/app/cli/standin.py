@@ -47,11 +47,14 @@ class Standin:
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
-        self.unruly: deque[Answer | str] = deque()
+        self.unruly: deque[Answer | str | None] = deque()  # None: behave this time
+        self.said: dict[str, list[str]] = {}  # the lines of each job's log
+        self.later: dict[str, list[list[str]]] = {}  # what it says before each further look; a job ends with the last
         self.jobs: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, deque[dict[str, Any] | Answer]] = {}  # what each look at a job finds next
         self.next_lives: list[dict[str, Any] | Answer] = []  # the lives of a job that will be triggered
         self.keys: dict[str, str] = {}
+        self.missing: dict[str, str] = {}  # what it says of fields that a trigger leaves out
         self.url = ""
         self.closing = threading.Event()
 
@@ -62,6 +65,21 @@ class Standin:
         self.lives[job_id] = deque(lives)
         return job_id
 
+    def say(self, job_id: str, *lines: str) -> None:
+        self.said.setdefault(job_id, []).extend(lines)
+
+    def _logs(self, job_id: str, query: dict[str, list[str]]) -> Answer:
+        after, later = int(query.get("after", ["0"])[0]), self.later.get(job_id, [])
+        if after and later:
+            self.say(job_id, *later.pop(0))
+        known = list(enumerate(self.said.get(job_id, []), 1))[after:]
+        known = known[-int(query["tail"][0]) :] if "tail" in query else known[:1000]
+        lines = [
+            {"log_id": n, "ts": AT, "attempt": 1, "level": "INFO", "stream": "log", "line": line} for n, line in known
+        ]
+        page = {"lines": lines, "next": known[-1][0] if known else after, "complete": not later}
+        return Answer(body={"job_id": job_id, **page})
+
     def answer(self, asked: Asked) -> Answer:
         match (asked.method, *asked.path.strip("/").split("/")[2:]):
             case ("POST", "jobs", "trigger"):
@@ -70,6 +88,8 @@ class Standin:
                 wanted = {name: values[0] for name, values in asked.query.items() if name != "limit"}
                 found = [j for j in self.jobs.values() if wanted.items() <= j.items()]
                 return Answer(body={"jobs": found[: int(asked.query["limit"][0])]})
+            case ("GET", "jobs", job_id, "logs") if job_id in self.jobs:
+                return self._logs(job_id, asked.query)
             case (_, "jobs", job_id, action) if job_id in self.jobs:
                 return self._about(job_id, action)
             case (_, "jobs", job_id, _):
@@ -78,11 +98,14 @@ class Standin:
 
     def _trigger(self, body: dict[str, Any]) -> Answer:
         job_id = self.keys.get(body["idempotency_key"]) if "idempotency_key" in body else None
+        missing = [{"field": f, "message": m} for f, m in self.missing.items() if f not in body]
+        if missing:
+            return problem(400, "invalid_request", "it cannot be taken; see errors", errors=missing)
         if body["task"] == "bad":
             errors = [{"field": "args.x", "message": "is required"}]
             return problem(400, "invalid_request", "1 field(s) cannot be taken; see errors", errors=errors)
         if job_id is None:
-            job_id = self.add(*self.next_lives, queue=body["queue"], task=body["task"], **_wanted(body))
+            job_id = self.add(*self.next_lives, task=body["task"], **_wanted(body))
             self.keys[body.get("idempotency_key", job_id)] = job_id
         elif self.jobs[job_id]["task"] != body["task"]:
             return problem(409, "idempotency_conflict", f"the key already belongs to job {job_id}", job_id=job_id)
@@ -134,7 +157,7 @@ def _handler(standin: Standin) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             asked = Asked(self.command, address.path, parse_qs(address.query), json.loads(body) if body else None)
             standin.asked.append(asked)
-            answer = standin.unruly.popleft() if standin.unruly else standin.answer(asked)
+            answer = (standin.unruly.popleft() if standin.unruly else None) or standin.answer(asked)
             if isinstance(answer, str):
                 if answer == STALL:
                     standin.closing.wait(30)
@@ -169,7 +192,7 @@ def _fresh(job_id: str) -> dict[str, Any]:
 
 
 def _wanted(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: body[name] for name in ("max_attempts",) if name in body}
+    return {name: body[name] for name in ("queue", "max_attempts") if name in body}
 
 
 def _state(job: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from app.cli.trigger import parse_moment, parse_object, parse_pair
-from tests.app.cli.standin import HANG_UP
+from tests.app.cli.standin import HANG_UP, problem
 
 
 def test_a_trigger_needs_only_a_task(run, service):
@@ -18,7 +18,47 @@ def test_a_trigger_needs_only_a_task(run, service):
     assert f"Job {job_id} is queued." in shown.stdout
     assert f"dataloader status {job_id} --watch" in shown.stdout
     assert sent.pop("idempotency_key").startswith("cli-")
-    assert sent == {"queue": "etl.default", "task": "noop", "lock_key": "noop", "args": {}}
+    assert sent == {"task": "noop", "args": {}}
+
+
+def test_where_the_task_has_no_queue_or_lock_key_the_usual_ones_are_sent(run, service):
+    service.missing = {"queue": "is required", "lock_key": "is required"}
+
+    shown = run("trigger", "noop")
+
+    first, second = (asked.body for asked in service.asked)
+    assert shown.exit_code == 0
+    assert second == {**first, "queue": "etl.default", "lock_key": "noop"}
+
+
+def test_only_what_is_missing_is_added(run, service):
+    service.missing = {"lock_key": "is required"}
+
+    run("trigger", "noop", "--queue", "q")
+
+    assert service.asked[1].body["queue"] == "q"
+    assert service.asked[1].body["lock_key"] == "noop"
+
+
+def test_a_lock_key_that_the_task_cannot_make_is_not_replaced_by_another(run, service):
+    service.missing = {"lock_key": "cannot be made of the args: the argument 'id' is missing"}
+
+    shown = run("trigger", "noop")
+
+    assert shown.exit_code == 4
+    assert "'id' is missing" in shown.stderr
+    assert len(service.asked) == 1
+
+
+def test_a_service_that_asks_again_for_what_it_was_told_is_not_asked_for_ever(run, service):
+    service.unruly.append(
+        problem(400, "invalid_request", "see errors", errors=[{"field": "queue", "message": "is required"}])
+    )
+
+    shown = run("trigger", "noop", "--queue", "q")
+
+    assert shown.exit_code == 4
+    assert len(service.asked) == 1
 
 
 def test_every_option_reaches_the_service(run, service):
@@ -26,12 +66,14 @@ def test_every_option_reaches_the_service(run, service):
         "trigger", "t", "--queue", "q", "--lock-key", "k", "--arg", "a=1", "--priority", "0", "--max-attempts", "2",
         "--lease-ttl", "30", "--partition-key", "p", "--producer", "me", "--consumer-group", "g",
         "--idempotency-key", "once", "--available-at", "2026-11-21T06:00:00+03:00",
+        "--live-key", "l", "--time-limit", "60", "--retry", '{"kind": "fixed", "seconds": 5}',
     )  # fmt: skip
 
     assert service.asked[0].body == {
         "queue": "q", "task": "t", "lock_key": "k", "args": {"a": 1}, "priority": 0, "max_attempts": 2,
         "lease_ttl_sec": 30, "partition_key": "p", "producer": "me", "consumer_group": "g",
         "idempotency_key": "once", "available_at": "2026-11-21T03:00:00+00:00",
+        "live_key": "l", "time_limit_sec": 60, "retry": {"kind": "fixed", "seconds": 5},
     }  # fmt: skip
 
 
@@ -143,6 +185,8 @@ def test_a_suggested_command_carries_the_address_that_was_typed(run, service):
         ("--args", "{"),
         ("--priority", "-1"),
         ("--max-attempts", "0"),
+        ("--time-limit", "0"),
+        ("--retry", "5"),
         ("--available-at", "tomorrow"),
         ("--available-at", "2026-11-21T06:00:00"),
         ("--args-file", "/nowhere.json"),
