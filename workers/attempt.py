@@ -122,7 +122,7 @@ class Attempt(JobContext):
         try:
             args = json.loads(self.job.args_text)
             cursor = None if self.job.checkpoint_text is None else json.loads(self.job.checkpoint_text)
-            self.begin_with(json.loads(self.job.progress_text), cursor)
+            self.begin_with(self.job.progress_text, cursor)
         except (ValueError, RecursionError) as error:
             return refused(f"args cannot be decoded: {error}")
         if not isinstance(args, dict):

@@ -137,7 +137,7 @@ def _run(recipe: dict[str, Any], context: JobContext) -> dict[str, Any]:
     try:
         args = json.loads(recipe["args"])
         cursor = None if recipe["checkpoint"] is None else json.loads(recipe["checkpoint"])
-        context.begin_with(json.loads(recipe["progress"]), cursor)
+        context.begin_with(recipe["progress"], cursor)
         _limit(recipe)
         result = drive(task, args, context)
     except Stop as stop:

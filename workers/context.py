@@ -69,6 +69,7 @@ class JobContext:
         self._reason: StopReason | None = None  # set once under the lock; only a lost lease may replace it
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        self._stop_reasons: set[StopReason] = set()  # all that were given; under the lock
         self._on_stop: Callable[[], object] | None = None  # set and cleared by the pipeline's thread, under the lock
 
     # ── for the pipeline ────────────────────────────────────────────────────────────────────────────────────────
@@ -221,8 +222,12 @@ class JobContext:
         """As a process of its own reports it: whole."""
         self._progress = progress
 
-    def begin_with(self, progress: Any, cursor: Any) -> None:
-        """What an earlier try has left."""
+    def begin_with(self, progress_text: str, cursor: Any) -> None:
+        """What an earlier try has left. Progress that cannot be read is no reason to refuse the job."""
+        try:
+            progress = json.loads(progress_text)
+        except (ValueError, RecursionError):
+            progress = None
         self._progress = self._told = progress if isinstance(progress, dict) and progress else None
         self._cursor = self._cursor_told = cursor
 
@@ -234,7 +239,9 @@ class JobContext:
             if self._reason is None or reason is StopReason.LEASE_LOST:
                 self._reason = reason
             self._stopping.set()
-            wake = self._on_stop
+            # Asked again for the same reason, it may be cleaning up: a coroutine is not to be cancelled in that.
+            wake = None if reason in self._stop_reasons else self._on_stop
+            self._stop_reasons.add(reason)
         if wake is not None:
             with suppress(RuntimeError):  # its loop has just ended by itself
                 wake()

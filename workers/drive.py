@@ -7,7 +7,7 @@ import inspect
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any
 
-from pipelines.contract import Kind, Stop, StopReason, Task
+from pipelines.contract import Stop, StopReason, Task
 from workers.context import JobContext
 
 _PATIENCE = 100  # how often a generator may swallow a Stop and yield again before it is closed
@@ -15,18 +15,11 @@ _PATIENCE = 100  # how often a generator may swallow a Stop and yield again befo
 
 def drive(task: Task, args: dict[str, Any], context: JobContext) -> Any:
     """Returns what the pipeline returns; raises what it raises, and Stop when it was ended."""
-    began = task.start(args, context)
-    match task.kind:
-        case Kind.ASYNC_GENERATOR:
-            return _await(_walk_async(began, context), context)
-        case Kind.COROUTINE:
-            return _await(began, context)
-        case _:
-            return _finish(began, context)
+    return _finish(task.start(args, context), context)
 
 
 def _finish(result: Any, context: JobContext) -> Any:
-    """A plain function may still hand out a generator or a coroutine: it is what it returns."""
+    """What a call gives decides, not what it was declared to be: an author's decorator may have changed it."""
     if isinstance(result, Generator):
         return _walk(result, context)
     if isinstance(result, AsyncGenerator):

@@ -99,7 +99,8 @@ def test_a_run_that_lost_its_job_before_its_key_was_locked_does_not_start_and_ho
 
 def test_of_two_keys_with_one_hash_only_one_run_starts_and_the_lock_is_free_when_it_ends(office: Office):
     one, other = office.desk.sql(
-        "SELECT min(n), max(n) FROM generate_series(1, 400000) n GROUP BY hashtext('key ' || n) HAVING count(*) > 1 LIMIT 1"
+        "SELECT min(n), max(n) FROM generate_series(1, 400000) n"
+        " GROUP BY hashtext('key ' || n) HAVING count(*) > 1 LIMIT 1"
     )[0]
     attempts = [office.attempt(f"key {n}") for n in (one, other)]
     assert attempts[0].job.key_hash == attempts[1].job.key_hash

@@ -1,0 +1,375 @@
+"""One try at one job, of every kind of pipeline and every way to end: run without a pool, on a row made up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from app.queue.job import Claimed, Settlement, Status
+from pipelines.contract import Pipelines, Stop, StopReason
+from workers.attempt import Attempt
+from workers.outcome import Abandoned, Ending, HandedBack
+from workers.threads import clock
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def claimed(**more: Any) -> Claimed:
+    row: dict[str, Any] = {
+        "id": uuid4(), "run_id": uuid4(), "queue": "q", "task": "t", "args_text": "{}", "lock_key": "k", "key_hash": 1,
+        "partition_key": "", "priority": 100, "attempt": 1, "max_attempts": 3, "lease_ttl_sec": 60,
+        "idempotency_key": None, "producer": None, "consumer_group": None, "created_at": NOW, "available_at": NOW,
+        "started_at": NOW, "progress_text": "{}", "checkpoint_text": None, "time_limit_sec": None, "retry_text": None,
+        "crashes": 0,
+    }  # fmt: skip
+    return Claimed(**{**row, **more})
+
+
+def attempt_at(**more: Any) -> Attempt:
+    return Attempt(claimed(**more), claimed_at=clock())
+
+
+def run(call: Callable[..., Any] | None, attempt: Attempt | None = None) -> Ending:
+    tasks = Pipelines()
+    if call is not None:
+        tasks.register("t")(call)
+    return (attempt or attempt_at()).run(tasks.get("t"))
+
+
+def settled(call: Callable[..., Any], attempt: Attempt | None = None) -> Settlement:
+    end = run(call, attempt)
+    assert isinstance(end, Settlement), end
+    return end
+
+
+def handing_out(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain function that returns what another one gives."""
+    return lambda args: call(args)  # noqa: PLW0108 - it is not the callable itself
+
+
+def through_a_wrapper(call: Callable[..., Any]) -> Callable[..., Any]:
+    """As an author's own decorator does it that runs the coroutine itself."""
+
+    @wraps(call)
+    def inner(args: dict[str, Any]) -> Any:
+        return asyncio.run(call(args))
+
+    return inner
+
+
+def function(args):
+    return args
+
+
+def generator(args) -> Iterator[dict[str, int]]:
+    yield {"processed": 1}
+    return args
+
+
+async def coroutine(args):
+    await asyncio.sleep(0)
+    return args
+
+
+async def async_generator(args) -> AsyncIterator[dict[str, int]]:
+    yield {"processed": 1}
+    await asyncio.sleep(0)
+    yield {"processed": 2}
+
+
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        (function, {"n": 1}),
+        (generator, {"n": 1}),
+        (coroutine, {"n": 1}),
+        (async_generator, None),
+        (handing_out(generator), {"n": 1}),
+        (handing_out(coroutine), {"n": 1}),
+        (handing_out(async_generator), None),
+        (through_a_wrapper(coroutine), {"n": 1}),
+    ],
+)
+def test_every_kind_of_pipeline_is_run_to_its_end(call, result):
+    end = settled(call, attempt_at(args_text='{"n": 1}'))
+
+    assert (end.status, end.result) == (Status.SUCCEEDED, result)
+
+
+def test_what_is_yielded_and_what_is_said_add_up_to_the_progress():
+    def steps(args, ctx):
+        yield {"processed": 1, "total": 9}
+        ctx.progress(2, unit="rows", file="a.csv")
+        yield "only a safe point"
+        yield {"processed": 3}
+
+    assert settled(steps).progress == {"processed": 3, "total": 9, "unit": "rows", "file": "a.csv"}
+
+
+@pytest.mark.parametrize("left", ["[]", "7", '{"processed": 4}', "{" + '"a":' * 3 + "1" + "}"])
+def test_what_an_earlier_try_left_as_progress_keeps_no_job_from_running(left: str):
+    try:
+        json.loads(left)
+    except ValueError:
+        left = '{"huge": 1' + "0" * 5000 + "}"
+
+    end = settled(lambda args, ctx: ctx.progress(5), attempt_at(progress_text=left))
+
+    assert end.status is Status.SUCCEEDED
+    assert end.progress == {"processed": 5}
+
+
+# ── stops ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def stop_it(ctx: Any, reason: StopReason = StopReason.CANCEL) -> None:
+    """As the heartbeat or the listener would, while the pipeline is at work."""
+    ctx.stop(reason)
+
+
+def at_a_check(args, ctx):
+    stop_it(ctx)
+    ctx.check()
+    raise AssertionError("it went on")
+
+
+def at_a_sleep(args, ctx):
+    stop_it(ctx)
+    ctx.sleep(3600)
+
+
+def at_a_yield(args, ctx):
+    stop_it(ctx)
+    yield {"processed": 1}
+    raise AssertionError("it went on")
+
+
+async def at_an_await(args, ctx):
+    stop_it(ctx)
+    await asyncio.Event().wait()
+
+
+async def at_an_async_yield(args, ctx):
+    stop_it(ctx)
+    yield {"processed": 1}
+    raise AssertionError("it went on")
+
+
+def despite_except_exception(args, ctx):
+    stop_it(ctx)
+    while True:
+        try:
+            ctx.check()
+        except Exception:  # noqa: S112
+            continue
+
+
+def despite_swallowing(args, ctx):
+    stop_it(ctx)
+    while True:
+        with suppress(Stop):
+            yield
+
+
+async def despite_swallowing_async(args, ctx):
+    stop_it(ctx)
+    while True:
+        with suppress(Stop):
+            yield
+
+
+def with_a_failing_cleanup(args, ctx):
+    stop_it(ctx)
+    try:
+        yield
+    finally:
+        raise OSError("could not close")
+
+
+async def in_a_task_group(args, ctx):
+    async def part() -> None:
+        stop_it(ctx)
+        ctx.check()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(part())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        at_a_check, at_a_sleep, at_a_yield, at_an_await, at_an_async_yield, despite_except_exception,
+        despite_swallowing, despite_swallowing_async, with_a_failing_cleanup, in_a_task_group,
+    ],
+)  # fmt: skip
+def test_a_stop_ends_a_pipeline_at_its_safe_points(call):
+    end = settled(call)
+
+    assert (end.status, end.error) == (Status.CANCELED, "canceled on request")
+
+
+def test_a_stop_runs_a_generators_cleanup():
+    cleaned = []
+
+    def steps(args, ctx):
+        stop_it(ctx)
+        try:
+            yield
+        finally:
+            cleaned.append(ctx.attempt)
+
+    settled(steps)
+
+    assert cleaned == [1]
+
+
+def test_a_second_cancel_does_not_disturb_a_coroutine_that_cleans_up():
+    cleaned = []
+
+    async def careful(args, ctx):
+        try:
+            stop_it(ctx)
+            await asyncio.Event().wait()
+        finally:
+            stop_it(ctx)  # the next heartbeat brings the flag again
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    assert settled(careful).status is Status.CANCELED
+    assert cleaned == [True]
+
+
+@pytest.mark.parametrize("call", [at_a_check])
+def test_at_a_shutdown_the_try_is_handed_back(call, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(stop_it.__globals__, "stop_it", lambda ctx: ctx.stop(StopReason.SHUTDOWN))
+
+    assert isinstance(run(call), HandedBack)
+
+
+@pytest.mark.parametrize("then", [lambda ctx: "done", lambda ctx: 1 / 0, lambda ctx: ctx.check()])
+def test_a_run_that_lost_its_lease_is_abandoned_however_it_ends(then):
+    def loses(args, ctx):
+        ctx.stop(StopReason.LEASE_LOST)
+        return then(ctx)
+
+    assert run(loses) == Abandoned()
+
+
+def test_a_lease_that_cannot_be_trusted_is_noticed_at_a_check():
+    attempt = attempt_at()
+
+    def freezes(args, ctx):
+        attempt.lease.renewed -= 60
+        ctx.check()
+
+    assert run(freezes, attempt) == Abandoned()
+
+
+def test_a_run_that_was_frozen_before_it_began_does_not_begin():
+    attempt = attempt_at()
+    attempt.lease.renewed -= 60
+    ran: list[Any] = []
+
+    assert run(ran.append, attempt) == Abandoned()
+    assert ran == []
+    assert not attempt.started
+
+
+@pytest.mark.parametrize("reason", [StopReason.CANCEL, StopReason.SHUTDOWN, StopReason.LEASE_LOST])
+def test_a_run_that_was_stopped_before_it_began_does_not_begin(reason: StopReason):
+    attempt = attempt_at()
+    attempt.stop(reason)
+    ran: list[Any] = []
+
+    end = run(ran.append, attempt)
+
+    assert ran == []
+    kinds = {StopReason.CANCEL: Settlement, StopReason.SHUTDOWN: HandedBack, StopReason.LEASE_LOST: Abandoned}
+    assert isinstance(end, kinds[reason])
+
+
+def test_a_task_that_is_gone_costs_no_attempt():
+    assert isinstance(run(None), HandedBack)
+
+
+def test_a_success_that_came_before_the_stop_was_seen_stays_one():
+    def quick(args, ctx):
+        stop_it(ctx)
+        return "done"
+
+    assert settled(quick).result == "done"
+
+
+# ── errors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("no good"), "ValueError: no good"),
+        (ValueError(), "ValueError"),
+        (Unspeakable(), "Unspeakable: (it could not be printed)"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (SystemExit(3), "SystemExit: 3"),
+        (GeneratorExit("odd"), "GeneratorExit: odd"),
+    ],
+)
+@pytest.mark.parametrize(("attempt", "status"), [(1, Status.QUEUED), (3, Status.FAILED)])
+def test_whatever_is_raised_is_an_error_that_uses_up_an_attempt(error, told, attempt, status):
+    def breaks(args):
+        raise error
+
+    end = settled(breaks, attempt_at(attempt=attempt))
+
+    assert (end.status, end.error) == (status, told)
+    assert end.traceback is not None
+    assert "breaks" in end.traceback
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_an_exit_without_a_fault_is_a_success(code):
+    def leaves(args):
+        raise SystemExit(code)
+
+    assert settled(leaves).status is Status.SUCCEEDED
+
+
+def test_a_coroutine_that_cancels_itself_has_failed():
+    async def gives_up(args):
+        raise asyncio.CancelledError
+
+    end = settled(gives_up)
+
+    assert end.status is Status.QUEUED
+    assert "not by us" in str(end.error)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ("1" + "0" * 5000, "cannot be decoded"),
+        ('{"a": 1' + "0" * 5000 + "}", "cannot be decoded"),
+        ("[" * 100_000 + "]" * 100_000, "cannot be decoded"),
+        ("[1]", "must be an object, not list"),
+        ('"text"', "must be an object, not str"),
+    ],
+)
+def test_args_that_no_pipeline_can_take_fail_the_job_at_once(args: str, told: str):
+    end = settled(lambda args: "ran", attempt_at(args_text=args))
+
+    assert end.status is Status.FAILED
+    assert told in str(end.error)
