@@ -60,7 +60,12 @@ class ModelFit:
 
     @property
     def schema(self) -> dict[str, Any]:
-        return self.model.model_json_schema()
+        from pydantic import PydanticUserError  # noqa: PLC0415 - loaded already, by who made the model
+
+        try:
+            return self.model.model_json_schema()
+        except PydanticUserError:  # it holds what JSON Schema has no word for
+            return {"type": "object"}
 
     def read(self, args: Mapping[str, Any]) -> Any:
         from pydantic import ValidationError  # noqa: PLC0415 - loaded already, by who made the model

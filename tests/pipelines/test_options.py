@@ -1,0 +1,524 @@
+"""What may be said of a task, and what comes of it: options, args, keys, commands, and tasks from the settings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import date
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from pipelines.contract import Command, Fail, Kind, Options, Pipelines, TaskConflict, load
+from pipelines.retry import Answer, Exponential, Fixed
+from pipelines.template import Template
+
+
+class Row(BaseModel):
+    name: str
+
+
+class Rates(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    day: date
+    currencies: list[Literal["USD", "EUR"]] = []
+    rows: list[Row] = []
+
+
+SCHEMA = {
+    "type": "object",
+    "required": ["day"],
+    "additionalProperties": False,
+    "properties": {
+        "day": {"type": "string", "format": "date"},
+        "size": {"type": "integer", "minimum": 1, "maximum": 10},
+        "rows": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+        "mode": {"enum": ["full", "delta"]},
+    },
+}
+
+
+@pytest.fixture
+def known() -> Pipelines:
+    return Pipelines()
+
+
+def task_of(known: Pipelines, call: Any = lambda args: args, **options: Any) -> Any:
+    known.register("t", **options)(call)
+    return known.get("t")
+
+
+# ── options ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_task_that_says_nothing_has_the_usual_options(known):
+    assert task_of(known).options == Options()
+
+
+def test_what_an_author_says_stands_in_the_options(known):
+    options = task_of(
+        known, args=SCHEMA, retry=Fixed(5), no_retry=[ValueError], rules={"40001": "retry"}, time_limit=60,
+        isolation="process", interrupt=True, queue="etl", lock_key="k", memory_mb=512, cpu_sec=60,
+    ).options  # fmt: skip
+
+    assert (options.retry, options.time_limit, options.isolation, options.interrupt) == (Fixed(5), 60, "process", True)
+    assert (options.queue, options.lock_key, options.memory_mb, options.cpu_sec) == ("etl", "k", 512, 60)
+    assert options.rules.of == ((ValueError, Answer.FAIL), ("40001", "retry"))
+    assert options.args == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"isolation": "fiber"}, "'thread' or 'process'"),
+        ({"retry": 5}, "retry is a policy"),
+        ({"time_limit": 0}, "time_limit is a number greater than 0"),
+        ({"time_limit": float("nan")}, "time_limit is"),
+        ({"time_limit": True}, "time_limit is"),
+        ({"time_limit": "1"}, "time_limit is"),
+        ({"memory_mb": 1.5, "isolation": "process"}, "memory_mb is a whole number"),
+        ({"cpu_sec": -1, "isolation": "process"}, "cpu_sec is a whole number"),
+        ({"memory_mb": 100}, "needs isolation='process'"),
+        ({"cpu_sec": 100}, "needs isolation='process'"),
+        ({"queue": " "}, "queue is a text"),
+        ({"queue": 7}, "queue is a text"),
+        ({"lock_key": "a\nb"}, "lock_key is a text"),
+        ({"lock_key": "{a.b}"}, "between braces"),
+        ({"args": 7}, "a pydantic model or a JSON Schema"),
+        ({"args": int}, "a pydantic model or a JSON Schema"),
+        ({"args": {"type": "nonsense"}}, "no JSON Schema"),
+        ({"args": {"$ref": "http://127.0.0.1:9/schema.json"}}, "no JSON Schema"),
+        ({"args": {"$ref": "#/nowhere"}}, "no JSON Schema"),
+        ({"args": {"pattern": "("}}, "no JSON Schema"),
+        ({"no_retry": "ValueError"}, "no_retry is a list"),
+        ({"no_retry": [int]}, "neither an exception class"),
+        ({"rules": {"X": "never"}}, "not a rule"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_registered(known, wrong, why):
+    with pytest.raises((TypeError, ValueError), match=why):
+        known.register("t", **wrong)
+    assert len(known) == 0
+
+
+# ── args ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_task_that_does_not_say_takes_anything(known):
+    task = task_of(known)
+
+    assert task.check_args({"any": ["thing"]}) == []
+    assert task.args_schema() is None
+
+
+@pytest.mark.parametrize(
+    ("told", "faults"),
+    [
+        ({"day": "2026-11-21"}, {}),
+        ({"day": "2026-11-21", "currencies": ["USD"], "rows": [{"name": "x"}]}, {}),
+        ({}, {"day": "is required"}),
+        ({"day": "2026-11-21", "more": 1}, {"more": "is no argument of this task; leave it out"}),
+        ({"day": "2026-11-21", "rows": [{"name": "x"}, {}]}, {"rows[1].name": "is required"}),
+        ({"day": "2026-11-21", "a b": 1}, {'["a b"]': "is no argument of this task; leave it out"}),
+    ],
+)
+def test_args_are_held_to_a_model(known, told, faults):
+    assert dict(task_of(known, args=Rates).check_args(told)) == faults
+
+
+@pytest.mark.parametrize(
+    ("told", "faults"),
+    [
+        ({"day": "2026-11-21"}, {}),
+        ({"day": "2026-11-21", "size": 10, "rows": [{"name": "x"}], "mode": "full"}, {}),
+        ({}, {"day": "is required"}),
+        ({"day": "2026-11-21", "more": 1, "a b": 1}, dict.fromkeys(
+            ["more", '["a b"]'], "is no argument of this task; leave it out")),
+        ({"day": "2026-11-21", "rows": [{"name": "x"}, {}]}, {"rows[1].name": "is required"}),
+        ({"day": "2026-11-21", "size": 0}, {"size": "is less than the minimum of 1"}),
+        ({"day": "soon"}, {"day": 'is not a "date"'}),
+        ({"day": "2026-11-21", "size": 10**300}, {"size": "is greater than the maximum of 10"}),
+    ],
+)  # fmt: skip
+def test_args_are_held_to_a_json_schema(known, told, faults):
+    assert dict(task_of(known, args=SCHEMA).check_args(told)) == faults
+
+
+class Card(BaseModel):
+    kind: Literal["card"]
+
+
+class Cash(BaseModel):
+    kind: Literal["cash"]
+
+
+class Tagged(BaseModel):
+    what: Card | Cash = Field(discriminator="kind")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (Rates, {"day": "s3cret", "currencies": ["s3cret"], "rows": ["s3cret", {"name": ["s3cret"]}]}),
+        (SCHEMA, {"day": "s3cret", "size": "s3cret", "rows": ["s3cret"], "mode": "s3cret"}),
+        (Tagged, {"what": {"kind": "s3cret"}}),
+        ({"properties": {"a": {"const": 1}, "b": {"pattern": "^x$"}}}, {"a": "s3cret", "b": "s3cret"}),
+        ({"properties": {"a": {"not": {"type": "string"}}}}, {"a": "s3cret"}),
+        ({"properties": {"a": {"uniqueItems": True}}}, {"a": ["s3cret", "s3cret"]}),
+        ({"properties": {"a": {"anyOf": [{"type": "null"}, {"maxLength": 3}]}}}, {"a": "s3cret"}),
+    ],
+)  # fmt: skip
+def test_no_fault_repeats_a_value(known, args, told):
+    task = task_of(known, args=args)
+    faults = task.check_args(told)
+
+    assert len(faults) >= len(told)
+    assert "s3cret" not in str(faults)
+    with pytest.raises(Fail) as refused:
+        task.start(told, None)
+    assert "s3cret" not in str(refused.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["day", "size", "rows", "currencies", "?"]), JSON))
+def test_whatever_the_args_are_they_are_answered_with_faults(args):
+    known = Pipelines()
+    known.register("model", args=Rates)(print)
+    known.register("schema", args=SCHEMA)(print)
+
+    for task in known:
+        assert all(what and f"{where}" == where for where, what in task.check_args(args))
+
+
+class Picky(BaseModel):
+    code: str
+
+    @field_validator("code")
+    @classmethod
+    def looked_up(cls, code):
+        return {"a": "A"}[code]
+
+
+def test_a_model_whose_own_code_fails_refuses_the_args(known):
+    assert task_of(known, args=Picky).check_args({"code": "s3cret"}) == [
+        ("", "could not be checked: the task's model raised KeyError")
+    ]
+
+
+class Untold(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    thing: complex | Any = None
+    other: Pipelines | None = None
+
+
+def test_the_schema_of_the_args_is_told(known):
+    assert task_of(known, args=SCHEMA).args_schema() == SCHEMA
+    schema = task_of(Pipelines(), args=Rates).args_schema()
+    assert schema["required"] == ["day"]
+    json.dumps(schema)
+
+
+def test_a_model_that_has_no_json_schema_is_told_as_any_object(known):
+    assert task_of(known, args=Untold).args_schema() == {"type": "object"}
+
+
+def test_a_parameter_annotated_with_the_model_gets_the_model(known):
+    def load(rates: Rates, ctx):
+        return rates, ctx
+
+    read, context = task_of(known, load, args=Rates).start({"day": "2026-11-21"}, "context")
+
+    assert read == Rates(day=date(2026, 11, 21))
+    assert context == "context"
+
+
+def test_an_annotation_may_be_a_class_or_a_text_and_the_callable_a_partial(known):
+    def load(rates, more=None):
+        return rates
+
+    load.__annotations__["rates"] = Rates
+
+    assert isinstance(task_of(known, partial(load, more=1), args=Rates).start({"day": "2026-11-21"}, None), Rates)
+
+
+@pytest.mark.parametrize(
+    ("call", "gets"),
+    [
+        (lambda args: args, {"day": "2026-11-21"}),
+        (lambda: "nothing", "nothing"),
+        (lambda day, rows: (day, rows), None),
+    ],
+)
+def test_another_parameter_gets_the_args_as_they_were_sent(known, call, gets):
+    sent: dict[str, Any] = {"day": "2026-11-21"} | ({"rows": []} if gets is None else {})
+
+    assert task_of(known, call, args=Rates).start(sent, None) == (gets or ("2026-11-21", []))
+
+
+def test_named_values_are_spread_with_the_context_where_it_is_named(known):
+    def load(customer, day, ctx):
+        return customer, day, ctx
+
+    assert task_of(known, load).start({"customer": 7, "day": "x"}, "c") == (7, "x", "c")
+
+
+def test_a_schema_gives_the_callable_the_object(known):
+    assert task_of(known, args=SCHEMA).start({"day": "2026-11-21"}, None) == {"day": "2026-11-21"}
+
+
+@pytest.mark.parametrize("args", [Rates, SCHEMA])
+def test_args_that_do_not_fit_fail_the_job_with_the_fields(known, args):
+    with pytest.raises(Fail, match=r"the args do not fit: .*day: is required") as refused:
+        task_of(known, args=args).start({"more": 1}, None)
+    assert "more: is no argument of this task" in str(refused.value)
+
+
+# ── the lock key ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("template", "args", "key"),
+    [
+        ("plain", {}, "plain"),
+        ("customer:{id}", {"id": 7}, "customer:7"),
+        ("{a}/{b-c}/{d_1}", {"a": "x", "b-c": 1.5, "d_1": True}, "x/1.5/true"),
+        ("{{{a}}}", {"a": "x"}, "{x}"),
+        ("{a}", {"a": "{b}"}, "{b}"),
+        ("{имя}", {"имя": "Банк"}, "Банк"),
+    ],
+)
+def test_a_lock_key_is_filled_from_the_args(known, template, args, key):
+    assert task_of(known, lock_key=template).fill_lock_key(args) == key
+
+
+@pytest.mark.parametrize("args", [{}, {"id": None}, {"id": [1]}, {"id": {"a": 1}}])
+def test_what_makes_no_lock_key_is_named(known, args):
+    with pytest.raises(ValueError, match="'id'"):
+        task_of(known, lock_key="customer:{id}").fill_lock_key(args)
+
+
+def test_a_task_without_a_lock_key_says_so(known):
+    with pytest.raises(ValueError, match="has no lock_key"):
+        task_of(known).fill_lock_key({})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{a.b}", "{a[0]}", "{a!r}", "{a:>9}", "{}", "{a b}", "{__class__.__init__}", "{", "}", "{a", "a}", "{{a}", "{a{b}}"
+    ],
+)  # fmt: skip
+def test_a_template_computes_nothing(text):
+    with pytest.raises(ValueError, match="braces"):
+        Template(text)
+
+
+@given(st.text())
+def test_a_text_with_its_braces_doubled_stays_itself(text):
+    assert Template(text.replace("{", "{{").replace("}", "}}")).fill({}) == text
+
+
+# ── commands ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_command_is_filled_one_item_each_and_no_shell_sees_it(known):
+    command = Command(("python", "legacy.py", "--date={date}", "{more}", "{{}}", "{a}{b}"))
+
+    assert command.fill({"date": "$(rm -rf /); 'x'", "more": "two words\n", "a": 1, "b": None}) == (
+        "python", "legacy.py", "--date=$(rm -rf /); 'x'", "two words\n", "{}", "1null",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("x", "x"), (7, "7"), (1.5, "1.5"), (True, "true"), (None, "null"), ([1, "ё"], '[1,"ё"]'), ({"a": 1}, '{"a":1}')],
+)
+def test_a_text_is_given_as_it_is_and_the_rest_as_json(value, text):
+    assert Command(("x", "{a}")).fill({"a": value}) == ("x", text)
+
+
+def test_an_argument_that_is_missing_or_holds_a_nul_is_named():
+    command = Command(("x", "--date", "{date}"))
+
+    with pytest.raises(ValueError, match="'date' is missing"):
+        command.fill({})
+    with pytest.raises(ValueError, match="NUL"):
+        command.fill({"date": "a\0b"})
+
+
+@pytest.mark.parametrize(
+    ("argv", "more"),
+    [
+        ((), {}),
+        (("",), {}),
+        (("x", 7), {}),
+        (("x", "a\0"), {}),
+        (("{program}",), {}),
+        (("x", "{a.b}"), {}),
+        (("x",), {"env": {"A=B": "1"}}),
+        (("x",), {"env": {"": "1"}}),
+        (("x",), {"env": {"A": 1}}),
+        (("x",), {"env": {"A": "\0"}}),
+    ],
+)
+def test_what_is_no_command_is_refused(argv, more):
+    with pytest.raises(ValueError):
+        Command(argv, **more)
+
+
+def test_a_command_is_a_task_in_a_process_of_its_own(known):
+    task = known.command("legacy", ["python", "x.py", "{day}"], cwd="/srv", env={"A": "b"}, args=Rates, time_limit=5)
+
+    assert known.get("legacy") is task
+    assert (task.kind, task.options.isolation, task.options.time_limit) == (Kind.COMMAND, "process", 5)
+    assert task.command == Command(("python", "x.py", "{day}"), "/srv", {"A": "b"})
+    assert task.argv({"day": "2026-11-21"}) == ("python", "x.py", "2026-11-21")
+    assert "python" in task.call.__doc__
+    with pytest.raises(TypeError, match="as a program"):
+        task.call({})
+
+
+def test_a_command_whose_args_do_not_fit_fails_its_job(known):
+    with pytest.raises(Fail, match="day: is required"):
+        known.command("checked", ["x", "{day}"], args=Rates).argv({})
+    with pytest.raises(Fail, match="'day' is missing"):
+        known.command("unchecked", ["x", "{day}"]).argv({})
+    with pytest.raises(TypeError, match="no command"):
+        task_of(known).argv({})
+
+
+@pytest.mark.parametrize("wrong", [{"spread": True}, {"isolation": "thread"}, {"colour": "red"}, {"no_retry": "X"}])
+def test_a_command_has_no_other_options(known, wrong):
+    with pytest.raises((TypeError, ValueError)):
+        known.command("legacy", ["x"], **wrong)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201])
+def test_a_command_has_a_name_and_is_no_line_for_a_shell(known, name):
+    with pytest.raises(ValueError, match="1 to 200"):
+        known.command(name, ["x"])
+    with pytest.raises(TypeError, match="no shell"):
+        known.command("legacy", "python x.py")
+
+
+def test_a_command_may_be_registered_again_but_not_another_under_its_name(known):
+    known.command("legacy", ["x"])
+    known.command("legacy", ["x"], queue="etl")
+
+    assert known.get("legacy").options.queue == "etl"
+    with pytest.raises(TaskConflict, match="by the command x and by the command y"):
+        known.command("legacy", ["y"])
+    with pytest.raises(TaskConflict, match="command"):
+        known.register("legacy")(print)
+
+
+# ── from the settings ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def company(tmp_path, monkeypatch):
+    """A module that knows nothing of us."""
+    (tmp_path / "company_rates.py").write_text(
+        "class Rates:\n    @staticmethod\n    def load(args): return args\n\n"
+        "def load(day, currency): return day, currency\n"
+    )
+    (tmp_path / "company_broken.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("company_rates", "company_broken"):
+        sys.modules.pop(name, None)
+
+
+def test_tasks_are_registered_by_their_settings(known, company):
+    loading = load(
+        [],
+        {
+            "plain": "company_rates:load",
+            "dotted": "company_rates.load",
+            "inner": {"call": "company_rates:Rates.load"},
+            "full": {
+                "call": "company_rates:load", "isolation": "process", "queue": "etl", "lock_key": "k:{day}",
+                "retry": {"kind": "exponential", "base": 5}, "no_retry": ["ValueError"], "rules": {"40001": 5},
+                "time_limit": 60, "memory_mb": 100, "cpu_sec": 5, "interrupt": False, "args": SCHEMA,
+            },
+            "legacy": {
+                "command": ["x", "{day}"], "cwd": "/srv", "env": {"A": "b"}, "queue": "etl",
+                "retry": {"kind": "linear"},
+            },
+        },
+        into=known,
+    )  # fmt: skip
+
+    assert loading.failures == {}
+    assert known.names == ("dotted", "full", "inner", "legacy", "plain")
+    assert known.get("plain").start({"day": 1, "currency": 2}, None) == (1, 2)
+    assert known.get("inner").start({"day": 1}, None) == {"day": 1}
+    assert known.get("full").options.retry == Exponential(5)
+    assert known.get("full").fill_lock_key({"day": "x"}) == "k:x"
+    assert known.get("legacy").command == Command(("x", "{day}"), "/srv", {"A": "b"})
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ("company_broken:load", "no_such_module"),
+        ("company_nowhere:load", "company_nowhere"),
+        ("company_rates:missing", "missing"),
+        ("company_rates:", "names no callable"),
+        ("load", "names no callable"),
+        ("company_rates:__name__", "cannot be called"),
+        ({"call": "company_rates:load", "retry": {"kind": "never"}}, "kind must be one of"),
+        ({"call": "company_rates:load", "args": {"type": 7}}, "no JSON Schema"),
+        ({"call": "company_rates:load", "colour": "red"}, "colour"),
+        ({"command": ["{program}"]}, "begins with the program"),
+        ({}, "call"),
+    ],
+)
+def test_a_task_that_cannot_be_loaded_is_named_and_the_others_are(known, company, told, why):
+    loading = load([], {"bad": told, "good": "company_rates:load"}, into=known)
+
+    assert list(loading.failures) == ["task bad"]
+    assert why in loading.failures["task bad"]
+    assert known.names == ("good",)
+
+
+def test_a_module_or_package_that_cannot_be_imported_is_named_and_the_others_are(known, company):
+    loading = load(["company_broken", "company_nowhere", "company_rates"], into=known)
+
+    assert set(loading.failures) == {"company_broken", "company_nowhere"}
+    assert "no_such_module" in loading.failures["company_broken"]
+    assert loading.modules == ("company_rates",)
+
+
+def test_settings_may_say_more_of_a_task_that_a_module_registers(known, company):
+    load([], {"rates": "company_rates:load"}, into=known)
+    loading = load([], {"rates": {"call": "company_rates:load", "queue": "etl"}}, into=known)
+
+    assert loading.failures == {}
+    assert known.get("rates").options.queue == "etl"
+
+
+def test_settings_do_not_take_a_name_from_another(known, company):
+    load([], {"rates": "company_rates:load"}, into=known)
+
+    loading = load([], {"rates": "company_rates:Rates.load"}, into=known)
+
+    assert "registered twice" in loading.failures["task rates"]
+
+
+def test_what_only_serves_pipelines_is_not_searched_for_tasks():
+    loading = load(["pipelines"])
+
+    assert "pipelines.noop" in loading.modules
+    assert not {"pipelines.contract", "pipelines.retry", "pipelines.toolkit"} & set(loading.modules)
