@@ -31,6 +31,7 @@ _DEAF_POLL = 1.0  # how often to look while LISTEN is lost
 _STRAYS_EVERY = 1.0  # how often to look for jobs whose task nobody knows
 _QUICK = 0.020  # seconds a run, above which nothing is claimed ahead
 _AHEAD = 4  # jobs a thread, claimed ahead of tiny ones
+_FURTHEST = 500  # ready jobs that one claim looks at, at most
 _TOO_LONG = 0.5  # seconds that a job may lie here claimed and not begun
 
 
@@ -46,6 +47,7 @@ class Line:
     dirty: bool = True  # there may be ready jobs that we have not claimed
     again_at: float | None = None
     strays_at: float = 0.0
+    look: int = 0  # at how many ready jobs a claim looks, if at more than it takes
     mean_run: float = 1.0  # seconds, of the last runs: decides how much is claimed ahead
 
     def wanted(self) -> int:
@@ -57,7 +59,7 @@ class Line:
 
 
 class Desk:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - it stands between all the others
         self,
         queues: dict[str, int],
         *,
@@ -95,9 +97,9 @@ class Desk:
         with self._lock:
             line.idle += 1
             try:
-                while not self._stopping:
+                while not self._ends():
                     attempt = self._from_backlog(line)
-                    if attempt is not None and self._stopping:  # it came while more was fetched
+                    if attempt is not None and self._ends():  # it came while more was fetched
                         self._give_back(attempt, HandedBack(Release.SHUTDOWN))
                     elif attempt is not None:
                         return attempt
@@ -116,6 +118,9 @@ class Desk:
     def ran(self, name: str, seconds: float) -> None:
         line = self.lines[name]
         line.mean_run += (seconds - line.mean_run) * 0.2  # a rough mean: a lost update between threads does no harm
+
+    def _ends(self) -> bool:
+        return self._stopping
 
     def _from_backlog(self, line: Line) -> Attempt | None:
         if not line.backlog:
@@ -224,7 +229,7 @@ class Desk:
                 self._hand_out(self.lines[name], self._attempts(found, sent))
         run_ids, sent = draw_runs(most), clock()
         try:
-            claimed, outlook = self._queue.claim(line.queue, self._tasks, run_ids, self._worker)
+            claimed, outlook = self._queue.claim(line.queue, self._tasks, run_ids, self._worker, look=line.look)
         except DatabaseUnavailable:
             self._unsure = (run_ids, sent, line.queue)
             raise
@@ -260,8 +265,12 @@ class Desk:
         with self._lock:
             if full:
                 line.dirty = True
-            if outlook.skipped:
+            if outlook.skipped and not full:
+                # A hot key stands in front: look further with each claim, or others wait behind a long row of it.
+                line.look = min(_FURTHEST, max(line.look, _AHEAD) * 4)
                 line.again_at = now + _AGAIN
+            else:
+                line.look = 0
             self._due_at = None if outlook.due_in is None else now + max(outlook.due_in, _AGAIN)
         if self._backing_off:
             self._backing_off = False

@@ -22,8 +22,8 @@ from workers.capture import Write
 from workers.desk import Desk
 from workers.heartbeat import Heartbeat
 from workers.joblog import JobLogs, LogLimits
-from workers.listener import Hearing, Listener
 from workers.ladder import Ladder
+from workers.listener import Hearing, Listener
 from workers.outcome import HandedBack
 from workers.reaper import Reaper
 from workers.roster import Keys, Roster
@@ -82,7 +82,7 @@ class PoolState:
 
 
 def exit_at_once(thread: str) -> None:
-    """A process without one of its keepers would hold jobs that nobody looks after: end it, and let others have them."""
+    """A process without one of its keepers holds jobs that nobody looks after: end it, and let others have them."""
     os._exit(_KEEPER_DIED)
 
 

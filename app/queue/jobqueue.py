@@ -131,7 +131,7 @@ class JobQueue:
 
     def oldest_ready(self) -> dict[str, float]:
         """Seconds that each queue's longest waiting ready job has been due."""
-        return dict((queue, seconds) for queue, seconds in self._ask("oldest_ready"))
+        return {row[0]: row[1] for row in self._ask("oldest_ready")}
 
     def workers(self) -> list[WorkerInfo]:
         return [
@@ -176,15 +176,17 @@ class JobQueue:
         self._ask("forget_worker", {"worker_id": str(worker_id)})
 
     def claim(
-        self, queue: str, tasks: Iterable[str], run_ids: Sequence[UUID], worker: str
+        self, queue: str, tasks: Iterable[str], run_ids: Sequence[UUID], worker: str, *, look: int = 0
     ) -> tuple[list[Claimed], Outlook]:
-        """Take as many ready jobs as run ids were drawn, and learn when to look again."""
+        """Take as many ready jobs as run ids were drawn, and learn when to look again. `look` at more than that where
+        many are expected to be parked for their key."""
         rows = self._ask(
             "claim",
             {
                 "queue": queue,
                 "tasks": array(tasks),
                 "most": len(run_ids),
+                "look": max(look, len(run_ids)),
                 "run_ids": array(run_ids),
                 "worker": worker,
             },
@@ -198,7 +200,8 @@ class JobQueue:
 
     def set_aside(self, queue: str, tasks: Iterable[str]) -> dict[str, int]:
         """Put off ready jobs that no live worker knows how to run; returns how many of each task."""
-        return dict((task, jobs) for task, jobs in self._ask("set_aside", {"queue": queue, "tasks": array(tasks)}))
+        rows = self._ask("set_aside", {"queue": queue, "tasks": array(tasks)})
+        return {row[0]: row[1] for row in rows}
 
     def guard(self, runs: Sequence[Run]) -> list[tuple[bool, bool]]:
         """Take the session locks of the runs' keys: for each (locked, still ours)."""
@@ -418,8 +421,8 @@ def _float(text: str) -> float | str:
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:
     (job_id, run_id, queue, task, args, lock_key, key_hash, partition_key, priority, attempt, max_attempts, ttl,
-     idempotency_key, producer, consumer_group, created_at, available_at, started_at, progress, checkpoint, limit, retry, crashes,
-     _, _) = row  # fmt: skip
+     idempotency_key, producer, consumer_group, created_at, available_at, started_at, progress, checkpoint, limit,
+     retry, crashes, _, _) = row  # fmt: skip
     return Claimed(
         id=UUID(job_id),
         run_id=UUID(run_id),

@@ -35,15 +35,16 @@ class _Connections(ThreadSafeConnectionPool):  # type: ignore[misc] # the packag
     """Connections that keep nobody else waiting while one of them is being opened."""
 
     def __init__(self, dsn: Callable[[], str], *, name: str, connect_timeout: float, **settings: Any) -> None:
-        self.open = lambda: connect(dsn(), name=name, timeout=connect_timeout)
-        super().__init__(minconn=0, **settings)  # type: ignore[no-untyped-call]
+        self.open: Callable[[], Any] = lambda: connect(dsn(), name=name, timeout=connect_timeout)
+        super().__init__(minconn=0, **settings)
 
     def _connect(self, for_immediate_use: bool = False) -> Any:
-        self.lock.release()
+        lock: threading.RLock = self.lock
+        lock.release()
         try:
             connection = self.open()
         finally:
-            self.lock.acquire()
+            lock.acquire()
         self.connections_in_use.add(connection)
         return connection
 
@@ -55,7 +56,7 @@ class Pool:
     connection: threads of the web server stay free to say that the service lives.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a knob of its own
         self,
         dsn: str | Callable[[], str],  # called when the first connection is wanted
         *,
@@ -161,7 +162,8 @@ class Pool:
     def _greet(self, connection: Any) -> None:
         try:
             Wire(connection).ask(
-                f"SET statement_timeout = {int(self._timeout * 1000)}; SET client_min_messages = error; SET timezone = 'UTC'",
+                f"SET statement_timeout = {int(self._timeout * 1000)};"
+                "SET client_min_messages = error; SET timezone = 'UTC'",
                 None,
                 self._connect_timeout,
             )

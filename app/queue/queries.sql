@@ -43,8 +43,8 @@ WITH asked AS (
 ) LIMIT 1;
 
 -- name: claim
--- queued -> running. Three steps in one message: sort in what has fallen due; lock the first few ready rows and try
--- their keys; then, in a fresh look under those locks, park what is busy and take the rest.
+-- queued -> running. Three steps in one message: sort in what has fallen due; lock the first `look` ready rows and try
+-- their keys; then, in a fresh look under those locks, park what is busy and take the first `most` of the rest.
 -- Every row of the answer carries the outlook: `skipped` rows that were looked at in vain, for they were parked or
 -- somebody is changing their key at this moment (others may be ready behind them: look again at once), `due_in` seconds
 -- until the next timed job. One row with no job_id: nothing was taken.
@@ -65,7 +65,7 @@ WITH first AS (
       FROM dl_jobs
      WHERE queue = %(queue)s::text AND status = 'queued' AND place = 'ready' AND task = ANY (%(tasks)s::text[])
      ORDER BY priority, created_at, job_id
-     LIMIT %(most)s::int
+     LIMIT %(look)s::int
        FOR NO KEY UPDATE SKIP LOCKED
 ), tried AS (
     SELECT job_id, pg_try_advisory_xact_lock(1684828526, hashtext(lock_key)) AS ours FROM first
@@ -83,7 +83,11 @@ WITH picked AS MATERIALIZED (
 ), parked AS (
     UPDATE dl_jobs j SET place = 'parked' FROM picked WHERE j.job_id = picked.job_id AND picked.busy
 ), chosen AS (
-    SELECT job_id, row_number() OVER (ORDER BY priority, created_at, job_id) AS n FROM picked WHERE NOT busy
+    SELECT job_id, row_number() OVER (ORDER BY priority, created_at, job_id) AS n
+      FROM picked
+     WHERE NOT busy
+     ORDER BY n
+     LIMIT %(most)s::int
 ), claimed AS (
     UPDATE dl_jobs j
        SET status = 'running', place = 'timed', stray = false, attempt = least(j.attempt + 1, j.max_attempts),
@@ -209,12 +213,15 @@ WITH held AS (
       FROM renewed
      WHERE silence > %(late_sec)s::float8
 )
-SELECT held.run_id, r.run_id IS NOT NULL AS renewed,
-       r.run_id IS NOT NULL
+SELECT run_id, bool_or(renewed),
+       bool_or(renewed)
        OR EXISTS (SELECT FROM dl_jobs j
-                   WHERE j.job_id = held.job_id AND j.run_id = held.run_id AND j.status::text = 'running') AS owned,
-       coalesce(r.cancel_requested, false)
-  FROM held LEFT JOIN renewed r ON r.run_id = held.run_id;
+                   WHERE j.job_id = runs.job_id AND j.run_id = runs.run_id AND j.status::text = 'running') AS owned,
+       bool_or(cancel_requested)
+  FROM (SELECT job_id, run_id, false AS renewed, false AS cancel_requested FROM held
+        UNION ALL
+        SELECT job_id, run_id, true, cancel_requested FROM renewed) runs
+ GROUP BY job_id, run_id;
 
 -- name: note_pending_stop
 -- running -> running: the run was told to stop, every means has been tried, and it goes on. Said aloud, once.
@@ -296,10 +303,10 @@ WITH told AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, at,
            CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
-           jsonb_strip_nulls(jsonb_build_object(
+           coalesce(notes::jsonb, '{}') || jsonb_strip_nulls(jsonb_build_object(
                'status', status, 'attempt', attempt, 'run_id', run_id, 'error', error,
                'reason', CASE WHEN status = 'queued' THEN 'error' END,
-               'pause_sec', CASE WHEN status = 'queued' THEN pause END)) || coalesce(notes::jsonb, '{}')
+               'pause_sec', CASE WHEN status = 'queued' THEN pause END))
       FROM settled
 ), given_back AS (
     SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(guards)s::bigint[]) AS g (hash)
@@ -358,8 +365,8 @@ WITH mine AS MATERIALIZED (
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, at, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
-           jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', reason)
-           || coalesce(notes::jsonb, '{}')
+           coalesce(notes::jsonb, '{}')
+           || jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', reason)
       FROM released
 ), given_back AS (
     SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(guards)s::bigint[]) AS g (hash)

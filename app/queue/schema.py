@@ -90,7 +90,7 @@ def judge(found: tuple[int, str] | None, schema: str, *, tables: bool) -> None:
 
 def _too_new(schema: str, version: int) -> str:
     return (
-        f"the tables in schema {schema!r} are of version {version}, newer than the {SCHEMA_VERSION} of this dataloader; "
+        f"the tables in schema {schema!r} are of version {version}, newer than this dataloader's {SCHEMA_VERSION}; "
         "upgrade dataloader instead"
     )
 

@@ -91,7 +91,10 @@ class Wire:
 
 
 def connect(dsn: str, *, name: str, timeout: float) -> Any:
-    """Open an asynchronous connection. Try the DSN's hosts in turn, each with the whole time-out, for libpq would stay with a silent first."""
+    """Open an asynchronous connection.
+
+    The DSN's hosts are tried in turn, each with the whole time-out: libpq would stay with a silent first one.
+    """
     last: Exception | None = None
     for host in _hosts(dsn):
         try:

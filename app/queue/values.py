@@ -19,6 +19,7 @@ from app.errors import InvalidJob
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _DEEPEST = 200
+_MOST_VALUES = 500_000
 _LARGEST = 10**300  # what both a jsonb number and Python's own limit on digits bear with ease
 
 
@@ -84,7 +85,7 @@ def clean_text(value: str, most: int) -> str:
 def clean_json(value: Any, most: int) -> str:
     """The value as JSON; where it is too large, an object that says so."""
     try:
-        text = json.dumps(_clean(value, 0), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(_Cleaner().clean(value, 0), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except Exception as error:  # an object whose own methods fail: say so rather than lose the run's end
         return json.dumps({"$dropped": f"not JSON: {type(error).__name__}"})
     size = len(text.encode())
@@ -93,9 +94,27 @@ def clean_json(value: Any, most: int) -> str:
     return text
 
 
-def _clean(value: Any, depth: int) -> Any:
-    if depth > _DEEPEST:
-        return "… nested too deep …"
+class _Cleaner:
+    """Bounded in depth and in size: a list may hold itself."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_VALUES
+
+    def clean(self, value: Any, depth: int) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {_MOST_VALUES} values")
+        if depth > _DEEPEST:
+            return "… nested too deep …"
+        match value:
+            case Mapping():
+                return {_clean_scalar(str(key)): self.clean(inner, depth + 1) for key, inner in value.items()}
+            case list() | tuple() | set() | frozenset():
+                return [self.clean(inner, depth + 1) for inner in value]
+        return _clean_scalar(value)
+
+
+def _clean_scalar(value: Any) -> Any:
     match value:
         case None | bool():
             return value
@@ -105,13 +124,8 @@ def _clean(value: Any, depth: int) -> Any:
             return int(value) if abs(value) <= _LARGEST else "… an integer of more than 300 digits …"
         case float():
             return float(value) if math.isfinite(value) else str(value)
-        case Mapping():
-            return {_clean(str(key), depth): _clean(inner, depth + 1) for key, inner in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [_clean(inner, depth + 1) for inner in value]
         case datetime() | date():
             return value.isoformat()
         case Decimal() | UUID():
             return str(value)
-        case _:
-            return clean_text(repr(value), 1000)
+    return clean_text(repr(value), 1000)

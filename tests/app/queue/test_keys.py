@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 
 from app.queue.job import Release, Settlement, Status
-from app.queue.jobqueue import JobQueue
+from app.queue.jobqueue import JobQueue, draw_runs
 from tests.support import eventually
 
 
@@ -354,3 +354,18 @@ def test_a_timed_job_of_a_busy_key_is_parked_when_it_falls_due(desk):
     desk.settle(running)
 
     assert [run.id for run in desk.claim()] == [job_id]
+
+
+def test_a_claim_that_looks_further_gets_past_a_long_row_of_one_busy_key(desk):
+    desk.enqueue("hot")
+    assert len(desk.look(1)[0]) == 1
+    for _ in range(30):
+        desk.enqueue("hot")
+    desk.enqueue("cool")
+
+    nearby, outlook = desk.queue.claim("q", ["t"], draw_runs(1), "w")
+    further, _ = desk.queue.claim("q", ["t"], draw_runs(1), "w", look=40)
+
+    assert (nearby, outlook.skipped) == ([], 1)
+    assert [job.lock_key for job in further] == ["cool"]
+    assert desk.one("SELECT count(*) FROM dl_jobs WHERE place = 'parked'") == 30

@@ -190,7 +190,7 @@ def test_a_refused_value_leaves_the_connection_as_it_was(desk):
 
 def test_a_statement_of_several_parts_takes_effect_whole_or_not_at_all(desk):
     desk.insert("due")
-    bad = {"queue": "q", "tasks": "{t}", "most": 1, "run_ids": "{not a uuid}", "worker": "w"}
+    bad = {"queue": "q", "tasks": "{t}", "most": 1, "look": 1, "run_ids": "{not a uuid}", "worker": "w"}
 
     with pytest.raises(InvalidJob):
         desk.session.ask("claim", bad)
@@ -211,9 +211,9 @@ def test_every_statement_names_its_tables_with_the_schema_and_its_parameters_in_
     claim = found["claim"].parts[1]
 
     assert all('"a ""b".dl_' in one.text for name, one in found.items() if name not in ("ping", "guard", "unguard"))
-    assert claim.parameters == ("queue", "tasks", "most")
+    assert claim.parameters == ("queue", "tasks", "look")
     assert "$2" in claim.prepare("x")
-    assert claim.execute("x") == "EXECUTE x(%(queue)s, %(tasks)s, %(most)s)"
+    assert claim.execute("x") == "EXECUTE x(%(queue)s, %(tasks)s, %(look)s)"
 
 
 def test_comments_and_notes_of_channels_are_left_alone():
