@@ -88,16 +88,20 @@ class Settler:
         """Nothing is written for a run that lost its job, nor once its lease cannot be trusted any more; nor for one
         whose pipeline has done it itself."""
         now = clock()
-        done = [e for e in batch if isinstance(e.how, Finished)]
-        lost = [e for e in batch if isinstance(e.how, Abandoned)]
-        lost += [e for e in batch if e not in done and e not in lost and not e.attempt.lease.trusted(now)]
-        for ended in done:
-            self._tell(ended, Status.SUCCEEDED)
-        for ended in lost:
-            self._give_up(ended)
-        if done or lost:
-            self._let_go([ended.attempt for ended in (*done, *lost)])
-        return [ended for ended in batch if ended not in lost and ended not in done]
+        rest: list[Ended] = []
+        over: list[Attempt] = []
+        for ended in batch:
+            if isinstance(ended.how, Finished):
+                self._tell(ended, Status.SUCCEEDED)
+            elif isinstance(ended.how, Abandoned) or not ended.attempt.lease.trusted(now):
+                self._give_up(ended)
+            else:
+                rest.append(ended)
+                continue
+            over.append(ended.attempt)
+        if over:
+            self._let_go(over)
+        return rest
 
     def _write(self, batch: Sequence[Ended]) -> None:
         settled = [ended for ended in batch if isinstance(ended.how, Settlement)]

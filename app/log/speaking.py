@@ -73,14 +73,17 @@ def get(name: str) -> Log:
     return Log(logging.getLogger(name))
 
 
+_METRIC, _AUDIT = get(METRIC_LOGGER), get(AUDIT_LOGGER)
+
+
 def metric(event: str, /, **fields: Any) -> None:
     """A line of the metrics file. Said to nobody when there is no such file."""
-    get(METRIC_LOGGER).info(event, **fields)
+    _METRIC.info(event, **fields)
 
 
 def audit(event: str, /, **fields: Any) -> None:
     """A line of the audit file: what was done, and by whom. Said to nobody when there is no such file."""
-    get(AUDIT_LOGGER).info(event, **fields)
+    _AUDIT.info(event, **fields)
 
 
 class AddBound(logging.Filter):
