@@ -181,3 +181,40 @@ def test_an_address_that_is_none_is_a_mistake_in_usage(run):
 
     assert shown.exit_code == 2
     assert "http://127.0.0.1:8081" in shown.stderr
+
+
+def test_logs_show_what_a_job_said_behind_when_and_how_gravely(run, service):
+    job_id = service.add()
+    service.say(job_id, "page loaded", "  \x1b[31mred\tand a tab")
+
+    shown = run("logs", job_id)
+
+    assert shown.exit_code == 0
+    first, second = shown.stdout.splitlines()
+    assert first.endswith("  1  INFO     page loaded")
+    assert second.endswith("INFO        [31mred\tand a tab")
+
+
+def test_logs_of_many_lines_are_read_page_by_page(run, service):
+    job_id = service.add()
+    service.say(job_id, *(f"line {n}" for n in range(2500)))
+
+    assert len(run("logs", job_id).stdout.splitlines()) == 2500
+    assert run("logs", job_id, "--tail", "2").stdout.splitlines()[0].endswith("line 2498")
+
+
+def test_logs_are_followed_to_the_end_of_the_job_and_over_an_outage(run, service):
+    job_id = service.add()
+    service.say(job_id, "one", "two")
+    service.unruly.extend([None, BUSY, BUSY])
+    service.later[job_id] = [["three"], [], ["four"]]
+
+    shown = run("logs", job_id, "-f", "--patience", "0", "--tail", "1", "--level", "info", "--json")
+
+    assert [json.loads(line)["line"] for line in shown.stdout.splitlines()] == ["two", "three", "four"]
+    assert shown.stderr.count("still following") == 1
+    assert shown.exit_code == 0
+    queries = [asked.query for asked in service.asked]
+    assert queries[0] == {"tail": ["1"], "level": ["INFO"]}
+    assert queries[1]["wait"] == ["5.0"]
+    assert "wait" not in queries[2]  # after an outage: too many may have been waiting

@@ -37,6 +37,22 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(service, tmp_path):
     assert service.jobs[job_id]["status"] == "running"
 
 
+def test_ctrl_c_ends_the_showing_of_a_log(service, tmp_path):
+    job_id = service.add()
+    service.say(job_id, "hello")
+    service.later[job_id] = [[]] * 1000
+
+    with Process.python(
+        ON_A_TERMINAL, "logs", job_id, "-f", output=tmp_path / "output", env={"DL_URL": service.url}
+    ) as process:
+        process.wait_for("hello")
+        process.signal(signal.SIGINT)
+        code = process.wait()
+
+    assert code == 130
+    assert "Traceback" not in process.text
+
+
 def test_an_outage_is_told_once_and_outlived(service, capsys):
     job_id = service.add(RUNNING, BUSY, BUSY, {"progress": {"done": 3}}, BUSY, {"status": "succeeded"})
     client = Client(service.url, patience_sec=0, wait=lambda _: None)

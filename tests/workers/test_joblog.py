@@ -1,0 +1,297 @@
+"""Lines reach the table soon, nobody waits for them, and what is left out is told."""
+# ruff: noqa: T201 - jobs print
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+import pytest
+
+from app.errors import DatabaseUnavailable, InvalidJob, SchemaMissing
+from app.queue.job import Status
+from tests.support import eventually
+from workers import joblog
+from workers.joblog import JobLogs, LogLimits, clean
+
+
+@dataclass
+class Table:
+    """Stands where the queue stands, and fails when told to."""
+
+    lines: list = field(default_factory=list)
+    batches: list = field(default_factory=list)
+    failing: list = field(default_factory=list)
+    pruned: list = field(default_factory=list)
+    old: int = 0
+
+    def write_logs(self, lines):
+        if self.failing:
+            raise self.failing.pop(0)
+        self.batches.append(len(lines))
+        self.lines += lines
+
+    def prune_logs(self, *, keep_sec, most):
+        self.pruned.append(keep_sec)
+        gone, self.old = min(self.old, most), max(0, self.old - most)
+        return gone
+
+    @property
+    def texts(self):
+        return [line.line for line in self.lines]
+
+
+@dataclass
+class Time:
+    now: float = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch):
+    moved = Time()
+    monkeypatch.setattr(joblog, "clock", moved)
+    return moved
+
+
+@pytest.fixture
+def table():
+    return Table()
+
+
+@pytest.fixture
+def make(table, time):
+    def made(connected=True, echo=None, **limits):
+        return JobLogs(table, LogLimits(**limits), connected=lambda: connected, died=pytest.fail, echo=echo)
+
+    return made
+
+
+JOB = uuid4()
+
+
+def say(logs, *lines, attempt=1):
+    for line in lines:
+        logs.write(JOB, attempt, "INFO", "stdout", line)
+
+
+def test_what_is_said_is_written_once_a_second(make, table, time):
+    logs = make()
+    say(logs, "one", "two\nthree")
+
+    assert logs.turn() == 1.0
+    say(logs, "four")
+    time.now += 0.25
+    assert logs.turn() == 0.75
+    assert table.texts == ["one", "two", "three"]
+
+    time.now += 0.75
+    logs.turn()
+    assert table.texts[3:] == ["four"]
+    assert table.lines[3].age_sec == pytest.approx(1.0)
+
+
+def test_while_the_database_is_away_lines_wait_and_a_pipeline_does_not(make, table, time):
+    logs = make()
+    table.failing = [DatabaseUnavailable("away")]
+    say(logs, "one", "two")
+
+    with pytest.raises(DatabaseUnavailable):
+        logs.turn()
+    time.now += 1
+    logs.turn()
+
+    assert table.texts == ["one", "two"]
+    assert make(connected=False).turn() == 1.0
+
+
+def test_what_finds_no_room_is_left_out_and_told(make, table, time, monkeypatch):
+    monkeypatch.setattr(joblog, "_WAITING", 3)
+    logs = make()
+    say(logs, *"abcdefg")
+    logs.flush()
+    say(logs, "h")
+    logs.flush()
+
+    assert table.texts == [*"abc", "… 4 lines left out …", "h"]
+    assert table.lines[3].stream == "note"
+
+
+def test_a_try_that_ends_while_there_is_no_room_says_how_much_is_missing(make, table, monkeypatch):
+    monkeypatch.setattr(joblog, "_WAITING_BYTES", 10)
+    logs = make()
+    with logs.capturing(JOB, 1):
+        say(logs, "x" * 10, *"abc")
+    logs.flush()
+
+    assert table.texts == ["x" * 10, "… 3 lines left out …"]
+
+
+def test_of_a_try_that_says_too_much_the_beginning_and_the_end_are_kept(make, table):
+    logs = make(bytes_a_try=1000)
+    with logs.capturing(JOB, 1):
+        say(logs, *(f"line {n:04}" for n in range(1500)))
+    logs.flush()
+
+    assert table.texts[0] == "line 0000"
+    cut = table.texts.index("… this log has reached 1,000 characters; of what follows only the end is kept …")
+    assert cut == 100
+    assert table.texts[cut + 1] == "… 1,350 lines left out …"
+    assert table.texts[cut + 2 :] == [f"line {n:04}" for n in range(1450, 1500)]
+
+
+def test_a_flood_is_cut_until_it_has_been_quiet_for_a_while(make, table, time):
+    logs = make(lines_a_sec=10)
+    say(logs, *(f"{n}" for n in range(130)))
+    time.now += 0.5
+    say(logs, "too soon")
+    time.now += 0.6
+    say(logs, "quiet again")
+    logs.flush()
+
+    assert table.texts == [*(f"{n}" for n in range(100)), "… 31 lines left out …", "quiet again"]
+
+
+def test_each_try_has_its_own_measure(make, table):
+    logs = make(bytes_a_try=10)
+    with logs.capturing(JOB, 1):
+        say(logs, "123456789", "too much")
+    with logs.capturing(JOB, 2):
+        say(logs, "again", attempt=2)
+    logs.flush()
+
+    assert [(line.attempt, line.line) for line in table.lines][-2:] == [(1, "too much"), (2, "again")]
+
+
+def test_measures_of_tries_that_nobody_ends_are_forgotten(make, monkeypatch):
+    monkeypatch.setattr(joblog, "_REMEMBERED", 2)
+    logs = make()
+    for attempt in range(5):
+        say(logs, "x", attempt=attempt)
+
+    assert [attempt for _, attempt in logs._amounts] == [3, 4]
+
+
+def test_a_write_never_raises(make, table):
+    def broken(*said):
+        raise RuntimeError("the terminal is gone")
+
+    logs = make(echo=broken)
+    say(logs, "lost")
+    logs.write(JOB, 1, "LOUD", "stdout", None)
+    assert table.texts == []
+
+    heard = []
+    logs = make(echo=lambda *said: heard.append(said))
+    logs.write(JOB, 1, "LOUD", "stderr", "kept")
+    logs.flush()
+    assert heard == [(JOB, 1, "LOUD", "stderr", "kept")]
+    assert table.lines[0].level == "INFO"
+
+
+def test_tables_that_are_missing_are_told_once_and_waited_for(make, table, time, said):
+    logs = make()
+    say(logs, "one")
+    table.failing = [SchemaMissing("no such table"), SchemaMissing("no such table")]
+    logs.turn()
+    assert logs.flush() is False
+    time.now += 1
+    logs.turn()
+
+    assert said("joblog.failed") == [{"error": "no such table"}]
+    assert table.texts == ["one"]
+
+
+def test_a_database_in_another_encoding_gets_what_it_can_hold(make, table):
+    logs = make()
+    say(logs, "Привет")
+    table.failing = [InvalidJob("character has no equivalent in encoding LATIN1")]
+    logs.flush()
+
+    assert table.texts == ["\\u041f\\u0440\\u0438\\u0432\\u0435\\u0442"]
+
+
+def test_a_long_backlog_is_written_in_batches(make, table, monkeypatch):
+    monkeypatch.setattr(joblog, "_AT_ONCE", 2)
+    logs = make()
+    say(logs, *"abcde")
+
+    assert logs.flush() is True
+    assert table.batches == [2, 2, 1]
+
+
+def test_old_lines_are_deleted_about_once_a_minute_and_sooner_while_there_are_many(make, table, time):
+    logs = make(keep_days=2)
+    assert logs.turn() == 30.0
+    table.old = 2_500
+    time.now += 30
+    logs.turn()
+    time.now += 2
+    logs.turn()
+    assert table.pruned == [172_800.0, 172_800.0]
+    time.now += 59
+    logs.turn()
+    assert len(table.pruned) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ("plain\twith a tab", "plain\twith a tab"),
+        ("\x1b[1;31mred\x1b[0m \x1b]0;title\x07text", "red text"),
+        ("nul \x00, half \ud800, bell \x07, turn \u202e", "nul \\x00, half \\ud800, bell \\x07, turn \\u202e"),
+        ("postgresql://me:hunter22@host/db", "postgresql://me:***@host/db"),
+        ("pass\x1b[0mword=hunter22", "password=***"),
+    ],
+)
+def test_a_line_is_made_harmless(told, kept):
+    assert clean(told) == kept
+
+
+def test_a_line_is_cut_at_8_kb(make, table):
+    logs = make()
+    say(logs, "я" * 100_000)
+    logs.flush()
+
+    assert len(table.texts[0].encode()) <= 8192
+    assert table.texts[0].endswith("… the rest of this line left out …")
+
+
+# ── with real workers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lines_of(plant, job_id):
+    return [line.line for line in plant.desk.queue.logs(job_id).lines]
+
+
+def test_each_try_of_a_job_has_what_it_said_in_the_table(plant):
+    @plant.pipelines.register("talks")
+    def talks(args, ctx):
+        print(f"try {ctx.attempt}")
+        ctx.log.info("loaded", rows=5)
+        if ctx.attempt == 1:
+            raise ValueError("once more")
+
+    plant.pool()
+    job_id = plant.add("talks")
+    plant.until(job_id, Status.SUCCEEDED)
+
+    eventually(lambda: len(lines_of(plant, job_id)) == 4)
+    assert lines_of(plant, job_id) == ["try 1", "loaded rows=5", "try 2", "loaded rows=5"]
+
+
+def test_a_pool_that_stops_writes_what_was_said_last(plant):
+    @plant.pipelines.register("talks")
+    def talks(args, ctx):
+        plant.gate.pass_through("talks")
+        print("the last word")
+
+    pool = plant.pool()
+    job_id = plant.add("talks")
+    plant.gate.until_inside()
+    plant.gate.open()
+    assert pool.stop(grace=20)
+
+    assert lines_of(plant, job_id) == ["the last word"]
