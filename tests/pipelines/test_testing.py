@@ -1,0 +1,139 @@
+"""The stand-in for a context behaves as the real one does, and remembers what it was told."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason
+from pipelines.testing import FakeContext, Told, run
+
+
+def test_everything_that_is_told_is_remembered():
+    ctx = FakeContext(task="t", attempt=2, resume={"page": 1})
+    as_declared: Context = ctx  # mypy compares it with the protocol
+
+    ctx.progress(1, 2, "days", file="a")
+    ctx.count(rows=5)
+    ctx.count(rows=2, bad=1)
+    ctx.checkpoint({"page": 2})
+    ctx.log.debug("d")
+    ctx.log.info("i", rows=5)
+    ctx.log.warning("w")
+    ctx.log.error("e")
+    ctx.sleep(60)
+    job_id = ctx.enqueue("next", {"x": 1}, priority=5)
+
+    assert as_declared.resume == {"page": 2}
+    assert ctx.progresses[0] == {"processed": 1, "total": 2, "unit": "days", "file": "a"}
+    assert ctx.progresses[-1]["counts"] == {"rows": 7, "bad": 1}
+    assert ctx.checkpoints == [{"page": 2}]
+    assert ctx.logs[1] == Told("info", "i", {"rows": 5})
+    assert [told.level for told in ctx.logs] == ["debug", "info", "warning", "error"]
+    assert ctx.slept == [60]
+    (follow_up,) = ctx.follow_ups
+    assert (follow_up.job_id, follow_up.task, follow_up.args, follow_up.options) == (
+        job_id, "next", {"x": 1}, {"priority": 5},
+    )  # fmt: skip
+
+
+def test_a_stop_comes_when_it_is_wanted():
+    ctx = FakeContext(stop_after=1)
+    ctx.check()
+    with pytest.raises(Stop):
+        ctx.sleep(1)
+
+    ctx = FakeContext()
+    ctx.stop(StopReason.SHUTDOWN)
+    with pytest.raises(Stop, match="shutdown"):
+        ctx.check()
+
+
+def test_a_transaction_commits_or_rolls_back_on_the_connection_that_was_given():
+    database = sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE t (x int)")
+    database.commit()
+    ctx = FakeContext(database=lambda: database, connect=lambda name: f"to {name}")
+
+    with pytest.raises(ValueError), ctx.transaction() as connection:
+        connection.execute("INSERT INTO t VALUES (1)")
+        raise ValueError
+    with ctx.transaction(final=True, result=7) as connection:
+        connection.execute("INSERT INTO t VALUES (2)")
+
+    assert database.execute("SELECT x FROM t").fetchall() == [(2,)]
+    assert (ctx.finished, ctx.finished_with) == (True, 7)
+    assert ctx.connect("marts") == "to marts"
+    database.close()
+
+
+def test_without_a_connection_it_says_how_to_give_one():
+    with pytest.raises(RuntimeError, match="database="), FakeContext().transaction():
+        pass
+    with pytest.raises(RuntimeError, match="connect="):
+        FakeContext().connect("marts")
+
+
+def steps(args, ctx):
+    yield Progress(1, 3, "pages")
+    yield {"processed": 2}
+    yield Checkpoint("here")
+    yield
+    return "done"
+
+
+async def waits(args):
+    return args["x"]
+
+
+async def walks(args, ctx):
+    try:
+        yield {"processed": 1}
+        yield {"processed": 2}
+    finally:
+        ctx.log.info("cleaned up")
+
+
+def test_all_kinds_of_pipelines_are_run_to_their_end():
+    ctx = FakeContext()
+
+    assert run(steps, {}, ctx) == "done"
+    assert ctx.progresses == [
+        {"processed": 1, "total": 3, "unit": "pages"},
+        {"processed": 2, "total": 3, "unit": "pages"},
+    ]
+    assert ctx.resume == "here"
+    assert run(waits, {"x": 5}) == 5
+    assert run(lambda: 3) == 3
+    assert run(walks) is None
+
+
+def test_a_stop_is_raised_where_the_pipeline_yields():
+    ctx = FakeContext(stop_after=1)
+    with pytest.raises(Stop):
+        run(walks, {}, ctx)
+    assert ctx.logs[0].message == "cleaned up"
+
+    with pytest.raises(Stop):
+        run(steps, {}, FakeContext(stop_after=2))
+
+
+def test_a_pipeline_that_swallows_a_stop_is_found_out():
+    def stubborn(args):
+        while True:
+            try:
+                yield
+            except BaseException:  # noqa: BLE001, S110 - the mistake that is to be found
+                pass
+
+    with pytest.raises(AssertionError, match="went on after a Stop"):
+        run(stubborn, {}, FakeContext(stop_after=0))
+
+    def ends_quietly(args):
+        try:
+            yield
+        except BaseException:  # noqa: BLE001
+            return "what was done so far"
+
+    assert run(ends_quietly, {}, FakeContext(stop_after=0)) == "what was done so far"
