@@ -231,9 +231,9 @@ def test_a_worker_killed_in_the_call_costs_one_try_and_the_next_gives_the_verdic
         "DL_DB_DSN": empty_dsn,
         "WORKERS_JSON": '[{"queue": "docs", "concurrency": 1}]',
         "DL_ENDPOINTS": json.dumps({"llm": source.url}),
-        "DL_HEARTBEAT_SEC": "0.2",
+        "DL_HEARTBEAT_SEC": "0.5",
         "DL_REAPER_PERIOD_SEC": "0.2",
-        "DL_DEFAULT_LEASE_TTL_SEC": "2",
+        "DL_DEFAULT_LEASE_TTL_SEC": "5",
         "DL_CLAIM_BACKOFF_SEC": "0.5",
     }
     migrate(empty_dsn, "public")
@@ -241,18 +241,19 @@ def test_a_worker_killed_in_the_call_costs_one_try_and_the_next_gives_the_verdic
     with psycopg2.connect(empty_dsn) as conn, conn.cursor() as cur:
         cur.execute(
             "INSERT INTO dl_jobs (queue, task, lock_key, lease_ttl_sec, args) "
-            "VALUES ('docs', 'doc.llm_check', 'd', 2, %s)",
+            "VALUES ('docs', 'doc.llm_check', 'd', 5, %s)",
             [json.dumps(ARGS)],
         )
     conn.close()
     eventually(lambda: len(source.requests) == 1, 40, lambda: first.text)
     first.kill()
 
+    life = "SELECT string_agg(concat_ws(' ', ts, kind, payload), E'\\n' ORDER BY event_id) FROM dl_job_events"
     others = [start("worker", env=env), start("worker", env=env)]  # two reapers, which both find it
     eventually(
         lambda: ask(empty_dsn, "SELECT status FROM dl_jobs") in ("succeeded", "failed", "lost"),
         80,
-        lambda: "\n".join(other.text for other in others),
+        lambda: "\n".join([ask(empty_dsn, life), *(other.text for other in others)]),
     )
 
     assert ask(empty_dsn, "SELECT (status, attempt, result ->> 'verdict', result ->> 'attempt') FROM dl_jobs") == (
