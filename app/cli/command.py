@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from app.cli import ask, host, trigger
+from app.cli import ask, host, local, trigger
 from app.cli.exits import Exit, Told, told
 from app.cli.service import AS_JSON
 from app.errors import DataloaderError
@@ -56,6 +56,8 @@ for _command in (
     host.migrate,
     host.config,
     host.tasks,
+    local.run,
+    local.new_pipeline,
     trigger.trigger,
     ask.status,
     ask.cancel,

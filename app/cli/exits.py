@@ -34,8 +34,9 @@ class Exit(IntEnum):
 
 
 MEANING = {
-    Exit.OK: "done; with `--watch`: the job succeeded",
-    Exit.NOT_DONE: "with `--watch`: the job ended as failed, canceled or lost; `tasks`: a module cannot be imported",
+    Exit.OK: "done; with `--watch`, and `run`: the job succeeded",
+    Exit.NOT_DONE: "with `--watch`, and `run`: the job ended as failed, canceled or lost; "
+    "`tasks`: a module cannot be imported",
     Exit.USAGE: "the command line is wrong",
     Exit.NOT_FOUND: "there is no such job",
     Exit.REFUSED: "the service refused: something is invalid, or in conflict with what is there",

@@ -158,7 +158,7 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
         queue=queue,
         task=task,
         lock_key=lock_key,
-        args={**_from_file(args_file), **(args_text or {}), **dict(pairs)},
+        args={**from_file(args_file), **(args_text or {}), **dict(pairs)},
         idempotency_key=key,
         partition_key=partition_key,
         priority=priority,
@@ -194,7 +194,7 @@ def _trigger(client: Client, request: Request) -> Triggered:
         return client.trigger(replace(request, **{name: usual[name] for name in missing}))
 
 
-def _from_file(file: IO[str] | None) -> dict[str, Any]:
+def from_file(file: IO[str] | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:

@@ -59,7 +59,8 @@ def test_jobs_and_their_follow_ups_are_run_until_none_is_ready(desk, dsn, tasks)
         ("child", Status.SUCCEEDED),
     ]
     assert ran[0].id == parent
-    assert ran[1].id == broken and ran[1].error == "ValueError: no good"
+    assert ran[1].id == broken
+    assert ran[1].error == "ValueError: no good"
     assert ran[2].result == "in one stroke"
     assert desk.one("SELECT count(*) FROM made") == 0
     assert drain(dsn, tasks, ["q", "other"]) == []

@@ -1,0 +1,256 @@
+"""Pipelines run in the foreground, and skeletons that work as they are written; for real, in processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.app.cli.test_watch import ON_A_TERMINAL
+from tests.support import Process, eventually
+from tests.support.databases import ask
+from tests.support.processes import ROOT
+
+TASKS = """
+import logging, time
+from pathlib import Path
+from pipelines.contract import register
+
+@register("talks")
+def talks(args, ctx):
+    print("printed")
+    logging.getLogger("lib").info("logged")
+    ctx.progress(1, 2, "rows")
+    return {"args": args}
+
+@register("broken", args={"type": "object", "properties": {"n": {"type": "integer"}}})
+def broken(args):
+    raise ValueError("no good")
+
+@register("keyed", lock_key="k:{id}")
+def keyed(args):
+    return None
+
+@register("patient")
+def patient(args, ctx):
+    print("begun", flush=True)
+    ctx.sleep(60)
+
+@register("limited", time_limit=0.5)
+def limited(args, ctx):
+    ctx.sleep(60)
+
+@register("deaf")
+def deaf(args):
+    print("begun", flush=True)
+    while True:
+        time.sleep(0.05)
+
+@register("writes", isolation="process")
+def writes(args, ctx):
+    with ctx.transaction(final=True) as connection:
+        connection.cursor().execute("CREATE TABLE written (x int)")
+    ctx.enqueue("keyed", {"id": 1})
+
+@register("connects")
+def connects(args, ctx):
+    with ctx.connect("marts") as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT 7")
+        return cursor.fetchone()[0]
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    package = tmp_path / "acme_run"
+    package.mkdir()
+    (package / "__init__.py").write_text(TASKS)
+    return tmp_path
+
+
+@pytest.fixture
+def ran(home):
+    """Run a command to its end: what it printed, what it told, and its exit code."""
+
+    def done(*args, **env):
+        output = subprocess.run(
+            [sys.executable, "-m", "app", "run", *args],
+            cwd=home, env=environment(env), capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        return output.stdout, output.stderr, output.returncode
+
+    return done
+
+
+def environment(env):
+    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "DL_PIPELINES": "acme_run", **env}
+
+
+def test_in_memory_it_shows_what_it_says_and_gives_its_result(ran):
+    out, err, code = ran("talks", "--arg", "n=1", "--local")
+
+    assert code == 0
+    printed, _, result = out.partition("\n")
+    assert printed == "printed"
+    assert json.loads(result) == {"args": {"n": 1}}
+    assert "INFO     logged" in err
+    assert "1 of 2 rows (50%)" in err
+    assert err.endswith("succeeded\n")
+
+
+def test_as_a_job_it_leaves_a_row_a_journal_and_a_log(ran, dsn):
+    out, err, code = ran("talks", "--args", '{"n": 1}', DL_DB_DSN=dsn)
+
+    assert code == 0, err
+    assert out.startswith("printed\n")
+    assert json.loads(out.partition("\n")[2]) == {"args": {"n": 1}}
+    assert "INFO     logged" in err
+    assert ask(dsn, "SELECT status || ' ' || task || ' ' || lock_key || ' ' || producer FROM dl_jobs") == (
+        "succeeded talks talks dataloader run"
+    )
+    assert ask(dsn, "SELECT string_agg(line, ',' ORDER BY log_id) FROM dl_job_logs") == "printed,logged"
+
+
+@pytest.mark.parametrize("where", ["--local", None])
+def test_a_failure_shows_its_traceback_and_is_told_by_the_exit_code(ran, dsn, where):
+    _, err, code = ran("broken", *([where] if where else []), DL_DB_DSN=dsn)
+
+    assert code == 1
+    assert "ValueError: no good" in err
+    assert "Traceback" in err
+
+
+def test_what_cannot_be_run_is_told_before_anything_is_begun(ran, dsn):
+    assert "there is no task 'nope'; known are broken" in ran("nope", "--local")[1]
+    assert "the args do not fit" in ran("broken", "--arg", "n=x", "--local")[1]
+    _, err, code = ran("keyed", DL_DB_DSN=dsn)
+    assert code == 4
+    assert "id" in err
+    assert ask(dsn, "SELECT count(*) FROM dl_jobs") == "0"
+
+
+def test_in_memory_a_database_is_used_if_one_is_named(ran, dsn):
+    _, err, code = ran("writes", "--local")
+    assert code == 1
+    assert "local run without a database" in err
+
+    _, err, code = ran("writes", "--local", DL_DB_DSN=dsn)
+    assert code == 0, err
+    assert ask(dsn, "SELECT count(*) FROM written") == "0"
+    assert ask(dsn, "SELECT task FROM dl_jobs") == "keyed"
+
+    assert ran("connects", "--local", DL_TARGETS=json.dumps({"marts": dsn}))[0] == "7\n"
+
+
+def test_in_memory_a_time_limit_holds(ran):
+    _, err, code = ran("limited", "--local")
+
+    assert code == 1
+    assert "time limit of 0.5 s" in err
+
+
+@pytest.mark.parametrize("where", ["--local", None])
+def test_ctrl_c_stops_at_the_next_safe_point(home, dsn, where):
+    command = (ON_A_TERMINAL, "run", "patient", *([where] if where else []))
+    with Process.python(*command, output=home / "output", env=environment({"DL_DB_DSN": dsn}), cwd=home) as process:
+        process.wait_for("begun")
+        process.signal(signal.SIGINT)
+        code = process.wait()
+
+    assert code == 130
+    assert "canceled" in process.text
+    if where is None:
+        assert ask(dsn, "SELECT status FROM dl_jobs") == "canceled"
+
+
+def test_a_second_ctrl_c_does_not_wait_for_one(home):
+    with Process.python(
+        ON_A_TERMINAL, "run", "deaf", "--local", output=home / "output", env=environment({}), cwd=home
+    ) as process:
+        process.wait_for("begun")
+        process.signal(signal.SIGINT)
+        process.wait_for("leaves at once")
+        process.signal(signal.SIGINT)
+        code = process.wait()
+
+    assert code == 130
+
+
+def test_a_job_that_waits_for_its_key_says_so(home, dsn):
+    ask(dsn, "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('other', 'x', 'k:1') RETURNING job_id")
+    ask(
+        dsn,
+        "UPDATE dl_jobs SET status = 'running', run_id = gen_random_uuid(), lease_expires_at = now() + interval '1 h',"
+        " place = 'timed', attempt = 1 RETURNING job_id",
+    )
+    with Process.python(
+        ON_A_TERMINAL, "run", "keyed", "--arg", "id=1", output=home / "output",
+        env=environment({"DL_DB_DSN": dsn}), cwd=home,
+    ) as process:  # fmt: skip
+        process.wait_for("Waiting: another job with the lock key 'k:1' runs")
+        ask(dsn, "DELETE FROM dl_jobs WHERE task = 'keyed' RETURNING job_id")
+        code = process.wait()
+
+    assert code == 1
+    assert "lost: its row was deleted" in process.text
+
+
+def test_a_database_that_goes_away_is_waited_for(home, server):
+    with Process.python(
+        ON_A_TERMINAL, "run", "patient", output=home / "output", env=environment({"DL_DB_DSN": server.dsn}), cwd=home
+    ) as process:
+        process.wait_for("begun")
+        server.stop()
+        process.wait_for("The database is away")
+        server.start()
+        process.signal(signal.SIGINT)
+        eventually(lambda: "canceled" in process.text, message=lambda: process.text)
+
+        assert process.wait() == 130
+
+
+# ── new-pipeline ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_skeleton_works_and_its_test_passes(run, home, monkeypatch):
+    monkeypatch.chdir(home)
+
+    shown = run("new-pipeline", "load.orders", "--dir", "acme_new")
+
+    assert shown.exit_code == 0
+    assert "Wrote acme_new/load_orders.py" in shown.stdout
+    assert "DL_PIPELINES=pipelines,acme_new dataloader run load.orders" in shown.stdout
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/acme_new/test_load_orders.py"],
+        cwd=home, env=environment({}), capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert "2 passed" in tested.stdout, tested.stdout + tested.stderr
+
+
+def test_nothing_is_overwritten(run, home, monkeypatch):
+    monkeypatch.chdir(home)
+    run("new-pipeline", "orders")
+    Path("pipelines/orders.py").write_text("mine")
+
+    again = run("new-pipeline", "orders")
+
+    assert again.exit_code == 2
+    assert "pipelines/orders.py and tests/pipelines/test_orders.py exists already" in again.stderr
+    assert Path("pipelines/orders.py").read_text() == "mine"
+    assert "dataloader run other" in run("new-pipeline", "other").stdout
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["Load.Orders"], ["load..x"], ["load.class"], ["x", "--dir", "/tmp"], ["x", "--dir", "a-b"], ["x", "--dir", "."]],
+)
+def test_what_cannot_be_imported_is_refused(run, home, monkeypatch, args):
+    monkeypatch.chdir(home)
+
+    assert run("new-pipeline", *args).exit_code == 2
+    assert [path.name for path in home.iterdir()] == ["acme_run"]
