@@ -53,7 +53,7 @@ _SQL = re.compile(
 SPEAKS_SQL = ("app.queue", "pipelines")
 SPEAKS_OF_ITS_CONNECTION = ("workers.listener",)  # the echo that proves a LISTEN
 
-READS_THE_ENVIRONMENT = ("app.config", "workers.process")
+READS_THE_ENVIRONMENT = ("app.config", "workers.process", "workers.leash")
 _ENVIRONMENT = frozenset({"environ", "environb", "getenv", "putenv"})
 
 _BEGINS_SOMETHING = frozenset({

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from app.queue.effects import Effects, Places
-from app.queue.job import Claimed, Release
+from app import log
+from app.queue.effects import Effects, Places, broke_off
+from app.queue.job import Claimed, Release, Settlement, Status
 from pipelines.contract import Kind, Options, Stop, StopReason, Task
 from pipelines.retry import DEFAULT, Policy
 from workers.context import Facts, JobContext
@@ -24,6 +25,7 @@ from workers.outcome import (
     HandedBack,
     Left,
     came_from_stop,
+    describe,
     failed,
     failure_of,
     refused,
@@ -31,6 +33,8 @@ from workers.outcome import (
     success,
 )
 from workers.threads import clock
+
+_log = log.get(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +87,15 @@ class Attempt(JobContext):
         self.stop_asked_at: float | None = None  # set once, by whoever stops it
         self.rung: str | None = None  # the last one that was climbed
         self._thread: int | None = None  # whose exceptions may be raised from outside; under the lock
+        self._interrupted = False  # likewise: there is one interrupt at most
 
     def _trusted(self) -> bool:
         return self.lease.trusted(clock())
+
+    @property
+    def finished(self) -> bool:
+        """Its pipeline's own last transaction has settled the job: there is no lease any more, and none is missed."""
+        return self.effects is not None and self.effects.finished
 
     @property
     def started(self) -> bool:
@@ -121,15 +131,21 @@ class Attempt(JobContext):
         self.in_thread = task.kind is not Kind.COMMAND and task.options.isolation == "thread"
         try:
             args = json.loads(self.job.args_text)
-            cursor = None if self.job.checkpoint_text is None else json.loads(self.job.checkpoint_text)
-            self.begin_with(self.job.progress_text, cursor)
         except (ValueError, RecursionError) as error:
             return refused(f"args cannot be decoded: {error}")
         if not isinstance(args, dict):
             return refused(f"args must be an object, not {type(args).__name__}")
+        try:
+            cursor = None if self.job.checkpoint_text is None else json.loads(self.job.checkpoint_text)
+        except (ValueError, RecursionError) as error:
+            return refused(f"the checkpoint cannot be decoded: {error}")
+        self.begin_with(self.job.progress_text, cursor)
         self.began = clock()
         try:
             return self._in_thread(task, args) if self.in_thread else self._in_process(task, args)
+        except Exception as error:  # a fault of ours, or of an error's own methods: it must not end the other jobs too
+            _log.exception("attempt.broke")
+            return self._settled() or _told_plainly(error)
         finally:
             self.ended = clock()
             if self.effects is not None:
@@ -152,18 +168,17 @@ class Attempt(JobContext):
         return run_apart(self, task, args)
 
     def _in_thread(self, task: Task, args: dict[str, Any]) -> Ending:
-        with self._lock:
-            self._thread = threading.get_ident()
+        end: Ending | None = None
         try:
-            end = self._ending(task, args)
-        except Stop:  # raised from outside a moment after the pipeline had ended by itself
-            end = self.end_of_stop()
-        while True:
             try:
+                with self._lock:
+                    self._thread = threading.get_ident()
+                end = self._ending(task, args)
+            finally:
                 self._no_more_interrupts()
-            except Stop:
-                continue
-            return end
+        except Interrupt:  # it came a moment after the pipeline had ended by itself; there is no second one
+            self._no_more_interrupts()
+        return end or self._settled() or self.end_of_stop()
 
     def _ending(self, task: Task, args: dict[str, Any]) -> Ending:
         try:
@@ -178,7 +193,7 @@ class Attempt(JobContext):
 
     def _settled(self) -> Ending | None:
         """What the pipeline did before counts more than how it left."""
-        if self.effects is not None and self.effects.finished:
+        if self.finished:
             return Finished()
         return Abandoned() if self._reason is StopReason.LEASE_LOST else None
 
@@ -188,28 +203,34 @@ class Attempt(JobContext):
         return self._after_error(exit_)
 
     def _after_error(self, error: BaseException) -> Ending:
-        if self._reason is not None and came_from_stop(error):
+        if self._reason is not None and (came_from_stop(error) or (self.rung == "terminate" and broke_off(error))):
             return self.end_of_stop()
         return failed(failure_of(self.job, error, self.options, self.tools.retry), self.left())
 
     # ── for the ladder ──────────────────────────────────────────────────────────────────────────────────────────
 
     def interrupt(self) -> bool:
-        """Raise in the pipeline's thread at its next bytecode; False: it has ended."""
+        """Raise in the pipeline's thread at its next bytecode, once; False: it has ended."""
         with self._lock:
-            if self._thread is None:
+            if self._thread is None or self._interrupted:
                 return False
-            return bool(
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Interrupt))
-            )
+            self._interrupted = True
+            return bool(_raise_in(self._thread, Interrupt))
 
     def _no_more_interrupts(self) -> None:
-        """From here on the thread is the worker's own again; what is on its way is raised here at the latest.
-
-        It is not taken back: with nothing to raise, CPython 3.11 would look for it for ever, at each step that a debugger
-        or a coverage tool traces.
-        """
+        """From here on the thread is the worker's own again, and what is on its way is taken back."""
         with self._lock:
+            if self._thread is not None and self._interrupted:  # else nothing to take back: see _raise_in
+                _raise_in(self._thread, None)
             self._thread = None
-        for _ in range(2):  # a loop's jump is where such an exception is raised
-            pass
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> int:
+    """None takes back one that is on its way. Where there is none, CPython 3.11 would be left with a flag that nothing
+    clears, and a traced thread (a debugger, coverage) would hang on it for ever."""
+    given = None if kind is None else ctypes.py_object(kind)
+    return int(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given))
+
+
+def _told_plainly(error: BaseException) -> Settlement:
+    return Settlement(Status.QUEUED, error=describe(error), retry_in=DEFAULT.pause(1))

@@ -44,7 +44,7 @@ class Voice:
 
     def log(self, record: logging.LogRecord) -> None:
         level = LEVELS[min(max(record.levelno // 10 - 1, 0), len(LEVELS) - 1)]
-        for text in _told(record):
+        for text in told(record):
             for line in text.splitlines() or [""]:
                 self._say(level, "log", line)
 
@@ -75,7 +75,7 @@ def _as_on_a_terminal(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def _told(record: logging.LogRecord) -> Iterator[str]:
+def told(record: logging.LogRecord) -> Iterator[str]:
     try:
         message = record.getMessage()
     except Exception:  # formatting runs anybody's __str__

@@ -15,9 +15,10 @@ from uuid import UUID
 
 from app import log
 from app.errors import RunLost
-from app.queue.effects import Effects
+from app.queue.effects import LARGEST_CHECKPOINT, Effects
 from app.queue.job import NewJob, Settlement, Status
 from app.queue.jobqueue import settlement_values
+from app.queue.values import Json, clean_json
 from pipelines.contract import Checkpoint, Progress, Stop, StopReason
 
 _log = log.get("pipeline")
@@ -61,10 +62,15 @@ class JobContext:
     def __init__(self, facts: Facts, effects: Effects | None) -> None:
         self.facts, self.effects = facts, effects
         self.log = JobLog()
+        self._noting = threading.Lock()  # the pipeline may have threads of its own
         self._progress: dict[str, Any] | None = None  # replaced whole by the pipeline, read by the heartbeat
         self._told: dict[str, Any] | None = None  # the one last written; by the heartbeat alone
-        self._cursor: Any = None  # likewise, of the checkpoint
-        self._cursor_told: Any = None
+        self._cursor: Any = None  # where the next try goes on; the pipeline's thread alone, as the next three
+        self._staged: Any = None  # the checkpoint of the open transaction: nobody else may write it down
+        self._within = False  # a transaction is open
+        self._beside = False  # a checkpoint was told outside a transaction
+        self._news: Any = None  # the checkpoint to be written, read by the heartbeat
+        self._news_told: Any = None  # the one last written
         self._asked: Counter[str] = Counter()  # follow-ups, by what they are: the pipeline's thread alone
         self._reason: StopReason | None = None  # set once under the lock; only a lost lease may replace it
         self._lock = threading.Lock()
@@ -112,13 +118,20 @@ class JobContext:
         self._note({"processed": done, "total": total, "unit": unit} | more)
 
     def count(self, **numbers: int | float) -> None:
-        counts = dict((self._progress or {}).get("counts") or {})
-        for name, more in numbers.items():
-            counts[name] = counts.get(name, 0) + more
-        self._note({"counts": counts})
+        with self._noting:
+            counts = dict((self._progress or {}).get("counts") or {})
+            for name, more in numbers.items():
+                counts[name] = counts.get(name, 0) + more
+            self._progress = {**(self._progress or {}), "counts": counts}
 
     def checkpoint(self, cursor: Any) -> None:
-        self._cursor = cursor
+        self._cursor = _snapshot(cursor, min(LARGEST_CHECKPOINT, self.facts.max_result_bytes))
+        news = Json.NULL if self._cursor is None else self._cursor
+        if self._within:
+            self._staged = news
+        else:
+            self._beside = True
+            self._news = news
 
     def enqueue(
         self,
@@ -144,7 +157,11 @@ class JobContext:
             producer=f"job:{self.facts.job_id}",
             parent_id=self.facts.job_id,
         )
-        return self._with_effects().enqueue(new).job_id
+        effects = self._with_effects()
+        if self._within:
+            return effects.enqueue(new).job_id
+        with self._fenced():
+            return effects.enqueue(new).job_id
 
     def _follow_up_key(self, task: str, args: Mapping[str, Any], queue: str | None) -> str:
         """The same for the same question of another try: it then finds the job that is there."""
@@ -157,14 +174,45 @@ class JobContext:
     def transaction(self, *, final: bool = False, result: Any = None) -> Iterator[Any]:
         self.check()
         effects = self._with_effects()
-        settled = self._success(result) if final else None
+        if self._within:
+            raise RuntimeError("a transaction is open already; they do not nest")
+        with self._fenced():
+            before = self._cursor
+            self._within = True
+            try:
+                with effects.transaction(
+                    checkpoint=self._sealed_cursor, final=(lambda: self._success(result)) if final else None
+                ) as connection:
+                    yield connection
+            except BaseException:
+                self._cursor, self._staged = before, None
+                raise
+            finally:
+                self._within = False
+            self._committed()
+
+    @contextmanager
+    def _fenced(self) -> Iterator[None]:
+        """A run that lost its job ends here; follow-ups that were not committed were not asked for."""
+        asked = self._asked.copy()
         try:
-            with effects.transaction(checkpoint=self._fresh_cursor, final=settled) as connection:
-                yield connection
+            yield
         except RunLost as error:
             self.stop(StopReason.LEASE_LOST)
             raise Stop(StopReason.LEASE_LOST) from error
-        self._cursor_told = self._cursor
+        except BaseException:
+            self._asked = asked
+            raise
+
+    def _sealed_cursor(self) -> Any:
+        return self._fresh_cursor() if self._staged is None else self._staged
+
+    def _committed(self) -> None:
+        if self._staged is not None:
+            self._news = self._staged
+            if not self._beside:  # else an older one may be on its way to the row: then this one is written once more
+                self._news_told = self._staged
+            self._staged = None
 
     def connect(self, name: str) -> Any:
         return self._with_effects().connect(name)
@@ -175,7 +223,7 @@ class JobContext:
         return self.effects
 
     def _fresh_cursor(self) -> Any:
-        return self._cursor if self._cursor is not self._cursor_told else None
+        return self._news if self._news is not self._news_told else None
 
     def _success(self, result: Any) -> dict[str, Any]:
         facts = self.facts
@@ -203,7 +251,8 @@ class JobContext:
 
     def _note(self, given: Mapping[str, Any]) -> None:
         told = {str(key): value for key, value in given.items() if value is not None}
-        self._progress = {**(self._progress or {}), **told}
+        with self._noting:
+            self._progress = {**(self._progress or {}), **told}
 
     @contextmanager
     def woken_by_stop(self, wake: Callable[[], object]) -> Iterator[None]:
@@ -223,13 +272,15 @@ class JobContext:
         self._progress = progress
 
     def begin_with(self, progress_text: str, cursor: Any) -> None:
-        """What an earlier try has left. Progress that cannot be read is no reason to refuse the job."""
+        """What an earlier try has left. Its progress counts on if this one goes on where it was: begun anew, the same
+        rows would be counted twice. Progress that cannot be read is no reason to refuse the job."""
         try:
             progress = json.loads(progress_text)
         except (ValueError, RecursionError):
             progress = None
-        self._progress = self._told = progress if isinstance(progress, dict) and progress else None
-        self._cursor = self._cursor_told = cursor
+        goes_on = cursor is not None and isinstance(progress, dict) and progress
+        self._progress = self._told = progress if goes_on else None
+        self._cursor = cursor
 
     # ── for the keepers ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -260,4 +311,14 @@ class JobContext:
         if progress is not None:
             self._told = progress  # type: ignore[assignment]  # the dict that news() gave
         if cursor is not None:
-            self._cursor_told = cursor
+            self._news_told = cursor
+
+
+def _snapshot(cursor: Any, most: int) -> Any:
+    """As the next try will get it. The pipeline may go on changing its own; what was told must not change with it."""
+    if cursor is None or isinstance(cursor, bool | int):
+        return cursor
+    kept = json.loads(clean_json(cursor, most))
+    if isinstance(kept, dict) and kept.keys() == {"$dropped"} and kept != cursor:
+        raise ValueError(f"this checkpoint cannot be kept: {kept['$dropped']}")
+    return kept

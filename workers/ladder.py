@@ -5,11 +5,12 @@ A process of its own is brought down by the thread that watches over it (`proces
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from contextlib import suppress
+from uuid import UUID
 
 from app import log
-from app.errors import DatabaseUnavailable
+from app.queue.effects import Effects
 from app.queue.job import Claimed
 from pipelines.contract import StopReason
 from workers.attempt import Attempt
@@ -28,7 +29,7 @@ class Ladder:
         self, roster: Roster, *, note_pending: Callable[[Claimed, str, str], None], died: Callable[[str], None]
     ) -> None:
         self._roster, self._note_pending = roster, note_pending
-        self._climbed: dict[int, float] = {}  # id of an attempt → when its last rung was climbed; ours alone
+        self._climbed: dict[UUID, float] = {}  # run → when its last rung was climbed; ours alone
         self.loop = Loop("ladder", self.turn, died=died)
 
     def turn(self) -> float:
@@ -38,7 +39,8 @@ class Ladder:
             self._limit(attempt, now)
             if attempt.stop_asked_at is not None and attempt.started and attempt.ended is None and attempt.in_thread:
                 self._climb(attempt, now)
-        self._climbed = {key: at for key, at in self._climbed.items() if key in {id(attempt) for attempt in held}}
+        runs = {attempt.job.run_id for attempt in held}
+        self._climbed = {run: at for run, at in self._climbed.items() if run in runs}
         return _TICK
 
     def _limit(self, attempt: Attempt, now: float) -> None:
@@ -47,14 +49,14 @@ class Ladder:
             attempt.stop(StopReason.TIME_LIMIT)
 
     def _climb(self, attempt: Attempt, now: float) -> None:
-        since = self._climbed.setdefault(id(attempt), attempt.stop_asked_at or now)
+        since = self._climbed.setdefault(attempt.job.run_id, attempt.stop_asked_at or now)
         if attempt.rung == PENDING or now - since < attempt.tools.stop_grace_sec:
             return
         at = _RUNGS.index(attempt.rung or FLAG)
         for rung in _RUNGS[at + 1 :]:
             if self._can(attempt, rung):
                 attempt.rung = rung
-                self._climbed[id(attempt)] = now
+                self._climbed[attempt.job.run_id] = now
                 _log.warning(
                     "stop.rung", rung=rung, job=str(attempt.job.id), task=attempt.job.task, reason=str(attempt.stopping)
                 )
@@ -67,13 +69,13 @@ class Ladder:
         return rung != INTERRUPT or attempt.options.interrupt
 
     def _do(self, attempt: Attempt, rung: str) -> None:
-        match rung:
-            case "query":
-                attempt.effects and attempt.effects.cancel()
-            case "interrupt":
+        match rung, attempt.effects:
+            case "query", Effects() as effects:
+                self._aside(effects.cancel)
+            case "interrupt", _:
                 attempt.interrupt()
-            case "terminate":
-                attempt.effects and attempt.effects.terminate()
+            case "terminate", Effects() as effects:
+                self._aside(effects.terminate)
             case _:
                 self._say_pending(attempt)
 
@@ -84,5 +86,15 @@ class Ladder:
         told = (
             f"stop pending: asked to stop ({reason}), but the pipeline does not react; only the end of its worker will"
         )
-        with suppress(DatabaseUnavailable):
-            self._note_pending(attempt.job, reason, told)
+        self._aside(lambda: self._note_pending(attempt.job, reason, told))
+
+    def _aside(self, ask: Callable[[], object]) -> None:
+        """What waits for a server must not hold up the stops and time limits of all the others."""
+
+        def asked() -> None:
+            try:
+                ask()
+            except Exception as error:
+                _log.warning("stop.failed", error=str(error))
+
+        threading.Thread(target=asked, name="ladder-rung", daemon=True).start()

@@ -118,8 +118,8 @@ def stopped(reason: StopReason, job: Claimed, options: Options, default: Policy,
 
 
 def came_from_stop(error: BaseException) -> bool:
-    """Did the error grow out of our stop? A pipeline may have wrapped the Stop while it cleaned up, or a group of tasks;
-    or it was a statement of its that we cancelled."""
+    """Did the error grow out of our stop? A pipeline may have wrapped the Stop while it cleaned up, or a group of its
+    tasks has; or it was a statement of its that we cancelled."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:

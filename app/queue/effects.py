@@ -1,13 +1,15 @@
 """A run's own connections: what a pipeline writes through them, and how they are made to stop.
 
 They are ordinary blocking psycopg2 connections, for pipelines are ordinary code. Each carries the job's id in its
-`application_name`. A transaction in the queue's own database commits only while the run still owns its job.
+`application_name`, and the beginning of the run's, so that what ends one run's sessions spares its successor's. A
+transaction in the queue's own database commits only while the run still owns its job.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +18,19 @@ from uuid import UUID
 import psycopg2
 from psycopg2 import extensions as ext
 
-from app.errors import RunLost, UnknownTarget
+from app.errors import DataloaderError, RunLost, UnknownTarget
 from app.queue.job import Enqueued, NewJob
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Handed
-from app.queue.refusals import translated
-from app.queue.values import clean_json
+from app.queue.session import Wire, connect
+from app.queue.values import array, clean_json
 
-_LARGEST_CHECKPOINT = 1_000_000
+LARGEST_CHECKPOINT = 1_000_000  # bytes of JSON
+_PATIENCE = 5.0  # seconds to connect, and again to be answered, when sessions are to be stopped
+_CANCEL = "SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"
+_TERMINATE = "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"
+_TERMINATE_NAMED = """
+    SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %(name)s"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +41,38 @@ class Places:
     schema: str
     targets: Mapping[str, str]
     connect_timeout_sec: float = 10.0
+
+
+class Sealed(ext.connection):
+    """The connection to the queue's own database. Within `transaction` nobody else may commit: what is committed beside
+    it has passed no fence."""
+
+    inside = False
+
+    def commit(self) -> None:
+        self._refuse("commit()")
+        super().commit()
+
+    @property
+    def autocommit(self) -> bool:
+        return bool(super().autocommit)
+
+    @autocommit.setter
+    def autocommit(self, on: bool) -> None:
+        self._refuse("autocommit")
+        ext.connection.autocommit.__set__(self, on)  # type: ignore[attr-defined]  # a property, says C
+
+    def set_session(self, *args: Any, **named: Any) -> None:
+        self._refuse("set_session()")
+        super().set_session(*args, **named)
+
+    def set_isolation_level(self, level: int | None) -> None:
+        self._refuse("set_isolation_level()")
+        super().set_isolation_level(level)
+
+    def _refuse(self, what: str) -> None:
+        if self.inside:
+            raise RuntimeError(f"{what} within ctx.transaction(): it commits by itself, at the end of its block")
 
 
 class Effects:
@@ -47,10 +86,6 @@ class Effects:
         self._inside = False
         self.finished = False  # a final transaction has settled the job
 
-    @property
-    def application_name(self) -> str:
-        return f"dataloader:{self._job_id}"
-
     # ── for the pipeline ────────────────────────────────────────────────────────────────────────────────────────
 
     def connect(self, name: str) -> Any:
@@ -58,61 +93,92 @@ class Effects:
         dsn = self._places.targets.get(name) or self._places.targets.get("default")
         if dsn is None:
             raise UnknownTarget(name, tuple(self._places.targets))
-        return self._connect(dsn)
+        return self._connect(dsn, ext.connection)
 
     @contextmanager
-    def transaction(self, *, checkpoint: Any, final: Mapping[str, Any] | None) -> Iterator[Any]:
-        """One transaction in the queue's own database. `checkpoint()` gives what is to be remembered with it, or None;
-        `final` holds the settlement's values."""
+    def transaction(
+        self, *, checkpoint: Callable[[], Any], final: Callable[[], Mapping[str, Any]] | None
+    ) -> Iterator[Any]:
+        """One transaction in the queue's own database. At its end `checkpoint()` gives what is to be remembered with
+        it, or None, and `final()` the settlement's values."""
         if self._inside:
             raise RuntimeError("a transaction is open already; they do not nest")
         connection = self._home()
-        self._inside = True
+        self._inside = connection.inside = True
         try:
-            with connection:  # commits, or rolls back on any error
-                yield connection
-                self._seal(connection, checkpoint(), final)
+            yield connection
+            self._seal(connection, checkpoint, final)
+            connection.inside = False
+            connection.commit()
             self.finished = self.finished or final is not None
+        except BaseException as error:
+            connection.inside = False
+            with suppress(psycopg2.Error):
+                connection.rollback()
+            if not (isinstance(error, RunLost) and final is not None and self._was_settled(connection)):
+                raise
+            self.finished = True  # by an earlier commit of this very run, whose answer was lost
         finally:
-            self._inside = False
+            self._inside = connection.inside = False
 
-    def _seal(self, connection: Any, checkpoint: Any, final: Mapping[str, Any] | None) -> None:
+    def _seal(
+        self, connection: Any, checkpoint: Callable[[], Any], final: Callable[[], Mapping[str, Any]] | None
+    ) -> None:
         """The last words before the commit: the fence, and what goes with it."""
-        handed = Handed(connection, schema=self._places.schema)
-        who = {"job_id": str(self._job_id), "run_id": str(self._run_id)}
-        if checkpoint is not None and final is None:
-            sealed = handed.ask("save_checkpoint", who | {"checkpoint": clean_json(checkpoint, _LARGEST_CHECKPOINT)})
-        elif final is not None:
-            sealed = [row for row in handed.ask("settle", final) if row[0] is not None]
+        if connection.info.transaction_status == ext.TRANSACTION_STATUS_INERROR:
+            raise RuntimeError("a statement of this transaction has failed, so nothing of it can be committed")
+        handed, cursor = self._handed(connection), checkpoint()
+        if final is not None:
+            sealed = [row for row in handed.ask("settle", final()) if row[0] is not None]
+        elif cursor is not None:
+            sealed = handed.ask("save_checkpoint", self._who | {"checkpoint": clean_json(cursor, LARGEST_CHECKPOINT)})
         else:
-            sealed = handed.ask("still_owned", who)
+            sealed = handed.ask("still_owned", self._who)
         if not sealed:
             raise RunLost(self._job_id)
 
+    def _was_settled(self, connection: Any) -> bool:
+        with suppress(psycopg2.Error, DataloaderError), connection:
+            asked = {"job_ids": array([self._job_id]), "run_ids": array([self._run_id])}
+            return [row[1] for row in self._handed(connection).ask("settled_as", asked)] == ["succeeded"]
+        return False
+
     def enqueue(self, new: NewJob) -> Enqueued:
-        """Within a transaction: with it. Else at once."""
-        connection = self._home()
-        queue = JobQueue(Handed(connection, schema=self._places.schema))
-        if self._inside:
-            return queue.enqueue(new)
-        with connection:
-            return queue.enqueue(new)
+        """Within `transaction` with it, else in one of its own: a run that lost its job has no follow-ups."""
+        if not self._inside:
+            with self.transaction(checkpoint=lambda: None, final=None):
+                return self.enqueue(new)
+        return JobQueue(self._handed(self._own)).enqueue(new)
+
+    @property
+    def _who(self) -> dict[str, Any]:
+        return {"job_id": str(self._job_id), "run_id": str(self._run_id)}
+
+    def _handed(self, connection: Any) -> Handed:
+        return Handed(connection, schema=self._places.schema)
 
     def _home(self) -> Any:
+        """The queue's own database, with nothing left of what may have been done there outside a transaction."""
+        if self._own is not None and not self._own.closed:
+            with suppress(psycopg2.Error):
+                self._own.rollback()
+                self._own.autocommit = False
         if self._own is None or self._own.closed:
-            self._own = self._connect(self._places.dsn)
+            self._own = self._connect(self._places.dsn, Sealed)
         return self._own
 
-    def _connect(self, dsn: str) -> Any:
+    def _connect(self, dsn: str, factory: type[Any]) -> Any:
         connection = psycopg2.connect(
             ext.make_dsn(
                 dsn,
-                application_name=self.application_name,
+                application_name=session_name(self._job_id, self._run_id),
                 keepalives_idle=10,
                 keepalives_interval=5,
                 keepalives_count=3,
+                tcp_user_timeout=30_000,
             ),
             connect_timeout=max(2, int(self._places.connect_timeout_sec)),
+            connection_factory=factory,
         )
         with self._lock:
             self._open = {key: kept for key, kept in self._open.items() if not kept[0].closed} | {
@@ -124,8 +190,14 @@ class Effects:
         """Roll back and close whatever the pipeline has left open."""
         with self._lock:
             left, self._open, self._own = list(self._open.values()), {}, None
-        for connection, _, _ in left:
-            with suppress(psycopg2.Error):
+        for connection, dsn, pid in left:
+            with suppress(psycopg2.Error, OSError):
+                if connection.closed:
+                    continue
+                if connection.info.transaction_status == ext.TRANSACTION_STATUS_ACTIVE:
+                    # A thread that the pipeline has left behind is still in a question, and close() would wait for it.
+                    _tell(dsn, _TERMINATE, pids=array([pid]))
+                    _cut(connection)
                 connection.close()
 
     # ── for whoever stops it ────────────────────────────────────────────────────────────────────────────────────
@@ -136,38 +208,57 @@ class Effects:
             return any(not connection.closed for connection, _, _ in self._open.values())
 
     def cancel(self) -> int:
-        """Cancel what the sessions are doing: a thread that is blocked in libpq wakes with QueryCanceled."""
-        return self._each("SELECT pg_cancel_backend(%s)")
+        """Cancel what the sessions are doing: a thread that is blocked in libpq wakes with QueryCanceled.
+
+        May take seconds when a server does not answer, as `terminate` may.
+        """
+        return self._each(_CANCEL)
 
     def terminate(self) -> int:
         """End the sessions."""
-        return self._each("SELECT pg_terminate_backend(%s)")
+        return self._each(_TERMINATE)
 
     def _each(self, statement: str) -> int:
         with self._lock:
-            sessions = [(dsn, pid) for connection, dsn, pid in self._open.values() if not connection.closed]
-        reached = 0
-        for dsn, pid in sessions:
-            with suppress(psycopg2.Error):
-                reached += tell_backends(dsn, statement, pid)
-        return reached
+            servers = {dsn for _, dsn, _ in self._open.values()}
+        return sum(_tell(dsn, statement, pids=lambda dsn=dsn: array(self._backends(dsn))) for dsn in servers)
+
+    def _backends(self, of: str) -> Iterable[int]:
+        """Asked for at the last moment: a session that has ended meanwhile may have left its number to another."""
+        with self._lock:
+            return [pid for connection, dsn, pid in self._open.values() if dsn == of and not connection.closed]
 
 
-def tell_backends(dsn: str, statement: str, which: int | str) -> int:
-    """Ask over a connection of its own, for the one in question is busy."""
-    connection = psycopg2.connect(dsn, connect_timeout=5, application_name="dataloader-stop")
+def session_name(job_id: UUID, run_id: UUID) -> str:
+    return f"dataloader:{job_id}:{str(run_id)[:8]}"
+
+
+def terminate_sessions_of(places: Places, job_id: UUID, run_id: UUID) -> int:
+    """End all sessions of a run: those that a killed process has left behind."""
+    name = session_name(job_id, run_id)
+    return sum(_tell(dsn, _TERMINATE_NAMED, name=name) for dsn in {places.dsn, *places.targets.values()})
+
+
+def broke_off(error: BaseException) -> bool:
+    """Did a connection end under a statement, without the server's word on why?"""
+    return isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError) and error.pgcode is None
+
+
+def _tell(dsn: str, statement: str, **asked: Any) -> int:
+    """Ask over a connection of its own, for the one in question is busy; a server that is away is told nothing."""
     try:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute(statement, (which,))
-            (answer,) = cursor.fetchone() or (0,)
-            return int(answer)
+        wire = Wire(connect(dsn, name="dataloader-stop", timeout=_PATIENCE))
+    except psycopg2.Error:
+        return 0
+    try:
+        given = {name: value() if callable(value) else value for name, value in asked.items()}
+        return int(wire.ask(statement, given, _PATIENCE)[0][0])
+    except psycopg2.Error:
+        return 0
     finally:
-        connection.close()
+        wire.close()
 
 
-def terminate_sessions_of(dsn: str, job_id: UUID) -> int:
-    """End all sessions that carry the job's name: those that a killed process has left behind."""
-    statement = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %s"
-    with translated():
-        return tell_backends(dsn, statement, f"dataloader:{job_id}")
+def _cut(connection: Any) -> None:
+    with socket.socket(fileno=socket.dup(connection.fileno())) as other:
+        other.shutdown(socket.SHUT_RDWR)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,12 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _DEEPEST = 200
 _MOST_VALUES = 500_000
 _LARGEST = 10**300  # what both a jsonb number and Python's own limit on digits bear with ease
+
+
+class Json(Enum):
+    """JSON's own null, where None says that nothing has changed."""
+
+    NULL = "null"
 
 
 def array(values: Iterable[Any]) -> str:
@@ -118,6 +125,8 @@ def _clean_scalar(value: Any) -> Any:
     match value:
         case None | bool():
             return value
+        case Json.NULL:
+            return None
         case str():
             return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", str(value))
         case int():

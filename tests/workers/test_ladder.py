@@ -19,12 +19,12 @@ def ladder(plant: Plant):
 
 def has_begun(plant: Plant, job_id):
     """In the midst of it: a session of the job's own at work, if it has one."""
-    eventually(lambda: plant.desk.job(job_id).status is Status.RUNNING)
+    eventually(lambda: [attempt for pool in plant.pools for attempt in pool._roster.all() if attempt.started])
     if plant.desk.job(job_id).task.rpartition(".")[2].startswith(("query", "copy")):
         eventually(
             lambda: plant.desk.one(
-                "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND application_name = %s",
-                f"dataloader:{job_id}",
+                "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND application_name LIKE %s",
+                f"dataloader:{job_id}:%",
             ),
             message="the job's session is at work",
         )
@@ -72,7 +72,7 @@ def test_a_copy_into_the_database_that_no_cancel_stops_ends_with_its_session(pla
     (end,) = plant.payloads(job_id, "canceled")
     assert end["stopped_by"] == "terminate"
     assert not plant.desk.one(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", f"dataloader:{job_id}"
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s", f"dataloader:{job_id}:%"
     )
 
 
@@ -91,7 +91,7 @@ def test_a_process_that_is_deaf_to_sigterm_is_killed_with_its_children(plant):
 def test_what_a_thread_cannot_stop_is_said_and_not_claimed(plant):
     ladder(plant)
     job_id = plant.add("thread.sleep", args={"seconds": 2.5})
-    eventually(lambda: plant.desk.job(job_id).status is Status.RUNNING)
+    has_begun(plant, job_id)
 
     plant.desk.queue.cancel(job_id)
     told = eventually(lambda: plant.payloads(job_id, "stop_pending"))

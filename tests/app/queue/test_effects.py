@@ -8,7 +8,7 @@ import psycopg2
 import pytest
 
 from app.errors import RunLost, UnknownTarget
-from app.queue.effects import Effects, Places, terminate_sessions_of
+from app.queue.effects import Effects, Places, session_name, terminate_sessions_of
 from app.queue.job import NewJob, Settlement, Status
 from app.queue.jobqueue import settlement_values
 from tests.support import eventually
@@ -88,7 +88,7 @@ def test_a_run_that_lost_its_job_cannot_commit(desk, run, checkpoint):
 
 def test_a_run_that_lost_its_job_cannot_end_it(desk, run):
     job, effects = run
-    with pytest.raises(RunLost), effects.transaction(checkpoint=none, final=success(job, 1)) as connection:
+    with pytest.raises(RunLost), effects.transaction(checkpoint=none, final=lambda: success(job, 1)) as connection:
         write(connection, "a zombie's")
         take_away(desk, job)
 
@@ -99,7 +99,7 @@ def test_a_run_that_lost_its_job_cannot_end_it(desk, run):
 
 def test_the_last_writes_and_the_success_are_one(desk, run):
     job, effects = run
-    with effects.transaction(checkpoint=none, final=success(job, {"rows": 3})) as connection:
+    with effects.transaction(checkpoint=none, final=lambda: success(job, {"rows": 3})) as connection:
         write(connection, "a")
         assert desk.job(job.id).status is Status.RUNNING
 
@@ -141,7 +141,7 @@ def test_a_lost_connection_is_replaced_for_the_next_transaction(desk, run):
     job, effects = run
     with effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "a")
-    terminate_sessions_of(desk.dsn, job.id)
+    terminate_sessions_of(effects._places, job.id, job.run_id)
     with pytest.raises(psycopg2.Error), effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "b")
     with effects.transaction(checkpoint=none, final=None) as connection:
@@ -154,13 +154,15 @@ def test_sessions_carry_the_job_and_can_be_cancelled_and_ended(desk, run):
     job, effects = run
     connection = effects.connect("here")
 
-    assert connection.info.dsn_parameters["application_name"] == f"dataloader:{job.id}"
+    assert connection.info.dsn_parameters["application_name"] == session_name(job.id, job.run_id)
     assert effects.in_use
     assert effects.cancel() == 1
     assert effects.terminate() == 1
     eventually(
         lambda: (
-            not desk.one("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", f"dataloader:{job.id}")
+            not desk.one(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", session_name(job.id, job.run_id)
+            )
         )
     )
     with pytest.raises(psycopg2.Error):
@@ -177,7 +179,9 @@ def test_closing_leaves_no_session(desk, run):
     assert not effects.in_use
     eventually(
         lambda: (
-            not desk.one("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", f"dataloader:{job.id}")
+            not desk.one(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", session_name(job.id, job.run_id)
+            )
         )
     )
 

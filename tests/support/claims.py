@@ -1,0 +1,42 @@
+"""Claimed jobs that no database has seen, for attempts that are run without a pool."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from app.queue.job import Claimed
+from workers.attempt import Attempt, Tools
+from workers.threads import clock
+
+_THEN = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def claimed(**more: Any) -> Claimed:
+    row: dict[str, Any] = {
+        "id": uuid4(), "run_id": uuid4(), "queue": "q", "task": "t", "args_text": "{}", "lock_key": "k", "key_hash": 1,
+        "partition_key": "", "priority": 100, "attempt": 1, "max_attempts": 3, "lease_ttl_sec": 60,
+        "idempotency_key": None, "producer": None, "consumer_group": None, "created_at": _THEN, "available_at": _THEN,
+        "started_at": _THEN, "progress_text": "{}", "checkpoint_text": None, "time_limit_sec": None,
+        "retry_text": None, "crashes": 0,
+    }  # fmt: skip
+    return Claimed(**{**row, **more})
+
+
+class Said:
+    """What attempts say, as their log would be given it."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, str]] = []  # level, stream, text
+
+    def __call__(self, job_id: UUID, attempt: int, level: str, stream: str, text: str) -> None:
+        self.lines.append((level, stream, text))
+
+    def of(self, stream: str) -> list[str]:
+        return [text for _, where, text in self.lines if where == stream]
+
+
+def attempt_with(said: Said | None = None, *, tools: dict[str, Any] | None = None, **row: Any) -> Attempt:
+    given = {"stop_grace_sec": 0.3, "log": said or Said(), **(tools or {})}
+    return Attempt(claimed(**row), claimed_at=clock(), tools=Tools(**given))

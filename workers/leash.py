@@ -1,0 +1,57 @@
+"""Stands between a worker and the process of a job: when the worker is gone, it ends the whole process group at once.
+
+Run by its path in a bare interpreter, so that it starts in milliseconds; it imports nothing of ours:
+
+    python -I -S leash.py DESCRIPTOR PROGRAM ARGUMENT…
+
+The descriptor is a socket to the worker. It says `exit CODE PEAK_KB` or `error ERRNO` there, and takes its closing for
+the worker's end. The program gets this process's environment, folder and standard streams, and its process group.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+
+_LOOK_MS = 50  # where the system cannot say by a descriptor that a process has ended
+
+
+def main(number: int, argv: list[str]) -> None:
+    os.set_inheritable(number, False)
+    for word in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(word, lambda *_: None)  # it is for the program, which does not inherit this
+    try:
+        program = os.posix_spawnp(
+            argv[0], argv, os.environ, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+        )
+    except OSError as error:
+        os.write(number, b"error %d\n" % (error.errno or 0))
+        return
+    _wait(number, program)
+    _, status, usage = os.wait4(program, 0)
+    os.write(number, b"exit %d %d\n" % (os.waitstatus_to_exitcode(status), usage.ru_maxrss))
+
+
+def _wait(number: int, program: int) -> None:
+    """Until the program has ended; if the worker has before, everything here ends."""
+    ended = _pidfd(program)
+    waiter = select.poll()
+    waiter.register(number, select.POLLIN)
+    if ended is not None:
+        waiter.register(ended, select.POLLIN)
+    while os.waitid(os.P_PID, program, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if number in dict(waiter.poll(None if ended is not None else _LOOK_MS)):
+            os.killpg(0, signal.SIGKILL)
+
+
+def _pidfd(program: int) -> int | None:
+    try:
+        return os.pidfd_open(program)
+    except (AttributeError, OSError):
+        return None
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
