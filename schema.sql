@@ -227,3 +227,8 @@ CREATE OR REPLACE TRIGGER dl_jobs_put_back BEFORE UPDATE ON dl_jobs
     WHEN (NEW.status = 'queued' AND OLD.status <> 'queued' AND NEW.place = OLD.place
           AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL))
     EXECUTE FUNCTION dl_jobs_to_the_start();
+
+-- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.
+INSERT INTO dl_schema (version, fingerprint)
+SELECT 1, 'by hand'
+ WHERE NOT EXISTS (SELECT FROM dl_schema WHERE version >= 1);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +13,7 @@ import pytest
 
 from app.errors import DatabaseUnavailable, SchemaMissing, SchemaOutdated, SchemaTooNew
 from app.queue.job import Status
-from app.queue.schema import SCHEMA_VERSION, check, migrate
+from app.queue.schema import SCHEMA_VERSION, check, migrate, schema_text
 from tests.support.desk import Desk
 
 BEFORE = """
@@ -341,3 +342,15 @@ def test_a_role_that_owns_nothing_can_neither_harm_nor_hide(old):
             migrate(old.dsn + " options='-c role=dl_nobody'")
     finally:
         old.sql("DROP ROLE dl_nobody")
+
+
+def test_a_schema_that_was_applied_by_hand_serves_and_is_known_to_migrate(empty_dsn):
+    with closing(psycopg2.connect(empty_dsn)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(schema_text())
+        cursor.execute(schema_text())
+
+    check(empty_dsn)
+    first, second = migrate(empty_dsn), migrate(empty_dsn)
+
+    assert (first.found, first.now) == (SCHEMA_VERSION, SCHEMA_VERSION)
+    assert second.steps == ()
