@@ -71,7 +71,7 @@ def function(args):
 
 def generator(args) -> Iterator[dict[str, int]]:
     yield {"processed": 1}
-    return args
+    return args  # type: ignore[no-any-return]
 
 
 async def coroutine(args):

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
+from uuid import UUID
 
 from app.queue.job import Status
 from tests.support.plant import Plant
 from tests.support.waiting import eventually
 
 SOON = 10.0
+
+
+def expiry(plant: Plant, job_id: UUID) -> datetime:
+    expires = plant.desk.job(job_id).lease_expires_at
+    assert expires is not None
+    return expires
 
 
 def test_a_run_that_lost_its_job_is_stopped_and_writes_nothing(plant: Plant, said):
@@ -46,11 +54,11 @@ def test_a_row_that_somebody_has_locked_costs_no_other_run_its_lease_and_no_stop
     plant.gate.until_inside(2)
     with plant.desk.held() as step:
         step("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", str(jobs[0]))
-        until = plant.desk.job(jobs[1]).lease_expires_at
+        until = expiry(plant, jobs[1])
 
-        eventually(lambda: plant.desk.job(jobs[1]).lease_expires_at > until, SOON)
+        eventually(lambda: expiry(plant, jobs[1]) > until, SOON)
 
-    eventually(lambda: plant.desk.job(jobs[0]).lease_expires_at > until, SOON)
+    eventually(lambda: expiry(plant, jobs[0]) > until, SOON)
     assert plant.stopped == []
 
 

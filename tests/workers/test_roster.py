@@ -200,8 +200,9 @@ def test_the_roster_finds_a_run_until_it_is_dropped(office: Office):
 def test_the_first_reason_to_stop_stays_but_a_lost_lease_is_stronger(office: Office):
     attempt = office.attempt("k")
 
-    attempt.stop(StopReason.CANCEL)
-    attempt.stop(StopReason.SHUTDOWN)
-    assert attempt.stopping is StopReason.CANCEL
-    attempt.stop(StopReason.LEASE_LOST)
-    assert attempt.stopping is StopReason.LEASE_LOST
+    reasons = []
+    for reason in (StopReason.CANCEL, StopReason.SHUTDOWN, StopReason.LEASE_LOST):
+        attempt.stop(reason)
+        reasons.append(attempt.stopping)
+
+    assert reasons == [StopReason.CANCEL, StopReason.CANCEL, StopReason.LEASE_LOST]
