@@ -61,12 +61,20 @@ def migrate(
         cursor.execute(sql.SQL("SET LOCAL search_path TO {}").format(name))
         cursor.execute("SET LOCAL client_min_messages = warning")
         cursor.execute(text)
-        cursor.execute(
-            "INSERT INTO dl_schema (version, fingerprint) VALUES (%s, %s)",
-            (SCHEMA_VERSION, fingerprint),
-        )
+        _record(cursor, fingerprint)
         after = _objects(cursor, schema)
         return Migration(schema, _found_version(found, before), SCHEMA_VERSION, _steps(before, after))
+
+
+def _record(cursor: Any, fingerprint: str) -> None:
+    """The file notes its version itself, for those who apply it by hand; that line becomes ours."""
+    known = {"version": SCHEMA_VERSION, "fingerprint": fingerprint}
+    cursor.execute(
+        "UPDATE dl_schema SET fingerprint = %(fingerprint)s WHERE version = %(version)s AND fingerprint = 'by hand'",
+        known,
+    )
+    if cursor.rowcount == 0:
+        cursor.execute("INSERT INTO dl_schema (version, fingerprint) VALUES (%(version)s, %(fingerprint)s)", known)
 
 
 def check(dsn: str, schema: str = "public", *, connect_timeout: float = 5.0) -> None:
