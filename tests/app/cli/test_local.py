@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from app.queue import schema
 from tests.app.cli.test_watch import ON_A_TERMINAL
 from tests.support import Process, eventually
 from tests.support.databases import ask
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, clean_environment
 
 TASKS = """
 import logging, time
@@ -74,6 +75,23 @@ def home(tmp_path):
 
 
 @pytest.fixture
+def dsn(empty_dsn):
+    schema.migrate(empty_dsn, "public")
+    return empty_dsn
+
+
+@pytest.fixture
+def interrupted(home):
+    """A command that hears Ctrl-C as it would on a terminal."""
+
+    def started(*args, **env):
+        argv = [sys.executable, "-c", ON_A_TERMINAL, "run", *args]
+        return Process(argv, output=home / "output", env=environment(env), cwd=home)
+
+    return started
+
+
+@pytest.fixture
 def ran(home):
     """Run a command to its end: what it printed, what it told, and its exit code."""
 
@@ -88,7 +106,7 @@ def ran(home):
 
 
 def environment(env):
-    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "DL_PIPELINES": "acme_run", **env}
+    return {**clean_environment(), "PYTHONPATH": str(ROOT), "DL_PIPELINES": "acme_run", **env}
 
 
 def test_in_memory_it_shows_what_it_says_and_gives_its_result(ran):
@@ -155,9 +173,8 @@ def test_in_memory_a_time_limit_holds(ran):
 
 
 @pytest.mark.parametrize("where", ["--local", None])
-def test_ctrl_c_stops_at_the_next_safe_point(home, dsn, where):
-    command = (ON_A_TERMINAL, "run", "patient", *([where] if where else []))
-    with Process.python(*command, output=home / "output", env=environment({"DL_DB_DSN": dsn}), cwd=home) as process:
+def test_ctrl_c_stops_at_the_next_safe_point(interrupted, dsn, where):
+    with interrupted("patient", *([where] if where else []), DL_DB_DSN=dsn) as process:
         process.wait_for("begun")
         process.signal(signal.SIGINT)
         code = process.wait()
@@ -168,10 +185,8 @@ def test_ctrl_c_stops_at_the_next_safe_point(home, dsn, where):
         assert ask(dsn, "SELECT status FROM dl_jobs") == "canceled"
 
 
-def test_a_second_ctrl_c_does_not_wait_for_one(home):
-    with Process.python(
-        ON_A_TERMINAL, "run", "deaf", "--local", output=home / "output", env=environment({}), cwd=home
-    ) as process:
+def test_a_second_ctrl_c_does_not_wait_for_one(interrupted):
+    with interrupted("deaf", "--local") as process:
         process.wait_for("begun")
         process.signal(signal.SIGINT)
         process.wait_for("leaves at once")
@@ -181,17 +196,14 @@ def test_a_second_ctrl_c_does_not_wait_for_one(home):
     assert code == 130
 
 
-def test_a_job_that_waits_for_its_key_says_so(home, dsn):
+def test_a_job_that_waits_for_its_key_says_so(interrupted, dsn):
     ask(dsn, "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('other', 'x', 'k:1') RETURNING job_id")
     ask(
         dsn,
         "UPDATE dl_jobs SET status = 'running', run_id = gen_random_uuid(), lease_expires_at = now() + interval '1 h',"
         " place = 'timed', attempt = 1 RETURNING job_id",
     )
-    with Process.python(
-        ON_A_TERMINAL, "run", "keyed", "--arg", "id=1", output=home / "output",
-        env=environment({"DL_DB_DSN": dsn}), cwd=home,
-    ) as process:  # fmt: skip
+    with interrupted("keyed", "--arg", "id=1", DL_DB_DSN=dsn) as process:
         process.wait_for("Waiting: another job with the lock key 'k:1' runs")
         ask(dsn, "DELETE FROM dl_jobs WHERE task = 'keyed' RETURNING job_id")
         code = process.wait()
@@ -200,10 +212,9 @@ def test_a_job_that_waits_for_its_key_says_so(home, dsn):
     assert "lost: its row was deleted" in process.text
 
 
-def test_a_database_that_goes_away_is_waited_for(home, server):
-    with Process.python(
-        ON_A_TERMINAL, "run", "patient", output=home / "output", env=environment({"DL_DB_DSN": server.dsn}), cwd=home
-    ) as process:
+def test_a_database_that_goes_away_is_waited_for(interrupted, server):
+    schema.migrate(server.dsn, "public")
+    with interrupted("patient", DL_DB_DSN=server.dsn) as process:
         process.wait_for("begun")
         server.stop()
         process.wait_for("The database is away")
