@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -22,7 +23,7 @@ JOB = UUID(int=1)
 
 class Kept:
     def __init__(self):
-        self.lines = []
+        self.lines: list[Any] = []
         self.capture = Capture(lambda *said: self.lines.append(said))
 
     @contextmanager
@@ -122,7 +123,7 @@ def test_a_stream_is_still_a_stream(kept):
         assert not sys.stdout.isatty()
         assert sys.stdout.write("four") == 4
         with pytest.raises(TypeError, match="must be str, not bytes"):
-            sys.stdout.write(b"bytes")
+            sys.stdout.write(b"bytes")  # type: ignore[arg-type]
     assert sys.stdout.encoding == "utf-8"
     assert sys.stdout.isatty() in (True, False)
 
