@@ -46,7 +46,8 @@ class Heartbeat:
 
     def _beat(self, now: float) -> None:
         # What is given up is not renewed: its thread may go on for long, and its job would stay with it.
-        held = [attempt for attempt in self._roster.all() if attempt.stopping is not StopReason.LEASE_LOST]
+        # What its own last transaction has settled has no lease any more, and has not lost one either.
+        held = [a for a in self._roster.all() if a.stopping is not StopReason.LEASE_LOST and not a.finished]
         if now >= self._next_beat:
             self._renew(held)  # first: whatever holds up the other, no lease may wait for it
             self._say_alive()
@@ -85,12 +86,13 @@ class Heartbeat:
 
     def _lives(self, attempt: Attempt) -> bool:
         """It has not ended meanwhile: its settlement may be written and not yet reported."""
-        return attempt.ended is None and self._roster.find(attempt.job.run_id) is not None
+        return attempt.ended is None and not attempt.finished and self._roster.find(attempt.job.run_id) is not None
 
     def _stop_the_lost(self) -> None:
         now = clock()
         for attempt in self._roster.all():
-            if not attempt.lease.trusted(now) and attempt.stopping is not StopReason.LEASE_LOST:
+            over = attempt.finished or attempt.stopping is StopReason.LEASE_LOST
+            if not over and not attempt.lease.trusted(now):
                 _log.warning(
                     "lease.lost", job=str(attempt.job.id), run=str(attempt.job.run_id), reason="not renewed in time"
                 )

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from pipelines.contract import Context, register
@@ -93,7 +95,20 @@ PROCESSES = {
     "deaf_to_sigterm": deaf_to_sigterm,
 }
 
+
+def once_it_is_known(call: Callable[..., None]) -> Callable[..., None]:
+    """Begin when the parent has heard that it begins: a stop that came before would not be the pipeline's to ignore."""
+
+    def begin(args: dict[str, Any], ctx: Any) -> None:
+        ctx.progress(begun=True)
+        while ctx.news()[0] is not None:
+            time.sleep(0.01)
+        call(*(args, ctx)[: len(signature(call).parameters)])
+
+    return begin
+
+
 for name, (call, options) in THREADS.items():
     register(f"thread.{name}", **options)(call)
 for name, call in PROCESSES.items():
-    register(f"process.{name}", isolation="process")(call)
+    register(f"process.{name}", isolation="process")(once_it_is_known(call))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from app.queue.job import Status
+from app.queue.job import Claimed, Status
 from pipelines.contract import StopReason, registry
 from tests.support import rungs
+from tests.support.claims import attempt_with
 from tests.support.plant import Plant
 from tests.support.waiting import eventually
+from workers.ladder import Ladder
+from workers.roster import Roster
+from workers.threads import clock
 
 OPTIONS = {"stop_grace_sec": 0.3, "packages": ("tests.support.rungs",)}
 
@@ -20,6 +26,8 @@ def ladder(plant: Plant):
 def has_begun(plant: Plant, job_id):
     """In the midst of it: a session of the job's own at work, if it has one."""
     eventually(lambda: [attempt for pool in plant.pools for attempt in pool._roster.all() if attempt.started])
+    if plant.desk.job(job_id).task.startswith("process."):
+        eventually(lambda: plant.desk.job(job_id).progress.get("begun"))
     if plant.desk.job(job_id).task.rpartition(".")[2].startswith(("query", "copy")):
         eventually(
             lambda: plant.desk.one(
@@ -50,8 +58,6 @@ def test_a_cancel_climbs_until_the_pipeline_gives_in(plant, task, rung):
     ladder(plant)
     job_id = plant.add(task)
     has_begun(plant, job_id)
-    if task == "process.heed":  # the child must have come to its safe point
-        eventually(lambda: plant.desk.job(job_id).progress)
 
     plant.desk.queue.cancel(job_id)
     plant.until(job_id, Status.CANCELED)
@@ -79,7 +85,7 @@ def test_a_copy_into_the_database_that_no_cancel_stops_ends_with_its_session(pla
 def test_a_process_that_is_deaf_to_sigterm_is_killed_with_its_children(plant):
     ladder(plant)
     job_id = plant.add("process.deaf_to_sigterm")
-    eventually(lambda: plant.desk.job(job_id).status is Status.RUNNING)
+    has_begun(plant, job_id)
 
     plant.desk.queue.cancel(job_id)
     plant.until(job_id, Status.CANCELED)
@@ -118,7 +124,7 @@ def test_a_time_limit_of_the_job_ends_the_try_as_an_error(plant):
 def test_shutdown_climbs_the_same_ladder(plant):
     pool = ladder(plant)
     job_id = plant.add("process.hold_the_interpreter")
-    eventually(lambda: pool.state().busy)
+    has_begun(plant, job_id)
 
     assert pool.stop(grace=0.1)
 
@@ -131,7 +137,7 @@ def test_shutdown_climbs_the_same_ladder(plant):
 def test_a_lost_lease_brings_a_process_down(plant):
     pool = ladder(plant)
     job_id = plant.add("process.hold_the_interpreter", max_attempts=1)
-    eventually(lambda: pool.state().busy)
+    has_begun(plant, job_id)
     (attempt,) = pool._roster.all()
 
     attempt.stop(StopReason.LEASE_LOST)
@@ -143,3 +149,38 @@ def test_a_lost_lease_brings_a_process_down(plant):
 
 def test_every_pipeline_of_the_table_is_tried():
     assert {name for name in registry.names if name.startswith("thread.")} == {f"thread.{n}" for n in rungs.THREADS}
+
+
+def test_a_server_that_is_away_does_not_make_the_stops_of_others_late(plant, monkeypatch):
+    pool = ladder(plant)
+    let_go = threading.Event()
+    monkeypatch.setattr("app.queue.effects._tell", lambda *_, **__: let_go.wait(20) and 0)
+    stuck = plant.add("thread.query")
+    has_begun(plant, stuck)
+    other = plant.add("thread.heed", time_limit_sec=1, max_attempts=1)
+    plant.desk.queue.cancel(stuck)
+
+    plant.until(other, Status.FAILED)
+    held = [attempt.job.id for attempt in pool._roster.all()]
+    let_go.set()
+    monkeypatch.undo()
+
+    assert held == [stuck]
+    plant.desk.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE %s", f"dataloader:{stuck}:%"
+    )
+    plant.until(stuck, Status.CANCELED)
+
+
+def test_what_cannot_be_told_to_the_database_is_logged_and_ends_no_keeper(said):
+    def unwell(job: Claimed, reason: str, told: str) -> None:
+        raise RuntimeError("the session is broken")
+
+    roster, attempt = Roster(), attempt_with(tools={"stop_grace_sec": 0.0})
+    roster.add([attempt])
+    attempt.began = clock()
+    attempt.stop(StopReason.CANCEL)
+    Ladder(roster, note_pending=unwell, died=print).turn()
+
+    assert attempt.rung == "pending"
+    eventually(lambda: said("stop.failed"))

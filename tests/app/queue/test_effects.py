@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from contextlib import suppress
 from uuid import uuid4
 
 import psycopg2
 import pytest
+from psycopg2 import extensions as ext
 
 from app.errors import RunLost, UnknownTarget
-from app.queue.effects import Effects, Places, session_name, terminate_sessions_of
+from app.queue.effects import Effects, Places, broke_off, session_name, terminate_sessions_of
 from app.queue.job import NewJob, Settlement, Status
 from app.queue.jobqueue import settlement_values
 from tests.support import eventually
@@ -196,3 +200,166 @@ def test_stopping_a_server_that_is_not_there_reaches_nobody():
     effects = Effects(Places(dsn="host=/nowhere", schema="public", targets={}), uuid4(), uuid4())
 
     assert (effects.cancel(), effects.terminate(), effects.in_use) == (0, 0, False)
+
+
+# ── commits that nobody heard of ────────────────────────────────────────────────────────────────────────────────────
+
+
+def cut_after_commit(effects):
+    """As when the server is restarted the moment it has committed: the answer is lost."""
+
+    class Lossy(type(effects._home())):
+        def commit(self):
+            super().commit()
+            raise psycopg2.OperationalError("server closed the connection unexpectedly")
+
+    effects._own.close()
+    effects._own = effects._connect(effects._places.dsn, Lossy)
+
+
+def test_a_last_commit_whose_answer_was_lost_is_found_and_not_overruled(desk, run):
+    job, effects = run
+    cut_after_commit(effects)
+    with (
+        pytest.raises(psycopg2.OperationalError),
+        effects.transaction(checkpoint=none, final=lambda: success(job, 1)) as connection,
+    ):
+        write(connection, "once")
+    (fate,) = desk.queue.settle([(job, Settlement(Status.QUEUED, error="lost the connection"))])
+
+    assert (fate.answer, fate.status) == ("already", Status.SUCCEEDED)
+    assert desk.job(job.id).result == 1
+    assert said(desk) == ["once"]
+
+
+def test_a_pipeline_that_tries_its_last_transaction_again_has_ended_well(desk, run):
+    job, effects = run
+    cut_after_commit(effects)
+    for again in (False, True):
+        try:
+            with effects.transaction(checkpoint=none, final=lambda: success(job, 1)) as connection:
+                write(connection, "once")
+        except psycopg2.OperationalError:
+            assert not again
+            effects._own.close()
+
+    assert effects.finished
+    assert said(desk) == ["once"]
+
+
+# ── what a pipeline may do with its connection ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        lambda c: c.commit(),
+        lambda c: setattr(c, "autocommit", True),
+        lambda c: c.set_session(autocommit=True),
+        lambda c: c.set_isolation_level(0),
+    ],
+)
+def test_nothing_is_committed_beside_the_fence(desk, run, beside):
+    _, effects = run
+    with (
+        pytest.raises(RuntimeError, match="it commits by itself"),
+        effects.transaction(checkpoint=none, final=None) as connection,
+    ):
+        beside(connection)
+
+    assert said(desk) == []
+
+
+def test_what_was_done_with_it_outside_does_not_reach_the_next_transaction(desk, run):
+    _, effects = run
+    with effects.transaction(checkpoint=none, final=None) as connection:
+        pass
+    connection.set_isolation_level(0)
+    connection.autocommit = True
+    with pytest.raises(ValueError, match="no"), effects.transaction(checkpoint=none, final=None) as same:
+        write(same, "a")
+        raise ValueError("no")
+    write(connection, "beside")
+    with effects.transaction(checkpoint=none, final=None) as same:
+        write(same, "b")
+
+    assert same is connection
+    assert said(desk) == ["b"]
+
+
+def test_a_transaction_with_a_failed_statement_says_so(run):
+    _, effects = run
+    with (
+        pytest.raises(RuntimeError, match="a statement of this transaction has failed"),
+        effects.transaction(checkpoint=none, final=None) as connection,
+        suppress(psycopg2.Error),
+    ):
+        connection.cursor().execute("SELECT 1/0")
+
+
+def test_the_fence_is_found_whatever_the_search_path(desk, run):
+    _, effects = run
+    with effects.transaction(checkpoint=lambda: 3, final=None) as connection:
+        connection.cursor().execute("SET search_path = pg_catalog")
+
+    assert effects.enqueue(NewJob(queue="q", task="next", lock_key="n")).created
+
+
+# ── stopping what is at work ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_session_in_a_thread_that_was_left_behind_does_not_hold_up_the_end(desk, run):
+    job, effects = run
+    connection = effects.connect("here")
+    broken = []
+
+    def ask():
+        try:
+            connection.cursor().execute("SELECT pg_sleep(60)")
+        except psycopg2.Error as error:
+            broken.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    eventually(lambda: connection.info.transaction_status == ext.TRANSACTION_STATUS_ACTIVE)
+    effects.close()
+    thread.join(20)
+
+    assert broken
+    eventually(
+        lambda: (
+            not desk.one(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", session_name(job.id, job.run_id)
+            )
+        )
+    )
+
+
+def test_the_sessions_of_another_run_of_the_job_are_spared(run):
+    job, effects = run
+    successor = Effects(effects._places, job.id, uuid4())
+    theirs = successor.connect("here")
+    effects.connect("here")
+
+    assert terminate_sessions_of(effects._places, job.id, job.run_id) >= 1
+    theirs.cursor().execute("SELECT 1")
+    successor.close()
+
+
+def test_a_server_that_says_nothing_is_waited_for_no_longer_than_patience(monkeypatch, run):
+    _, effects = run
+    monkeypatch.setattr("app.queue.effects._PATIENCE", 0.1)
+    effects.connect("here")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection, and that is all
+        dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=x user=x"
+        effects._open = {key: (kept[0], dsn, kept[2]) for key, kept in effects._open.items()}
+
+        assert effects.cancel() == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "broke"),
+    [(psycopg2.OperationalError("gone"), True), (psycopg2.DataError("odd"), False), (OSError(), False)],
+)
+def test_a_connection_that_broke_off_is_told_from_other_errors(error, broke):
+    assert broke_off(error) is broke

@@ -1,0 +1,128 @@
+"""The exception that the ladder raises in a pipeline's thread: it ends that one, and never hits what comes after."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from app.queue.job import Settlement, Status
+from pipelines.contract import Pipelines, StopReason
+from tests.support import eventually
+from tests.support.claims import attempt_with
+from workers.attempt import Attempt
+from workers.drive import drive
+
+
+def tasks(call: Any) -> Pipelines:
+    made = Pipelines()
+    made.register("t", interrupt=True)(call)
+    return made
+
+
+def test_a_busy_pipeline_is_interrupted_once():
+    attempt = attempt_with()
+    stop = threading.Thread(target=lambda: (eventually(lambda: attempt.started), interrupt(attempt)))
+
+    def spin(args: dict[str, Any]) -> None:
+        stop.start()
+        while True:
+            sum(range(100))
+
+    end = attempt.run(tasks(spin).get("t"))
+    stop.join()
+
+    assert isinstance(end, Settlement)
+    assert end.status is Status.CANCELED
+    assert not attempt.interrupt()
+
+
+def interrupt(attempt: Attempt) -> None:
+    attempt.stop(StopReason.CANCEL)
+    assert attempt.interrupt()
+
+
+def test_an_interrupt_at_the_very_end_hits_neither_the_worker_nor_the_next_job():
+    """Hundreds of attempts that end by themselves, each of them interrupted at about that moment."""
+    ready, current, ended = threading.Semaphore(0), [attempt_with()], threading.Event()
+    hits: list[bool] = []
+
+    def hunt() -> None:
+        while ready.acquire() and not ended.is_set():
+            attempt = current[0]
+            attempt.stop(StopReason.CANCEL)
+            hits.append(attempt.interrupt())
+
+    hunter = threading.Thread(target=hunt)
+    hunter.start()
+    strayed: list[BaseException] = []
+    ends = []
+    for n in range(400):
+        current[0] = attempt = attempt_with()
+
+        def brief(args: dict[str, Any], n: int = n) -> str:
+            ready.release()
+            return "x" * sum(1 for _ in range(n % 40))
+
+        try:
+            ends.append(attempt.run(tasks(brief).get("t")))
+            sum(1 for _ in range(2000))  # the worker's own: an interrupt that strays would land here
+        except BaseException as error:
+            strayed.append(error)
+    ended.set()
+    ready.release()
+    hunter.join()
+
+    assert strayed == []
+    assert {end.status for end in ends if isinstance(end, Settlement)} <= {Status.SUCCEEDED, Status.CANCELED}
+    assert len(ends) == 400
+    assert hits
+
+
+def test_a_fault_within_the_end_itself_leaves_the_thread_free_of_interrupts(monkeypatch: pytest.MonkeyPatch):
+    class Cursed(Exception):
+        @property
+        def retry_after(self) -> float:
+            raise RuntimeError("not even that")
+
+    def breaks(args: dict[str, Any]) -> None:
+        raise Cursed("odd")
+
+    attempt = attempt_with()
+    end = attempt.run(tasks(breaks).get("t"))
+
+    assert isinstance(end, Settlement)
+    assert (end.status, end.error) == (Status.QUEUED, "RuntimeError: not even that")
+    assert not attempt.interrupt()
+
+
+def test_a_last_commit_counts_even_if_the_interrupt_comes_right_after_it(monkeypatch: pytest.MonkeyPatch):
+    attempt = attempt_with()
+    monkeypatch.setattr(type(attempt), "finished", property(lambda self: True))
+
+    def sealed(args: dict[str, Any]) -> None:
+        interrupt(attempt)
+        sum(1 for _ in range(1000))
+
+    assert type(attempt.run(tasks(sealed).get("t"))).__name__ == "Finished"
+
+
+def test_a_generator_that_a_function_hands_out_is_walked_with_the_stop_raised_in_it():
+    seen: list[str] = []
+    attempt = attempt_with()
+
+    def steps():
+        try:
+            while True:
+                yield
+                attempt.stop(StopReason.CANCEL)
+        finally:
+            seen.append("cleaned")
+
+    task = tasks(lambda args: steps()).get("t")
+    assert task is not None
+    with pytest.raises(BaseException, match="cancel"):
+        drive(task, {}, attempt)
+
+    assert seen == ["cleaned"]
