@@ -13,10 +13,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.contract import Context, register
+from pipelines.contract import Checkpoint, Context, Progress, register
 
 LONG = 60
 
@@ -163,3 +164,16 @@ def waits(args: dict[str, Any], ctx: Context) -> None:
 @register("hostile.path", isolation="process")
 def path(args: dict[str, Any]) -> dict[str, Any]:
     return {"cwd": os.getcwd(), "path": sys.path, "inherited": os.environ.get("PYTHONPATH")}
+
+
+def resumes(args: dict[str, Any], ctx: Context) -> Iterator[Any]:
+    if ctx.resume:
+        return {"began_at": ctx.resume}
+    yield Progress(3)
+    yield Checkpoint({"page": 3})
+    while True:
+        ctx.sleep(LONG)
+
+
+register("hostile.resumes.thread")(resumes)
+register("hostile.resumes.process", isolation="process")(resumes)

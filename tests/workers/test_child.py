@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from app.queue.job import Settlement, Status

@@ -14,7 +14,8 @@ from app.errors import IdempotencyConflict
 from app.queue.effects import Effects, Places
 from app.queue.job import Status
 from app.queue.values import Json
-from pipelines.contract import Checkpoint, Progress, Stop, StopReason
+from pipelines.contract import Checkpoint, Progress, Stop, StopReason, registry
+from tests.support import eventually, hostile  # noqa: F401 - registers its tasks
 from tests.support.desk import Desk
 from workers.context import Facts, JobContext
 
@@ -300,3 +301,23 @@ def test_a_conflict_within_a_transaction_leaves_it_usable(desk, at_work):
 def test_transactions_do_not_nest(at_work):
     with at_work.transaction(), pytest.raises(RuntimeError, match="do not nest"), at_work.transaction():
         pass
+
+
+# ── from one try to the next ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_try_that_was_handed_back_is_gone_on_with_at_its_checkpoint(plant, isolation):
+    task = f"hostile.resumes.{isolation}"
+    apart = {"pipelines": registry, "packages": ("tests.support.hostile",)}
+    pool = plant.pool(**apart)
+    job_id = plant.add(task, lease_ttl_sec=20)
+    eventually(lambda: plant.desk.job(job_id).checkpoint == {"page": 3})  # by a heartbeat: a kill would not undo it
+    eventually(lambda: plant.desk.job(job_id).progress == {"processed": 3})
+
+    assert pool.stop(grace=0)
+    plant.pool(**apart)
+    job = plant.until(job_id, Status.SUCCEEDED)
+
+    assert job.result == {"began_at": {"page": 3}}
+    assert (job.attempt, job.checkpoint) == (1, None)
