@@ -215,21 +215,19 @@ class Attempt(JobContext):
             if self._thread is None or self._interrupted:
                 return False
             self._interrupted = True
-            return bool(_raise_in(self._thread, Interrupt))
+            given = ctypes.py_object(Interrupt)
+            return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), given))
 
     def _no_more_interrupts(self) -> None:
-        """From here on the thread is the worker's own again, and what is on its way is taken back."""
+        """From here on the thread is the worker's own again. An interrupt that is on its way arrives here, at the latest.
+
+        It is let arrive rather than taken back: to take back one that has arrived already leaves CPython 3.11 with a
+        flag that nothing clears, and a traced thread (a debugger, coverage) hangs on it for ever.
+        """
         with self._lock:
-            if self._thread is not None and self._interrupted:  # else nothing to take back: see _raise_in
-                _raise_in(self._thread, None)
             self._thread = None
-
-
-def _raise_in(thread: int, kind: type[BaseException] | None) -> int:
-    """None takes back one that is on its way. Where there is none, CPython 3.11 would be left with a flag that nothing
-    clears, and a traced thread (a debugger, coverage) would hang on it for ever."""
-    given = None if kind is None else ctypes.py_object(kind)
-    return int(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given))
+        for _ in range(2):  # the interpreter looks for it where a loop turns back
+            pass
 
 
 def _told_plainly(error: BaseException) -> Settlement:
