@@ -215,11 +215,11 @@ class Attempt(JobContext):
             if self._thread is None or self._interrupted:
                 return False
             self._interrupted = True
+            given = ctypes.py_object(Interrupt)
             return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), given))
 
     def _no_more_interrupts(self) -> None:
-            thread, kind = ctypes.c_ulong(self._thread), ctypes.py_object(Interrupt)
-            return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, kind))
+        """From here on the thread is the worker's own again; an interrupt on its way arrives here at the latest.
 
         It is let arrive rather than taken back: to take back one that has arrived already leaves CPython 3.11 with a
         flag that nothing clears, and a traced thread (a debugger, coverage) hangs on it for ever.
