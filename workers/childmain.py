@@ -102,6 +102,9 @@ def main(number: int) -> None:
     if recipe is None:
         os._exit(_ORPHANED)
     _die_with(recipe["parent"])
+    signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # code that holds the interpreter would never hear a handler in Python
     _set_up_speaking(parent)
     context = _context(recipe)
     threading.Thread(target=_obey, args=(parent, context), daemon=True).start()

@@ -38,9 +38,10 @@ def test_a_busy_pipeline_is_interrupted_once():
     assert not attempt.interrupt()
 
 
-def interrupt(attempt: Attempt) -> None:
+def interrupt(attempt: Attempt) -> bool:
     attempt.stop(StopReason.CANCEL)
     assert attempt.interrupt()
+    return True
 
 
 def test_an_interrupt_at_the_very_end_hits_neither_the_worker_nor_the_next_job():
