@@ -76,8 +76,8 @@ class JobQueue:
                 break
         job_id, status, created, same = rows[0]
         if not same:
-            raise IdempotencyConflict(new.idempotency_key or "", UUID(job_id))
-        return Enqueued(UUID(job_id), Status(status), created)
+            raise IdempotencyConflict(new.idempotency_key or "", as_uuid(job_id))
+        return Enqueued(as_uuid(job_id), Status(status), created)
 
     def get(self, job_id: UUID) -> Job | None:
         rows = self._ask("get", {"job_id": str(job_id)})
@@ -93,7 +93,7 @@ class JobQueue:
 
     def events(self, job_id: UUID, *, limit: int = 1000) -> list[Event]:
         rows = self._ask("events", {"job_id": str(job_id), "limit": limit})
-        return [Event(row[0], UUID(row[1]), row[2], row[3], row[4], _decoded(row[5])) for row in rows]
+        return [Event(row[0], as_uuid(row[1]), row[2], row[3], row[4], _decoded(row[5])) for row in rows]
 
     def logs(
         self,
@@ -135,7 +135,7 @@ class JobQueue:
 
     def workers(self) -> list[WorkerInfo]:
         return [
-            WorkerInfo(UUID(row[0]), row[1], row[2], tuple(row[3]), tuple(row[4]), *row[5:])
+            WorkerInfo(as_uuid(row[0]), row[1], row[2], tuple(row[3]), tuple(row[4]), *row[5:])
             for row in self._ask("workers")
         ]
 
@@ -231,7 +231,7 @@ class JobQueue:
                 "late_sec": late_sec,
             },
         )
-        return [Renewal(UUID(run_id), *said) for run_id, *said in rows]
+        return [Renewal(as_uuid(run_id), *said) for run_id, *said in rows]
 
     def note_pending_stop(self, job: Claimed, *, reason: str, error: str) -> None:
         """Say that a run goes on although everything was tried to stop it."""
@@ -274,7 +274,7 @@ class JobQueue:
         return self._fates([(run.job, Status.QUEUED) for run in handed], rows)
 
     def _fates(self, asked: Sequence[tuple[Claimed, Status]], rows: list[tuple[Any, ...]]) -> list[Fate]:
-        ended = {UUID(row[0]): Status(row[1]) for row in rows if row[0] is not None}
+        ended = {as_uuid(row[0]): Status(row[1]) for row in rows if row[0] is not None}
         missing = [job for job, _ in asked if job.run_id not in ended]
         before: dict[UUID, Status] = {}
         if missing:
@@ -282,7 +282,7 @@ class JobQueue:
                 "settled_as",
                 {"job_ids": array(job.id for job in missing), "run_ids": array(job.run_id for job in missing)},
             )
-            before = {UUID(run_id): Status(status) for run_id, status in told}
+            before = {as_uuid(run_id): Status(status) for run_id, status in told}
         fates = []
         for job, _ in asked:
             if job.run_id in ended:
@@ -301,7 +301,7 @@ class JobQueue:
     def expired(self) -> tuple[list[tuple[UUID, UUID | None, str]], float]:
         """The runs whose lease has run out as (job, run, lock_key), and how many seconds the server has been up."""
         rows = self._ask("expired")
-        found = [(UUID(row[0]), UUID(row[1]) if row[1] else None, row[2]) for row in rows if row[0] is not None]
+        found = [(as_uuid(row[0]), as_uuid(row[1]) if row[1] else None, row[2]) for row in rows if row[0] is not None]
         return found, rows[0][3]
 
     def reap(self, runs: Sequence[tuple[UUID, UUID | None, str]], *, pause_sec: float) -> list[Reaped]:
@@ -315,7 +315,7 @@ class JobQueue:
                 "pause_sec": pause_sec,
             },
         )
-        return [Reaped(UUID(row[0]), row[1], row[2], Status(row[3]), row[4]) for row in rows]
+        return [Reaped(as_uuid(row[0]), row[1], row[2], Status(row[3]), row[4]) for row in rows]
 
     def sweep(self, *, after: str, lately: Iterable[str], most: int = 500) -> Sweep:
         """Repair parked jobs whose key is free, among the next keys after `after`, but for those seen to lately."""
@@ -347,6 +347,11 @@ def settlement_values(
         "notes": array(_kept(end.notes, largest) for *_, end in ends),
         "guards": array(guards),
     }
+
+
+def as_uuid(value: str | UUID) -> UUID:
+    """A pipeline in the same process may have told psycopg2 to make UUIDs of uuids, for all connections."""
+    return value if isinstance(value, UUID) else UUID(value)
 
 
 def draw_runs(count: int) -> list[UUID]:
@@ -388,14 +393,14 @@ def _progress(told: Mapping[str, Any] | None) -> str | None:
 
 def _job(row: tuple[Any, ...]) -> Job:
     values = dict(zip(_JOB_FIELDS, row, strict=True))
-    values["id"] = UUID(values["id"])
+    values["id"] = as_uuid(values["id"])
     values["status"] = Status(values["status"])
     values["args"] = _decoded(values["args"])
     values["progress"] = _decoded(values["progress"])
     for name in ("result", "retry", "checkpoint"):
         values[name] = None if values[name] is None else _decoded(values[name])
     for name in ("run_id", "parent_id"):
-        values[name] = values[name] and UUID(values[name])
+        values[name] = values[name] and as_uuid(values[name])
     return Job(**values)
 
 
@@ -424,8 +429,8 @@ def _claimed(row: tuple[Any, ...]) -> Claimed:
      idempotency_key, producer, consumer_group, created_at, available_at, started_at, progress, checkpoint, limit,
      retry, crashes, _, _) = row  # fmt: skip
     return Claimed(
-        id=UUID(job_id),
-        run_id=UUID(run_id),
+        id=as_uuid(job_id),
+        run_id=as_uuid(run_id),
         queue=queue,
         task=task,
         args_text=args,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
 
 from app.queue.job import Status
 from tests.support.desk import Desk
+from tests.support.processes import ROOT
 
 
 @pytest.fixture
@@ -220,3 +223,22 @@ def test_what_is_inserted_from_any_search_path_is_journaled_in_the_queues_own_sc
     assert desk.kinds(run.id) == ["queued", "picked", "requeue"]
     assert desk.job(run.id).available_at - desk.queue.events(run.id)[-1].at == timedelta(seconds=5)
     desk.close()
+
+
+def test_a_pipeline_that_changes_how_psycopg2_reads_uuids_for_all_does_no_harm(desk):
+    code = (
+        "import psycopg2.extras, sys\n"
+        "psycopg2.extras.register_uuid()\n"
+        "from app.queue.job import NewJob, Settlement, Status\n"
+        "from app.queue.jobqueue import JobQueue, draw_runs\n"
+        "from app.queue.session import Session\n"
+        "queue = JobQueue(Session(sys.argv[1], name='x'))\n"
+        "made = queue.enqueue(NewJob(queue='u', task='t', lock_key='u'))\n"
+        "(job,), _ = queue.claim('u', ['t'], draw_runs(1), 'w')\n"
+        "queue.settle([(job, Settlement(Status.SUCCEEDED))])\n"
+        "assert queue.get(made.job_id).status is Status.SUCCEEDED\n"
+        "assert queue.events(made.job_id)[-1].job_id == made.job_id\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, desk.dsn], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
