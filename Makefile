@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3.13 python3.12 python3.11 python3 python3.14 python
 PROCESSES := 2
+COVERAGE := --cov --cov-report=term --cov-fail-under=95
 # A pip of its own virtual environment has nothing to warn root about, and no newer version to tell of.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -27,7 +28,7 @@ run: $(VENV)/.installed
 	@exec $(BIN)/python -m app serve
 
 test: $(VENV)/.installed-dev
-	@exec $(BIN)/python -m pytest -n $(PROCESSES) --cov --cov-report=term --cov-fail-under=95 $(TESTS)
+	@exec $(BIN)/python -m pytest -n $(PROCESSES) $(COVERAGE) $(TESTS)
 
 check: lint test
 

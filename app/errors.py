@@ -1,24 +1,21 @@
 """The errors a caller can act on. Everything else is a bug and may be loud.
 
-    DataloaderError
-    ├── ConfigError               settings that cannot work: exit code 78
-    ├── DatabaseUnavailable       no answer from PostgreSQL: try again later
-    │   └── PoolExhausted         every connection is busy: try again sooner
-    ├── SchemaError               the tables are not what this version needs
-    │   ├── SchemaMissing         run `dataloader migrate`
-    │   ├── SchemaOutdated        run `dataloader migrate`
-    │   └── SchemaTooNew          upgrade dataloader instead
-    ├── EmbeddedServerError       the embedded PostgreSQL cannot be started
-    ├── PortTaken                 somebody else listens there: exit code 69
-    ├── JobNotFound
-    ├── RunLost                   the run that asks does not own its job any more
-    ├── UnknownTarget             DL_TARGETS names no such database
-    ├── NotRetryable              only a failed, canceled or lost job can be retried
-    ├── RunLost                   the run that asks does not own its job any more
-    ├── UnknownTarget             DL_TARGETS names no such database
-    ├── NotRetryable              only a failed, canceled or lost job can be retried
-    ├── InvalidJob                the database refuses a value of the request
-    └── IdempotencyConflict       the key belongs to another request
+DataloaderError
+├── ConfigError               settings that cannot work: exit code 78
+├── DatabaseUnavailable       no answer from PostgreSQL: try again later
+│   └── PoolExhausted         every connection is busy: try again sooner
+├── SchemaError               the tables are not what this version needs
+│   ├── SchemaMissing         run `dataloader migrate`
+│   ├── SchemaOutdated        run `dataloader migrate`
+│   └── SchemaTooNew          upgrade dataloader instead
+├── EmbeddedServerError       the embedded PostgreSQL cannot be started
+├── PortTaken                 somebody else listens there: exit code 69
+├── JobNotFound
+├── RunLost                   the run that asks does not own its job any more
+├── UnknownTarget             DL_TARGETS names no such database
+├── NotRetryable              only a failed, canceled or lost job can be retried
+├── InvalidJob                the database refuses a value of the request
+└── IdempotencyConflict       the key belongs to another request
 """
 
 from __future__ import annotations

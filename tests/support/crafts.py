@@ -6,7 +6,7 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from pipelines.contract import Checkpoint, Context, Fail, Snooze, register
@@ -25,7 +25,7 @@ def works(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
 
 
 @register("apart.steps", isolation="process")
-def steps(args: dict[str, Any], ctx: Context) -> Iterator[Any]:
+def steps(args: dict[str, Any], ctx: Context) -> Generator[Any, None, Any]:
     begin = ctx.resume or 0
     for n in range(begin, 4):
         yield Checkpoint(n + 1)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ def path(args: dict[str, Any]) -> dict[str, Any]:
     return {"cwd": os.getcwd(), "path": sys.path, "inherited": os.environ.get("PYTHONPATH")}
 
 
-def resumes(args: dict[str, Any], ctx: Context) -> Iterator[Any]:
+def resumes(args: dict[str, Any], ctx: Context) -> Generator[Any, None, Any]:
     if ctx.resume:
         return {"began_at": ctx.resume}
     yield Progress(3)

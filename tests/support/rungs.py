@@ -75,7 +75,7 @@ def deaf_to_sigterm(args: dict[str, Any]) -> None:
     subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"], check=False)
 
 
-THREADS = {
+THREADS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "heed": (heed, {}),
     "sleep": (sleep, {}),
     "query": (query, {}),
@@ -85,7 +85,7 @@ THREADS = {
     "spin": (spin, {"interrupt": True}),
     "spin_uninterrupted": (spin, {}),
 }
-PROCESSES = {
+PROCESSES: dict[str, Callable[..., Any]] = {
     "heed": heed,
     "sleep": sleep,
     "query": query,

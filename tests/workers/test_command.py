@@ -113,8 +113,8 @@ def test_a_cancel_ends_the_whole_group(plant, tasks, tmp_path, deaf, rung):
     plant.until(job_id, Status.CANCELED)
 
     assert plant.payloads(job_id, "canceled")[0]["stopped_by"] == rung
-    for pid in map(int, pids.read_text().split()):
-        eventually(lambda pid=pid: not lives(pid), message=f"process {pid} has ended")
+    group = [int(pid) for pid in pids.read_text().split()]
+    eventually(lambda: not any(map(lives, group)), message=f"the processes {group} have ended")
 
 
 def test_output_without_end_is_read_and_holds_nothing_up(plant, tasks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from workers.ladder import Ladder
 from workers.roster import Roster
 from workers.threads import clock
 
-OPTIONS = {"stop_grace_sec": 0.3, "packages": ("tests.support.rungs",)}
+OPTIONS: dict[str, Any] = {"stop_grace_sec": 0.3, "packages": ("tests.support.rungs",)}
 
 
 def ladder(plant: Plant):

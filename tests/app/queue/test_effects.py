@@ -208,7 +208,7 @@ def test_stopping_a_server_that_is_not_there_reaches_nobody():
 def cut_after_commit(effects):
     """As when the server is restarted the moment it has committed: the answer is lost."""
 
-    class Lossy(type(effects._home())):
+    class Lossy(type(effects._home())):  # type: ignore[misc]
         def commit(self):
             super().commit()
             raise psycopg2.OperationalError("server closed the connection unexpectedly")

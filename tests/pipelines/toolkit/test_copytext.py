@@ -4,19 +4,20 @@ from decimal import Decimal
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from psycopg2.extras import Json, register_uuid
+from psycopg2.extensions import register_adapter
+from psycopg2.extras import Json, UUID_adapter
 
 from pipelines.toolkit.copytext import Column, CopyText
 from pipelines.toolkit.errors import TooManyRejects, UnsuitableValue
 from pipelines.toolkit.load import copy_rows
 from pipelines.toolkit.rejects import Rejects
 
-register_uuid()
+register_adapter(UUID, UUID_adapter)  # for writing; how uuids are read is left as it is, for all the other tests
 
 KINDS = {
     "a_text": "text",
@@ -244,6 +245,6 @@ def test_a_uuid_and_a_date_are_written_as_postgresql_reads_them(db):
     with db.conn.cursor() as cur:
         cur.execute("CREATE TEMP TABLE t (u uuid, d date, t time)")
         copy_rows(db.conn, "t", ["u", "d", "t"], [row])
-        cur.execute("SELECT * FROM t")
+        cur.execute("SELECT u::text, d, t FROM t")
 
-        assert cur.fetchall() == [row]
+        assert cur.fetchall() == [(str(some), *row[1:])]
