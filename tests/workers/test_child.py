@@ -311,7 +311,7 @@ def test_a_frozen_process_is_killed():
     assert isinstance(end, Settlement)
     assert end.notes is not None
     assert end.notes["stopped_by"] == "sigkill"
-    eventually(lambda: not alive(me))
+    eventually(lambda: not alive(pids[0]))
 
 
 def test_a_program_that_had_ended_well_before_the_signal_has_succeeded(tmp_path: Path):
