@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -36,6 +37,8 @@ def main() -> None:
         else:
             with EmbeddedServer(Path(folder) / "data") as server:
                 climb(server.dsn, grace)
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for the threads that cannot be stopped
 
 
 def climb(dsn: str, grace: float) -> None:
@@ -51,7 +54,6 @@ def climb(dsn: str, grace: float) -> None:
     for task in _TASKS:
         print(f"| {task} | {' | '.join(_cancel(queue, task, grace))} |", flush=True)
     pool.stop(0.1)
-    os._exit(0)  # the one thread that cannot be stopped is still asleep
 
 
 def _cancel(queue: JobQueue, task: str, grace: float) -> tuple[str, str]:

@@ -33,6 +33,7 @@ class StopReason(StrEnum):
     CANCEL = "cancel"
     SHUTDOWN = "shutdown"
     LEASE_LOST = "lease_lost"
+    KEY_LOST = "key_lost"
     TIME_LIMIT = "time_limit"
 
 

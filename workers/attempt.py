@@ -37,6 +37,9 @@ from workers.threads import clock
 _log = log.get(__name__)
 
 
+_PLAIN = Options()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tools:
     """What every attempt of a pool is run with."""
@@ -80,7 +83,7 @@ class Attempt(JobContext):
         places = self.tools.places
         super().__init__(facts, None if places is None else Effects(places, job.id, job.run_id))
         self.lease = Lease(job.lease_ttl_sec, claimed_at)
-        self.options = Options()  # of the task; set by the worker before it begins
+        self.options = _PLAIN  # of the task; set by the worker before it begins
         self.in_thread = True  # likewise; False: the worker's thread watches over a process, and is its ladder
         self.began: float | None = None  # set by the worker when the pipeline starts
         self.ended: float | None = None  # and when it has ended

@@ -85,6 +85,7 @@ class Desk:
         self._stopping = False  # under the lock
         self._due_at: float | None = None  # of the next timed job; the leader's, as the rest
         self._poll_at = 0.0
+        self._overdue = _AGAIN
         self._unsure: tuple[list[UUID], float, str] | None = None  # runs of a claim whose answer was lost
         self._backing_off = False
         self.claimed_at = clock()  # when a claim last came back; read by anyone
@@ -271,9 +272,17 @@ class Desk:
                 line.again_at = now + _AGAIN
             else:
                 line.look = 0
-            self._due_at = None if outlook.due_in is None else now + max(outlook.due_in, _AGAIN)
+            self._due_at = None if outlook.due_in is None else now + self._until(outlook.due_in)
         if self._backing_off:
             self._backing_off = False
+
+    def _until(self, due_in: float) -> float:
+        """One that is overdue is locked by somebody: look again soon, and then less and less soon."""
+        if due_in > 0:
+            self._overdue = _AGAIN
+            return max(due_in, _AGAIN)
+        self._overdue = min(_DEAF_POLL, 2 * self._overdue)
+        return self._overdue
 
     def _back_off(self, line: Line, error: DatabaseUnavailable) -> None:
         with self._lock:

@@ -111,6 +111,8 @@ def stopped(reason: StopReason, job: Claimed, options: Options, default: Policy,
             return HandedBack(Release.SHUTDOWN, left)
         case StopReason.LEASE_LOST:
             return Abandoned()
+        case StopReason.KEY_LOST:  # the job is still ours, but its key is not: wait for it, at no cost
+            return HandedBack(Release.LOCK_BUSY, left)
         case StopReason.TIME_LIMIT:
             limit = job.time_limit_sec or options.time_limit
             failure = failure_of(job, TimeoutError(f"the time limit of {limit:g} s was reached"), options, default)

@@ -91,7 +91,7 @@ class Keys:
             for attempt, (locked, _) in zip(held, answers, strict=True):
                 if not locked:
                     _log.warning("key.lost", job=str(attempt.job.id), lock_key=attempt.job.lock_key)
-                    attempt.stop(StopReason.LEASE_LOST)
+                    attempt.stop(StopReason.KEY_LOST)
 
     def of(self, attempts: Iterable[Attempt]) -> list[int]:
         """The hashes that these attempts hold on the present connection: to be given back with their settlement."""

@@ -90,7 +90,7 @@ def test_the_keys_of_running_jobs_are_locked_again_when_their_session_was_killed
 
 def test_a_run_whose_key_was_stolen_while_its_session_was_gone_is_stopped(plant: Plant, said):
     plant.listening()
-    plant.add("held", "precious")
+    job_id = plant.add("held", "precious")
     plant.gate.until_inside(1)
     thief = Aside(plant.desk.sql, "SELECT pg_advisory_lock(hashtext('precious'))")  # waits, and is next in turn
 
@@ -101,6 +101,9 @@ def test_a_run_whose_key_was_stolen_while_its_session_was_gone_is_stopped(plant:
     thief.result()
     eventually(lambda: plant.stopped, SOON)
     assert [line["lock_key"] for line in said("key.lost")] == ["precious"]
+    assert plant.stopped == ["key_lost"]
+    assert plant.until(job_id, Status.QUEUED).attempt == 0  # it waits for the key, and that costs nothing
+    assert plant.payloads(job_id, "requeue")[0]["reason"] == "lock_busy"
     plant.desk.sql("SELECT pg_advisory_unlock_all()")
 
 

@@ -345,7 +345,7 @@ def test_a_stop_lets_running_jobs_finish_and_begins_no_others(plant: Plant):
     assert stopping.result() is True
     assert plant.desk.status(running) is Status.SUCCEEDED
     assert plant.desk.status(waiting) is Status.QUEUED
-    assert plant.connections() == {}
+    eventually(lambda: plant.connections() == {}, message="all connections are closed")
 
 
 def test_after_the_grace_running_jobs_are_handed_back_at_no_cost(plant: Plant):

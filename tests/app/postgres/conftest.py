@@ -22,8 +22,8 @@ from pathlib import Path
 from app.postgres import EmbeddedServer
 server = EmbeddedServer(Path(sys.argv[1]), binaries=sys.argv[2], settings={"fsync": "off"})
 print("dsn", server.start(), flush=True)
-print("pid", server.pid, flush=True)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("pid", server.pid, flush=True)
 signal.sigwait({signal.SIGTERM})
 """
 
