@@ -34,7 +34,7 @@ from tests.support.desk import Desk
 from tests.support.processes import ROOT, clean_environment
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-SQL_TEXT = (ROOT / "app/queue/queries.sql").read_text(encoding="utf-8") + schema_text()
+SQL_TEXT = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "app/queue").glob("*.sql")) + schema_text()
 OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 A_BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 EVENT_LINES = re.compile(r"INSERT INTO dl_job_events.*?(?=jsonb_build_object)", re.DOTALL)

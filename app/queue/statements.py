@@ -1,4 +1,4 @@
-"""The statements of queries.sql, by name, in the two forms a connection can send them.
+"""The statements of this room's .sql files, by name, in the two forms a connection can send them.
 
 A pooled connection sends a statement's text. A session prepares each part once and sends `EXECUTE`s: the server then
 neither parses nor plans, which is 1.6 times as fast for the statements that a job meets.
@@ -15,7 +15,7 @@ from importlib.resources import files
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*$|\s+-- .*$", re.MULTILINE)
 _PARAMETER = re.compile(r"%\((\w+)\)s")
-_OURS = re.compile(r"(?<!['\w.])(dl_jobs|dl_job_events|dl_job_logs|dl_workers|dl_schema|dl_status|dl_place)\b(?!')")
+_OURS = re.compile(r"(?<!['\w.])(dl_[a-z_]+)\b(?!')")
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,14 @@ class Statement:
 @cache
 def statements(schema: str) -> Mapping[str, Statement]:
     """All statements, their tables qualified with the schema that holds the queue: no search path is relied on."""
-    text = files(__package__).joinpath("queries.sql").read_text(encoding="utf-8")
-    return read(text, schema)
+    found: dict[str, Statement] = {}
+    for file in sorted(files(__package__).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".sql"):
+            here = read(file.read_text(encoding="utf-8"), schema)
+            if twice := found.keys() & here.keys():
+                raise ValueError(f"{file.name} names again what another file has: {', '.join(sorted(twice))}")
+            found.update(here)
+    return found
 
 
 def read(text: str, schema: str) -> Mapping[str, Statement]:

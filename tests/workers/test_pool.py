@@ -309,9 +309,11 @@ def test_the_state_can_be_asked_while_jobs_come_and_go(plant: Plant):
     asked = 0
 
     jobs = [plant.add() for _ in range(100)]
-    while plant.desk.one("SELECT count(*) FROM dl_jobs WHERE status <> 'succeeded'"):
+    waiting = True
+    while waiting:
         for _ in range(50):
             asked += pool.state().threads
+        waiting = bool(plant.desk.one("SELECT count(*) FROM dl_jobs WHERE status <> 'succeeded'"))
 
     plant.until_all(jobs)
     assert asked
