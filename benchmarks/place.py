@@ -11,22 +11,27 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import psycopg2
-from psycopg2.extensions import make_dsn
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from app.postgres import EmbeddedServer
 from app.queue.schema import migrate
 
+# What changes a figure, and what nobody believes without seeing it.
+SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_compression")
+PACKAGES = ("dataloader", "psycopg2-binary", "flask", "gunicorn")
+
 
 @contextmanager
-def some_server() -> Iterator[tuple[str, psutil.Process | None]]:
-    """Its DSN, and its main process where it runs on this machine under our eyes."""
+def some_server(settings: Mapping[str, str] | None = None) -> Iterator[tuple[str, psutil.Process | None]]:
+    """Its DSN, and its main process where it runs on this machine under our eyes. The settings are for our own only."""
     named = os.environ.get("DL_BENCH_DSN")
     if named:
         yield named, None
@@ -34,21 +39,24 @@ def some_server() -> Iterator[tuple[str, psutil.Process | None]]:
     folder = Path(tempfile.mkdtemp(prefix="dl-bench-"))
     folder.chmod(0o755)  # as root the server has an account of its own, which must get there
     try:
-        with EmbeddedServer(folder / "data") as server:
+        with EmbeddedServer(folder / "data", settings=settings) as server:
             yield server.dsn, psutil.Process(server.pid)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def fresh_database(server_dsn: str) -> Iterator[str]:
-    """A database with our tables, dropped at the end."""
-    name = f"dl_bench_{os.getpid()}"
+def fresh_database(server_dsn: str, label: str = "", *, like: str | None = None, empty: bool = False) -> Iterator[str]:
+    """A database with our tables, dropped at the end. Several at a time need labels; `like` is another one's DSN, whose
+    content is copied; an empty one has no tables either."""
+    name = f"dl_bench_{os.getpid()}{label and '_'}{label}"
     dsn = make_dsn(server_dsn, dbname=name)
+    template = "template0" if like is None else parse_dsn(like)["dbname"]
     ask(server_dsn, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-    ask(server_dsn, f'CREATE DATABASE "{name}" TEMPLATE template0')
+    ask(server_dsn, f'CREATE DATABASE "{name}" TEMPLATE "{template}"' + (" STRATEGY file_copy" if like else ""))
     try:
-        migrate(dsn)
+        if like is None and not empty:
+            migrate(dsn)
         yield dsn
     finally:
         ask(server_dsn, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
@@ -77,13 +85,30 @@ def _own(process: psutil.Process) -> float:
 
 
 def environment(dsn: str) -> str:
-    """One line on what was measured where."""
-    ((version, fsync, synchronous),) = ask(
-        dsn,
-        "SELECT current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit')",
-    )
+    """What was measured where: the machine, the versions, the server's settings."""
+    shown = ", ".join(f"{name} {ask(dsn, f'SHOW {name}')[0][0]}" for name in SETTINGS)
+    ((version,),) = ask(dsn, "SHOW server_version")
+    ours = ", ".join(f"{name} {version_of(name) or 'of this checkout'}" for name in PACKAGES)
     return (
-        f"Python {platform.python_version()}, PostgreSQL {version} (fsync {fsync}, synchronous_commit {synchronous}), "
-        f"{psutil.cpu_count()} CPUs, {platform.system()} {platform.machine()}, "
-        f"load {os.getloadavg()[0]:.1f} at the start"
+        f"{psutil.cpu_count()} CPUs ({cpu_model()}), {psutil.virtual_memory().total / 2**30:.0f} GiB, "
+        f"{platform.system()} {platform.machine()}, load {os.getloadavg()[0]:.1f} at the start\n"
+        f"PostgreSQL {version}: {shown}\n"
+        f"Python {platform.python_version()}, {ours}\n"
     )
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str:
+    """As the system calls it; many virtual machines hide it."""
+    told = Path("/proc/cpuinfo")
+    if told.exists():
+        for line in told.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "of an unnamed kind"
