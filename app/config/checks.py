@@ -32,6 +32,7 @@ def shown(text: str, *, secret: bool) -> str:
 def contradictions(settings: Settings, given: Mapping[str, str]) -> Iterator[tuple[Among, Fault]]:
     """Faults between settings, each with the variables it is among."""
     yield from _unreadable_dsn(settings)
+    yield from _workers_elsewhere(settings)
     yield from _server_without_host(settings, given)
     yield from _short_lease(settings)
     yield from _no_folders(settings)
@@ -39,14 +40,23 @@ def contradictions(settings: Settings, given: Mapping[str, str]) -> Iterator[tup
 
 
 def _unreadable_dsn(settings: Settings) -> Iterator[tuple[Among, Fault]]:
-    if settings.db_dsn is None:
-        return
-    secret = settings.db_dsn.get_secret_value()
-    try:
-        dsn.parse(secret)
-    except ValueError as error:
-        remedy = f"{error}; postgresql://user:password@host:5432/database would do"
-        yield frozenset({"DL_DB_DSN"}), Fault("DL_DB_DSN", shown(secret, secret=True), remedy)
+    for variable, given in (("DL_DB_DSN", settings.db_dsn), ("DL_WORKER_DSN", settings.worker_dsn)):
+        if given is None:
+            continue
+        secret = given.get_secret_value()
+        try:
+            dsn.parse(secret)
+        except ValueError as error:
+            remedy = f"{error}; postgresql://user:password@host:5432/database would do"
+            yield frozenset({variable}), Fault(variable, shown(secret, secret=True), remedy)
+
+
+def _workers_elsewhere(settings: Settings) -> Iterator[tuple[Among, Fault]]:
+    # Workers would find an empty database of somebody else's, and the API an embedded one.
+    if settings.worker_dsn is not None and settings.dsn is None:
+        remedy = "the same database as the API reaches it, or remove DL_WORKER_DSN"
+        among = frozenset({"DL_DB_DSN", "PG_HOST"})
+        yield among, Fault("DL_DB_DSN", "nothing, although DL_WORKER_DSN is given", remedy)
 
 
 def _server_without_host(settings: Settings, given: Mapping[str, str]) -> Iterator[tuple[Among, Fault]]:

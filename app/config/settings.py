@@ -132,6 +132,14 @@ class Settings(BaseSettings):
         "The database on PG_HOST; libpq's own default when not given.",
         "a database's name",
     )
+    worker_dsn: SecretStr | None = _knob(
+        Group.DATABASE,
+        "DL_WORKER_DSN",
+        None,
+        "The same database by the way that workers take, if it is another: PostgreSQL itself, where the API goes "
+        "through a pooler in transaction mode. Workers listen and hold locks, which needs connections of their own.",
+        "a connection as DL_DB_DSN takes it",
+    )
     schema_queue: Identifier = _knob(
         Group.DATABASE,
         "PG_SCHEMA_QUEUE",
@@ -416,6 +424,9 @@ class Settings(BaseSettings):
         known = [self.pg_password.get_secret_value()] if self.pg_password else []
         if self.db_dsn is not None:
             known.append(self.db_dsn.get_secret_value())
+            known += _passwords(known[-1])
+        if self.worker_dsn is not None:
+            known.append(self.worker_dsn.get_secret_value())
             known += _passwords(known[-1])
         for target in self.targets.values():
             known += [target.get_secret_value(), *_passwords(target.get_secret_value())]

@@ -31,6 +31,11 @@ class Database:
                 self._dsn = self._find()
             return self._dsn
 
+    def worker_dsn(self) -> str:
+        """The way that workers take to the same database: past a pooler, if there is one."""
+        way = self._settings.worker_dsn
+        return self.dsn() if way is None else way.get_secret_value()
+
     def _find(self) -> str:
         if self._settings.dsn is not None:
             return self._settings.dsn.get_secret_value()
@@ -40,7 +45,9 @@ class Database:
         return dsn
 
     def migrate(self) -> schema.Migration:
-        return schema.migrate(self.dsn(), self._settings.schema, connect_timeout=self._settings.pg_connect_timeout)
+        return schema.migrate(
+            self.worker_dsn(), self._settings.schema, connect_timeout=self._settings.pg_connect_timeout
+        )
 
     def prepare(self) -> None:
         """Make tables where there are none; on the embedded server, which is ours alone, also bring them up to date.

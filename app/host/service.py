@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from importlib import metadata
@@ -76,7 +76,7 @@ class Service:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)  # packages that the settings name may stand beside the process
-        places.configure(*self.settings.places(), otherwise=self._dsn)
+        places.configure(*self.settings.places(), otherwise=self._worker_dsn)
         loading = contract.load(self.settings.pipelines, self.settings.tasks)
         for module, trace in loading.failures.items():
             last = trace.strip().rsplit("\n", 1)[-1]
@@ -96,6 +96,7 @@ class Service:
             command_timeout_sec=min(settings.pg_command_timeout, 15.0),  # a person or a program waits for the answer
             use_pool=settings.pg_use_pool,
             schema=settings.schema,
+            transactions_only=settings.worker_dsn is not None,
         )
         options = WebOptions(
             version=version(),
@@ -146,11 +147,10 @@ class Service:
                 return
 
     def _dsn(self) -> str:
-        """For those who can wait until the embedded server starts after all."""
-        try:
-            return self.database.dsn()
-        except EmbeddedServerError as error:
-            raise DatabaseUnavailable(str(error)) from error
+        return _reached(self.database.dsn)
+
+    def _worker_dsn(self) -> str:
+        return _reached(self.database.worker_dsn)
 
     def _start_workers(self) -> None:
         _ = self.loading
@@ -165,7 +165,7 @@ class Service:
         settings = self.settings
         endpoints, targets, tokens = settings.places()
         return PoolOptions(
-            dsn=self._dsn(),
+            dsn=self._worker_dsn(),
             queues=queues,
             schema=settings.schema,
             heartbeat_sec=settings.heartbeat_sec,
@@ -220,3 +220,11 @@ class Service:
     def close(self) -> None:
         """Let go of the database: the last thing to do."""
         self.database.close()
+
+
+def _reached(dsn: Callable[[], str]) -> str:
+    """For those who can wait until the embedded server starts after all."""
+    try:
+        return dsn()
+    except EmbeddedServerError as error:
+        raise DatabaseUnavailable(str(error)) from error

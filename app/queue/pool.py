@@ -70,12 +70,17 @@ class Pool:
         application_name: str = "dataloader-api",
         use_pool: bool = True,
         schema: str = "public",
+        transactions_only: bool = False,  # a pooler gives each transaction another session of the server
     ) -> None:
         self.schema = schema
         self._size, self._most = size if use_pool else 0, size + overflow
         self._recycle, self._connect_timeout = recycle_sec, connect_timeout_sec
         self._timeout, self._wait = command_timeout_sec, wait_sec
         self._statements = statements(schema)
+        settings = {"statement_timeout": int(command_timeout_sec * 1000), "client_min_messages": "error"}
+        # What is set for a session would stay with whomever the pooler gives it to next; but time zones it keeps apart.
+        self._settings = "" if transactions_only else "".join(f"SET {key} = {it};" for key, it in settings.items())
+        self._bounds = "".join(f"SET LOCAL {key} = {it};" for key, it in settings.items()) if transactions_only else ""
         self._pool = _Connections(
             dsn if callable(dsn) else lambda: dsn,
             name=application_name,
@@ -95,7 +100,9 @@ class Pool:
     def ask(self, name: str, parameters: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> list[Row]:
         """Run a named statement as one transaction."""
         with translated(), self._borrowed() as connection:
-            return Wire(connection).ask(self._statements[name].text, parameters or {}, timeout or self._timeout)
+            return Wire(connection).ask(
+                self._bounds + self._statements[name].text, parameters or {}, timeout or self._timeout
+            )
 
     def stats(self) -> PoolStats:
         with self._pool.lock:
@@ -161,12 +168,7 @@ class Pool:
 
     def _greet(self, connection: Any) -> None:
         try:
-            Wire(connection).ask(
-                f"SET statement_timeout = {int(self._timeout * 1000)};"
-                "SET client_min_messages = error; SET timezone = 'UTC'",
-                None,
-                self._connect_timeout,
-            )
+            Wire(connection).ask(f"{self._settings} SET timezone = 'UTC'", None, self._connect_timeout)
         except BaseException:
             self._discard(connection)
             raise

@@ -278,3 +278,20 @@ def test_every_setting_has_a_meaning_in_a_sentence():
 
 def test_paths_are_paths():
     assert load(DL_DATA_DIR="/var/lib/x").data_dir == Path("/var/lib/x")
+
+
+def test_the_workers_own_way_to_the_database_is_checked_and_kept_secret():
+    settings = load(DL_DB_DSN="host=pooler dbname=jobs", DL_WORKER_DSN=f"postgresql://etl:{SECRET}@db/jobs")
+
+    assert {SECRET, f"postgresql://etl:{SECRET}@db/jobs"} <= set(settings.secrets)
+    with pytest.raises(ConfigError) as unreadable:
+        load(DL_DB_DSN="host=pooler", DL_WORKER_DSN="not a dsn")
+    assert "DL_WORKER_DSN" in str(unreadable.value)
+    assert "not a dsn" not in str(unreadable.value)
+
+
+def test_workers_cannot_have_a_database_of_which_the_api_is_not_told():
+    with pytest.raises(ConfigError) as caught:
+        load(DL_WORKER_DSN="host=db dbname=jobs")
+
+    assert "DL_DB_DSN: found nothing, although DL_WORKER_DSN is given" in str(caught.value)

@@ -38,9 +38,8 @@ def made(desk: Desk) -> Iterator[Any]:
 
 
 def backends(desk: Desk) -> list[int]:
-    return [
-        row[0] for row in desk.sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'pooled' ORDER BY pid")
-    ]
+    mine = "application_name = 'pooled' AND datname = current_database()"  # other tests run beside this one
+    return [row[0] for row in desk.sql(f"SELECT pid FROM pg_stat_activity WHERE {mine} ORDER BY pid")]
 
 
 @contextmanager
