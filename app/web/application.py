@@ -21,6 +21,8 @@ from app.web.metrics import QueueCollector, Traffic, metrics
 from app.web.options import WebOptions
 from pipelines.contract import Pipelines
 
+OPERATIONS = "dataloader.operations"  # in the app's extensions: every operation there is
+
 
 def create_app(
     queue: JobQueue,
@@ -58,6 +60,8 @@ def create_app(
         feedback(traffic, options),
         home(queue, options),
     ]
+    app.extensions[OPERATIONS] = []
     for subject in (*subjects, docs(subjects, options)):
         app.register_blueprint(subject.blueprint)
+        app.extensions[OPERATIONS] += subject.operations
     return app

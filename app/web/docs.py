@@ -9,7 +9,7 @@ from typing import Any
 from flask import Response, render_template
 
 from app.web.openapi import document
-from app.web.operations import HTML, JSON, Subject
+from app.web.operations import ANY_KEY, HTML, JSON, Subject
 from app.web.options import WebOptions
 from app.web.problems import Code
 
@@ -18,12 +18,12 @@ def docs(described: Sequence[Subject], options: WebOptions) -> Subject:
     """Describe the subjects, and itself."""
     subject = Subject("documentation", "", options.max_json_depth)
 
-    @subject.get("/openapi.json", answer=dict)
+    @subject.get("/openapi.json", answer=dict, scope=ANY_KEY)
     def openapi() -> Response:
         """Read the OpenAPI 3.1 document."""
         return Response(text, content_type=JSON)
 
-    @subject.get("/docs", answer=str, media_type=HTML)
+    @subject.get("/docs", answer=str, media_type=HTML, scope=ANY_KEY)
     def page() -> str:
         """Read about every route, and try it."""
         return render_template("docs.html", document=whole, routes=routes, codes=list(Code))

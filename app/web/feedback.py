@@ -6,7 +6,7 @@ import threading
 
 from app.web.metrics import Traffic
 from app.web.models import Feedback
-from app.web.operations import Subject
+from app.web.operations import ANY_KEY, Subject
 from app.web.options import WebOptions
 
 
@@ -37,12 +37,12 @@ def feedback(traffic: Traffic, options: WebOptions) -> Subject:
     subject = Subject("feedback", "/api/v1/feedback", options.max_json_depth)
     votes = Votes(traffic)
 
-    @subject.post("/like", answer=Feedback)
+    @subject.post("/like", answer=Feedback, scope=ANY_KEY)
     def like() -> Feedback:
         """Say that the service does well. Counted in this process since its start."""
         return votes.like()
 
-    @subject.post("/dislike", answer=Feedback)
+    @subject.post("/dislike", answer=Feedback, scope=ANY_KEY)
     def dislike() -> Feedback:
         """Say that the service does badly. Counted in this process since its start."""
         return votes.dislike()

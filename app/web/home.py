@@ -9,6 +9,7 @@ from flask import render_template
 
 from app.errors import DataloaderError
 from app.queue.jobqueue import JobQueue
+from app.queue.keys import Scope
 from app.web.operations import HTML, Subject
 from app.web.options import WebOptions
 
@@ -19,7 +20,7 @@ def home(queue: JobQueue, options: WebOptions) -> Subject:
     subject = Subject("pages", "", options.max_json_depth)
     zone = ZoneInfo(options.timezone)
 
-    @subject.get("/", answer=str, media_type=HTML)
+    @subject.get("/", answer=str, media_type=HTML, scope=Scope.READ)
     def front_page() -> str:
         """See the newest jobs, and where to go from here."""
         try:

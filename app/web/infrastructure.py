@@ -12,7 +12,7 @@ from app.queue.pool import Pool
 from app.queue.schema import SCHEMA_VERSION, judge
 from app.web.bounded import Bounded, NoAnswer
 from app.web.models import DatabasePart, Health, Info, Readiness, SchemaPart
-from app.web.operations import Subject
+from app.web.operations import ANY_KEY, OPEN, Subject
 from app.web.options import WebOptions
 from app.web.problems import Code, NotReady
 
@@ -28,17 +28,17 @@ def infrastructure(queue: JobQueue, options: WebOptions, probe: Probe | None, po
     healthy = Health("healthy")
     who = Info("dataloader", options.version, options.environment)
 
-    @subject.get("/health", answer=Health)
+    @subject.get("/health", answer=Health, scope=OPEN)
     def health() -> Health:
         """Say that the process answers. Does not touch the database."""
         return healthy
 
-    @subject.get("/info", answer=Info)
+    @subject.get("/info", answer=Info, scope=ANY_KEY)
     def info() -> Info:
         """Say which service this is."""
         return who
 
-    @subject.get("/status", answer=Readiness, problems=(Code.NOT_READY,))
+    @subject.get("/status", answer=Readiness, problems=(Code.NOT_READY,), scope=OPEN)
     def readiness() -> Readiness:
         """Say what is ready and what is missing.
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.queue.job import LogLine, LogPage
 from app.queue.jobqueue import JobQueue
+from app.queue.keys import Scope
 from app.web.jobs import NoSuchId
 from app.web.models import INT4_MAX, LONGEST_LIST
 from app.web.operations import Subject
@@ -84,6 +85,7 @@ def joblogs(queue: JobQueue, options: WebOptions) -> Subject:
         query=LogsQuery,
         answer=JobLogs,
         problems=(Code.JOB_NOT_FOUND, Code.TOO_MANY_WAITING, Code.DATABASE_UNAVAILABLE, Code.SCHEMA_MISMATCH),
+        scope=Scope.READ,
     )
     def job_logs(wanted: LogsQuery, job_id: str) -> JobLogs:
         """Read what a job said.

@@ -10,6 +10,7 @@ from werkzeug.routing import BaseConverter
 from app.errors import JobNotFound
 from app.queue.job import Job
 from app.queue.jobqueue import JobQueue
+from app.queue.keys import Scope
 from app.web.exchange import said
 from app.web.models import (
     JobDetail,
@@ -23,7 +24,7 @@ from app.web.models import (
     TriggerRequest,
     trigger_request,
 )
-from app.web.operations import Subject
+from app.web.operations import ANY_KEY, Subject
 from app.web.options import WebOptions
 from app.web.problems import Code, InvalidRequest
 from app.web.tasks import TaskLine, TaskList, args_faults
@@ -57,6 +58,7 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
         body=trigger_request(options, pipelines),
         answer=Triggered,
         problems=(Code.IDEMPOTENCY_CONFLICT, *_DATABASE),
+        scope=Scope.TRIGGER,
     )
     def trigger(wanted: TriggerRequest) -> Triggered:
         """Put a job into the queue.
@@ -80,12 +82,17 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
         )
         return Triggered(enqueued.job_id, enqueued.status)
 
-    @subject.get("/jobs/<job:job_id>/status", answer=JobState, problems=(Code.JOB_NOT_FOUND, *_DATABASE))
+    @subject.get("/jobs/<job:job_id>/status", answer=JobState, problems=(Code.JOB_NOT_FOUND, *_DATABASE), scope=ANY_KEY)
     def status(job_id: str) -> JobState:
         """Say how a job does."""
         return JobState.of(_existing(job_id))
 
-    @subject.post("/jobs/<job:job_id>/cancel", answer=JobState, problems=(Code.JOB_NOT_FOUND, *_DATABASE))
+    @subject.post(
+        "/jobs/<job:job_id>/cancel",
+        answer=JobState,
+        problems=(Code.JOB_NOT_FOUND, *_DATABASE),
+        scope=Scope.OPERATE,
+    )
     def cancel(job_id: str) -> JobState:
         """Cancel a job.
 
@@ -97,7 +104,10 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
         return JobState.of(job)
 
     @subject.post(
-        "/jobs/<job:job_id>/retry", answer=JobState, problems=(Code.JOB_NOT_FOUND, Code.NOT_RETRYABLE, *_DATABASE)
+        "/jobs/<job:job_id>/retry",
+        answer=JobState,
+        problems=(Code.JOB_NOT_FOUND, Code.NOT_RETRYABLE, *_DATABASE),
+        scope=Scope.OPERATE,
     )
     def retry(job_id: str) -> JobState:
         """Queue a failed, canceled or lost job again, with all its attempts."""
@@ -105,24 +115,29 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
         said("job.retry", job_id=job.id, queue=job.queue, task=job.task)
         return JobState.of(job)
 
-    @subject.get("/jobs", query=JobsQuery, answer=JobList, problems=_DATABASE)
+    @subject.get("/jobs", query=JobsQuery, answer=JobList, problems=_DATABASE, scope=Scope.READ)
     def job_list(wanted: JobsQuery) -> JobList:
         """List jobs, the newest first."""
         found = queue.jobs(queue=wanted.queue, status=wanted.status, task=wanted.task, limit=wanted.limit)
         return JobList([JobLine.of(job) for job in found])
 
-    @subject.get("/jobs/<job:job_id>", answer=JobDetail, problems=(Code.JOB_NOT_FOUND, *_DATABASE))
+    @subject.get("/jobs/<job:job_id>", answer=JobDetail, problems=(Code.JOB_NOT_FOUND, *_DATABASE), scope=Scope.READ)
     def job_detail(job_id: str) -> JobDetail:
         """Tell everything about a job."""
         return JobDetail.of(_existing(job_id))
 
-    @subject.get("/jobs/<job:job_id>/events", answer=JobEvents, problems=(Code.JOB_NOT_FOUND, *_DATABASE))
+    @subject.get(
+        "/jobs/<job:job_id>/events",
+        answer=JobEvents,
+        problems=(Code.JOB_NOT_FOUND, *_DATABASE),
+        scope=Scope.READ,
+    )
     def job_events(job_id: str) -> JobEvents:
         """Read a job's journal, the oldest line first."""
         job = _existing(job_id)
         return JobEvents(job.id, [JobEvent.of(event) for event in queue.events(job.id)])
 
-    @subject.get("/tasks", answer=TaskList)
+    @subject.get("/tasks", answer=TaskList, scope=ANY_KEY)
     def task_list() -> TaskList:
         """List the tasks this process knows, with their options and what their args must be."""
         return TaskList([TaskLine.of(task) for task in pipelines])

@@ -16,6 +16,7 @@ from app import log
 from app.errors import DataloaderError
 from app.queue.job import Status
 from app.queue.jobqueue import JobQueue
+from app.queue.keys import Scope
 from app.web.bounded import Bounded, NoAnswer
 from app.web.operations import Subject
 from app.web.options import WebOptions
@@ -105,7 +106,7 @@ class QueueCollector(Collector):
 def metrics(registry: CollectorRegistry, options: WebOptions) -> Subject:
     subject = Subject("metrics", "", options.max_json_depth)
 
-    @subject.get("/metrics", answer=str, media_type="text/plain")
+    @subject.get("/metrics", answer=str, media_type="text/plain", scope=Scope.READ)
     def scrape() -> Response:
         """Read the numbers, in the text format of Prometheus.
 

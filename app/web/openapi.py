@@ -28,6 +28,23 @@ _TAGS = {
     "documentation": "This description, for programs and for people.",
 }
 
+_SECURITY = {
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "An API key, made by `dataloader keys create`. One of the named scopes is needed; `operate` "
+        "implies `read` and `trigger`, `admin` implies all. A service without any key answers on its own machine "
+        "alone, and there to everybody.",
+    },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "dl_session",
+        "description": "What /login gives to a browser in exchange for a key. Requests that change something need the "
+        "header `X-CSRF-Token` too.",
+    },
+}
+
 
 def document(subjects: Iterable[Subject]) -> dict[str, Any]:
     """Describe every operation of the subjects."""
@@ -49,7 +66,7 @@ def document(subjects: Iterable[Subject]) -> dict[str, Any]:
         },
         "tags": [{"name": name, "description": about} for name, about in _TAGS.items() if name in used],
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas, "securitySchemes": _SECURITY},
     }
 
 
@@ -84,8 +101,14 @@ def _operation(operation: Operation) -> dict[str, Any]:
         told["parameters"] = parameters
     if operation.body is not None:
         told["requestBody"] = {"required": True, "content": {JSON: {"schema": _reference(operation.body)}}}
+    told["security"] = _security(operation)
     told["responses"] = {"200": _answer(operation), **_problems((*operation.problems, *_EVERYWHERE))}
     return told
+
+
+def _security(operation: Operation) -> list[dict[str, list[str]]]:
+    """One of the scopes does; none is needed for an operation that is open."""
+    return [{scheme: [scope.value]} for scope in operation.access for scheme in _SECURITY]
 
 
 def _path_parameters(operation: Operation) -> list[dict[str, Any]]:

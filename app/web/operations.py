@@ -10,6 +10,7 @@ from flask import Blueprint, Response, request
 from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 
+from app.queue.keys import Scope
 from app.web.answers import json_text
 from app.web.models import faults_of
 from app.web.problems import Code, InvalidRequest
@@ -18,6 +19,12 @@ from app.web.strictjson import FieldFault, read
 JSON = "application/json"
 HTML = "text/html"
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+# Who may call an operation: anybody; whoever has a key; those whose key has one of these scopes.
+Access = tuple[Scope, ...]
+OPEN: Access = ()
+ANY_KEY: Access = (Scope.READ, Scope.TRIGGER)
+_FORGOTTEN: Access = (Scope.ADMIN,)  # nobody said; a test refuses it
 
 _JSON_TYPES = frozenset({JSON, "application/json; charset=utf-8", "application/json;charset=utf-8"})
 
@@ -37,11 +44,16 @@ class Operation:
     body: type[BaseModel] | None
     query: type[BaseModel] | None
     problems: tuple[Code, ...]
+    access: Access  # one of these scopes is needed; empty: none is
+    declared: bool  # somebody said so
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A blueprint and the operations it holds."""
+    """A blueprint and the operations it holds.
+
+    Every operation says who may call it: `scope=Scope.OPERATE`, several of which one is enough, `ANY_KEY` or `OPEN`.
+    """
 
     name: str
     prefix: str
@@ -69,7 +81,10 @@ class Subject:
         body: type[BaseModel] | None = None,
         query: type[BaseModel] | None = None,
         problems: Sequence[Code] = (),
+        scope: Scope | Access | None = None,
     ) -> Callable[[Handler], Handler]:
+        access = (scope,) if isinstance(scope, Scope) else _FORGOTTEN if scope is None else scope
+
         def bind(handler: Handler) -> Handler:
             summary, _, description = (handler.__doc__ or "").partition("\n")
             self.operations.append(
@@ -85,6 +100,8 @@ class Subject:
                     body=body,
                     query=query,
                     problems=(*self._own_problems(body, query), *problems),
+                    access=access,
+                    declared=scope is not None,
                 )
             )
             self.blueprint.add_url_rule(
