@@ -228,6 +228,270 @@ CREATE OR REPLACE TRIGGER dl_jobs_put_back BEFORE UPDATE ON dl_jobs
           AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL))
     EXECUTE FUNCTION dl_jobs_to_the_start();
 
+-- ── operating it ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Lists of what went wrong, and bulk retries. Only a job that ends badly has an entry, so a success pays nothing.
+CREATE INDEX IF NOT EXISTS dl_jobs_ended_badly_idx ON dl_jobs (created_at, job_id)
+    WHERE status IN ('failed', 'canceled', 'lost');
+
+-- The jobs that a job's run asked for. Only those have an entry.
+CREATE INDEX IF NOT EXISTS dl_jobs_parent_idx ON dl_jobs (parent_id, created_at) WHERE parent_id IS NOT NULL;
+
+-- What people have ruled about queues. A queue without a row is open and has no limit.
+CREATE TABLE IF NOT EXISTS dl_queues (
+    queue       text        PRIMARY KEY,
+    -- paused: nothing is claimed; draining: nor are new jobs taken over HTTP.
+    state       text        NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'paused', 'draining')),
+    concurrency int         CHECK (concurrency >= 1),  -- jobs at once in all processes together; NULL: no limit
+    per_worker  int         CHECK (per_worker >= 1),   -- jobs at once in each process; NULL: as many as it has threads
+    note        text,
+    changed_by  text,
+    changed_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- How many jobs of a queue may be claimed now; NULL: any number. A claim takes no more than that. Volatile, so that the
+-- running ones are counted by a fresh look, once the lock is held: two claimers never both take the last place.
+CREATE OR REPLACE FUNCTION dl_room(wanted text) RETURNS int
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+DECLARE
+    ruled record;
+BEGIN
+    SELECT q.state, q.concurrency INTO ruled FROM dl_queues q WHERE q.queue = wanted;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF ruled.state <> 'open' THEN
+        RETURN 0;
+    END IF;
+    IF ruled.concurrency IS NULL THEN
+        RETURN NULL;
+    END IF;
+    PERFORM pg_advisory_xact_lock(1684828528, hashtext(wanted));
+    RETURN greatest(0, ruled.concurrency
+                       - (SELECT count(*) FROM dl_jobs j WHERE j.status = 'running' AND j.queue = wanted)::int);
+END $$;
+
+ALTER TABLE dl_workers
+    ADD COLUMN IF NOT EXISTS draining  bool NOT NULL DEFAULT false,  -- it was told to claim nothing more
+    ADD COLUMN IF NOT EXISTS listener  text,                         -- whether it hears notifications
+    ADD COLUMN IF NOT EXISTS rss_bytes bigint;                       -- its memory, children left out
+
+-- Whether a job fits a filter of lists and bulk operations: one meaning for both. It is one expression, so that the
+-- planner puts it in the place of the call and sees what it may use an index for.
+CREATE OR REPLACE FUNCTION dl_job_fits(j dl_jobs, wanted jsonb) RETURNS bool
+    LANGUAGE sql STABLE
+    RETURN (wanted ->> 'status' IS NULL OR j.status::text = ANY ((wanted ->> 'status')::text[]))
+       AND (wanted ->> 'queue' IS NULL OR j.queue = wanted ->> 'queue')
+       AND (wanted ->> 'task' IS NULL OR j.task = wanted ->> 'task')
+       AND (wanted ->> 'lock_key' IS NULL OR j.lock_key = wanted ->> 'lock_key')
+       AND (wanted ->> 'partition_key' IS NULL OR j.partition_key = wanted ->> 'partition_key')
+       AND (wanted ->> 'producer' IS NULL OR j.producer = wanted ->> 'producer')
+       AND (wanted ->> 'created_from' IS NULL OR j.created_at >= (wanted ->> 'created_from')::timestamptz)
+       AND (wanted ->> 'created_to' IS NULL OR j.created_at < (wanted ->> 'created_to')::timestamptz)
+       AND (wanted ->> 'started_from' IS NULL OR j.started_at >= (wanted ->> 'started_from')::timestamptz)
+       AND (wanted ->> 'started_to' IS NULL OR j.started_at < (wanted ->> 'started_to')::timestamptz)
+       AND (wanted ->> 'finished_from' IS NULL OR j.finished_at >= (wanted ->> 'finished_from')::timestamptz)
+       AND (wanted ->> 'finished_to' IS NULL OR j.finished_at < (wanted ->> 'finished_to')::timestamptz)
+       AND (wanted ->> 'text' IS NULL OR strpos(lower(j.args::text), lower(wanted ->> 'text')) > 0
+            OR strpos(lower(coalesce(j.error, '')), lower(wanted ->> 'text')) > 0);
+
+-- Operations on all jobs that fit a filter, done in batches by any process that has time for it.
+CREATE TABLE IF NOT EXISTS dl_bulk (
+    bulk_id          uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    action           text        NOT NULL CHECK (action IN ('cancel', 'retry', 'delete', 'reprioritise')),
+    filter           jsonb       NOT NULL,
+    priority         int         CHECK (priority >= 0),  -- what reprioritise sets
+    expected         bigint      NOT NULL,               -- more jobs than that are never touched
+    state            text        NOT NULL DEFAULT 'waiting'
+                                 CHECK (state IN ('waiting', 'running', 'done', 'canceled', 'stopped', 'failed')),
+    cancel_requested bool        NOT NULL DEFAULT false,
+    looked           bigint      NOT NULL DEFAULT 0,
+    matched          bigint      NOT NULL DEFAULT 0,
+    changed          bigint      NOT NULL DEFAULT 0,
+    -- Newer jobs than this one have been seen to. A batch moves it in its own transaction, so that after a crash the
+    -- next process goes on exactly here. It begins where the operation was asked for: later jobs are not meant.
+    seen_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_id          uuid        NOT NULL DEFAULT 'ffffffff-ffff-ffff-ffff-ffffffffffff',
+    tries            int         NOT NULL DEFAULT 0,  -- batches in a row that failed
+    asked_by         text,
+    error            text,
+    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    started_at       timestamptz,
+    finished_at      timestamptz
+);
+CREATE INDEX IF NOT EXISTS dl_bulk_created_idx ON dl_bulk (created_at, bulk_id);
+CREATE INDEX IF NOT EXISTS dl_bulk_open_idx ON dl_bulk (created_at) WHERE state IN ('waiting', 'running');
+
+-- What happened in each minute, quarter and hour, by queue and task, folded from the journal. One line a number:
+-- what = queued, started, succeeded, failed, canceled, lost, retried (bucket 0), or waited, ran (bucket: the logarithm of
+-- the seconds, see dl_bucket).
+CREATE TABLE IF NOT EXISTS dl_rollups (
+    span   int         NOT NULL,  -- seconds: 60, 900, 3600
+    at     timestamptz NOT NULL,  -- when it began
+    queue  text        NOT NULL,
+    task   text        NOT NULL,
+    what   text        NOT NULL,
+    bucket int         NOT NULL,
+    n      bigint      NOT NULL,
+    sec    float8      NOT NULL DEFAULT 0,  -- the seconds that were waited or ran, added up
+    PRIMARY KEY (span, at, queue, task, what, bucket)
+);
+
+-- Half powers of two from 5 ms on: a percentile read from the buckets is at most a fifth off.
+CREATE OR REPLACE FUNCTION dl_bucket(sec float8) RETURNS int
+    LANGUAGE sql IMMUTABLE
+    RETURN least(60, ceil(2 * ln(greatest(sec, 0.005) / 0.005) / ln(2)))::int;
+
+-- How many jobs stood where, looked at once a minute.
+CREATE TABLE IF NOT EXISTS dl_depths (
+    at               timestamptz NOT NULL,
+    queue            text        NOT NULL,
+    ready            bigint      NOT NULL,
+    timed            bigint      NOT NULL,
+    parked           bigint      NOT NULL,
+    running          bigint      NOT NULL,
+    oldest_ready_sec float8,
+    PRIMARY KEY (at, queue)
+);
+
+-- The last ends of each task, a few of each.
+CREATE TABLE IF NOT EXISTS dl_last_runs (
+    task     text        NOT NULL,
+    event_id bigint      NOT NULL,
+    job_id   uuid        NOT NULL,
+    queue    text        NOT NULL,
+    ended_at timestamptz NOT NULL,
+    outcome  text        NOT NULL,  -- succeeded, failed, canceled, lost, retried
+    attempt  int,
+    ran_sec  float8,
+    PRIMARY KEY (task, event_id)
+);
+
+-- How far the journal has been folded. Events are committed out of the order of their numbers, so what is still unread
+-- is a set of ranges. A gap is given up once all who might still fill it have ended: those who held the journal's lock
+-- when a later event was already there.
+CREATE TABLE IF NOT EXISTS dl_rollup_state (
+    one     bool           PRIMARY KEY DEFAULT true CHECK (one),
+    unread  int8multirange NOT NULL,
+    safe    bigint         NOT NULL DEFAULT 0,   -- no event up to this one will appear any more
+    probe   bigint         NOT NULL DEFAULT 0,   -- the same will be known of this one when all of these have ended:
+    writers text[]         NOT NULL DEFAULT '{}',
+    depths_at timestamptz  NOT NULL DEFAULT '-infinity',
+    pruned_at timestamptz  NOT NULL DEFAULT '-infinity'
+);
+-- Of a journal that is there already only the end is folded: nobody looks at charts of a time before there were any.
+INSERT INTO dl_rollup_state (unread)
+SELECT int8multirange(int8range(coalesce((SELECT max(event_id) FROM dl_job_events), 0) - 100000, NULL))
+    ON CONFLICT DO NOTHING;
+
+-- ── Being told ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+ALTER TABLE dl_jobs
+    -- Where its own end is to be told, {"url": …, "events": […]}, beside those who asked for all jobs of a kind.
+    ADD COLUMN IF NOT EXISTS webhook jsonb,
+    -- The W3C trace context of the request that asked for it: its tries are part of that trace.
+    ADD COLUMN IF NOT EXISTS traceparent text;
+
+-- Who wants to be told of what. A webhook without a queue or a task is told of all of them.
+CREATE TABLE IF NOT EXISTS dl_webhooks (
+    webhook_id       uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    url              text        NOT NULL,
+    events           text[]      NOT NULL DEFAULT '{job.succeeded,job.failed,job.canceled,job.lost}',
+    queue            text,
+    task             text,
+    description      text        NOT NULL DEFAULT '',
+    secret           text        NOT NULL,
+    -- After a rotation both sign for a while, so that a receiver may change over when it likes.
+    old_secret       text,
+    old_secret_until timestamptz,
+    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- Nothing is written for it any more; by a person, or because it has failed for too long.
+    disabled_at      timestamptz,
+    disabled_why     text,
+    failures         int         NOT NULL DEFAULT 0,  -- in a row
+    failing_since    timestamptz,
+    rest_until       timestamptz                      -- a receiver that is down is left alone for a while
+);
+
+-- What is to be told, written in the transaction that made it true. No foreign key to the job: what was told outlives it.
+CREATE TABLE IF NOT EXISTS dl_deliveries (
+    delivery_id  uuid        PRIMARY KEY DEFAULT gen_random_uuid(),  -- the same in each try
+    webhook_id   uuid        REFERENCES dl_webhooks (webhook_id) ON DELETE CASCADE,
+    url          text,                                               -- of a job's own webhook
+    target       text        NOT NULL,                               -- whom a hanging receiver holds up: itself alone
+    job_id       uuid,
+    event        text        NOT NULL,
+    body         text        NOT NULL,
+    state        text        NOT NULL DEFAULT 'waiting',             -- waiting, delivered, given_up
+    tries        int         NOT NULL DEFAULT 0,
+    first_try    int         NOT NULL DEFAULT 0,                     -- how many there were when it was last asked for
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    due_at       timestamptz DEFAULT clock_timestamp(),              -- while it is being sent: when its sender is given up
+    claim_id     uuid,
+    delivered_at timestamptz,
+    CONSTRAINT dl_deliveries_chk_where CHECK ((webhook_id IS NULL) <> (url IS NULL))
+);
+CREATE INDEX IF NOT EXISTS dl_deliveries_due_idx ON dl_deliveries (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS dl_deliveries_webhook_idx ON dl_deliveries (webhook_id, created_at, delivery_id);
+CREATE INDEX IF NOT EXISTS dl_deliveries_created_idx ON dl_deliveries (created_at, delivery_id);
+CREATE INDEX IF NOT EXISTS dl_deliveries_job_idx ON dl_deliveries (job_id);
+
+CREATE TABLE IF NOT EXISTS dl_delivery_tries (
+    delivery_id uuid        NOT NULL REFERENCES dl_deliveries (delivery_id) ON DELETE CASCADE,
+    n           int         NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    status      int,
+    duration_ms float8      NOT NULL,
+    answer      text        NOT NULL DEFAULT '',  -- its first bytes
+    error       text,
+    PRIMARY KEY (delivery_id, n)
+);
+
+-- Writes down whom to tell of these jobs' moves. Called by the statements that end a run or a wait, only when there is
+-- somebody to tell: the question costs them nothing a job. The rows are seen as those statements have left them.
+CREATE OR REPLACE FUNCTION dl_tell(moved uuid[]) RETURNS bigint
+    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    written bigint;
+BEGIN
+    WITH told AS (
+        SELECT j.*, 'job.' || CASE j.status WHEN 'queued' THEN 'retrying' ELSE j.status::text END AS event
+          FROM dl_jobs j
+         WHERE j.job_id = ANY (moved)
+           AND (j.status NOT IN ('queued', 'running') OR j.status = 'queued' AND j.error IS NOT NULL)
+    ), whom AS (
+        SELECT t.job_id, w.webhook_id, NULL AS url, w.webhook_id::text AS target
+          FROM told t
+               JOIN dl_webhooks w ON w.disabled_at IS NULL AND t.event = ANY (w.events)
+                                     AND coalesce(w.queue = t.queue, true) AND coalesce(w.task = t.task, true)
+        UNION ALL
+        SELECT job_id, NULL, webhook ->> 'url', left(substring(webhook ->> 'url' FROM '^[^/]*//[^/?#]*'), 300)
+          FROM told
+         WHERE webhook ->> 'url' LIKE 'http%//%'
+           AND coalesce(webhook -> 'events' ? event, event <> 'job.retrying')
+    )
+    INSERT INTO dl_deliveries (webhook_id, url, target, job_id, event, body)
+    SELECT whom.webhook_id, whom.url, whom.target, t.job_id, t.event,
+           jsonb_build_object(
+               'type', t.event,
+               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+               'data', jsonb_build_object(
+                   'job_id', t.job_id, 'queue', t.queue, 'task', t.task, 'status', t.status, 'attempt', t.attempt,
+                   'max_attempts', t.max_attempts, 'lock_key', t.lock_key, 'partition_key', t.partition_key,
+                   'idempotency_key', t.idempotency_key, 'producer', t.producer, 'consumer_group', t.consumer_group,
+                   'created_at', t.created_at, 'started_at', t.started_at, 'finished_at', t.finished_at,
+                   'available_at', CASE t.status WHEN 'queued' THEN t.available_at END,
+                   'error', left(t.error, 2000), 'progress', t.progress,
+                   'result', CASE WHEN length(t.result::text) <= 65536 THEN t.result END,
+                   'result_left_out', coalesce(length(t.result::text) > 65536, false)))::text
+      FROM whom JOIN told t USING (job_id);
+    GET DIAGNOSTICS written = ROW_COUNT;
+    IF written > 0 THEN
+        PERFORM pg_notify('dl_control', 'deliver');
+    END IF;
+    RETURN written;
+END $$;
+
 -- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.
 INSERT INTO dl_schema (version, fingerprint)
 SELECT 1, 'by hand'
