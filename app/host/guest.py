@@ -7,10 +7,11 @@ from types import FrameType
 from typing import Any
 
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
 from app.config import Settings
+from app.host.arrival import Sizes
 from app.host.ending import STOP_MARGIN, Ending
+from app.host.front import Front, Limits
 from app.host.service import Service
 
 _STUCK = 120.0  # seconds: far above any pause in which a pipeline holds the interpreter
@@ -49,7 +50,7 @@ class GunicornLog(Logger):  # type: ignore[misc]
         self.error_log.propagate = True
 
 
-class Host(ThreadWorker):  # type: ignore[misc]
+class Host(Front):
     """gunicorn's threaded worker with a service beside its requests.
 
     Ctrl-C and a closed terminal reach every process of the group: the arbiter decides what they mean, and sends SIGTERM
@@ -68,6 +69,7 @@ class Host(ThreadWorker):  # type: ignore[misc]
     def move_in(self, service: Service) -> None:
         """Called when the app is loaded, just before requests are taken."""
         self.service = service
+        self.limits = Limits(sizes=Sizes(body=service.settings.max_body_bytes))
         self.ending = Ending(service, grace=service.settings.shutdown_grace_sec)
         self.ending.start()
         service.start()

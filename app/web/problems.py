@@ -71,6 +71,11 @@ class Code(Enum):
         "Too many requests wait for jobs' logs",
         "Ask again after `Retry-After` seconds, or without `wait`.",
     )
+    OVERLOADED = (
+        503,
+        "More requests have come than can be answered",
+        "Ask again after `Retry-After` seconds; nothing was done.",
+    )
     NOT_READY = (503, "The service is not ready", "The other members say which part is missing.")
 
     def __init__(self, status: int, title: str, meaning: str) -> None:

@@ -1,0 +1,151 @@
+"""A request on its way in: its bytes as they come, and whether they are all there.
+
+It finds ends only (RFC 9112). What a request says, and whether it may say it, is for gunicorn's parser, which is handed
+the same bytes; only a chunked body that is wrongly framed is refused here, since the parser would find it in the midst
+of the app.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+_HEAD_END = b"\r\n\r\n"
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
+_LONGEST_CHUNK_LINE = 4096
+_DIGITS = re.compile(rb"[0-9]{1,15}")
+
+
+class Need(Enum):
+    """What must happen next with a request."""
+
+    MORE = auto()  # its head is not all here
+    BODY = auto()  # its head is, and its body may come
+    NOTHING = auto()  # it can be answered
+    SMALLER_HEAD = auto()  # the rest: it is refused
+    SMALLER_BODY = auto()
+    SOUND_CHUNKS = auto()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What may be gathered of one request, in bytes."""
+
+    head: int = 65_536
+    body: int = 1_048_576
+
+    @property
+    def framed(self) -> int:
+        """Of a chunked body with its frames: chunks of a few bytes are waste, and of one byte an attack."""
+        return 2 * self.body + 65_536
+
+
+class Arrival:
+    """One request, gathered piece by piece. What comes behind its end belongs to the next one."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.data = bytearray()
+        self.need = Need.MORE
+        self.expects = False  # its sender waits for a word before the body
+        self.too_long = False  # its body is not waited for: the app refuses it by its length
+        self._sizes = sizes
+        self._searched = 0
+        self._body_at = 0
+        self._ends_at: int | None = None  # None: the body is chunked
+        self._chunk_at = 0
+        self._content = 0  # bytes of all chunks
+
+    def take(self, piece: bytes) -> Need:
+        self.data += piece
+        if self.need is Need.MORE:
+            self._find_head()
+        if self.need is Need.BODY:
+            self._find_end()
+        return self.need
+
+    @property
+    def line(self) -> bytes:
+        """The beginning of its first line."""
+        return bytes(self.data[:64])
+
+    @property
+    def expected_bytes(self) -> int:
+        """Of its body, as far as that is known."""
+        return self._sizes.body if self._ends_at is None else self._ends_at - self._body_at
+
+    def _find_head(self) -> None:
+        if self._searched == 0:
+            while self.data.startswith(b"\r\n"):  # left over from the body before, by some clients
+                del self.data[:2]
+        found = self.data.find(_HEAD_END, max(0, self._searched - 3))
+        self._searched = len(self.data)
+        if found > self._sizes.head or (found < 0 and len(self.data) > self._sizes.head):
+            self.need = Need.SMALLER_HEAD
+        elif found >= 0:
+            self._body_at = self._chunk_at = found + len(_HEAD_END)
+            self._read_head(bytes(self.data[:found]))
+
+    def _read_head(self, head: bytes) -> None:
+        lengths, codings = [], []
+        for line in head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            match name.lower():
+                case b"content-length":
+                    lengths.append(value.strip(b" \t"))
+                case b"transfer-encoding":
+                    codings.append(value.strip(b" \t").lower())
+                case b"expect":
+                    self.expects = value.strip(b" \t").lower() == b"100-continue"
+        self.need = Need.BODY
+        if codings == [b"chunked"] and not lengths:
+            return
+        if codings or not all(map(_DIGITS.fullmatch, lengths)) or len(lengths) > 1:
+            lengths = []  # of two minds about its own end: the parser refuses it at once
+        length = int(lengths[0]) if lengths else 0
+        self.too_long = length > self._sizes.body
+        self._ends_at = self._body_at + (0 if self.too_long else length)
+
+    def _find_end(self) -> None:
+        if self._ends_at is not None:
+            if len(self.data) >= self._ends_at:
+                self.need = Need.NOTHING
+            return
+        while self.need is Need.BODY and self._next_chunk():
+            pass
+        if self.need is Need.BODY and len(self.data) - self._body_at > self._sizes.framed:
+            self.need = Need.SMALLER_BODY
+
+    def _next_chunk(self) -> bool:
+        """Pass over one chunk; False: it is not all here."""
+        end = self.data.find(b"\r\n", self._chunk_at, self._chunk_at + _LONGEST_CHUNK_LINE)
+        if end < 0:
+            if len(self.data) - self._chunk_at >= _LONGEST_CHUNK_LINE:
+                self.need = Need.SOUND_CHUNKS
+            return False
+        told = _CHUNK.fullmatch(self.data, self._chunk_at, end)
+        if told is None:
+            self.need = Need.SOUND_CHUNKS
+            return False
+        size = int(told[1], 16)
+        if size == 0:
+            return self._find_trailers(end)
+        if self._content + size > self._sizes.body:
+            self.need = Need.SMALLER_BODY
+            return False
+        after = end + 2 + size
+        if len(self.data) < after + 2:
+            return False
+        if self.data[after : after + 2] != b"\r\n":
+            self.need = Need.SOUND_CHUNKS
+            return False
+        self._chunk_at, self._content = after + 2, self._content + size
+        return True
+
+    def _find_trailers(self, last_line_end: int) -> bool:
+        found = self.data.find(_HEAD_END, last_line_end)
+        if found >= 0:
+            self.need = Need.NOTHING
+        elif len(self.data) - last_line_end > self._sizes.head:
+            self.need = Need.SMALLER_HEAD
+        return False

@@ -1,0 +1,380 @@
+"""The door of the API: a request is gathered whole before one of the few threads is given to it.
+
+gunicorn's own threaded worker reads a request in the thread that answers it, and says good-bye to clients in the thread
+that accepts them: as many slow clients as there are threads stop the service, and a few that leave slowly delay
+everyone. Here one thread waits for all clients at once, within limits of time, number and memory; nobody but a client
+that does not read its answer can hold a thread, and that one not for long. `/health` has a thread of its own.
+
+Behind TLS of gunicorn's own none of this applies: it takes a proxy, which gathers requests too.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from selectors import EVENT_READ
+from socket import SHUT_WR, socket
+from typing import Any
+
+from gunicorn.http import errors  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker  # type: ignore[import-untyped]
+
+from app import log
+from app.host.arrival import Arrival, Need, Sizes
+from app.web.problems import MEDIA_TYPE, Code
+
+_log = log.get(__name__)
+_PIECE = 65_536
+_URGENT = (b"GET /health ", b"HEAD /health ")
+_LOOK_EVERY = 0.5  # seconds between two looks for who has taken too long
+_ACCEPT_AT_ONCE = 64
+_DRAIN = 64 * 1024**2  # bytes read from a client that was refused while it sent, so that it can read why
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long, how many and how much. Times in seconds."""
+
+    sizes: Sizes = field(default_factory=Sizes)
+    head_sec: float = 10  # from the first byte, or from the connection, to the end of the head
+    body_sec: float = 20  # from there, beside what the slowest line tolerated takes
+    slowest: float = 50_000  # bytes a second
+    answer_sec: float = 30  # for a client to take its answer
+    leave_sec: float = 2  # for a client to hang up after it
+    patience_sec: float = 1  # what a client may have at least, however many others wait
+    queued: int = 256  # whole requests without a thread
+    held_bytes: int = 64 * 1024**2  # of all requests together, beside two of the largest
+
+    @property
+    def most_held(self) -> int:
+        return self.held_bytes + 2 * self.sizes.framed
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer that needs no thread."""
+
+    status: HTTPStatus
+    code: Code
+    detail: str
+
+    def __bytes__(self) -> bytes:
+        body = json.dumps({
+            "type": f"/docs#{self.code.text}",
+            "title": self.code.title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code.text,
+            "errors": [],
+        }).encode()  # fmt: skip
+        again = "Retry-After: 1\r\n" if self.status is HTTPStatus.SERVICE_UNAVAILABLE else ""
+        head = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\nContent-Type: {MEDIA_TYPE}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\nX-Content-Type-Options: nosniff\r\n"
+            f"Cache-Control: no-store\r\n{again}\r\n"
+        )
+        return head.encode("latin-1") + body
+
+
+def _no(status: HTTPStatus, detail: str, code: Code = Code.HTTP_ERROR) -> Refusal:
+    return Refusal(status, code, detail)
+
+
+_TOO_SLOW = _no(HTTPStatus.REQUEST_TIMEOUT, "The request did not come whole in time.")
+_OVERLOADED = _no(HTTPStatus.SERVICE_UNAVAILABLE, Code.OVERLOADED.meaning, Code.OVERLOADED)
+_REFUSED = {
+    Need.SMALLER_HEAD: _no(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request's head is too large."),
+    Need.SMALLER_BODY: _no(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, Code.BODY_TOO_LARGE.meaning, Code.BODY_TOO_LARGE),
+    Need.SOUND_CHUNKS: _no(HTTPStatus.BAD_REQUEST, "The body's chunks are not framed as RFC 9112 has it."),
+}
+_BAD = _no(HTTPStatus.BAD_REQUEST, "The request is no HTTP/1.1 request that can be read in one way only.")
+_UNREADABLE: dict[type[Exception], Refusal] = {
+    errors.LimitRequestLine: _no(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long."),
+    errors.LimitRequestHeaders: _REFUSED[Need.SMALLER_HEAD],
+    errors.ExpectationFailed: _no(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected."),
+    errors.ParseException: _BAD,
+}
+
+
+class Conn(TConn):  # type: ignore[misc]
+    """A client's connection, and the request that is on its way on it."""
+
+    arrival: Arrival
+    since = 0.0  # when that began
+    begun = 0.0  # when its first byte came; 0: none has
+    until = 0.0  # when it must be there
+    held = 0  # bytes that are kept for it
+    urgent = False
+
+    def expect(self, sizes: Sizes, limits: Limits) -> None:
+        self.arrival = Arrival(sizes)
+        self.since = time.monotonic()
+        self.until = self.since + limits.head_sec
+        self.begun = 0.0
+
+    def begin(self, answer_sec: float) -> None:
+        """Make ready for a thread: what has been gathered is the first that its parser reads."""
+        self.init()
+        self.sock.settimeout(answer_sec)
+        self.parser.unreader.unread(bytes(self.arrival.data))
+
+    def left_over(self) -> bytes:
+        rest: bytes = self.parser.unreader.take_buffered()
+        return rest
+
+
+class Front(ThreadWorker):  # type: ignore[misc]
+    """All but `handle` runs in the process's main thread, and waits for nobody."""
+
+    limits = Limits()
+
+    def init_process(self) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        if soft != resource.RLIM_INFINITY:  # the rest is for the database, files and children
+            self.worker_connections: int = max(1, min(self.cfg.worker_connections, soft // 2))
+        self.arriving: dict[Conn, None] = {}  # in the order of `since`
+        self.leaving: dict[Conn, tuple[float, int]] = {}  # until when, and how many bytes are still read from each
+        self.in_hand = self.urgent_in_hand = 0
+        self.held = 0  # bytes of all requests that are here
+        self._looked = 0.0
+        self.urgent = ThreadPoolExecutor(1, thread_name_prefix="http-urgent")
+        super().init_process()
+
+    # ── in ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def accept(self, listener: socket) -> None:
+        if self.cfg.is_ssl:
+            super().accept(listener)
+            return
+        for _ in range(_ACCEPT_AT_ONCE):
+            if self.nr_conns >= self.worker_connections:
+                return
+            try:
+                sock, address = listener.accept()
+            except OSError as error:  # as a rule: there is nobody more
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._make_room(time.monotonic())
+                return
+            self.nr_conns += 1
+            self._await(Conn(self.cfg, sock, address, listener.getsockname()), b"")
+
+    def _await(self, conn: Conn, rest: bytes) -> None:
+        """Wait for the connection's next request, of which `rest` has come already."""
+        conn.sock.setblocking(False)
+        conn.expect(self.limits.sizes, self.limits)
+        self.arriving[conn] = None
+        self.poller.register(conn.sock, EVENT_READ, partial(self._on_readable, conn))
+        if rest:
+            self._take(conn, rest)
+        else:
+            self._on_readable(conn, conn.sock)  # it often comes with the connection
+
+    def on_client_socket_readable(self, conn: Any, client: socket) -> None:
+        """A connection that was kept alive has something to say."""
+        if self.cfg.is_ssl:
+            super().on_client_socket_readable(conn, client)
+            return
+        self.poller.unregister(client)
+        self.keepalived_conns.remove(conn)
+        self._await(conn, b"")
+
+    def _on_readable(self, conn: Conn, _client: socket) -> None:
+        try:
+            piece = conn.sock.recv(_PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if piece:
+            self._take(conn, piece)
+        else:
+            self._drop(conn)
+
+    def _take(self, conn: Conn, piece: bytes) -> None:
+        arrival, before = conn.arrival, conn.arrival.need
+        if not conn.begun:
+            conn.begun = time.monotonic()
+            conn.until = conn.begun + self.limits.head_sec
+        need = arrival.take(piece)
+        self._hold(conn, len(arrival.data))
+        if need in _REFUSED:
+            self._refuse(conn, _REFUSED[need])
+        elif need is Need.NOTHING:
+            self._hand_over(conn)
+        elif self.held > self.limits.most_held:
+            self._refuse(conn, _OVERLOADED)
+        elif need is Need.BODY and before is Need.MORE:
+            conn.until += self.limits.body_sec + arrival.expected_bytes / self.limits.slowest
+            if arrival.expects:
+                with suppress(OSError):
+                    conn.sock.send(_CONTINUE)
+
+    def _hold(self, conn: Conn, size: int) -> None:
+        self.held += size - conn.held
+        conn.held = size
+
+    # ── through ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _hand_over(self, conn: Conn) -> None:
+        conn.urgent = conn.arrival.line.startswith(_URGENT)
+        if (self.urgent_in_hand if conn.urgent else self.in_hand) >= self.limits.queued + self.cfg.threads:
+            self._refuse(conn, _OVERLOADED)
+            return
+        self._stop_waiting(conn)
+        if conn.urgent:
+            self.urgent_in_hand += 1
+        else:
+            self.in_hand += 1
+        future = (self.urgent if conn.urgent else self.tpool).submit(self.handle, conn)
+        future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, conn, done))
+
+    def handle(self, conn: Any) -> Any:
+        """Answer one request, in a thread of its own. Returns whether the connection may be used again."""
+        if self.cfg.is_ssl:
+            return super().handle(conn)
+        try:
+            conn.begin(self.limits.answer_sec)
+            request = next(conn.parser)
+            request._expected_100_continue = False  # the body is here, or is not wanted
+            if conn.arrival.too_long:
+                request.force_close()  # its body will never be read
+            return self.handle_request(request, conn) and conn.parser.finish_body(deadline=time.monotonic() + 1)
+        except (StopIteration, errors.NoMoreData):
+            return False
+        except OSError as error:  # it hung up, or does not take its answer
+            _log.debug("api.client.gone", remote=_who(conn), error=str(error))
+            return False
+        except errors.ParseException as error:
+            self._tell(conn, next(said for kind, said in _UNREADABLE.items() if isinstance(error, kind)), error)
+            return False
+        except Exception as error:
+            self.handle_error(None, conn.sock, conn.client, error)
+            return False
+
+    def finish_request(self, conn: Any, fs: Future[Any]) -> None:
+        """The main thread's part of the end of a request."""
+        if self.cfg.is_ssl:
+            super().finish_request(conn, fs)
+            return
+        if conn.urgent:
+            self.urgent_in_hand -= 1
+        else:
+            self.in_hand -= 1
+        self._hold(conn, 0)
+        if fs.cancelled() or fs.exception() is not None or not fs.result():
+            self._leave(conn)
+        elif rest := conn.left_over():
+            self._await(conn, rest)
+        else:
+            conn.set_timeout()
+            if not self.alive:
+                conn.timeout = min(conn.timeout, time.monotonic() + STOP_KEEPALIVE_LINGER)
+            conn.sock.setblocking(False)
+            self.keepalived_conns.append(conn)
+            self.poller.register(conn.sock, EVENT_READ, partial(self.on_client_socket_readable, conn))
+
+    # ── out ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def murder_pending(self) -> None:
+        """Called in each turn of gunicorn's loop: let go of those who take too long."""
+        super().murder_pending()
+        now = time.monotonic()
+        full = self.nr_conns >= self.worker_connections
+        if now - self._looked < _LOOK_EVERY and not full:
+            return
+        self._looked = now
+        if not self.alive:  # it stops: whoever has not said all by now
+            self._let_go(lambda conn: now > conn.since + STOP_KEEPALIVE_LINGER)
+        self._let_go(lambda conn: now > conn.until)
+        for conn in [conn for conn, (until, _) in self.leaving.items() if now > until]:
+            self._close(conn)
+        if full:
+            self._make_room(now)
+
+    def _let_go(self, late: Callable[[Conn], bool]) -> None:
+        for conn in [conn for conn in self.arriving if late(conn)]:
+            if conn.begun:
+                self._refuse(conn, _TOO_SLOW)
+            else:
+                self._drop(conn)
+
+    def _make_room(self, now: float) -> None:
+        """Others wait outside: those who only wait in here go, and those who have been at it for a while."""
+        while self.keepalived_conns:
+            conn = self.keepalived_conns.popleft()
+            self.poller.unregister(conn.sock)
+            self._close(conn)
+        for conn in [conn for conn in self.arriving if now > conn.since + self.limits.patience_sec]:
+            self._drop(conn)
+        for conn in list(self.leaving):
+            self._close(conn)
+
+    def _refuse(self, conn: Conn, refusal: Refusal) -> None:
+        self._stop_waiting(conn)
+        self._tell(conn, refusal)
+        self._leave(conn)
+
+    def _tell(self, conn: Conn, refusal: Refusal, error: Exception | None = None) -> None:
+        """A few hundred bytes: they fit into the socket's buffer, or nobody reads there anyway."""
+        with suppress(OSError):
+            conn.sock.setblocking(False)
+            conn.sock.send(bytes(refusal))
+        why = refusal.detail if error is None else str(error)[:200]
+        _log.info("api.refused", status=refusal.status.value, remote=_who(conn), detail=why)
+
+    def _leave(self, conn: Conn) -> None:
+        """Say good-bye, and close when the other side has: or what it was told last may never reach it."""
+        self._hold(conn, 0)
+        try:
+            conn.sock.setblocking(False)
+            conn.sock.shutdown(SHUT_WR)
+        except OSError:
+            self._close(conn)
+            return
+        self.leaving[conn] = (time.monotonic() + self.limits.leave_sec, _DRAIN)
+        self.poller.register(conn.sock, EVENT_READ, partial(self._drain, conn))
+        self._drain(conn, conn.sock)
+
+    def _drain(self, conn: Conn, _client: socket) -> None:
+        try:
+            read = len(conn.sock.recv(_PIECE))
+        except BlockingIOError:
+            return
+        except OSError:
+            read = 0
+        until, left = self.leaving[conn]
+        if read and left > read:
+            self.leaving[conn] = (until, left - read)
+        else:
+            self._close(conn)
+
+    def _drop(self, conn: Conn) -> None:
+        self._stop_waiting(conn)
+        self._close(conn)
+
+    def _stop_waiting(self, conn: Conn) -> None:
+        del self.arriving[conn]
+        self.poller.unregister(conn.sock)
+
+    def _close(self, conn: Conn) -> None:
+        if self.leaving.pop(conn, None) is not None:
+            self.poller.unregister(conn.sock)
+        self._hold(conn, 0)
+        self.nr_conns -= 1
+        conn.close()
+
+
+def _who(conn: Conn) -> str:
+    return str(conn.client[0]) if isinstance(conn.client, tuple) and conn.client else ""
