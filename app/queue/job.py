@@ -68,6 +68,8 @@ class NewJob:
     time_limit_sec: int | None = None
     retry: Mapping[str, Any] | None = None  # a retry policy of its own
     parent_id: UUID | None = None
+    webhook: Mapping[str, Any] | None = None  # where its end is to be told: url, events
+    traceparent: str | None = None  # W3C trace context of whoever asks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,8 @@ class Job:
     checkpoint: Any = None
     crashes: int = 0
     parent_id: UUID | None = None
+    webhook: dict[str, Any] | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ class Claimed:
     time_limit_sec: int | None
     retry_text: str | None
     crashes: int
+    traceparent: str | None = None
 
     @property
     def run(self) -> Run:

@@ -376,6 +376,8 @@ def _request(new: NewJob) -> dict[str, Any]:
         "time_limit_sec": new.time_limit_sec,
         "retry": None if new.retry is None else checked_json("retry", dict(new.retry)),
         "parent_id": None if new.parent_id is None else str(new.parent_id),
+        "webhook": None if new.webhook is None else checked_json("webhook", dict(new.webhook)),
+        "traceparent": new.traceparent,
     }
 
 
@@ -397,7 +399,7 @@ def _job(row: tuple[Any, ...]) -> Job:
     values["status"] = Status(values["status"])
     values["args"] = _decoded(values["args"])
     values["progress"] = _decoded(values["progress"])
-    for name in ("result", "retry", "checkpoint"):
+    for name in ("result", "retry", "checkpoint", "webhook"):
         values[name] = None if values[name] is None else _decoded(values[name])
     for name in ("run_id", "parent_id"):
         values[name] = values[name] and as_uuid(values[name])
@@ -427,7 +429,7 @@ def _float(text: str) -> float | str:
 def _claimed(row: tuple[Any, ...]) -> Claimed:
     (job_id, run_id, queue, task, args, lock_key, key_hash, partition_key, priority, attempt, max_attempts, ttl,
      idempotency_key, producer, consumer_group, created_at, available_at, started_at, progress, checkpoint, limit,
-     retry, crashes, _, _) = row  # fmt: skip
+     retry, crashes, traceparent, _, _) = row  # fmt: skip
     return Claimed(
         id=as_uuid(job_id),
         run_id=as_uuid(run_id),
@@ -452,4 +454,5 @@ def _claimed(row: tuple[Any, ...]) -> Claimed:
         time_limit_sec=limit,
         retry_text=retry,
         crashes=crashes,
+        traceparent=traceparent,
     )

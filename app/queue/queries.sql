@@ -17,11 +17,12 @@ WITH asked AS (
 ), made AS (
     INSERT INTO dl_jobs (queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
                          lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, parent_id,
-                         request_hash, place)
+                         webhook, traceparent, request_hash, place)
     SELECT %(queue)s::text, %(task)s::text, %(args)s::jsonb, %(idempotency_key)s::text, %(lock_key)s::text,
            %(partition_key)s::text, %(priority)s::int, coalesce(%(available_at)s::timestamptz, clock_timestamp()),
            %(max_attempts)s::int, %(lease_ttl_sec)s::int, %(producer)s::text, %(consumer_group)s::text,
-           %(live_key)s::text, %(time_limit_sec)s::int, %(retry)s::jsonb, %(parent_id)s::uuid, request_hash,
+           %(live_key)s::text, %(time_limit_sec)s::int, %(retry)s::jsonb, %(parent_id)s::uuid,
+           %(webhook)s::jsonb, %(traceparent)s::text, request_hash,
            CASE WHEN %(available_at)s::timestamptz > clock_timestamp() THEN 'timed' ELSE 'ready' END::dl_place
       FROM asked
         ON CONFLICT DO NOTHING
@@ -107,7 +108,7 @@ WITH picked AS MATERIALIZED (
 SELECT c.job_id, c.run_id, c.queue, c.task, c.args::text, c.lock_key, hashtext(c.lock_key)::bigint AS key_hash,
        c.partition_key, c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.idempotency_key, c.producer,
        c.consumer_group, c.created_at, c.available_at, c.started_at, c.progress::text, c.checkpoint::text,
-       c.time_limit_sec, c.retry::text, c.crashes,
+       c.time_limit_sec, c.retry::text, c.crashes, c.traceparent,
        current_setting('dl.skipped')::int + (SELECT count(*) FROM picked WHERE busy)::int AS skipped,
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
           FROM dl_jobs
@@ -165,7 +166,7 @@ UPDATE dl_jobs j
 SELECT j.job_id, j.run_id, j.queue, j.task, j.args::text, j.lock_key, hashtext(j.lock_key)::bigint AS key_hash,
        j.partition_key, j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.idempotency_key, j.producer,
        j.consumer_group, j.created_at, j.available_at, j.started_at, j.progress::text, j.checkpoint::text,
-       j.time_limit_sec, j.retry::text, j.crashes, 0 AS skipped, NULL AS due_in
+       j.time_limit_sec, j.retry::text, j.crashes, j.traceparent, 0 AS skipped, NULL AS due_in
   FROM dl_jobs j
  WHERE j.status = 'running' AND j.run_id = ANY (%(run_ids)s::uuid[]);
 
@@ -287,7 +288,8 @@ WITH told AS (
            lease_expires_at = NULL
       FROM mine
      WHERE j.job_id = mine.job_id
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, mine.pause, mine.notes, mine.at
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, mine.pause, mine.notes,
+              mine.at
 ), next AS (
     SELECT p.job_id
       FROM (SELECT DISTINCT lock_key FROM settled) freed
@@ -313,7 +315,9 @@ WITH told AS (
 )
 SELECT s.run_id, s.status::text,
        (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
-       given_back.locks
+       given_back.locks,
+       (SELECT dl_tell(array_agg(job_id)) FROM settled
+         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS told
   FROM given_back LEFT JOIN settled s ON true;
 
 -- name: settled_as
@@ -350,7 +354,7 @@ WITH mine AS MATERIALIZED (
            lease_expires_at = NULL
       FROM mine
      WHERE j.job_id = mine.job_id
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, mine.reason, mine.notes, mine.at
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, mine.reason, mine.notes, mine.at
 ), next AS (
     SELECT p.job_id
       FROM (SELECT DISTINCT lock_key FROM released WHERE reason <> 'lock_busy') freed
@@ -373,7 +377,9 @@ WITH mine AS MATERIALIZED (
 )
 SELECT r.run_id, r.status::text,
        (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
-       given_back.locks
+       given_back.locks,
+       (SELECT dl_tell(array_agg(job_id)) FROM released WHERE status = 'canceled'
+           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS told
   FROM given_back LEFT JOIN released r ON true;
 
 -- name: expired
@@ -405,7 +411,7 @@ WITH dead AS MATERIALIZED (
            lease_expires_at = NULL
       FROM dead
      WHERE j.job_id = dead.job_id
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.error, dead.at
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.error, j.webhook, dead.at
 ), next AS (
     SELECT p.job_id
       FROM (SELECT DISTINCT lock_key FROM reaped) freed
@@ -424,7 +430,9 @@ WITH dead AS MATERIALIZED (
       FROM reaped
 )
 SELECT job_id, queue, task, status::text, attempt,
-       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken
+       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
+       (SELECT dl_tell(array_agg(job_id)) FROM reaped
+         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS told
   FROM reaped;
 
 -- name: sweep
@@ -509,7 +517,7 @@ WITH canceled AS (
            place = 'timed', stray = false, cancel_requested = true
      WHERE j.job_id = %(job_id)s::uuid
        AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
 ), next AS (
     SELECT p.job_id
       FROM (SELECT lock_key FROM canceled WHERE status = 'canceled') freed
@@ -531,7 +539,9 @@ WITH canceled AS (
 )
 SELECT c.status::text,
        (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
-       CASE c.status WHEN 'running' THEN pg_notify('dl_control', 'cancel ' || c.run_id) END AS told
+       CASE c.status WHEN 'running' THEN pg_notify('dl_control', 'cancel ' || c.run_id) END AS rung,
+       (SELECT dl_tell(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
+           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS told
   FROM canceled c;
 
 -- name: retry
@@ -558,7 +568,8 @@ SELECT job_id FROM again;
 SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key, priority, available_at, status::text,
        attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, progress::text, error,
        producer, consumer_group, created_at, started_at, finished_at, run_id, worker, result::text, traceback,
-       live_key, time_limit_sec, retry::text, checkpoint::text, crashes, parent_id
+       live_key, time_limit_sec, retry::text, checkpoint::text, crashes, parent_id, webhook::text,
+       traceparent
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
 
@@ -566,7 +577,8 @@ SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key
 SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key, priority, available_at, status::text,
        attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, progress::text, error,
        producer, consumer_group, created_at, started_at, finished_at, run_id, worker, result::text, traceback,
-       live_key, time_limit_sec, retry::text, checkpoint::text, crashes, parent_id
+       live_key, time_limit_sec, retry::text, checkpoint::text, crashes, parent_id, webhook::text,
+       traceparent
   FROM dl_jobs
  WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
    AND (%(task)s::text IS NULL OR task = %(task)s::text)
