@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import date, time
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -39,6 +40,8 @@ _SHAPES = (
         rf"\1{MASK}",
     ),
 )
+# Of the shapes each has one of these in it, in any case of letters; most texts have none, and are spared the search.
+_MARK = re.compile("://|cookie|authori|bearer|passw|passphrase|secret|pwd|token|key")
 
 
 class Masker:
@@ -52,10 +55,10 @@ class Masker:
     def text(self, text: str) -> str:
         for secret in self._known:
             text = text.replace(secret, MASK)
-        for shape, replacement in _SHAPES:
-            text = shape.sub(replacement, text)
+        if text.isascii():
+            return _without_shapes(text) if _is_marked(text) else text
         # Lone surrogates cannot be written to a file.
-        return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+        return _without_shapes(text).encode("utf-8", "backslashreplace").decode()
 
     def value(self, value: Any) -> Any:
         """The value as plain JSON data without its secrets. Never raises, whatever it is given."""
@@ -101,6 +104,17 @@ def mask(value: Any) -> Any:
     return Masker().value(value)
 
 
+def _is_marked(text: str) -> bool:
+    """Whether one of the shapes may be in an ASCII text; outside ASCII further letters pass for an s or a k."""
+    return _MARK.search(text.lower()) is not None
+
+
+def _without_shapes(text: str) -> str:
+    for shape, replacement in _SHAPES:
+        text = shape.sub(replacement, text)
+    return text
+
+
 def _forms(secret: str) -> Iterable[str]:
     """A secret as it is, as a URL spells it, and as a traceback quotes it."""
     return {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1]}
@@ -108,8 +122,11 @@ def _forms(secret: str) -> Iterable[str]:
 
 def _is_secret(name: str, value: Any) -> bool:
     # Whether there is one at all may be told.
-    if value is None or isinstance(value, bool):
-        return False
+    return value is not None and not isinstance(value, bool) and _names_a_secret(name)
+
+
+@lru_cache(maxsize=1024)  # the same few names come again with every line
+def _names_a_secret(name: str) -> bool:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
     return _SECRET_NAME.search(words) is not None
 
