@@ -492,6 +492,216 @@ BEGIN
     RETURN written;
 END $$;
 
+-- When somebody is to be told that something goes wrong. Looked at every few seconds, by one process at a time.
+CREATE TABLE IF NOT EXISTS dl_alert_rules (
+    rule_id     uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    name        text        NOT NULL UNIQUE,
+    kind        text        NOT NULL CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker')),
+    queue       text,
+    task        text,
+    threshold   float8      NOT NULL CHECK (threshold >= 0),   -- a share of 1, or seconds
+    window_sec  float8      NOT NULL CHECK (window_sec > 0),
+    min_runs    int         NOT NULL DEFAULT 1 CHECK (min_runs > 0),
+    active      bool        NOT NULL DEFAULT true,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- What fires, and what has fired. One line from its beginning to its end: that it was told is remembered here.
+CREATE TABLE IF NOT EXISTS dl_alerts (
+    alert_id uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    rule_id  uuid,
+    kind     text        NOT NULL,
+    name     text        NOT NULL,
+    subject  text        NOT NULL,  -- the task, queue, job or worker it is about
+    queue    text,
+    task     text,
+    value    float8,
+    detail   text        NOT NULL,
+    began_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at timestamptz
+);
+CREATE UNIQUE INDEX IF NOT EXISTS dl_alerts_firing_idx
+    ON dl_alerts (coalesce(rule_id, '00000000-0000-0000-0000-000000000000'), kind, subject) WHERE ended_at IS NULL;
+CREATE INDEX IF NOT EXISTS dl_alerts_began_idx ON dl_alerts (began_at, alert_id);
+
+-- When the rules were last looked at, so that one process of many does it.
+CREATE TABLE IF NOT EXISTS dl_alert_round (
+    one       bool        PRIMARY KEY DEFAULT true CHECK (one),
+    looked_at timestamptz NOT NULL DEFAULT '-infinity'
+);
+INSERT INTO dl_alert_round DEFAULT VALUES ON CONFLICT DO NOTHING;
+
+-- Since when the progress of a running job is what it is, as far as rules want to know it.
+CREATE TABLE IF NOT EXISTS dl_standstills (
+    job_id  uuid        PRIMARY KEY,
+    run_id  uuid,
+    digest  text        NOT NULL,
+    since   timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE OR REPLACE FUNCTION dl_tell_alerts(alerts uuid[], event text) RETURNS bigint
+    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    written bigint;
+BEGIN
+    INSERT INTO dl_deliveries (webhook_id, target, event, body)
+    SELECT w.webhook_id, w.webhook_id::text, dl_tell_alerts.event,
+           jsonb_build_object(
+               'type', dl_tell_alerts.event,
+               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+               'data', jsonb_build_object(
+                   'alert_id', a.alert_id, 'rule_id', a.rule_id, 'kind', a.kind, 'name', a.name, 'subject', a.subject,
+                   'queue', a.queue, 'task', a.task, 'value', a.value, 'detail', a.detail, 'began_at', a.began_at,
+                   'ended_at', a.ended_at))::text
+      FROM dl_alerts a
+           JOIN dl_webhooks w ON w.disabled_at IS NULL AND dl_tell_alerts.event = ANY (w.events)
+                                 AND coalesce(w.queue = a.queue, true) AND coalesce(w.task = a.task, true)
+     WHERE a.alert_id = ANY (alerts);
+    GET DIAGNOSTICS written = ROW_COUNT;
+    IF written > 0 THEN
+        PERFORM pg_notify('dl_control', 'deliver');
+    END IF;
+    RETURN written;
+END $$;
+
+-- ── Who may, and who did ────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Keys of the API. What is kept of a key is a digest, from which nobody gets it back.
+CREATE TABLE IF NOT EXISTS dl_api_keys (
+    key_id       text        PRIMARY KEY,
+    name         text        NOT NULL,
+    digest       bytea       NOT NULL,
+    scopes       text[]      NOT NULL,
+    tasks        text[],     -- NULL: may trigger all of them
+    queues       text[],     -- likewise
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    created_by   text        NOT NULL,
+    expires_at   timestamptz,
+    last_used_at timestamptz,
+    revoked_at   timestamptz,
+    CONSTRAINT dl_api_keys_chk_scopes
+        CHECK (cardinality(scopes) > 0 AND scopes <@ ARRAY['read', 'trigger', 'operate', 'admin']),
+    -- A limit that some other scope goes round would be none.
+    CONSTRAINT dl_api_keys_chk_limits
+        CHECK (tasks IS NULL AND queues IS NULL OR scopes <@ ARRAY['read', 'trigger'])
+);
+
+-- What browsers' sessions are signed with, unless DL_SESSION_SECRET says it: the same for all processes.
+CREATE TABLE IF NOT EXISTS dl_signing_secrets (
+    purpose text        PRIMARY KEY,
+    secret  bytea       NOT NULL,
+    made_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Who did what, from where, to what, and what it changed. No foreign keys: it outlives what it speaks of.
+CREATE TABLE IF NOT EXISTS dl_audit (
+    audit_id   bigserial   PRIMARY KEY,
+    at         timestamptz NOT NULL DEFAULT clock_timestamp(),
+    action     text        NOT NULL,
+    actor      text        NOT NULL,
+    key_id     text,
+    via        text        NOT NULL,
+    address    text,
+    request_id text,
+    subject    text        NOT NULL,
+    subject_id text,
+    before     jsonb,
+    after      jsonb,
+    -- Whoever may write to the database may claim to be anybody; this is whom the server knows him as.
+    db_user    text        NOT NULL DEFAULT session_user
+);
+CREATE INDEX IF NOT EXISTS dl_audit_subject_idx ON dl_audit (subject_id, audit_id);
+CREATE INDEX IF NOT EXISTS dl_audit_at_idx ON dl_audit USING brin (at);
+
+-- Written by whoever says for whom he acts, in dl.act of his transaction; all else, such as claims, heartbeats and ends,
+-- pays for one look at that setting. Arguments: the subject, the column that names it, columns that do not count,
+-- columns whose values are not shown: of an object the keys that differ are, of anything else that it differs.
+CREATE OR REPLACE FUNCTION dl_audit_row() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    act    jsonb := current_setting('dl.act')::jsonb;
+    uncounted text[] := string_to_array(TG_ARGV[2], ',');
+    unshown   text[] := string_to_array(TG_ARGV[3], ',');
+    older  jsonb := CASE WHEN TG_OP = 'INSERT' THEN '{}' ELSE to_jsonb(OLD) - uncounted END;
+    newer  jsonb := CASE WHEN TG_OP = 'DELETE' THEN '{}' ELSE to_jsonb(NEW) - uncounted END;
+    before jsonb;
+    after  jsonb;
+BEGIN
+    SELECT jsonb_object_agg(key, CASE WHEN key <> ALL (unshown) THEN older -> key ELSE dl_audit_outline(older -> key, newer -> key) END),
+           jsonb_object_agg(key, CASE WHEN key <> ALL (unshown) THEN newer -> key ELSE dl_audit_outline(newer -> key, older -> key) END)
+      INTO before, after
+      FROM jsonb_object_keys(older || newer) key
+     WHERE (older -> key) IS DISTINCT FROM (newer -> key)
+       AND coalesce(older -> key, 'null') IS DISTINCT FROM coalesce(newer -> key, 'null');
+    IF after IS NOT NULL THEN
+        INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, before, after)
+        VALUES (act ->> 'action', act ->> 'actor', act ->> 'key_id', act ->> 'via', act ->> 'address',
+                act ->> 'request_id', TG_ARGV[0], coalesce(to_jsonb(NEW), to_jsonb(OLD)) ->> TG_ARGV[1],
+                CASE WHEN TG_OP <> 'INSERT' THEN before END, CASE WHEN TG_OP <> 'DELETE' THEN after END);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- A value that is not shown: of an object the keys that the other one lacks or has otherwise.
+CREATE OR REPLACE FUNCTION dl_audit_outline(mine jsonb, other jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN jsonb_typeof(mine) IS DISTINCT FROM 'object' THEN CASE WHEN mine IS NOT NULL THEN '"…"'::jsonb END
+        ELSE (SELECT coalesce(jsonb_agg(key ORDER BY key), '[]')
+                FROM jsonb_object_keys(mine) key
+               WHERE CASE jsonb_typeof(other) WHEN 'object' THEN (other -> key) IS DISTINCT FROM (mine -> key) ELSE true END)
+    END
+$$;
+
+-- Of many jobs put in at once there is one line: each has its own in the journal.
+CREATE OR REPLACE FUNCTION dl_audit_jobs_inserted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    act jsonb := current_setting('dl.act')::jsonb;
+BEGIN
+    INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, after)
+    SELECT act ->> 'action', act ->> 'actor', act ->> 'key_id', act ->> 'via', act ->> 'address', act ->> 'request_id',
+           'job', CASE count(*) WHEN 1 THEN min(job_id::text) END,
+           CASE count(*)
+               WHEN 1 THEN jsonb_strip_nulls(jsonb_build_object(
+                   'queue', min(queue), 'task', min(task), 'lock_key', min(lock_key), 'priority', min(priority),
+                   'available_at', min(available_at), 'idempotency_key', min(idempotency_key), 'producer', min(producer)))
+               ELSE jsonb_build_object('jobs', count(*), 'queues', jsonb_agg(DISTINCT queue), 'tasks', jsonb_agg(DISTINCT task))
+           END
+      FROM fresh
+    HAVING count(*) > 0;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_audit_ins AFTER INSERT ON dl_jobs
+    REFERENCING NEW TABLE AS fresh
+    FOR EACH STATEMENT WHEN (current_setting('dl.act', true) <> '') EXECUTE FUNCTION dl_audit_jobs_inserted();
+
+CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
+    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('job', 'job_id',
+        'place,stray,run_id,worker,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash',
+        'args,progress,result,error,traceback,checkpoint');
+
+CREATE OR REPLACE TRIGGER dl_api_keys_audit AFTER INSERT OR UPDATE OR DELETE ON dl_api_keys
+    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('key', 'key_id', 'key_id,created_at,last_used_at', 'digest');
+
+-- Old lines go by this function alone: a role that may call it cannot take away what was done a moment ago.
+CREATE OR REPLACE FUNCTION dl_audit_prune(keep interval, most int) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    WITH old AS (
+        SELECT audit_id FROM dl_audit
+         WHERE at < clock_timestamp() - greatest(keep, interval '1 day')
+         ORDER BY audit_id LIMIT most
+    ), gone AS (
+        DELETE FROM dl_audit a USING old WHERE a.audit_id = old.audit_id RETURNING 1
+    )
+    SELECT count(*) FROM gone
+$$;
+REVOKE ALL ON FUNCTION dl_audit_prune(interval, int) FROM PUBLIC;
+
 -- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.
 INSERT INTO dl_schema (version, fingerprint)
 SELECT 1, 'by hand'

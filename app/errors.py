@@ -11,8 +11,14 @@ DataloaderError
 ├── EmbeddedServerError       the embedded PostgreSQL cannot be started
 ├── PortTaken                 somebody else listens there: exit code 69
 ├── JobNotFound
+├── WebhookNotFound
+├── DeliveryNotFound          no webhook was ever sent, or is to be sent, under this id
+├── RuleNotFound              no alert rule has this id
+├── RuleExists                an alert rule of this name is there already
 ├── RunLost                   the run that asks does not own its job any more
 ├── UnknownTarget             DL_TARGETS names no such database
+├── InvalidKey                an API key cannot be made like this
+├── KeyNotFound
 ├── NotRetryable              only a failed, canceled or lost job can be retried
 ├── InvalidJob                the database refuses a value of the request
 └── IdempotencyConflict       the key belongs to another request
@@ -99,6 +105,26 @@ class JobNotFound(DataloaderError):
         self.job_id = job_id
 
 
+class WebhookNotFound(DataloaderError):
+    def __init__(self, webhook_id: UUID) -> None:
+        super().__init__(f"there is no webhook {webhook_id}")
+
+
+class DeliveryNotFound(DataloaderError):
+    def __init__(self, delivery_id: UUID) -> None:
+        super().__init__(f"there is no delivery {delivery_id}; old ones are deleted")
+
+
+class RuleNotFound(DataloaderError):
+    def __init__(self, rule_id: UUID) -> None:
+        super().__init__(f"there is no alert rule {rule_id}")
+
+
+class RuleExists(DataloaderError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"an alert rule named {name!r} is there already; change that one, or choose another name")
+
+
 class RunLost(DataloaderError):
     """The lease was lost: whatever this run still does is recorded nowhere."""
 
@@ -121,6 +147,15 @@ class NotRetryable(DataloaderError):
         super().__init__(told)
         self.job_id = job_id
         self.status = status
+
+
+class InvalidKey(DataloaderError):
+    """An API key cannot be made like this; the message says why."""
+
+
+class KeyNotFound(DataloaderError):
+    def __init__(self, which: str) -> None:
+        super().__init__(f"no valid API key has the name {which!r}, and none the id; `dataloader keys list` shows them")
 
 
 class InvalidJob(DataloaderError):

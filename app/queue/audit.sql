@@ -1,0 +1,26 @@
+-- Who did what.
+
+-- name: record_act
+INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, before, after)
+VALUES (%(action)s::text, %(actor)s::text, %(key_id)s::text, %(via)s::text, %(address)s::text, %(request_id)s::text,
+        %(subject)s::text, %(subject_id)s::text, %(before)s::jsonb, %(after)s::jsonb)
+RETURNING audit_id;
+
+-- name: audit
+-- The newest first; after a page, those before its last line.
+SELECT audit_id, at, action, actor, key_id, via, address, request_id, subject, subject_id, before::text, after::text, db_user
+  FROM dl_audit
+ WHERE (%(before)s::bigint IS NULL OR audit_id < %(before)s::bigint)
+   AND (%(action)s::text IS NULL OR action = %(action)s::text)
+   AND (%(actor)s::text IS NULL OR actor = %(actor)s::text)
+   AND (%(key_id)s::text IS NULL OR key_id = %(key_id)s::text)
+   AND (%(subject)s::text IS NULL OR subject = %(subject)s::text)
+   AND (%(subject_id)s::text IS NULL OR subject_id = %(subject_id)s::text)
+   AND (%(request_id)s::text IS NULL OR request_id = %(request_id)s::text)
+   AND (%(since)s::timestamptz IS NULL OR at >= %(since)s::timestamptz)
+   AND (%(until)s::timestamptz IS NULL OR at < %(until)s::timestamptz)
+ ORDER BY audit_id DESC
+ LIMIT %(limit)s::int;
+
+-- name: prune_audit
+SELECT dl_audit_prune(%(keep_sec)s::float8 * interval '1 second', %(most)s::int);

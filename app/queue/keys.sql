@@ -1,0 +1,46 @@
+-- Keys of the API.
+
+-- name: create_key
+INSERT INTO dl_api_keys (key_id, name, digest, scopes, tasks, queues, created_by, expires_at)
+VALUES (%(key_id)s::text, %(name)s::text, %(digest)s::bytea, %(scopes)s::text[], %(tasks)s::text[], %(queues)s::text[],
+        %(created_by)s::text, clock_timestamp() + %(lives_sec)s::float8 * interval '1 second')
+RETURNING key_id, name, scopes, tasks, queues, created_at, created_by, expires_at, last_used_at, revoked_at, 'valid';
+
+-- name: keys
+SELECT key_id, name, scopes, tasks, queues, created_at, created_by, expires_at, last_used_at, revoked_at,
+       CASE WHEN revoked_at IS NOT NULL THEN 'revoked'
+            WHEN expires_at <= clock_timestamp() THEN 'expired'
+            ELSE 'valid' END
+  FROM dl_api_keys
+ ORDER BY created_at DESC, key_id;
+
+-- name: revoke_key
+-- By its id, whatever its state; by name those that are still valid.
+UPDATE dl_api_keys
+   SET revoked_at = coalesce(revoked_at, clock_timestamp())
+ WHERE key_id = %(which)s::text
+    OR name = %(which)s::text AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())
+RETURNING key_id, name, scopes, tasks, queues, created_at, created_by, expires_at, last_used_at, revoked_at, 'revoked';
+
+-- name: live_keys
+-- Whether there is any key, also one that ran out, and each valid one; one row at least.
+SELECT EXISTS (SELECT FROM dl_api_keys), k.key_id, k.name, k.digest, k.scopes, k.tasks, k.queues,
+       extract(epoch FROM k.expires_at - clock_timestamp())::float8
+  FROM (SELECT) one
+       LEFT JOIN dl_api_keys k
+              ON k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > clock_timestamp());
+
+-- name: touch_keys
+-- Every process says it at most once a minute; together they write it no more often.
+UPDATE dl_api_keys
+   SET last_used_at = clock_timestamp()
+ WHERE key_id = ANY(%(key_ids)s::text[])
+   AND (last_used_at IS NULL OR last_used_at < clock_timestamp() - interval '50 seconds');
+
+-- name: signing_secret
+-- Drawn by whoever comes first, and the same for all.
+INSERT INTO dl_signing_secrets (purpose, secret)
+VALUES ('session', %(drawn)s::bytea)
+    ON CONFLICT DO NOTHING;
+
+SELECT secret FROM dl_signing_secrets WHERE purpose = 'session';
