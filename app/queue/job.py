@@ -257,6 +257,7 @@ class Count:
     queue: str
     status: Status
     jobs: int
+    exact: bool = True  # False: there are many, and this is an estimate
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from uuid import UUID, uuid4
 from app.errors import IdempotencyConflict, JobNotFound, NotRetryable
 from app.queue.job import (
     Claimed,
-    Count,
     Enqueued,
     Event,
     Fate,
@@ -58,7 +57,7 @@ class JobQueue:
     """The queue in one schema of one database, spoken to through one source of connections."""
 
     def __init__(self, source: Source, *, limits: Limits | None = None) -> None:
-        self._source = source
+        self.source = source
         self._ask: Callable[..., list[tuple[Any, ...]]] = source.ask
         self._limits = limits or Limits()
 
@@ -125,13 +124,6 @@ class JobQueue:
             blocked = job.status in (Status.FAILED, Status.CANCELED, Status.LOST)
             raise NotRetryable(job_id, job.status, job.live_key if blocked else None)
         return self._found(job_id)
-
-    def counts(self) -> list[Count]:
-        return [Count(queue, Status(status), jobs) for queue, status, jobs in self._ask("counts")]
-
-    def oldest_ready(self) -> dict[str, float]:
-        """Seconds that each queue's longest waiting ready job has been due."""
-        return {row[0]: row[1] for row in self._ask("oldest_ready")}
 
     def workers(self) -> list[WorkerInfo]:
         return [

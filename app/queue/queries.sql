@@ -643,16 +643,6 @@ WITH oldest AS MATERIALIZED (
 )
 DELETE FROM dl_job_logs WHERE log_id IN (SELECT log_id FROM old) RETURNING log_id;
 
--- name: counts
-SELECT queue, status::text, count(*) FROM dl_jobs GROUP BY queue, status;
-
--- name: oldest_ready
--- By queue: since how many seconds has its longest waiting ready job been due?
-SELECT queue, extract(epoch FROM clock_timestamp() - min(greatest(created_at, available_at)))::float8
-  FROM dl_jobs
- WHERE status = 'queued' AND place = 'ready'
- GROUP BY queue;
-
 -- name: register_worker
 INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)
 VALUES (%(worker_id)s::uuid, %(name)s::text, %(version)s::text, %(queues)s::text[], %(tasks)s::text[], %(threads)s::int,

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from app import log
 from app.errors import DataloaderError
+from app.queue.counts import Counts
 from app.queue.job import Status
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Scope
@@ -52,6 +53,7 @@ class QueueNumbers:
     """The state of the queues at one look."""
 
     jobs: Mapping[tuple[str, str], int]  # (queue, status) → jobs
+    estimated: frozenset[tuple[str, str]]  # those of them that were not counted one by one
     oldest_ready_sec: Mapping[str, float]
 
 
@@ -59,7 +61,7 @@ class QueueCollector(Collector):
     """Looks into the table when a scrape comes. Without a database, the scrape says so and has the rest."""
 
     def __init__(self, queue: JobQueue, options: WebOptions) -> None:
-        self._queue = queue
+        self._counts = Counts(queue.source)
         self._known = frozenset(options.queues)
         self._numbers = Bounded(
             self._look, patience_sec=options.status_patience_sec, fresh_sec=options.metrics_fresh_sec
@@ -71,6 +73,9 @@ class QueueCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         up = GaugeMetricFamily("dataloader_database_up", "Whether the queue's tables could be read.")
         jobs = GaugeMetricFamily("dataloader_jobs", "Jobs by queue and status.", labels=("queue", "status"))
+        guessed = GaugeMetricFamily(
+            "dataloader_jobs_estimated", "1 where dataloader_jobs is an estimate.", labels=("queue", "status")
+        )
         oldest = GaugeMetricFamily("dataloader_oldest_ready_seconds", "Age of the oldest ready job.", labels=("queue",))
         try:
             numbers = self._numbers.get()
@@ -84,19 +89,24 @@ class QueueCollector(Collector):
         up.add_metric((), 1)
         for (queue, status), count in numbers.jobs.items():
             jobs.add_metric((queue, status), count)
+            guessed.add_metric((queue, status), (queue, status) in numbers.estimated)
         for queue, seconds in numbers.oldest_ready_sec.items():
             oldest.add_metric((queue,), seconds)
-        return [up, jobs, oldest]
+        return [up, jobs, guessed, oldest]
 
     def _look(self) -> QueueNumbers:
         jobs: Tally[tuple[str, str]] = Tally({(queue, status.value): 0 for queue in self._known for status in Status})
-        for count in self._queue.counts():
-            jobs[self._label(count.queue), str(count.status)] += count.jobs
+        estimated = set()
+        for count in self._counts.by_queue():
+            series = (self._label(count.queue), str(count.status))
+            jobs[series] += count.jobs
+            if not count.exact:
+                estimated.add(series)
         oldest: dict[str, float] = dict.fromkeys(self._known, 0.0)
-        for queue, seconds in self._queue.oldest_ready().items():
+        for queue, seconds in self._counts.oldest_ready().items():
             label = self._label(queue)
             oldest[label] = max(oldest.get(label, 0.0), seconds)
-        return QueueNumbers(jobs, oldest)
+        return QueueNumbers(jobs, frozenset(estimated), oldest)
 
     def _label(self, queue: str) -> str:
         """Callers invent queues at will; a metric for each would never end."""

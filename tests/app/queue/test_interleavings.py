@@ -55,7 +55,7 @@ def test_a_cancel_that_meets_a_claim_comes_after_it_and_raises_the_flag(desk):
 def test_a_claim_that_meets_a_cancel_takes_nothing(desk):
     job_id = desk.enqueue()
     with midway(desk) as canceler:
-        source = canceler._source
+        source = canceler.source
         source.ask("cancel", {"job_id": str(job_id)})
         assert desk.look()[0] == []
 
@@ -146,7 +146,7 @@ def test_a_cancel_that_meets_a_settlement_comes_too_late(desk, end):
 def test_a_settlement_that_meets_a_cancel_counts_its_flag(desk, end, ends):
     run = desk.claimed()
     with midway(desk) as canceler:
-        canceler._source.ask("cancel", {"job_id": str(run.id)})
+        canceler.source.ask("cancel", {"job_id": str(run.id)})
         settling = Aside(desk.another().settle, [(run, Settlement(end, error="e"))])
         desk.until_blocked()
 

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, SchemaMissing
-from app.queue.job import Count, NewJob, Release, Status, WorkerInfo
+from app.queue.job import NewJob, Release, Status, WorkerInfo
 from app.queue.jobqueue import JobQueue
 from tests.support.desk import Desk
 
@@ -175,26 +175,6 @@ def test_lists_are_newest_first_and_can_be_narrowed(desk):
     assert ids(task="u") == [two]
     assert ids(status=Status.RUNNING) == [three]
     assert ids(queue="x", status=Status.RUNNING) == []
-
-
-def test_counts_and_the_oldest_ready_job_are_told_by_queue(desk):
-    desk.claimed("a", queue="x")
-    old = desk.enqueue("b", queue="x")
-    desk.enqueue("c", queue="y", available_at=datetime.now(UTC) + timedelta(hours=1))
-    desk.sql(
-        "UPDATE dl_jobs SET created_at = now() - interval '90 s', available_at = now() - interval '90 s'"
-        " WHERE job_id = %s",
-        str(old),
-    )
-    desk.queue.promote()
-
-    counts = {(count.queue, count.status): count.jobs for count in desk.queue.counts()}
-    oldest = desk.queue.oldest_ready()
-
-    assert counts == {("x", Status.RUNNING): 1, ("x", Status.QUEUED): 1, ("y", Status.QUEUED): 1}
-    assert Count("x", Status.RUNNING, 1) in desk.queue.counts()
-    assert set(oldest) == {"x"}
-    assert 89 < oldest["x"] < 300
 
 
 def test_a_round_trip_takes_a_while(desk):
