@@ -120,7 +120,7 @@ class Arrival:
         """Pass over one chunk; False: it is not all here."""
         end = self.data.find(b"\r\n", self._chunk_at, self._chunk_at + _LONGEST_CHUNK_LINE)
         if end < 0:
-            if len(self.data) - self._chunk_at >= _LONGEST_CHUNK_LINE:
+            if len(self.data) - self._chunk_at >= _LONGEST_CHUNK_LINE or b"\n" in self.data[self._chunk_at :]:
                 self.need = Need.SOUND_CHUNKS
             return False
         told = _CHUNK.fullmatch(self.data, self._chunk_at, end)

@@ -2,8 +2,8 @@
 
 gunicorn's own threaded worker reads a request in the thread that answers it, and says good-bye to clients in the thread
 that accepts them: as many slow clients as there are threads stop the service, and a few that leave slowly delay
-everyone. Here one thread waits for all clients at once, within limits of time, number and memory; nobody but a client
-that does not read its answer can hold a thread, and that one not for long. `/health` has a thread of its own.
+everyone. Here one thread waits for all clients at once, those that send and those that read, within limits of time,
+number and memory; the other threads only answer. `/health` has a thread of its own.
 
 Behind TLS of gunicorn's own none of this applies: it takes a proxy, which gathers requests too.
 """
@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from selectors import EVENT_READ
+from selectors import EVENT_READ, EVENT_WRITE
 from socket import SHUT_WR, socket
 from typing import Any
 
@@ -37,6 +37,8 @@ _URGENT = (b"GET /health ", b"HEAD /health ")
 _LOOK_EVERY = 0.5  # seconds between two looks for who has taken too long
 _ACCEPT_AT_ONCE = 64
 _DRAIN = 64 * 1024**2  # bytes read from a client that was refused while it sent, so that it can read why
+_LAST_BYTES = 1.0  # seconds for what a parser may find missing after all
+_SEND = 1024 * 1024  # bytes a turn
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -48,7 +50,7 @@ class Limits:
     head_sec: float = 10  # from the first byte, or from the connection, to the end of the head
     body_sec: float = 20  # from there, beside what the slowest line tolerated takes
     slowest: float = 50_000  # bytes a second
-    answer_sec: float = 30  # for a client to take its answer
+    answer_sec: float = 30  # for a client to take its answer, beside what the slowest line takes
     leave_sec: float = 2  # for a client to hang up after it
     patience_sec: float = 1  # what a client may have at least, however many others wait
     queued: int = 256  # whole requests without a thread
@@ -105,10 +107,45 @@ _UNREADABLE: dict[type[Exception], Refusal] = {
 }
 
 
+class Outbox:
+    """A socket to write an answer to that keeps nobody waiting: what the client does not take at once is kept."""
+
+    def __init__(self, sock: socket, limits: Limits) -> None:
+        self._sock, self._limits = sock, limits
+        self.unsent = bytearray()
+
+    def sendall(self, data: bytes) -> None:
+        view = memoryview(data)
+        if not self.unsent:
+            view = view[_send(self._sock, view) :]
+        self.unsent += view
+        if len(self.unsent) > self._limits.held_bytes:  # more than fits in here: the thread waits for its client
+            self._sock.settimeout(self._limits.answer_sec)
+            self._sock.sendall(self.unsent)
+            self.unsent.clear()
+
+    send = sendall
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def _send(sock: socket, data: memoryview) -> int:
+    """As much as the socket takes without waiting."""
+    sock.setblocking(False)
+    sent = 0
+    with suppress(BlockingIOError):
+        while sent < len(data):
+            sent += sock.send(data[sent : sent + _SEND])
+    return sent
+
+
 class Conn(TConn):  # type: ignore[misc]
     """A client's connection, and the request that is on its way on it."""
 
     arrival: Arrival
+    unsent: bytearray  # of its answer
+    kept_alive = False
     since = 0.0  # when that began
     begun = 0.0  # when its first byte came; 0: none has
     until = 0.0  # when it must be there
@@ -117,14 +154,15 @@ class Conn(TConn):  # type: ignore[misc]
 
     def expect(self, sizes: Sizes, limits: Limits) -> None:
         self.arrival = Arrival(sizes)
+        self.unsent = bytearray()
         self.since = time.monotonic()
         self.until = self.since + limits.head_sec
         self.begun = 0.0
 
-    def begin(self, answer_sec: float) -> None:
+    def begin(self) -> None:
         """Make ready for a thread: what has been gathered is the first that its parser reads."""
         self.init()
-        self.sock.settimeout(answer_sec)
+        self.sock.settimeout(_LAST_BYTES)
         self.parser.unreader.unread(bytes(self.arrival.data))
 
     def left_over(self) -> bytes:
@@ -145,6 +183,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
         if soft != resource.RLIM_INFINITY:  # the rest is for the database, files and children
             self.worker_connections: int = max(1, min(self.cfg.worker_connections, soft // 2))
         self.arriving: dict[Conn, None] = {}  # in the order of `since`
+        self.sending: dict[Conn, float] = {}  # until when
         self.leaving: dict[Conn, tuple[float, int]] = {}  # until when, and how many bytes are still read from each
         self.in_hand = self.urgent_in_hand = 0
         self.held = 0  # bytes of all requests that are here
@@ -245,12 +284,12 @@ class Front(ThreadWorker):  # type: ignore[misc]
         if self.cfg.is_ssl:
             return super().handle(conn)
         try:
-            conn.begin(self.limits.answer_sec)
+            conn.begin()
             request = next(conn.parser)
             request._expected_100_continue = False  # the body is here, or is not wanted
             if conn.arrival.too_long:
                 request.force_close()  # its body will never be read
-            return self.handle_request(request, conn) and conn.parser.finish_body(deadline=time.monotonic() + 1)
+            return self._answer(request, conn) and conn.parser.finish_body(deadline=time.monotonic() + _LAST_BYTES)
         except (StopIteration, errors.NoMoreData):
             return False
         except OSError as error:  # it hung up, or does not take its answer
@@ -263,6 +302,14 @@ class Front(ThreadWorker):  # type: ignore[misc]
             self.handle_error(None, conn.sock, conn.client, error)
             return False
 
+    def _answer(self, request: Any, conn: Conn) -> bool:
+        sock = conn.sock
+        outbox = conn.sock = Outbox(sock, self.limits)
+        try:
+            return bool(self.handle_request(request, conn))
+        finally:
+            conn.sock, conn.unsent = sock, outbox.unsent
+
     def finish_request(self, conn: Any, fs: Future[Any]) -> None:
         """The main thread's part of the end of a request."""
         if self.cfg.is_ssl:
@@ -272,8 +319,34 @@ class Front(ThreadWorker):  # type: ignore[misc]
             self.urgent_in_hand -= 1
         else:
             self.in_hand -= 1
+        conn.kept_alive = not fs.cancelled() and fs.exception() is None and bool(fs.result())
+        self._hold(conn, len(conn.unsent))
+        if self.held > self.limits.most_held:
+            self._close(conn)
+        elif conn.unsent:
+            self.sending[conn] = time.monotonic() + self.limits.answer_sec + len(conn.unsent) / self.limits.slowest
+            conn.sock.setblocking(False)
+            self.poller.register(conn.sock, EVENT_WRITE, partial(self._on_writable, conn))
+        else:
+            self._go_on(conn)
+
+    def _on_writable(self, conn: Conn, _client: socket) -> None:
+        try:
+            with memoryview(conn.unsent) as rest:
+                sent = _send(conn.sock, rest[:_SEND])
+        except OSError:
+            self._close(conn)
+            return
+        del conn.unsent[:sent]
+        if not conn.unsent:
+            del self.sending[conn]
+            self.poller.unregister(conn.sock)
+            self._go_on(conn)
+
+    def _go_on(self, conn: Conn) -> None:
+        """The answer is out: wait for the next request, or say good-bye."""
         self._hold(conn, 0)
-        if fs.cancelled() or fs.exception() is not None or not fs.result():
+        if not conn.kept_alive:
             self._leave(conn)
         elif rest := conn.left_over():
             self._await(conn, rest)
@@ -298,7 +371,9 @@ class Front(ThreadWorker):  # type: ignore[misc]
         if not self.alive:  # it stops: whoever has not said all by now
             self._let_go(lambda conn: now > conn.since + STOP_KEEPALIVE_LINGER)
         self._let_go(lambda conn: now > conn.until)
-        for conn in [conn for conn, (until, _) in self.leaving.items() if now > until]:
+        late = [conn for conn, until in self.sending.items() if now > until]
+        late += [conn for conn, (until, _) in self.leaving.items() if now > until]
+        for conn in late:
             self._close(conn)
         if full:
             self._make_room(now)
@@ -369,7 +444,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
         self.poller.unregister(conn.sock)
 
     def _close(self, conn: Conn) -> None:
-        if self.leaving.pop(conn, None) is not None:
+        if self.leaving.pop(conn, None) is not None or self.sending.pop(conn, None) is not None:
             self.poller.unregister(conn.sock)
         self._hold(conn, 0)
         self.nr_conns -= 1

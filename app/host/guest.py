@@ -32,6 +32,7 @@ def gunicorn_settings(settings: Settings) -> dict[str, Any]:
         "preload_app": False,
         "control_socket_disable": True,
         "keepalive": 5,
+        "sendfile": False,  # a file is written as any answer is: without waiting for a client
         "logger_class": GunicornLog,
         "errorlog": None,
         "loglevel": "warning",
