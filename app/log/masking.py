@@ -51,6 +51,7 @@ class Masker:
         known = {form for secret in secrets if len(secret) >= _SHORTEST_SECRET for form in _forms(secret)}
         # The longest first: one secret may be a part of another.
         self._known = sorted(known, key=len, reverse=True)
+        self._name = lru_cache(maxsize=1024)(self.text)  # the same few names come again with every line
 
     def text(self, text: str) -> str:
         for secret in self._known:
@@ -89,7 +90,7 @@ class Masker:
 
     def _mapping(self, fields: Mapping[Any, Any], within: tuple[int, ...]) -> dict[str, Any]:
         return {
-            self.text(key): MASK if _is_secret(key, value) else self._plain(value, within)
+            self._name(key): MASK if _is_secret(key, value) else self._plain(value, within)
             for key, value in ((key if isinstance(key, str) else _told(key), value) for key, value in fields.items())
         }
 
@@ -125,7 +126,7 @@ def _is_secret(name: str, value: Any) -> bool:
     return value is not None and not isinstance(value, bool) and _names_a_secret(name)
 
 
-@lru_cache(maxsize=1024)  # the same few names come again with every line
+@lru_cache(maxsize=1024)
 def _names_a_secret(name: str) -> bool:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
     return _SECRET_NAME.search(words) is not None

@@ -8,18 +8,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import psycopg2
 from psycopg2_pool import ThreadSafeConnectionPool
 
 from app.errors import DatabaseUnavailable, PoolExhausted
+from app.queue.audit import accompanied
 from app.queue.refusals import translated
-from app.queue.session import Row, Wire, connect
-from app.queue.statements import statements
+from app.queue.session import STALE_PLAN, Row, Wire, connect
+from app.queue.statements import Statement, statements
 
 _DOUBTFUL_AFTER = 30.0  # seconds idle, after which a connection is asked whether it lives
 _QUIET_AFTER_FAILURE = 1.0  # seconds in which a failed connect stands for all
+
+# Asked for all day, and along unique indexes only: prepared, they cost the server half. The others are better planned
+# for what they are asked each time.
+_PREPARED = frozenset({"enqueue", "get"})
+# A plan is kept that may have been made while the table was small; this leaves it the index.
+_ALONG_INDEXES = "SET LOCAL enable_seqscan = off; "
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,8 @@ class Pool:
         self._room = threading.BoundedSemaphore(most_waiting)
         self._born: dict[int, float] = {}  # id of a connection → when it was opened; under the pool's lock
         self._used: dict[int, float] = {}  # and when it was last given back; likewise
+        self._plans = {} if transactions_only else {name: _Plan.of(self._statements[name]) for name in _PREPARED}
+        self._prepared: set[tuple[int, str]] = set()  # id of a connection, statement; touched by its borrower only
         self._waiting = 0  # under the pool's lock, as the two below
         self._exhausted = 0
         self._quiet_until = 0.0
@@ -100,9 +110,24 @@ class Pool:
     def ask(self, name: str, parameters: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> list[Row]:
         """Run a named statement as one transaction."""
         with translated(), self._borrowed() as connection:
-            return Wire(connection).ask(
-                self._bounds + self._statements[name].text, parameters or {}, timeout or self._timeout
-            )
+            wire, timeout = Wire(connection), timeout or self._timeout
+            if name in self._plans:
+                try:
+                    return self._ask_prepared(wire, connection, name, parameters or {}, timeout)
+                except psycopg2.Error as error:
+                    if error.pgcode not in STALE_PLAN:
+                        raise  # else nothing has taken effect: the text will do, and another connection prepares again
+                    self._prepared.discard((id(connection), name))
+            return wire.ask(self._bounds + self._statements[name].text, parameters or {}, timeout)
+
+    def _ask_prepared(
+        self, wire: Wire, connection: Any, name: str, parameters: Mapping[str, Any], timeout: float
+    ) -> list[Row]:
+        plan, key = self._plans[name], (id(connection), name)
+        if key not in self._prepared:
+            wire.ask(plan.prepare, None, timeout)
+            self._prepared.add(key)
+        return wire.ask(plan.execute, parameters, timeout)
 
     def stats(self) -> PoolStats:
         with self._pool.lock:
@@ -201,8 +226,26 @@ class Pool:
         with self._pool.lock:
             self._born.pop(id(connection), None)
             self._used.pop(id(connection), None)
+            self._prepared -= {(id(connection), name) for name in self._plans}
             self._pool.connections_in_use.discard(connection)
         connection.close()
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A statement as it is prepared and executed. Its name is made of its text: in a session that a pooler had lent to
+    another version or schema one could not be taken for the other."""
+
+    prepare: str
+    execute: str
+
+    @classmethod
+    def of(cls, statement: Statement) -> _Plan:
+        names = {f"dl_{statement.name}_{sha256(part.text.encode()).hexdigest()[:12]}": part for part in statement.parts}
+        return cls(
+            "; ".join(part.prepare(name) for name, part in names.items()),
+            _ALONG_INDEXES + "; ".join(part.execute(name) for name, part in names.items()),
+        )
 
 
 class Handed:
@@ -214,7 +257,7 @@ class Handed:
 
     def ask(self, name: str, parameters: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> list[Row]:
         with translated(), self._connection.cursor() as cursor:
-            cursor.execute(self._statements[name].text, parameters or {})
+            cursor.execute(*accompanied(self._statements[name].text, parameters or {}))
             return cursor.fetchall() if cursor.description else []
 
 

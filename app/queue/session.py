@@ -26,7 +26,7 @@ Row = tuple[Any, ...]
 _WRITABLE = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool"
 
 # A prepared statement does not fit the tables any more, or is not there: 0A000, 26000, 42P05.
-_STALE_PLAN = ("0A000", "26000", "42P05")
+STALE_PLAN = ("0A000", "26000", "42P05")
 
 # A plan is made once and kept. Made while the table was small it would scan it; these leave the indexes to choose from.
 _PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
@@ -171,7 +171,7 @@ class Session:
             try:
                 return self._asked(statement, parameters or {})
             except psycopg2.Error as error:
-                if error.pgcode not in _STALE_PLAN:
+                if error.pgcode not in STALE_PLAN:
                     raise
                 return self._asked(statement, parameters or {})  # nothing has taken effect
 
@@ -256,7 +256,7 @@ class Session:
 
     def _drop_if_broken(self, wire: Wire, error: psycopg2.Error) -> None:
         # 25006: read-only, after a failover.
-        stale = error.pgcode == "25006" or error.pgcode in _STALE_PLAN or (error.pgcode or "").startswith(("57P", "08"))
+        stale = error.pgcode == "25006" or error.pgcode in STALE_PLAN or (error.pgcode or "").startswith(("57P", "08"))
         if wire.closed or stale:
             wire.close()
             self._wire = None
