@@ -19,6 +19,7 @@ from workers.context import Facts, JobContext
 from workers.drive import drive
 from workers.lease import Lease
 from workers.outcome import (
+    NOTHING,
     Abandoned,
     Ending,
     Finished,
@@ -55,6 +56,9 @@ class Tools:
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
 
 
+_NO_TOOLS = Tools()
+
+
 class Interrupt(Stop):
     """Raised in a thread wherever it is, by the ladder."""
 
@@ -63,34 +67,55 @@ class Interrupt(Stop):
 
 
 class Attempt(JobContext):
-    """Beside a context's fields: the lease, renewed by the heartbeat, and how far the ladder has gone."""
+    """Beside a context's fields: the lease, renewed by the heartbeat, and how far the ladder has gone. Again, a field
+    that nobody has set is its class's."""
 
-    def __init__(self, job: Claimed, *, claimed_at: float, tools: Tools | None = None) -> None:
-        self.job = job
-        self.tools = tools or Tools()
-        facts = Facts(
-            job_id=job.id,
-            run_id=job.run_id,
-            queue=job.queue,
-            task=job.task,
-            lock_key=job.lock_key,
-            attempt=job.attempt,
-            max_attempts=job.max_attempts,
-            priority=job.priority,
-            producer=job.producer,
-            max_result_bytes=self.tools.max_result_bytes,
-        )
-        places = self.tools.places
-        super().__init__(facts, None if places is None else Effects(places, job.id, job.run_id))
+    options: Options = _PLAIN  # of the task; set by the worker before it begins
+    in_thread = True  # likewise; False: the worker's thread watches over a process, and is its ladder
+    began: float | None = None  # set by the worker when the pipeline starts
+    ended: float | None = None  # and when it has ended
+    stop_asked_at: float | None = None  # set once, by whoever stops it
+    rung: str | None = None  # the last one that was climbed
+    effects: Effects | None = None  # made when the pipeline asks for the first one
+    _facts: Facts | None = None  # likewise
+    _thread: int | None = None  # whose exceptions may be raised from outside; under the lock
+    _interrupted = False  # likewise: there is one interrupt at most
+
+    def __init__(self, job: Claimed, *, claimed_at: float, tools: Tools | None = None) -> None:  # not the base's: its
+        # facts and effects are made when they are asked for
+        self.job, self.tools = job, tools or _NO_TOOLS
         self.lease = Lease(job.lease_ttl_sec, claimed_at)
-        self.options = _PLAIN  # of the task; set by the worker before it begins
-        self.in_thread = True  # likewise; False: the worker's thread watches over a process, and is its ladder
-        self.began: float | None = None  # set by the worker when the pipeline starts
-        self.ended: float | None = None  # and when it has ended
-        self.stop_asked_at: float | None = None  # set once, by whoever stops it
-        self.rung: str | None = None  # the last one that was climbed
-        self._thread: int | None = None  # whose exceptions may be raised from outside; under the lock
-        self._interrupted = False  # likewise: there is one interrupt at most
+        self._lock = threading.Lock()
+        self._noting = threading.Lock()
+
+    @property
+    def facts(self) -> Facts:  # type: ignore[override]  # read-only here
+        if self._facts is None:
+            job = self.job
+            self._facts = Facts(
+                job_id=job.id,
+                run_id=job.run_id,
+                queue=job.queue,
+                task=job.task,
+                lock_key=job.lock_key,
+                key_hash=job.key_hash,
+                attempt=job.attempt,
+                max_attempts=job.max_attempts,
+                priority=job.priority,
+                producer=job.producer,
+                max_result_bytes=self.tools.max_result_bytes,
+            )
+        return self._facts
+
+    def _with_effects(self) -> Effects:
+        with self._lock:
+            if self.effects is None and self.tools.places is not None:
+                self.effects = Effects(self.tools.places, self.job.id, self.job.run_id)
+        return super()._with_effects()
+
+    @property
+    def attempt(self) -> int:
+        return self.job.attempt
 
     def _trusted(self) -> bool:
         return self.lease.trusted(clock())
@@ -115,6 +140,8 @@ class Attempt(JobContext):
 
     def left(self) -> Left:
         progress, cursor = self.news()
+        if progress is None and cursor is None and self.stop_asked_at is None:
+            return NOTHING
         return Left(progress, cursor, self._how_it_was_stopped())
 
     def _how_it_was_stopped(self) -> dict[str, Any] | None:
@@ -127,23 +154,27 @@ class Attempt(JobContext):
 
     def run(self, task: Task | None) -> Ending:
         """Run the pipeline to its end, whatever that is."""
-        early = self._ends_before_it_begins(task)
+        now = clock()
+        early = self._ends_before_it_begins(task, now)
         if early is not None or task is None:
             return early or HandedBack(Release.NOT_STARTED)
         self.options = task.options
         self.in_thread = task.kind is not Kind.COMMAND and task.options.isolation == "thread"
-        try:
-            args = json.loads(self.job.args_text)
-        except (ValueError, RecursionError) as error:
-            return refused(f"args cannot be decoded: {error}")
-        if not isinstance(args, dict):
-            return refused(f"args must be an object, not {type(args).__name__}")
-        try:
-            cursor = None if self.job.checkpoint_text is None else json.loads(self.job.checkpoint_text)
-        except (ValueError, RecursionError) as error:
-            return refused(f"the checkpoint cannot be decoded: {error}")
-        self.begin_with(self.job.progress_text, cursor)
-        self.began = clock()
+        job = self.job
+        args: Any = {}
+        if job.args_text != "{}":
+            try:
+                args = json.loads(job.args_text)
+            except (ValueError, RecursionError) as error:
+                return refused(f"args cannot be decoded: {error}")
+            if not isinstance(args, dict):
+                return refused(f"args must be an object, not {type(args).__name__}")
+        if job.checkpoint_text is not None:
+            try:
+                self.begin_with(job.progress_text, json.loads(job.checkpoint_text))
+            except (ValueError, RecursionError) as error:
+                return refused(f"the checkpoint cannot be decoded: {error}")
+        self.began = now
         try:
             return self._in_thread(task, args) if self.in_thread else self._in_process(task, args)
         except Exception as error:  # a fault of ours, or of an error's own methods: it must not end the other jobs too
@@ -154,10 +185,10 @@ class Attempt(JobContext):
             if self.effects is not None:
                 self.effects.close()
 
-    def _ends_before_it_begins(self, task: Task | None) -> Ending | None:
-        if self.stopping is StopReason.LEASE_LOST or not self.lease.trusted(clock()):
+    def _ends_before_it_begins(self, task: Task | None, now: float) -> Ending | None:
+        if self._reason is StopReason.LEASE_LOST or not self.lease.trusted(now):
             return Abandoned()  # frozen between the claim and now: somebody else may have the job already
-        if self.stopping is not None:
+        if self._reason is not None:
             return self.end_of_stop()
         return HandedBack(Release.NOT_STARTED) if task is None else None
 

@@ -33,6 +33,7 @@ class Facts:
     queue: str
     task: str
     lock_key: str
+    key_hash: int
     attempt: int
     max_attempts: int
     priority: int
@@ -56,27 +57,37 @@ class JobLog:
         _log.error(message, **fields)
 
 
+_OUR_LOG = JobLog()
+
+
 class JobContext:
-    """Its fields are touched by the pipeline's thread, by the heartbeat and by whoever stops it; each says by whom."""
+    """Its fields are touched by the pipeline's thread, by the heartbeat and by whoever stops it; each says by whom.
+
+    Most jobs are over before they have said anything or were told to stop: what only others need is made when it is
+    asked for, and a field that nobody has set is its class's.
+    """
+
+    log = _OUR_LOG
+    _progress: dict[str, Any] | None = None  # replaced whole by the pipeline, read by the heartbeat
+    _told: dict[str, Any] | None = None  # the one last written; by the heartbeat alone
+    _cursor: Any = None  # where the next try goes on; the pipeline's thread alone, as the next three
+    _staged: Any = None  # the checkpoint of the open transaction: nobody else may write it down
+    _within = False  # a transaction is open
+    _beside = False  # a checkpoint was told outside a transaction
+    _news: Any = None  # the checkpoint to be written, read by the heartbeat
+    _news_told: Any = None  # the one last written
+    _asked: Counter[str] | None = None  # follow-ups, by what they are: the pipeline's thread alone
+    _reason: StopReason | None = (
+        None  # set once under the lock, and then it is to stop; only a lost lease may replace it
+    )
+    _alarm: threading.Event | None = None  # of a pipeline that sleeps; made under the lock
+    _stop_reasons: frozenset[StopReason] = frozenset()  # all that were given; under the lock
+    _on_stop: Callable[[], object] | None = None  # set and cleared by the pipeline's thread, under the lock
 
     def __init__(self, facts: Facts, effects: Effects | None) -> None:
         self.facts, self.effects = facts, effects
-        self.log = JobLog()
-        self._noting = threading.Lock()  # the pipeline may have threads of its own
-        self._progress: dict[str, Any] | None = None  # replaced whole by the pipeline, read by the heartbeat
-        self._told: dict[str, Any] | None = None  # the one last written; by the heartbeat alone
-        self._cursor: Any = None  # where the next try goes on; the pipeline's thread alone, as the next three
-        self._staged: Any = None  # the checkpoint of the open transaction: nobody else may write it down
-        self._within = False  # a transaction is open
-        self._beside = False  # a checkpoint was told outside a transaction
-        self._news: Any = None  # the checkpoint to be written, read by the heartbeat
-        self._news_told: Any = None  # the one last written
-        self._asked: Counter[str] = Counter()  # follow-ups, by what they are: the pipeline's thread alone
-        self._reason: StopReason | None = None  # set once under the lock; only a lost lease may replace it
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._stop_reasons: set[StopReason] = set()  # all that were given; under the lock
-        self._on_stop: Callable[[], object] | None = None  # set and cleared by the pipeline's thread, under the lock
+        self._noting = threading.Lock()  # the pipeline may have threads of its own
 
     # ── for the pipeline ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -101,17 +112,21 @@ class JobContext:
         return self._cursor
 
     def check(self) -> None:
-        if not self._stopping.is_set() and not self._trusted():
+        if self._reason is None and not self._trusted():
             self.stop(StopReason.LEASE_LOST)
-        if self._stopping.is_set():
-            raise Stop(self._reason or StopReason.CANCEL)
+        if self._reason is not None:
+            raise Stop(self._reason)
 
     def _trusted(self) -> bool:
         return True
 
     def sleep(self, seconds: float) -> None:
         self.check()
-        self._stopping.wait(seconds)
+        with self._lock:
+            alarm = self._alarm = self._alarm or threading.Event()
+            if self._reason is not None:
+                alarm.set()
+        alarm.wait(seconds)
         self.check()
 
     def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
@@ -167,6 +182,7 @@ class JobContext:
         """The same for the same question of another try: it then finds the job that is there."""
         what = json.dumps([task, args, queue], sort_keys=True, default=str)
         digest = hashlib.sha256(what.encode("utf-8", "replace")).hexdigest()[:24]
+        self._asked = self._asked or Counter()
         self._asked[digest] += 1
         return f"{self.facts.job_id}:{digest}:{self._asked[digest]}"
 
@@ -194,7 +210,7 @@ class JobContext:
     @contextmanager
     def _fenced(self) -> Iterator[None]:
         """A run that lost its job ends here; follow-ups that were not committed were not asked for."""
-        asked = self._asked.copy()
+        asked = None if self._asked is None else self._asked.copy()
         try:
             yield
         except RunLost as error:
@@ -229,7 +245,7 @@ class JobContext:
         facts = self.facts
         end = Settlement(Status.SUCCEEDED, result=result, progress=self._progress)
         return settlement_values(
-            [(facts.job_id, facts.run_id, facts.lock_key, end)], largest=facts.max_result_bytes, guards=()
+            [(facts.job_id, facts.run_id, facts.key_hash, end)], largest=facts.max_result_bytes, guards=()
         )
 
     # ── for the drive ───────────────────────────────────────────────────────────────────────────────────────────
@@ -260,7 +276,7 @@ class JobContext:
         with self._lock:
             self._on_stop = wake
         try:
-            if self._stopping.is_set():
+            if self._reason is not None:
                 wake()
             yield
         finally:
@@ -289,10 +305,11 @@ class JobContext:
         with self._lock:
             if self._reason is None or reason is StopReason.LEASE_LOST:
                 self._reason = reason
-            self._stopping.set()
+            if self._alarm is not None:
+                self._alarm.set()
             # Asked again for the same reason, it may be cleaning up: a coroutine is not to be cancelled in that.
             wake = None if reason in self._stop_reasons else self._on_stop
-            self._stop_reasons.add(reason)
+            self._stop_reasons |= {reason}
         if wake is not None:
             with suppress(RuntimeError):  # its loop has just ended by itself
                 wake()

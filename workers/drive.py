@@ -10,12 +10,14 @@ from typing import Any
 from pipelines.contract import Stop, StopReason, Task
 from workers.context import JobContext
 
+_VALUES = (type(None), dict, str, int, bool, list)  # what most pipelines give, and what is nothing but a value
 _PATIENCE = 100  # how often a generator may swallow a Stop and yield again before it is closed
 
 
 def drive(task: Task, args: dict[str, Any], context: JobContext) -> Any:
     """Returns what the pipeline returns; raises what it raises, and Stop when it was ended."""
-    return _finish(task.start(args, context), context)
+    result = task.start(args, context)
+    return result if type(result) in _VALUES else _finish(result, context)
 
 
 def _finish(result: Any, context: JobContext) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass
+@dataclass(slots=True)
 class Lease:
     """Trusted until the last renewal that succeeded *was sent*, plus the time to live, less a margin for the stop.
 

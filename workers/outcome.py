@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.queue.job import Claimed, Release, Settlement, Status
+from app.queue.job import SUCCEEDED, Claimed, Release, Settlement, Status
 from pipelines.contract import Options, Stop, StopReason
 from pipelines.retry import DEFAULT, Answer, Policy, decide, from_json
 
@@ -24,6 +24,9 @@ class Left:
     progress: Mapping[str, Any] | None = None
     checkpoint: Any = None
     notes: Mapping[str, Any] | None = None
+
+
+NOTHING = Left()
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class HandedBack:
     """The run ends without costing an attempt."""
 
     why: Release
-    left: Left = Left()
+    left: Left = NOTHING
 
 
 Ending = Settlement | HandedBack | Abandoned | Finished
@@ -58,7 +61,11 @@ class Failure:
 
 
 def success(result: Any, left: Left) -> Settlement:
-    return _with(Settlement(Status.SUCCEEDED, result=result), left)
+    if result is None and left is NOTHING:
+        return SUCCEEDED
+    return Settlement(
+        Status.SUCCEEDED, result=result, progress=left.progress, checkpoint=left.checkpoint, notes=left.notes
+    )
 
 
 def failure_of(job: Claimed, error: BaseException, options: Options, default: Policy) -> Failure:
@@ -144,4 +151,6 @@ def describe(error: BaseException) -> str:
 
 
 def _with(end: Settlement, left: Left) -> Settlement:
+    if left is NOTHING:
+        return end
     return replace(end, progress=left.progress, checkpoint=left.checkpoint, notes=left.notes)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 from uuid import UUID, uuid4
@@ -293,13 +292,11 @@ def _tell(attempt: Attempt, show: Show) -> None:
 
 
 def _attempt(task: Task, args: dict[str, Any], tools: Tools) -> Attempt:
-    now = datetime.now(UTC)
     job = Claimed(
-        id=uuid4(), run_id=uuid4(), queue="local", task=task.name, args_text=checked_json("args", args),
-        lock_key=task.name, key_hash=0, partition_key="", priority=100, attempt=1, max_attempts=1,
-        lease_ttl_sec=_FOR_EVER, idempotency_key=None, producer="dataloader run", consumer_group=None, created_at=now,
-        available_at=now, started_at=now, progress_text="{}", checkpoint_text=None, time_limit_sec=None,
-        retry_text=None, crashes=0,
+        id_text=str(uuid4()), run_text=str(uuid4()), queue="local", task=task.name,
+        args_text=checked_json("args", args), lock_key=task.name, key_hash=0, priority=100, attempt=1, max_attempts=1,
+        lease_ttl_sec=_FOR_EVER, producer="dataloader run", progress_text="{}", checkpoint_text=None,
+        time_limit_sec=None, retry_text=None, crashes=0,
     )  # fmt: skip
     return Attempt(job, claimed_at=clock(), tools=tools)
 

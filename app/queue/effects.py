@@ -129,7 +129,7 @@ class Effects:
             raise RuntimeError("a statement of this transaction has failed, so nothing of it can be committed")
         handed, cursor = self._handed(connection), checkpoint()
         if final is not None:
-            sealed = [row for row in handed.ask("settle", final()) if row[0] is not None]
+            sealed = [applied for (applied, *_) in handed.ask("settle", final()) if applied]
         elif cursor is not None:
             sealed = handed.ask("save_checkpoint", self._who | {"checkpoint": clean_json(cursor, LARGEST_CHECKPOINT)})
         else:

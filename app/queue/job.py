@@ -131,35 +131,37 @@ class Run:
     key_hash: int  # of the lock_key, as the database hashes it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A job in the hands of a worker, for one attempt. `args` and `progress` are not decoded yet: what cannot be
-    decoded must fail the job, not the claim."""
+    decoded must fail the job, not the claim. Nor are the ids: most of them are only handed back as they came."""
 
-    id: UUID
-    run_id: UUID
+    id_text: str
+    run_text: str
     queue: str
     task: str
     args_text: str
     lock_key: str
     key_hash: int
-    partition_key: str
     priority: int
     attempt: int
     max_attempts: int
     lease_ttl_sec: int
-    idempotency_key: str | None
     producer: str | None
-    consumer_group: str | None
-    created_at: datetime
-    available_at: datetime
-    started_at: datetime
     progress_text: str
     checkpoint_text: str | None
     time_limit_sec: int | None
     retry_text: str | None
     crashes: int
     traceparent: str | None = None
+    waited_sec: float = 0.0  # since it was last due
+
+    @property
+    def id(self) -> UUID:
+        return UUID(self.id_text)
+
+    @property
+    def run_id(self) -> UUID:
+        return UUID(self.run_text)
 
     @property
     def run(self) -> Run:
@@ -188,6 +190,9 @@ class Settlement:
     refund: bool = False  # the try is not counted
     crashed: bool = False  # a process of its own died under the job
     notes: Mapping[str, Any] | None = None  # for the journal: which rung stopped it, its peak of memory …
+
+
+SUCCEEDED = Settlement(Status.SUCCEEDED)  # of a run that leaves nothing behind: most of them
 
 
 class Release(StrEnum):
@@ -254,6 +259,8 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Count:
+    """Jobs of a queue with a status."""
+
     queue: str
     status: Status
     jobs: int

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from app.errors import IdempotencyConflict, JobNotFound, NotRetryable
 from app.queue.job import (
+    SUCCEEDED,
     Claimed,
     Enqueued,
     Event,
@@ -32,12 +34,15 @@ from app.queue.job import (
     Sweep,
     WorkerInfo,
 )
-from app.queue.values import array, checked_json, checked_text, clean_json, clean_text
+from app.queue.values import array, checked_json, checked_text, clean_json, clean_text, plain_array
 
 _LONGEST_ERROR = 8_000
 _LONGEST_TRACEBACK = 64_000
 _LARGEST_PROGRESS = 64_000
 _LONGEST_PAUSE = 366 * 86_400.0
+
+
+APPLIED = {status: Fate("applied", status) for status in Status}
 
 
 class Source(Protocol):
@@ -168,27 +173,38 @@ class JobQueue:
         self._ask("forget_worker", {"worker_id": str(worker_id)})
 
     def claim(
-        self, queue: str, tasks: Iterable[str], run_ids: Sequence[UUID], worker: str, *, look: int = 0
+        self,
+        queue: str,
+        tasks: Iterable[str],
+        run_ids: Sequence[UUID | str],
+        worker: str,
+        *,
+        look: int = 0,
+        guard: bool = False,
+        due: bool = True,
     ) -> tuple[list[Claimed], Outlook]:
         """Take as many ready jobs as run ids were drawn, and learn when to look again. `look` at more than that where
-        many are expected to be parked for their key."""
+        many are expected to be parked for their key. With `due` what has fallen due becomes ready first. With `guard`
+        the keys' session locks are taken in the same stroke; after an error they may be held without a run, so that the
+        session must be closed."""
         rows = self._ask(
-            "claim",
+            "claim_due" if due else "claim",
             {
                 "queue": queue,
                 "tasks": array(tasks),
                 "most": len(run_ids),
                 "look": max(look, len(run_ids)),
-                "run_ids": array(run_ids),
+                "run_ids": plain_array(run_ids),
                 "worker": worker,
+                "guard": guard,
             },
         )
         outlook = Outlook(skipped=rows[0][-2], due_in=rows[0][-1])
         return [_claimed(row) for row in rows if row[0] is not None], outlook
 
-    def find_claimed(self, run_ids: Sequence[UUID]) -> list[Claimed]:
+    def find_claimed(self, run_ids: Sequence[UUID | str]) -> list[Claimed]:
         """What a claim has taken whose answer was lost."""
-        return [_claimed(row) for row in self._ask("find_claimed", {"run_ids": array(run_ids)})]
+        return [_claimed(row) for row in self._ask("find_claimed", {"run_ids": plain_array(run_ids)})]
 
     def set_aside(self, queue: str, tasks: Iterable[str]) -> dict[str, int]:
         """Put off ready jobs that no live worker knows how to run; returns how many of each task."""
@@ -243,9 +259,16 @@ class JobQueue:
 
     def settle(self, ends: Sequence[tuple[Claimed, Settlement]], *, guards: Sequence[int] = ()) -> list[Fate]:
         """Write down how runs ended, and give back the session locks in `guards`, all in one transaction."""
-        told = [(job.id, job.run_id, job.lock_key, end) for job, end in ends]
-        rows = self._ask("settle", settlement_values(told, largest=self._limits.largest_result, guards=guards))
-        return self._fates([(job, end.status) for job, end in ends], rows)
+        told = [(job.id_text, job.run_text, job.key_hash, end) for job, end in ends]
+        ((applied, otherwise, which, *_),) = self._ask(
+            "settle", settlement_values(told, largest=self._limits.largest_result, guards=guards)
+        )
+        if applied == len(ends) and not otherwise:
+            return [APPLIED[end.status] for _, end in ends]
+        statuses = dict(one.split(" ") for one in otherwise or ())
+        ours = {job.run_text for job, _ in ends} if which is None and applied else set(which or ())
+        ended = {job.run_text: statuses.get(job.run_text, end.status) for job, end in ends if job.run_text in ours}
+        return self._fates([job for job, _ in ends], ended)
 
     def release(self, runs: Sequence[Handback], *, guards: Sequence[int] = ()) -> list[Fate]:
         """Hand runs back without costing an attempt."""
@@ -254,8 +277,8 @@ class JobQueue:
             "release",
             {
                 "lock_keys": array(run.job.lock_key for run in handed),
-                "job_ids": array(run.job.id for run in handed),
-                "run_ids": array(run.job.run_id for run in handed),
+                "job_ids": plain_array(run.job.id_text for run in handed),
+                "run_ids": plain_array(run.job.run_text for run in handed),
                 "reasons": array(run.why.value for run in handed),
                 "progress": array(_progress(run.progress) for run in handed),
                 "checkpoints": array(self._json(run.checkpoint) for run in handed),
@@ -263,24 +286,25 @@ class JobQueue:
                 "guards": array(guards),
             },
         )
-        return self._fates([(run.job, Status.QUEUED) for run in handed], rows)
+        ended = {str(row[0]): row[1] for row in rows if row[0] is not None}
+        return self._fates([run.job for run in handed], ended)
 
-    def _fates(self, asked: Sequence[tuple[Claimed, Status]], rows: list[tuple[Any, ...]]) -> list[Fate]:
-        ended = {as_uuid(row[0]): Status(row[1]) for row in rows if row[0] is not None}
-        missing = [job for job, _ in asked if job.run_id not in ended]
-        before: dict[UUID, Status] = {}
+    def _fates(self, jobs: Sequence[Claimed], ended: Mapping[str, str]) -> list[Fate]:
+        """Of those that were not applied: were they before, and the answer lost?"""
+        missing = [job for job in jobs if job.run_text not in ended]
+        before: dict[str, str] = {}
         if missing:
-            told = self._ask(
-                "settled_as",
-                {"job_ids": array(job.id for job in missing), "run_ids": array(job.run_id for job in missing)},
-            )
-            before = {as_uuid(run_id): Status(status) for run_id, status in told}
+            asked = {
+                "job_ids": plain_array(job.id_text for job in missing),
+                "run_ids": plain_array(job.run_text for job in missing),
+            }
+            before = {str(run_id): status for run_id, status in self._ask("settled_as", asked)}
         fates = []
-        for job, _ in asked:
-            if job.run_id in ended:
-                fates.append(Fate("applied", ended[job.run_id]))
-            elif job.run_id in before:
-                fates.append(Fate("already", before[job.run_id]))
+        for job in jobs:
+            if job.run_text in ended:
+                fates.append(APPLIED[Status(ended[job.run_text])])
+            elif job.run_text in before:
+                fates.append(Fate("already", Status(before[job.run_text])))
             else:
                 fates.append(Fate("not ours", None))
         return fates
@@ -320,24 +344,28 @@ class JobQueue:
 
 
 def settlement_values(
-    ends: Sequence[tuple[UUID, UUID, str, Settlement]], *, largest: int, guards: Sequence[int]
+    ends: Sequence[tuple[str | UUID, str | UUID, int, Settlement]], *, largest: int, guards: Sequence[int]
 ) -> dict[str, Any]:
-    """What the statement `settle` is given, for (job, run, lock_key, how it ended)."""
+    """What the statement `settle` is given, for (job, run, hash of the lock_key, how it ended)."""
+    plain = [one for one in ends if one[3] is SUCCEEDED]
+    told = [one for one in ends if one[3] is not SUCCEEDED] if len(plain) < len(ends) else []
     return {
-        "lock_keys": array(key for _, _, key, _ in ends),
-        "job_ids": array(job_id for job_id, _, _, _ in ends),
-        "run_ids": array(run_id for _, run_id, _, _ in ends),
-        "statuses": array(end.status.value for *_, end in ends),
-        "errors": array(_told(end.error, _LONGEST_ERROR) for *_, end in ends),
-        "tracebacks": array(_told(end.traceback, _LONGEST_TRACEBACK) for *_, end in ends),
-        "results": array(_kept(end.result, largest) for *_, end in ends),
-        "progress": array(_progress(end.progress) for *_, end in ends),
-        "checkpoints": array(_kept(end.checkpoint, largest) for *_, end in ends),
-        "pauses": array(_pause(end.retry_in) for *_, end in ends),
-        "refunds": array(int(end.refund) for *_, end in ends),
-        "crashes": array(int(end.crashed) for *_, end in ends),
-        "notes": array(_kept(end.notes, largest) for *_, end in ends),
-        "guards": array(guards),
+        "key_hashes": plain_array([one[2] for one in ends]),
+        "plain_jobs": plain_array([one[0] for one in plain]),
+        "plain_runs": plain_array([one[1] for one in plain]),
+        "job_ids": plain_array(one[0] for one in told),
+        "run_ids": plain_array(one[1] for one in told),
+        "statuses": array(end.status.value for *_, end in told),
+        "errors": array(_told(end.error, _LONGEST_ERROR) for *_, end in told),
+        "tracebacks": array(_told(end.traceback, _LONGEST_TRACEBACK) for *_, end in told),
+        "results": array(_kept(end.result, largest) for *_, end in told),
+        "progress": array(_progress(end.progress) for *_, end in told),
+        "checkpoints": array(_kept(end.checkpoint, largest) for *_, end in told),
+        "pauses": array(_pause(end.retry_in) for *_, end in told),
+        "refunds": array(int(end.refund) for *_, end in told),
+        "crashes": array(int(end.crashed) for *_, end in told),
+        "notes": array(_kept(end.notes, largest) for *_, end in told),
+        "guards": plain_array(guards),
     }
 
 
@@ -347,7 +375,13 @@ def as_uuid(value: str | UUID) -> UUID:
 
 
 def draw_runs(count: int) -> list[UUID]:
-    return [uuid4() for _ in range(count)]
+    return [UUID(text) for text in draw_run_texts(count)]
+
+
+def draw_run_texts(count: int) -> list[str]:
+    """Random UUIDs (version 4) as the server reads them; all from one question to the system."""
+    drawn = os.urandom(16 * count).hex()
+    return [f"{drawn[n : n + 12]}4{drawn[n + 13 : n + 16]}a{drawn[n + 17 : n + 32]}" for n in range(0, 32 * count, 32)]
 
 
 _JOB_FIELDS = tuple(field.name for field in fields(Job))
@@ -419,32 +453,4 @@ def _float(text: str) -> float | str:
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:
-    (job_id, run_id, queue, task, args, lock_key, key_hash, partition_key, priority, attempt, max_attempts, ttl,
-     idempotency_key, producer, consumer_group, created_at, available_at, started_at, progress, checkpoint, limit,
-     retry, crashes, traceparent, _, _) = row  # fmt: skip
-    return Claimed(
-        id=as_uuid(job_id),
-        run_id=as_uuid(run_id),
-        queue=queue,
-        task=task,
-        args_text=args,
-        lock_key=lock_key,
-        key_hash=key_hash,
-        partition_key=partition_key,
-        priority=priority,
-        attempt=attempt,
-        max_attempts=max_attempts,
-        lease_ttl_sec=ttl,
-        idempotency_key=idempotency_key,
-        producer=producer,
-        consumer_group=consumer_group,
-        created_at=created_at,
-        available_at=available_at,
-        started_at=started_at,
-        progress_text=progress,
-        checkpoint_text=checkpoint,
-        time_limit_sec=limit,
-        retry_text=retry,
-        crashes=crashes,
-        traceparent=traceparent,
-    )
+    return Claimed(*row[:-2])  # the last two are the outlook

@@ -43,12 +43,9 @@ WITH asked AS (
      WHERE j.live_key = %(live_key)s::text AND j.status IN ('queued', 'running') AND NOT EXISTS (SELECT FROM made)
 ) LIMIT 1;
 
--- name: claim
--- queued -> running. Three steps in one message: sort in what has fallen due; lock the first `look` ready rows and try
--- their keys; then, in a fresh look under those locks, park what is busy and take the first `most` of the rest.
--- Every row of the answer carries the outlook: `skipped` rows that were looked at in vain, for they were parked or
--- somebody is changing their key at this moment (others may be ready behind them: look again at once), `due_in` seconds
--- until the next timed job. One row with no job_id: nothing was taken.
+-- name: sort_in
+-- queued -> queued: what has fallen due becomes ready, whosever queue it is; those of other queues are told. Claims that
+-- know of something due have this in front of them.
 WITH due AS (
     SELECT job_id
       FROM dl_jobs
@@ -61,6 +58,14 @@ WITH due AS (
 )
 SELECT pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM sorted WHERE queue <> %(queue)s::text) others;
 
+-- name: claim
+-- queued -> running. Two steps in one message: lock the first `look` ready rows and try their keys; then, in a fresh look
+-- under those locks, park what is busy and take the first `most` of the rest. With `guard` the keys' session locks are
+-- taken too, for the life of each run: a predecessor that lost its lease but not its session still holds one, and the
+-- job is parked. They outlive a claim that fails: whoever sent it must then give up the session.
+-- Every row of the answer carries the outlook: `skipped` rows that were looked at in vain, for they were parked or
+-- somebody is changing their key at this moment (others may be ready behind them: look again at once), `due_in` seconds
+-- until the next timed job. One row with no job_id: nothing was taken.
 WITH first AS (
     SELECT job_id, lock_key
       FROM dl_jobs
@@ -76,19 +81,22 @@ SELECT set_config('dl.picked', coalesce(string_agg(job_id::text, ',') FILTER (WH
   FROM tried;
 
 WITH picked AS MATERIALIZED (
-    SELECT j.job_id, j.priority, j.created_at,
+    SELECT j.job_id, j.priority, j.created_at, hashtext(j.lock_key)::bigint AS key_hash,
            row_number() OVER (PARTITION BY j.lock_key ORDER BY j.priority, j.created_at, j.job_id) > 1
            OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS busy
       FROM dl_jobs j
      WHERE j.job_id = ANY (string_to_array(current_setting('dl.picked'), ',')::uuid[])
+), chosen AS MATERIALIZED (
+    SELECT job_id, key_hash, n, CASE WHEN %(guard)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS free
+      FROM (SELECT job_id, key_hash, row_number() OVER (ORDER BY priority, created_at, job_id) AS n
+              FROM picked
+             WHERE NOT busy
+             ORDER BY n
+             LIMIT %(most)s::int) best
+), blocked AS (
+    SELECT job_id FROM picked WHERE busy UNION ALL SELECT job_id FROM chosen WHERE NOT free
 ), parked AS (
-    UPDATE dl_jobs j SET place = 'parked' FROM picked WHERE j.job_id = picked.job_id AND picked.busy
-), chosen AS (
-    SELECT job_id, row_number() OVER (ORDER BY priority, created_at, job_id) AS n
-      FROM picked
-     WHERE NOT busy
-     ORDER BY n
-     LIMIT %(most)s::int
+    UPDATE dl_jobs j SET place = 'parked' FROM blocked WHERE j.job_id = blocked.job_id
 ), claimed AS (
     UPDATE dl_jobs j
        SET status = 'running', place = 'timed', stray = false, attempt = least(j.attempt + 1, j.max_attempts),
@@ -97,25 +105,28 @@ WITH picked AS MATERIALIZED (
            started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
            lease_expires_at = clock_timestamp() + make_interval(secs => j.lease_ttl_sec)
       FROM chosen
-     WHERE j.job_id = chosen.job_id
-    RETURNING j.*, chosen.n
+     WHERE j.job_id = chosen.job_id AND chosen.free
+    RETURNING j.*, chosen.n, chosen.key_hash
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'picked',
            jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'worker', worker)
       FROM claimed
 )
-SELECT c.job_id, c.run_id, c.queue, c.task, c.args::text, c.lock_key, hashtext(c.lock_key)::bigint AS key_hash,
-       c.partition_key, c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.idempotency_key, c.producer,
-       c.consumer_group, c.created_at, c.available_at, c.started_at, c.progress::text, c.checkpoint::text,
+SELECT c.job_id::text, c.run_id::text, c.queue, c.task, c.args::text, c.lock_key, c.key_hash,
+       c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, c.progress::text, c.checkpoint::text,
        c.time_limit_sec, c.retry::text, c.crashes, c.traceparent,
-       current_setting('dl.skipped')::int + (SELECT count(*) FROM picked WHERE busy)::int AS skipped,
+       date_part('epoch', c.heartbeat_at - greatest(least(greatest(c.created_at, c.available_at), c.heartbeat_at),
+                                                    c.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
+       current_setting('dl.skipped')::int + (SELECT count(*) FROM blocked)::int AS skipped,
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
           FROM dl_jobs
          WHERE status = 'queued' AND place = 'timed'
            AND available_at > '-infinity' AND available_at < 'infinity') AS due_in
   FROM (VALUES (1)) AS always (one) LEFT JOIN claimed c ON true
  ORDER BY c.n;
+
+-- name: claim_due = sort_in + claim
 
 -- name: set_aside
 -- queued -> queued, later: ready jobs whose task neither this process nor any live worker of the queue knows. They must
@@ -163,10 +174,12 @@ UPDATE dl_jobs j
 
 -- name: find_claimed
 -- The answer to a claim was lost: did it take effect? In the shape of the claim's own answer.
-SELECT j.job_id, j.run_id, j.queue, j.task, j.args::text, j.lock_key, hashtext(j.lock_key)::bigint AS key_hash,
-       j.partition_key, j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.idempotency_key, j.producer,
-       j.consumer_group, j.created_at, j.available_at, j.started_at, j.progress::text, j.checkpoint::text,
-       j.time_limit_sec, j.retry::text, j.crashes, j.traceparent, 0 AS skipped, NULL AS due_in
+SELECT j.job_id::text, j.run_id::text, j.queue, j.task, j.args::text, j.lock_key, hashtext(j.lock_key)::bigint AS key_hash,
+       j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, j.progress::text, j.checkpoint::text,
+       j.time_limit_sec, j.retry::text, j.crashes, j.traceparent,
+       date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
+                                                    j.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
+       0 AS skipped, NULL AS due_in
   FROM dl_jobs j
  WHERE j.status = 'running' AND j.run_id = ANY (%(run_ids)s::uuid[]);
 
@@ -253,12 +266,18 @@ RETURNING 1;
 
 -- name: settle
 -- running -> succeeded | failed | canceled | queued: the only way out that a worker has. An error after a cancel was
--- asked for ends as canceled; a success stays one; without attempts left there is no other try. The freed key's next job, if one is parked, becomes ready. The
--- session locks of the keys are given back as the last act.
+-- asked for ends as canceled; a success stays one; without attempts left there is no other try. The freed key's next
+-- job, if one is parked, becomes ready. The session locks of the keys are given back as the last act.
+-- Most runs end well and leave nothing: those come as `plain_jobs` and `plain_runs` alone. The answer is one row: how many
+-- ends were applied; the runs that ended otherwise than they were told to, with how; and, if not all were applied, which.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
-  FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
+  FROM (SELECT DISTINCT hash::int FROM unnest(%(key_hashes)s::bigint[]) AS k (hash) ORDER BY 1 OFFSET 0) ordered;
 
 WITH told AS (
+    SELECT job_id, run_id, 'succeeded'::dl_status AS status, NULL AS error, NULL AS traceback, NULL AS result,
+           NULL AS progress, NULL AS checkpoint, 0::float8 AS pause, 0 AS refund, 0 AS crashed, NULL AS notes
+      FROM unnest(%(plain_jobs)s::uuid[], %(plain_runs)s::uuid[]) AS p (job_id, run_id)
+    UNION ALL
     SELECT *
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(statuses)s::dl_status[], %(errors)s::text[],
                   %(tracebacks)s::text[], %(results)s::text[], %(progress)s::text[], %(checkpoints)s::text[],
@@ -288,8 +307,8 @@ WITH told AS (
            lease_expires_at = NULL
       FROM mine
      WHERE j.job_id = mine.job_id
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, mine.pause, mine.notes,
-              mine.at
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, mine.status AS told,
+              mine.pause, mine.notes, mine.at
 ), next AS (
     SELECT p.job_id
       FROM (SELECT DISTINCT lock_key FROM settled) freed
@@ -313,12 +332,15 @@ WITH told AS (
 ), given_back AS (
     SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(guards)s::bigint[]) AS g (hash)
 )
-SELECT s.run_id, s.status::text,
+SELECT count(*)::int AS applied,
+       array_agg(run_id || ' ' || status) FILTER (WHERE status <> told) AS otherwise,
+       CASE WHEN count(*) < cardinality(%(plain_runs)s::uuid[]) + cardinality(%(run_ids)s::uuid[])
+            THEN array_agg(run_id::text) END AS which,
        (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
-       given_back.locks,
+       (SELECT locks FROM given_back) AS locks,
        (SELECT dl_tell(array_agg(job_id)) FROM settled
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS told
-  FROM given_back LEFT JOIN settled s ON true;
+  FROM settled;
 
 -- name: settled_as
 -- A settlement was not applied: had the same run's been applied before, its answer lost?

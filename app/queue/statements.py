@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_NAME = re.compile(r"^-- name: (\w+)(?: = (\w+(?: \+ \w+)*))?$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*$|\s+-- .*$", re.MULTILINE)
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _OURS = re.compile(r"(?<!['\w.])(dl_[a-z_]+)\b(?!')")
@@ -70,10 +70,14 @@ def statements(schema: str) -> Mapping[str, Statement]:
 
 
 def read(text: str, schema: str) -> Mapping[str, Statement]:
+    """A name alone is followed by its parts; a name that equals a sum has those of others, in one message."""
     pieces = _NAME.split(text)[1:]
     quoted = '"' + schema.replace('"', '""') + '"'
     found: dict[str, Statement] = {}
-    for name, body in zip(pieces[::2], pieces[1::2], strict=True):
+    for name, summands, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
+        if summands is not None:
+            found[name] = Statement(name, tuple(part for one in summands.split(" + ") for part in found[one].parts))
+            continue
         sql = _OURS.sub(lambda m: f"{quoted}.{m[1]}", _COMMENT.sub("", body))
         parts = [part.strip() for part in sql.split(";") if part.strip()]
         found[name] = Statement(

@@ -35,6 +35,11 @@ def array(values: Iterable[Any]) -> str:
     return "{" + ",".join(map(_element, values)) + "}"
 
 
+def plain_array(values: Iterable[Any]) -> str:
+    """The same of values that need no quotes: ids and numbers, none of them NULL."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
 def _element(value: Any) -> str:
     if value is None:
         return "NULL"

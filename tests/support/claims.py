@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -10,16 +9,13 @@ from app.queue.job import Claimed
 from workers.attempt import Attempt, Tools
 from workers.threads import clock
 
-_THEN = datetime(2026, 1, 2, tzinfo=UTC)
-
 
 def claimed(**more: Any) -> Claimed:
     row: dict[str, Any] = {
-        "id": uuid4(), "run_id": uuid4(), "queue": "q", "task": "t", "args_text": "{}", "lock_key": "k", "key_hash": 1,
-        "partition_key": "", "priority": 100, "attempt": 1, "max_attempts": 3, "lease_ttl_sec": 60,
-        "idempotency_key": None, "producer": None, "consumer_group": None, "created_at": _THEN, "available_at": _THEN,
-        "started_at": _THEN, "progress_text": "{}", "checkpoint_text": None, "time_limit_sec": None,
-        "retry_text": None, "crashes": 0,
+        "id_text": str(uuid4()), "run_text": str(uuid4()), "queue": "q", "task": "t", "args_text": "{}",
+        "lock_key": "k", "key_hash": 1,
+        "priority": 100, "attempt": 1, "max_attempts": 3, "lease_ttl_sec": 60, "producer": None, "progress_text": "{}",
+        "checkpoint_text": None, "time_limit_sec": None, "retry_text": None, "crashes": 0,
     }  # fmt: skip
     return Claimed(**{**row, **more})
 

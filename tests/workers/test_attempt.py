@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import wraps
 from typing import Any
 from uuid import uuid4
@@ -19,16 +18,13 @@ from workers.attempt import Attempt
 from workers.outcome import Abandoned, Ending, HandedBack
 from workers.threads import clock
 
-NOW = datetime(2026, 1, 2, tzinfo=UTC)
-
 
 def claimed(**more: Any) -> Claimed:
     row: dict[str, Any] = {
-        "id": uuid4(), "run_id": uuid4(), "queue": "q", "task": "t", "args_text": "{}", "lock_key": "k", "key_hash": 1,
-        "partition_key": "", "priority": 100, "attempt": 1, "max_attempts": 3, "lease_ttl_sec": 60,
-        "idempotency_key": None, "producer": None, "consumer_group": None, "created_at": NOW, "available_at": NOW,
-        "started_at": NOW, "progress_text": "{}", "checkpoint_text": None, "time_limit_sec": None, "retry_text": None,
-        "crashes": 0,
+        "id_text": str(uuid4()), "run_text": str(uuid4()), "queue": "q", "task": "t", "args_text": "{}",
+        "lock_key": "k", "key_hash": 1,
+        "priority": 100, "attempt": 1, "max_attempts": 3, "lease_ttl_sec": 60, "producer": None, "progress_text": "{}",
+        "checkpoint_text": None, "time_limit_sec": None, "retry_text": None, "crashes": 0,
     }  # fmt: skip
     return Claimed(**{**row, **more})
 

@@ -20,8 +20,8 @@ from tests.support.desk import Desk
 from workers.context import Facts, JobContext
 
 FACTS = Facts(
-    job_id=uuid4(), run_id=uuid4(), queue="q", task="t", lock_key="k", attempt=2, max_attempts=5, priority=7,
-    producer=None,
+    job_id=uuid4(), run_id=uuid4(), queue="q", task="t", lock_key="k", key_hash=1, attempt=2, max_attempts=5,
+    priority=7, producer=None,
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def at_work(desk: Desk) -> Iterator[JobContext]:
     desk.sql("CREATE TABLE witness (said text)")
     desk.enqueue("key")
     (job,) = desk.claim()
-    facts = replace(FACTS, job_id=job.id, run_id=job.run_id, lock_key=job.lock_key)
+    facts = replace(FACTS, job_id=job.id, run_id=job.run_id, lock_key=job.lock_key, key_hash=job.key_hash)
     effects = Effects(Places(dsn=desk.dsn, schema="public", targets={}), job.id, job.run_id)
     yield JobContext(facts, effects)
     effects.close()

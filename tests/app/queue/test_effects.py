@@ -44,7 +44,7 @@ def none():
 
 def success(job, result):
     end = Settlement(Status.SUCCEEDED, result=result)
-    return settlement_values([(job.id, job.run_id, job.lock_key, end)], largest=1000, guards=())
+    return settlement_values([(job.id, job.run_id, job.key_hash, end)], largest=1000, guards=())
 
 
 def take_away(desk, job):

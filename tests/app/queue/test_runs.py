@@ -51,15 +51,16 @@ def test_a_claim_stamps_the_lease_by_the_databases_clock(desk):
     assert before <= job.started_at <= after
     assert before <= job.heartbeat_at <= after
     assert before + timedelta(seconds=40) <= job.lease_expires_at <= after + timedelta(seconds=40)
-    assert (run.attempt, run.lease_ttl_sec, run.started_at) == (1, 40, job.started_at)
+    assert (run.attempt, run.lease_ttl_sec) == (1, 40)
 
 
 def test_the_first_start_is_kept_through_later_tries(desk):
     run = desk.claimed()
+    first = desk.job(run.id).started_at
     desk.settle(run, Status.QUEUED)
     (again,) = desk.claim()
 
-    assert again.started_at == run.started_at
+    assert desk.job(run.id).started_at == first
     assert (again.id, again.attempt) == (run.id, 2)
     assert again.run_id != run.run_id
 
@@ -102,7 +103,7 @@ def test_what_python_cannot_decode_is_claimed_as_text(desk):
     (run,) = desk.claim()
 
     assert many in run.args_text
-    assert run.available_at.year == 1
+    assert desk.job(run.id).available_at.year == 1
     assert desk.settle(run, Status.FAILED).answer == "applied"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from uuid import uuid4
@@ -118,7 +117,7 @@ def test_a_statement_that_names_another_run_changes_nothing(desk, _, statement):
     desk.expire(run.id)
     before = desk.job(run.id)
 
-    statement_with_other_run = dataclasses.replace(run, run_id=uuid4())
+    statement_with_other_run = run._replace(run_text=str(uuid4()))
     if statement is reap_expired:
         reap(desk, statement_with_other_run)
     else:
