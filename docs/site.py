@@ -1,0 +1,176 @@
+"""What the site has beside the pages of this folder: the reference that is made from the code, and the files above.
+
+Sphinx calls `write` before it reads anything (docs/conf.py). The folder `_made` is made anew each time and not kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from app.cli.command import cli
+
+DOCS = Path(__file__).resolve().parent
+MADE = DOCS / "_made"
+ABOVE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+
+# The pages of the site, in order. A page that stands nowhere here fails the build.
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "Learn it": ("tutorial",),
+    "Use it": ("writing-a-pipeline", "toolkit", "migrating", "pipelines/*", "_made/README"),
+    "Run it": ("deploying", "operations", "*"),
+    "Look it up": ("cli", "_made/commands", "http-api", "_made/routes", "_made/python", "configuration"),
+    "Understand it": ("job-lifecycle", "architecture", "performance", "_made/benchmarks", "decisions/*"),
+    "Change it": ("_made/CONTRIBUTING", "_made/CHANGELOG", "_made/SECURITY"),
+}
+
+MODULES = {
+    "Writing pipelines": ("pipelines.contract", "pipelines.retry", "pipelines.testing"),
+    "The toolkit": (
+        *(f"pipelines.toolkit.{name}" for name in ("sources", "decode", "unpack", "load", "copytext", "replace")),
+        *(f"pipelines.toolkit.{name}" for name in ("connections", "target", "times", "paths", "errors")),
+    ),
+    "Calling the service": ("app.client",),
+    "Embedding it": ("app.queue.jobqueue", "app.queue.job", "app.errors"),
+}
+
+
+def write() -> None:
+    shutil.rmtree(MADE, ignore_errors=True)
+    MADE.mkdir()
+    for name in ABOVE:
+        if (DOCS.parent / name).exists():
+            _put(_site_name(name) + ".md", _moved((DOCS.parent / name).read_text(encoding="utf-8")))
+    _put("commands.md", "\n".join(_commands()))
+    _put("routes.md", "\n".join(_routes(json.loads((DOCS / "openapi.json").read_text(encoding="utf-8")))))
+    _put("python.rst", "\n".join(_python()))
+
+
+def _put(name: str, text: str) -> None:
+    (MADE / name).write_text(text.rstrip() + "\n", encoding="utf-8")
+
+
+def _site_name(path: str) -> str:
+    return "benchmarks" if path.startswith("benchmarks") else path.removesuffix(".md")
+
+
+def contents() -> str:
+    """The tables of contents that the first page ends with."""
+    named = {page for pages in SECTIONS.values() for page in pages}
+    rest = sorted(page.stem for page in DOCS.glob("*.md") if page.stem not in {*named, "index"})
+    trees = []
+    for caption, pages in SECTIONS.items():
+        wanted = [name for page in pages for name in (rest if page == "*" else [page])]
+        there = [page for page in wanted if "*" in page or any(DOCS.glob(f"{page}.*"))]
+        trees.append("\n".join(["```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *there, "```", ""]))
+    return "\n".join(trees)
+
+
+def inward(text: str, depth: int) -> str:
+    """Links of a page to the files above the folder, as links to their places in the site."""
+    up = "../" * depth
+    for name in ABOVE:
+        text = _relinked(text, re.escape(f"../{up}{name}"), f"{up}_made/{_site_name(name)}.md")
+    return text
+
+
+def _moved(text: str) -> str:
+    """Links of a file above, seen from within the folder `_made`."""
+    for name in ABOVE:
+        text = _relinked(text, rf"(?:\.\./)?{re.escape(name)}", f"{_site_name(name)}.md")
+    text = re.sub(r"\]\((?:\.\./)?docs/([^)]*)\)", r"](../\1)", text)
+    return re.sub(r"\[([^\]]*)\]\((?!\.\./|https?:|#|\w+\.md)[^)]*\)", r"\1", text)  # code, licence: not in the site
+
+
+def _relinked(text: str, old: str, new: str) -> str:
+    return re.sub(rf"\]\({old}(#[^)]*)?\)", rf"]({new}\1)", text)
+
+
+# ── the commands ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _commands() -> Iterator[str]:
+    yield "# All commands\n\nMade from the program itself; [The command line](../cli.md) tells how they are meant.\n"
+    yield from _command(cli, "dataloader", None)
+
+
+def _command(command: click.Command, path: str, parent: click.Context | None) -> Iterator[str]:
+    context = click.Context(command, info_name=path if parent is None else command.name, parent=parent)
+    yield f"## `{path}`\n\n```text\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None:
+                yield from _command(found, f"{path} {name}", context)
+
+
+# ── the routes ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _routes(document: dict[str, Any]) -> Iterator[str]:
+    yield "# All routes\n"
+    yield "Made from the OpenAPI document; [The HTTP API](../http-api.md) tells how they are meant.\n"
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"## `{method.upper()} {path}`\n\n**{operation['summary']}.** {operation.get('description', '')}\n"
+            yield from _parameters(operation.get("parameters", []))
+            yield from _body(operation.get("requestBody"), document)
+            yield from _answers(operation["responses"])
+
+
+def _parameters(parameters: list[dict[str, Any]]) -> Iterator[str]:
+    if parameters:
+        yield "| parameter | in | | |\n|---|---|---|---|"
+        for it in parameters:
+            needed = "required" if it.get("required") else ""
+            yield f"| `{it['name']}` | {it['in']} | {needed} | {_cell(it.get('description', ''))} |"
+        yield ""
+
+
+def _body(body: dict[str, Any] | None, document: dict[str, Any]) -> Iterator[str]:
+    for kind, content in (body or {}).get("content", {}).items():
+        schema = content["schema"]
+        name = schema.get("$ref", "").rpartition("/")[2]
+        model = document["components"]["schemas"].get(name, schema)
+        yield f"Body, `{kind}`:\n"
+        if "properties" not in model:
+            yield _cell(model.get("description", "")) + "\n"
+            continue
+        yield "| field | | |\n|---|---|---|"
+        for field, what in model["properties"].items():
+            needed = "required" if field in model.get("required", ()) else ""
+            yield f"| `{field}` | {needed} | {_cell(what.get('description', ''))} |"
+        yield ""
+
+
+def _answers(answers: Mapping[str, Any]) -> Iterator[str]:
+    yield "| answer | |\n|---|---|"
+    for status, what in answers.items():
+        yield f"| {status} | {_cell(what['description'])} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+# ── the Python ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _python() -> Iterator[str]:
+    yield _title("Python", "=")
+    for part, modules in MODULES.items():
+        yield _title(part, "-")
+        for module in modules:
+            yield _title(f"``{module}``", "~")
+            yield f".. automodule:: {module}\n   :members:\n   :show-inheritance:\n"
+
+
+def _title(text: str, line: str) -> str:
+    return f"{text}\n{line * len(text)}\n"
