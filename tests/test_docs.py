@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import psycopg2
 import pytest
-import yaml  # type: ignore[import-untyped] # its stubs are not worth a package
+import yaml
 
 from app.cli.command import cli
 from app.cli.exits import Exit
@@ -33,7 +33,7 @@ from tests.support import Databases, Process, eventually, free_port
 from tests.support.desk import Desk
 from tests.support.processes import ROOT, clean_environment
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_made" not in page.parts)])
 SQL_TEXT = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "app/queue").glob("*.sql")) + schema_text()
 OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 A_BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
