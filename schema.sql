@@ -42,12 +42,19 @@ CREATE TABLE IF NOT EXISTS dl_jobs (
     CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0)
 );
 
--- Room on each page, so that a heartbeat's new row version stays beside the old one and touches no index (HOT).
+-- Room on each page, so that a heartbeat's new row version stays beside the old one and touches no index (HOT). Rows are
+-- kept narrow for its sake: a wide args, progress or result stands in the TOAST table, where a heartbeat that does not
+-- change it leaves it as it is. What ends and is deleted is cleaned up soon, and statistics follow the work of a minute.
 ALTER TABLE dl_jobs SET (
     fillfactor = 70,
+    toast_tuple_target = 512,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 1000,
-    autovacuum_vacuum_cost_delay = 0
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.05,
+    toast.autovacuum_vacuum_scale_factor = 0.05,
+    toast.autovacuum_vacuum_threshold = 1000,
+    toast.autovacuum_vacuum_cost_delay = 0
 );
 
 ALTER TABLE dl_jobs
@@ -73,19 +80,182 @@ ALTER TABLE dl_jobs
     -- The job whose run asked for this one.
     ADD COLUMN IF NOT EXISTS parent_id uuid;
 
+-- The journal and the jobs' logs grow with every move and every line, and are got rid of by the part: a part holds the
+-- rows of some days and is dropped whole. The numbers tell the time: the first one of a part is a hundred thousand times
+-- the second since 1970 with which its time begins, and the sequence is moved there when that time comes. So the primary
+-- key is the column alone, as it always was. (They stay below 2^53, and are no strange numbers to a reader of JSON.)
+--
+-- Tables of before become the first part of the new ones, where they are and as they are.
+DO $$
+DECLARE
+    parent text;
+    old    record;
+BEGIN
+    FOREACH parent IN ARRAY ARRAY['dl_job_events', 'dl_job_logs'] LOOP
+        IF (SELECT relkind FROM pg_class WHERE oid = to_regclass(parent)) = 'r' THEN
+            EXECUTE format('ALTER TABLE %I RENAME TO %I', parent, parent || '_before');
+            FOR old IN SELECT conname AS name FROM pg_constraint
+                        WHERE conrelid = to_regclass(parent || '_before') AND starts_with(conname, parent) LOOP
+                EXECUTE format('ALTER TABLE %I RENAME CONSTRAINT %I TO %I', parent || '_before', old.name,
+                               parent || '_before' || substr(old.name, length(parent) + 1));
+            END LOOP;
+            FOR old IN SELECT relname AS name FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid
+                        WHERE x.indrelid = to_regclass(parent || '_before') AND starts_with(relname, parent)
+                          AND NOT starts_with(relname, parent || '_before') LOOP
+                EXECUTE format('ALTER INDEX %I RENAME TO %I', old.name,
+                               parent || '_before' || substr(old.name, length(parent) + 1));
+            END LOOP;
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE SEQUENCE IF NOT EXISTS dl_job_events_event_id_seq;
 CREATE TABLE IF NOT EXISTS dl_job_events (
-    event_id bigserial   PRIMARY KEY,
+    event_id bigint      PRIMARY KEY DEFAULT nextval('dl_job_events_event_id_seq'),
     job_id   uuid        NOT NULL REFERENCES dl_jobs (job_id) ON DELETE CASCADE,
     queue    text        NOT NULL,
-    ts       timestamptz NOT NULL DEFAULT now(),
+    ts       timestamptz NOT NULL DEFAULT now(),  -- may be before an event of a transaction that it waited for
     kind     text        NOT NULL,
     payload  jsonb       DEFAULT '{}'
-);
+) PARTITION BY RANGE (event_id);
+ALTER SEQUENCE dl_job_events_event_id_seq OWNED BY dl_job_events.event_id;
 
--- now() is when the transaction began, which may be before an event of a transaction that it waited for.
-ALTER TABLE dl_job_events
-    ALTER COLUMN payload SET DEFAULT '{}',
-    SET (autovacuum_vacuum_insert_scale_factor = 0.1);
+-- What pipelines log and print, a line a row. No foreign key: logs have a retention of their own.
+CREATE SEQUENCE IF NOT EXISTS dl_job_logs_log_id_seq;
+CREATE TABLE IF NOT EXISTS dl_job_logs (
+    log_id  bigint      PRIMARY KEY DEFAULT nextval('dl_job_logs_log_id_seq'),
+    job_id  uuid        NOT NULL,
+    attempt int         NOT NULL,
+    ts      timestamptz NOT NULL,
+    level   text        NOT NULL,
+    stream  text        NOT NULL,
+    line    text        NOT NULL
+) PARTITION BY RANGE (log_id);
+ALTER SEQUENCE dl_job_logs_log_id_seq OWNED BY dl_job_logs.log_id;
+
+-- Parts are made, moved to and dropped by whoever keeps house, who need not own the tables. Each function is one short
+-- transaction, gives up after a tenth of a second where a lock cannot be had, and then says so.
+CREATE OR REPLACE FUNCTION dl_first_id(at timestamptz) RETURNS bigint
+    LANGUAGE sql IMMUTABLE RETURN (extract(epoch FROM at) * 100000)::bigint;
+
+CREATE OR REPLACE FUNCTION dl_parts(parent text) RETURNS TABLE (part text, low bigint, high bigint)
+    LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT c.relname::text,
+           coalesce(substring(bound FROM $r$FROM \('?(-?\d+)$r$)::bigint, -1), substring(bound FROM $r$TO \('?(\d+)$r$)::bigint
+      FROM pg_inherits i
+           JOIN pg_class c ON c.oid = i.inhrelid
+           CROSS JOIN LATERAL pg_get_expr(c.relpartbound, c.oid) AS bound
+     WHERE i.inhparent = to_regclass(parent) AND bound <> 'DEFAULT'
+     ORDER BY 2
+$$;
+
+-- Make parts until they reach `ahead` beyond now, each `span` long. The default one is for numbers that somebody chose.
+-- Answers with the names of what was made.
+CREATE OR REPLACE FUNCTION dl_make_parts(parent text, span interval, ahead interval) RETURNS SETOF text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms' AS $$
+DECLARE
+    day    interval := interval '1 day';
+    low    bigint;
+    begins timestamptz := greatest(
+        (SELECT to_timestamp(max(high) / 100000.0) FROM dl_parts(parent)),
+        CASE WHEN span >= day THEN date_trunc('day', clock_timestamp() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'
+             ELSE to_timestamp(floor(extract(epoch FROM clock_timestamp()) / extract(epoch FROM span))
+                               * extract(epoch FROM span)) END);
+    part   text;
+BEGIN
+    WHILE begins < clock_timestamp() + ahead LOOP
+        low := dl_first_id(begins);
+        part := parent || '_' || to_char(begins AT TIME ZONE 'UTC',
+                                         CASE WHEN span >= day THEN 'YYYYMMDD' ELSE 'YYYYMMDD"t"HH24MISS' END);
+        IF parent = 'dl_job_events' THEN
+            LOCK TABLE dl_jobs IN SHARE ROW EXCLUSIVE MODE;  -- the foreign key will want it: first, so that nobody holds it up
+        END IF;
+        EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)'
+                       ' WITH (autovacuum_vacuum_insert_scale_factor = 0.1)', part, parent);
+        EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', parent, part, low,
+                       dl_first_id(begins + span));
+        RETURN NEXT part;
+        begins := begins + span;
+    END LOOP;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RETURN;
+END $$;
+
+-- Move the sequence to the part that now belongs to. Never back: whoever does it holds the lock.
+CREATE OR REPLACE FUNCTION dl_move_on(parent text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    sequence text := pg_get_serial_sequence(parent, CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END);
+    now_id   bigint := dl_first_id(clock_timestamp());
+    due      record;
+    reached  bigint;
+BEGIN
+    PERFORM pg_advisory_xact_lock(1684828527, 3);
+    SELECT * INTO due FROM dl_parts(parent) p WHERE p.low <= now_id AND now_id < p.high;
+    EXECUTE format('SELECT last_value FROM %s', sequence) INTO reached;
+    IF due.low IS NULL OR reached >= due.low THEN
+        RETURN NULL;
+    END IF;
+    PERFORM setval(sequence, due.low);
+    RETURN due.part;
+END $$;
+
+-- Drop the parts whose rows are all older than `keep`. The one that is being written to stays, and so does any that a
+-- transaction has open. What is locked meanwhile is the journal, not the jobs.
+CREATE OR REPLACE FUNCTION dl_drop_parts(parent text, keep interval, dry bool) RETURNS SETOF text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms' AS $$
+DECLARE
+    column_of text := CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END;
+    reached   bigint;
+    old       record;
+    newest    timestamptz;
+    over      bool;
+BEGIN
+    EXECUTE format('SELECT last_value FROM %s', pg_get_serial_sequence(parent, column_of)) INTO reached;
+    FOR old IN SELECT * FROM dl_parts(parent) p WHERE p.high <= reached ORDER BY p.low LOOP
+        EXECUTE format('SELECT max(ts) FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', old.part, column_of)
+           INTO newest;
+        CONTINUE WHEN coalesce(newest, to_timestamp(least(old.high, 25340230080000000) / 100000.0))
+                      >= clock_timestamp() - keep;
+        IF NOT dry THEN
+            -- The last look is taken under the lock: nobody can have written to it since.
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', old.part);
+            EXECUTE format('SELECT coalesce(max(ts) < clock_timestamp() - $1, true)'
+                           ' FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', old.part, column_of)
+               INTO over USING keep;
+            CONTINUE WHEN NOT over;
+            EXECUTE format('DROP TABLE %I', old.part);
+        END IF;
+        RETURN NEXT old.part;
+        EXIT WHEN NOT dry;  -- one at a time: a lock on the whole journal is not held for longer than it takes
+    END LOOP;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RETURN;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION dl_make_parts(text, interval, interval), dl_move_on(text), dl_drop_parts(text, interval, bool)
+  FROM PUBLIC;
+
+DO $$
+DECLARE
+    parent  text;
+    reached bigint;
+BEGIN
+    FOREACH parent IN ARRAY ARRAY['dl_job_events', 'dl_job_logs'] LOOP
+        IF to_regclass(parent || '_default') IS NULL THEN
+            EXECUTE format('CREATE TABLE %I PARTITION OF %I DEFAULT', parent || '_default', parent);
+        END IF;
+        IF to_regclass(parent || '_before') IS NOT NULL
+           AND NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = to_regclass(parent || '_before')) THEN
+            EXECUTE format('SELECT last_value FROM %s', pg_get_serial_sequence(
+                        parent, CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END)) INTO reached;
+            EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (MINVALUE) TO (%s)', parent, parent || '_before',
+                           greatest(reached + 1, dl_first_id(date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC')));
+        END IF;
+        PERFORM dl_make_parts(parent, interval '6 days', interval '1 day');
+        PERFORM dl_move_on(parent);
+    END LOOP;
+END $$;
 
 CREATE TABLE IF NOT EXISTS dl_workers (
     worker_id     uuid        PRIMARY KEY,
@@ -99,16 +269,6 @@ CREATE TABLE IF NOT EXISTS dl_workers (
     seen_at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- What pipelines log and print, a line a row. No foreign key: logs have a retention of their own.
-CREATE TABLE IF NOT EXISTS dl_job_logs (
-    log_id  bigserial   PRIMARY KEY,
-    job_id  uuid        NOT NULL,
-    attempt int         NOT NULL,
-    ts      timestamptz NOT NULL,
-    level   text        NOT NULL,
-    stream  text        NOT NULL,
-    line    text        NOT NULL
-);
 CREATE INDEX IF NOT EXISTS dl_job_logs_job_idx ON dl_job_logs (job_id, log_id);
 
 -- One row a schema change that was applied.
@@ -158,6 +318,11 @@ CREATE UNIQUE INDEX IF NOT EXISTS dl_jobs_live_key_idx ON dl_jobs (live_key)
 
 -- Lists, newest first.
 CREATE INDEX IF NOT EXISTS dl_jobs_created_idx ON dl_jobs (created_at, job_id);
+
+-- What has ended, the longest ago first, for each status and task: the order in which it is deleted. Made at the end of a
+-- job's life, so claims and heartbeats pay nothing.
+CREATE INDEX IF NOT EXISTS dl_jobs_ended_idx ON dl_jobs (status, task, finished_at)
+    WHERE status IN ('succeeded', 'failed', 'canceled', 'lost');
 
 -- Without it every deleted job costs a scan of the journal.
 CREATE INDEX IF NOT EXISTS dl_job_events_job_idx ON dl_job_events (job_id, event_id);
@@ -722,5 +887,5 @@ CREATE OR REPLACE FUNCTION dl_text(value jsonb, most int DEFAULT 67108864) RETUR
 
 -- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.
 INSERT INTO dl_schema (version, fingerprint)
-SELECT 1, 'by hand'
- WHERE NOT EXISTS (SELECT FROM dl_schema WHERE version >= 1);
+SELECT 2, 'by hand'
+ WHERE NOT EXISTS (SELECT FROM dl_schema WHERE version >= 2);

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +14,7 @@ import psycopg2
 import pytest
 
 from app.errors import DatabaseUnavailable, SchemaMissing, SchemaOutdated, SchemaTooNew
-from app.queue.job import Status
+from app.queue.job import Said, Status
 from app.queue.schema import SCHEMA_VERSION, check, migrate, schema_text
 from tests.support.desk import Desk
 
@@ -187,12 +189,17 @@ def definitions(desk: Desk, *, but: str = "") -> set[tuple[Any, ...]]:
                    pg_get_expr(d.adbin, d.adrelid)
               FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
                    LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
-             WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND a.attnum > 0
+             WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')
+               AND NOT c.relispartition AND a.attnum > 0
             UNION ALL
-            SELECT 'index', indexname, indexdef, NULL, NULL FROM pg_indexes WHERE schemaname = 'public'
+            SELECT 'index', i.relname, pg_get_indexdef(i.oid), NULL, NULL
+              FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
+             WHERE i.relnamespace = 'public'::regnamespace AND NOT t.relispartition
             UNION ALL
             SELECT 'constraint', conname, pg_get_constraintdef(oid), convalidated, NULL
-              FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+              FROM pg_constraint
+             WHERE connamespace = 'public'::regnamespace
+               AND conrelid NOT IN (SELECT oid FROM pg_class WHERE relispartition)
             UNION ALL
             SELECT 'trigger', tgname, pg_get_triggerdef(oid), NULL, NULL FROM pg_trigger WHERE NOT tgisinternal
             UNION ALL
@@ -200,7 +207,8 @@ def definitions(desk: Desk, *, but: str = "") -> set[tuple[Any, ...]]:
               FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname <> %s
             UNION ALL
             SELECT 'table', relname, reloptions::text, NULL, NULL
-              FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
+              FROM pg_class
+             WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
             UNION ALL
             SELECT 'label', t.typname || '.' || e.enumlabel, e.enumsortorder::text, NULL, NULL
               FROM pg_enum e JOIN pg_type t ON t.oid = e.enumtypid
@@ -208,6 +216,70 @@ def definitions(desk: Desk, *, but: str = "") -> set[tuple[Any, ...]]:
             but,
         )
     )
+
+
+# ── from version 1 ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def version_1(empty_dsn) -> Iterator[Desk]:
+    """Tables of version 1 with jobs in every status, their journal and their logs."""
+    desk = Desk(empty_dsn)
+    desk.sql((Path(__file__).parent / "support" / "version_1.sql").read_text(encoding="utf-8"))
+    desk.sql(re.sub(r"'(twin \d)', ( *)'q', 'h'", r"'\1', \2'q', '\1'", ROWS))  # one running job a key
+    desk.sql("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'picked' FROM dl_jobs")
+    desk.sql(
+        "INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line)"
+        " SELECT job_id, 1, now(), 'INFO', 'log', 'said ' || n FROM dl_jobs, generate_series(1, 3) n"
+    )
+    yield desk
+    desk.close()
+
+
+def contents(desk: Desk) -> dict[str, list[tuple[Any, ...]]]:
+    questions = {
+        "jobs": f"SELECT {OLD_COLUMNS}, run_id, place, stray, live_key FROM dl_jobs ORDER BY job_id",  # noqa: S608
+        "events": "SELECT event_id, job_id, queue, ts, kind, payload FROM dl_job_events ORDER BY event_id",
+        "logs": "SELECT log_id, job_id, attempt, ts, level, stream, line FROM dl_job_logs ORDER BY log_id",
+    }
+    return {name: desk.sql(question) for name, question in questions.items()}
+
+
+def test_version_1_keeps_every_row_number_and_log_line(version_1, dsn):
+    desk, fresh = version_1, Desk(dsn)
+    before = contents(desk)
+    given_a_lease = {"no lease", "twin 3"}
+    before["jobs"] = [row for row in before["jobs"] if row[0] not in given_a_lease]
+
+    migration = migrate(desk.dsn)
+
+    after = contents(desk)
+    after["jobs"] = [row for row in after["jobs"] if row[0] not in given_a_lease]
+    assert (migration.found, migration.now) == (1, SCHEMA_VERSION)
+    assert after == before
+    assert definitions(desk) == definitions(fresh)
+    assert migrate(desk.dsn).steps == ()
+    desk.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
+    migrate(desk.dsn)
+    assert definitions(desk) == definitions(fresh)
+    fresh.close()
+
+
+def test_what_is_journaled_after_an_upgrade_stands_behind_what_was_there_and_goes_with_its_job(version_1):
+    desk = version_1
+    migrate(desk.dsn)
+    job_id = job_of(desk, "ready")
+    said = [line.line for line in desk.queue.logs(job_id).lines]
+
+    (run,) = desk.claim(tasks=["ready"])
+    desk.settle(run)
+    desk.queue.write_logs([Said(job_id, 1, 0.0, "INFO", "log", "and more")])
+
+    assert desk.kinds(job_id) == ["queued", "queued", "picked", "picked", "done"]
+    assert [line.line for line in desk.queue.logs(job_id).lines] == [*said, "and more"]
+    assert len({row[0] for row in desk.sql("SELECT tableoid FROM dl_job_events")}) == 2
+    desk.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(job_id))
+    assert desk.one("SELECT count(*) FROM dl_job_events WHERE job_id = %s", str(job_id)) == 0
 
 
 # ── any migration ───────────────────────────────────────────────────────────────────────────────────────────────────

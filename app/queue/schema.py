@@ -15,7 +15,7 @@ from psycopg2 import sql
 from app.errors import SchemaMissing, SchemaOutdated, SchemaTooNew
 from app.queue.refusals import translated
 
-SCHEMA_VERSION = 1  # grows with each change of schema.sql that a running older version would notice
+SCHEMA_VERSION = 2  # grows with each change of schema.sql that a running older version would notice
 
 _ONE_AT_A_TIME = 1684828528  # advisory lock: two migrations of one database
 _OLDEST_SERVER = 150000
@@ -146,16 +146,17 @@ def _objects(cursor: Any, schema: str) -> dict[str, str]:
             SELECT 'column' AS kind, c.relname || '.' || a.attname AS name, format_type(a.atttypid, a.atttypmod) AS form
               FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
              WHERE c.relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND c.relkind IN ('r', 'p')
-               AND a.attnum > 0 AND NOT a.attisdropped AND c.relname LIKE 'dl\_%%'
+               AND NOT c.relispartition AND a.attnum > 0 AND NOT a.attisdropped AND c.relname LIKE 'dl\_%%'
             UNION ALL
             SELECT 'index', i.relname, pg_get_indexdef(i.oid)
               FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class c ON c.oid = x.indrelid
              WHERE c.relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND c.relname LIKE 'dl\_%%'
+               AND NOT c.relispartition
             UNION ALL
             SELECT 'trigger', t.tgname, pg_get_triggerdef(t.oid)
               FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
              WHERE c.relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND NOT t.tgisinternal
-               AND c.relname LIKE 'dl\_%%'
+               AND NOT c.relispartition AND c.relname LIKE 'dl\_%%'
             UNION ALL
             SELECT 'function', p.proname, p.prosrc
               FROM pg_proc p
