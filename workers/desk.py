@@ -89,6 +89,7 @@ class Desk:
         self._unsure: tuple[list[UUID], float, str] | None = None  # runs of a claim whose answer was lost
         self._backing_off = False
         self.claimed_at = clock()  # when a claim last came back; read by anyone
+        self.rounded_at = clock()  # when a round was last completed: a claim, or a wait for a word that can be heard
 
     # ── for the workers ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -96,6 +97,8 @@ class Desk:
         """The next attempt for a thread of this queue; None: the service stops."""
         line = self.lines[name]
         with self._lock:
+            if not any(other.idle for other in self.lines.values()):
+                self.rounded_at = clock()  # nobody had to claim until now
             line.idle += 1
             try:
                 while not self._ends():
@@ -177,6 +180,8 @@ class Desk:
             return
         self._backing_off = False
         self._hear(self._listener.listen(max(0.0, deadline - now), self._bell))
+        if self._listener.hearing is Hearing.LISTENING and not lines:
+            self.rounded_at = clock()
 
     def _deadline(self) -> float:
         times = [self._poll_at, self._due_at, *(line.again_at for line in self.lines.values())]
@@ -215,7 +220,7 @@ class Desk:
         except DatabaseUnavailable as error:
             self._back_off(line, error)
             return
-        self.claimed_at = clock()
+        self.claimed_at = self.rounded_at = clock()
         self._look_ahead(line, outlook, full=len(attempts) >= most)
         self._hand_out(line, attempts)
         if len(attempts) < most:
@@ -319,6 +324,12 @@ class Desk:
                 self._led = self._stood_in = False
                 self._pass_on()
         return True
+
+    @property
+    def all_busy(self) -> bool:
+        """Every thread has a job: nobody has to claim."""
+        with self._lock:
+            return not any(line.idle for line in self.lines.values())
 
     def clear_stale(self) -> None:
         """Hand back what was claimed ahead and has found no thread: a slow job must not hold it."""

@@ -12,6 +12,7 @@ from app.queue.jobqueue import JobQueue
 from pipelines.contract import StopReason
 from workers.attempt import Attempt
 from workers.roster import Roster
+from workers.tally import Tally
 from workers.threads import Loop, clock
 
 _log = log.get(__name__)
@@ -28,7 +29,9 @@ class Heartbeat:
         info: WorkerInfo,
         listen: Callable[[float], bool],
         died: Callable[[str], None],
+        tally: Tally | None = None,
     ) -> None:
+        self._tally = tally or Tally()
         self._queue, self._roster, self._every, self._info, self._listen = queue, roster, every, info, listen
         self._next_beat = 0.0
         self._known = False  # the database knows this worker
@@ -82,6 +85,7 @@ class Heartbeat:
         (again,) = self._queue.renew([News(job.id, job.run_id)], late_sec=3 * self._every)
         if not again.owned and self._lives(attempt):
             _log.warning("lease.lost", job=str(job.id), run=str(job.run_id), reason="not ours any more")
+            self._tally.lease_lost()
             attempt.stop(StopReason.LEASE_LOST)
 
     def _lives(self, attempt: Attempt) -> bool:
@@ -96,6 +100,7 @@ class Heartbeat:
                 _log.warning(
                     "lease.lost", job=str(attempt.job.id), run=str(attempt.job.run_id), reason="not renewed in time"
                 )
+                self._tally.lease_lost()
                 attempt.stop(StopReason.LEASE_LOST)
 
     def _say_alive(self) -> None:

@@ -11,14 +11,17 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from app import log
+from app.queue.alerts import Alerts
 from app.queue.effects import Places
 from app.queue.job import Release, WorkerInfo
 from app.queue.jobqueue import JobQueue, Limits
 from app.queue.session import Session
+from app.queue.webhooks import Webhooks
 from pipelines.contract import Pipelines, StopReason
 from pipelines.retry import DEFAULT, Policy
 from workers.attempt import Attempt, Tools
 from workers.capture import Write
+from workers.courier import Courier, CourierOptions
 from workers.desk import Desk
 from workers.heartbeat import Heartbeat
 from workers.joblog import JobLogs, LogLimits
@@ -28,7 +31,9 @@ from workers.outcome import HandedBack
 from workers.reaper import Reaper
 from workers.roster import Keys, Roster
 from workers.settler import Settler
-from workers.threads import clock
+from workers.tally import Counted, Tally
+from workers.threads import Loop, clock
+from workers.watch import Watch
 from workers.worker import Worker
 
 _log = log.get(__name__)
@@ -60,6 +65,8 @@ class PoolOptions:
     targets: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     logs: LogLimits = field(default_factory=LogLimits)  # of what jobs say
+    courier: CourierOptions = field(default_factory=CourierOptions)
+    alert_period_sec: float = 15.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,8 @@ class PoolState:
     listener: str
     echo_age_sec: float | None
     claim_age_sec: float
+    round_age_sec: float
+    consuming: bool
     heartbeat_age_sec: float
     reaper_age_sec: float
     threads: int
@@ -133,9 +142,9 @@ class WorkerPool:
             died=self._on_death,
             echo=echo,
         )
-        self._roster = Roster()
+        self._roster, self._tally = Roster(), Tally()
         self._keys = Keys(sessions["settle"], queue["settle"])
-        self._settler = Settler(queue["settle"], self._roster, self._keys, died=self._on_death)
+        self._settler = Settler(queue["settle"], self._roster, self._keys, died=self._on_death, tally=self._tally)
         self._listener = Listener(sessions["listen"], echo_every=options.heartbeat_sec)
         self._desk = Desk(
             dict(options.queues),
@@ -160,6 +169,7 @@ class WorkerPool:
             info=info,
             listen=self._desk.stand_in,
             died=self._on_death,
+            tally=self._tally,
         )
         self._ladder = Ladder(
             self._roster,
@@ -175,6 +185,8 @@ class WorkerPool:
             clear_stale=self._desk.clear_stale,
             died=self._on_death,
         )
+        self._courier = Courier(Webhooks(sessions["claim"]), options.courier, died=self._on_death)
+        self._watch = Watch(Alerts(sessions["claim"]), every=options.alert_period_sec, died=self._on_death)
         self._workers = [
             Worker(
                 f"worker-{name}-{n}",
@@ -214,8 +226,8 @@ class WorkerPool:
     def start(self) -> None:
         """Start the keepers, then those they keep. The database need not be there yet."""
         self._began = True
-        for keeper in (self._settler, self._heartbeat, self._reaper, self._ladder):
-            keeper.loop.start()
+        for loop in self._keepers:
+            loop.start()
         self._logs.start()
         for worker in self._workers:
             worker.start()
@@ -280,13 +292,18 @@ class WorkerPool:
         self._keys.forget([attempt])
         self._settler.write(attempt, HandedBack(Release.SHUTDOWN, attempt.left()))
 
+    @property
+    def _keepers(self) -> list[Loop]:
+        keepers = (self._settler, self._heartbeat, self._reaper, self._ladder, self._courier, self._watch)
+        return [keeper.loop for keeper in keepers]
+
     def _end_keepers(self) -> None:
-        loops = [self._settler.loop, self._heartbeat.loop, self._reaper.loop, self._ladder.loop]
-        for loop in loops:
+        for loop in self._keepers:
             loop.stop()
         self._desk.ring()
-        for loop in loops:
+        for loop in self._keepers:
             loop.join(5.0)
+        self._courier.finish(min(self._patience(), self._options.courier.timeout_sec))
         self._settler.give_up_the_rest()
         self._heartbeat.say_goodbye()
         for role in ("listen", "claim", "renew"):
@@ -299,27 +316,24 @@ class WorkerPool:
 
     def state(self) -> PoolState:
         now = clock()
-        loops = {
-            "settler": self._settler.loop,
-            "heartbeat": self._heartbeat.loop,
-            "reaper": self._reaper.loop,
-            "ladder": self._ladder.loop,
-            "joblog": self._logs.loop,
-        }
-        dead = [*self._dead, *(name for name, loop in loops.items() if self._began and not loop.alive)]
+        loops = [*self._keepers, self._logs.loop]
+        dead = [*self._dead, *(loop.name for loop in loops if self._began and not loop.alive)]
         hearing, echoed = self._listener.hearing, self._listener.echoed_at
         # Each is read once, for they come and go meanwhile.
         running = [attempt for worker in self._workers if (attempt := worker.current) is not None]
         busy = dict.fromkeys(self._options.queues, 0)
         for attempt in running:
             busy[attempt.job.queue] += 1
+        ready = self._began and not self._stopped.is_set() and not dead
         return PoolState(
-            ready=self._began and not self._stopped.is_set() and not dead,
+            ready=ready,
             worker_id=self.id,
             name=self.name,
             listener=hearing.value,
             echo_age_sec=None if echoed is None or hearing is not Hearing.LISTENING else round(now - echoed, 1),
             claim_age_sec=round(now - self._desk.claimed_at, 1),
+            round_age_sec=round(now - self._desk.rounded_at, 1),
+            consuming=ready and (self._desk.all_busy or now - self._desk.rounded_at < self._longest_round),
             heartbeat_age_sec=round(now - self._heartbeat.beat_at, 1),
             reaper_age_sec=round(now - self._reaper.looked_at, 1),
             threads=len(self._workers),
@@ -329,12 +343,27 @@ class WorkerPool:
             dead=tuple(dead),
         )
 
+    @property
+    def _longest_round(self) -> float:
+        """Idle, the claim loop looks around after each poll or heartbeat, whichever is longer; one may go wrong."""
+        return 2 * max(self._options.claim_backoff_sec, self._options.heartbeat_sec) + 5.0
+
+    def counted(self) -> Counted:
+        """What this pool has counted since it was made."""
+        return self._tally.counted()
+
+    def sent(self) -> Mapping[str, int]:
+        """How many webhooks it has sent, by what came of it."""
+        return self._courier.counted()
+
     def _running(self, attempt: Attempt) -> Mapping[str, Any]:
         job = attempt.job
         return {"job_id": str(job.id), "task": job.task, "queue": job.queue, "attempt": job.attempt}
 
     def _control(self, word: str) -> None:
         verb, _, run_id = word.partition(" ")
+        if verb == "deliver":
+            self._courier.loop.ring()
         if verb == "cancel":
             attempt = self._roster.find(_uuid(run_id))
             if attempt is not None:

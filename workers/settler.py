@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from app import log
 from app.errors import InvalidJob
@@ -14,6 +15,7 @@ from app.queue.jobqueue import JobQueue
 from workers.attempt import Attempt
 from workers.outcome import Abandoned, Ending, Finished, HandedBack
 from workers.roster import Keys, Roster
+from workers.tally import Tally
 from workers.threads import Loop, clock
 
 _log = log.get(__name__)
@@ -30,8 +32,17 @@ class Ended:
 class Settler:
     """One thread a process; attempts are held, and renewed, until their end is written or given up."""
 
-    def __init__(self, queue: JobQueue, roster: Roster, keys: Keys, *, died: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        queue: JobQueue,
+        roster: Roster,
+        keys: Keys,
+        *,
+        died: Callable[[str], None],
+        tally: Tally | None = None,
+    ) -> None:
         self._queue, self._roster, self._keys = queue, roster, keys
+        self._tally = tally or Tally()
         self._lock = threading.Lock()
         self._waiting: list[Ended] = []  # under the lock
         self._busy = False  # under the lock: some are on their way
@@ -159,6 +170,7 @@ class Settler:
     def _report(self, ended: Ended, fate: Fate) -> None:
         job = ended.attempt.job
         if fate.answer == "not ours":
+            self._tally.fenced()
             _log.error(
                 Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason="not_ours"
             )
@@ -167,10 +179,12 @@ class Settler:
 
     def _tell(self, ended: Ended, status: Status | None) -> None:
         job = ended.attempt.job
-        facts = {
+        facts: dict[str, Any] = {
             "job": str(job.id), "queue": job.queue, "task": job.task, "attempt": job.attempt,
             "status": status, "ran_sec": _ran(ended.attempt),
         }  # fmt: skip
+        if status is not None:
+            self._tally.ended(job.queue, job.task, status.value, ran=facts["ran_sec"], waited=max(0.0, job.waited_sec))
         log.metric("job.ended", **facts)
         log.audit("job.ended", **facts)
         say = _log.debug if status is Status.SUCCEEDED else _log.info

@@ -24,6 +24,7 @@ class Alert(StrEnum):
     COMPLETE_FAILED = "worker.complete.failed"
     REAPER_REQUEUED = "reaper.requeued"
     API_ERROR = "api.error"
+    WEBHOOK_DISABLED = "webhook.disabled"
 
 
 @contextmanager
