@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LONGEST_SHOWN = 80
 _OURS = "DL_"
 # Other parts of the project read these; the service itself does not.
-_ELSEWHERE = ("DL_TEST_", "DL_URL")
+_ELSEWHERE = ("DL_TEST_", "DL_URL", "DL_API_KEY", "DL_SECRET_")
 _NEAR_OURS, _NEAR = 0.7, 0.85
 
 Among = frozenset[str]

@@ -18,6 +18,8 @@ from app.config import checks, dsn, tasks, values
 from app.config.values import QueueWorkers, Rotation
 from app.errors import ConfigError, Fault
 
+A_SECRET = "DL_SECRET_"  # noqa: S105 - how the variables begin that args may refer to
+
 
 class Group(StrEnum):
     APP = "Service"
@@ -25,6 +27,7 @@ class Group(StrEnum):
     WORKERS = "Workers"
     PIPELINES = "Pipelines"
     LIMITS = "Limits of a request"
+    SECURITY = "Security"
     LOGS = "Logs"
 
 
@@ -64,6 +67,8 @@ Identifier = Annotated[str, BeforeValidator(values.identifier)]
 FileName = Annotated[str, BeforeValidator(values.file_name)]
 Packages = Annotated[tuple[str, ...], BeforeValidator(values.packages)]
 Workers = Annotated[tuple[QueueWorkers, ...], BeforeValidator(values.queue_workers)]
+Networks = Annotated[tuple[str, ...], BeforeValidator(values.networks)]
+Words = Annotated[tuple[str, ...], BeforeValidator(values.words)]
 Rotating = Annotated[Rotation, BeforeValidator(values.rotation)]
 Endpoints = Annotated[Mapping[str, str], BeforeValidator(values.endpoints)]
 Targets = Annotated[Mapping[str, SecretStr], BeforeValidator(values.targets)]
@@ -275,6 +280,57 @@ class Settings(BaseSettings):
         Group.LIMITS, "DL_MAX_TEXT_LENGTH", 1000, "The longest text field of a request, in characters.", 16, 100_000
     )
 
+    auth: Literal["keys", "none"] = _knob(
+        Group.SECURITY,
+        "DL_AUTH",
+        "keys",
+        "Who may call: keys: whoever has an API key, and callers on this machine while there is none; none: everybody "
+        "who can reach the service.",
+        "keys or none",
+    )
+    trusted_proxies: Networks = _knob(
+        Group.SECURITY,
+        "DL_TRUSTED_PROXIES",
+        (),
+        "The proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; nobody is let in for what they say.",
+        "addresses and networks such as 10.0.0.0/8, separated by commas",
+    )
+    session_hours: float = _number(
+        Group.SECURITY, "DL_SESSION_HOURS", 12.0, "How long a browser stays logged in, in hours.", 0.01, 8760
+    )
+    session_secret: SecretStr | None = _knob(
+        Group.SECURITY,
+        "DL_SESSION_SECRET",
+        None,
+        "What browsers' sessions are signed with; without it one is drawn and kept in the database. Never shown.",
+        "a text of at least 32 characters",
+        min_length=32,
+    )
+    audit_keep_days: float = _number(
+        Group.SECURITY,
+        "DL_AUDIT_KEEP_DAYS",
+        365.0,
+        "After how many days lines of the audit in the database are deleted.",
+        1,
+        36_500,
+    )
+    secrets_dir: Path | None = _knob(
+        Group.SECURITY,
+        "DL_SECRETS_DIR",
+        None,
+        'The folder with a file for each secret that args may refer to with {"$secret": "name"}, beside variables '
+        "DL_SECRET_NAME.",
+        "a folder",
+    )
+    masked_keys: Words = _knob(
+        Group.SECURITY,
+        "DL_MASKED_KEYS",
+        (),
+        "Words that make a key of args secret when they are in it, beside password, token, secret, api_key and the "
+        "like: its value is not shown in answers and logs.",
+        "words of letters, digits and _, separated by commas",
+    )
+
     log_format: Literal["auto", "json", "text"] = _knob(
         Group.LOGS,
         "DL_LOG_FORMAT",
@@ -335,6 +391,7 @@ class Settings(BaseSettings):
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
     _warnings: tuple[str, ...] = PrivateAttr(default=())
+    _named_secrets: dict[str, SecretStr] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def settings_customise_sources(
@@ -364,6 +421,7 @@ class Settings(BaseSettings):
 
         settings._sources = {name: "environment" if name in here else ".env" for name in given}
         settings._warnings = (*warnings, *checks.overruled(settings))
+        settings._named_secrets = {name: SecretStr(text) for name, text in given.items() if name.startswith(A_SECRET)}
         return settings
 
     @classmethod
@@ -419,6 +477,11 @@ class Settings(BaseSettings):
         return dict(self.endpoints), targets, tokens
 
     @property
+    def named_secrets(self) -> dict[str, str]:
+        """The variables DL_SECRET_…, in the clear: what args may refer to."""
+        return {name: secret.get_secret_value() for name, secret in self._named_secrets.items()}
+
+    @property
     def secrets(self) -> tuple[str, ...]:
         """Values that must not be seen in any log."""
         known = [self.pg_password.get_secret_value()] if self.pg_password else []
@@ -428,10 +491,13 @@ class Settings(BaseSettings):
         if self.worker_dsn is not None:
             known.append(self.worker_dsn.get_secret_value())
             known += _passwords(known[-1])
+        if self.session_secret is not None:
+            known.append(self.session_secret.get_secret_value())
         for target in self.targets.values():
             known += [target.get_secret_value(), *_passwords(target.get_secret_value())]
         known += [token.get_secret_value() for token in self.tokens.values()]
         known += tasks.secrets(self.tasks)
+        known += self.named_secrets.values()
         return tuple(known)
 
     @property

@@ -5,9 +5,10 @@ Each function raises ValueError with what would do; what was found is told by wh
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -93,6 +94,30 @@ def packages(value: str | tuple[str, ...]) -> tuple[str, ...]:
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise ValueError("names of Python packages, separated by commas, would do: pipelines,company.loads")
     return tuple(dict.fromkeys(names))
+
+
+def networks(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """`10.0.0.0/8, 192.0.2.7` as networks."""
+    given = _listed(value)
+    try:
+        return tuple(str(ipaddress.ip_network(one.strip(), strict=False)) for one in given if one.strip())
+    except ValueError:
+        raise ValueError("addresses and networks such as 10.0.0.0/8, separated by commas, would do") from None
+
+
+def words(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """`iban, card_number` as lower-case words."""
+    given = [word.strip().lower() for word in _listed(value)]
+    if not all(re.fullmatch(r"[a-z0-9_]{2,50}", word) for word in given if word):
+        raise ValueError("words of letters, digits and _, separated by commas, would do: iban,card_number")
+    return tuple(dict.fromkeys(word for word in given if word))
+
+
+def _listed(value: str | tuple[str, ...]) -> Sequence[str]:
+    """Texts between commas; `[]`, as an empty list is shown, is none."""
+    if isinstance(value, tuple):
+        return value
+    return () if value.strip() == "[]" else value.split(",")
 
 
 def queue_workers(value: str | tuple[QueueWorkers, ...]) -> tuple[QueueWorkers, ...]:

@@ -103,6 +103,7 @@ class Keys:
     """The keys in one schema of one database."""
 
     def __init__(self, source: Source) -> None:
+        self.source = source
         self._ask = source.ask
 
     def create(self, new: NewKey) -> tuple[Key, str]:

@@ -18,6 +18,7 @@ import psycopg2
 from psycopg2 import extensions as ext
 
 from app.errors import DatabaseUnavailable
+from app.queue.audit import accompanied
 from app.queue.refusals import translated
 from app.queue.statements import Statement, statements
 
@@ -64,7 +65,7 @@ class Wire:
         """Send one message and wait for its last answer; raises psycopg2's errors, and closes on a time-out."""
         cursor = self._connection.cursor()
         try:
-            cursor.execute(sql, parameters)
+            cursor.execute(*accompanied(sql, parameters))
             self._wait(time.monotonic() + timeout)
             return cursor.fetchall() if cursor.description else []
         finally:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flask import Flask
+from flask import Flask, request
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
+from app.queue.audit import Audit
 from app.queue.jobqueue import JobQueue
+from app.queue.keys import Keys
 from app.queue.pool import Pool
+from app.web.audit import audit
+from app.web.auth import ACTOR, Guard, csrf_token
+from app.web.callers import networks
 from app.web.docs import docs
 from app.web.exchange import Around, fail
 from app.web.feedback import feedback
@@ -17,8 +22,11 @@ from app.web.home import home
 from app.web.infrastructure import Probe, infrastructure
 from app.web.joblogs import joblogs
 from app.web.jobs import JobId, jobs
+from app.web.keyring import KeyRing
+from app.web.login import login
 from app.web.metrics import QueueCollector, Traffic, metrics
 from app.web.options import WebOptions
+from app.web.sessions import Sessions
 from pipelines.contract import Pipelines
 
 OPERATIONS = "dataloader.operations"  # in the app's extensions: every operation there is
@@ -31,18 +39,21 @@ def create_app(
     *,
     probe: Probe | None = None,
     pool: Pool | None = None,
+    keys: Keys | None = None,
     collectors: Iterable[Collector] = (),
 ) -> Flask:
     """Build the WSGI app. Nothing is asked of the database before a request asks for it.
 
     `probe` tells `/status` how the worker pool of this process is; a false `ready` in it makes the service not ready.
     `pool` is the one `queue` asks through: `/status` tells how it does, and whether the schema is the right one.
+    `keys` open the door; without them only callers of this machine are let in, and all of those.
     `collectors` add numbers of others, such as the worker pool's, to `/metrics`.
     """
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = options.max_body_bytes
     app.url_map.converters["job"] = JobId
     app.url_map.merge_slashes = False  # an address is right or it is not; no redirects
+    app.context_processor(lambda: {"actor": request.environ.get(ACTOR), "csrf_token": csrf_token()})
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
 
     registry = CollectorRegistry()
@@ -51,7 +62,8 @@ def create_app(
         registry.register(collector)
 
     app.register_error_handler(Exception, fail)
-    app.wsgi_app = Around(app.wsgi_app, traffic)  # type: ignore[method-assign]
+    guard = _guard(keys, options)
+    app.wsgi_app = Around(app.wsgi_app, traffic, guard)  # type: ignore[method-assign]
     subjects = [
         jobs(queue, pipelines, options),
         joblogs(queue, options),
@@ -59,9 +71,24 @@ def create_app(
         metrics(registry, options),
         feedback(traffic, options),
         home(queue, options),
+        audit(queue.source, options),
+        login(guard, Audit(queue.source), options),
     ]
     app.extensions[OPERATIONS] = []
     for subject in (*subjects, docs(subjects, options)):
         app.register_blueprint(subject.blueprint)
         app.extensions[OPERATIONS] += subject.operations
     return app
+
+
+def _guard(keys: Keys | None, options: WebOptions) -> Guard:
+    if keys is None:
+        return Guard(None, None, wide_open=options.wide_open, proxies=networks(options.trusted_proxies))
+    given = options.session_secret
+    secret = keys.signing_secret if given is None else given.encode
+    return Guard(
+        KeyRing(keys),
+        Sessions(secret, lasts_sec=options.session_sec),
+        wide_open=options.wide_open,
+        proxies=networks(options.trusted_proxies),
+    )

@@ -57,7 +57,10 @@ def _fields(operation: Mapping[str, Any], whole: Mapping[str, Any]) -> list[dict
     """The body's fields, in the order of the model."""
     if "requestBody" not in operation:
         return []
-    name = operation["requestBody"]["content"][JSON]["schema"]["$ref"].rsplit("/", 1)[-1]
+    content = operation["requestBody"]["content"].get(JSON)
+    if content is None:
+        return []  # of a form, which has a page of its own
+    name = content["schema"]["$ref"].rsplit("/", 1)[-1]
     schema = whole["components"]["schemas"][name]
     return [
         {

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 from uuid import uuid4
 
 from flask import Response, request
 
 from app import log
 from app.web import problems
+from app.web.auth import GUARD, PAGE, REQUEST_ID, Guard, named
 from app.web.metrics import Traffic
 from app.web.openapi import template
 
@@ -24,13 +26,14 @@ LOG = log.get("app.web")
 # Asked for by machines every few seconds: heard, but not in the log of an ordinary day.
 _QUIET = frozenset({"/health", "/metrics", "/status"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}", re.ASCII)
-_REQUEST_ID_KEY = "dataloader.request_id"
 _PAGES = ("text/html", "text/css", "text/javascript")
 _PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 _API_POLICY = "default-src 'none'; frame-ancestors 'none'"
 _HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
 )
 _UNKEPT = ("Cache-Control", "no-store")  # last, to be left off where something else is said
 _PAGE_HEADERS = (*_HEADERS, ("Content-Security-Policy", _PAGE_POLICY), _UNKEPT)
@@ -40,15 +43,17 @@ _API_HEADERS = (*_HEADERS, ("Content-Security-Policy", _API_POLICY), _UNKEPT)
 class Around:
     """The steps around the app, as WSGI: Flask's own hooks would cost a request several times as much."""
 
-    def __init__(self, inner: WSGIApplication, traffic: Traffic) -> None:
+    def __init__(self, inner: WSGIApplication, traffic: Traffic, guard: Guard) -> None:
         self._inner = inner
         self._traffic = traffic
+        self._guard = guard
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         started = time.perf_counter()
         told = environ.get("HTTP_X_REQUEST_ID", "")
         request_id = told if _REQUEST_ID.fullmatch(told) else uuid4().hex
-        environ[_REQUEST_ID_KEY] = request_id
+        environ[REQUEST_ID] = request_id
+        environ[GUARD] = self._guard
         status = route = ""
 
         def answered(line: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
@@ -69,10 +74,20 @@ class Around:
 
 def fail(error: Exception) -> Response:
     """Flask's handler of every error: the problem that tells it, and a line in the log if it is ours."""
-    response = problems.answer(error, request.environ[_REQUEST_ID_KEY])
+    if isinstance(error, problems.KeyRequired) and request.environ.get(PAGE) and request.method == "GET":
+        return _to_login()
+    response = problems.answer(error, request.environ[REQUEST_ID])
     if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _tell_error(error, response.status_code)
     return response
+
+
+def _to_login() -> Response:
+    """A person with a browser is shown where to come in, and comes back to where he was going."""
+    if "HTTP_HX_REQUEST" in request.environ:  # a fragment: the page around it is to go there
+        return Response(status=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": "/login"})
+    there = "/login?" + urlencode({"next": request.full_path.rstrip("?")})
+    return Response(status=HTTPStatus.SEE_OTHER, headers={"Location": there})
 
 
 def said(event: str, **facts: Any) -> None:
@@ -80,8 +95,10 @@ def said(event: str, **facts: Any) -> None:
     log.audit(event, **_who(request.environ), **facts)
 
 
-def _who(environ: WSGIEnvironment) -> dict[str, str]:
-    return {"remote": environ.get("REMOTE_ADDR", ""), "agent": environ.get("HTTP_USER_AGENT", "")[:200]}
+def _who(environ: WSGIEnvironment) -> dict[str, Any]:
+    guard: Guard = environ[GUARD]
+    who = {"remote": guard.address(environ), "agent": environ.get("HTTP_USER_AGENT", "")[:200]}
+    return who | named(environ)
 
 
 def _quiet(environ: WSGIEnvironment) -> bool:
@@ -112,8 +129,8 @@ def _tell(environ: WSGIEnvironment, route: str, status: int, duration_ms: float)
     if _quiet(environ):
         LOG.debug("api.request", **facts)
         return
-    log.audit("request.ended", **facts)
-    LOG.info("api.request", path=_path(environ), **facts)
+    log.audit("request.ended", **facts, **named(environ))
+    LOG.info("api.request", path=_path(environ), **facts, **named(environ))
 
 
 def _tell_error(error: Exception, status: int) -> None:

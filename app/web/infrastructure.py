@@ -10,6 +10,7 @@ from app.errors import DatabaseUnavailable, SchemaError
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Pool
 from app.queue.schema import SCHEMA_VERSION, judge
+from app.web.auth import may_know_more
 from app.web.bounded import Bounded, NoAnswer
 from app.web.models import DatabasePart, Health, Info, Readiness, SchemaPart
 from app.web.operations import ANY_KEY, OPEN, Subject
@@ -43,14 +44,23 @@ def infrastructure(queue: JobQueue, options: WebOptions, probe: Probe | None, po
         """Say what is ready and what is missing.
 
         Asks the database, and the worker pool if this process has one. When a part is missing the answer is a 503
-        whose problem holds the same members.
+        whose problem holds the same members. Somebody who may not read learns only what is ready.
         """
         found = _readiness(database, pool, probe)
+        if not may_know_more():
+            found = _outline(found)
         if not found.ready:
             raise NotReady(vars(found))
         return found
 
     return subject
+
+
+def _outline(found: Readiness) -> Readiness:
+    """For a stranger: what is ready, and nothing of how it does."""
+    schema = None if found.schema is None else SchemaPart(found.schema.ready, None, None, SCHEMA_VERSION)
+    workers = None if found.workers is None else {"ready": bool(found.workers["ready"])}
+    return Readiness(found.ready, DatabasePart(found.database.ready, None, None), schema, None, workers)
 
 
 def _look(queue: JobQueue, pool: Pool | None) -> Look:

@@ -11,6 +11,7 @@ from app.errors import JobNotFound
 from app.queue.job import Job
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Scope
+from app.web.auth import current_actor
 from app.web.exchange import said
 from app.web.models import (
     JobDetail,
@@ -57,7 +58,7 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
         "/jobs/trigger",
         body=trigger_request(options, pipelines),
         answer=Triggered,
-        problems=(Code.IDEMPOTENCY_CONFLICT, *_DATABASE),
+        problems=(Code.IDEMPOTENCY_CONFLICT, Code.OUTSIDE_KEY_LIMITS, *_DATABASE),
         scope=Scope.TRIGGER,
     )
     def trigger(wanted: TriggerRequest) -> Triggered:
@@ -68,6 +69,7 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
         process does not know is accepted; another worker may know it. Of one that it knows the args are checked, and
         `queue` and `lock_key` may be left out if the task has them.
         """
+        current_actor().must_trigger(wanted.task, wanted.queue)
         faults = args_faults(pipelines.get(wanted.task), wanted.args)
         if faults:
             raise InvalidRequest(faults)
@@ -85,7 +87,10 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
     @subject.get("/jobs/<job:job_id>/status", answer=JobState, problems=(Code.JOB_NOT_FOUND, *_DATABASE), scope=ANY_KEY)
     def status(job_id: str) -> JobState:
         """Say how a job does."""
-        return JobState.of(_existing(job_id))
+        job = _existing(job_id)
+        if not current_actor().may_see(job.task, job.queue):
+            raise JobNotFound(job.id)
+        return JobState.of(job)
 
     @subject.post(
         "/jobs/<job:job_id>/cancel",

@@ -41,7 +41,7 @@ _RFC3339 = re.compile(
 _EARLIEST, _LATEST = datetime(2, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
-def _moment(told: Any) -> Any:
+def read_moment(told: Any) -> Any:
     """RFC 3339 with a zone, as UTC: PostgreSQL knows fewer offsets than the RFC does."""
     if told is None:
         return None
@@ -125,7 +125,7 @@ def trigger_request(options: WebOptions, pipelines: Pipelines) -> type[TriggerRe
     indexed = Annotated[str, Field(max_length=options.max_text_length), AfterValidator(_indexed)]
     moment = Annotated[
         datetime | None,
-        BeforeValidator(_moment),
+        BeforeValidator(read_moment),
         WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}),
     ]
     shortest = options.shortest_lease_sec

@@ -24,6 +24,8 @@ _TAGS = {
     "infrastructure": "Is the service there, what is it, is it ready.",
     "metrics": "Numbers for Prometheus.",
     "feedback": "Votes, kept for the callers of the service before this one.",
+    "audit": "Who did what.",
+    "session": "Coming in with a browser, and leaving.",
     "pages": "For people with a browser.",
     "documentation": "This description, for programs and for people.",
 }
@@ -100,9 +102,13 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if parameters:
         told["parameters"] = parameters
     if operation.body is not None:
-        told["requestBody"] = {"required": True, "content": {JSON: {"schema": _reference(operation.body)}}}
+        content = {operation.body_type: {"schema": _reference(operation.body)}}
+        told["requestBody"] = {"required": True, "content": content}
     told["security"] = _security(operation)
     told["responses"] = {"200": _answer(operation), **_problems((*operation.problems, *_EVERYWHERE))}
+    for status, when in operation.pages.items():
+        there = told["responses"].setdefault(str(status), {"description": when, "content": {}})
+        there["content"][operation.media_type] = {"schema": {"type": "string"}}
     return told
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel, ValidationError
+from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 
+from app.queue.audit import acting
 from app.queue.keys import Scope
 from app.web.answers import json_text
+from app.web.auth import REQUEST_ID, TOKEN_FIELD, admit
 from app.web.models import faults_of
 from app.web.problems import Code, InvalidRequest
 from app.web.strictjson import FieldFault, read
 
 JSON = "application/json"
 HTML = "text/html"
+FORM = "application/x-www-form-urlencoded"
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 # Who may call an operation: anybody; whoever has a key; those whose key has one of these scopes.
@@ -45,6 +49,8 @@ class Operation:
     query: type[BaseModel] | None
     problems: tuple[Code, ...]
     access: Access  # one of these scopes is needed; empty: none is
+    body_type: str  # how the body is sent
+    pages: Mapping[int, str]  # what else is answered in HTML, by status
     declared: bool  # somebody said so
 
 
@@ -82,8 +88,15 @@ class Subject:
         query: type[BaseModel] | None = None,
         problems: Sequence[Code] = (),
         scope: Scope | Access | None = None,
+        form: type[BaseModel] | None = None,
+        pages: Mapping[int, str] | None = None,
     ) -> Callable[[Handler], Handler]:
+        """`form`: a body as a page's form sends it, instead of JSON; its fields are texts. `pages`: other statuses that
+        are answered in HTML, and when."""
         access = (scope,) if isinstance(scope, Scope) else _FORGOTTEN if scope is None else scope
+        sent = _form if form is not None else _body
+        body = form or body
+        refusals = _refusals(method, access)
 
         def bind(handler: Handler) -> Handler:
             summary, _, description = (handler.__doc__ or "").partition("\n")
@@ -99,14 +112,15 @@ class Subject:
                     media_type=media_type,
                     body=body,
                     query=query,
-                    problems=(*self._own_problems(body, query), *problems),
+                    problems=(*self._own_problems(body, query), *refusals, *problems),
+                    body_type=FORM if form is not None else JSON,
+                    pages=pages or ({303: "To /login, and back."} if media_type == HTML and access else {}),
                     access=access,
                     declared=scope is not None,
                 )
             )
-            self.blueprint.add_url_rule(
-                path, handler.__name__, self._view(handler, body, query, media_type), methods=[method]
-            )
+            view = _admitted(access, self._view(handler, sent, body, query, media_type), method, media_type)
+            self.blueprint.add_url_rule(path, handler.__name__, view, methods=[method])
             return handler
 
         return bind
@@ -120,16 +134,55 @@ class Subject:
     def _view(
         self,
         handler: Callable[..., Any],
+        sent: Callable[[type[BaseModel], int], BaseModel],
         body: type[BaseModel] | None,
         query: type[BaseModel] | None,
         media_type: str,
     ) -> Callable[..., Response]:
         answered = _json_response if media_type == JSON else _text_response(media_type)
         if body is not None:
-            return lambda **path: answered(handler(_body(body, self.max_json_depth), **path))
+            return lambda **path: answered(handler(sent(body, self.max_json_depth), **path))
         if query is not None:
             return lambda **path: answered(handler(_query(query), **path))
         return lambda **path: answered(handler(**path))
+
+
+def _admitted(access: Access, view: Callable[..., Response], method: str, media_type: str) -> Callable[..., Response]:
+    """Whoever may not is told so before anything else; what he changes is written down as his."""
+    page = media_type == HTML
+    if method == "GET":
+
+        def read(**path: Any) -> Response:
+            admit(access, page=page)
+            return view(**path)
+
+        return read
+
+    def change(**path: Any) -> Response:
+        actor = admit(access, page=page)
+        if actor is None:
+            return view(**path)
+        with acting(actor.act((request.endpoint or "").rpartition(".")[2], request.environ[REQUEST_ID])):
+            return view(**path)
+
+    return change
+
+
+def _refusals(method: str, access: Access) -> tuple[Code, ...]:
+    """How somebody may be told that he may not."""
+    elsewhere = (Code.CROSS_SITE,) if method != "GET" else ()
+    if access == OPEN:
+        return elsewhere
+    return (
+        Code.KEY_REQUIRED, Code.KEY_INVALID, Code.SCOPE_MISSING, *elsewhere, Code.HOST_REFUSED, Code.TOO_MANY_TRIES,
+        Code.DATABASE_UNAVAILABLE,
+    )  # fmt: skip
+
+
+def _form(model: type[BaseModel], _: int) -> BaseModel:
+    if request.mimetype != FORM:
+        raise UnsupportedMediaType(f"send the form as {FORM}")
+    return _flat(model, request.form, but=TOKEN_FIELD)
 
 
 def _body(model: type[BaseModel], max_depth: int) -> BaseModel:
@@ -177,16 +230,21 @@ def _top(path: str) -> str:
 
 
 def _query(model: type[BaseModel]) -> BaseModel:
-    faults = [FieldFault(name, "comes twice; send it once") for name, values in request.args.lists() if len(values) > 1]
+    return _flat(model, request.args)
+
+
+def _flat(model: type[BaseModel], told: MultiDict[str, str], *, but: str = "") -> BaseModel:
+    """Names with a text each, as an address and a form have them."""
+    faults = [FieldFault(name, "comes twice; send it once") for name, values in told.lists() if len(values) > 1]
     faults += [
         FieldFault(name, "holds the character NUL, which PostgreSQL cannot keep")
-        for name, value in request.args.items()
+        for name, value in told.items()
         if "\0" in value
     ]
     if faults:
         raise InvalidRequest(faults)
     try:
-        return model.model_validate(request.args.to_dict())
+        return model.model_validate({name: value for name, value in told.items() if name != but})
     except ValidationError as error:
         raise InvalidRequest(faults_of(error)) from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,10 @@ class WebOptions:
     status_patience_sec: float = 1.5  # how long /status and /metrics wait for the database
     most_waiting_for_logs: int = 4  # requests that wait for a job's next lines, each in a thread
     metrics_fresh_sec: float = 5  # how long one look at the queue serves all scrapes
+    wide_open: bool = False  # nobody is asked for a key
+    trusted_proxies: tuple[str, ...] = ()  # addresses and networks whose word about their callers is believed
+    session_sec: float = 12 * 3600  # how long a browser's session lasts
+    session_secret: str | None = field(default=None, repr=False)  # None: one that is kept in the database
 
     @property
     def shortest_lease_sec(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +33,7 @@ from app.web.strictjson import MOST_FAULTS, FieldFault, NotJson
 
 MEDIA_TYPE = "application/problem+json"
 _TOLD_AT_ONCE = 3
+_CHALLENGE = 'Bearer realm="dataloader"'
 
 
 class Code(Enum):
@@ -39,6 +41,29 @@ class Code(Enum):
 
     INVALID_JSON = (400, "The body is no JSON", "The body is empty, not UTF-8, or not JSON; `detail` says where.")
     INVALID_REQUEST = (400, "The request is invalid", "`errors` names each field and what would do.")
+    KEY_REQUIRED = (
+        401,
+        "An API key is needed",
+        "Send `Authorization: Bearer` with a key; `dataloader keys create` makes one. Without any key the service "
+        "answers on its own machine alone.",
+    )
+    KEY_INVALID = (401, "The API key is not valid", "It was never made, has run out, or was revoked.")
+    SCOPE_MISSING = (403, "The API key may not do this", "It has none of the scopes that the operation needs.")
+    OUTSIDE_KEY_LIMITS = (
+        403,
+        "The API key may not trigger this",
+        "It is limited to certain tasks or queues, and this is none of them.",
+    )
+    CROSS_SITE = (
+        403,
+        "The request comes from another site",
+        "A page of another site has sent it, or it lacks the token of its session in `X-CSRF-Token`.",
+    )
+    HOST_REFUSED = (
+        403,
+        "The service is not known by this name",
+        "Without any key it answers to names of its own machine alone, such as localhost and 127.0.0.1.",
+    )
     NOT_FOUND = (404, "There is nothing at this address", "No route has this address; see /docs.")
     JOB_NOT_FOUND = (404, "There is no such job", "No job has this id, or the id is not a UUID.")
     METHOD_NOT_ALLOWED = (405, "The method is not allowed here", "The header `Allow` lists those that are.")
@@ -53,6 +78,11 @@ class Code(Enum):
         415,
         "The body is not sent as JSON",
         "Send `Content-Type: application/json`, in UTF-8 and not compressed.",
+    )
+    TOO_MANY_TRIES = (
+        429,
+        "Too many tries with keys that are not valid",
+        "Try again after `Retry-After` seconds; a valid key is let in all the same.",
     )
     HTTP_ERROR = (400, "The request cannot be served", "Any other refusal of HTTP itself, with its own status.")
     INTERNAL = (500, "Something went wrong here", "A bug of ours; the log has the story under `request_id`.")
@@ -98,6 +128,42 @@ class InvalidRequest(Exception):
         super().__init__(f"{told}; and {more} more" if more > 0 else told)
 
 
+class AccessRefused(Exception):
+    """Somebody is not let in, or not to this."""
+
+
+class KeyRequired(AccessRefused):
+    """Nobody said who he is."""
+
+
+class KeyInvalid(AccessRefused):
+    """What was shown is no valid key."""
+
+
+class ScopeMissing(AccessRefused):
+    def __init__(self, needed: Sequence[str]) -> None:
+        super().__init__(f"this takes a key with the scope {' or '.join(needed)}")
+        self.needed = tuple(needed)
+
+
+class OutsideKeyLimits(AccessRefused):
+    """A key may trigger certain tasks or queues only."""
+
+
+class CrossSite(AccessRefused):
+    """A page of another site has sent it."""
+
+
+class HostRefused(AccessRefused):
+    """The service is not called so."""
+
+
+class TooManyTries(AccessRefused):
+    def __init__(self, retry_after_sec: float) -> None:
+        super().__init__("too many tries")
+        self.retry_after_sec = max(1, math.ceil(retry_after_sec))
+
+
 class TooManyWaiting(Exception):
     """All places of those who wait for lines of a log are taken."""
 
@@ -116,6 +182,13 @@ TABLE: Mapping[type[BaseException], Code] = {
     InvalidRequest: Code.INVALID_REQUEST,
     InvalidJob: Code.INVALID_REQUEST,
     BadRequest: Code.INVALID_REQUEST,
+    KeyRequired: Code.KEY_REQUIRED,
+    KeyInvalid: Code.KEY_INVALID,
+    ScopeMissing: Code.SCOPE_MISSING,
+    OutsideKeyLimits: Code.OUTSIDE_KEY_LIMITS,
+    CrossSite: Code.CROSS_SITE,
+    HostRefused: Code.HOST_REFUSED,
+    TooManyTries: Code.TOO_MANY_TRIES,
     NotFound: Code.NOT_FOUND,
     JobNotFound: Code.JOB_NOT_FOUND,
     MethodNotAllowed: Code.METHOD_NOT_ALLOWED,
@@ -184,7 +257,7 @@ def _detail(error: Exception, code: Code) -> str:
         return code.meaning
     if isinstance(error, HTTPException):
         return (error.description or code.meaning) if code in _FREE else code.meaning
-    return str(error)
+    return str(error) or code.meaning
 
 
 def _field_faults(error: Exception) -> Sequence[FieldFault]:
@@ -200,8 +273,10 @@ def _members(error: Exception) -> Mapping[str, Any]:
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    if isinstance(error, DatabaseUnavailable):
+    if isinstance(error, DatabaseUnavailable | TooManyTries):
         return {"Retry-After": str(error.retry_after_sec)}
+    if isinstance(error, AccessRefused):
+        return _challenge(error)
     if isinstance(error, TooManyWaiting):
         return {"Retry-After": "1"}
     if isinstance(error, SchemaError | NotReady):
@@ -209,6 +284,19 @@ def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         return {"Allow": ", ".join(sorted(error.valid_methods))}
     return {}
+
+
+def _challenge(error: AccessRefused) -> dict[str, str]:
+    match error:
+        case KeyRequired():
+            return {"WWW-Authenticate": _CHALLENGE}
+        case KeyInvalid():
+            return {"WWW-Authenticate": f'{_CHALLENGE}, error="invalid_token"'}
+        case ScopeMissing():
+            needed = " ".join(error.needed)
+            return {"WWW-Authenticate": f'{_CHALLENGE}, error="insufficient_scope", scope="{needed}"'}
+        case _:
+            return {}
 
 
 def _is_down(state: Any) -> bool:

@@ -27,11 +27,17 @@ async function ask(form) {
   const body = form.querySelector("textarea");
   const response = await fetch(query.size ? `${path}?${query}` : path, {
     method: form.dataset.method,
-    headers: body ? { "Content-Type": "application/json" } : {},
+    headers: { ...(body && { "Content-Type": "application/json" }), ...token() },
     body: body ? body.value : undefined,
   });
   const text = await response.text();
   return `${response.status} ${response.statusText}\n\n${pretty(text)}`;
+}
+
+// Of the browser's session: what changes something must show it.
+function token() {
+  const told = document.querySelector('meta[name="csrf-token"]');
+  return told ? { "X-CSRF-Token": told.content } : {};
 }
 
 function pretty(text) {

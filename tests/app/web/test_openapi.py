@@ -9,7 +9,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
 from app.web.__main__ import document_text
@@ -62,7 +62,11 @@ def test_the_limits_of_the_settings_are_in_the_document(app_without_database):
 
 
 def test_generated_requests_are_answered_as_described(client):
-    schema = schemathesis.openapi.from_wsgi("/openapi.json", client.application)
+    def app(environ, start_response):
+        environ.setdefault("REMOTE_ADDR", "127.0.0.1")  # else they come from nowhere, and are not let in
+        return client.application(environ, start_response)
+
+    schema = schemathesis.openapi.from_wsgi("/openapi.json", app)
     operations = [found.ok() for found in schema.get_all_operations() if isinstance(found, Ok)]
     assert len(operations) > 15
 
@@ -79,6 +83,7 @@ def _try_out(requests):
     @given(case=requests)
     def answered_as_described(case):
         # What no JSON Schema can say (no NUL, no number beyond a column's) is refused though it is valid.
-        case.call_and_validate(excluded_checks=[positive_data_acceptance])
+        # Without any key this machine is let in; tests/app/web/test_auth.py has keys.
+        case.call_and_validate(excluded_checks=[positive_data_acceptance, ignored_auth])
 
     answered_as_described()
