@@ -1,0 +1,97 @@
+"""The tutorial, followed to the letter; only the Bank of Russia is on loopback, and the month has eight days."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from defusedxml import ElementTree as ET
+
+from app.client import Client
+from app.queue.job import Status
+from tests.support import Process, eventually, free_port
+from tests.support.processes import ROOT, clean_environment
+from tests.support_sources import Reply, Request, SourceServer
+
+TEXT = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+SHELL = [
+    block for block in re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL) if "make run" not in block
+]
+((PYTHON),) = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+
+
+def rates(request: Request) -> Reply:
+    """A month of rates: the dollar rises, the yuan falls."""
+    day = datetime.strptime(request.query["date_req"], "%d/%m/%Y").replace(tzinfo=None)  # noqa: DTZ007 - a day
+    valutes = "".join(
+        f'<Valute ID="R{code}"><NumCode>{number}</NumCode><CharCode>{code}</CharCode><Nominal>1</Nominal>'
+        f"<Name>{code}</Name><Value>{value:.4f}</Value></Valute>".replace(".", ",")
+        for code, number, value in (("USD", 840, 88 + day.day / 10), ("CNY", 156, 12 - day.day / 100))
+    )
+    document = (
+        f'<?xml version="1.0" encoding="windows-1251"?><ValCurs Date="{day:%d.%m.%Y}" name="x">{valutes}</ValCurs>'
+    )
+    return Reply(document.encode("windows-1251"), headers={"Content-Type": "application/xml; charset=windows-1251"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The newcomer's checkout, as far as they see it: `.venv/bin/dataloader` and a folder of their own."""
+    program = tmp_path / ".venv/bin/dataloader"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m app "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    mine = tmp_path / "my_etl"
+    mine.mkdir()
+    (mine / "__init__.py").touch()
+    (mine / "chart.py").write_text(PYTHON, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def bank() -> Iterator[SourceServer]:
+    server = SourceServer()
+    server.on("GET", "/scripts/XML_daily.asp", rates)
+    yield server
+    server.close()
+
+
+def test_the_tutorial_does_what_it_says(dsn: str, folder: Path, bank: SourceServer):
+    port = free_port()
+    env = {
+        "DL_DB_DSN": dsn,
+        "APP_PORT": str(port),
+        "DL_PIPELINES": "pipelines,my_etl",
+        "DL_ENDPOINTS": json.dumps({"cbr": bank.url}),
+        "PYTHONPATH": str(ROOT),
+    }
+    argv = [sys.executable, "-m", "app", "serve"]
+    with Process(argv, output=folder / "service.log", env=env, cwd=folder) as service:
+        service.wait_for("is ready at")
+        client = Client(f"http://127.0.0.1:{port}")
+        said = "".join(shell(block.replace("seq -w 1 30", "seq -w 1 30 | head -n 8"), folder, port) for block in SHELL)
+        eventually(lambda: len(client.jobs(status=Status.SUCCEEDED, limit=100)) == 10, 60, lambda: said + service.text)
+
+    assert "picked" in said
+    drawn = ET.fromstring((folder / "rates.svg").read_text(encoding="utf-8"))
+    lines = [line.get("points", "").split() for line in drawn.iter() if line.tag.endswith("polyline")]
+    assert [len(points) for points in lines] == [9, 9], "those of the loop, and the one before"
+    usd, cny = ([float(point.split(",")[1]) for point in points] for points in lines)
+    assert usd[0] > usd[-1], "what rises is drawn upward"
+    assert cny[0] < cny[-1]
+
+
+def shell(script: str, folder: Path, port: int) -> str:
+    env = clean_environment() | {"PATH": os.environ["PATH"], "DL_URL": f"http://127.0.0.1:{port}"}
+    done = subprocess.run(
+        ["sh", "-euc", script], capture_output=True, text=True, timeout=30, check=False, env=env, cwd=folder
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+    return done.stdout
