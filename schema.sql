@@ -646,9 +646,9 @@ BEGIN
                    'idempotency_key', t.idempotency_key, 'producer', t.producer, 'consumer_group', t.consumer_group,
                    'created_at', t.created_at, 'started_at', t.started_at, 'finished_at', t.finished_at,
                    'available_at', CASE t.status WHEN 'queued' THEN t.available_at END,
-                   'error', left(t.error, 2000), 'progress', t.progress,
-                   'result', CASE WHEN length(t.result::text) <= 65536 THEN t.result END,
-                   'result_left_out', coalesce(length(t.result::text) > 65536, false)))::text
+                   'error', left(t.error, 2000), 'progress', dl_text_within(t.progress, 65536)::jsonb,
+                   'result', dl_text_within(t.result, 65536)::jsonb,
+                   'result_left_out', t.result IS NOT NULL AND dl_text_within(t.result, 65536) IS NULL))::text
       FROM whom JOIN told t USING (job_id);
     GET DIAGNOSTICS written = ROW_COUNT;
     IF written > 0 THEN
@@ -852,6 +852,20 @@ CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
 CREATE OR REPLACE TRIGGER dl_api_keys_audit AFTER INSERT OR UPDATE OR DELETE ON dl_api_keys
     FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
     EXECUTE FUNCTION dl_audit_row('key', 'key_id', 'key_id,created_at,last_used_at', 'digest');
+
+-- A URL may have a token in it, so it is not shown.
+CREATE OR REPLACE TRIGGER dl_webhooks_audit AFTER INSERT OR UPDATE OR DELETE ON dl_webhooks
+    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('webhook', 'webhook_id', 'webhook_id,created_at,failures,failing_since,rest_until',
+                                  'url,secret,old_secret');
+
+CREATE OR REPLACE TRIGGER dl_deliveries_audit AFTER UPDATE OF first_try ON dl_deliveries
+    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('delivery', 'delivery_id', 'due_at,claim_id', 'url,body');
+
+CREATE OR REPLACE TRIGGER dl_alert_rules_audit AFTER INSERT OR UPDATE OR DELETE ON dl_alert_rules
+    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('alert_rule', 'rule_id', 'rule_id,created_at', '');
 
 -- Old lines go by this function alone: a role that may call it cannot take away what was done a moment ago.
 CREATE OR REPLACE FUNCTION dl_audit_prune(keep interval, most int) RETURNS bigint
