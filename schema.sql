@@ -881,23 +881,28 @@ CREATE OR REPLACE FUNCTION dl_audit_prune(keep interval, most int) RETURNS bigin
 $$;
 REVOKE ALL ON FUNCTION dl_audit_prune(interval, int) FROM PUBLIC;
 
--- jsonb that anybody may have written, as text for those who must read it; NULL where it cannot be had, or has more than
--- `most` bytes. A few bytes such as 1e131071 are 128 KB of text, so that a small row can hold more than a text may: then
--- the cast fails, and with it whatever statement it stands in. What is small and not packed cannot do that; it is spared
--- the call, for this function is inlined.
+-- jsonb that anybody may have written, as text for those who must read it: whole, or {"$dropped": why} where it cannot be
+-- had or has more than `most` bytes. A few bytes such as 1e131071 are 128 KB of text, so that a small row can hold more
+-- than a text may: then the cast fails, and with it whatever statement it stands in, such as every claim of a queue. What
+-- is small and not packed cannot do that, and is spared the call, for the first of these functions is inlined.
 CREATE OR REPLACE FUNCTION dl_text_within(value jsonb, most int) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     whole text;
 BEGIN
-    whole := value::text;
-    RETURN CASE WHEN octet_length(whole) <= most THEN whole END;
+    IF pg_column_size(value) / 8 <= most THEN  -- else it is not even unpacked
+        whole := value::text;
+    END IF;
+    IF octet_length(whole) <= most THEN
+        RETURN whole;
+    END IF;
+    RETURN jsonb_build_object('$dropped', format('more than %s bytes of JSON', most));
 EXCEPTION WHEN program_limit_exceeded OR out_of_memory OR internal_error THEN
-    RETURN NULL;
+    RETURN jsonb_build_object('$dropped', 'more JSON than a text can hold');
 END $$;
 
 CREATE OR REPLACE FUNCTION dl_text(value jsonb, most int DEFAULT 67108864) RETURNS text LANGUAGE sql STABLE
     RETURN CASE WHEN pg_column_size(value) < 2000 AND pg_column_compression(value) IS NULL THEN value::text
-                ELSE dl_text_within(value, most) END;
+                WHEN value IS NOT NULL THEN dl_text_within(value, most) END;
 
 -- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.
 INSERT INTO dl_schema (version, fingerprint)
