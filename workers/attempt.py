@@ -39,6 +39,7 @@ _log = log.get(__name__)
 
 
 _PLAIN = Options()
+_DROPPED = {"$dropped"}  # what stands in place of JSON that the database could not give us
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,11 +170,16 @@ class Attempt(JobContext):
                 return refused(f"args cannot be decoded: {error}")
             if not isinstance(args, dict):
                 return refused(f"args must be an object, not {type(args).__name__}")
+            if args.keys() == _DROPPED:
+                return refused(f"args cannot be read: {args['$dropped']}")
         if job.checkpoint_text is not None:
             try:
-                self.begin_with(job.progress_text, json.loads(job.checkpoint_text))
+                checkpoint = json.loads(job.checkpoint_text)
             except (ValueError, RecursionError) as error:
                 return refused(f"the checkpoint cannot be decoded: {error}")
+            if isinstance(checkpoint, dict) and checkpoint.keys() == _DROPPED:
+                return refused(f"the checkpoint cannot be read: {checkpoint['$dropped']}")
+            self.begin_with(job.progress_text, checkpoint)
         self.began = now
         try:
             return self._in_thread(task, args) if self.in_thread else self._in_process(task, args)

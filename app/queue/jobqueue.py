@@ -440,11 +440,12 @@ def _pause(seconds: float) -> float:
 def _decoded(text: str) -> Any:
     """Anything PostgreSQL holds can be shown; a number that Python refuses is shown as its text."""
     try:
-        return json.loads(text, parse_float=_float)
+        try:
+            return json.loads(text, parse_float=_float)
+        except ValueError:
+            return json.loads(text, parse_int=str, parse_float=_float)
     except RecursionError:
         return {"$dropped": "nested too deep to be shown"}
-    except ValueError:
-        return json.loads(text, parse_int=str, parse_float=_float)
 
 
 def _float(text: str) -> float | str:

@@ -113,9 +113,9 @@ WITH picked AS MATERIALIZED (
            jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'worker', worker)
       FROM claimed
 )
-SELECT c.job_id::text, c.run_id::text, c.queue, c.task, c.args::text, c.lock_key, c.key_hash,
-       c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, c.progress::text, c.checkpoint::text,
-       c.time_limit_sec, c.retry::text, c.crashes, c.traceparent,
+SELECT c.job_id::text, c.run_id::text, c.queue, c.task, dl_text(c.args), c.lock_key, c.key_hash,
+       c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, dl_text(c.progress), dl_text(c.checkpoint),
+       c.time_limit_sec, dl_text(c.retry), c.crashes, c.traceparent,
        date_part('epoch', c.heartbeat_at - greatest(least(greatest(c.created_at, c.available_at), c.heartbeat_at),
                                                     c.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
        current_setting('dl.skipped')::int + (SELECT count(*) FROM blocked)::int AS skipped,
@@ -174,9 +174,10 @@ UPDATE dl_jobs j
 
 -- name: find_claimed
 -- The answer to a claim was lost: did it take effect? In the shape of the claim's own answer.
-SELECT j.job_id::text, j.run_id::text, j.queue, j.task, j.args::text, j.lock_key, hashtext(j.lock_key)::bigint AS key_hash,
-       j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, j.progress::text, j.checkpoint::text,
-       j.time_limit_sec, j.retry::text, j.crashes, j.traceparent,
+SELECT j.job_id::text, j.run_id::text, j.queue, j.task, dl_text(j.args), j.lock_key,
+       hashtext(j.lock_key)::bigint AS key_hash,
+       j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, dl_text(j.progress), dl_text(j.checkpoint),
+       j.time_limit_sec, dl_text(j.retry), j.crashes, j.traceparent,
        date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
                                                     j.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
        0 AS skipped, NULL AS due_in
@@ -587,20 +588,22 @@ WITH again AS (
 SELECT job_id FROM again;
 
 -- name: get
-SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key, priority, available_at, status::text,
-       attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, progress::text, error,
-       producer, consumer_group, created_at, started_at, finished_at, run_id, worker, result::text, traceback,
-       live_key, time_limit_sec, retry::text, checkpoint::text, crashes, parent_id, webhook::text,
-       traceparent
+-- What is too large to be looked at is told to be so.
+SELECT job_id, queue, task, dl_text(args, 8388608), idempotency_key, lock_key, partition_key, priority, available_at,
+       status::text, attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested,
+       dl_text(progress, 1048576), error, producer, consumer_group, created_at, started_at, finished_at, run_id, worker,
+       dl_text(result, 8388608), traceback, live_key, time_limit_sec, dl_text(retry, 1048576),
+       dl_text(checkpoint, 8388608), crashes, parent_id, dl_text(webhook, 1048576), traceparent
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
 
 -- name: jobs
-SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key, priority, available_at, status::text,
-       attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, progress::text, error,
-       producer, consumer_group, created_at, started_at, finished_at, run_id, worker, result::text, traceback,
-       live_key, time_limit_sec, retry::text, checkpoint::text, crashes, parent_id, webhook::text,
-       traceparent
+-- A thousand of them are held at once, so that of each only so much is read as a list can show.
+SELECT job_id, queue, task, dl_text(args, 65536), idempotency_key, lock_key, partition_key, priority, available_at,
+       status::text, attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested,
+       dl_text(progress, 65536), left(error, 8000), producer, consumer_group, created_at, started_at, finished_at, run_id,
+       worker, dl_text(result, 65536), left(traceback, 8000), live_key, time_limit_sec, dl_text(retry, 65536),
+       dl_text(checkpoint, 65536), crashes, parent_id, dl_text(webhook, 65536), traceparent
   FROM dl_jobs
  WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
    AND (%(task)s::text IS NULL OR task = %(task)s::text)
