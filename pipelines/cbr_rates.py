@@ -25,6 +25,7 @@ _Day = date  # a field of that name would hide it
 _MOSCOW = ZoneInfo("Europe/Moscow")
 _PATIENCE = Patience(total_sec=120)
 _MOST_BAD = 20  # of some fifty rates: beyond that the document is not what it was
+_MOST_UNITS = 2**31 - 1  # that the column holds
 _LARGEST = 4 * 1024**2  # bytes; the document has about ten thousand
 
 _TABLE = """
@@ -132,7 +133,7 @@ def _rate(found: Element) -> Rate:
     if missing := [name for name in ("CharCode", "Nominal", "Value") if not texts[name]]:
         raise DecodeError(f"{', '.join(missing)} is missing")
     nominal, value = decimal(texts["Nominal"]), decimal(texts["Value"])
-    if nominal < 1 or nominal != nominal.to_integral_value() or value <= 0:
+    if not 1 <= nominal <= _MOST_UNITS or nominal != nominal.to_integral_value() or value <= 0:
         raise DecodeError(f"{value} roubles for {nominal} units is no rate")
     return Rate(texts["CharCode"], found.get("ID") or "", texts["NumCode"], texts["Name"], int(nominal), value)
 

@@ -6,12 +6,10 @@ asked, and runs it again when the worker dies in the middle. The call changes no
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Self
-from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,9 +17,10 @@ from pipelines import targets
 from pipelines.arguments import Arguments
 from pipelines.contract import Args, Context, register
 from pipelines.toolkit.errors import SourceAnswered, SourceBroken, SourceBusy, SourceError
+from pipelines.toolkit.paths import segment
 from pipelines.toolkit.sources import Answer, HttpSource, Patience
 
-_FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL | re.IGNORECASE)
+_FENCE = "```"
 _LARGEST_ANSWER = 4 * 1024**2
 _SHOWN = 200  # characters of an answer that cannot be used
 _ONCE = 1  # tries within a try of the job
@@ -131,7 +130,7 @@ def check_document(args: Args, ctx: Context) -> dict[str, Any]:
 
 def _fetch(document: str, asked: CheckArguments, ctx: Context) -> str:
     """The text of a document by its id. Not by an address: a caller could send us anywhere."""
-    url = f"{targets.endpoint('documents')}/{quote(document, safe='')}"
+    url = f"{targets.endpoint('documents')}/{segment(document)}"
     with HttpSource(ctx=ctx, headers=targets.authorization("documents"), max_bytes=asked.max_document_bytes) as source:
         answer = source.get(url)
     try:
@@ -178,11 +177,19 @@ def _verdict(answer: Answer) -> Verdict:
     if choice.finish_reason == "length":
         raise AnswerCutOff("the verdict was cut off at the answer's greatest length; give a larger max_tokens")
     said = choice.message.content or ""
-    fenced = _FENCE.fullmatch(said)
     try:
-        return Verdict.model_validate_json(fenced[1] if fenced else said)
+        return Verdict.model_validate_json(_unfenced(said))
     except ValidationError as error:
         raise AnswerUnreadable(f"the model gave no verdict: {_faults(error)}; it said {said[:_SHOWN]!r}") from error
+
+
+def _unfenced(said: str) -> str:
+    """Models like to dress JSON as Markdown. By hand: a pattern could look at megabytes of blanks for hours."""
+    plain = said.strip()
+    first, _, rest = plain.partition("\n")
+    if first.rstrip().lower() in (_FENCE, f"{_FENCE}json") and rest.endswith(_FENCE):
+        return rest.removesuffix(_FENCE)
+    return said
 
 
 def _choice(answer: Answer) -> Choice:

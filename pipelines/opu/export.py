@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pipelines.contract import Context
 from pipelines.toolkit.errors import SourceAnswered, SourceBroken, SourceError
+from pipelines.toolkit.paths import segment
 from pipelines.toolkit.sources import Answer, Download, HttpSource, Patience
 
 _GONE = (404, 410)
@@ -105,7 +105,7 @@ class Gmap2Brief:
         return str(state)
 
     def _place(self, path: str, export_id: str) -> str:
-        return self.url + path.format(id=quote(export_id, safe=""))
+        return self.url + path.format(id=segment(export_id))
 
 
 def _object(answer: Answer) -> Mapping[str, Any]:

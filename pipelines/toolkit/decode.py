@@ -29,6 +29,7 @@ Record = dict[str, Any]
 
 _BOM = codecs.BOM_UTF8
 _SHOWN = 60  # bytes of a bad record
+_LONGEST_NUMBER = 100  # digits; to reckon with a million of them takes minutes in which nothing else runs
 _NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)?")
 _BLANKS = re.compile(r"(?<=\d)[ \u00a0\u2009\u202f](?=\d{3}(?:\D|$))")  # between groups of three digits
 
@@ -232,11 +233,16 @@ class _TextLines:
             return line.decode("latin-1") + "\n"
 
 
-def xml_root(source: bytes | Source, *, max_bytes: int = 64 * 1024**2) -> Element:
-    """The root of an XML document, in whatever encoding it declares. Entities and DTDs are refused: they are bombs."""
+def xml_root(source: bytes | Source, *, max_bytes: int = 64 * 1024**2, max_nodes: int = 2_000_000) -> Element:
+    """The root of an XML document, in whatever encoding it declares. Entities and DTDs are refused: they are bombs.
+
+    `max_nodes` bounds elements and attributes: of `<a/>` over and over, the tree is thirty times the document.
+    """
     data = source if isinstance(source, bytes) else _whole(source, max_bytes)
     if len(data) > max_bytes:
         raise ExpandsTooMuch(f"the XML document has more than the {max_bytes} bytes allowed")
+    if data.count(b"<") + data.count(b"=") > 2 * max_nodes:  # each element has at most two of the first
+        raise ExpandsTooMuch(f"the XML document has more than the {max_nodes} elements and attributes allowed")
     try:
         root: Element = ElementTree.fromstring(data, forbid_dtd=True)
     except defusedxml.DefusedXmlException as error:
@@ -257,7 +263,7 @@ def _whole(source: Source, max_bytes: int) -> bytes:
 
 def decimal(text: str) -> Decimal:
     """A number as people write it: with a comma or a point, and perhaps blanks between the thousands."""
-    plain = _BLANKS.sub("", text.strip())
-    if not _NUMBER.fullmatch(plain):
+    plain = _BLANKS.sub("", text[: 4 * _LONGEST_NUMBER].strip())
+    if len(plain) > _LONGEST_NUMBER or not _NUMBER.fullmatch(plain):
         raise DecodeError(f"{text[:_SHOWN]!r} is no number; expected one such as '1 234,56'")
     return Decimal(plain.replace(",", "."))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from pipelines.toolkit.errors import TooManyRejects
 
+_LONGEST = 500  # characters of a place or a reason: what is bad may be bad by its length
+
 
 @dataclass(frozen=True)
 class Rejected:
@@ -29,7 +31,7 @@ class Rejects:
         """Count one; `TooManyRejects` once there are more than `limit`."""
         self.count += 1
         if len(self.first) < self._keep:
-            self.first.append(Rejected(place, reason))
+            self.first.append(Rejected(_cut(place), _cut(reason)))
         if self.count > self.limit:
             raise TooManyRejects(f"more than {self.limit} bad records; the first are {self}")
 
@@ -37,3 +39,7 @@ class Rejects:
         told = "; ".join(f"{bad.place}: {bad.reason}" for bad in self.first)
         hidden = self.count - len(self.first)
         return f"{told}; and {hidden} more" if hidden else told or "none"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

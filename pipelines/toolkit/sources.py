@@ -43,6 +43,7 @@ _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})  # asking t
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _KEEP_METHOD = frozenset({307, 308})
 _REDIRECTS = 5
+_LONGEST_LENGTH = 18  # digits of a Content-Length
 _EXCERPT = 2_000  # bytes of an answer that says no
 _PORTS = {"http": 80, "https": 443}
 _TO_ANYONE = frozenset({"accept", "accept-encoding", "user-agent"})  # headers; the others may be secrets
@@ -284,8 +285,7 @@ class _Request:
         return cls(method, full, data, headers, method in _REPEATABLE if repeatable is None else repeatable)
 
     def redirected(self, status: int, here: str, location: str) -> _Request:
-        there = requests.utils.requote_uri(urljoin(here, location))
-        old, new = urlsplit(here), urlsplit(there)
+        old, new, there = self._places(here, location)
         if new.scheme not in _PORTS or (old.scheme, new.scheme) == ("https", "http"):
             raise SourceRefused(f"it redirects to {_shown(there)}, away from {old.scheme}")
         headers = self.headers
@@ -294,6 +294,16 @@ class _Request:
         if status in _KEEP_METHOD or self.method in ("GET", "HEAD"):
             return _Request(self.method, there, self.body, headers, self.repeatable)
         return _Request("GET", there, None, headers, self.repeatable)
+
+    @staticmethod
+    def _places(here: str, location: str) -> tuple[SplitResult, SplitResult, str]:
+        try:
+            there = requests.utils.requote_uri(urljoin(here, location))
+            old, new = urlsplit(here), urlsplit(there)
+            _ = new.port
+        except (ValueError, *_NOT_AN_ADDRESS) as error:
+            raise SourceRefused(f"it redirects to {location[:80]!r}, which is no address") from error
+        return old, new, there
 
 
 def _session(adapter: WatchedAdapter) -> requests.Session:
@@ -323,13 +333,13 @@ def _say_no(response: requests.Response) -> None:
 def _retry_after(response: requests.Response) -> float | None:
     try:
         return Retry().get_retry_after(response.raw)
-    except urllib3.exceptions.InvalidHeader:  # neither seconds nor a date
+    except (urllib3.exceptions.InvalidHeader, ValueError, OverflowError):  # neither seconds nor a date that there is
         return None
 
 
 def _promised(response: requests.Response) -> int | None:
     length = response.headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() else None
+    return int(length) if length.isdecimal() and len(length) <= _LONGEST_LENGTH else None
 
 
 def _body(response: requests.Response, max_bytes: int) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from pipelines.toolkit.errors import BadTime
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIX = re.compile(r"-?\d{9,13}(\.\d+)?")  # shorter runs of digits are dates: 20240131
+_LONGEST = 25  # digits before the point: far past the calendar, and to write out more of them could take for ever
 _MILLISECONDS_FROM = Decimal(10) ** 11  # as seconds that would be the year 5138, as milliseconds it is 1973
 
 
@@ -92,8 +93,8 @@ class TimeReader:
     def _counted(self, number: int | float | Decimal) -> datetime:
         try:
             count = Decimal(str(number))
-            if not count.is_finite():
-                raise BadTime(f"{number!r} is no time")
+            if not count.is_finite() or count.adjusted() > _LONGEST:
+                raise BadTime(f"{number!r:.60} is no time")
             milliseconds = self.unit is Unit.MILLISECONDS or (
                 self.unit is Unit.BY_SIZE and abs(count) >= _MILLISECONDS_FROM
             )

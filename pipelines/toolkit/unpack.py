@@ -18,6 +18,8 @@ from pipelines.toolkit.safepoint import SafePoint, Unattended
 
 PIECE = 64 * 1024
 
+_CHECK_EVERY = 1024 * 1024  # bytes taken
+
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _GZIP_MAGIC = b"\x1f\x8b"
 _RATIO_COUNTS_FROM = 64 * 1024 * 1024  # small and very even files compress past any ratio, and do no harm
@@ -67,7 +69,7 @@ def pieces(
     """What the archive holds, in pieces of at most 64 KB. `ctx` is checked before each."""
     bounds, ctx = bounds or Bounds(), ctx or Unattended()
     with opened(source) as stream:
-        packed = _Packed(stream)
+        packed = _Packed(stream, ctx)
         expanded = 0
         for piece in _expanded(packed, packing, bounds):
             ctx.check()
@@ -86,10 +88,14 @@ def _bound(expanded: int, taken: int, bounds: Bounds) -> None:
 
 
 class _Packed:
-    """The packed stream, counted, and with its first bytes to be looked at."""
+    """The packed stream, counted, and with its first bytes to be looked at.
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+    `ctx` is checked here too: an archive may hold much that becomes nothing, such as a name without end.
+    """
+
+    def __init__(self, stream: BinaryIO, ctx: SafePoint) -> None:
+        self._stream, self._ctx = stream, ctx
+        self._checked = 0
         self._ahead = b""
         self.taken = 0
 
@@ -104,6 +110,9 @@ class _Packed:
         else:
             found = self._stream.read(size)
         self.taken += len(found)
+        if self.taken - self._checked >= _CHECK_EVERY:
+            self._checked = self.taken
+            self._ctx.check()
         return found
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import psycopg2
 import pytest
 

@@ -23,6 +23,7 @@ from pipelines.toolkit.errors import (
     SourceTooSlow,
     SourceTruncated,
     SourceUnreachable,
+    UnsafePath,
 )
 from tests.support import eventually
 from tests.support.databases import ask
@@ -90,12 +91,20 @@ def test_a_prompt_will_do_without_rules(source):
 
 
 def test_a_document_is_fetched_by_its_id(source):
-    source.on("GET", "/documents/a%2F..%2Fb", Reply("Текст".encode()))
+    source.on("GET", "/documents/a%2Fb%3Fc", Reply("Текст".encode()))
     source.on("POST", PATH, said(VERDICT))
 
-    check(text=None, document="a/../b")
+    check(text=None, document="a/b?c")
 
     assert "Текст" in source.requests[1].json["messages"][1]["content"]
+
+
+@pytest.mark.parametrize("document", ["..", ".", "a/../b", "..\\x", "a//b", "a\0b", "x" * 2_000])
+def test_an_id_that_would_lead_elsewhere_is_refused_and_nothing_is_asked(source, document):
+    with pytest.raises(UnsafePath, match="cannot stand in an address"):
+        check(text=None, document=document)
+
+    assert source.requests == []
 
 
 def test_a_document_that_is_not_there_or_no_text_or_too_large_is_told(source):

@@ -24,6 +24,7 @@ from pipelines.toolkit.errors import (
     TooFewRows,
     TooManyRejects,
     TruncatedArchive,
+    UnsafePath,
 )
 from tests.support import Process, eventually
 from tests.support_sources import Reply, Told
@@ -215,10 +216,19 @@ def test_an_export_without_an_id_is_told(source, rows, told):
 def test_an_id_cannot_lead_to_another_address(source, rows):
     source.on("POST", START, Reply.of({"id": "../../admin?x=1#"}))
 
+    with pytest.raises(UnsafePath, match="cannot stand in an address"):
+        load()
+
+    assert [request.path for request in source.requests] == [START]
+
+
+def test_an_id_is_one_step_of_the_address_whatever_it_holds(source, rows):
+    source.on("POST", START, Reply.of({"id": "admin?x=1#"}))
+
     with pytest.raises(ExportFailed):
         load()
 
-    assert source.requests[-1].path == "/export/opu/..%2F..%2Fadmin%3Fx%3D1%23/status"
+    assert source.requests[-1].path == "/export/opu/admin%3Fx%3D1%23/status"
 
 
 def test_an_id_may_be_a_number(source, rows):
