@@ -1,27 +1,27 @@
 """How fast the toolkit loads, against what PostgreSQL's own client and psycopg2's helpers do in the same run.
 
-    python benchmarks/load.py [--rows 200000] [--rounds 5]
+Takes about 3 minutes.
 
-Every way loads the same rows in turn, round after round, so that a busy machine slows all of them alike; what counts
-are the ratios of the medians. DL_BENCH_DSN names a server; without it an embedded one is started, with its usual
-safety (fsync, synchronous_commit).
+Every way loads the same rows of ten columns in turn, round after round. The yardstick is a COPY of a ready file by
+psql, or by psycopg2 where there is no psql. The toolkit's ways begin with Python values, or with a compressed archive
+of JSON lines, as a pipeline gets them.
+
+Ratios are of the medians: `of copy` is the share of the yardstick's speed, `of execute_values` how many times as fast
+as psycopg2's own helper with pages of 5,000 rows.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import resource
 import shutil
-import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -30,7 +30,8 @@ import zstandard
 from psycopg2.extensions import connection
 from psycopg2.extras import execute_values
 
-from app.postgres import EmbeddedServer
+from benchmarks.place import environment, fresh_database, some_server
+from benchmarks.rounds import Cell, in_turn, median, options, table, times
 from pipelines.toolkit.decode import json_lines
 from pipelines.toolkit.load import copy_rows, replace_table, upsert
 
@@ -51,54 +52,39 @@ class Way:
     target: float | None = None  # the share of copy's speed that is wanted
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = options(__name__, rounds=5)
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    with server() as dsn, tempfile.TemporaryDirectory() as folder:
-        conn = psycopg2.connect(dsn)
-        try:
-            measure(conn, dsn, Path(folder), asked.rows, asked.rounds)
-        finally:
-            with conn.cursor() as cur:
-                cur.execute("ROLLBACK; DROP SCHEMA IF EXISTS dl_bench CASCADE")
-            conn.commit()
-            conn.close()
+    asked = parser.parse_args(argv)
+    with (
+        some_server() as (server_dsn, _),
+        fresh_database(server_dsn, empty=True) as dsn,
+        tempfile.TemporaryDirectory() as folder,
+        closing(psycopg2.connect(dsn)) as conn,
+    ):
+        print(environment(dsn))
+        ways, taken = measure(conn, dsn, Path(folder), asked.rows, asked.rounds)
+    show(ways, taken, asked.rows, asked.rounds)
 
 
-@contextmanager
-def server() -> Iterator[str]:
-    named = os.environ.get("DL_BENCH_DSN")
-    if named:
-        yield named
-        return
-    folder = Path(tempfile.mkdtemp(prefix="dl-bench-"))
-    folder.chmod(0o755)  # as root the server runs under another account
-    try:
-        with EmbeddedServer(folder / "data") as embedded:
-            yield embedded.dsn
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def measure(conn: connection, dsn: str, folder: Path, count: int, rounds: int) -> None:
+def measure(
+    conn: connection, dsn: str, folder: Path, count: int, rounds: int
+) -> tuple[list[Way], dict[str, list[float]]]:
     rows = list(made_up(count))
-    run(conn, "DROP SCHEMA IF EXISTS dl_bench CASCADE; CREATE SCHEMA dl_bench; SET search_path = dl_bench, public")
+    run(conn, "CREATE SCHEMA dl_bench; SET search_path = dl_bench, public")
     run(conn, TABLE.format(name="plain", key=""))
     run(conn, TABLE.format(name="keyed", key=" PRIMARY KEY"))
     run(conn, TABLE.format(name="filled", key=" PRIMARY KEY"))
     conn.commit()
     ways = all_ways(conn, dsn, folder, rows)
-    taken: dict[str, list[float]] = {way.name: [] for way in ways}
-    for turn in range(rounds + 1):
-        for way in ways:
-            prepare(conn, rows)
-            began = time.perf_counter()
-            way.load()
-            if turn:  # the first round warms everything up
-                taken[way.name].append(time.perf_counter() - began)
-    show(conn, ways, taken, count, rounds)
+
+    def timed(way: Way) -> float:
+        prepare(conn, rows)
+        began = time.perf_counter()
+        way.load()
+        return time.perf_counter() - began
+
+    return ways, in_turn({way.name: partial(timed, way) for way in ways}, rounds, warm_up=1)
 
 
 def prepare(conn: connection, rows: list[Row]) -> None:
@@ -194,24 +180,18 @@ def run(conn: connection, statement: str) -> object:
     return found
 
 
-def show(conn: connection, ways: list[Way], taken: dict[str, list[float]], count: int, rounds: int) -> None:
-    medians = {name: statistics.median(times) for name, times in taken.items()}
-    version = str(run(conn, "SHOW server_version"))
-    kept = f"fsync {run(conn, 'SHOW fsync')}, synchronous_commit {run(conn, 'SHOW synchronous_commit')}"
-    yardstick = "psql \\copy" if shutil.which("psql") else "COPY of a ready file (there is no psql here)"
-    print(f"{count:,} rows of {len(COLUMNS)} columns, median of {rounds} interleaved rounds; copy = {yardstick}")
-    print(f"PostgreSQL {version} ({kept}), Python {platform.python_version()}, {os.cpu_count()} processors")
-    print()
-    print(f"{'way':24} {'rows/s':>9} {'spread':>13} {'of copy':>8} {'of execute_values':>18}")
-    slow = medians["execute_values(5000)"]
+def show(ways: Sequence[Way], taken: dict[str, list[float]], count: int, rounds: int) -> None:
+    medians = {name: median(seconds) for name, seconds in taken.items()}
+    lines: list[Sequence[Cell]] = []
     for way in ways:
-        middle = medians[way.name]
-        spread = f"{count / max(taken[way.name]) / 1000:.0f}-{count / min(taken[way.name]) / 1000:.0f} k"
-        goal = "" if way.target is None else f"  (wanted: {way.target})"
-        print(
-            f"{way.name:24} {count / middle:9,.0f} {spread:>13} {medians['copy'] / middle:8.2f} "
-            f"{slow / middle:18.2f}{goal}"
-        )
+        middle, seconds = medians[way.name], taken[way.name]
+        spread = f"{count / max(seconds) / 1000:.0f}–{count / min(seconds) / 1000:.0f} k"
+        of_copy, of_values = times(medians["copy"] / middle), times(medians["execute_values(5000)"] / middle)
+        wanted = "" if way.target is None else f"≥ {way.target}"
+        lines.append((way.name, round(count / middle), spread, of_copy, wanted, of_values))
+    yardstick = "psql \\copy" if shutil.which("psql") else "COPY of a ready file (there is no psql here)"
+    print(f"{count:,} rows of {len(COLUMNS)} columns, {rounds} rounds in turn, medians; copy = {yardstick}")
+    print(table(["way", "rows/s", "spread", "of copy", "wanted", "of execute_values"], lines))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"\npeak memory of this process, with all rows held for the measurement: {peak} MB")
 
