@@ -881,6 +881,27 @@ CREATE OR REPLACE FUNCTION dl_audit_prune(keep interval, most int) RETURNS bigin
 $$;
 REVOKE ALL ON FUNCTION dl_audit_prune(interval, int) FROM PUBLIC;
 
+-- Names that fit into the indexes they will stand in. Without this a longer one is taken in, since no index holds a job
+-- that is not due yet; and then each statement that would move it on fails, and with it all others it would have moved.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_constraint WHERE conname = 'dl_jobs_chk_sizes' AND conrelid = 'dl_jobs'::regclass) THEN
+        WITH unfit AS (
+            UPDATE dl_jobs
+               SET status = 'failed', finished_at = clock_timestamp(), lease_expires_at = NULL,
+                   error = 'queue, task or lock_key has more than 2,000 bytes'
+             WHERE status IN ('queued', 'running')
+               AND greatest(octet_length(queue), octet_length(task), octet_length(lock_key)) > 2000
+            RETURNING job_id, queue, attempt
+        )
+        INSERT INTO dl_job_events (job_id, queue, kind, payload)
+        SELECT job_id, queue, 'failed', jsonb_build_object('reason', 'upgrade', 'status', 'failed', 'attempt', attempt)
+          FROM unfit;
+        ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_sizes
+            CHECK (octet_length(queue) <= 2000 AND octet_length(task) <= 2000 AND octet_length(lock_key) <= 2000) NOT VALID;
+    END IF;
+END $$;
+
 -- jsonb that anybody may have written, as text for those who must read it: whole, or {"$dropped": why} where it cannot be
 -- had or has more than `most` bytes. A few bytes such as 1e131071 are 128 KB of text, so that a small row can hold more
 -- than a text may: then the cast fails, and with it whatever statement it stands in, such as every claim of a queue. What
