@@ -4,6 +4,8 @@ import sys
 
 from app.config import Settings
 from app.errors import ConfigError
+from app.host.database import Database
+from app.host.door import try_the_door
 from app.host.guest import gunicorn_settings
 from app.host.service import set_up_logging
 
@@ -18,6 +20,16 @@ globals().update(gunicorn_settings(_settings))
 
 def on_starting(server):  # type: ignore[no-untyped-def]
     set_up_logging(_settings)
+    if _settings.dsn is None and _settings.auth != "none":
+        return  # the embedded server is not there yet; without a key others are not let in, whoever is listened to
+    hosts = [
+        address[0] for address in server.cfg.address if isinstance(address, tuple)
+    ]  # the others are sockets' paths
+    try:
+        try_the_door(_settings, Database(_settings), hosts)
+    except ConfigError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(error.exit_code)
 
 
 def post_worker_init(worker):  # type: ignore[no-untyped-def]

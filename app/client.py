@@ -11,7 +11,8 @@ DataloaderError
     ├── ServiceFault          an answer that no dataloader in order would give
     └── Refused               a problem+json answer: code, detail, errors
         ├── NotFound
-        └── Conflict
+        ├── Conflict
+        └── NotAllowed        it takes an API key, or another one
 """
 
 from __future__ import annotations
@@ -91,6 +92,10 @@ class NotFound(Refused):
 
 class Conflict(Refused):
     pass
+
+
+class NotAllowed(Refused):
+    """It takes a key, or another key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +198,37 @@ class JobEvent:
     said: dict[str, Any] = field(repr=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditLine:
+    """Something that somebody did."""
+
+    audit_id: int
+    at: datetime
+    action: str
+    actor: str
+    via: str
+    address: str | None
+    request_id: str | None
+    subject: str
+    subject_id: str | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    said: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class AuditPage:
+    """Lines of the audit, newest first."""
+
+    lines: list[AuditLine]
+    next: int | None  # `before` for the page after this one
+    said: dict[str, Any] = field(repr=False)
+
+
 class Client:
     """One service, asked one question at a time.
 
+    `key` is the API key that the service asks for, if it does; no error repeats it.
     A request is sent again while `patience_sec` lasts if that cannot do anything twice: it never left, or it changes
     nothing, or it carries an idempotency key. No proxy from the environment is used and no redirect followed.
     """
@@ -206,6 +239,7 @@ class Client:
         *,
         timeout_sec: float = 10.0,
         patience_sec: float = PATIENCE_SEC,
+        key: str | None = None,
         wait: Callable[[float], None] = time.sleep,
         on_pause: Callable[[ServiceUnavailable], None] = lambda _: None,
     ) -> None:
@@ -213,6 +247,7 @@ class Client:
         self._address = urlsplit(self.url)
         self._timeout_sec = timeout_sec
         self._patience_sec = patience_sec
+        self._key = None if key is None else api_key(key)
         self._wait = wait
         self._on_pause = on_pause  # told before each pause that precedes another try
 
@@ -243,6 +278,30 @@ class Client:
         said = self._ask("GET", f"/api/v1/jobs?{query}", repeatable=True)
         with _understood(self.url):
             return [_line(job) for job in said["jobs"]]
+
+    def audit(
+        self,
+        *,
+        actor: str | None = None,
+        key_id: str | None = None,
+        action: str | None = None,
+        subject: str | None = None,
+        subject_id: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> AuditPage:
+        """Who did what, newest first. Takes a key with the scope `operate`."""
+        asked = {
+            "actor": actor, "key_id": key_id, "action": action, "subject": subject, "subject_id": subject_id,
+            "since": since and since.astimezone(UTC).isoformat(), "until": until and until.astimezone(UTC).isoformat(),
+            "before": before, "limit": limit,
+        }  # fmt: skip
+        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        said = self._ask("GET", f"/api/v1/audit?{query}", repeatable=True)
+        with _understood(self.url):
+            return AuditPage([_audit_line(line) for line in said["lines"]], said["next"], said)
 
     def events(self, job_id: UUID) -> list[JobEvent]:
         """The job's journal, oldest first."""
@@ -352,6 +411,8 @@ class Client:
 
     def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         headers = {"Accept": "application/json", "User-Agent": "dataloader-client"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
         data = None
         if body is not None:
             data = json.dumps(body, allow_nan=False).encode()
@@ -399,6 +460,8 @@ class Client:
             )
         if answer.status == HTTPStatus.CONFLICT:
             raise Conflict(answer.status, problem)
+        if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and "code" in problem:
+            raise NotAllowed(answer.status, problem)
         if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR and "code" in problem:
             raise Refused(answer.status, problem)
         told = problem.get("detail") or f"{answer.status} {answer.reason}".strip()
@@ -419,6 +482,14 @@ def service_url(url: str) -> str:
     if not all("!" <= character <= "~" for character in url):
         raise ValueError(f"{url!r} has characters that do not belong in an address")
     return url.rstrip("/")
+
+
+def api_key(told: str) -> str:
+    """A key as it can be sent. ValueError, which does not repeat it, if it is none."""
+    key = told.strip()
+    if not key or not all("!" <= character <= "~" for character in key):
+        raise ValueError("the API key is empty, or has characters that no key has; one looks like dlk_…_…")
+    return key
 
 
 @contextmanager
@@ -488,6 +559,11 @@ def _event(said: dict[str, Any]) -> JobEvent:
     return JobEvent(
         at=datetime.fromisoformat(said["ts"]), kind=str(said["kind"]), payload=dict(said["payload"]), said=said
     )
+
+
+def _audit_line(said: dict[str, Any]) -> AuditLine:
+    names = [name for name in AuditLine.__dataclass_fields__ if name not in ("at", "said")]
+    return AuditLine(at=datetime.fromisoformat(said["at"]), said=said, **{name: said[name] for name in names})
 
 
 def _log_line(said: dict[str, Any]) -> JobLogLine:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from app.config import Settings
-from app.host import web, worker
+from app.host import account, web, worker
 from app.host.database import Database
 from app.host.service import set_up_logging
+from app.queue.audit import acting
+from app.queue.keys import Keys, NewKey, Scope
 from app.queue.schema import Migration
 
 serve = web.serve
@@ -21,4 +26,14 @@ def migrate(settings: Settings) -> Migration:
         database.close()
 
 
-__all__ = ["migrate", "serve", "work"]
+@contextmanager
+def keys(command: str) -> Iterator[tuple[Keys, str]]:
+    """The keys in the database of the settings, and who asks for them, in whose name all is done within."""
+    settings = Settings.load()
+    set_up_logging(settings)
+    act = account.act(command)
+    with account.keys_of(settings) as ring, acting(act):
+        yield ring, act.actor
+
+
+__all__ = ["Keys", "NewKey", "Scope", "keys", "migrate", "serve", "work"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from app.cli import ask, host, local, trigger
+from app.cli import ask, audit, host, keys, local, trigger
 from app.cli.exits import Exit, Told, told
 from app.cli.service import AS_JSON
 from app.errors import DataloaderError
@@ -65,6 +65,8 @@ for _command in (
     ask.jobs,
     ask.events,
     ask.logs,
+    keys.keys,
+    audit.audit,
 ):
     cli.add_command(_command)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from app.client import Conflict, FieldError, NotFound, Refused, ServiceFault, ServiceUnavailable
+from app.client import Conflict, FieldError, NotAllowed, NotFound, Refused, ServiceFault, ServiceUnavailable
 from app.errors import (
     ConfigError,
     DatabaseUnavailable,
@@ -81,6 +81,7 @@ TABLE: tuple[tuple[type[DataloaderError], Exit, str, str], ...] = (
     (ServiceFault, Exit.FAULT, "service_fault", "Is --url the address of a dataloader? If so, its log says more."),
     (NotFound, Exit.NOT_FOUND, "not_found", "`dataloader jobs` lists the newest."),
     (JobNotFound, Exit.NOT_FOUND, "not_found", "`dataloader jobs` lists the newest."),
+    (NotAllowed, Exit.REFUSED, "not_allowed", "DL_API_KEY or --key-file says which key to send."),
     (Conflict, Exit.REFUSED, "conflict", ""),
     (Refused, Exit.REFUSED, "invalid", ""),
     (DataloaderError, Exit.REFUSED, "refused", ""),

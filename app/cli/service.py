@@ -6,15 +6,16 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from app.cli import text
-from app.client import DEFAULT_URL, PATIENCE_SEC, Client, ServiceUnavailable, service_url
+from app.client import DEFAULT_URL, PATIENCE_SEC, Client, ServiceUnavailable, api_key, service_url
 
 T = TypeVar("T")
+_LONGEST_KEY = 1000  # characters that are read of a key's file
 AS_JSON = "app.cli.as_json"  # in the context's meta: how an error is to be told
 
 
@@ -74,7 +75,7 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def asks_service(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command --url, --timeout, --patience and --json, and a `Service` as its first argument."""
+    """Give a command --url, --key-file, --timeout, --patience and --json, and a `Service` as its first argument."""
 
     @click.option(
         "--url",
@@ -102,15 +103,47 @@ def asks_service(command: Callable[..., None]) -> Callable[..., None]:
         metavar="SECONDS",
         help="How long to go on asking a service that is away, where asking twice does no harm.",
     )
+    @click.option(
+        "--key-file",
+        envvar="DL_API_KEY_FILE",
+        type=click.File("r", encoding="utf-8"),
+        metavar="FILE",
+        help="The file with the API key, if the service asks for one; else DL_API_KEY.  [DL_API_KEY_FILE]",
+    )
+    @click.option("--key", envvar="DL_API_KEY", hidden=True, callback=_of_the_environment)
     @json_option
     @functools.wraps(command)
-    def with_service(*, url: str, timeout: float, patience: float, as_json: bool, **rest: Any) -> None:
+    def with_service(
+        *,
+        url: str,
+        timeout: float,
+        patience: float,
+        key: str | None,
+        key_file: IO[str] | None,
+        as_json: bool,
+        **rest: Any,
+    ) -> None:
         on_pause = _silence if as_json else _Note().say
-        client = Client(url, timeout_sec=timeout, patience_sec=patience, on_pause=on_pause)
+        client = Client(url, timeout_sec=timeout, patience_sec=patience, key=_key(key, key_file), on_pause=on_pause)
         typed = click.get_current_context().get_parameter_source("url") is ParameterSource.COMMANDLINE
         command(Service(client, as_json, f" --url {client.url}" if typed else ""), **rest)
 
     return with_service
+
+
+def _of_the_environment(ctx: click.Context, param: click.Parameter, told: str | None) -> str | None:
+    if ctx.get_parameter_source("key") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("everybody on this machine can read a command line; use --key-file or DL_API_KEY")
+    return told
+
+
+def _key(told: str | None, file: IO[str] | None) -> str | None:
+    try:
+        if file is not None:
+            return api_key(file.read(_LONGEST_KEY))
+        return None if told is None else api_key(told)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None  # a file that is not text is told without what is in it
 
 
 class _Note:

@@ -12,22 +12,31 @@ from pathlib import Path
 from typing import Any
 
 from flask import Flask
+from prometheus_client.registry import Collector
 
-from app import log
+from app import log, traces
+from app.addresses import Allowed
 from app.config import Settings
 from app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaError
 from app.host.database import Database
+from app.host.numbers import ProcessNumbers
 from app.queue.jobqueue import JobQueue
+from app.queue.keys import Keys
 from app.queue.pool import Pool
+from app.traces import Tracer
 from app.web import WebOptions, create_app
+from app.web.databasenumbers import DatabaseCollector
 from pipelines import contract
 from pipelines import targets as places
+from workers.courier import CourierOptions
 from workers.joblog import LogLimits
+from workers.numbers import PoolCollector
 from workers.pool import PoolOptions, WorkerPool
 
 _log = log.get(__name__)
 _STOP_SEC = 10.0  # for jobs that were asked to stop; less for somebody whose grace is short
 _SCHEMA_AGAIN = 2.0  # seconds between two tries to reach the database for its schema
+_LOOK_AGAIN_SEC = 15.0  # for how long the database's own numbers serve all scrapes
 
 
 def version() -> str:
@@ -109,10 +118,36 @@ class Service:
             default_lease_ttl_sec=settings.default_lease_ttl_sec,
             heartbeat_sec=settings.heartbeat_sec,
             most_waiting_for_logs=max(1, settings.http_threads // 4),
+            wide_open=settings.auth == "none",
+            trusted_proxies=settings.trusted_proxies,
+            session_sec=settings.session_hours * 3600,
+            session_secret=None if settings.session_secret is None else settings.session_secret.get_secret_value(),
+            webhook_allow=settings.webhook_allow,
+            webhook_secret=settings.webhook_secret is not None,
         )
         return create_app(
-            JobQueue(pool), contract.registry, options, probe=self.probe if self._works else None, pool=pool
+            JobQueue(pool),
+            contract.registry,
+            options,
+            probe=self.probe if self._works else None,
+            pool=pool,
+            keys=Keys(pool),
+            collectors=self.collectors(pool),
+            tracer=self.tracer,
         )
+
+    @cached_property
+    def tracer(self) -> Tracer:
+        return traces.tracer(wanted=self.settings.tracing, version=version())
+
+    def collectors(self, pool: Pool | None = None) -> list[Collector]:
+        """What this process can tell Prometheus beside the queue's numbers and those of its requests."""
+        found: list[Collector] = [ProcessNumbers(works=self._works, answers=pool is not None)]
+        if self._works:
+            found.append(PoolCollector(lambda: self._pool))
+        if pool is not None:
+            found.append(DatabaseCollector(pool, fresh_sec=_LOOK_AGAIN_SEC))
+        return found
 
     def start(self) -> None:
         """Prepare the schema and start the worker pool; waits for neither: the database may be away."""
@@ -181,11 +216,26 @@ class Service:
             endpoints=endpoints,
             targets=targets,
             tokens=tokens,
+            courier=self._courier_options(),
+            alert_period_sec=settings.alert_period_sec,
+            tracer=self.tracer,
             logs=LogLimits(
                 bytes_a_try=settings.job_log_max_bytes,
                 lines_a_sec=settings.job_log_lines_per_sec,
                 keep_days=settings.job_log_keep_days,
             ),
+        )
+
+    def _courier_options(self) -> CourierOptions:
+        settings = self.settings
+        return CourierOptions(
+            timeout_sec=settings.webhook_timeout_sec,
+            threads=settings.webhook_threads,
+            allowed=Allowed.of(settings.webhook_allow),
+            secret=None if settings.webhook_secret is None else settings.webhook_secret.get_secret_value(),
+            disable_after_sec=settings.webhook_disable_hours * 3600,
+            keep_sec=settings.webhook_keep_days * 86_400,
+            version=version(),
         )
 
     def probe(self) -> Mapping[str, Any]:

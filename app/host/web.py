@@ -18,6 +18,7 @@ from app import log
 from app.config import Settings
 from app.errors import DatabaseUnavailable, PortTaken
 from app.host.database import Database
+from app.host.door import try_the_door
 from app.host.guest import BLOCKED_AT_BIRTH, Host, gunicorn_settings
 from app.host.service import Service, set_up_logging
 
@@ -32,6 +33,7 @@ def serve(settings: Settings, *, workers: bool, banner: Callable[[str], None]) -
         database = Database(settings)
         try:
             _prepare(database)
+            try_the_door(settings, database, [settings.app_host])
             if early.notes:
                 return 0
             return _run(settings, workers, door, early, database, banner)
