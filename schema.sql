@@ -327,6 +327,90 @@ CREATE INDEX IF NOT EXISTS dl_jobs_ended_idx ON dl_jobs (status, task, finished_
 -- Without it every deleted job costs a scan of the journal.
 CREATE INDEX IF NOT EXISTS dl_job_events_job_idx ON dl_job_events (job_id, event_id);
 
+-- Keys of jobs that were deleted: "unique for ever" outlives the job. What a second request is told, and no more.
+CREATE TABLE IF NOT EXISTS dl_retired_keys (
+    key_hash     bytea       PRIMARY KEY,  -- of the idempotency key
+    job_id       uuid        NOT NULL,
+    status       dl_status   NOT NULL,     -- how the job had ended
+    request_hash text        NOT NULL,
+    retired_at   timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX IF NOT EXISTS dl_retired_keys_at_idx ON dl_retired_keys (retired_at);
+
+CREATE OR REPLACE FUNCTION dl_key_hash(key text) RETURNS bytea
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN sha256(convert_to(key, 'UTF8'));
+
+-- Of a request: what must be the same for two of them to be one.
+CREATE OR REPLACE FUNCTION dl_request_hash(queue text, task text, args jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN encode(sha256(convert_to(jsonb_build_array(queue, task, args)::text, 'UTF8')), 'hex');
+
+-- Which process waits to be rung for a queue (asleep), and which will look again by itself (not asleep: it has more to do
+-- than threads). Lost when the server crashes, as are the connections of those who wrote it.
+CREATE UNLOGGED TABLE IF NOT EXISTS dl_watch (
+    queue     text NOT NULL,
+    worker_id uuid NOT NULL,
+    asleep    bool NOT NULL,
+    PRIMARY KEY (queue, worker_id)
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+
+-- Ring for a queue, unless it is certain that somebody will look after this transaction has committed. Every notification
+-- wakes every listening session of the database and keeps all other commits that notify waiting until its own is on the
+-- disk; decision 15 goes through each order in which this and a worker that falls asleep may meet.
+--
+-- Whoever stays silent holds the queue's lock (shared) until the end of his transaction. A worker that has said it falls
+-- asleep looks once more after it has had that lock for itself.
+CREATE OR REPLACE FUNCTION dl_ring(wanted text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    -- In an older snapshot the marks would be those of another time.
+    IF current_setting('transaction_isolation') = 'read committed'
+       AND NOT EXISTS (SELECT FROM dl_watch w WHERE w.queue = wanted AND w.asleep) THEN
+        PERFORM pg_advisory_xact_lock_shared(1684828530, hashtext(wanted));
+        IF dl_will_look(wanted) THEN
+            RETURN;
+        END IF;
+    END IF;
+    PERFORM pg_notify('dl_jobs', wanted);  -- the server sends one of several equal ones in a transaction
+END $$;
+
+-- Nobody is asleep; and either a live process is awake on the queue, or nobody serves it and a job of somebody else waits
+-- there already, for which was rung and is rung again every second as long as it waits.
+CREATE OR REPLACE FUNCTION dl_will_look(wanted text) RETURNS bool
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    awake bool;
+    alive bool;
+BEGIN
+    IF EXISTS (SELECT FROM dl_watch w WHERE w.queue = wanted AND w.asleep) THEN
+        RETURN false;
+    END IF;
+    SELECT coalesce(bool_or(wanted = ANY (w.queues)), false), count(*) > 0
+      INTO awake, alive
+      FROM dl_workers w
+     WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec);
+    IF NOT alive THEN
+        RETURN false;
+    ELSIF awake THEN
+        -- Each of those that live and serve it must have said so: one that has not may be of an older version, or new.
+        RETURN NOT EXISTS (SELECT FROM dl_workers w
+                            WHERE wanted = ANY (w.queues)
+                              AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
+                              AND NOT EXISTS (SELECT FROM dl_watch v
+                                               WHERE v.queue = wanted AND v.worker_id = w.worker_id));
+    END IF;
+    RETURN coalesce((SELECT j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
+                       FROM dl_jobs j
+                      WHERE j.queue = wanted AND j.status = 'queued' AND j.place = 'ready'
+                      ORDER BY j.priority, j.created_at, j.job_id
+                      LIMIT 1), false)
+        OR coalesce((SELECT j.queue = wanted AND j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
+                       FROM dl_jobs j
+                      WHERE j.status = 'queued' AND j.place = 'timed' AND j.available_at <= (SELECT clock_timestamp())
+                      ORDER BY j.available_at
+                      LIMIT 1), false);
+END $$;
+
 -- SECURITY DEFINER, because a service that may only INSERT INTO dl_jobs must be able to; the search path is pinned to
 -- the one this file was applied with.
 CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
@@ -337,14 +421,20 @@ BEGIN
            jsonb_strip_nulls(jsonb_build_object('status', 'queued', 'attempt', attempt, 'producer', producer))
       FROM fresh
      WHERE status = 'queued';
-    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM fresh WHERE status = 'queued') queues;
+    -- A key whose job was deleted is as taken as any. Looked at after the insert, which may have waited for the deletion.
+    IF EXISTS (SELECT FROM fresh f JOIN dl_retired_keys k ON k.key_hash = dl_key_hash(f.idempotency_key)
+                WHERE f.idempotency_key IS NOT NULL) THEN
+        RAISE unique_violation USING MESSAGE = 'an idempotency_key belongs to a job that was deleted',
+              CONSTRAINT = 'dl_retired_keys_pkey', TABLE = 'dl_retired_keys';
+    END IF;
+    PERFORM dl_ring(queue) FROM (SELECT DISTINCT queue FROM fresh WHERE status = 'queued' ORDER BY queue) queues;
     RETURN NULL;
 END $$;
 
 CREATE OR REPLACE FUNCTION dl_jobs_became_ready() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    PERFORM pg_notify('dl_jobs', NEW.queue);  -- the server sends one of several equal ones in a transaction
+    PERFORM dl_ring(NEW.queue);
     RETURN NULL;
 END $$;
 
@@ -439,7 +529,9 @@ END $$;
 ALTER TABLE dl_workers
     ADD COLUMN IF NOT EXISTS draining  bool NOT NULL DEFAULT false,  -- it was told to claim nothing more
     ADD COLUMN IF NOT EXISTS listener  text,                         -- whether it hears notifications
-    ADD COLUMN IF NOT EXISTS rss_bytes bigint;                       -- its memory, children left out
+    ADD COLUMN IF NOT EXISTS rss_bytes bigint,                       -- its memory, children left out
+    -- Of each run at its last heartbeat: run_id, how old its progress is, and how far its stop has come.
+    ADD COLUMN IF NOT EXISTS doing     jsonb NOT NULL DEFAULT '[]';
 
 -- Whether a job fits a filter of lists and bulk operations: one meaning for both. It is one expression, so that the
 -- planner puts it in the place of the call and sees what it may use an index for.
@@ -924,6 +1016,229 @@ END $$;
 CREATE OR REPLACE FUNCTION dl_text(value jsonb, most int DEFAULT 67108864) RETURNS text LANGUAGE sql STABLE
     RETURN CASE WHEN pg_column_size(value) < 2000 AND pg_column_compression(value) IS NULL THEN value::text
                 WHEN value IS NOT NULL THEN dl_text_within(value, most) END;
+
+-- ── enqueueing from SQL, one and many ───────────────────────────────────────────────────────────────────────────────
+
+-- Requests for jobs as rows with the defaults filled in, each with what is wrong with it. A value that cannot be cast is an
+-- error here; dl_enqueue_many finds out whose it was. The limits are those of the HTTP API.
+CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb)
+    RETURNS TABLE (n bigint, queue text, task text, lock_key text, args jsonb, idempotency_key text, partition_key text,
+                   priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int, producer text,
+                   consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid, webhook jsonb,
+                   traceparent text, field text, fault text)
+    LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT i.n, r.queue, r.task, r.lock_key, coalesce(nullif(r.args, 'null'), '{}'), r.idempotency_key,
+           coalesce(r.partition_key, ''), coalesce(r.priority, 100), r.available_at, coalesce(r.max_attempts, 5),
+           coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.live_key, r.time_limit_sec,
+           nullif(r.retry, 'null'), r.parent_id, nullif(r.webhook, 'null'), r.traceparent, f.field,
+           CASE WHEN f.field = '$fault' THEN i.item ->> '$fault'
+                WHEN f.field = '' THEN 'is no JSON object'
+                WHEN f.field IN ('queue', 'task', 'lock_key') AND i.item -> f.field IS NULL THEN 'is required'
+                WHEN f.field IN ('queue', 'task', 'lock_key', 'idempotency_key', 'live_key', 'partition_key', 'producer',
+                                 'consumer_group')
+                THEN 'must be a text that is not empty, of at most 2000 bytes in UTF-8'
+                WHEN f.field IN ('args', 'retry', 'webhook') THEN 'must be a JSON object'
+                WHEN f.field = 'priority' THEN 'must be 0 or more'
+                WHEN f.field = 'available_at' THEN 'must be a time between the years 1 and 9999'
+                WHEN f.field IS NOT NULL AND f.field IN ('max_attempts', 'lease_ttl_sec', 'time_limit_sec')
+                THEN 'must be 1 or more'
+                WHEN f.field IS NOT NULL THEN 'is no field of this request; leave it out' END
+      FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
+           CROSS JOIN LATERAL jsonb_to_record(CASE jsonb_typeof(i.item) WHEN 'object' THEN i.item ELSE '{}' END)
+                              AS r (queue text, task text, lock_key text, args jsonb, idempotency_key text, partition_key text,
+                                    priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
+                                    producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb,
+                                    parent_id uuid, webhook jsonb, traceparent text)
+           CROSS JOIN LATERAL (SELECT
+               CASE WHEN jsonb_typeof(i.item) <> 'object' THEN ''
+                    WHEN i.item ? '$fault' THEN '$fault'
+                    WHEN i.item - '{queue,task,lock_key,args,idempotency_key,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,live_key,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[] <> '{}'
+                    THEN (SELECT min(key) FROM jsonb_object_keys(i.item - '{queue,task,lock_key,args,idempotency_key,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,live_key,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[]) key)
+                    WHEN coalesce(r.queue, '') !~ '\S' OR octet_length(r.queue) > 2000 THEN 'queue'
+                    WHEN coalesce(r.task, '') !~ '\S' OR octet_length(r.task) > 2000 THEN 'task'
+                    WHEN coalesce(r.lock_key, '') !~ '\S' OR octet_length(r.lock_key) > 2000 THEN 'lock_key'
+                    WHEN jsonb_typeof(r.args) NOT IN ('object', 'null') THEN 'args'
+                    WHEN r.idempotency_key !~ '\S' OR octet_length(r.idempotency_key) > 2000 THEN 'idempotency_key'
+                    WHEN r.live_key !~ '\S' OR octet_length(r.live_key) > 2000 THEN 'live_key'
+                    WHEN octet_length(r.partition_key) > 2000 THEN 'partition_key'
+                    WHEN r.priority < 0 THEN 'priority'
+                    WHEN r.available_at < '0001-01-01' OR r.available_at >= '9999-12-31' THEN 'available_at'
+                    WHEN r.max_attempts < 1 THEN 'max_attempts'
+                    WHEN r.lease_ttl_sec < 1 THEN 'lease_ttl_sec'
+                    WHEN r.time_limit_sec < 1 THEN 'time_limit_sec'
+                    WHEN octet_length(r.producer) > 2000 THEN 'producer'
+                    WHEN octet_length(r.consumer_group) > 2000 THEN 'consumer_group'
+                    WHEN jsonb_typeof(r.retry) NOT IN ('object', 'null') THEN 'retry'
+                    WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN 'webhook' END AS field) f
+$$;
+
+-- Put many jobs into the queue, in the caller's own transaction: a JSON array of objects with the fields of the HTTP API's
+-- trigger. One row a request, in their order, with its outcome:
+--   created, exists   job_id and status are those of the job that now stands for the request
+--   conflict          the idempotency key belongs to a job (job_id) with another queue, task or args
+--   invalid           field and detail say what is wrong
+--   left_out          nothing is wrong with it; but `whole` was asked for, and something is with another one
+-- With `whole`, either all of them are created or exist, or none is made.
+CREATE OR REPLACE FUNCTION dl_enqueue_many(jobs jsonb, whole bool DEFAULT false)
+    RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    asked   jsonb := jobs;
+    one     record;
+    ids     uuid[];
+    made    uuid[] := '{}';
+    more    uuid[];
+    found   jsonb := '{}';  -- n -> what stands for it already
+    there   jsonb;
+    todo    bigint[];
+    tries   int := 0;
+BEGIN
+    IF jsonb_typeof(asked) IS DISTINCT FROM 'array' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'a JSON array of requests is needed';
+    END IF;
+    BEGIN
+        PERFORM count(a.fault) FROM dl_asked(asked) a;
+    EXCEPTION WHEN data_exception THEN
+        -- Some value is not of its type. One by one, to find out whose.
+        FOR one IN SELECT i.item, i.n FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n) LOOP
+            BEGIN
+                PERFORM count(a.fault) FROM dl_asked(jsonb_build_array(one.item)) a;
+            EXCEPTION WHEN data_exception THEN
+                asked := jsonb_set(asked, ARRAY[(one.n - 1)::text], jsonb_build_object('$fault', SQLERRM));
+            END;
+        END LOOP;
+    END;
+    SELECT array_agg(gen_random_uuid()), array_agg(i) FROM generate_series(1, jsonb_array_length(asked)) i INTO ids, todo;
+
+    BEGIN
+        WHILE cardinality(todo) > 0 LOOP
+            tries := tries + 1;
+            IF tries > 20 THEN
+                RAISE serialization_failure USING MESSAGE = 'keys of this batch come and go; try again';
+            END IF;
+            -- In the order of the keys: two batches that have some in common wait for each other in one direction only.
+            WITH new AS (
+                INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority,
+                                     available_at, max_attempts, lease_ttl_sec, producer, consumer_group, live_key,
+                                     time_limit_sec, retry, parent_id, webhook, traceparent, request_hash, place,
+                                     created_at)
+                SELECT o.id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
+                       coalesce(a.available_at, clock_timestamp()), a.max_attempts, a.lease_ttl_sec, a.producer,
+                       a.consumer_group, a.live_key, a.time_limit_sec, a.retry, a.parent_id, a.webhook, a.traceparent,
+                       CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
+                       CASE WHEN a.available_at > clock_timestamp() THEN 'timed' ELSE 'ready' END::dl_place,
+                       now() + a.n * interval '1 microsecond'  -- so that they are claimed in their order
+                  FROM dl_asked(asked) a
+                       JOIN unnest(todo) AS w (n) ON w.n = a.n
+                       JOIN unnest(ids) WITH ORDINALITY AS o (id, n) ON o.n = a.n
+                 WHERE a.field IS NULL
+                   AND (a.idempotency_key IS NULL
+                        OR NOT EXISTS (SELECT FROM dl_retired_keys k WHERE k.key_hash = dl_key_hash(a.idempotency_key)))
+                 ORDER BY a.idempotency_key, a.live_key, a.n
+                    ON CONFLICT DO NOTHING
+                RETURNING job_id
+            )
+            SELECT coalesce(array_agg(job_id), '{}') INTO more FROM new;
+            made := made || more;
+            EXIT WHEN cardinality(made) = cardinality(ids);
+
+            -- What is there instead, or nothing: then it was deleted, or has ended, meanwhile.
+            WITH left_over AS MATERIALIZED (
+                SELECT a.n, a.queue, a.task, a.args, a.idempotency_key, a.live_key
+                  FROM dl_asked(asked) a
+                       JOIN unnest(todo) AS w (n) ON w.n = a.n
+                       JOIN unnest(ids) WITH ORDINALITY AS o (id, n) ON o.n = a.n
+                       LEFT JOIN unnest(made) AS m (id) ON m.id = o.id
+                 WHERE a.field IS NULL AND m.id IS NULL
+            ), instead AS (
+                SELECT l.n, coalesce(k.told, r.told, v.told) AS told
+                  FROM left_over l
+                       LEFT JOIN LATERAL (
+                           SELECT jsonb_build_array(j.job_id, j.status,
+                                      coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args))
+                                      = dl_request_hash(l.queue, l.task, l.args)) AS told
+                             FROM dl_jobs j WHERE j.idempotency_key = l.idempotency_key) k ON true
+                       LEFT JOIN LATERAL (
+                           SELECT jsonb_build_array(h.job_id, h.status,
+                                      h.request_hash = dl_request_hash(l.queue, l.task, l.args)) AS told
+                             FROM dl_retired_keys h WHERE h.key_hash = dl_key_hash(l.idempotency_key)) r ON true
+                       LEFT JOIN LATERAL (
+                           SELECT jsonb_build_array(j.job_id, j.status, true) AS told
+                             FROM dl_jobs j
+                            WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running')) v ON true
+            )
+            SELECT coalesce(jsonb_object_agg(i.n, i.told) FILTER (WHERE i.told IS NOT NULL), '{}'),
+                   coalesce(array_agg(i.n) FILTER (WHERE i.told IS NULL), '{}')
+              INTO there, todo
+              FROM instead i;
+            found := found || there;
+        END LOOP;
+        IF whole AND (EXISTS (SELECT FROM dl_asked(asked) a WHERE a.field IS NOT NULL)
+                      OR EXISTS (SELECT FROM jsonb_each(found) f WHERE NOT (f.value ->> 2)::bool)) THEN
+            RAISE EXCEPTION USING ERRCODE = 'DL001';  -- what this block has written is undone
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'DL001' THEN
+        made := '{}';
+    END;
+
+    RETURN QUERY
+    SELECT a.n,
+           CASE WHEN a.field IS NOT NULL THEN 'invalid'
+                WHEN m.id IS NOT NULL THEN 'created'
+                WHEN NOT (f.value ->> 2)::bool THEN 'conflict'
+                WHEN f.value ->> 0 = ANY (ids::text[]) AND cardinality(made) = 0 THEN 'left_out'
+                WHEN f.value IS NOT NULL THEN 'exists'
+                ELSE 'left_out' END,
+           CASE WHEN m.id IS NOT NULL THEN m.id
+                WHEN f.value ->> 0 = ANY (ids::text[]) AND cardinality(made) = 0 THEN NULL
+                ELSE (f.value ->> 0)::uuid END,
+           CASE WHEN m.id IS NOT NULL THEN 'queued'
+                WHEN f.value ->> 0 = ANY (ids::text[]) AND cardinality(made) = 0 THEN NULL
+                ELSE f.value ->> 1 END,
+           nullif(nullif(a.field, '$fault'), ''), a.fault
+      FROM dl_asked(asked) a
+           JOIN unnest(ids) WITH ORDINALITY AS o (id, n) ON o.n = a.n
+           LEFT JOIN unnest(made) AS m (id) ON m.id = o.id
+           LEFT JOIN jsonb_each(found) AS f (key, value) ON f.key::bigint = a.n
+     ORDER BY a.n;
+END $$;
+
+-- Put one job into the queue, in the caller's own transaction; returns its id, or that of the job that stands for the
+-- request already. What cannot be is an error: 22023 for a value, 23505 for an idempotency key of another request.
+CREATE OR REPLACE FUNCTION dl_enqueue(
+    queue text, task text, lock_key text, args jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL,
+    partition_key text DEFAULT '', priority int DEFAULT 100, available_at timestamptz DEFAULT NULL,
+    max_attempts int DEFAULT 5, lease_ttl_sec int DEFAULT 60, producer text DEFAULT NULL,
+    consumer_group text DEFAULT NULL, live_key text DEFAULT NULL, time_limit_sec int DEFAULT NULL,
+    retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL
+) RETURNS uuid
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    told record;
+BEGIN
+    SELECT m.* INTO told
+      FROM dl_enqueue_many(jsonb_build_array(jsonb_build_object(
+               'queue', queue, 'task', task, 'lock_key', lock_key, 'args', args, 'idempotency_key', idempotency_key,
+               'partition_key', partition_key, 'priority', priority, 'available_at', available_at,
+               'max_attempts', max_attempts, 'lease_ttl_sec', lease_ttl_sec, 'producer', producer,
+               'consumer_group', consumer_group, 'live_key', live_key, 'time_limit_sec', time_limit_sec,
+               'retry', retry, 'parent_id', parent_id))) m;
+    IF told.outcome = 'invalid' THEN
+        RAISE invalid_parameter_value USING MESSAGE = coalesce(told.field || ' ', '') || told.detail;
+    ELSIF told.outcome = 'conflict' THEN
+        RAISE unique_violation
+              USING MESSAGE = format('idempotency_key %L belongs to job %s, which has another queue, task or args',
+                                     idempotency_key, told.job_id),
+                    DETAIL = told.job_id::text;
+    END IF;
+    RETURN told.job_id;
+END $$;
+
+-- Whoever may call these may put any job into any queue, and nothing else.
+REVOKE EXECUTE ON FUNCTION dl_asked(jsonb), dl_enqueue_many(jsonb, bool), dl_will_look(text), dl_ring(text),
+       dl_enqueue(text, text, text, jsonb, text, text, int, timestamptz, int, int, text, text, text, int, jsonb, uuid)
+  FROM PUBLIC;
 
 -- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.
 INSERT INTO dl_schema (version, fingerprint)

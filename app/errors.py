@@ -20,6 +20,13 @@ DataloaderError
 ├── InvalidKey                an API key cannot be made like this
 ├── KeyNotFound
 ├── NotRetryable              only a failed, canceled or lost job can be retried
+├── NotEditable               only a waiting job can be changed
+├── NotDeletable              only a finished job can be deleted
+├── JobChanged                the job is not in the state any more that the caller has seen
+├── QueueDraining             the queue takes no new jobs
+├── WorkerNotFound            no worker process has this id
+├── BulkNotFound              no bulk operation has this id
+├── BulkMismatch              not as many jobs fit as the caller expects
 ├── InvalidJob                the database refuses a value of the request
 └── IdempotencyConflict       the key belongs to another request
 """
@@ -156,6 +163,52 @@ class InvalidKey(DataloaderError):
 class KeyNotFound(DataloaderError):
     def __init__(self, which: str) -> None:
         super().__init__(f"no valid API key has the name {which!r}, and none the id; `dataloader keys list` shows them")
+
+
+class NotEditable(DataloaderError):
+    def __init__(self, job_id: UUID, status: str) -> None:
+        super().__init__(f"job {job_id} is {status}; only a queued job can be changed, though any can be cloned")
+        self.job_id = job_id
+
+
+class NotDeletable(DataloaderError):
+    def __init__(self, job_id: UUID, status: str) -> None:
+        super().__init__(f"job {job_id} is {status}; only a finished job can be deleted: cancel it first")
+        self.job_id = job_id
+
+
+class JobChanged(DataloaderError):
+    def __init__(self, job_id: UUID) -> None:
+        super().__init__(f"job {job_id} has changed since it was looked at; look again, and send its new ETag")
+        self.job_id = job_id
+
+
+class QueueDraining(DataloaderError):
+    def __init__(self, queue: str, note: str | None) -> None:
+        told = f": {note}" if note else ""
+        super().__init__(f"queue {queue!r} is being drained and takes no new jobs{told}")
+        self.queue = queue
+
+
+class WorkerNotFound(DataloaderError):
+    def __init__(self, worker_id: UUID) -> None:
+        super().__init__(f"there is no worker process {worker_id}; one that ended is forgotten")
+        self.worker_id = worker_id
+
+
+class BulkNotFound(DataloaderError):
+    def __init__(self, bulk_id: UUID) -> None:
+        super().__init__(f"there is no bulk operation {bulk_id}")
+        self.bulk_id = bulk_id
+
+
+class BulkMismatch(DataloaderError):
+    def __init__(self, expected: int, found: int) -> None:
+        super().__init__(
+            f"{found} jobs fit, and {expected} were expected; nothing was changed: look at them again, and ask with the "
+            "number that the dry run told"
+        )
+        self.found = found
 
 
 class InvalidJob(DataloaderError):

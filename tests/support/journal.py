@@ -14,7 +14,7 @@ from app.queue.job import TRANSITIONS, Move, Status
 
 _RELEASES = ("shutdown", "lock_busy", "not_started")
 _NO_MOVE = ("heartbeat", "cancel_requested", "stop_pending")
-_STILL_QUEUED = ("unknown_task",)
+_STILL_QUEUED = ("unknown_task", "edited")
 
 
 @dataclass(frozen=True)
