@@ -983,7 +983,7 @@ BEGIN
                SET status = 'failed', finished_at = clock_timestamp(), lease_expires_at = NULL,
                    error = 'queue, task or lock_key has more than 2,000 bytes'
              WHERE status IN ('queued', 'running')
-               AND greatest(octet_length(queue), octet_length(task), octet_length(lock_key)) > 2000
+               AND (octet_length(queue) > 1000 OR octet_length(task) > 1000 OR octet_length(lock_key) > 2000)
             RETURNING job_id, queue, attempt
         )
         INSERT INTO dl_job_events (job_id, queue, kind, payload)
