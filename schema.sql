@@ -990,7 +990,7 @@ BEGIN
         SELECT job_id, queue, 'failed', jsonb_build_object('reason', 'upgrade', 'status', 'failed', 'attempt', attempt)
           FROM unfit;
         ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_sizes
-            CHECK (octet_length(queue) <= 2000 AND octet_length(task) <= 2000 AND octet_length(lock_key) <= 2000) NOT VALID;
+            CHECK (octet_length(queue) <= 1000 AND octet_length(task) <= 1000 AND octet_length(lock_key) <= 2000) NOT VALID;
     END IF;
 END $$;
 
