@@ -981,7 +981,7 @@ BEGIN
         WITH unfit AS (
             UPDATE dl_jobs
                SET status = 'failed', finished_at = clock_timestamp(), lease_expires_at = NULL,
-                   error = 'queue, task or lock_key has more than 2,000 bytes'
+                   error = 'queue or task has more than 1,000 bytes, or lock_key more than 2,000'
              WHERE status IN ('queued', 'running')
                AND (octet_length(queue) > 1000 OR octet_length(task) > 1000 OR octet_length(lock_key) > 2000)
             RETURNING job_id, queue, attempt
