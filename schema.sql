@@ -1002,7 +1002,7 @@ CREATE OR REPLACE FUNCTION dl_text_within(value jsonb, most int) RETURNS text LA
 DECLARE
     whole text;
 BEGIN
-    IF jsonb_path_exists(value, '$.** ? (@ > 1e310 || @ < -1e310 || (@ < 1e-310 && @ > -1e-310 && @ != 0))') THEN
+    IF jsonb_path_exists(value, '$.** ? (@.type() == "number" && (@.abs() >= 1e310 || (@.abs() < 1e-310 && @ != 0)))') THEN
         RETURN jsonb_build_object('$dropped', 'a number in it has more than 310 digits');
     END IF;
     IF pg_column_size(value) / 8 <= most THEN  -- else it is not even unpacked
