@@ -62,7 +62,8 @@ SELECT pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM sorted WHERE
 -- queued -> running. Two steps in one message: lock the first `look` ready rows and try their keys; then, in a fresh look
 -- under those locks, park what is busy and take the first `most` of the rest. With `guard` the keys' session locks are
 -- taken too, for the life of each run: a predecessor that lost its lease but not its session still holds one, and the
--- job is parked. They outlive a claim that fails: whoever sent it must then give up the session.
+-- job is parked. They outlive a claim that fails: whoever sent it must then give up the session. From a queue that is
+-- paused nothing is taken, and from a limited one no more than it has room for.
 -- Every row of the answer carries the outlook: `skipped` rows that were looked at in vain, for they were parked or
 -- somebody is changing their key at this moment (others may be ready behind them: look again at once), `due_in` seconds
 -- until the next timed job. One row with no job_id: nothing was taken.
@@ -77,7 +78,8 @@ WITH first AS (
     SELECT job_id, pg_try_advisory_xact_lock(1684828526, hashtext(lock_key)) AS ours FROM first
 )
 SELECT set_config('dl.picked', coalesce(string_agg(job_id::text, ',') FILTER (WHERE ours), ''), true),
-       set_config('dl.skipped', (count(*) FILTER (WHERE NOT ours))::text, true)
+       set_config('dl.skipped', (count(*) FILTER (WHERE NOT ours))::text, true),
+       set_config('dl.room', CASE WHEN count(*) > 0 THEN dl_room(%(queue)s::text)::text END, true)
   FROM tried;
 
 WITH picked AS MATERIALIZED (
@@ -92,7 +94,7 @@ WITH picked AS MATERIALIZED (
               FROM picked
              WHERE NOT busy
              ORDER BY n
-             LIMIT %(most)s::int) best
+             LIMIT least(%(most)s::int, nullif(current_setting('dl.room'), '')::int)) best
 ), blocked AS (
     SELECT job_id FROM picked WHERE busy UNION ALL SELECT job_id FROM chosen WHERE NOT free
 ), parked AS (
