@@ -90,6 +90,10 @@ class Context(Protocol):
     def max_attempts(self) -> int: ...
 
     @property
+    def traceparent(self) -> str | None:
+        """The W3C trace context that the job belongs to, to be sent on as a header of that name; None without one."""
+
+    @property
     def resume(self) -> Any:
         """What `checkpoint` was last told, by this try or one before it; None at first."""
 

@@ -69,13 +69,14 @@ class FakeContext:
         attempt: int = 1,
         max_attempts: int = 5,
         resume: Any = None,
+        traceparent: str | None = None,
         stop_after: int | None = None,
         connect: Callable[[str], Any] | None = None,
         database: Callable[[], Any] | None = None,
     ) -> None:
         self.job_id = uuid4()
         self.task, self.attempt, self.max_attempts = task, attempt, max_attempts
-        self.resume = resume
+        self.resume, self.traceparent = resume, traceparent
         self.logs: list[Told] = []
         self.log = FakeLog(self.logs)
         self.progresses: list[dict[str, Any]] = []  # each as callers of the API would see it

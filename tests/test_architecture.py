@@ -21,12 +21,14 @@ ROOMS: dict[str, frozenset[str]] = {
     "app": frozenset(),
     "app.errors": frozenset(),
     "app.config": frozenset({"app.errors"}),
+    "app.addresses": frozenset(),
+    "app.traces": frozenset({"app.errors"}),
     "app.log": frozenset({"app.errors"}),
     "app.queue": frozenset({"app.errors"}),
     "app.postgres": frozenset({"app.errors"}),
     "app.client": frozenset({"app.errors", "app.queue.job"}),
-    "app.web": frozenset({"app.queue", "app.errors", "app.log", "pipelines"}),
-    "workers": frozenset({"app.queue", "app.errors", "app.log", "pipelines"}),
+    "app.web": frozenset({"app.addresses", "app.traces", "app.queue", "app.errors", "app.log", "pipelines"}),
+    "workers": frozenset({"app.addresses", "app.traces", "app.queue", "app.errors", "app.log", "pipelines"}),
     "pipelines": frozenset(),
 }
 # These wire the rooms together, and may import them all.

@@ -77,6 +77,7 @@ class Attempt(JobContext):
     ended: float | None = None  # and when it has ended
     stop_asked_at: float | None = None  # set once, by whoever stops it
     rung: str | None = None  # the last one that was climbed
+    traced_as: str | None = None  # the trace context of this very try, if one is drawn; set before it begins
     effects: Effects | None = None  # made when the pipeline asks for the first one
     _facts: Facts | None = None  # likewise
     _thread: int | None = None  # whose exceptions may be raised from outside; under the lock
@@ -105,6 +106,7 @@ class Attempt(JobContext):
                 priority=job.priority,
                 producer=job.producer,
                 max_result_bytes=self.tools.max_result_bytes,
+                traceparent=self.traced_as or job.traceparent,
             )
         return self._facts
 

@@ -39,6 +39,7 @@ class Facts:
     priority: int
     producer: str | None
     max_result_bytes: int = 1_000_000
+    traceparent: str | None = None
 
 
 class JobLog:
@@ -108,6 +109,10 @@ class JobContext:
         return self.facts.max_attempts
 
     @property
+    def traceparent(self) -> str | None:
+        return self.facts.traceparent
+
+    @property
     def resume(self) -> Any:
         return self._cursor
 
@@ -171,6 +176,7 @@ class JobContext:
             max_attempts=5 if max_attempts is None else max_attempts,
             producer=f"job:{self.facts.job_id}",
             parent_id=self.facts.job_id,
+            traceparent=self.facts.traceparent,
         )
         effects = self._with_effects()
         if self._within:

@@ -17,6 +17,7 @@ from app.queue.job import Release, WorkerInfo
 from app.queue.jobqueue import JobQueue, Limits
 from app.queue.session import Session
 from app.queue.webhooks import Webhooks
+from app.traces import Quiet, Tracer
 from pipelines.contract import Pipelines, StopReason
 from pipelines.retry import DEFAULT, Policy
 from workers.attempt import Attempt, Tools
@@ -67,6 +68,7 @@ class PoolOptions:
     logs: LogLimits = field(default_factory=LogLimits)  # of what jobs say
     courier: CourierOptions = field(default_factory=CourierOptions)
     alert_period_sec: float = 15.0
+    tracer: Tracer = field(default_factory=Quiet)
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ class WorkerPool:
                 pipelines=pipelines,
                 logs=self._logs,
                 process=self.name,
+                tracer=options.tracer,
                 died=self._on_death,
             )
             for name, threads in options.queues.items()

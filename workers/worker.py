@@ -6,10 +6,13 @@ import threading
 from collections.abc import Callable
 
 from app import log
+from app.queue.job import Settlement
+from app.traces import Facts, Quiet, Tracer
 from pipelines.contract import Pipelines
 from workers.attempt import Attempt
 from workers.desk import Desk
 from workers.joblog import JobLogs
+from workers.outcome import Ending
 from workers.settler import Settler
 
 _log = log.get(__name__)
@@ -27,11 +30,12 @@ class Worker:
         logs: JobLogs,
         process: str,
         died: Callable[[str], None],
+        tracer: Tracer,
     ) -> None:
         self.name, self.queue = name, queue
         self.current: Attempt | None = None  # set by the thread, read by anyone
         self._desk, self._settler, self._pipelines, self._logs = desk, settler, pipelines, logs
-        self._process, self._died = process, died
+        self._process, self._died, self._tracer = process, died, tracer
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
@@ -68,8 +72,28 @@ class Worker:
         ):
             log.metric("job.started")
             log.audit("job.started")
-            with self._logs.capturing(job.id, job.attempt):
-                end = attempt.run(self._pipelines.get(job.task))
+            end = self._run(attempt) if isinstance(self._tracer, Quiet) else self._run_traced(attempt, self._tracer)
         self._settler.write(attempt, end)
         if attempt.began is not None and attempt.ended is not None:
             self._desk.ran(self.queue, attempt.ended - attempt.began)
+
+    def _run(self, attempt: Attempt) -> Ending:
+        with self._logs.capturing(attempt.job.id, attempt.job.attempt):
+            return attempt.run(self._pipelines.get(attempt.job.task))
+
+    def _run_traced(self, attempt: Attempt, tracer: Tracer) -> Ending:
+        """As a part of the trace of whoever asked for the job."""
+        job = attempt.job
+        facts: Facts = {
+            "dataloader.job_id": str(job.id),
+            "dataloader.queue": job.queue,
+            "dataloader.task": job.task,
+            "dataloader.attempt": job.attempt,
+        }
+        before = tracer.waited(job.traceparent, max(0.0, job.waited_sec), facts)
+        with tracer.trying(before, facts) as part:
+            attempt.traced_as = part.traceparent
+            end = self._run(attempt)
+            status = end.status.value if isinstance(end, Settlement) else type(end).__name__.lower()
+            part.end(status, end.error if isinstance(end, Settlement) else None)
+        return end

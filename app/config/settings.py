@@ -27,6 +27,7 @@ class Group(StrEnum):
     WORKERS = "Workers"
     PIPELINES = "Pipelines"
     LIMITS = "Limits of a request"
+    WEBHOOKS = "Webhooks, alerts and traces"
     SECURITY = "Security"
     LOGS = "Logs"
 
@@ -68,6 +69,7 @@ FileName = Annotated[str, BeforeValidator(values.file_name)]
 Packages = Annotated[tuple[str, ...], BeforeValidator(values.packages)]
 Workers = Annotated[tuple[QueueWorkers, ...], BeforeValidator(values.queue_workers)]
 Networks = Annotated[tuple[str, ...], BeforeValidator(values.networks)]
+Welcome = Annotated[tuple[str, ...], BeforeValidator(values.welcome)]
 Words = Annotated[tuple[str, ...], BeforeValidator(values.words)]
 Rotating = Annotated[Rotation, BeforeValidator(values.rotation)]
 Endpoints = Annotated[Mapping[str, str], BeforeValidator(values.endpoints)]
@@ -278,6 +280,58 @@ class Settings(BaseSettings):
     )
     max_text_length: int = _number(
         Group.LIMITS, "DL_MAX_TEXT_LENGTH", 1000, "The longest text field of a request, in characters.", 16, 100_000
+    )
+
+    webhook_allow: Welcome = _knob(
+        Group.WEBHOOKS,
+        "DL_WEBHOOK_ALLOW",
+        (),
+        "Hosts and networks that webhooks may be sent to although their addresses are not public.",
+        "names of hosts and networks such as hooks.internal,10.0.0.0/8, separated by commas",
+    )
+    webhook_secret: SecretStr | None = _knob(
+        Group.WEBHOOKS,
+        "DL_WEBHOOK_SECRET",
+        None,
+        "What signs the webhooks that single jobs ask for; without it they are refused. Never shown. Give it to the "
+        "API and to the workers.",
+        "a text of at least 24 characters, such as whsec_ and 32 random bytes in base64",
+        min_length=24,
+    )
+    webhook_timeout_sec: float = _number(
+        Group.WEBHOOKS, "DL_WEBHOOK_TIMEOUT_SEC", 15.0, "For how many seconds one sending may take in all.", 0.1, 120
+    )
+    webhook_threads: int = _number(
+        Group.WEBHOOKS, "DL_WEBHOOK_THREADS", 8, "How many webhooks a worker process sends at the same time.", 1, 100
+    )
+    webhook_disable_hours: float = _number(
+        Group.WEBHOOKS,
+        "DL_WEBHOOK_DISABLE_HOURS",
+        72.0,
+        "For how many hours a webhook may fail before it is disabled.",
+        0.01,
+        8760,
+    )
+    webhook_keep_days: float = _number(
+        Group.WEBHOOKS, "DL_WEBHOOK_KEEP_DAYS", 14.0, "After how many days deliveries are forgotten.", 2, 3650
+    )
+    alert_period_sec: float = _number(
+        Group.WEBHOOKS, "DL_ALERT_PERIOD_SEC", 15.0, "How often the alert rules are looked at, in seconds.", 0.05, 3600
+    )
+    probe_port: Annotated[int, Field(ge=1, le=65_535)] | None = _knob(
+        Group.WEBHOOKS,
+        "DL_PROBE_PORT",
+        None,
+        "The port on APP_HOST where `dataloader worker`, which has no API, answers probes and /metrics; without it "
+        "there is none.",
+        "a whole number from 1 to 65535",
+    )
+    tracing: bool = _switch(
+        Group.WEBHOOKS,
+        "DL_TRACING",
+        False,
+        "Whether spans are drawn with OpenTelemetry, which dataloader[otel] installs; OTEL_EXPORTER_OTLP_ENDPOINT says "
+        "where they go.",
     )
 
     auth: Literal["keys", "none"] = _knob(
@@ -493,6 +547,8 @@ class Settings(BaseSettings):
             known += _passwords(known[-1])
         if self.session_secret is not None:
             known.append(self.session_secret.get_secret_value())
+        if self.webhook_secret is not None:
+            known.append(self.webhook_secret.get_secret_value())
         for target in self.targets.values():
             known += [target.get_secret_value(), *_passwords(target.get_secret_value())]
         known += [token.get_secret_value() for token in self.tokens.values()]

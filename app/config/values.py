@@ -105,6 +105,20 @@ def networks(value: str | tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError("addresses and networks such as 10.0.0.0/8, separated by commas, would do") from None
 
 
+def welcome(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """`10.0.0.0/8, hooks.internal` as networks and names of hosts."""
+    given = [one.strip().lower() for one in _listed(value) if one.strip()]
+    for one in given:
+        try:
+            ipaddress.ip_network(one, strict=False)
+        except ValueError:
+            if not re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", one):
+                raise ValueError(
+                    "names of hosts and networks such as hooks.internal,10.0.0.0/8, separated by commas, would do"
+                ) from None
+    return tuple(dict.fromkeys(given))
+
+
 def words(value: str | tuple[str, ...]) -> tuple[str, ...]:
     """`iban, card_number` as lower-case words."""
     given = [word.strip().lower() for word in _listed(value)]

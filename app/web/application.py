@@ -12,6 +12,8 @@ from app.queue.audit import Audit
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Keys
 from app.queue.pool import Pool
+from app.traces import Quiet, Tracer
+from app.web.alerts import alerts
 from app.web.audit import audit
 from app.web.auth import ACTOR, Guard, csrf_token
 from app.web.callers import networks
@@ -19,14 +21,16 @@ from app.web.docs import docs
 from app.web.exchange import Around, fail
 from app.web.feedback import feedback
 from app.web.home import home
-from app.web.infrastructure import Probe, infrastructure
+from app.web.infrastructure import Look, Probe, infrastructure
 from app.web.joblogs import joblogs
 from app.web.jobs import JobId, jobs
 from app.web.keyring import KeyRing
 from app.web.login import login
 from app.web.metrics import QueueCollector, Traffic, metrics
 from app.web.options import WebOptions
+from app.web.probes import probes
 from app.web.sessions import Sessions
+from app.web.webhooks import webhooks
 from pipelines.contract import Pipelines
 
 OPERATIONS = "dataloader.operations"  # in the app's extensions: every operation there is
@@ -41,6 +45,7 @@ def create_app(
     pool: Pool | None = None,
     keys: Keys | None = None,
     collectors: Iterable[Collector] = (),
+    tracer: Tracer | None = None,
 ) -> Flask:
     """Build the WSGI app. Nothing is asked of the database before a request asks for it.
 
@@ -48,6 +53,7 @@ def create_app(
     `pool` is the one `queue` asks through: `/status` tells how it does, and whether the schema is the right one.
     `keys` open the door; without them only callers of this machine are let in, and all of those.
     `collectors` add numbers of others, such as the worker pool's, to `/metrics`.
+    `tracer` draws a span for each job that is asked for.
     """
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = options.max_body_bytes
@@ -64,10 +70,14 @@ def create_app(
     app.register_error_handler(Exception, fail)
     guard = _guard(keys, options)
     app.wsgi_app = Around(app.wsgi_app, traffic, guard)  # type: ignore[method-assign]
+    look = Look(queue, options, probe, pool)
     subjects = [
-        jobs(queue, pipelines, options),
+        jobs(queue, pipelines, options, tracer or Quiet()),
         joblogs(queue, options),
-        infrastructure(queue, options, probe, pool),
+        webhooks(queue.source, options),
+        alerts(queue.source, options),
+        infrastructure(look, options),
+        probes(lambda: look().ready, probe, options),
         metrics(registry, options),
         feedback(traffic, options),
         home(queue, options),

@@ -66,7 +66,7 @@ def _fields(operation: Mapping[str, Any], whole: Mapping[str, Any]) -> list[dict
         {
             "name": field,
             "type": _type(about),
-            "required": field in schema["required"],
+            "required": field in schema.get("required", ()),
             "default": json.dumps(about["default"]) if "default" in about else "",
             "description": about.get("description", ""),
             "example": next(iter(about.get("examples", ())), None),
@@ -79,7 +79,7 @@ def _type(schema: Mapping[str, Any]) -> str:
     """A field's type in a few words: `string, up to 1000 characters`."""
     if "anyOf" in schema:
         return " or ".join(_type(choice) for choice in schema["anyOf"])
-    words = [schema["type"]]
+    words = [schema.get("type", "object")]  # what is defined elsewhere is an object
     if "format" in schema:
         words.append(schema["format"])
     if "minimum" in schema:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOG = log.get("app.web")
 
 # Asked for by machines every few seconds: heard, but not in the log of an ordinary day.
-_QUIET = frozenset({"/health", "/metrics", "/status"})
+_QUIET = frozenset({"/health", "/health/started", "/health/ready", "/health/consuming", "/metrics", "/status"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}", re.ASCII)
 _PAGES = ("text/html", "text/css", "text/javascript")
 _PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"

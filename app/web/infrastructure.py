@@ -18,14 +18,24 @@ from app.web.options import WebOptions
 from app.web.problems import Code, NotReady
 
 Probe = Callable[[], Mapping[str, Any]]
-Look = tuple[DatabasePart, SchemaPart | None]
+Seen = tuple[DatabasePart, SchemaPart | None]
 
 LOG = log.get("app.web")
 
 
-def infrastructure(queue: JobQueue, options: WebOptions, probe: Probe | None, pool: Pool | None) -> Subject:
+class Look:
+    """How the process does, asked of all its parts; one question to the database at a time."""
+
+    def __init__(self, queue: JobQueue, options: WebOptions, probe: Probe | None, pool: Pool | None) -> None:
+        self._pool, self._probe = pool, probe
+        self._database = Bounded(lambda: _look(queue, pool), patience_sec=options.status_patience_sec)
+
+    def __call__(self) -> Readiness:
+        return _readiness(self._database, self._pool, self._probe)
+
+
+def infrastructure(look: Look, options: WebOptions) -> Subject:
     subject = Subject("infrastructure", "", options.max_json_depth)
-    database = Bounded(lambda: _look(queue, pool), patience_sec=options.status_patience_sec)
     healthy = Health("healthy")
     who = Info("dataloader", options.version, options.environment)
 
@@ -46,7 +56,7 @@ def infrastructure(queue: JobQueue, options: WebOptions, probe: Probe | None, po
         Asks the database, and the worker pool if this process has one. When a part is missing the answer is a 503
         whose problem holds the same members. Somebody who may not read learns only what is ready.
         """
-        found = _readiness(database, pool, probe)
+        found = look()
         if not may_know_more():
             found = _outline(found)
         if not found.ready:
@@ -63,7 +73,7 @@ def _outline(found: Readiness) -> Readiness:
     return Readiness(found.ready, DatabasePart(found.database.ready, None, None), schema, None, workers)
 
 
-def _look(queue: JobQueue, pool: Pool | None) -> Look:
+def _look(queue: JobQueue, pool: Pool | None) -> Seen:
     """One look at the database: does it answer, and with the tables this version needs?"""
     there = DatabasePart(True, None, round(queue.ping() * 1000, 2))
     return there, None if pool is None else _schema(pool)
@@ -80,7 +90,7 @@ def _schema(pool: Pool) -> SchemaPart:
     return SchemaPart(True, None, found, SCHEMA_VERSION)
 
 
-def _readiness(database: Bounded[Look], pool: Pool | None, probe: Probe | None) -> Readiness:
+def _readiness(database: Bounded[Seen], pool: Pool | None, probe: Probe | None) -> Readiness:
     try:
         there, schema = database.get()
     except NoAnswer as silence:

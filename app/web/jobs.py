@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from uuid import UUID
 
+from flask import request
 from werkzeug.routing import BaseConverter
 
+from app import traces
 from app.errors import JobNotFound
 from app.queue.job import Job
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Scope
+from app.traces import Tracer
 from app.web.auth import current_actor
 from app.web.exchange import said
 from app.web.models import (
@@ -51,7 +54,7 @@ class NoSuchId(JobNotFound):
         Exception.__init__(self, f"{told[:64]!r} is not the id of a job; ids are UUIDs, as the trigger returned them")
 
 
-def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
+def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions, tracer: Tracer) -> Subject:
     subject = Subject("jobs", "/api/v1", options.max_json_depth)
 
     @subject.post(
@@ -67,13 +70,16 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject:
         Idempotent when `idempotency_key` is given: the same request again answers with the job that is there already
         and its present status, as does any request with the `live_key` of a job that waits or runs. A task that this
         process does not know is accepted; another worker may know it. Of one that it knows the args are checked, and
-        `queue` and `lock_key` may be left out if the task has them.
+        `queue` and `lock_key` may be left out if the task has them. A `traceparent` header (W3C Trace Context) makes
+        the job a part of the caller's trace.
         """
         current_actor().must_trigger(wanted.task, wanted.queue)
         faults = args_faults(pipelines.get(wanted.task), wanted.args)
         if faults:
             raise InvalidRequest(faults)
-        enqueued = queue.enqueue(wanted.new_job())
+        facts = {"dataloader.queue": wanted.queue, "dataloader.task": wanted.task}
+        with tracer.asking(traces.read(request.headers.get("traceparent")), facts) as part:
+            enqueued = queue.enqueue(wanted.new_job(part.traceparent))
         said(
             "job.trigger",
             job_id=enqueued.job_id,

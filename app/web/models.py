@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from app.queue.job import Event, Job, NewJob, Status
 from app.web.options import WebOptions
 from app.web.strictjson import FieldFault, path_to
+from app.web.subscriptions import JobWebhook, sendable
 from app.web.tasks import defaults_of, made
 from pipelines.contract import Pipelines, read_policy
 
@@ -108,9 +109,11 @@ class TriggerRequest(BaseModel):
     live_key: str | None
     time_limit_sec: int | None
     retry: dict[str, Any] | None
+    webhook: JobWebhook | None
 
-    def new_job(self) -> NewJob:
-        return NewJob(**self.__dict__)
+    def new_job(self, traceparent: str | None = None) -> NewJob:
+        hook = None if self.webhook is None else self.webhook.model_dump()
+        return NewJob(**{**self.__dict__, "webhook": hook, "traceparent": traceparent})
 
 
 def trigger_request(options: WebOptions, pipelines: Pipelines) -> type[TriggerRequest]:
@@ -201,6 +204,10 @@ def trigger_request(options: WebOptions, pipelines: Pipelines) -> type[TriggerRe
                 description="How long to wait between tries; null: as the task says.",
                 examples=[{"kind": "table", "seconds": [60, 300, 1800]}],
             ),
+        ),
+        "webhook": (
+            Annotated[JobWebhook, AfterValidator(sendable(options))] | None,
+            Field(None, description="Where to tell how this job ends, beside the webhooks that are told of all."),
         ),
     }
     fill: Any = model_validator(mode="before")(defaults_of(pipelines))

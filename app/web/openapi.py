@@ -17,11 +17,15 @@ API_VERSION = "1.0.0"
 _IN_COMPONENTS = "#/components/schemas/{model}"
 _PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 _EVERYWHERE = (Code.INTERNAL,)
+_PATHS = {"job_id": "The job's id, as the trigger returned it."}
 
 _TAGS = {
     "jobs": "Put jobs into the queue, watch, cancel and retry them.",
     "logs": "Read what jobs said.",
+    "webhooks": "Have it told elsewhere when jobs end, and see whether that arrived.",
+    "alerts": "What goes wrong, and the rules that decide it.",
     "infrastructure": "Is the service there, what is it, is it ready.",
+    "probes": "For whoever starts, feeds and watches processes.",
     "metrics": "Numbers for Prometheus.",
     "feedback": "Votes, kept for the callers of the service before this one.",
     "audit": "Who did what.",
@@ -124,7 +128,7 @@ def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
             "in": "path",
             "required": True,
             "schema": {"type": "string", "format": "uuid"},
-            "description": "The job's id, as the trigger returned it.",
+            "description": _PATHS.get(name, "The id, as it was told."),
         }
         for name in _PATH_PARAMETER.findall(operation.path)
     ]

@@ -77,6 +77,12 @@ class Subject:
     def post(self, path: str, **about: Any) -> Callable[[Handler], Handler]:
         return self._route("POST", path, **about)
 
+    def patch(self, path: str, **about: Any) -> Callable[[Handler], Handler]:
+        return self._route("PATCH", path, **about)
+
+    def delete(self, path: str, **about: Any) -> Callable[[Handler], Handler]:
+        return self._route("DELETE", path, **about)
+
     def _route(
         self,
         method: str,

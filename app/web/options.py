@@ -19,6 +19,8 @@ class WebOptions:
     status_patience_sec: float = 1.5  # how long /status and /metrics wait for the database
     most_waiting_for_logs: int = 4  # requests that wait for a job's next lines, each in a thread
     metrics_fresh_sec: float = 5  # how long one look at the queue serves all scrapes
+    webhook_allow: tuple[str, ...] = ()  # hosts and networks that webhooks may go to although they are not public
+    webhook_secret: bool = False  # jobs' own webhooks can be signed
     wide_open: bool = False  # nobody is asked for a key
     trusted_proxies: tuple[str, ...] = ()  # addresses and networks whose word about their callers is believed
     session_sec: float = 12 * 3600  # how long a browser's session lasts

@@ -22,11 +22,15 @@ from werkzeug.exceptions import (
 
 from app.errors import (
     DatabaseUnavailable,
+    DeliveryNotFound,
     IdempotencyConflict,
     InvalidJob,
     JobNotFound,
     NotRetryable,
+    RuleExists,
+    RuleNotFound,
     SchemaError,
+    WebhookNotFound,
 )
 from app.web.answers import json_text
 from app.web.strictjson import MOST_FAULTS, FieldFault, NotJson
@@ -66,6 +70,14 @@ class Code(Enum):
     )
     NOT_FOUND = (404, "There is nothing at this address", "No route has this address; see /docs.")
     JOB_NOT_FOUND = (404, "There is no such job", "No job has this id, or the id is not a UUID.")
+    WEBHOOK_NOT_FOUND = (404, "There is no such webhook", "No webhook has this id.")
+    DELIVERY_NOT_FOUND = (
+        404,
+        "There is no such delivery",
+        "Nothing was told under this id; old ones are deleted.",
+    )
+    RULE_NOT_FOUND = (404, "There is no such alert rule", "No alert rule has this id.")
+    RULE_EXISTS = (409, "The name of the alert rule is taken", "Change the rule that has it, or choose another name.")
     METHOD_NOT_ALLOWED = (405, "The method is not allowed here", "The header `Allow` lists those that are.")
     IDEMPOTENCY_CONFLICT = (
         409,
@@ -194,6 +206,10 @@ TABLE: Mapping[type[BaseException], Code] = {
     MethodNotAllowed: Code.METHOD_NOT_ALLOWED,
     IdempotencyConflict: Code.IDEMPOTENCY_CONFLICT,
     NotRetryable: Code.NOT_RETRYABLE,
+    WebhookNotFound: Code.WEBHOOK_NOT_FOUND,
+    DeliveryNotFound: Code.DELIVERY_NOT_FOUND,
+    RuleNotFound: Code.RULE_NOT_FOUND,
+    RuleExists: Code.RULE_EXISTS,
     RequestEntityTooLarge: Code.BODY_TOO_LARGE,
     UnsupportedMediaType: Code.UNSUPPORTED_MEDIA_TYPE,
     HTTPException: Code.HTTP_ERROR,
