@@ -162,7 +162,7 @@ class InvalidKey(DataloaderError):
 
 class KeyNotFound(DataloaderError):
     def __init__(self, which: str) -> None:
-        super().__init__(f"no valid API key has the name {which!r}, and none the id; `dataloader keys list` shows them")
+        super().__init__(f"no valid API key has the name {which!r}, and none the id; `dataloader keys list` shows them all")
 
 
 class NotEditable(DataloaderError):

@@ -19,7 +19,7 @@ _MOMENT = click.DateTime(formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%
 
 @click.command(short_help="Who did what.")
 @click.option("--actor", help="Only what this key did, by its name.")
-@click.option("--key", "key_id", metavar="ID", help="Only what this key did, by its id.")
+@click.option("--key-id", metavar="ID", help="Only what this key did, by its id.")
 @click.option("--action", help="Only this action, such as cancel.")
 @click.option("--subject", metavar="KIND", help="Only what was done to things of this kind: job, key, session.")
 @click.option("--subject-id", metavar="ID", help="Only what was done to this one, such as a job's id.")

@@ -12,6 +12,7 @@ from app.errors import (
     DataloaderError,
     EmbeddedServerError,
     JobNotFound,
+    KeyNotFound,
     PortTaken,
     SchemaError,
 )
@@ -38,7 +39,7 @@ MEANING = {
     Exit.NOT_DONE: "with `--watch`, and `run`: the job ended as failed, canceled or lost; "
     "`tasks`: a module cannot be imported",
     Exit.USAGE: "the command line is wrong",
-    Exit.NOT_FOUND: "there is no such job",
+    Exit.NOT_FOUND: "there is no such job, or no such key",
     Exit.REFUSED: "the service refused: something is invalid, or in conflict with what is there",
     Exit.SCHEMA: "the tables in the database are not those of this version",
     Exit.UNAVAILABLE: "the service or the database does not answer; `serve`: the port is taken",
@@ -82,6 +83,7 @@ TABLE: tuple[tuple[type[DataloaderError], Exit, str, str], ...] = (
     (NotFound, Exit.NOT_FOUND, "not_found", "`dataloader jobs` lists the newest."),
     (JobNotFound, Exit.NOT_FOUND, "not_found", "`dataloader jobs` lists the newest."),
     (NotAllowed, Exit.REFUSED, "not_allowed", "DL_API_KEY or --key-file says which key to send."),
+    (KeyNotFound, Exit.NOT_FOUND, "not_found", ""),
     (Conflict, Exit.REFUSED, "conflict", ""),
     (Refused, Exit.REFUSED, "invalid", ""),
     (DataloaderError, Exit.REFUSED, "refused", ""),

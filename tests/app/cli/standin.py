@@ -22,6 +22,7 @@ class Asked:
     path: str
     query: dict[str, list[str]]
     body: Any
+    key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ def _handler(standin: Standin) -> type[BaseHTTPRequestHandler]:
         def _serve(self) -> None:
             address = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            asked = Asked(self.command, address.path, parse_qs(address.query), json.loads(body) if body else None)
+            sent = json.loads(body) if body else None
+            asked = Asked(self.command, address.path, parse_qs(address.query), sent, self.headers.get("Authorization"))
             standin.asked.append(asked)
             answer = (standin.unruly.popleft() if standin.unruly else None) or standin.answer(asked)
             if isinstance(answer, str):

@@ -57,7 +57,7 @@ def test_help_lists_the_commands_in_the_order_of_use(run):
     commands = [line.split()[0] for line in shown.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
     assert commands == [
         "serve", "worker", "migrate", "config", "tasks", "run", "new-pipeline", "trigger", "status", "cancel", "retry",
-        "jobs", "events", "logs",
+        "jobs", "events", "logs", "keys", "audit",
     ]  # fmt: skip
 
 

@@ -1,0 +1,143 @@
+"""keys and audit, with a real database and a real service's answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli import audit as audit_command
+from app.cli.command import cli
+from app.cli.keys import parse_span
+from app.client import AuditLine
+from app.queue.audit import Audit
+from app.queue.keys import Keys
+from app.queue.pool import Pool
+from tests.app.cli.standin import problem
+
+
+@pytest.fixture
+def run(dsn, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DL_DB_DSN", dsn)
+
+    def ran(*args: str, **more: str):
+        return CliRunner().invoke(cli, list(args), **more)
+
+    return ran
+
+
+def test_a_key_is_shown_once_and_works(run, dsn):
+    made = run("keys", "create", "billing", "--scope", "trigger", "--task", "noop", "--expires", "90d")
+
+    assert made.exit_code == 0, made.output
+    token = made.stdout.strip()
+    pool = Pool(dsn, size=1, overflow=0)
+    (live,) = Keys(pool).ring().keys
+    assert re.fullmatch(r"dlk_[0-9a-f]{12}_[0-9a-f]{48}", token)
+    assert (live.name, live.tasks) == ("billing", frozenset({"noop"}))
+    assert 89 * 86400 < (live.seconds_left or 0) <= 90 * 86400
+    assert "tasks noop" in made.stderr
+    shown = run("keys", "list").output
+    assert "billing" in shown
+    assert token[17:] not in shown
+
+    (line,) = Audit(pool).entries(subject="key")
+    assert (line.action, line.via) == ("keys create", "command")
+    assert line.actor.startswith("account ")
+    assert line.after["digest"] == "…"
+    pool.close()
+
+
+def test_a_key_is_revoked_by_its_name_and_by_its_id(run, dsn):
+    for name in ("one", "two", "two"):
+        run("keys", "create", name, "--scope", "read", "--json")
+    ids = [key["key_id"] for key in json.loads(run("keys", "list", "--json").stdout)["keys"]]
+
+    assert run("keys", "revoke", "two").stdout.count("Revoked") == 2
+    assert run("keys", "revoke", ids[-1]).exit_code == 0
+    assert {key["state"] for key in json.loads(run("keys", "list", "--json").stdout)["keys"]} == {"revoked"}
+    again = run("keys", "revoke", "two")
+    assert (again.exit_code, "keys list" in again.stderr) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["x"], "--scope"),
+        (["x", "--scope", "root"], "root"),
+        (["x", "--scope", "read", "--expires", "soon"], "90d"),
+        (["x", "--scope", "operate", "--task", "noop"], "may trigger everything"),
+        (["x", "--scope", "read", "--queue", "q"], "may trigger nothing"),
+        ([" ", "--scope", "read"], "printable"),
+        (["a\x1b[2Jb", "--scope", "read"], "printable"),
+    ],
+)
+def test_what_no_key_can_be_is_refused(run, args, told):
+    refused = run("keys", "create", *args)
+
+    assert refused.exit_code in (2, 4)
+    assert told in refused.stderr
+
+
+def test_without_any_key_the_list_says_what_that_means(run):
+    assert "its own machine" in run("keys", "list").stderr
+
+
+@pytest.mark.parametrize(("told", "seconds"), [("90m", 5400), ("12h", 43_200), ("1d", 86_400), ("52w", 31_449_600)])
+def test_a_span(told, seconds):
+    assert parse_span(told) == seconds
+
+
+def test_a_key_on_the_command_line_is_refused_and_not_repeated(run):
+    refused = run("jobs", "--key", "dlk_secret")
+
+    assert refused.exit_code == 2
+    assert "--key-file" in refused.stderr
+    assert "dlk_secret" not in refused.output
+
+
+@pytest.mark.parametrize("content", ["", "with blanks in it", "é"])
+def test_a_file_without_a_key_is_told_without_what_is_in_it(run, tmp_path, content):
+    (tmp_path / "key").write_text(content, encoding="utf-8")
+
+    refused = run("jobs", "--key-file", str(tmp_path / "key"))
+
+    assert refused.exit_code == 2
+    assert content == "" or content not in refused.stderr
+
+
+def test_the_key_of_the_environment_or_of_a_file_is_sent(run, service, tmp_path):
+    (tmp_path / "key").write_text("dlk_of_the_file\n", encoding="utf-8")
+
+    assert run("jobs", env={"DL_API_KEY": "dlk_of_the_environment"}).exit_code == 0
+    assert run("jobs", "--key-file", str(tmp_path / "key"), env={"DL_API_KEY": "dlk_other"}).exit_code == 0
+
+    assert [asked.key for asked in service.asked] == ["Bearer dlk_of_the_environment", "Bearer dlk_of_the_file"]
+
+
+def test_a_service_that_wants_another_key_is_told_with_what_to_do(run, service):
+    service.unruly.append(problem(401, "key_invalid", "It was never made, has run out, or was revoked."))
+
+    refused = run("jobs", env={"DL_API_KEY": "dlk_s3cret"})
+
+    assert refused.exit_code == 4
+    assert "revoked" in refused.stderr
+    assert "--key-file" in refused.stderr
+    assert "s3cret" not in refused.output
+
+
+def test_an_audit_line_is_shown_as_what_changed():
+    line = AuditLine(
+        audit_id=7, at=datetime(2030, 1, 1, tzinfo=UTC), action="patch", actor="a\x1b[31m", via="key",
+        address="::1", request_id="r", subject="job", subject_id="j", before={"priority": 1, "task": "a"},
+        after={"priority": 2, "task": "b"}, said={},
+    )  # fmt: skip
+
+    (row,) = audit_command.rows([line])
+
+    assert row[2] == "a [31m"
+    assert row[5] == "priority 1 → 2, task a → b"

@@ -1,0 +1,516 @@
+"""Who is let in, and to what: tried as somebody would who should not be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg2
+import pytest
+from flask.testing import FlaskClient
+
+from app.errors import DatabaseUnavailable, SchemaMissing
+from app.queue.audit import Audit
+from app.queue.jobqueue import JobQueue
+from app.queue.keys import Keys, NewKey, Scope
+from app.queue.pool import Pool
+from app.web import WebOptions, create_app
+from app.web.auth import Guard
+from app.web.callers import names_this_machine, networks
+from app.web.keyring import KeyRing, RingTimes
+from app.web.tries import Tries
+from pipelines.contract import Pipelines
+from tests.support import eventually
+
+JOBS, TRIGGER, HEALTH = "/api/v1/jobs", "/api/v1/jobs/trigger", "/health"
+ELSEWHERE = "192.0.2.7"
+NOTHING_IS_OLD = RingTimes(ahead=0.0, fresh=0.0)  # every request looks at the keys anew
+
+
+@pytest.fixture
+def dsn(dsn: str) -> str:
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM dl_api_keys; DELETE FROM dl_audit")
+    connection.close()
+    return dsn
+
+
+@pytest.fixture
+def keys(pool: Pool) -> Keys:
+    return Keys(pool)
+
+
+@pytest.fixture
+def make(keys: Keys) -> Callable[..., str]:
+    """A new key with these scopes."""
+
+    def made(*scopes: Scope, name: str = "somebody", **more: Any) -> str:
+        return keys.create(NewKey(name=name, scopes=frozenset(scopes), created_by="test", **more))[1]
+
+    return made
+
+
+@pytest.fixture
+def app(queue: JobQueue, pipelines: Pipelines, pool: Pool, keys: Keys, monkeypatch) -> FlaskClient:
+    monkeypatch.setattr("app.web.application.KeyRing", lambda keys: KeyRing(keys, NOTHING_IS_OLD))
+    return create_app(queue, pipelines, WebOptions(version="1"), pool=pool, keys=keys).test_client()
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def code(response: Any) -> tuple[int, str | None]:
+    return response.status_code, response.json.get("code")
+
+
+# ── without any key ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_any_key_this_machine_is_let_in(app, request_body):
+    assert app.get(JOBS).status_code == 200
+    assert app.get(JOBS, environ_base={"REMOTE_ADDR": "::1"}).status_code == 200
+    assert app.get(JOBS, environ_base={"REMOTE_ADDR": "::ffff:127.0.0.1"}).status_code == 200
+    assert app.post(TRIGGER, json=request_body).status_code == 200
+
+
+@pytest.mark.parametrize("address", [ELSEWHERE, "10.0.0.1", "", "::2", "127.0.0.1.evil.example", "::ffff:192.0.2.7"])
+def test_without_any_key_nobody_else_is(app, address):
+    answer = app.get(JOBS, environ_base={"REMOTE_ADDR": address})
+
+    assert code(answer) == (401, "key_required")
+    assert answer.headers["WWW-Authenticate"] == 'Bearer realm="dataloader"'
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Forwarded-For": "127.0.0.1"},
+        {"X-Forwarded-For": ""},
+        {"Forwarded": "for=127.0.0.1"},
+        {"X-Real-IP": "127.0.0.1"},
+        {"Via": "1.1 proxy"},
+    ],
+)
+def test_a_proxy_on_this_machine_opens_the_door_to_nobody(app, headers):
+    assert code(app.get(JOBS, headers=headers)) == (401, "key_required")
+
+
+def test_what_speaks_as_old_proxies_do_is_taken_for_one(app):
+    assert app.get(JOBS, environ_overrides={"SERVER_PROTOCOL": "HTTP/1.0"}).status_code == 401
+
+
+def test_a_trusted_proxy_does_not_open_it_either(queue, pipelines, keys):
+    options = WebOptions(version="1", trusted_proxies=("127.0.0.0/8",))
+    client: Any = create_app(queue, pipelines, options, keys=keys).test_client()
+
+    assert client.get(JOBS, headers={"X-Forwarded-For": "127.0.0.1"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "[::2]"]
+)
+def test_a_name_that_has_come_to_mean_this_machine_is_not_answered(app, host):
+    assert code(app.get(JOBS, headers={"Host": host})) == (403, "host_refused")
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "127.8.9.1", "[::1]:80", "a.localhost."]
+)
+def test_this_machine_has_several_names(host):
+    assert names_this_machine(host)
+
+
+@pytest.mark.parametrize("host", ["", ":", "[::1", "localhost@evil", "a:b:c", "[evil]", "x" * 9999])
+def test_what_is_no_host_is_no_name_of_this_machine(host):
+    assert not names_this_machine(host)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:9999"},
+        {"Origin": "http://[bad"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_a_page_of_another_site_changes_nothing(app, headers, request_body):
+    assert code(app.post(TRIGGER, json=request_body, headers=headers)) == (403, "cross_site")
+    assert app.get(JOBS).json["jobs"] == []
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://localhost"}, {"Sec-Fetch-Site": "same-origin"}, {}])
+def test_a_page_of_ours_and_a_program_may(app, headers, request_body):
+    assert app.post(TRIGGER, json=request_body, headers=headers).status_code == 200
+
+
+def test_a_key_that_means_another_service_does_no_harm_here(app):
+    assert app.get(JOBS, headers=bearer("dlk_of_another_service")).status_code == 200
+
+
+def test_an_app_that_is_given_no_keys_knows_this_machine_alone(client):
+    assert client.get(JOBS).status_code == 200
+    assert code(client.get(JOBS, environ_base={"REMOTE_ADDR": ELSEWHERE})) == (401, "key_required")
+    assert code(client.get(JOBS, environ_base={"REMOTE_ADDR": ELSEWHERE}, headers=bearer("x"))) == (401, "key_invalid")
+    assert client.post("/login", data={"key": "dlk_x"}).status_code == 401
+
+
+def test_a_service_may_say_aloud_that_it_asks_nobody(queue, pipelines, keys, make, request_body):
+    make(Scope.READ)
+    client: Any = create_app(queue, pipelines, WebOptions(version="1", wide_open=True), keys=keys).test_client()
+    there = {"environ_base": {"REMOTE_ADDR": ELSEWHERE}}
+
+    assert client.post(TRIGGER, json=request_body, **there).status_code == 200
+    assert code(client.post(TRIGGER, json=request_body, headers={"Origin": "http://e.example"}, **there)) == (
+        403, "cross_site",
+    )  # fmt: skip
+
+
+# ── with keys ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_key_closes_the_door_to_all_without_one(app, make):
+    make(Scope.READ)
+
+    assert code(app.get(JOBS)) == (401, "key_required")
+    assert app.get(HEALTH).status_code == 200
+    with app.get("/static/pages.css") as public:
+        assert public.status_code == 200
+
+
+def test_a_door_that_was_closed_stays_closed_when_its_last_key_has_gone(app, make, keys):
+    make(Scope.READ, name="last")
+    keys.revoke("last")
+
+    assert code(app.get(JOBS)) == (401, "key_required")
+
+
+@pytest.mark.parametrize(
+    ("scope", "read", "trigger", "cancel", "audit"),
+    [
+        (Scope.READ, 200, 403, 403, 403),
+        (Scope.TRIGGER, 403, 200, 403, 403),
+        (Scope.OPERATE, 200, 200, 200, 200),
+        (Scope.ADMIN, 200, 200, 200, 200),
+    ],
+)
+def test_a_scope_opens_what_it_says(app, make, request_body, queue, scope, read, trigger, cancel, audit):
+    headers = bearer(make(scope))
+    job_id = str(queue.enqueue(_job()).job_id)
+
+    told = {
+        "read": app.get(JOBS, headers=headers).status_code,
+        "trigger": app.post(TRIGGER, json=request_body, headers=headers).status_code,
+        "cancel": app.post(f"{JOBS}/{job_id}/cancel", headers=headers).status_code,
+        "audit": app.get("/api/v1/audit", headers=headers).status_code,
+    }
+
+    assert told == {"read": read, "trigger": trigger, "cancel": cancel, "audit": audit}
+    assert app.get(f"{JOBS}/{job_id}/status", headers=headers).status_code == 200
+
+
+def test_a_missing_scope_is_named(app, make):
+    answer = app.get("/api/v1/audit", headers=bearer(make(Scope.READ)))
+
+    assert code(answer) == (403, "scope_missing")
+    assert 'error="insufficient_scope", scope="operate"' in answer.headers["WWW-Authenticate"]
+    assert "operate" in answer.json["detail"]
+
+
+def _job(**more: Any) -> Any:
+    from app.queue.job import NewJob
+
+    return NewJob(**{"queue": "etl", "task": "noop", "lock_key": "k", **more})
+
+
+def test_a_limited_key_triggers_what_it_may_and_sees_no_other_job(app, make, queue, request_body):
+    headers = bearer(make(Scope.TRIGGER, tasks=frozenset({"noop"}), queues=frozenset({"etl"})))
+    other = queue.enqueue(_job(task="other")).job_id
+
+    assert app.post(TRIGGER, json=request_body, headers=headers).status_code == 200
+    for wrong in ({"task": "other"}, {"queue": "elsewhere"}):
+        answer = app.post(TRIGGER, json={**request_body, **wrong}, headers=headers)
+        assert code(answer) == (403, "outside_key_limits")
+        assert str(*wrong.values()) in answer.json["detail"]
+    assert code(app.get(f"{JOBS}/{other}/status", headers=headers)) == (404, "job_not_found")
+    assert len(queue.jobs()) == 2
+
+
+@pytest.mark.parametrize("spoil", [lambda t: t[:-1], lambda t: t[:-1] + ("0" if t[-1] != "0" else "1"), str.upper,
+    lambda t: t + "0", lambda t: "dlk_000000000000" + t[16:], lambda t: "",
+    lambda t: "x" * 5000, lambda t: t[:17]])  # fmt: skip
+def test_what_is_nearly_a_key_is_none(app, make, spoil):
+    token = make(Scope.ADMIN)
+    answer = app.get(JOBS, headers=bearer(spoil(token)))
+
+    assert code(answer) in [(401, "key_invalid"), (401, "key_required")]
+    assert token not in answer.text
+
+
+def test_another_scheme_is_no_key(app, make):
+    assert code(app.get(JOBS, headers={"Authorization": f"Basic {make(Scope.ADMIN)}"})) == (401, "key_required")
+
+
+def test_the_word_bearer_may_be_written_as_one_likes(app, make):
+    assert app.get(JOBS, headers={"Authorization": f"bearer  {make(Scope.READ)}"}).status_code == 200
+
+
+def test_a_revoked_key_is_refused_at_the_next_look(app, make, keys):
+    headers = bearer(make(Scope.READ, name="gone"))
+    assert app.get(JOBS, headers=headers).status_code == 200
+
+    keys.revoke("gone")
+
+    assert code(app.get(JOBS, headers=headers)) == (401, "key_invalid")
+
+
+def test_a_key_runs_out_by_itself_between_two_looks(make, keys):
+    token = make(Scope.READ, lives_sec=0.3)
+    ring = KeyRing(keys)
+    assert ring.find(token)
+
+    eventually(lambda: ring.find(token) is None)
+
+
+# ── what is open to strangers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_stranger_learns_what_is_ready_and_no_more(app, make):
+    token = make(Scope.READ)
+
+    told = app.get("/status", environ_base={"REMOTE_ADDR": ELSEWHERE}).json
+    more = app.get("/status", environ_base={"REMOTE_ADDR": ELSEWHERE}, headers=bearer(token)).json
+
+    assert told["ready"] is True
+    assert (told["database"]["round_trip_ms"], told["pool"]) == (None, None)
+    assert more["pool"]["size"] > 0
+    assert app.get("/status").json["pool"]
+
+
+@pytest.mark.parametrize("path", ["/info", "/metrics", "/openapi.json", "/docs", "/", "/api/v1/tasks"])
+def test_a_stranger_sees_nothing_else(app, make, path):
+    make(Scope.READ)
+
+    assert app.get(path).status_code in (401, 303)
+
+
+# ── tries ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_who_tries_too_often_waits_and_keeps_nobody_else_out(app, make, caplog):
+    good = bearer(make(Scope.READ))
+    answers = [app.get(JOBS, headers=bearer(f"dlk_{n:012}_{'0' * 48}")) for n in range(30)]
+
+    codes = [code(answer) for answer in answers]
+    assert codes[0] == (401, "key_invalid")
+    assert codes[-1] == (429, "too_many_tries")
+    assert int(answers[-1].headers["Retry-After"]) >= 1
+    assert app.get(JOBS, headers=good).status_code == 200, "from the very same address"
+    told = [record for record in caplog.records if record.message == "auth.refused" and record.name == "app.web.auth"]
+    assert len(told) == codes.count((401, "key_invalid")) < 30
+
+
+def test_one_site_of_ipv6_is_one_address():
+    tries = Tries(burst=1, a_minute=0.001)
+
+    assert tries.failed("2001:db8::1") is None
+    assert tries.failed("2001:db8::2") is not None
+    assert tries.failed("2001:db8:0:1::1") is None
+    assert tries.failed("192.0.2.1") is None
+    assert tries.failed("no address") is None
+
+
+def test_addresses_without_end_take_no_memory_without_end(monkeypatch):
+    monkeypatch.setattr("app.web.tries._MOST_ADDRESSES", 10)
+    tries = Tries()
+
+    for n in range(50):
+        tries.failed(f"192.0.2.{n}")
+
+    assert len(tries._by_address) == 10
+
+
+# ── addresses ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("peer", "told", "meant"),
+    [
+        ("10.0.0.1", None, "10.0.0.1"),
+        ("10.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("10.0.0.1", "1.1.1.1, 203.0.113.9", "203.0.113.9"),
+        ("10.0.0.1", "203.0.113.9, 10.0.0.2", "203.0.113.9"),
+        ("10.0.0.1", "10.0.0.3, 10.0.0.2", "10.0.0.1"),
+        ("10.0.0.1", "<script>", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("192.0.2.7", "203.0.113.9", "192.0.2.7"),
+    ],
+)
+def test_only_trusted_proxies_are_believed(peer, told, meant):
+    guard = Guard(None, None, proxies=networks(["10.0.0.0/8"]))
+    environ = {"REMOTE_ADDR": peer} | ({} if told is None else {"HTTP_X_FORWARDED_FOR": told})
+
+    assert guard.address(environ) == meant
+
+
+# ── what it costs, and without the database ─────────────────────────────────────────────────────────────────────────
+
+
+class Counting:
+    """Counts what is asked, and is away when told so."""
+
+    schema = "public"
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.asked, self.away = source, [], None
+
+    def ask(self, name: str, parameters: Any = None, **more: Any) -> Any:
+        self.asked.append(name)
+        if self.away is not None:
+            raise self.away
+        return self.source.ask(name, parameters, **more)
+
+
+def test_a_thousand_requests_cost_one_look_at_the_keys(pool, make):
+    token, source = make(Scope.READ), Counting(pool)
+    ring = KeyRing(Keys(source))
+
+    for _ in range(1000):
+        assert ring.find(token)
+
+    assert source.asked.count("live_keys") <= 2, "the second one to note its use"
+
+
+def test_its_use_is_noted_once_and_not_with_every_request(pool, make, keys):
+    token, source = make(Scope.READ), Counting(pool)
+    ring = KeyRing(Keys(source), NOTHING_IS_OLD)
+
+    for _ in range(20):
+        ring.find(token)
+
+    eventually(lambda: keys.all()[0].last_used_at is not None)
+    for _ in range(20):
+        ring.find(token)
+    assert source.asked.count("touch_keys") == 1
+
+
+def test_known_keys_open_while_the_database_is_away_and_unknown_ones_do_not(pool, make):
+    token, source = make(Scope.READ), Counting(pool)
+    ring = KeyRing(Keys(source), RingTimes(ahead=0.0, fresh=0.0, again=0.0))
+    assert ring.find(token)
+
+    source.away = DatabaseUnavailable("gone")
+
+    assert ring.find(token)
+    assert ring.find(f"dlk_000000000000_{'0' * 48}") is None
+
+
+def test_a_key_is_not_taken_on_trust_for_ever(pool, make):
+    token, source = make(Scope.READ), Counting(pool)
+    ring = KeyRing(Keys(source), RingTimes(ahead=0.0, fresh=0.0, again=0.0, outage=0.0))
+    source.away = DatabaseUnavailable("gone")
+
+    with pytest.raises(DatabaseUnavailable):
+        ring.find(token)
+
+
+def test_a_service_that_has_never_seen_its_keys_is_closed_until_it_has(queue, pipelines, app_without_database):
+    source = Counting(None)
+    source.away = DatabaseUnavailable("gone")
+    client: Any = create_app(JobQueue(source), pipelines, WebOptions(version="1"), keys=Keys(source)).test_client()
+
+    assert code(client.get(JOBS)) == (503, "database_unavailable")
+    assert code(client.get("/api/v1/tasks")) == (503, "database_unavailable")
+    assert client.get(HEALTH).status_code == 200
+
+
+def test_tables_of_a_time_before_keys_hold_none(pool):
+    source = Counting(pool)
+    source.away = SchemaMissing("no such table")
+
+    assert KeyRing(Keys(source)).configured is False
+
+
+def test_a_bug_in_the_look_lets_nobody_in(pool, caplog):
+    source = Counting(pool)
+    source.away = RuntimeError("a bug")
+
+    with pytest.raises(DatabaseUnavailable):
+        _ = KeyRing(Keys(source)).configured
+    assert "auth.keys.failed" in caplog.text
+
+
+def test_a_silent_database_keeps_one_waiting_and_not_all(pool, make):
+    token = make(Scope.READ)
+    silent, answers = threading.Event(), Counting(pool)
+
+    class Silent(Keys):
+        def ring(self) -> Any:
+            silent.wait(20)
+            return super().ring()
+
+    ring = KeyRing(Silent(answers), RingTimes(patience=0.05))
+    try:
+        for _ in range(40):  # each after the first at once
+            with pytest.raises(DatabaseUnavailable):
+                ring.find(token)
+    finally:
+        silent.set()
+    eventually(lambda: ring._ring is not None)
+    assert ring.find(token)
+
+
+# ── what is written down ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_a_key_did_is_written_down_with_what_it_changed(app, make, request_body, queue):
+    headers = {**bearer(make(Scope.OPERATE, name="billing")), "X-Request-ID": "req-7"}
+    job_id = app.post(TRIGGER, json={**request_body, "args": {"password": "s3cret"}}, headers=headers).json["job_id"]
+    app.post(f"{JOBS}/{job_id}/cancel", headers=headers)
+    app.post(f"{JOBS}/{job_id}/cancel", headers=headers)  # changes nothing
+    app.post(f"{JOBS}/{job_id}/retry", headers=headers)
+    app.get(JOBS, headers=headers)
+
+    lines = app.get(f"/api/v1/audit?subject_id={job_id}", headers=headers).json["lines"]
+
+    assert [line["action"] for line in lines] == ["retry", "cancel", "trigger"]
+    retried, canceled, triggered = lines
+    assert triggered["after"]["task"] == "noop"
+    assert canceled["before"] == {"status": "queued", "cancel_requested": False}
+    assert canceled["after"] == {"status": "canceled", "cancel_requested": True}
+    assert retried["after"]["status"] == "queued"
+    assert {(li["actor"], li["via"], li["address"], li["request_id"]) for li in lines} == {
+        ("billing", "key", "127.0.0.1", "req-7")
+    }
+    assert "s3cret" not in str(lines)
+
+
+def test_the_audit_is_read_page_by_page_and_by_what_one_looks_for(app, make, request_body, pool):
+    headers = bearer(make(Scope.ADMIN, name="me"))
+    for n in range(5):
+        app.post(TRIGGER, json={**request_body, "lock_key": f"k{n}"}, headers=headers)
+
+    first = app.get("/api/v1/audit?limit=3&action=trigger", headers=headers).json
+    rest = app.get(f"/api/v1/audit?limit=3&action=trigger&before={first['next']}", headers=headers).json
+
+    assert [len(first["lines"]), len(rest["lines"]), rest["next"]] == [3, 2, None]
+    assert len({line["audit_id"] for line in first["lines"] + rest["lines"]}) == 5
+    for nobody in ("actor=you", "key_id=x", "subject=queue", "until=2001-01-01T00:00:00Z", "request_id=none",
+                   "since=2199-01-01T00:00:00%2B03:00"):  # fmt: skip
+        assert app.get(f"/api/v1/audit?{nobody}", headers=headers).json["lines"] == []
+    assert code(app.get("/api/v1/audit?since=yesterday", headers=headers)) == (400, "invalid_request")
+    assert Audit(pool).prune(keep_sec=0, most=100) == 0, "nothing of the last day goes"
+
+
+def test_a_caller_is_named_in_the_audit_file_too(app, make, caplog, request_body):
+    import logging
+
+    caplog.set_level(logging.INFO)
+    app.post(TRIGGER, json=request_body, headers=bearer(make(Scope.TRIGGER, name="billing")))
+
+    told = [record.fields for record in caplog.records if record.name == "dataloader.audit"]
+    assert [fields.get("actor") for fields in told] == [None, "billing", "billing"]
