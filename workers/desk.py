@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -32,7 +32,17 @@ _STRAYS_EVERY = 1.0  # how often to look for jobs whose task nobody knows
 _QUICK = 0.020  # seconds a run, above which nothing is claimed ahead
 _AHEAD = 4  # jobs a thread, claimed ahead of tiny ones
 _FURTHEST = 500  # ready jobs that one claim looks at, at most
+_ROOM_EVERY = 0.25  # seconds between two looks for room in a queue that is limited
 _TOO_LONG = 0.5  # seconds that a job may lie here claimed and not begun
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What people have ruled about a queue, as far as it concerns this process."""
+
+    held: bool = False  # nothing is claimed
+    here: int | None = None  # jobs at once in this process
+    limited: bool = False  # in all processes together: a claim may bring less than there is
 
 
 @dataclass
@@ -49,11 +59,16 @@ class Line:
     strays_at: float = 0.0
     look: int = 0  # at how many ready jobs a claim looks, if at more than it takes
     mean_run: float = 1.0  # seconds, of the last runs: decides how much is claimed ahead
+    ruling: Ruling = field(default_factory=Ruling)
 
     def wanted(self) -> int:
         """How many jobs a claim should bring."""
         ahead = 0
-        if self.mean_run < _QUICK:
+        if self.ruling.held:
+            return 0
+        if self.ruling.here is not None:
+            return min(self.idle, self.ruling.here - (self.threads - self.idle)) - len(self.backlog)
+        if self.mean_run < _QUICK and not self.ruling.limited:
             ahead = round(_AHEAD * self.threads * (1 - self.mean_run / _QUICK))
         return self.idle + ahead - len(self.backlog)
 
@@ -100,6 +115,8 @@ class Desk:
             if not any(other.idle for other in self.lines.values()):
                 self.rounded_at = clock()  # nobody had to claim until now
             line.idle += 1
+            if line.ruling.limited or line.ruling.here is not None:
+                line.dirty = True  # its run has made room
             try:
                 while not self._ends():
                     attempt = self._from_backlog(line)
@@ -277,6 +294,8 @@ class Desk:
                 line.again_at = now + _AGAIN
             else:
                 line.look = 0
+            if line.ruling.limited and not full:
+                line.again_at = now + _ROOM_EVERY  # a run of another process may make room, and rings for nobody
             self._due_at = None if outlook.due_in is None else now + self._until(outlook.due_in)
         if self._backing_off:
             self._backing_off = False
@@ -330,6 +349,15 @@ class Desk:
         """Every thread has a job: nobody has to claim."""
         with self._lock:
             return not any(line.idle for line in self.lines.values())
+
+    def rule(self, rulings: Mapping[str, Ruling]) -> None:
+        """From now on this holds for the queues; one without a ruling is open."""
+        with self._lock:
+            for name, line in self.lines.items():
+                ruling = rulings.get(name, Ruling())
+                if ruling != line.ruling:
+                    line.ruling, line.dirty = ruling, True
+        self._bell.ring()
 
     def clear_stale(self) -> None:
         """Hand back what was claimed ahead and has found no thread: a slow job must not hold it."""

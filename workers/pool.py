@@ -15,6 +15,7 @@ from app.queue.alerts import Alerts
 from app.queue.effects import Places
 from app.queue.job import Release, WorkerInfo
 from app.queue.jobqueue import JobQueue, Limits
+from app.queue.queues import Queues
 from app.queue.session import Session
 from app.queue.webhooks import Webhooks
 from app.traces import Quiet, Tracer
@@ -22,6 +23,8 @@ from pipelines.contract import Pipelines, StopReason
 from pipelines.retry import DEFAULT, Policy
 from workers.attempt import Attempt, Tools
 from workers.capture import Write
+from workers.clerk import Clerk
+from workers.control import Control
 from workers.courier import Courier, CourierOptions
 from workers.desk import Desk
 from workers.heartbeat import Heartbeat
@@ -40,6 +43,7 @@ from workers.worker import Worker
 _log = log.get(__name__)
 _HURRY = 0.5  # seconds for what takes stop_sec otherwise, when somebody is in a hurry
 _GLANCE = 0.05  # how often a stop looks whether somebody is
+_MOST_THREADS = 500  # of one queue, whatever a rule says
 _KEEPER_DIED = 70  # exit code: a thread that the others rely on has met a bug
 
 
@@ -189,21 +193,48 @@ class WorkerPool:
         )
         self._courier = Courier(Webhooks(sessions["claim"]), options.courier, died=self._on_death)
         self._watch = Watch(Alerts(sessions["claim"]), every=options.alert_period_sec, died=self._on_death)
+        self._ruled = Control(
+            Queues(sessions["claim"]),
+            self._desk,
+            self._roster,
+            worker_id=self.id,
+            every=options.heartbeat_sec,
+            hearing=lambda: self._listener.hearing.value,
+            widen=self._widen,
+            died=self._on_death,
+        )
+        self._clerk = Clerk(Queues(sessions["claim"]), self._session("clerk"), died=self._on_death)
+        self._pipelines = pipelines
         self._workers = [
-            Worker(
-                f"worker-{name}-{n}",
-                name,
-                desk=self._desk,
-                settler=self._settler,
-                pipelines=pipelines,
-                logs=self._logs,
-                process=self.name,
-                tracer=options.tracer,
-                died=self._on_death,
-            )
-            for name, threads in options.queues.items()
-            for n in range(1, threads + 1)
+            self._worker(name, n) for name, threads in options.queues.items() for n in range(1, threads + 1)
         ]
+
+    def _worker(self, name: str, n: int) -> Worker:
+        return Worker(
+            f"worker-{name}-{n}",
+            name,
+            desk=self._desk,
+            settler=self._settler,
+            pipelines=self._pipelines,
+            logs=self._logs,
+            process=self.name,
+            tracer=self._options.tracer,
+            died=self._on_death,
+        )
+
+    def _widen(self, name: str, threads: int) -> None:
+        """A queue may run more jobs here than it has threads: add some. They stay; a lower limit keeps them idle."""
+        line = self._desk.lines[name]
+        if line.threads >= threads or not self._stop_lock.acquire(blocking=False):
+            return  # the pool starts or stops at this moment
+        try:
+            while line.threads < min(threads, _MOST_THREADS) and not self._stopped.is_set():
+                line.threads += 1
+                more = self._worker(name, line.threads)
+                self._workers.append(more)
+                more.start()
+        finally:
+            self._stop_lock.release()
 
     def _tools(self) -> Tools:
         options = self._options
@@ -232,8 +263,9 @@ class WorkerPool:
         for loop in self._keepers:
             loop.start()
         self._logs.start()
-        for worker in self._workers:
-            worker.start()
+        with self._stop_lock:
+            for worker in self._workers:
+                worker.start()
         _log.info("pool.started", worker=self.name, queues=dict(self._options.queues))
 
     def stop_claiming(self) -> None:
@@ -297,7 +329,16 @@ class WorkerPool:
 
     @property
     def _keepers(self) -> list[Loop]:
-        keepers = (self._settler, self._heartbeat, self._reaper, self._ladder, self._courier, self._watch)
+        keepers = (
+            self._settler,
+            self._heartbeat,
+            self._reaper,
+            self._ladder,
+            self._courier,
+            self._watch,
+            self._ruled,
+            self._clerk,
+        )
         return [keeper.loop for keeper in keepers]
 
     def _end_keepers(self) -> None:
@@ -309,6 +350,7 @@ class WorkerPool:
         self._courier.finish(min(self._patience(), self._options.courier.timeout_sec))
         self._settler.give_up_the_rest()
         self._heartbeat.say_goodbye()
+        self._clerk.close()
         for role in ("listen", "claim", "renew"):
             self._sessions[role].close()
         if not any(worker.alive for worker in self._workers):
@@ -367,6 +409,10 @@ class WorkerPool:
         verb, _, run_id = word.partition(" ")
         if verb == "deliver":
             self._courier.loop.ring()
+        if verb in ("queue", "drain", "undrain"):
+            self._ruled.loop.ring()
+        if verb == "bulk":
+            self._clerk.loop.ring()
         if verb == "cancel":
             attempt = self._roster.find(_uuid(run_id))
             if attempt is not None:

@@ -153,6 +153,39 @@ class Queues:
             raise WorkerNotFound(worker_id)
         return self.worker(worker_id)
 
+    # ── by workers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def told(
+        self, worker_id: UUID, queues: Iterable[str], *, listener: str, rss_bytes: int | None, doing: Any
+    ) -> tuple[dict[str, Rule], bool]:
+        """What is ruled about these queues, and whether this worker is to claim nothing more.
+
+        `doing` tells of its runs; None: it told so a moment ago, and nothing is written.
+        """
+        asked = {
+            "worker_id": str(worker_id),
+            "queues": array(queues),
+            "listener": listener,
+            "rss_bytes": rss_bytes,
+            "doing": None if doing is None else json.dumps(doing),
+        }
+        rules: dict[str, Rule] = {}
+        draining = False
+        for queue, state, concurrency, per_worker, drains in self._ask("worker_rules", asked):
+            if queue is None:
+                draining = drains
+            else:
+                rules[queue] = Rule(queue, QueueState(state), concurrency, per_worker)
+        return rules, draining
+
+    def is_led(self) -> bool:
+        """Whether some process does the chores that one of all must do."""
+        return bool(self._ask("led")[0][0])
+
+    def lead(self) -> bool:
+        """Be that process for as long as this session lasts; False: another one is."""
+        return bool(self._ask("lead")[0][0])
+
 
 def _rule(row: tuple[Any, ...]) -> Rule:
     queue, state, *rest = row[:7]

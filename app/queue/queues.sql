@@ -93,3 +93,26 @@ SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, w.started_a
   FROM dl_workers w
  ORDER BY alive DESC, w.started_at DESC
  LIMIT 1000;
+
+-- name: worker_rules
+-- What a worker process is told: the rules of its queues, and (the row without a queue) whether it is to drain. It tells
+-- how it does meanwhile; NULL: it did so a moment ago.
+WITH me AS (
+    UPDATE dl_workers
+       SET listener = %(listener)s::text, rss_bytes = %(rss_bytes)s::bigint, doing = %(doing)s::jsonb
+     WHERE worker_id = %(worker_id)s::uuid AND %(doing)s::jsonb IS NOT NULL
+)
+SELECT NULL AS queue, NULL AS state, NULL AS concurrency, NULL AS per_worker, draining
+  FROM dl_workers WHERE worker_id = %(worker_id)s::uuid
+ UNION ALL
+SELECT queue, state, concurrency, per_worker, NULL FROM dl_queues WHERE queue = ANY (%(queues)s::text[]);
+
+-- name: lead
+-- Be the one process that does the chores, for as long as this session lasts.
+SELECT pg_try_advisory_lock(1684828527, 3);
+
+-- name: led
+-- Is there one? A session lock of two numbers.
+SELECT EXISTS (SELECT FROM pg_locks
+                WHERE locktype = 'advisory' AND classid = 1684828527 AND objid = 3 AND objsubid = 2 AND granted
+                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database()));
