@@ -739,8 +739,7 @@ BEGIN
                    'created_at', t.created_at, 'started_at', t.started_at, 'finished_at', t.finished_at,
                    'available_at', CASE t.status WHEN 'queued' THEN t.available_at END,
                    'error', left(t.error, 2000), 'progress', dl_text_within(t.progress, 65536)::jsonb,
-                   'result', dl_text_within(t.result, 65536)::jsonb,
-                   'result_left_out', t.result IS NOT NULL AND dl_text_within(t.result, 65536) IS NULL))::text
+                   'result', dl_text_within(t.result, 65536)::jsonb))::text
       FROM whom JOIN told t USING (job_id);
     GET DIAGNOSTICS written = ROW_COUNT;
     IF written > 0 THEN
@@ -1024,17 +1023,26 @@ CREATE OR REPLACE FUNCTION dl_text(value jsonb, most int DEFAULT 67108864) RETUR
 
 -- Requests for jobs as rows with the defaults filled in, each with what is wrong with it. A value that cannot be cast is an
 -- error here; dl_enqueue_many finds out whose it was. The limits are those of the HTTP API.
-CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb)
-    RETURNS TABLE (n bigint, queue text, task text, lock_key text, args jsonb, idempotency_key text, partition_key text,
-                   priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int, producer text,
-                   consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid, webhook jsonb,
-                   traceparent text, field text, fault text)
-    LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-    SELECT i.n, r.queue, r.task, r.lock_key, coalesce(nullif(r.args, 'null'), '{}'), r.idempotency_key,
+DO $$
+BEGIN
+    IF to_regtype('dl_request') IS NULL THEN
+        CREATE TYPE dl_request AS (
+            n bigint, job_id uuid, queue text, task text, lock_key text, args jsonb, idempotency_key text,
+            partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
+            producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid,
+            webhook jsonb, traceparent text, field text, fault text
+        );
+    END IF;
+END $$;
+
+CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb) RETURNS SETOF dl_request
+    LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
+    SELECT i.n, gen_random_uuid(), r.queue, r.task, r.lock_key, coalesce(nullif(r.args, 'null'), '{}'), r.idempotency_key,
            coalesce(r.partition_key, ''), coalesce(r.priority, 100), r.available_at, coalesce(r.max_attempts, 5),
            coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.live_key, r.time_limit_sec,
            nullif(r.retry, 'null'), r.parent_id, nullif(r.webhook, 'null'), r.traceparent, f.field,
-           CASE WHEN f.field = '$fault' THEN i.item ->> '$fault'
+           CASE WHEN f.field IS NULL THEN NULL
+                WHEN f.field = '$fault' THEN i.item ->> '$fault'
                 WHEN f.field = '' THEN 'is no JSON object'
                 WHEN f.field IN ('queue', 'task', 'lock_key') AND i.item -> f.field IS NULL THEN 'is required'
                 WHEN f.field IN ('queue', 'task', 'lock_key', 'idempotency_key', 'live_key', 'partition_key', 'producer',
@@ -1043,9 +1051,9 @@ CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb)
                 WHEN f.field IN ('args', 'retry', 'webhook') THEN 'must be a JSON object'
                 WHEN f.field = 'priority' THEN 'must be 0 or more'
                 WHEN f.field = 'available_at' THEN 'must be a time between the years 1 and 9999'
-                WHEN f.field IS NOT NULL AND f.field IN ('max_attempts', 'lease_ttl_sec', 'time_limit_sec')
+                WHEN f.field IN ('max_attempts', 'lease_ttl_sec', 'time_limit_sec')
                 THEN 'must be 1 or more'
-                WHEN f.field IS NOT NULL THEN 'is no field of this request; leave it out' END
+                ELSE 'is no field of this request; leave it out' END
       FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
            CROSS JOIN LATERAL jsonb_to_record(CASE jsonb_typeof(i.item) WHEN 'object' THEN i.item ELSE '{}' END)
                               AS r (queue text, task text, lock_key text, args jsonb, idempotency_key text, partition_key text,
@@ -1057,12 +1065,12 @@ CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb)
                     WHEN i.item ? '$fault' THEN '$fault'
                     WHEN i.item - '{queue,task,lock_key,args,idempotency_key,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,live_key,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[] <> '{}'
                     THEN (SELECT min(key) FROM jsonb_object_keys(i.item - '{queue,task,lock_key,args,idempotency_key,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,live_key,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[]) key)
-                    WHEN coalesce(r.queue, '') !~ '\S' OR octet_length(r.queue) > 2000 THEN 'queue'
-                    WHEN coalesce(r.task, '') !~ '\S' OR octet_length(r.task) > 2000 THEN 'task'
-                    WHEN coalesce(r.lock_key, '') !~ '\S' OR octet_length(r.lock_key) > 2000 THEN 'lock_key'
+                    WHEN coalesce(btrim(r.queue, E' \t\n\r\f\v'), '') = '' OR octet_length(r.queue) > 2000 THEN 'queue'
+                    WHEN coalesce(btrim(r.task, E' \t\n\r\f\v'), '') = '' OR octet_length(r.task) > 2000 THEN 'task'
+                    WHEN coalesce(btrim(r.lock_key, E' \t\n\r\f\v'), '') = '' OR octet_length(r.lock_key) > 2000 THEN 'lock_key'
                     WHEN jsonb_typeof(r.args) NOT IN ('object', 'null') THEN 'args'
-                    WHEN r.idempotency_key !~ '\S' OR octet_length(r.idempotency_key) > 2000 THEN 'idempotency_key'
-                    WHEN r.live_key !~ '\S' OR octet_length(r.live_key) > 2000 THEN 'live_key'
+                    WHEN btrim(r.idempotency_key, E' \t\n\r\f\v') = '' OR octet_length(r.idempotency_key) > 2000 THEN 'idempotency_key'
+                    WHEN btrim(r.live_key, E' \t\n\r\f\v') = '' OR octet_length(r.live_key) > 2000 THEN 'live_key'
                     WHEN octet_length(r.partition_key) > 2000 THEN 'partition_key'
                     WHEN r.priority < 0 THEN 'priority'
                     WHEN r.available_at < '0001-01-01' OR r.available_at >= '9999-12-31' THEN 'available_at'
@@ -1072,7 +1080,8 @@ CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb)
                     WHEN octet_length(r.producer) > 2000 THEN 'producer'
                     WHEN octet_length(r.consumer_group) > 2000 THEN 'consumer_group'
                     WHEN jsonb_typeof(r.retry) NOT IN ('object', 'null') THEN 'retry'
-                    WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN 'webhook' END AS field) f
+                    WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN 'webhook' END AS field
+              OFFSET 0) f  -- worked out once
 $$;
 
 -- Put many jobs into the queue, in the caller's own transaction: a JSON array of objects with the fields of the HTTP API's
@@ -1087,34 +1096,36 @@ CREATE OR REPLACE FUNCTION dl_enqueue_many(jobs jsonb, whole bool DEFAULT false)
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-    asked   jsonb := jobs;
-    one     record;
-    ids     uuid[];
-    made    uuid[] := '{}';
-    more    uuid[];
-    found   jsonb := '{}';  -- n -> what stands for it already
-    there   jsonb;
-    todo    bigint[];
-    tries   int := 0;
+    told  jsonb := jobs;
+    one   record;
+    asked dl_request[];  -- all of them
+    todo  dl_request[];  -- those for which nothing stands yet
+    made  jsonb;         -- the ids of those that were made, as keys: looked up for each, where a join would have to guess
+    found jsonb := '{}'; -- n -> [job_id, status, same] of what stands for the others
+    more  jsonb;
+    tries int := 0;
 BEGIN
-    IF jsonb_typeof(asked) IS DISTINCT FROM 'array' THEN
+    IF jsonb_typeof(told) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a JSON array of requests is needed';
     END IF;
     BEGIN
-        PERFORM count(a.fault) FROM dl_asked(asked) a;
+        SELECT coalesce(array_agg(a), '{}') INTO asked FROM dl_asked(told) a;
     EXCEPTION WHEN data_exception THEN
         -- Some value is not of its type. One by one, to find out whose.
-        FOR one IN SELECT i.item, i.n FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n) LOOP
+        told := '[]';
+        FOR one IN SELECT i.item FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n) ORDER BY i.n LOOP
             BEGIN
-                PERFORM count(a.fault) FROM dl_asked(jsonb_build_array(one.item)) a;
+                PERFORM count(a) FROM dl_asked(jsonb_build_array(one.item)) a;
+                told := told || jsonb_build_array(one.item);
             EXCEPTION WHEN data_exception THEN
-                asked := jsonb_set(asked, ARRAY[(one.n - 1)::text], jsonb_build_object('$fault', SQLERRM));
+                told := told || jsonb_build_array(jsonb_build_object('$fault', SQLERRM));
             END;
         END LOOP;
+        SELECT array_agg(a) INTO asked FROM dl_asked(told) a;
     END;
-    SELECT array_agg(gen_random_uuid()), array_agg(i) FROM generate_series(1, jsonb_array_length(asked)) i INTO ids, todo;
 
     BEGIN
+        SELECT array_agg(a), '{}' INTO todo, made FROM unnest(asked) a WHERE a.field IS NULL;
         WHILE cardinality(todo) > 0 LOOP
             tries := tries + 1;
             IF tries > 20 THEN
@@ -1126,84 +1137,72 @@ BEGIN
                                      available_at, max_attempts, lease_ttl_sec, producer, consumer_group, live_key,
                                      time_limit_sec, retry, parent_id, webhook, traceparent, request_hash, place,
                                      created_at)
-                SELECT o.id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
+                SELECT a.job_id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
                        coalesce(a.available_at, clock_timestamp()), a.max_attempts, a.lease_ttl_sec, a.producer,
                        a.consumer_group, a.live_key, a.time_limit_sec, a.retry, a.parent_id, a.webhook, a.traceparent,
                        CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
                        CASE WHEN a.available_at > clock_timestamp() THEN 'timed' ELSE 'ready' END::dl_place,
                        now() + a.n * interval '1 microsecond'  -- so that they are claimed in their order
-                  FROM dl_asked(asked) a
-                       JOIN unnest(todo) AS w (n) ON w.n = a.n
-                       JOIN unnest(ids) WITH ORDINALITY AS o (id, n) ON o.n = a.n
-                 WHERE a.field IS NULL
-                   AND (a.idempotency_key IS NULL
-                        OR NOT EXISTS (SELECT FROM dl_retired_keys k WHERE k.key_hash = dl_key_hash(a.idempotency_key)))
+                  FROM unnest(todo) a
+                 WHERE CASE WHEN a.idempotency_key IS NULL THEN true
+                            ELSE NOT EXISTS (SELECT FROM dl_retired_keys k
+                                              WHERE k.key_hash = dl_key_hash(a.idempotency_key)
+                                             OFFSET 0) END
                  ORDER BY a.idempotency_key, a.live_key, a.n
                     ON CONFLICT DO NOTHING
                 RETURNING job_id
             )
-            SELECT coalesce(array_agg(job_id), '{}') INTO more FROM new;
+            SELECT coalesce(jsonb_object_agg(job_id, true), '{}') INTO more FROM new;
             made := made || more;
-            EXIT WHEN cardinality(made) = cardinality(ids);
+            SELECT array_agg(a) INTO todo FROM unnest(todo) a WHERE NOT made ? a.job_id::text;
+            EXIT WHEN todo IS NULL;
 
-            -- What is there instead, or nothing: then it was deleted, or has ended, meanwhile.
-            WITH left_over AS MATERIALIZED (
-                SELECT a.n, a.queue, a.task, a.args, a.idempotency_key, a.live_key
-                  FROM dl_asked(asked) a
-                       JOIN unnest(todo) AS w (n) ON w.n = a.n
-                       JOIN unnest(ids) WITH ORDINALITY AS o (id, n) ON o.n = a.n
-                       LEFT JOIN unnest(made) AS m (id) ON m.id = o.id
-                 WHERE a.field IS NULL AND m.id IS NULL
-            ), instead AS (
-                SELECT l.n, coalesce(k.told, r.told, v.told) AS told
-                  FROM left_over l
-                       LEFT JOIN LATERAL (
-                           SELECT jsonb_build_array(j.job_id, j.status,
-                                      coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args))
-                                      = dl_request_hash(l.queue, l.task, l.args)) AS told
-                             FROM dl_jobs j WHERE j.idempotency_key = l.idempotency_key) k ON true
-                       LEFT JOIN LATERAL (
-                           SELECT jsonb_build_array(h.job_id, h.status,
-                                      h.request_hash = dl_request_hash(l.queue, l.task, l.args)) AS told
-                             FROM dl_retired_keys h WHERE h.key_hash = dl_key_hash(l.idempotency_key)) r ON true
-                       LEFT JOIN LATERAL (
-                           SELECT jsonb_build_array(j.job_id, j.status, true) AS told
-                             FROM dl_jobs j
-                            WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running')) v ON true
-            )
-            SELECT coalesce(jsonb_object_agg(i.n, i.told) FILTER (WHERE i.told IS NOT NULL), '{}'),
-                   coalesce(array_agg(i.n) FILTER (WHERE i.told IS NULL), '{}')
-              INTO there, todo
-              FROM instead i;
-            found := found || there;
+            -- What is there instead. Nothing: it was deleted, or has ended, meanwhile.
+            SELECT coalesce(jsonb_object_agg(l.n, coalesce(k.said, r.said, v.said))
+                            FILTER (WHERE coalesce(k.said, r.said, v.said) IS NOT NULL), '{}')
+              INTO more
+              FROM unnest(todo) l
+                   LEFT JOIN LATERAL (
+                       SELECT jsonb_build_array(j.job_id, j.status,
+                                  coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args))
+                                  = dl_request_hash(l.queue, l.task, l.args)) AS said
+                         FROM dl_jobs j WHERE j.idempotency_key = l.idempotency_key LIMIT 1) k ON true
+                   LEFT JOIN LATERAL (
+                       SELECT jsonb_build_array(h.job_id, h.status,
+                                  h.request_hash = dl_request_hash(l.queue, l.task, l.args)) AS said
+                         FROM dl_retired_keys h WHERE h.key_hash = dl_key_hash(l.idempotency_key) LIMIT 1) r ON true
+                   LEFT JOIN LATERAL (
+                       SELECT jsonb_build_array(j.job_id, j.status, true) AS said
+                         FROM dl_jobs j
+                        WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running') LIMIT 1) v ON true;
+            found := found || more;
+            SELECT array_agg(a) INTO todo FROM unnest(todo) a WHERE NOT found ? a.n::text;
         END LOOP;
-        IF whole AND (EXISTS (SELECT FROM dl_asked(asked) a WHERE a.field IS NOT NULL)
+        IF whole AND (EXISTS (SELECT FROM unnest(asked) a WHERE a.field IS NOT NULL)
                       OR EXISTS (SELECT FROM jsonb_each(found) f WHERE NOT (f.value ->> 2)::bool)) THEN
             RAISE EXCEPTION USING ERRCODE = 'DL001';  -- what this block has written is undone
         END IF;
     EXCEPTION WHEN SQLSTATE 'DL001' THEN
+        -- Nor is there what stood for a request within this batch.
+        SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}')
+          INTO found
+          FROM jsonb_each(found) f
+         WHERE NOT made ? (f.value ->> 0);
         made := '{}';
     END;
 
     RETURN QUERY
     SELECT a.n,
            CASE WHEN a.field IS NOT NULL THEN 'invalid'
-                WHEN m.id IS NOT NULL THEN 'created'
-                WHEN NOT (f.value ->> 2)::bool THEN 'conflict'
-                WHEN f.value ->> 0 = ANY (ids::text[]) AND cardinality(made) = 0 THEN 'left_out'
-                WHEN f.value IS NOT NULL THEN 'exists'
-                ELSE 'left_out' END,
-           CASE WHEN m.id IS NOT NULL THEN m.id
-                WHEN f.value ->> 0 = ANY (ids::text[]) AND cardinality(made) = 0 THEN NULL
-                ELSE (f.value ->> 0)::uuid END,
-           CASE WHEN m.id IS NOT NULL THEN 'queued'
-                WHEN f.value ->> 0 = ANY (ids::text[]) AND cardinality(made) = 0 THEN NULL
-                ELSE f.value ->> 1 END,
+                WHEN made ? a.job_id::text THEN 'created'
+                WHEN f IS NULL THEN 'left_out'
+                WHEN (f ->> 2)::bool THEN 'exists'
+                ELSE 'conflict' END,
+           CASE WHEN made ? a.job_id::text THEN a.job_id ELSE (f ->> 0)::uuid END,
+           CASE WHEN made ? a.job_id::text THEN 'queued' ELSE f ->> 1 END,
            nullif(nullif(a.field, '$fault'), ''), a.fault
-      FROM dl_asked(asked) a
-           JOIN unnest(ids) WITH ORDINALITY AS o (id, n) ON o.n = a.n
-           LEFT JOIN unnest(made) AS m (id) ON m.id = o.id
-           LEFT JOIN jsonb_each(found) AS f (key, value) ON f.key::bigint = a.n
+      FROM unnest(asked) a
+           CROSS JOIN LATERAL (SELECT found -> a.n::text AS f) instead
      ORDER BY a.n;
 END $$;
 
