@@ -20,7 +20,6 @@ from app.web.callers import networks
 from app.web.docs import docs
 from app.web.exchange import Around, fail
 from app.web.feedback import feedback
-from app.web.home import home
 from app.web.infrastructure import Look, Probe, infrastructure
 from app.web.joblogs import joblogs
 from app.web.jobs import JobId, jobs
@@ -28,6 +27,7 @@ from app.web.keyring import KeyRing
 from app.web.login import login
 from app.web.metrics import QueueCollector, Traffic, metrics
 from app.web.options import WebOptions
+from app.web.pages import pages
 from app.web.probes import probes
 from app.web.sessions import Sessions
 from app.web.webhooks import webhooks
@@ -80,7 +80,7 @@ def create_app(
         probes(lambda: look().ready, probe, options),
         metrics(registry, options),
         feedback(traffic, options),
-        home(queue, options),
+        *pages(queue, pipelines, options),
         audit(queue.source, options),
         login(guard, Audit(queue.source), options),
     ]

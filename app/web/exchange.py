@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 from uuid import uuid4
 
-from flask import Response, request
+from flask import Response, render_template, request
 
 from app import log
 from app.web import problems
@@ -27,7 +27,10 @@ LOG = log.get("app.web")
 _QUIET = frozenset({"/health", "/health/started", "/health/ready", "/health/consuming", "/metrics", "/status"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}", re.ASCII)
 _PAGES = ("text/html", "text/css", "text/javascript")
-_PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+_PAGE_POLICY = (
+    "default-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+)
 _API_POLICY = "default-src 'none'; frame-ancestors 'none'"
 _HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
@@ -77,6 +80,8 @@ def fail(error: Exception) -> Response:
     if isinstance(error, problems.KeyRequired) and request.environ.get(PAGE) and request.method == "GET":
         return _to_login()
     response = problems.answer(error, request.environ[REQUEST_ID])
+    if request.environ.get(PAGE):
+        response = _page_of(response)
     if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _tell_error(error, response.status_code)
     return response
@@ -88,6 +93,16 @@ def _to_login() -> Response:
         return Response(status=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": "/login"})
     there = "/login?" + urlencode({"next": request.full_path.rstrip("?")})
     return Response(status=HTTPStatus.SEE_OTHER, headers={"Location": there})
+
+
+def _page_of(problem: Response) -> Response:
+    """For a person with a browser: what went wrong as a page, with the way back."""
+    told = problem.get_json()
+    faults = [f"{fault['field']}: {fault['message']}" for fault in told.get("errors", ())]
+    text = render_template("problem.html", title=told["title"], why=faults or [told.get("detail", "")])
+    problem.set_data(text)
+    problem.content_type = "text/html; charset=utf-8"
+    return problem
 
 
 def said(event: str, **facts: Any) -> None:
@@ -103,6 +118,8 @@ def _who(environ: WSGIEnvironment) -> dict[str, Any]:
 
 def _quiet(environ: WSGIEnvironment) -> bool:
     path = environ["PATH_INFO"]
+    if environ.get("HTTP_HX_REQUEST") == "true" and environ["REQUEST_METHOD"] == "GET":
+        return True  # a page that refreshes itself
     return path in _QUIET or path.startswith("/static/")
 
 

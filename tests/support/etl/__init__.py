@@ -63,3 +63,15 @@ def deaf(args: dict[str, Any], ctx: Context) -> dict[str, int]:
 def secret(args: dict[str, Any], ctx: Context) -> None:
     """Fails with something in its words that nobody is to read."""
     raise RuntimeError(f"refused: password={args['password']}")
+
+
+@register("test.tell")
+def tell(args: dict[str, Any], ctx: Context) -> dict[str, int]:
+    """Says how far it is and what it does, and goes on until a file is there."""
+    ctx.progress(40, 100, "rows")
+    print("reading the first page")
+    ctx.log.warning("the source is slow today")
+    with _traced(args, ctx):
+        while not Path(args["file"]).exists():
+            ctx.sleep(0.02)
+    return {"rows": 100}

@@ -1,0 +1,195 @@
+"""One job: what it is, what happened to it, why it waits; and what can be done to it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo
+
+from flask import Response
+from pydantic import Field, ValidationError
+
+from app.errors import DataloaderError, JobNotFound
+from app.queue.edits import Edit, Edits
+from app.queue.jobqueue import JobQueue
+from app.queue.keys import Scope
+from app.queue.lists import Lists
+from app.queue.why import Why
+from app.web.auth import current_actor
+from app.web.models import faults_of, trigger_request
+from app.web.operations import HTML, Subject
+from app.web.pages.frame import FormModel, Frame, go, job_id_of, masked, progress_of, restored
+from app.web.strictjson import NotJson, read
+from app.web.tasks import args_faults, defaults_of
+from pipelines.contract import Pipelines
+
+LINES = 500  # of the log's end that the page shows
+MOST_EVENTS = 200
+_Text = Annotated[str, Field(max_length=1_000_000)]
+
+
+class CloneForm(FormModel):
+    """A job like this one, with other args."""
+
+    args: _Text = Field(description="The args, as a JSON object.")
+    queue: _Text = Field("", description="Another queue.")
+    lock_key: _Text = Field("", description="Another lock_key.")
+    priority: _Text = Field("", description="Another priority.")
+
+
+class EditForm(FormModel):
+    """What a waiting job shall have instead; empty: as it is."""
+
+    version: _Text = Field(description="The version of the job that was seen.")
+    priority: _Text = Field("", description="Its priority.")
+    available_at: _Text = Field("", description="Not before, in the zone of the page.")
+    args: _Text = Field("", description="The args, as a JSON object.")
+
+
+class NotUnderstood(ValueError):
+    """What somebody wrote cannot be meant."""
+
+
+def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
+    subject = Subject("job_page", "", frame.options.max_json_depth)
+    lists, why, edits = Lists(queue.source), Why(queue.source), Edits(queue.source)
+
+    @subject.get("/jobs/<job:job_id>", answer=str, media_type=HTML, scope=Scope.READ)
+    def job_page(job_id: str) -> Response:
+        """See everything about a job."""
+        wanted = job_id_of(job_id)
+        story = lists.story(wanted)
+        it = story.job
+        return frame.show(
+            "job.html",
+            job=it,
+            story=story,
+            explanation=why.explain(wanted),
+            args=masked(it.args),
+            result=masked(it.result),
+            progress=progress_of(it.progress, it.started_at),
+            events=lists.events(wanted, limit=MOST_EVENTS),
+            log=queue.logs(wanted, tail=True, limit=LINES).lines,
+            may_operate=current_actor().may((Scope.OPERATE,)),
+            may_trigger=current_actor().may_trigger(it.task, it.queue),
+        )
+
+    @subject.post("/jobs/<job:job_id>/cancel", answer=str, media_type=HTML, scope=Scope.OPERATE)
+    def cancel_here(job_id: str) -> Response:
+        """Cancel this job."""
+        return _done(job_id, queue.cancel)
+
+    @subject.post("/jobs/<job:job_id>/retry", answer=str, media_type=HTML, scope=Scope.OPERATE)
+    def retry_here(job_id: str) -> Response:
+        """Queue this job again."""
+        return _done(job_id, queue.retry)
+
+    @subject.post("/jobs/<job:job_id>/delete", answer=str, media_type=HTML, scope=Scope.OPERATE)
+    def delete_here(job_id: str) -> Response:
+        """Delete this finished job."""
+        wanted = job_id_of(job_id)
+        try:
+            edits.delete(wanted)
+        except DataloaderError as error:
+            return frame.refused(error, back=f"/jobs/{wanted}")
+        return go("/jobs")
+
+    @subject.post("/jobs/<job:job_id>/edit", form=EditForm, answer=str, media_type=HTML, scope=Scope.OPERATE)
+    def edit_here(asked: EditForm, job_id: str) -> Response:
+        """Change this job while it waits."""
+        wanted = job_id_of(job_id)
+        found = queue.get(wanted)
+        if found is None:
+            raise JobNotFound(wanted)
+        try:
+            edit = Edit(
+                priority=_number(asked.priority),
+                available_at=_time(asked.available_at, frame.words.zone),
+                args=_args(asked.args, frame, found.args) if asked.args else None,
+            )
+            edits.edit(wanted, edit, seen=asked.version)
+        except (DataloaderError, NotUnderstood) as error:
+            return frame.refused(error, back=f"/jobs/{wanted}")
+        return go(f"/jobs/{wanted}")
+
+    def _done(job_id: str, act: Any) -> Response:
+        wanted = job_id_of(job_id)
+        try:
+            act(wanted)
+        except JobNotFound:
+            raise
+        except DataloaderError as error:
+            return frame.refused(error, back=f"/jobs/{wanted}")
+        return go(f"/jobs/{wanted}")
+
+    _clone(subject, queue, pipelines, frame)
+    return subject
+
+
+def _clone(subject: Subject, queue: JobQueue, pipelines: Pipelines, frame: Frame) -> None:
+    request_model, filled = trigger_request(frame.options, pipelines), defaults_of(pipelines)
+
+    @subject.post("/jobs/<job:job_id>/clone", form=CloneForm, answer=str, media_type=HTML, scope=Scope.TRIGGER)
+    def clone_here(asked: CloneForm, job_id: str) -> Response:
+        """Put a job like this one into the queue, with other args."""
+        wanted = job_id_of(job_id)
+        found = queue.get(wanted)
+        if found is None:
+            raise JobNotFound(wanted)
+        current_actor().must_trigger(found.task, asked.queue or found.queue)
+        try:
+            said = {
+                "queue": asked.queue or found.queue,
+                "task": found.task,
+                "lock_key": asked.lock_key or found.lock_key,
+                "args": _args(asked.args, frame, found.args),
+                "partition_key": found.partition_key,
+                "priority": found.priority if not asked.priority else _number(asked.priority),
+                "max_attempts": found.max_attempts,
+                "lease_ttl_sec": found.lease_ttl_sec,
+                "producer": current_actor().name,
+                "time_limit_sec": found.time_limit_sec,
+                "retry": found.retry,
+            }
+            new = request_model.model_validate(filled(said))
+        except ValidationError as error:
+            told = "; ".join(f"{fault.field}: {fault.message}" for fault in faults_of(error))
+            return frame.refused(NotUnderstood(told), back=f"/jobs/{wanted}")
+        except NotUnderstood as error:
+            return frame.refused(error, back=f"/jobs/{wanted}")
+        faults = args_faults(pipelines.get(new.task), new.args)
+        if faults:
+            told = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
+            return frame.refused(NotUnderstood(told), back=f"/jobs/{wanted}")
+        return go(f"/jobs/{queue.enqueue(new.new_job()).job_id}")
+
+
+def _args(told: str, frame: Frame, before: dict[str, Any]) -> dict[str, Any]:
+    """The args as somebody wrote them. What was masked for him is what it was."""
+    try:
+        reading = read(told.encode("utf-8", "replace"), max_depth=frame.options.max_json_depth)
+    except NotJson as error:
+        raise NotUnderstood(f"args: {error}".replace("the body", "it")) from None
+    if reading.faults:
+        raise NotUnderstood("; ".join(f"args: {fault.message}" for fault in reading.faults))
+    if not isinstance(reading.value, dict):
+        raise NotUnderstood("args: is no JSON object; send one, as in {}")
+    return dict(restored(reading.value, before))
+
+
+def _number(told: str) -> int | None:
+    if not told.strip():
+        return None
+    if not told.strip().isdecimal():
+        raise NotUnderstood(f"priority: {told!r} is no whole number from 0 on")
+    return int(told)
+
+
+def _time(told: str, zone: str) -> datetime | None:
+    if not told.strip():
+        return None
+    try:
+        at = datetime.fromisoformat(told.strip())
+    except ValueError:
+        raise NotUnderstood(f"available_at: {told!r} is no time; 2026-11-21T18:30 would do") from None
+    return at if at.tzinfo is not None else at.replace(tzinfo=ZoneInfo(zone))
