@@ -10,10 +10,13 @@
 -- that part began. The last part's rows are the answer.
 
 -- name: enqueue
--- -> queued. No row: somebody else's insert with this key was not visible yet; ask again.
-WITH asked AS (
-    SELECT encode(sha256(convert_to(jsonb_build_array(%(queue)s::text, %(task)s::text, %(args)s::jsonb)::text, 'UTF8')), 'hex')
-           AS request_hash
+-- -> queued. No row: somebody else's insert with this key was not visible yet; ask again. A key whose job was deleted is
+-- answered with what is kept of it.
+WITH asked AS MATERIALIZED (
+    SELECT CASE WHEN %(idempotency_key)s::text IS NOT NULL
+                THEN dl_request_hash(%(queue)s::text, %(task)s::text, %(args)s::jsonb) END AS request_hash
+), retired AS MATERIALIZED (
+    SELECT job_id, status, request_hash FROM dl_retired_keys WHERE key_hash = dl_key_hash(%(idempotency_key)s::text)
 ), made AS (
     INSERT INTO dl_jobs (queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
                          lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, parent_id,
@@ -25,6 +28,7 @@ WITH asked AS (
            %(webhook)s::jsonb, %(traceparent)s::text, request_hash,
            CASE WHEN %(available_at)s::timestamptz > clock_timestamp() THEN 'timed' ELSE 'ready' END::dl_place
       FROM asked
+     WHERE NOT EXISTS (SELECT FROM retired)
         ON CONFLICT DO NOTHING
     RETURNING job_id, status
 )
@@ -37,6 +41,8 @@ WITH asked AS (
                 ELSE j.request_hash = asked.request_hash END
       FROM dl_jobs j, asked
      WHERE j.idempotency_key = %(idempotency_key)s::text AND NOT EXISTS (SELECT FROM made)
+    UNION ALL
+    SELECT r.job_id, r.status::text, false, r.request_hash = asked.request_hash FROM retired r, asked
     UNION ALL
     SELECT j.job_id, j.status::text, false, true
       FROM dl_jobs j
