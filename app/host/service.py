@@ -32,6 +32,7 @@ from workers.courier import CourierOptions
 from workers.joblog import LogLimits
 from workers.numbers import PoolCollector
 from workers.pool import PoolOptions, WorkerPool
+from workers.secrets import Vault
 
 _log = log.get(__name__)
 _STOP_SEC = 10.0  # for jobs that were asked to stop; less for somebody whose grace is short
@@ -216,6 +217,7 @@ class Service:
             endpoints=endpoints,
             targets=targets,
             tokens=tokens,
+            vault=Vault(settings.named_secrets, settings.secrets_dir),
             courier=self._courier_options(),
             alert_period_sec=settings.alert_period_sec,
             tracer=self.tracer,
@@ -244,7 +246,13 @@ class Service:
         if pool is None:
             return {"ready": False, "detail": self._fault or "the worker pool is starting"}
         state = asdict(pool.state())
-        return {**state, "worker_id": str(state["worker_id"]), "broken_modules": sorted(self.loading.failures)}
+        beats = state["heartbeat_age_sec"] <= 3 * self.settings.heartbeat_sec + 1
+        return {
+            **state,
+            "connected": beats and state["listener"] != "away",
+            "worker_id": str(state["worker_id"]),
+            "broken_modules": sorted(self.loading.failures),
+        }
 
     @property
     def broken(self) -> str | None:

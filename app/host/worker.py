@@ -10,6 +10,7 @@ from app import log
 from app.config import Settings
 from app.errors import ConfigError, DatabaseUnavailable, Fault
 from app.host.ending import DID_NOT_END, Ending
+from app.host.porch import Porch, porch
 from app.host.service import Service, set_up_logging
 
 _log = log.get(__name__)
@@ -28,9 +29,10 @@ def work(settings: Settings, *, banner: Callable[[str], None]) -> int:
         _prepare(service)
         _ = service.loading  # by the main thread, as some libraries ask for it
         banner(service.database.describe())
-        ending.start()
-        service.start()
-        return _watch(service, ending)
+        with porch(settings.app_host, settings.probe_port, lambda: Porch(service.probe, service.collectors())):
+            ending.start()
+            service.start()
+            return _watch(service, ending)
     finally:
         service.close()
         log.tear_down()
