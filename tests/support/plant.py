@@ -124,6 +124,7 @@ class Plant:
         rows = self.desk.sql(
             "SELECT application_name, pid FROM pg_stat_activity"
             " WHERE datname = current_database() AND application_name LIKE 'dataloader-%%'"
+            "   AND application_name <> 'dataloader-clerk'"  # one process of all has it
         )
         return {name.removeprefix("dataloader-"): pid for name, pid in rows}
 
