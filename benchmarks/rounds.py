@@ -52,17 +52,17 @@ def quantile(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """The rows as Markdown that is also good to read as it is: the first column is text, the others are figures."""
+def table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], *, words: Sequence[int] = (0,)) -> str:
+    """The rows as Markdown that is also good to read as it is. Columns of words stand left, those of figures right."""
     lines = [[str(heading) for heading in headings], *([_shown(cell) for cell in row] for row in rows)]
     widths = [max(len(line[n]) for line in lines) for n in range(len(headings))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    rule = ["-" * width if n in words else "-" * (width - 1) + ":" for n, width in enumerate(widths)]
 
     def joined(line: Sequence[str]) -> str:
-        cells = [
-            line[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
-        ]
+        cells = (
+            cell.ljust(width) if n in words else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         return f"| {' | '.join(cells)} |"
 
     return "\n".join([joined(lines[0]), joined(rule), *map(joined, lines[1:])])
