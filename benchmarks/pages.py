@@ -1,0 +1,161 @@
+"""What a page of the dashboard, a list of the API and a scrape cost the server when the table is large.
+
+Takes about 2 minutes; with --full, 10 million rows, about 10 minutes and 8 GB of disk.
+
+A database is filled with finished jobs of thirty days, failures among them, with waiting, running and parked ones, and
+with rollups of a week, as keepers would have written them. Each address is then asked for in turn, round after round,
+through the whole app (WSGI, without a network). The time is all of the server's: template, statements, database. A
+hundred milliseconds are wanted at most for a page, fifty for /metrics.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from flask.testing import FlaskClient
+
+from app.queue.jobqueue import JobQueue
+from app.queue.pool import Pool
+from app.web import WebOptions, create_app
+from benchmarks.place import ask, environment, fresh_database, some_server
+from benchmarks.rounds import Cell, in_turn, median, options, quantile, table
+from pipelines import contract
+
+WANTED_MS, WANTED_METRICS_MS = 100, 50
+CHUNK = 1_000_000
+
+FINISHED = """
+INSERT INTO dl_jobs (queue, task, lock_key, partition_key, status, attempt, run_id, created_at, started_at, finished_at,
+                     args, error, worker)
+SELECT 'queue ' || n %% 8, 'task ' || n %% 20, 'key ' || n %% 100000, '', s, 1, gen_random_uuid(), moment,
+       moment + interval '1 s', moment + interval '5 s', jsonb_build_object('day', n %% 365, 'name', 'file ' || n),
+       CASE s WHEN 'failed' THEN 'ValueError: row ' || n || ' cannot be read' END, 'worker ' || n %% 4
+  FROM generate_series(%s, %s) n,
+       LATERAL (SELECT now() - interval '30 days' + n * interval '2592000 s' / %s AS moment,
+                       CASE WHEN n %% 500 = 0 THEN 'failed' WHEN n %% 5000 = 1 THEN 'canceled' ELSE 'succeeded'
+                       END::dl_status AS s) it
+"""
+WAITING = """
+INSERT INTO dl_jobs (queue, task, lock_key, place, available_at)
+SELECT 'queue ' || n %% 8, 'task ' || n %% 20, 'waits ' || n, p::dl_place,
+       CASE p WHEN 'timed' THEN now() + interval '1 h' ELSE now() END
+  FROM generate_series(1, %s) n, LATERAL (SELECT (ARRAY['ready', 'timed', 'parked'])[1 + n %% 3] AS p) it
+"""
+RUNNING = """
+INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, lease_expires_at, heartbeat_at, started_at, worker,
+                     progress)
+SELECT 'queue ' || n %% 8, 'task ' || n %% 20, 'runs ' || n, 'running', 1, gen_random_uuid(), now() + interval '1 d',
+       now(), now() - interval '1 h', 'worker ' || n %% 4, '{"processed": 400, "total": 1000, "unit": "rows"}'
+  FROM generate_series(1, %s) n
+"""
+EVENTS = """
+INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+SELECT j.job_id, j.queue, j.created_at + k.n * interval '1 s', k.kind,
+       jsonb_build_object('status', k.status, 'attempt', least(k.n, 1))
+  FROM (SELECT * FROM dl_jobs WHERE status = 'failed' ORDER BY created_at DESC LIMIT 1000) j,
+       (VALUES (0, 'queued', 'queued'), (1, 'picked', 'running'), (2, 'failed', 'failed')) k (n, kind, status)
+"""
+ROLLUPS = """
+INSERT INTO dl_rollups (span, at, queue, task, what, bucket, n, sec)
+SELECT span, date_bin(make_interval(secs => span), now(), '2001-01-01') - i * make_interval(secs => span),
+       'queue ' || t % 8, 'task ' || t, what, CASE WHEN what IN ('waited', 'ran') THEN 10 + t ELSE 0 END, 100 + t, 300
+  FROM (VALUES (60, 60), (900, 96), (3600, 168)) s (span, most), generate_series(0, most - 1) i,
+       generate_series(0, 19) t, unnest(ARRAY['queued', 'started', 'succeeded', 'failed', 'waited', 'ran']) what
+"""
+DEPTHS = """
+INSERT INTO dl_depths (at, queue, ready, timed, parked, running, oldest_ready_sec)
+SELECT date_trunc('minute', now()) - i * interval '1 min', 'queue ' || q, 10, 20, 30, 4, 1
+  FROM generate_series(0, 1440) i, generate_series(0, 7) q
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = options(__name__, rounds=9)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="finished jobs (default 1,000,000)")
+    parser.add_argument("--full", action="store_true", help="10 million of them")
+    asked = parser.parse_args(argv)
+    rows = 10_000_000 if asked.full else asked.rows
+    with some_server({"max_wal_size": "8GB", "maintenance_work_mem": "512MB"}) as (server_dsn, _):
+        print(environment(server_dsn))
+        with fresh_database(server_dsn, "pages") as dsn:
+            fill(dsn, rows)
+            pool = Pool(dsn)
+            client = create_app(
+                JobQueue(pool), contract.registry, WebOptions(version="0", metrics_fresh_sec=0), pool=pool
+            ).test_client()
+            sides: dict[str, Callable[[], float]] = {
+                address: partial(seconds, client, address) for address in addresses(dsn)
+            }
+            taken = in_turn(sides, asked.rounds, warm_up=2)
+            pool.close()
+    show(taken, rows, asked.rounds)
+
+
+def fill(dsn: str, rows: int) -> None:
+    began = time.monotonic()
+    ask(dsn, "ALTER TABLE dl_jobs DISABLE TRIGGER USER")
+    for first in range(1, rows + 1, CHUNK):
+        ask(dsn, FINISHED, first, min(rows, first + CHUNK - 1), rows)
+    ask(dsn, WAITING, 3_000)
+    ask(dsn, RUNNING, 40)
+    ask(dsn, "ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+    for statement in (EVENTS, ROLLUPS, DEPTHS, "VACUUM ANALYZE", "CHECKPOINT"):
+        ask(dsn, statement)
+    print(f"{rows:,} finished jobs made in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def addresses(dsn: str) -> list[str]:
+    def one(status: str) -> Any:
+        return ask(dsn, "SELECT job_id FROM dl_jobs WHERE status = %s ORDER BY created_at DESC LIMIT 1", status)[0][0]
+
+    return [
+        "/",
+        "/jobs",
+        "/jobs?status=failed",
+        "/jobs?status=queued",
+        "/jobs?queue=queue+3&task=task+3",
+        "/jobs?lock_key=key+77",
+        "/jobs?text=file+77777",
+        f"/jobs/{one('failed')}",
+        f"/jobs/{one('queued')}",
+        f"/jobs/{one('running')}",
+        "/tasks",
+        "/tasks/noop",
+        "/queues",
+        "/workers",
+        *(f"/charts?period={period}" for period in ("1h", "24h", "7d")),
+        "/audit",
+        "/api/v1/jobs",
+        "/api/v1/jobs?status=failed",
+        "/api/v1/queues",
+        f"/api/v1/jobs/{one('queued')}/why",
+        "/status",
+        "/metrics",
+    ]
+
+
+def seconds(client: FlaskClient, address: str) -> float:
+    began = time.perf_counter()
+    answer = client.get(address)
+    took = time.perf_counter() - began
+    if answer.status_code not in (200, 503):  # /status is not ready without a worker
+        raise SystemExit(f"{address} answers {answer.status_code}: {answer.get_data(as_text=True)[:300]}")
+    return took
+
+
+def show(taken: dict[str, list[float]], rows: int, rounds: int) -> None:
+    lines: list[Sequence[Cell]] = []
+    for address, times in taken.items():
+        wanted = WANTED_METRICS_MS if address == "/metrics" else WANTED_MS
+        ms = median(times) * 1000
+        shown = "/".join(part if len(part) < 36 else "JOB" for part in address.split("/"))
+        lines.append((shown, ms, quantile(times, 95) * 1000, wanted, f"{ms / wanted:.2f} ×"))
+    print(f"{rows:,} finished jobs, {rounds} rounds in turn, medians in ms")
+    print(table(["address", "median", "p95", "wanted", "of it"], lines))
+
+
+if __name__ == "__main__":
+    main()
