@@ -76,6 +76,8 @@ class Command:
     argv: tuple[str, ...]
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret_env: Mapping[str, str] = field(default_factory=dict)  # variable → the secret that it holds
+    inherit: tuple[str, ...] = ()  # variables of the worker's own, such as PG_PASSWORD, that it is given too
 
     def __post_init__(self) -> None:
         items: tuple[object, ...] = self.argv

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pipelines.options import Command, Isolation, Options
+from pipelines.references import name_of
 from pipelines.retry import DEFAULT, Answer, Policy, Rule, Rules, Which
 from pipelines.task import Task, describe, run_by
 
@@ -74,20 +75,26 @@ class Pipelines:
         argv: Sequence[str],
         *,
         cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, Any] | None = None,
+        inherit: Sequence[str] = (),
         no_retry: Sequence[Which] = (),
         rules: Mapping[Which, Rule] | None = None,
         **options: Any,
     ) -> Task:
         """Make a program a task: `{date}` in an item of `argv` is replaced by that argument of the job. It always has a
-        process of its own; the other options are those of `register`."""
+        process of its own; the other options are those of `register`.
+
+        Its environment is the worker's without the settings of dataloader and of libpq (`DL_…`, `PG…`), but for those
+        that `inherit` names; and `env`, in which `{"$secret": "name"}` stands for a secret."""
         _check_name(name)
         if isinstance(argv, str):
             raise TypeError("a command is a list of texts: no shell takes it apart")
         if "spread" in options or options.get("isolation", "process") != "process":
             raise ValueError("a command always has a process of its own, and names its arguments itself")
         how = Options(**{**options, "isolation": "process", "rules": _rules(no_retry, rules)})
-        task = run_by(name, Command(tuple(argv), cwd, dict(env or {})), how)
+        secrets = {name: str(name_of(told)) for name, told in (env or {}).items() if isinstance(told, Mapping)}
+        plain = {name: told for name, told in (env or {}).items() if name not in secrets}
+        task = run_by(name, Command(tuple(argv), cwd, plain, secrets, tuple(inherit)), how)
         self.add(task)
         return task
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipelines.fit import FieldFault, Unfit
 from pipelines.options import Command, Options
+from pipelines.references import not_about
 from pipelines.retry import Fail
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ class Task:
 
     def check_args(self, args: Mapping[str, Any]) -> list[FieldFault]:
         """What is wrong with a job's args: (field, message) each. No value is repeated."""
-        if self.options.fit is None:
-            return []
-        try:
-            self.options.fit.read(args)
-        except Unfit as unfit:
-            return list(unfit.faults)
-        return []
+        faults: list[FieldFault] = []
+        if self.options.fit is not None:
+            try:
+                self.options.fit.read(args)
+            except Unfit as unfit:
+                faults = list(unfit.faults)
+        return not_about(faults, args)
 
     def args_schema(self) -> dict[str, Any] | None:
         """JSON Schema of the args, if the task says what it takes."""

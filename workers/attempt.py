@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +34,7 @@ from workers.outcome import (
     stopped,
     success,
 )
+from workers.secrets import NO_VAULT, WORD, NoSecret, Vault, Veil, scrubbed, uncover
 from workers.threads import clock
 
 _log = log.get(__name__)
@@ -53,6 +55,7 @@ class Tools:
     tasks: dict[str, Any] = field(default_factory=dict)
     endpoints: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict, repr=False)
+    vault: Vault = NO_VAULT  # where secrets are that args refer to
     max_result_bytes: int = 1_000_000
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
 
@@ -72,6 +75,7 @@ class Attempt(JobContext):
     that nobody has set is its class's."""
 
     options: Options = _PLAIN  # of the task; set by the worker before it begins
+    secrets: Mapping[str, str] = MappingProxyType({})  # by name, those that the args refer to
     in_thread = True  # likewise; False: the worker's thread watches over a process, and is its ladder
     began: float | None = None  # set by the worker when the pipeline starts
     ended: float | None = None  # and when it has ended
@@ -164,16 +168,9 @@ class Attempt(JobContext):
         self.options = task.options
         self.in_thread = task.kind is not Kind.COMMAND and task.options.isolation == "thread"
         job = self.job
-        args: Any = {}
-        if job.args_text != "{}":
-            try:
-                args = json.loads(job.args_text)
-            except (ValueError, RecursionError) as error:
-                return refused(f"args cannot be decoded: {error}")
-            if not isinstance(args, dict):
-                return refused(f"args must be an object, not {type(args).__name__}")
-            if args.keys() == _DROPPED:
-                return refused(f"args cannot be read: {args['$dropped']}")
+        args: dict[str, Any] | str = {} if job.args_text == "{}" else self._args()
+        if isinstance(args, str):
+            return refused(args)
         if job.checkpoint_text is not None:
             try:
                 checkpoint = json.loads(job.checkpoint_text)
@@ -184,14 +181,37 @@ class Attempt(JobContext):
             self.begin_with(job.progress_text, checkpoint)
         self.began = now
         try:
-            return self._in_thread(task, args) if self.in_thread else self._in_process(task, args)
+            return self.veil.ending(scrubbed(self._end(task, args)))
         except Exception as error:  # a fault of ours, or of an error's own methods: it must not end the other jobs too
             _log.exception("attempt.broke")
-            return self._settled() or _told_plainly(error)
+            return self._settled() or self.veil.ending(scrubbed(_told_plainly(error)))
         finally:
             self.ended = clock()
             if self.effects is not None:
                 self.effects.close()
+
+    def _args(self) -> dict[str, Any] | str:
+        """With their secrets in them; or why there are none."""
+        text = self.job.args_text
+        try:
+            args: Any = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            return f"args cannot be decoded: {error}"
+        if not isinstance(args, dict):
+            return f"args must be an object, not {type(args).__name__}"
+        if args.keys() == _DROPPED:
+            return f"args cannot be read: {args['$dropped']}"
+        if WORD in text:
+            try:
+                args, self.secrets = uncover(args, self.tools.vault)
+            except NoSecret as error:
+                return str(error)
+            self.veil = Veil(self.secrets)
+        given: dict[str, Any] = args
+        return given
+
+    def _end(self, task: Task, args: dict[str, Any]) -> Ending:
+        return self._in_thread(task, args) if self.in_thread else self._in_process(task, args)
 
     def _ends_before_it_begins(self, task: Task | None, now: float) -> Ending | None:
         if self._reason is StopReason.LEASE_LOST or not self.lease.trusted(now):

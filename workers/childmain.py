@@ -21,11 +21,13 @@ from app.queue.effects import LARGEST_CHECKPOINT, Effects, Places
 from app.queue.values import clean_json, clean_text
 from pipelines import contract, targets
 from pipelines.contract import Stop, StopReason, registry
+from pipelines.references import put_in
 from pipelines.retry import Fixed, decide
 from workers.capture import LEVELS, told
 from workers.context import Facts, JobContext
 from workers.drive import drive
 from workers.outcome import came_from_stop, describe
+from workers.secrets import Veil
 
 _NEWS_EVERY = 0.1
 _ORPHANED = 71  # exit code: the parent is gone
@@ -151,7 +153,10 @@ def _context(recipe: dict[str, Any]) -> JobContext:
     facts["job_id"], facts["run_id"] = UUID(facts["job_id"]), UUID(facts["run_id"])
     known = Facts(**facts)
     places = recipe["places"]
-    return JobContext(known, None if places is None else Effects(Places(**places), known.job_id, known.run_id))
+    context = JobContext(known, None if places is None else Effects(Places(**places), known.job_id, known.run_id))
+    if recipe["secrets"]:
+        context.veil = Veil(recipe["secrets"])
+    return context
 
 
 def _obey(parent: Parent, context: JobContext) -> None:
@@ -186,6 +191,8 @@ def _run(recipe: dict[str, Any], context: JobContext) -> dict[str, Any]:
             return {"how": "unknown", "told": task}
         options = task.options
         args = json.loads(recipe["args"])
+        if recipe["secrets"]:
+            args = put_in(args, recipe["secrets"].__getitem__)
         cursor = None if recipe["checkpoint"] is None else json.loads(recipe["checkpoint"])
         context.begin_with(recipe["progress"], cursor)
         context.check()

@@ -20,6 +20,7 @@ from app.queue.job import NewJob, Settlement, Status
 from app.queue.jobqueue import settlement_values
 from app.queue.values import Json, clean_json
 from pipelines.contract import Checkpoint, Progress, Stop, StopReason
+from workers.secrets import NOTHING_HIDDEN, Veil
 
 _log = log.get("pipeline")
 
@@ -69,6 +70,7 @@ class JobContext:
     """
 
     log = _OUR_LOG
+    veil: Veil = NOTHING_HIDDEN  # over the secrets of its args; set before it begins
     _progress: dict[str, Any] | None = None  # replaced whole by the pipeline, read by the heartbeat
     _told: dict[str, Any] | None = None  # the one last written; by the heartbeat alone
     _cursor: Any = None  # where the next try goes on; the pipeline's thread alone, as the next three
@@ -145,7 +147,7 @@ class JobContext:
             self._progress = {**(self._progress or {}), "counts": counts}
 
     def checkpoint(self, cursor: Any) -> None:
-        self._cursor = _snapshot(cursor, min(LARGEST_CHECKPOINT, self.facts.max_result_bytes))
+        self._cursor = _snapshot(self.veil.value(cursor), min(LARGEST_CHECKPOINT, self.facts.max_result_bytes))
         news = Json.NULL if self._cursor is None else self._cursor
         if self._within:
             self._staged = news
@@ -165,12 +167,13 @@ class JobContext:
         available_at: datetime | None = None,
         max_attempts: int | None = None,
     ) -> UUID:
+        given = self.veil.referring(args or {}) if self.veil else args or {}
         new = NewJob(
             queue=queue or self.facts.queue,
             task=task,
             lock_key=lock_key or task,
-            args=args or {},
-            idempotency_key=idempotency_key or self._follow_up_key(task, args or {}, queue),
+            args=given,
+            idempotency_key=idempotency_key or self._follow_up_key(task, given, queue),
             priority=self.facts.priority if priority is None else priority,
             available_at=available_at,
             max_attempts=5 if max_attempts is None else max_attempts,
@@ -249,7 +252,7 @@ class JobContext:
 
     def _success(self, result: Any) -> dict[str, Any]:
         facts = self.facts
-        end = Settlement(Status.SUCCEEDED, result=result, progress=self._progress)
+        end = Settlement(Status.SUCCEEDED, result=self.veil.value(result), progress=self._progress)
         return settlement_values(
             [(facts.job_id, facts.run_id, facts.key_hash, end)], largest=facts.max_result_bytes, guards=()
         )
@@ -272,7 +275,7 @@ class JobContext:
         return None
 
     def _note(self, given: Mapping[str, Any]) -> None:
-        told = {str(key): value for key, value in given.items() if value is not None}
+        told = self.veil.value({str(key): value for key, value in given.items() if value is not None})
         with self._noting:
             self._progress = {**(self._progress or {}), **told}
 
@@ -291,7 +294,7 @@ class JobContext:
 
     def replace_progress(self, progress: dict[str, Any]) -> None:
         """As a process of its own reports it: whole."""
-        self._progress = progress
+        self._progress = self.veil.value(progress)
 
     def begin_with(self, progress_text: str, cursor: Any) -> None:
         """What an earlier try has left. Its progress counts on if this one goes on where it was: begun anew, the same

@@ -34,6 +34,7 @@ from workers.listener import Hearing, Listener
 from workers.outcome import HandedBack
 from workers.reaper import Reaper
 from workers.roster import Keys, Roster
+from workers.secrets import NO_VAULT, Vault
 from workers.settler import Settler
 from workers.tally import Counted, Tally
 from workers.threads import Loop, clock
@@ -67,6 +68,7 @@ class PoolOptions:
     tasks: Mapping[str, Any] = field(default_factory=dict)
     endpoints: Mapping[str, str] = field(default_factory=dict)
     tokens: Mapping[str, str] = field(default_factory=dict)
+    vault: Vault = NO_VAULT  # where secrets are that args refer to
     targets: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     logs: LogLimits = field(default_factory=LogLimits)  # of what jobs say
@@ -251,6 +253,7 @@ class WorkerPool:
             tasks=dict(options.tasks),
             endpoints=dict(options.endpoints),
             tokens=dict(options.tokens),
+            vault=options.vault,
             max_result_bytes=options.limits.largest_result,
             log=self._logs.write,
         )

@@ -15,7 +15,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
+from app import log
 from pipelines.contract import Fail, Kind, StopReason, Task
+from pipelines.options import Command
 from pipelines.retry import Answer
 from workers.attempt import Attempt
 from workers.child import Child, Exit, Unstarted
@@ -32,9 +34,11 @@ from workers.outcome import (
     refused,
     success,
 )
+from workers.secrets import NoSecret, Veil
 
 _OUT_OF_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _ROOM_AGAIN = 10.0
+_WITHHELD = ("DL_", "PG")  # our own settings, and libpq's
 _POLITE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -73,6 +77,7 @@ def _recipe(attempt: Attempt, task: Task, *, parent: int) -> dict[str, Any]:
         "tasks": tools.tasks,
         "endpoints": tools.endpoints,
         "tokens": tools.tokens,
+        "secrets": dict(attempt.secrets),
         "places": None if tools.places is None else asdict(tools.places),
         "facts": {key: str(value) if key.endswith("_id") else value for key, value in asdict(attempt.facts).items()},
         "args": job.args_text,
@@ -86,14 +91,21 @@ def _recipe(attempt: Attempt, task: Task, *, parent: int) -> dict[str, Any]:
 
 def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Ending:
     assert task.command is not None  # noqa: S101 - a task of this kind has one
+    if attempt.secrets:
+        return refused(
+            "a command's arguments can be read by everybody on its machine, so they hold no secret; give it in the "
+            'command\'s env, as in {"env": {"TOKEN": {"$secret": "name"}}}'
+        )
     try:
         argv = task.argv(args)
+        given = _environment(attempt, task.command)
     except Fail as error:
         return refused(f"the command's arguments: {error}")
+    except NoSecret as error:
+        return refused(str(error))
     env = {
         "PYTHONUNBUFFERED": "1",  # its log is to be read while it runs
-        **os.environ,
-        **task.command.env,
+        **given,
         "DL_JOB_ID": str(attempt.job_id),
         "DL_ATTEMPT": str(attempt.attempt),
     }
@@ -108,6 +120,20 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Ending:
         return success({"exit_code": 0}, left)
     told = RuntimeError(f"{how.describe()}{child.last_words()}")
     return failed(_without_traceback(failure_of(attempt.job, told, attempt.options, attempt.tools.retry)), left)
+
+
+def _environment(attempt: Attempt, command: Command) -> dict[str, str]:
+    """The worker's own, without what it needs for itself: the database's password is not the program's business unless
+    its task says so. And what the task gives it."""
+    secrets = {variable: attempt.tools.vault.read(name) for variable, name in command.secret_env.items()}
+    if secrets:
+        attempt.secrets = {command.secret_env[variable]: value for variable, value in secrets.items()}
+        attempt.veil = Veil(attempt.secrets)
+        log.hide(attempt.veil.forms)
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD) or name in command.inherit
+    }
+    return {**kept, **command.env, **secrets}
 
 
 def _ending(attempt: Attempt, how: Exit) -> Ending:

@@ -33,6 +33,7 @@ from workers.capture import Capture, speaking
 from workers.joblog import clean
 from workers.outcome import Ending, HandedBack
 from workers.pool import WorkerPool
+from workers.secrets import Vault
 from workers.threads import clock
 
 _LOOK = 0.25  # seconds between two looks at how it does
@@ -257,7 +258,9 @@ def _locally(service: Service, task: Task, args: dict[str, Any], show: Show, not
         targets=settings.places()[1],
         connect_timeout_sec=settings.pg_connect_timeout,
     )
-    attempt = _attempt(task, args, Tools(places=places, stop_grace_sec=settings.stop_grace_sec, log=show.line))
+    vault = Vault(settings.named_secrets, settings.secrets_dir)
+    tools = Tools(places=places, stop_grace_sec=settings.stop_grace_sec, vault=vault, log=show.line)
+    attempt = _attempt(task, args, tools)
     attempt.effects = LocalEffects(places, attempt.facts.job_id, attempt.facts.run_id)
     here = replace(task, options=replace(task.options, isolation="thread"))
     capture = Capture(show.line)

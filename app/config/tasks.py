@@ -38,7 +38,13 @@ def _rules(told: Any) -> bool:
 
 
 def _environment(told: Any) -> bool:
-    return isinstance(told, dict) and all(isinstance(v, str) and name and "=" not in name for name, v in told.items())
+    return isinstance(told, dict) and all(
+        (isinstance(v, str) or _reference(v)) and name and "=" not in name for name, v in told.items()
+    )
+
+
+def _reference(told: Any) -> bool:
+    return isinstance(told, dict) and told.keys() == {"$secret"} and _text(told["$secret"])
 
 
 _Check = tuple[Callable[[Any], bool], str]
@@ -62,7 +68,8 @@ _OF_A_CALL: dict[str, _Check] = {
 _OF_A_COMMAND: dict[str, _Check] = {
     "command": (_texts, "a list of texts, the program first"),
     "cwd": (_text, "a folder"),
-    "env": (_environment, "an object of texts"),
+    "env": (_environment, 'an object of texts, or of secrets such as {"$secret": "name"}'),
+    "inherit": (_texts, "a list of names of variables"),
 }
 
 
@@ -107,4 +114,6 @@ def shown(task: Any) -> Any:
 def secrets(given: Mapping[str, Any]) -> list[str]:
     """What must not be seen in any log: of the commands' environment, whatever is called like a secret."""
     environments = [task.get("env", {}) for task in given.values() if isinstance(task, dict)]
-    return [value for env in environments for name, value in env.items() if _TELLING.search(name)]
+    return [
+        value for env in environments for name, value in env.items() if isinstance(value, str) and _TELLING.search(name)
+    ]

@@ -119,6 +119,8 @@ class Service:
             default_lease_ttl_sec=settings.default_lease_ttl_sec,
             heartbeat_sec=settings.heartbeat_sec,
             most_waiting_for_logs=max(1, settings.http_threads // 4),
+            most_waiting=max(1, settings.http_threads // 4),
+            most_streams=max(1, settings.http_threads // 8),
             wide_open=settings.auth == "none",
             trusted_proxies=settings.trusted_proxies,
             session_sec=settings.session_hours * 3600,
@@ -135,6 +137,7 @@ class Service:
             keys=Keys(pool),
             collectors=self.collectors(pool),
             tracer=self.tracer,
+            closing=self._stopping,
         )
 
     @cached_property

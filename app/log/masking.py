@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from datetime import date, time
 from functools import lru_cache
@@ -22,7 +23,9 @@ _SECRET_NAME = re.compile(
     r"|authori[sz]ation$|(?:^|_)auth$|credential|cookie|(?:^|_)dsn$"
 )
 _VALUE = r"""(?:[bru]{0,2}"(?:\\.|[^"\\])*"|[bru]{0,2}'(?:\\.|[^'\\])*'|(?:\\.|(?!&\w+=)\S)+)"""
+_OUR_KEYS = (re.compile(r"\b(dlk_[0-9a-f]{12})_[0-9a-f]{8,}"), rf"\1_{MASK}")
 _SHAPES = (
+    _OUR_KEYS,
     # user:password@ of a URL, up to the last @ as passwords may hold a raw one; host:port/ is let through
     (re.compile(r"(://[^\s:/@]{0,256}):(?!\d{1,5}(?:[/?#,\s]|$))\S{0,512}@"), rf"\1:{MASK}@"),
     (re.compile(r"""((?:set-)?cookie\\?["']?\s?[=:]\s?)[^\r\n]+""", re.IGNORECASE), rf"\1{MASK}"),
@@ -41,7 +44,64 @@ _SHAPES = (
     ),
 )
 # Of the shapes each has one of these in it, in any case of letters; most texts have none, and are spared the search.
-_MARK = re.compile("://|cookie|authori|bearer|passw|passphrase|secret|pwd|token|key")
+_MARK = re.compile("://|cookie|authori|bearer|passw|passphrase|secret|pwd|token|key|dlk_")
+
+
+# What a driver, a URL or a command line brings into an error. Narrower than the shapes of log lines: an error is told
+# to whoever has to mend it, and "unexpected token: x" is no secret.
+_IN_ERRORS = (
+    (re.compile(r"(://[^\s:/@]{0,256}):(?!\d{1,5}(?:[/?#,\s]|$))\S{0,512}@"), rf"\1:{MASK}@"),
+    (re.compile(r"(\b(?:Bearer|Basic)\s)[\w.~+/=-]{8,}"), rf"\1{MASK}"),
+    (
+        re.compile(
+            r"""((?:passw(?:or)?d|passphrase|\bpwd|secret|(?:api|access|private)[_-]?key|token)\w{0,16}"""
+            rf"""(?:\s?=\s?|\\?["']\s?:\s?)){_VALUE}""",
+            re.IGNORECASE,
+        ),
+        rf"\1{MASK}",
+    ),
+)
+_MOST_HIDDEN = 2_000
+
+
+class _Hidden:
+    """Values that are hidden from every log of this process from some moment on. Like logging's own registry it is as
+    wide as the process, since lines are said by threads and libraries that know nothing of each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: dict[str, None] = {}  # the oldest first; under the lock
+        self.forms: tuple[str, ...] = ()  # the longest first; replaced whole
+
+    def add(self, forms: Iterable[str]) -> None:
+        with self._lock:
+            new = [form for form in forms if form not in self._all and len(form) >= _SHORTEST_SECRET]
+            if not new:
+                return
+            self._all |= dict.fromkeys(new)
+            for oldest in list(self._all)[:-_MOST_HIDDEN]:
+                del self._all[oldest]
+            self.forms = tuple(sorted(self._all, key=len, reverse=True))
+
+
+_HIDDEN = _Hidden()
+
+
+def hide(forms: Iterable[str]) -> None:
+    """Let no line of any log of this process show these from now on."""
+    _HIDDEN.add(forms)
+
+
+def scrub(text: str) -> str:
+    """An error or a traceback without passwords, tokens and keys."""
+    for handler in logging.getLogger().handlers:
+        masker = getattr(handler.formatter, "masker", None)
+        if isinstance(masker, Masker):
+            text = masker.known(text)
+            break
+    for shape, replacement in (*_IN_ERRORS, _OUR_KEYS):
+        text = shape.sub(replacement, text)
+    return text
 
 
 class Masker:
@@ -54,12 +114,17 @@ class Masker:
         self._name = lru_cache(maxsize=1024)(self.text)  # the same few names come again with every line
 
     def text(self, text: str) -> str:
-        for secret in self._known:
-            text = text.replace(secret, MASK)
+        text = self.known(text)
         if text.isascii():
             return _without_shapes(text) if _is_marked(text) else text
         # Lone surrogates cannot be written to a file.
         return _without_shapes(text).encode("utf-8", "backslashreplace").decode()
+
+    def known(self, text: str) -> str:
+        """Without the values it was told of, and those that the process has hidden since."""
+        for secret in (*_HIDDEN.forms, *self._known):
+            text = text.replace(secret, MASK)
+        return text
 
     def value(self, value: Any) -> Any:
         """The value as plain JSON data without its secrets. Never raises, whatever it is given."""
