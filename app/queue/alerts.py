@@ -122,7 +122,7 @@ class Alerts:
 
     def look(self, *, every_sec: float) -> Look:
         """Look at all rules, unless some process has within the last `every_sec`."""
-        return Look(*self._ask("watch", {"every_sec": every_sec})[0][:3])
+        return Look(*self._ask("look_at_rules", {"every_sec": every_sec})[0][:3])
 
     def prune(self, *, keep_sec: float) -> None:
         self._ask("prune_alerts", {"keep_sec": keep_sec})

@@ -40,7 +40,7 @@ SELECT alert_id, rule_id, kind, name, subject, queue, task, value, detail, began
 -- name: count_alerts
 SELECT kind, count(*) FROM dl_alerts WHERE ended_at IS NULL GROUP BY kind;
 
--- name: watch
+-- name: look_at_rules
 -- One look at all rules, by the one process whose turn it is. What it reads is bounded: the rollups of a window, the
 -- running jobs, the first ready jobs of each queue and priority, the workers. An alert begins when its rule is first
 -- broken, and is over when it has not been for longer than a round. Both are told in this very transaction.
