@@ -13,7 +13,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help run test check lint format docs lock clean
+.PHONY: help run test check lint format docs chaos chaos-short chaos-mutants lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make check   what must pass before a push: lint, types, tests'
 	@echo 'make lint    ruff and mypy only;  make format  lets ruff mend what it can'
 	@echo 'make docs    the documentation as a site, in build/site; a link that leads nowhere fails it'
+	@echo 'make chaos   faults from a seed against a service under load, for ten minutes: make chaos SEED=1'
 	@echo 'make lock    the lock files anew from requirements.txt and pyproject.toml'
 	@echo 'make clean   away with everything that make made; jobs in .data stay'
 
@@ -46,12 +47,25 @@ docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --builder html docs build/site
 	@echo 'build/site/index.html is the first page'
 
+# The seed is drawn here, printed there, and does the same again when it is given.
+SEED = $(shell shuf -i 1-999999 -n 1)
+CHAOS = $(BIN)/python -m tests.chaos
+
+chaos: $(VENV)/.installed-dev
+	@exec $(CHAOS) run --seed $(SEED)
+
+chaos-short: $(VENV)/.installed-dev
+	@exec $(CHAOS) run --seed $(SEED) --seconds 120
+
+chaos-mutants: $(VENV)/.installed-dev
+	@exec $(CHAOS) mutants
+
 lock: $(VENV)/.installed-dev
 	@$(LOCK) --extra embedded --output-file requirements.lock
 	@$(LOCK) --extra dev --constraint requirements.lock --output-file requirements-dev.lock
 
 clean:
-	rm -rf $(VENV) dist build docs/_made .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf $(VENV) .chaos dist build docs/_made .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find app workers pipelines tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps tell what is installed; the locks tell what should be. A stamp also depends on the interpreter, so that a

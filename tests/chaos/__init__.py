@@ -1,0 +1,7 @@
+"""The fault campaign: real processes under load, faults from a seed, and a checker that believes only the tables.
+
+    python -m tests.chaos run --seed 1            the campaign
+    python -m tests.chaos mutants                 the same on purposely broken protocols: each must be caught
+
+docs/chaos.md tells what it does and how to read what it says.
+"""

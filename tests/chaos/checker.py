@@ -1,0 +1,314 @@
+"""The judge. It reads the tables, the journal, the witness's rows and what callers were told, and nothing else.
+
+Each rule is a function from a history to what is wrong with it. docs/chaos.md says in words what each of them promises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from uuid import UUID
+
+from app.queue.job import Status
+from tests.chaos.etl import FOLLOW_UPS, PARTS
+from tests.chaos.history import History, Row, Word
+from tests.support.journal import Line, Told, replay
+
+STUBBORN = "chaos.zombie"
+_SLACK_SEC = 1.0  # between two lines of one thread, which may be frozen or wait for the interpreter there
+_LEASE_END = re.compile(r"its lease ran out at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d(?::?\d\d)?)")
+_RUN = re.compile(r"failed on purpose, said ([0-9a-f-]{36})")
+_GIVEN_BACK = ("shutdown", "lock_busy", "not_started", "by_hand")
+
+
+@dataclass(frozen=True)
+class Violation:
+    rule: str
+    job_id: str
+    told: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: job {self.job_id}: {self.told}"
+
+
+def check(history: History) -> list[Violation]:
+    """Everything that is wrong, rule by rule."""
+    return [
+        Violation(rule.__name__.replace("_", " "), str(job_id), told)
+        for rule in RULES
+        for job_id, told in rule(history)
+    ]
+
+
+Wrong = Iterator[tuple[object, str]]
+
+
+# ── what callers were promised ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def accepted_and_gone(history: History) -> Wrong:
+    """A caller was told that a job is there, and it is not."""
+    for told in history.told:
+        if told.what == "accepted" and UUID(told.job_id) not in history.rows:
+            yield told.job_id, f"accepted as {told.task} with the key {told.key!r}, and there is no such job"
+
+
+def one_request_two_jobs(history: History) -> Wrong:
+    """The same request was answered with two jobs."""
+    answers: dict[str, set[str]] = defaultdict(set)
+    for told in history.told:
+        if told.what == "accepted" and told.key:
+            answers[told.key].add(told.job_id)
+    for key, jobs in answers.items():
+        if len(jobs) > 1:
+            yield " ".join(sorted(jobs)), f"all were the answer to the request {key!r}"
+
+
+def not_ended(history: History) -> Wrong:
+    """After quiet, a job is in no final state."""
+    for row in history.rows.values():
+        if not Status(row.status).final:
+            yield row.job_id, f"{row.task} of the key {row.lock_key!r} is still {row.status}"
+
+
+def canceled_and_begun(history: History) -> Wrong:
+    """A run began after the caller had been told that the job is canceled, or is about to be."""
+    first = _first_cancels(history)
+    for word in history.words:
+        if word.what == "began" and (at := first.get(word.job_id)) is not None and word.at > at:
+            yield word.job_id, f"run {word.run_id} began {word.at - at:.3f} s after the answer to the cancel"
+
+
+def canceled_and_ran_on(history: History) -> Wrong:
+    """An obedient run passed a safe point when its lease could no longer be the one it had before the answer: had it
+    been renewed since, the flag would have come with it."""
+    first = _first_cancels(history)
+    for word in history.words:
+        at, row = first.get(word.job_id), history.rows.get(word.job_id)
+        if at is None or row is None or word.what != "acted" or word.task == STUBBORN:
+            continue
+        if word.at > at + row.lease_ttl_sec + _SLACK_SEC:
+            yield word.job_id, f"run {word.run_id} went on {word.at - at:.1f} s after the answer to the cancel"
+
+
+def _first_cancels(history: History) -> dict[UUID, float]:
+    """When each job's first cancel had been answered, by "canceled" or by "running" with the flag. Of a job that had
+    ended otherwise, or that somebody tries again, nothing is promised."""
+    again = {told.job_id for told in history.told if told.what == "retried"}
+    first: dict[UUID, float] = {}
+    for told in history.told:
+        if told.what == "canceled" and told.job_id not in again and told.status in ("canceled", "running", "queued"):
+            first.setdefault(UUID(told.job_id), told.at)
+    return first
+
+
+# ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def overlapping_runs(history: History) -> Wrong:
+    """A run passed a safe point after another run of its key, or of its job, had begun.
+
+    Stubborn runs pass none: what they do counts where nothing but their own session could have let a successor begin.
+    """
+    counts = ("acted", "wrote") if history.sessions_unbroken else ("acted",)
+    by_key: dict[str, list[list[Word]]] = defaultdict(list)
+    for words in history.words_by_run().values():
+        by_key[words[0].lock_key].append(words)
+    for key, runs in by_key.items():
+        runs.sort(key=lambda words: words[0].at)
+        last: Word | None = None  # the last act of all runs that have begun so far
+        for words in runs:
+            if last is not None and last.at > words[0].at:
+                yield (
+                    words[0].job_id,
+                    f"run {words[0].run_id} began {last.at - words[0].at:.3f} s before the last act of run "
+                    f"{last.run_id} of job {last.job_id}; the key is {key!r}",
+                )
+            acts = [word for word in words if word.what in counts]
+            if acts and (last is None or acts[-1].at > last.at):
+                last = acts[-1]
+
+
+def run_without_a_claim(history: History) -> Wrong:
+    """A run began that the journal knows nothing of, or with another attempt than it was claimed for."""
+    for run_id, words in history.words_by_run().items():
+        claims = [line for line in history.journal.get(words[0].job_id, ()) if _claims(line, run_id)]
+        if not claims:
+            yield words[0].job_id, f"run {run_id} began, and no claim of it is journaled"
+        elif claims[0].payload["attempt"] != words[0].attempt:
+            yield words[0].job_id, f"run {run_id} began as attempt {words[0].attempt}, claimed as {claims[0].payload}"
+    # Each run begins once, whatever happened to the answer of its claim.
+    begun = Counter(word.run_id for word in history.words if word.what == "began")
+    for word in history.words:
+        if word.what == "began" and begun.pop(word.run_id, 1) > 1:
+            yield word.job_id, f"run {word.run_id} began more than once"
+
+
+def _claims(line: Line, run_id: UUID) -> bool:
+    return line.kind == "picked" and line.payload.get("run_id") == str(run_id)
+
+
+def attempt_count_off(history: History) -> Wrong:
+    """The attempt is not the number of tries that began and were not given back, or is above the most."""
+    for row in history.rows.values():
+        if not 0 <= row.attempt <= row.max_attempts:
+            yield row.job_id, f"attempt {row.attempt} of {row.max_attempts}"
+        counted = 0
+        for before, line in pairwise(history.journal.get(row.job_id, ())):
+            if line.payload.get("reason") == "retry":
+                counted = 0
+            else:
+                counted += int(line.kind == "picked") - int(_given_back(before, line))
+            if counted > row.max_attempts:
+                yield row.job_id, f"{counted} tries of {row.max_attempts}"
+        if counted != row.attempt:
+            yield row.job_id, f"{counted} tries are journaled, the row says {row.attempt}"
+
+
+def _given_back(before: Line, line: Line) -> bool:
+    """The try that ends here does not count."""
+    if line.payload.get("status") != "queued":
+        return False
+    refunded = int(line.payload["attempt"]) == int(before.payload["attempt"]) - 1
+    return line.payload.get("reason") in _GIVEN_BACK or (line.payload.get("reason") == "error" and refunded)
+
+
+# ── the journal ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def impossible_journal(history: History) -> Wrong:
+    """The events do not follow from each other by TRANSITIONS, or do not end where the row stands."""
+    for row in history.rows.values():
+        life = _replayed(history, row)
+        if isinstance(life, str):
+            yield row.job_id, life
+        elif life.status.value != row.status:
+            yield row.job_id, f"the journal ends with {life.status}, the row says {row.status}"
+
+
+def overlap_in_the_journal(history: History) -> Wrong:
+    """By the journal alone, two runs of a key were live at once."""
+    spans: dict[str, list[tuple[datetime, datetime | None, UUID]]] = defaultdict(list)
+    for row in history.rows.values():
+        life = _replayed(history, row)
+        if not isinstance(life, str):
+            spans[row.lock_key] += [(begin, end, row.job_id) for begin, end in life.runs]
+    for key, runs in spans.items():
+        runs.sort(key=lambda span: span[0])
+        for (_, end, one), (begin, _, other) in pairwise(runs):
+            if end is None or end > begin:
+                yield other, f"it began at {begin}, {one} of the same key {key!r} ended at {end}"
+
+
+def _replayed(history: History, row: Row) -> Told | str:
+    try:
+        return replay(history.journal.get(row.job_id, ()))
+    except (AssertionError, KeyError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def taken_at_the_first_look(history: History) -> Wrong:
+    """A reaper took a run sooner than a heartbeat after its lease had run out: it cannot have looked twice."""
+    least = timedelta(seconds=history.heartbeat_sec)
+    for lines in history.journal.values():
+        for line in lines:
+            found = _LEASE_END.search(str(line.payload.get("error", "")))
+            if line.payload.get("reason") == "lease_expired" and found:
+                waited = line.at - datetime.fromisoformat(found[1])
+                if waited < least:
+                    yield line.job_id, f"reaped {waited.total_seconds():.3f} s after its lease had run out"
+
+
+# ── what runs have written ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def words_of_another_run(history: History) -> Wrong:
+    """The row's result, error or progress was written by a run that did not own the job when it ended."""
+    for row in history.rows.values():
+        owner = _last_claim(history, row)
+        if owner is None or not Status(row.status).final:
+            continue
+        if row.status == "succeeded" and isinstance(row.result, dict) and row.result.get("run") != owner:
+            yield row.job_id, f"its result is run {row.result.get('run')}'s, its last run was {owner}"
+        if row.status == "succeeded" and row.progress.get("run", owner) != owner:
+            yield row.job_id, f"its progress is run {row.progress.get('run')}'s, its last run was {owner}"
+        said = _RUN.search(row.error or "")
+        if said and said[1] != owner:
+            yield row.job_id, f"its error is run {said[1]}'s, its last run was {owner}"
+
+
+def _last_claim(history: History, row: Row) -> str | None:
+    claims = [line for line in history.journal.get(row.job_id, ()) if line.kind == "picked"]
+    return str(claims[-1].payload.get("run_id")) if claims else None
+
+
+def written_twice(history: History) -> Wrong:
+    """A part is in the target twice: somebody committed who had lost the job."""
+    for (job_id, part), count in Counter((row.job_id, row.part) for row in history.target).items():
+        if count > 1:
+            yield job_id, f"part {part} stands in the target {count} times"
+
+
+def written_in_part(history: History) -> Wrong:
+    """A load has succeeded, and not all of it is there."""
+    parts: dict[UUID, set[int]] = defaultdict(set)
+    for written in history.target:
+        parts[written.job_id].add(written.part)
+    for row in history.rows.values():
+        if row.task == "chaos.load" and row.status == "succeeded" and parts[row.job_id] != set(range(PARTS)):
+            yield row.job_id, f"succeeded with the parts {sorted(parts[row.job_id])} of {PARTS}"
+
+
+def follow_ups_off(history: History) -> Wrong:
+    """A follow-up exists twice, or a parent has succeeded without one."""
+    children: dict[UUID, Counter[object]] = defaultdict(Counter)
+    for row in history.rows.values():
+        if row.parent_id is not None:
+            children[row.parent_id][row.args.get("follow_up")] += 1
+    for parent, found in children.items():
+        for which, count in found.items():
+            if count > 1:
+                yield parent, f"its follow-up {which} exists {count} times"
+    for row in history.rows.values():
+        if row.task == "chaos.parent" and row.status == "succeeded" and len(children[row.job_id]) != FOLLOW_UPS:
+            yield row.job_id, f"succeeded with {len(children[row.job_id])} follow-ups of {FOLLOW_UPS}"
+
+
+def untrue_row(history: History) -> Wrong:
+    """A row says things of itself that cannot be true together."""
+    for row in history.rows.values():
+        final = Status(row.status).final
+        if (row.finished_at is not None) != final:
+            yield row.job_id, f"{row.status}, finished at {row.finished_at}"
+        if (row.lease_expires_at is not None) != (row.status == "running"):
+            yield row.job_id, f"{row.status} with a lease until {row.lease_expires_at}"
+        if row.status == "succeeded" and row.error is not None:
+            yield row.job_id, f"succeeded with the error {row.error!r}"
+        if row.place != "timed" and row.status != "queued":
+            yield row.job_id, f"{row.status}, and stands among the {row.place}"
+        if row.status == "queued" and row.cancel_requested:
+            yield row.job_id, "queued with its cancel asked for"
+
+
+RULES: Sequence[Callable[[History], Wrong]] = (
+    accepted_and_gone,
+    one_request_two_jobs,
+    not_ended,
+    canceled_and_begun,
+    canceled_and_ran_on,
+    overlapping_runs,
+    run_without_a_claim,
+    attempt_count_off,
+    impossible_journal,
+    overlap_in_the_journal,
+    taken_at_the_first_look,
+    words_of_another_run,
+    written_twice,
+    written_in_part,
+    follow_ups_off,
+    untrue_row,
+)

@@ -1,0 +1,477 @@
+"""The faults. Each has a name, a beginning and an end, lasts for a bounded time, and undoes itself."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import psycopg2
+
+from tests.chaos.servers import FullDisk
+from tests.chaos.world import DISK_MB, World
+from tests.support.waiting import eventually
+
+BEYOND_THE_LEASE = (4.0, 8.0)  # the longest lease has three seconds
+BRIEF = (0.2, 1.0)
+
+
+class Fault:
+    """Made anew for each time it is injected; `chance` decides whom it meets."""
+
+    name: ClassVar[str]
+    lasts: ClassVar[tuple[float, float]] = BRIEF
+    breaks_sessions: ClassVar[bool] = True  # a connection may end that its client had not closed
+
+    def __init__(self, world: World, chance: random.Random) -> None:
+        self.world, self.chance = world, chance
+        self.told = ""  # what it did, for the report
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Nothing is left to undo, unless a fault says so."""
+
+
+# ── processes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class WorkerKilled(Fault):
+    name, lasts = "worker SIGKILL", (0.5, 4.0)
+
+    def begin(self) -> None:
+        self.victim = _one(self.world.workers, self.chance)
+        self.victim.kill()
+        self.told = self.victim.name
+
+    def end(self) -> None:
+        self.victim.start()
+
+
+class WorkerTerminated(WorkerKilled):
+    name, lasts = "worker SIGTERM", (3.0, 6.0)
+
+    def begin(self) -> None:
+        self.victim = _one(self.world.workers, self.chance)
+        self.victim.terminate()
+        self.told = self.victim.name
+
+
+class WorkerFrozen(Fault):
+    name, lasts, breaks_sessions = "worker SIGSTOP past the lease", BEYOND_THE_LEASE, False
+
+    def begin(self) -> None:
+        self.victim = _one(self.world.workers, self.chance)
+        self.victim.freeze([self.victim.pid])
+        self.told = self.victim.name
+
+    def end(self) -> None:
+        self.victim.thaw()
+
+
+class WorkerFrozenSessionsEnded(WorkerFrozen):
+    """The worst zombie: frozen, and its keys' session locks are gone; its successor has begun when it thaws."""
+
+    name, breaks_sessions = "worker SIGSTOP, its sessions ended", True
+
+    def begin(self) -> None:
+        super().begin()
+        for proxy in self.world.proxies:
+            proxy.cut()
+
+
+class WorkerFrozenKeysEnded(WorkerFrozen):
+    """As bad: the session that holds its keys has ended, and the others live: what it commits late can arrive."""
+
+    name, breaks_sessions = "worker SIGSTOP, its keys' session ended", True
+
+    def begin(self) -> None:
+        super().begin()
+        self.world.primary.ask(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dataloader-settle'"
+        )
+
+
+class ArbiterKilled(Fault):
+    name, lasts = "gunicorn arbiter SIGKILL", (3.0, 5.0)
+
+    def begin(self) -> None:
+        gunicorn = self.world.gunicorn
+        for pid in gunicorn.worker_pids():  # they end by themselves when the arbiter has gone
+            self.told += f"{pid} orphaned "
+        gunicorn.kill()
+
+    def end(self) -> None:
+        self.world.gunicorn.start()
+
+
+class GunicornWorkerKilled(Fault):
+    name = "gunicorn worker SIGKILL"
+
+    def begin(self) -> None:
+        self.world.gunicorn.start()
+        pids = eventually(self.world.gunicorn.worker_pids, 20, "gunicorn has a worker", period=0.05)
+        self.told = str(self.world.gunicorn.kill(_one(pids, self.chance)))
+
+
+class GunicornTerminated(ArbiterKilled):
+    name, lasts = "gunicorn SIGTERM", (3.0, 6.0)
+
+    def begin(self) -> None:
+        self.world.gunicorn.terminate()
+
+
+class GunicornFrozen(Fault):
+    name, lasts, breaks_sessions = "gunicorn SIGSTOP past the lease", BEYOND_THE_LEASE, False
+
+    def begin(self) -> None:
+        gunicorn = self.world.gunicorn
+        pids = {"arbiter": [gunicorn.pid], "worker": gunicorn.worker_pids()}
+        self.told = self.chance.choice(["arbiter", "worker", "both"])
+        gunicorn.freeze([pid for who, those in pids.items() if self.told in (who, "both") for pid in those])
+
+    def end(self) -> None:
+        self.world.gunicorn.thaw()
+
+
+# ── PostgreSQL ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ImmediateRestart(Fault):
+    name, mode = "PostgreSQL immediate restart", "immediate"
+    lasts = (0.1, 4.0)
+
+    def begin(self) -> None:
+        self.world.primary.stop(self.mode)
+
+    def end(self) -> None:
+        self.world.primary.start()
+
+
+class FastRestart(ImmediateRestart):
+    name, mode = "PostgreSQL fast restart", "fast"
+
+
+class ServerKilled(ImmediateRestart):
+    name = "PostgreSQL SIGKILL"
+
+    def begin(self) -> None:
+        self.world.primary.kill()
+
+
+class DiskFull(Fault):
+    name, lasts = "disk full", (2.0, 5.0)
+
+    def begin(self) -> None:
+        self._disk = FullDisk(self.world.primary)
+        self._disk.fill()
+        self.told = self._disk.means
+
+    def end(self) -> None:
+        self._disk.free()
+
+
+class DatabaseSlow(Fault):
+    """Its processes get the processor only now and then, and have scans and sorts to do beside."""
+
+    name, lasts, breaks_sessions = "database too slow", (3.0, 6.0), False
+
+    def begin(self) -> None:
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._stutter, daemon=True)]
+        self._threads += [threading.Thread(target=self._burn, daemon=True) for _ in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def _stutter(self) -> None:
+        chance = random.Random(self.chance.random())
+        while not self._over.is_set():
+            pids = self.world.primary.backends()
+            _signal_all(pids, signal.SIGSTOP)
+            self._over.wait(chance.uniform(0.2, 0.9))
+            _signal_all(pids, signal.SIGCONT)
+            self._over.wait(chance.uniform(0.1, 0.4))
+
+    def _burn(self) -> None:
+        with suppress(psycopg2.Error):
+            while not self._over.is_set():
+                self.world.primary.ask(
+                    "SELECT md5(string_agg(random()::text, '')) FROM generate_series(1, 200000) ORDER BY 1"
+                )
+
+    def end(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(30)
+        _signal_all(self.world.primary.backends(), signal.SIGCONT)
+
+
+class ConnectionsExhausted(Fault):
+    name, lasts = "connection limit reached", (2.0, 5.0)
+
+    def begin(self) -> None:
+        """Take what is left, again and again: what a service gives back, it does not get back."""
+        self._held: list[Any] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._hold, daemon=True)
+        self._thread.start()
+        eventually(lambda: self._refused, 20, "the server refuses a connection")
+
+    _refused = 0
+
+    def _hold(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._held.append(self.world.primary.connect(patience=3, name="chaos-hog"))
+            except psycopg2.OperationalError:
+                self._refused += 1
+                self._over.wait(0.05)
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join(30)
+        self.told = f"{len(self._held)} taken"
+        for connection in self._held:
+            connection.close()
+
+
+class NotifyQueueFilling(Fault):
+    """A session that has asked to listen stays idle in a transaction: nothing it has not read can be thrown away.
+
+    Where the server lets the queue be made small (17 and newer) it is filled until nobody may notify any more. Older
+    ones have room for 8 GB, of which some thousand large notifications are a small part: the figure is told.
+    """
+
+    name, lasts, breaks_sessions = "NOTIFY queue filling", (2.0, 5.0), False
+
+    def begin(self) -> None:
+        self._listener = self.world.primary.connect(name="chaos-deaf")
+        self._listener.autocommit = False
+        with self._listener.cursor() as cursor:
+            cursor.execute("LISTEN chaos_flood")
+            self._listener.commit()
+            cursor.execute("SELECT 1")
+        full = self._flood()
+        ((usage,),) = self.world.primary.ask("SELECT pg_notification_queue_usage()")
+        self.told = f"{usage:.2%} used{', and refused to take more' if full else ''}"
+
+    def _flood(self, most: int = 4500) -> bool:
+        """Each large notification takes a page. True: the server takes no more."""
+        for many in (500, 20, 1):
+            try:
+                while most > 0:
+                    most -= many
+                    self.world.primary.ask(
+                        "SELECT count(pg_notify('chaos_flood', repeat('x', 7900) || n)) FROM generate_series(1, %s) n",
+                        many,
+                    )
+            except psycopg2.Error:
+                continue
+            return False
+        return True
+
+    def end(self) -> None:
+        self._listener.close()
+
+
+class LongTransaction(Fault):
+    """A snapshot that is held open: nothing that dies meanwhile can be cleaned away."""
+
+    name, lasts, breaks_sessions = "long transaction", (5.0, 12.0), False
+
+    def begin(self) -> None:
+        self._connection = self.world.primary.connect(name="chaos-long")
+        self._connection.set_session(isolation_level="REPEATABLE READ", autocommit=False)
+        with self._connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM dl_jobs")
+            cursor.execute(self.SAYS, self.asked())
+
+    SAYS = "CREATE TEMP TABLE chaos_long AS SELECT job_id FROM dl_jobs LIMIT %s"
+
+    def asked(self) -> Sequence[Any]:
+        return (10,)
+
+    def end(self) -> None:
+        self._connection.close()
+
+
+class RowsLocked(LongTransaction):
+    """Somebody's open transaction holds the rows of jobs that wait and that run."""
+
+    name, lasts = "rows of jobs locked", (1.0, 4.0)
+    SAYS = """SELECT job_id FROM dl_jobs WHERE status IN ('queued', 'running')
+               ORDER BY md5(job_id::text || %s) LIMIT 8 FOR UPDATE SKIP LOCKED"""
+
+    def asked(self) -> Sequence[Any]:
+        return (str(self.chance.random()),)
+
+
+class Failover(Fault):
+    """The primary dies, and a standby that every commit waited for takes its place."""
+
+    name, lasts = "failover to the standby", (0.2, 1.5)
+
+    def begin(self) -> None:
+        world = self.world
+        self._standby = world.make_server(disk_mb=DISK_MB)
+        try:
+            self._standby.follow(world.primary)
+        except Exception:
+            self._standby.let_go(world.primary)
+            raise
+        world.primary.kill()
+        self._dead = True
+
+    _dead = False
+
+    def end(self) -> None:
+        if not self._dead:
+            return
+        self._standby.promote()
+        self.world.take_over(self._standby)
+        self.told = f"now in {self._standby.folder.name}"
+
+
+# ── connections ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class SessionsTerminated(Fault):
+    """pg_terminate_backend of one kind of connection."""
+
+    pattern: ClassVar[str]
+
+    def begin(self) -> None:
+        """There may be none just now: after a restart they come back one by one."""
+        count = eventually(self._terminate, 10, f"a session of the kind {self.pattern}", period=0.1)
+        self.told = f"{count} sessions"
+
+    def _terminate(self) -> int:
+        ((count,),) = self.world.primary.ask(
+            "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity"
+            " WHERE application_name LIKE %s",
+            self.pattern,
+        )
+        return int(count)
+
+
+class ListenTerminated(SessionsTerminated):
+    name, pattern = "pg_terminate_backend: listen", "dataloader-listen"
+
+
+class ClaimTerminated(SessionsTerminated):
+    name, pattern = "pg_terminate_backend: claim", "dataloader-claim"
+
+
+class SettleTerminated(SessionsTerminated):
+    name, pattern = "pg_terminate_backend: settle and keys", "dataloader-settle"
+
+
+class RenewTerminated(SessionsTerminated):
+    name, pattern = "pg_terminate_backend: renew", "dataloader-renew"
+
+
+class ApiTerminated(SessionsTerminated):
+    name, pattern = "pg_terminate_backend: API", "dataloader-api"
+
+
+class EffectsTerminated(SessionsTerminated):
+    name, pattern = "pg_terminate_backend: pipelines' own", "dataloader:%"
+
+
+class Network(Fault):
+    """Something happens to all connections, or to those of one way to the server."""
+
+    def begin(self) -> None:
+        world = self.world
+        ways = {"all": world.proxies, "address": [world.address], "multi-host": world.slots}
+        self.told = self.chance.choice(["all", "all", "address", "multi-host"])
+        self.met = [proxy for proxy in ways[self.told] if proxy is not world.slots[1 - world.slot]]
+        for proxy in self.met:
+            self.do(proxy)
+
+    do: Callable[[Any], object]
+
+    def end(self) -> None:
+        for proxy in self.met:
+            proxy.heal()
+
+
+class NetworkSlow(Network):
+    name, lasts, breaks_sessions = "network slow", (2.0, 6.0), False
+
+    def do(self, proxy: Any) -> None:
+        proxy.slow(self.chance.uniform(0.02, 0.25))
+
+
+class NetworkCut(Network):
+    name = "network cut"
+
+    def do(self, proxy: Any) -> None:
+        proxy.cut()
+
+
+class NetworkHalfOpen(Network):
+    name, lasts = "network half open", (2.0, 7.0)
+
+    def do(self, proxy: Any) -> None:
+        proxy.half_open()
+
+    def end(self) -> None:
+        for proxy in self.met:
+            proxy.cut_halves()
+
+
+class NetworkSilent(Network):
+    name, lasts = "network black hole", (2.0, 7.0)
+
+    def do(self, proxy: Any) -> None:
+        proxy.silence()
+
+    def end(self) -> None:
+        super().end()
+        if self.chance.random() < 0.5:  # a firewall that has forgotten its connections
+            for proxy in self.met:
+                proxy.cut()
+
+
+class NetworkDeaf(NetworkSilent):
+    name, lasts = "network one way", (2.0, 5.0)
+
+    def do(self, proxy: Any) -> None:
+        proxy.deafen()
+
+
+class NetworkRefused(Network):
+    name, lasts = "network refuses", (2.0, 5.0)
+
+    def do(self, proxy: Any) -> None:
+        proxy.refuse()
+        proxy.cut()
+
+
+PROCESS_FAULTS: tuple[type[Fault], ...] = (
+    WorkerKilled, WorkerTerminated, WorkerFrozen, WorkerFrozenSessionsEnded, WorkerFrozenKeysEnded,
+    GunicornWorkerKilled, ArbiterKilled, GunicornTerminated, GunicornFrozen,
+)  # fmt: skip
+SERVER_FAULTS: tuple[type[Fault], ...] = (
+    ImmediateRestart, FastRestart, ServerKilled, DiskFull, DatabaseSlow, ConnectionsExhausted, NotifyQueueFilling,
+    LongTransaction, RowsLocked, Failover, ListenTerminated, ClaimTerminated, SettleTerminated, RenewTerminated,
+    ApiTerminated, EffectsTerminated, NetworkSlow, NetworkCut, NetworkHalfOpen, NetworkSilent, NetworkDeaf,
+    NetworkRefused,
+)  # fmt: skip
+FAULTS = {fault.name: fault for fault in (*PROCESS_FAULTS, *SERVER_FAULTS)}
+
+
+def _one(things: Sequence[Any], chance: random.Random) -> Any:
+    return chance.choice(list(things))
+
+
+def _signal_all(pids: Sequence[int], which: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, which)

@@ -1,0 +1,121 @@
+"""What is known when all is over: the tables, the journal, what runs said, what callers were told."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from tests.chaos.record import Told
+from tests.support.journal import Line
+
+Ask = Callable[[str], list[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A job as it is at the end."""
+
+    job_id: UUID
+    task: str
+    lock_key: str
+    status: str
+    attempt: int
+    max_attempts: int
+    lease_ttl_sec: int = 2
+    cancel_requested: bool = False
+    run_id: UUID | None = None
+    error: str | None = None
+    result: Any = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    parent_id: UUID | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    lease_expires_at: datetime | None = None
+    finished_at: datetime | None = None
+    place: str = "timed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """What a run said at the witness's stand."""
+
+    run_id: UUID
+    job_id: UUID
+    lock_key: str
+    attempt: int
+    task: str
+    what: str  # began | acted | wrote | ended
+    at: float
+
+
+@dataclass(frozen=True)
+class Written:
+    """A row of the target."""
+
+    job_id: UUID
+    part: int
+    run_id: UUID
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    rows: Mapping[UUID, Row]
+    journal: Mapping[UUID, Sequence[Line]]
+    words: Sequence[Word]  # in the order of their moments
+    target: Sequence[Written]
+    told: Sequence[Told]
+    heartbeat_sec: float
+    sessions_unbroken: bool = False  # nothing was done that ends a connection whose client lives
+
+    def words_by_run(self) -> dict[UUID, list[Word]]:
+        runs: dict[UUID, list[Word]] = defaultdict(list)
+        for word in self.words:
+            runs[word.run_id].append(word)
+        return runs
+
+
+def read_history(
+    queue: Ask, witness: Ask, told: Sequence[Told], *, heartbeat_sec: float, sessions_unbroken: bool = False
+) -> History:
+    """`queue` and `witness` each run a question and return its rows."""
+    journal: dict[UUID, list[Line]] = defaultdict(list)
+    for job_id, ts, kind, payload in queue("SELECT job_id, ts, kind, payload FROM dl_job_events ORDER BY event_id"):
+        journal[UUID(job_id)].append(Line(UUID(job_id), ts, kind, payload))
+    return History(
+        rows={row.job_id: row for row in _rows(queue)},
+        journal=journal,
+        words=_words(witness),
+        target=[
+            Written(UUID(job), part, UUID(run))
+            for job, part, run in queue("SELECT job_id, part, run_id FROM chaos_target")
+        ],
+        told=told,
+        heartbeat_sec=heartbeat_sec,
+        sessions_unbroken=sessions_unbroken,
+    )
+
+
+_TEXTS = {"status": "status::text", "place": "place::text"}  # the driver knows no enums
+_IDS = ("job_id", "run_id", "parent_id")
+
+
+def _rows(queue: Ask) -> list[Row]:
+    names = [field.name for field in fields(Row)]
+    found = queue(f"SELECT {', '.join(_TEXTS.get(name, name) for name in names)} FROM dl_jobs")
+    rows = []
+    for values in found:
+        named = dict(zip(names, values, strict=True))
+        rows.append(Row(**named | {name: named[name] and UUID(named[name]) for name in _IDS}))
+    return rows
+
+
+def _words(witness: Ask) -> list[Word]:
+    found = witness("SELECT run_id, job_id, lock_key, attempt, task, what, at FROM witness ORDER BY at, n")
+    return [
+        Word(run_id=UUID(run), job_id=UUID(job), lock_key=key, attempt=attempt, task=task, what=what, at=at)
+        for run, job, key, attempt, task, what, at in found
+    ]

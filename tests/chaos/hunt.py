@@ -1,0 +1,199 @@
+"""Mutants in their scenes: short campaigns, each with the load and the faults that its mutant's harm needs."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import psycopg2
+
+from tests.chaos import faults
+from tests.chaos.campaign import conclude
+from tests.chaos.conductor import Conductor
+from tests.chaos.load import QUEUE, Mix
+from tests.chaos.mutants import MUTANTS, Mutant
+from tests.chaos.report import Report
+from tests.chaos.schedule import Planned
+from tests.chaos.world import Shape, World, world
+
+_DRAIN_SEC = 25.0
+_NO_MIX = Mix(short=0, hot=0, long=0, failing=0, parent=0, load=0, apart=0, zombie=0, delayed=0, bulk=0, canceled=0,
+              retried=0)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scene:
+    mix: Mix
+    seconds: float  # of load
+    steps: Sequence[tuple[float, float, type[faults.Fault]]] = ()  # at, for how long, what
+    workers: int = 2
+    threads: int = 4
+    per_sec: float = 12.0
+    holds_a_row: bool = False  # the first job in the queue's order is locked by somebody until all others have ended
+
+    def plan(self) -> list[Planned]:
+        return [Planned(at, lasts, fault.name, "processes", n) for n, (at, lasts, fault) in enumerate(self.steps)]
+
+
+SCENES = {
+    "zombies": Scene(
+        replace(
+            _NO_MIX,
+            zombie=5,
+            long=2,
+            lease_sec=(2,),
+            zombie_sec=(5.0, 7.0),
+            zombie_holds=3.0,
+            tombs=0.0,
+            long_sec=(5.0, 7.0),
+        ),
+        6.0,
+        [(3.0, 4.6, faults.WorkerFrozenKeysEnded)],
+        per_sec=4.0,
+        threads=24,
+    ),
+    "frozen zombies": Scene(
+        replace(_NO_MIX, zombie=5, lease_sec=(2,), zombie_sec=(8.0, 9.0), zombie_holds=1.0, tombs=0.0),
+        5.0,
+        [(3.0, 4.0, faults.WorkerFrozen)],
+        per_sec=3.0,
+        threads=24,
+    ),
+    "hot": Scene(replace(_NO_MIX, hot=10, long=1), 8.0, per_sec=30.0),
+    "crowd": Scene(replace(_NO_MIX, hot=30, short=30, bulk=1), 12.0, workers=3, per_sec=60.0),
+    "deaths": Scene(
+        replace(_NO_MIX, long=5, short=5, max_attempts=1, long_sec=(2.0, 4.0)),
+        10.0,
+        [(2.5, 1.0, faults.WorkerKilled), (6.0, 1.0, faults.WorkerKilled)],
+        per_sec=5.0,
+    ),
+    "cancels": Scene(
+        replace(_NO_MIX, canceled=10, short=2, long_sec=(5.0, 6.0)),
+        12.0,
+        [(4.0, 4.0, faults.WorkerFrozen), (9.0, 1.0, faults.WorkerTerminated)],
+        per_sec=4.0,
+    ),
+    "failing parents": Scene(replace(_NO_MIX, parent=10), 5.0, per_sec=5.0),
+    "crashes": Scene(replace(_NO_MIX, short=10, delayed=10), 8.0, [(3.0, 0.1, faults.ImmediateRestart)], per_sec=30.0),
+    "held row": Scene(replace(_NO_MIX, short=10), 6.0, per_sec=20.0, holds_a_row=True),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    mutant: str
+    scene: str
+    caught: bool
+    rules: Sequence[str] = field(default_factory=tuple)
+    expected: bool = True  # it was caught by a rule that it was meant to be caught by
+    seconds: float = 0.0
+    told: str = ""
+
+
+def play(scene: Scene, mutant: Mutant | None, *, keep: bool = False) -> Report:
+    """A scene from its first job to its report."""
+    shape = Shape(
+        workers=scene.workers,
+        threads=scene.threads,
+        api=False,
+        per_sec=scene.per_sec,
+        mix=scene.mix,
+        mutant=mutant.name if mutant else "",
+        server=dict(mutant.server) if mutant else {},
+    )
+    with world(1, shape, say=lambda line: None, keep=keep) as made:
+        for change in mutant.tables if mutant else ():
+            made.primary.ask(change)
+        holding = _hold_a_row(made) if scene.holds_a_row else None
+        made.start()
+        over = threading.Timer(scene.seconds, made.load.stop)
+        over.start()
+        injected = Conductor(made, scene.plan(), say=lambda line: None).play()
+        over.join()
+        if holding is None:
+            return conclude(made, injected, seconds=scene.seconds, drain_sec=_DRAIN_SEC)
+        with closing(holding):
+            made.quiet(_DRAIN_SEC, but_for=1)
+            return _but_for_one(conclude(made, injected, seconds=scene.seconds, drain_sec=0.0))
+
+
+def _hold_a_row(made: World) -> psycopg2.extensions.connection:
+    """The first job in the order of claims is there before anybody can claim it, and somebody has it locked."""
+    made.primary.ask(
+        "INSERT INTO dl_jobs (queue, task, lock_key, priority, place) VALUES (%s, 'chaos.short', 'held', 0, 'ready')",
+        QUEUE,
+    )
+    holding: psycopg2.extensions.connection = made.primary.connect(name="chaos-holder")
+    holding.autocommit = False
+    with holding.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM dl_jobs WHERE lock_key = 'held' FOR UPDATE")
+    return holding
+
+
+def _but_for_one(report: Report) -> Report:
+    """The job whose row is held cannot end; every other one can."""
+    left = [violation for violation in report.violations if violation.rule == "not ended"]
+    if len(left) != 1:
+        return report
+    return replace(report, violations=[violation for violation in report.violations if violation is not left[0]])
+
+
+def hunt_all(names: Sequence[str], *, say: Callable[[str], None], report: Path, keep: bool) -> bool:
+    began, outcomes = time.monotonic(), []
+    for scene in dict.fromkeys(MUTANTS[name].scene for name in names):
+        outcomes.append(_try(None, scene, say=say, keep=keep))
+    for name in names:
+        outcomes.append(_try(MUTANTS[name], MUTANTS[name].scene, say=say, keep=keep))
+    _write(report, outcomes)
+    good = [outcome for outcome in outcomes if _good(outcome)]
+    say("")
+    say(table(outcomes))
+    say(f"{len(good)} of {len(outcomes)} as they should be, {time.monotonic() - began:.0f} s; as JSON in {report}")
+    return len(good) == len(outcomes)
+
+
+def _try(mutant: Mutant | None, scene: str, *, say: Callable[[str], None], keep: bool) -> Outcome:
+    began = time.monotonic()
+    report = play(SCENES[scene], mutant, keep=keep)
+    rules = tuple(dict.fromkeys(violation.rule for violation in report.violations))
+    wanted = set(mutant.expects) if mutant else set()
+    first = str(report.violations[0]) if report.violations else "; ".join(report.complaints)
+    outcome = Outcome(
+        mutant=mutant.name if mutant else "(unbroken)",
+        scene=scene,
+        caught=not report.passed,
+        rules=rules,
+        expected=bool(wanted & set(rules)) if mutant else report.passed,
+        seconds=round(time.monotonic() - began, 1),
+        told=first,
+    )
+    say(f"{outcome.mutant:<28} {outcome.scene:<16} {'caught by ' + ', '.join(rules) if rules else 'nothing found'}"
+        f", {outcome.seconds:.0f} s")  # fmt: skip
+    if not _good(outcome):
+        say(f"    NOT AS IT SHOULD BE: {report.text()}")
+    return outcome
+
+
+def _good(outcome: Outcome) -> bool:
+    return outcome.expected and outcome.caught == (outcome.mutant != "(unbroken)")
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """As Markdown, for the docs."""
+    lines = ["| mutant | what is missing | scene | caught by | after |", "|---|---|---|---|---|"]
+    for outcome in outcomes:
+        broken = MUTANTS[outcome.mutant].broken if outcome.mutant in MUTANTS else "nothing"
+        rules = ", ".join(outcome.rules) or "-"
+        lines.append(f"| {outcome.mutant} | {broken} | {outcome.scene} | {rules} | {outcome.seconds:.0f} s |")
+    return "\n".join(lines)
+
+
+def _write(file: Path, outcomes: Sequence[Outcome]) -> None:
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,29 @@
+"""Starts a process under test as its own command would: `python -m tests.chaos.launch MUTANT gunicorn wsgi:app`.
+
+With the name of a mutant the protocol is broken first, in this process alone; the product has no switch for it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main(mutant: str, program: str, *words: str) -> None:
+    if mutant:
+        from tests.chaos.mutants import MUTANTS
+
+        MUTANTS[mutant].break_it()
+    if program == "gunicorn":
+        from gunicorn.app.wsgiapp import run  # type: ignore[import-untyped]
+
+        sys.argv = [program, *words]
+        run()
+        return
+    from app.cli import main as dataloader
+
+    sys.argv = [program, *words]
+    dataloader()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,306 @@
+"""Steady mixed load, through HTTP and through plain SQL, as callers make it who do not give up."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg2
+
+from tests.chaos.moments import clock
+from tests.chaos.record import Record
+
+QUEUE = "chaos"
+HOT_KEYS = 3
+_PATIENCE = 5.0  # seconds for one answer
+_PERSISTENCE = 60.0  # seconds for which a caller asks again
+_AGAIN = {"kind": "fixed", "seconds": 0.3}
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How often each kind of work is asked for, in parts of the whole; leases and tries."""
+
+    short: float = 42
+    hot: float = 14
+    long: float = 7
+    failing: float = 8
+    parent: float = 5
+    load: float = 12
+    apart: float = 0.6
+    zombie: float = 3
+    delayed: float = 6
+    bulk: float = 0.5  # each brings thirty
+    canceled: float = 5
+    retried: float = 2
+    lease_sec: tuple[int, ...] = (2, 3)
+    max_attempts: int = 6
+    zombie_sec: tuple[float, float] = (4.0, 9.0)
+    zombie_holds: float = 1.0
+    tombs: float = 0.5  # of the zombies, how many share a few keys
+    long_sec: tuple[float, float] = (1.0, 6.0)
+
+    def weights(self) -> Mapping[str, float]:
+        names = ("short", "hot", "long", "failing", "parent", "load", "apart", "zombie", "delayed", "bulk",
+                 "canceled", "retried")  # fmt: skip
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One job, as a caller asks for it."""
+
+    task: str
+    lock_key: str
+    args: Mapping[str, Any]
+    lease_ttl_sec: int
+    max_attempts: int
+    delay_sec: float | None = None
+
+    def body(self, key: str) -> dict[str, Any]:
+        body = {
+            "queue": QUEUE, "task": self.task, "lock_key": self.lock_key, "args": dict(self.args),
+            "lease_ttl_sec": self.lease_ttl_sec, "max_attempts": self.max_attempts, "idempotency_key": key,
+            "retry": _AGAIN,
+        }  # fmt: skip
+        if self.delay_sec is not None:
+            body["available_at"] = (datetime.now(UTC) + timedelta(seconds=self.delay_sec)).isoformat()
+        return body
+
+
+class Asking:
+    """What a seed asks for. The same seed asks for the same, in the same order; when, only the clock knows."""
+
+    def __init__(self, seed: str, mix: Mix) -> None:
+        self._chance, self._mix = random.Random(seed), mix
+        self._seed, self._count = seed, 0
+
+    def next(self) -> tuple[str, str, list[Asked]]:
+        """A kind of work, an idempotency key, and the jobs."""
+        self._count += 1
+        weights = self._mix.weights()
+        (kind,) = self._chance.choices(list(weights), list(weights.values()))
+        jobs = [self._job("short", n) for n in range(30)] if kind == "bulk" else [self._job(kind, 0)]
+        return kind, f"{self._seed}:{self._count}", jobs
+
+    def _job(self, kind: str, n: int) -> Asked:
+        chance, mix = self._chance, self._mix
+        task, delay = "short", None
+        args: dict[str, Any] = {}
+        key = f"{self._seed}:{self._count}:{n}"
+        match kind:
+            case "hot":
+                key = f"hot {chance.randrange(HOT_KEYS)}"
+                if chance.random() < 0.1:
+                    task, args = "long", {"seconds": chance.uniform(0.2, 1.0)}
+                elif chance.random() < 0.1:
+                    task, args = "failing", {"fails": 1}
+            case "long":
+                task, args = kind, {"seconds": chance.uniform(*mix.long_sec)}
+            case "failing" | "parent":
+                task, args = kind, {"fails": chance.choice([0, 1, 1, 2, 20] if kind == "failing" else [0, 0, 1])}
+            case "apart":
+                task, args = kind, {"seconds": chance.uniform(0.5, 3.0)}
+            case "zombie":
+                task, args = (
+                    kind,
+                    {
+                        "seconds": chance.uniform(*mix.zombie_sec),
+                        "holds": mix.zombie_holds,
+                        "final": chance.random() < 0.5,
+                    },
+                )
+                key = f"tomb {chance.randrange(6)}" if chance.random() < mix.tombs else key
+            case "load":
+                task = kind
+            case "delayed":
+                delay = chance.uniform(0.5, 8.0)
+        args = args | {"queue": QUEUE}
+        attempts = 3 if task == "failing" else mix.max_attempts
+        return Asked(f"chaos.{task}", key, args, chance.choice(mix.lease_sec), attempts, delay)
+
+
+@dataclass
+class Load:
+    """Callers, a thread each, until `stop`. `port` is the API's; None: everything goes through SQL."""
+
+    seed: int
+    mix: Mix
+    record: Record
+    dsn: Callable[[], str]
+    port: int | None
+    per_sec: float
+    callers: int = 4
+    _over: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # answers that no caller should ever get
+
+    def start(self) -> None:
+        for n in range(self.callers):
+            self._threads.append(threading.Thread(target=self._call, args=(n,), name=f"caller-{n}", daemon=True))
+            self._threads[-1].start()
+
+    def stop(self) -> None:
+        """Ask for nothing new; what is on its way is still asked to its end."""
+        self._over.set()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(_PERSISTENCE + 30)
+
+    # ── a caller ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _call(self, n: int) -> None:
+        asking, chance = Asking(f"{self.seed}.{n}", self.mix), random.Random(f"caller {self.seed}.{n}")
+        pause = self.callers / self.per_sec
+        next_at = time.monotonic() + chance.uniform(0, pause)
+        while not self._over.wait(max(0.0, next_at - time.monotonic())):
+            # After an outage it goes on at its pace; it does not make up for what it has missed.
+            next_at = max(next_at + chance.uniform(0, 2 * pause), time.monotonic() - 2.0)
+            kind, key, jobs = asking.next()
+            if kind == "canceled":
+                self._cancel(chance, key, jobs[0])
+            elif kind == "retried":
+                self._retry(chance)
+            elif kind == "bulk" or self.port is None or chance.random() < 0.3:
+                self._insert(key, jobs)
+            else:
+                self._trigger(key, jobs[0])
+
+    def _trigger(self, key: str, job: Asked) -> str | None:
+        body = job.body(key)
+        answer = self._until_answered("POST", "/api/v1/jobs/trigger", body)
+        if answer is None:
+            self.record.unsure(job.task, key)
+            return None
+        self.record.accepted(answer["job_id"], job.task, key)
+        return str(answer["job_id"])
+
+    def _insert(self, key: str, jobs: list[Asked]) -> list[str]:
+        """As another service does, which knows the old columns alone, in one transaction. An insert whose commit was
+        not answered is looked for: it is there, or it is not."""
+        keys = [f"{key}:{n}" for n in range(len(jobs))]
+        over = time.monotonic() + _PERSISTENCE
+        while time.monotonic() < over:
+            with suppress(psycopg2.Error):
+                found = self._sql(
+                    "WITH made AS (INSERT INTO dl_jobs (queue, task, lock_key, args, lease_ttl_sec, max_attempts,"
+                    "   idempotency_key, available_at)"
+                    " SELECT %s, task, lock_key, args::jsonb, lease, tries, key, now() + make_interval(secs => delay)"
+                    "   FROM unnest(%s::text[], %s::text[], %s::text[], %s::int[], %s::int[], %s::text[], %s::float8[])"
+                    "        AS t (task, lock_key, args, lease, tries, key, delay)"
+                    " ON CONFLICT DO NOTHING RETURNING job_id, idempotency_key)"
+                    " SELECT * FROM made UNION"
+                    " SELECT job_id, idempotency_key FROM dl_jobs WHERE idempotency_key = ANY (%s)",
+                    QUEUE,
+                    [job.task for job in jobs],
+                    [job.lock_key for job in jobs],
+                    [json.dumps(dict(job.args)) for job in jobs],
+                    [job.lease_ttl_sec for job in jobs],
+                    [job.max_attempts for job in jobs],
+                    keys,
+                    [job.delay_sec or 0.0 for job in jobs],
+                    keys,
+                )
+                ids = {its_key: job_id for job_id, its_key in found}
+                if len(ids) == len(keys):  # else some were being committed by our own earlier try: look again
+                    for its_key, job in zip(keys, jobs, strict=True):
+                        self.record.accepted(ids[its_key], job.task, its_key)
+                    return list(ids.values())
+            if self._over.wait(0.5) and time.monotonic() > over - _PERSISTENCE / 2:
+                break
+        for job, its_key in zip(jobs, keys, strict=True):
+            self.record.unsure(job.task, its_key)
+        return []
+
+    def _cancel(self, chance: random.Random, key: str, job: Asked) -> None:
+        """One of the last jobs, or a new one a moment later."""
+        job_id = self._recent(chance)
+        if chance.random() < 0.5 or job_id is None:
+            long = Asked("chaos.long", job.lock_key, {"seconds": 6.0, "queue": QUEUE}, job.lease_ttl_sec, 6)
+            made = [self._trigger(key, long)] if self.port is not None else self._insert(key, [long])
+            if not made or made[0] is None:
+                return
+            job_id = made[0]
+            self._over.wait(chance.uniform(0.0, 1.5))
+        if self.port is None:
+            self._cancel_by_sql(job_id)
+            return
+        answer = self._until_answered("POST", f"/api/v1/jobs/{job_id}/cancel", {})
+        if answer is not None:
+            self.record.canceled(job_id, answer["status"])
+
+    def _cancel_by_sql(self, job_id: str) -> None:
+        """Without an API: through the queue's own statement."""
+        from app.queue.jobqueue import JobQueue, as_uuid
+        from app.queue.session import Session
+
+        session = Session(self.dsn(), name="chaos-caller")
+        try:
+            self.record.canceled(job_id, JobQueue(session).cancel(as_uuid(job_id)).status.value)
+        finally:
+            session.close()
+
+    def _retry(self, chance: random.Random) -> None:
+        """Somebody tries a failed job again. Never one that was canceled: then its new runs would be lawful."""
+        if self.port is None:
+            return
+        told = self.record.told
+        canceled = {line.job_id for line in told if line.what in ("canceled", "retried")}
+        failing = [line.job_id for line in told[-2000:] if line.task == "chaos.failing" and line.job_id not in canceled]
+        if failing:
+            answer = self._until_answered("POST", f"/api/v1/jobs/{chance.choice(failing)}/retry", {}, also=(409,))
+            if answer is not None and "job_id" in answer:
+                self.record.retried(answer["job_id"], answer.get("status", ""))
+
+    def _recent(self, chance: random.Random) -> str | None:
+        told = self.record.told
+        retried = {line.job_id for line in told if line.what == "retried"}
+        recent = [line.job_id for line in told[-60:] if line.what == "accepted" and line.job_id not in retried]
+        # A failing job is left to those who retry.
+        recent = [job for job in recent if not any(t.job_id == job and t.task == "chaos.failing" for t in told[-60:])]
+        return chance.choice(recent) if recent else None
+
+    # ── how it is asked ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _until_answered(
+        self, method: str, path: str, body: Mapping[str, Any], also: tuple[int, ...] = ()
+    ) -> dict[str, Any] | None:
+        """Ask again, as whoever must know does: the request is idempotent."""
+        over = clock() + _PERSISTENCE
+        while clock() < over:
+            status, answer = self._ask(method, path, body)
+            if status == 200 or status in also:
+                return answer
+            if status is not None and status not in (429, 500, 502, 503):
+                self.failures.append(f"{method} {path}: {status} {answer}")
+                return None
+            if status == 500:
+                self.failures.append(f"{method} {path}: 500 {answer}")
+            time.sleep(0.3)
+        return None
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
+        assert self.port is not None
+        try:
+            with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE)) as connection:
+                connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                return response.status, json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError):
+            return None, {}
+
+    def _sql(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        opened = psycopg2.connect(self.dsn(), connect_timeout=3, tcp_user_timeout=4000)
+        with closing(opened) as connection, connection, connection.cursor() as cursor:
+            cursor.execute("SET statement_timeout = '4s'")
+            cursor.execute(text, parameters)
+            return cursor.fetchall()

@@ -1,0 +1,198 @@
+"""What a campaign has shown, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+from uuid import UUID
+
+from tests.chaos.checker import STUBBORN, Violation
+from tests.chaos.conductor import Injected
+from tests.chaos.history import History
+from tests.chaos.services import Death
+from tests.support.journal import Line
+
+_SHOWN = 20  # violations of one rule
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """From the death of a process to the next that happened to a job it was running."""
+
+    job_id: str
+    by: str
+    given_back_sec: float  # somebody noticed
+    started_sec: float | None  # the next run began; None: there was none to come
+    undisturbed: bool  # nothing was wrong with the database meanwhile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    seed: int
+    server: str
+    seconds: float
+    drained_sec: float  # from the last fault's end to the last job's; -1: not in time
+    faults: Mapping[str, int]
+    not_injected: Sequence[str]
+    jobs: Mapping[str, int]
+    runs: Mapping[str, int]
+    recovery: Mapping[str, Any]
+    violations: Sequence[Violation]
+    complaints: Sequence[str] = field(default_factory=list)  # beside the rules: what should not have been answered
+
+    @property
+    def passed(self) -> bool:
+        return not self.violations and not self.complaints
+
+    def write(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        told = asdict(self) | {"passed": self.passed}
+        file.write_text(json.dumps(told, indent=2, default=str) + "\n", encoding="utf-8")
+        file.with_suffix(".txt").write_text(self.text() + "\n", encoding="utf-8")
+
+    def text(self) -> str:
+        lines = [f"Chaos campaign, seed {self.seed}, {self.seconds:.0f} s, on {self.server}", ""]
+        lines += [f"Faults injected: {sum(self.faults.values())} of {len(self.faults)} kinds"]
+        lines += [f"  {count:4}  {name}" for name, count in sorted(self.faults.items())]
+        lines += [f"  not done: {said}" for said in self.not_injected]
+        for title, numbers in (("Jobs", self.jobs), ("Runs", self.runs), ("Recovery", self.recovery)):
+            lines += ["", title, *(f"  {value!s:>8}  {name}" for name, value in numbers.items())]
+        lines += ["", f"Drained within {self.drained_sec:.1f} s" if self.drained_sec >= 0 else "NOT drained in time"]
+        lines += [f"COMPLAINT: {said}" for said in self.complaints]
+        for rule, count in Counter(violation.rule for violation in self.violations).items():
+            lines += [f"VIOLATED {count} times: {rule}"]
+            lines += [f"  {v.job_id}: {v.told}" for v in self.violations if v.rule == rule][:_SHOWN]
+        verdict = "PASSED: nothing lost, nothing doubled, no rule violated" if self.passed else "FAILED"
+        return "\n".join([*lines, "", verdict])
+
+
+def make_report(
+    history: History,
+    violations: Sequence[Violation],
+    injected: Sequence[Injected],
+    deaths: Sequence[Death],
+    *,
+    seed: int,
+    server: str,
+    seconds: float,
+    drained_sec: float,
+    complaints: Sequence[str],
+    wall: float,  # what is to be added to the clock of all processes to get the time of day
+    bound: Mapping[str, float],
+) -> Report:
+    rules = Counter(violation.rule for violation in violations)
+    return Report(
+        seed=seed,
+        server=server,
+        seconds=seconds,
+        drained_sec=drained_sec,
+        faults=dict(sorted(Counter(done.fault for done in injected if not done.failed).items())),
+        not_injected=[f"{done.fault}: {done.failed}" for done in injected if done.failed],
+        jobs=_jobs(history, rules),
+        runs=_runs(history, wall),
+        recovery=_recovery(recoveries(history, injected, deaths, wall), history, bound),
+        violations=violations,
+        complaints=complaints,
+    )
+
+
+def _jobs(history: History, rules: Mapping[str, int]) -> dict[str, int]:
+    told = Counter(told.what for told in history.told)
+    statuses = Counter(row.status for row in history.rows.values())
+    return {
+        "accepted": told["accepted"],
+        "of unknown fate to their caller": told["unsure"],
+        "in the table, follow-ups included": len(history.rows),
+        **{f"ended {status}": count for status, count in sorted(statuses.items())},
+        "cancels answered": told["canceled"],
+        "retried by a person": told["retried"],
+        "lost": rules.get("accepted and gone", 0) + rules.get("not ended", 0),
+        "doubled": sum(rules.get(rule, 0) for rule in ("one request two jobs", "written twice", "follow ups off")),
+    }
+
+
+def _runs(history: History, wall: float) -> dict[str, int]:
+    lines = [line for lines in history.journal.values() for line in lines]
+    reasons = Counter(str(line.payload.get("reason")) for line in lines)
+    return {
+        "claimed": sum(line.kind == "picked" for line in lines),
+        "begun, as their witness saw them": len({word.run_id for word in history.words}),
+        "tried again after an error": reasons["error"],
+        "recovered from the dead": reasons["lease_expired"],
+        "handed back at a shutdown": reasons["shutdown"],
+        "handed back for their key": reasons["lock_busy"],
+        "handed back unstarted": reasons["not_started"],
+        "stubborn ones that acted on after their job had been taken from them": _zombies(history, wall),
+        "parts written into the target": len(history.target),
+    }
+
+
+def _zombies(history: History, wall: float) -> int:
+    """Runs that said they wrote when the reaper had given their job away: without them a fence proves nothing."""
+    taken = {
+        UUID(line.payload["run_id"]): line.at.timestamp()
+        for lines in history.journal.values()
+        for line in lines
+        if line.payload.get("reason") == "lease_expired" and line.payload.get("run_id")
+    }
+    last = {word.run_id: word.at + wall for word in history.words if word.task == STUBBORN and word.what == "wrote"}
+    return sum(run in taken and at > taken[run] for run, at in last.items())
+
+
+def recoveries(history: History, injected: Sequence[Injected], deaths: Sequence[Death], wall: float) -> list[Recovery]:
+    """What became of the jobs that were running in a process when it was killed."""
+    by_pid = {death.pid: death for death in deaths}
+    found = []
+    for job_id, lines in history.journal.items():
+        for n, line in enumerate(lines[:-1]):
+            death = by_pid.get(_pid(line) or 0)
+            after = next((later for later in lines[n + 1 :] if later.kind not in ("heartbeat", "stop_pending")), None)
+            if death is None or after is None or after.payload.get("reason") != "lease_expired":
+                continue
+            died = death.at + wall
+            if not line.at.timestamp() < died < after.at.timestamp():
+                continue  # frozen earlier, or another process that had this number
+            noticed = after.at.timestamp() - died
+            again = next((later.at.timestamp() - died for later in lines[n + 1 :] if later.kind == "picked"), None)
+            disturbed = any(
+                done.began < death.at + max(noticed, again or 0.0) and done.ended > death.at - _ECHO
+                for done in injected
+                if not done.fault.startswith(("worker SIG", "gunicorn"))
+            )
+            found.append(Recovery(str(job_id), death.name, noticed, again, undisturbed=not disturbed))
+    return found
+
+
+_ECHO = 2.0  # seconds for which a fault of the database is still felt when it is over
+
+
+def _pid(line: Line) -> int | None:
+    if line.kind != "picked":
+        return None
+    _, _, pid = str(line.payload.get("worker", "")).rpartition(":")
+    return int(pid) if pid.isdigit() else None
+
+
+def _recovery(found: Sequence[Recovery], history: History, bound: Mapping[str, float]) -> dict[str, Any]:
+    calm = [recovery for recovery in found if recovery.undisturbed]
+    figures: dict[str, Any] = {"jobs of killed processes taken back": len(found)}
+    for which, some in (("all", found), ("while the database was well", calm)):
+        noticed = sorted(recovery.given_back_sec for recovery in some)
+        started = sorted(recovery.started_sec for recovery in some if recovery.started_sec is not None)
+        figures[f"s until given back, median and worst ({which})"] = _median_and_worst(noticed)
+        figures[f"s until started again, median and worst ({which})"] = _median_and_worst(started)
+    longest = max((row.lease_ttl_sec for row in history.rows.values()), default=0)
+    figures["s: longest lease + two looks of the reaper"] = round(longest + bound["heartbeat"] + 2 * bound["reaper"], 1)
+    return figures
+
+
+def _median_and_worst(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    middle = quantiles(values, n=2)[0] if len(values) > 1 else values[0]
+    return f"{middle:.2f} {values[-1]:.2f}"

@@ -1,0 +1,161 @@
+"""The processes under test: workers, and the API under gunicorn. Killed, frozen, and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from tests.chaos.load import QUEUE
+from tests.chaos.moments import clock
+from tests.chaos.witness import VARIABLE
+from tests.support.processes import ROOT, Process
+
+HEARTBEAT_SEC = 0.5
+REAPER_SEC = 0.5
+THREADS = 4
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that was killed: what it was running is to be recovered."""
+
+    name: str
+    pid: int
+    at: float
+
+
+def environment(dsn: str, witness: str, *, threads: int = THREADS) -> dict[str, str]:
+    """Short leases and short periods: what takes minutes otherwise is seen in seconds."""
+    return {
+        "DL_DB_DSN": dsn,
+        VARIABLE: witness,
+        "DL_HEARTBEAT_SEC": str(HEARTBEAT_SEC),
+        "DL_REAPER_PERIOD_SEC": str(REAPER_SEC),
+        "DL_CLAIM_BACKOFF_SEC": "2",
+        "DL_DEFAULT_LEASE_TTL_SEC": "3",
+        "DL_SHUTDOWN_GRACE_SEC": "1",
+        "DL_STOP_GRACE_SEC": "0.5",
+        "PG_CONNECT_TIMEOUT": "2",
+        "PG_COMMAND_TIMEOUT": "4",
+        "PG_POOL_SIZE": "4",
+        "PG_MAX_OVERFLOW": "4",
+        "DL_PIPELINES": "tests.chaos.etl",
+        "DL_LOG_FORMAT": "json",
+        "WORKERS_JSON": f'[{{"queue":"{QUEUE}","concurrency":{threads}}}]',
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+@dataclass
+class Service:
+    """One of them, whichever process it is just now."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    folder: Path
+    mutant: str = ""  # which broken protocol it is started with
+    deaths: list[Death] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)  # how it ended when nobody had killed it
+    _process: Process | None = None
+    _frozen: list[int] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start it if it does not run."""
+        if self._process is not None:
+            code = self._process.exit_code
+            if code is None:
+                return
+            if not any(death.pid == self._process.pid for death in self.deaths):
+                self.codes.append(code)
+            self._process.kill()
+        launcher = ["tests.chaos.launch", self.mutant, *self.argv]
+        self._process = Process(
+            [sys.executable, "-m", *launcher], env=self.env, output=self.folder / f"{self.name}.log", cwd=ROOT
+        )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.exit_code is None
+
+    def worker_pids(self) -> list[int]:
+        """The processes that run jobs: gunicorn's are children of its arbiter."""
+        if self.argv[0] != "gunicorn":
+            return [self.pid]
+        return [child for child in self._children() if not _is_a_jobs_own(child)]
+
+    def kill(self, pid: int | None = None) -> int:
+        """SIGKILL: to the process, or to one of its children."""
+        victim = self.pid if pid is None else pid
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+        self.deaths.append(Death(self.name, victim, clock()))
+        return victim
+
+    def terminate(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+    def freeze(self, pids: list[int]) -> None:
+        """SIGSTOP: they do not notice, and neither does the server."""
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                self._frozen.append(pid)
+
+    def thaw(self) -> None:
+        for pid in self._frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._frozen.clear()
+
+    def end(self, timeout: float = 30) -> int | None:
+        """SIGTERM, as a service manager does it; None: it had to be killed."""
+        self.thaw()
+        if not self.alive or self._process is None:
+            return None
+        self.terminate()
+        try:
+            return self._process.wait(timeout)
+        except AssertionError:
+            return None
+        finally:
+            self.sweep_up()
+
+    def sweep_up(self) -> None:
+        """Nothing of it is left, gunicorn's orphans included."""
+        self.thaw()
+        left = self._children() if self.alive else []
+        if self._process is not None:
+            self._process.kill()
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def text(self) -> str:
+        return "" if self._process is None else self._process.text
+
+    def _children(self) -> list[int]:
+        try:
+            return [child.pid for child in psutil.Process(self.pid).children()]
+        except psutil.NoSuchProcess:
+            return []
+
+
+def _is_a_jobs_own(pid: int) -> bool:
+    try:
+        return any("childmain" in word or "leash" in word for word in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False

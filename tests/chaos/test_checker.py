@@ -1,0 +1,404 @@
+"""The judge is judged: a fabricated history for each rule, and a lawful one that none of them speaks against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.chaos.checker import RULES, check
+from tests.chaos.etl import PARTS
+from tests.chaos.history import History, Row, Word, Written
+from tests.chaos.record import Told
+from tests.support.journal import Line
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+class Tale:
+    """A history as it is told: what happens in it, one thing after the other, a second each."""
+
+    def __init__(self) -> None:
+        self.rows: dict[UUID, Row] = {}
+        self.journal: dict[UUID, list[Line]] = {}
+        self.words: list[Word] = []
+        self.target: list[Written] = []
+        self.told: list[Told] = []
+        self.now = 0.0
+
+    def job(self, task: str = "chaos.short", key: str = "k", **more: Any) -> UUID:
+        job_id = uuid4()
+        self.rows[job_id] = Row(
+            job_id=job_id, task=task, lock_key=key, status="queued", attempt=0, max_attempts=more.pop("most", 5), **more
+        )
+        self.journal[job_id] = []
+        self.event(job_id, "queued", "queued", 0)
+        self.told.append(Told("accepted", self.now, str(job_id), task, key=str(job_id)))
+        return job_id
+
+    def event(self, job_id: UUID, kind: str, status: str, attempt: int, run: UUID | None = None, **more: Any) -> None:
+        self.now += 1
+        payload = {"status": status, "attempt": attempt, **({"run_id": str(run)} if run else {}), **more}
+        self.journal[job_id].append(Line(job_id, self.moment, kind, payload))
+        self.rows[job_id] = replace(
+            self.rows[job_id],
+            status=status,
+            attempt=attempt,
+            finished_at=self.moment if status not in ("queued", "running") else None,
+            lease_expires_at=self.moment if status == "running" else None,
+        )
+
+    @property
+    def moment(self) -> datetime:
+        return NOON + timedelta(seconds=self.now)
+
+    def claim(self, job_id: UUID, attempt: int = 1) -> UUID:
+        run = uuid4()
+        self.event(job_id, "picked", "running", attempt, run)
+        self.say(job_id, run, "began", attempt)
+        return run
+
+    def say(self, job_id: UUID, run: UUID, what: str, attempt: int = 1, after: float = 0.1) -> None:
+        self.now += after
+        row = self.rows[job_id]
+        self.words.append(
+            Word(
+                run_id=run,
+                job_id=job_id,
+                lock_key=row.lock_key,
+                attempt=attempt,
+                task=row.task,
+                what=what,
+                at=self.now,
+            )
+        )
+
+    def succeed(self, job_id: UUID, run: UUID, attempt: int = 1, **more: Any) -> None:
+        self.event(job_id, "done", "succeeded", attempt, run)
+        self.row(job_id, **({"result": {"run": str(run)}, "progress": {"run": str(run)}} | more))
+
+    def reap(self, job_id: UUID, run: UUID, attempt: int = 1, *, after: float = 2.0, status: str = "queued") -> None:
+        error = f"the worker w vanished: its lease ran out at {self.moment + timedelta(seconds=1 - after)}"
+        kind = "requeue" if status == "queued" else status
+        self.event(job_id, kind, status, attempt, run, reason="lease_expired", error=error)
+
+    def row(self, job_id: UUID, **more: Any) -> None:
+        self.rows[job_id] = replace(self.rows[job_id], **more)
+
+    def cancel(self, job_id: UUID, status: str = "running") -> None:
+        self.now += 0.1
+        self.told.append(Told("canceled", self.now, str(job_id), status=status))
+
+    def history(self, **more: Any) -> History:
+        return History(
+            rows=self.rows,
+            journal=self.journal,
+            words=sorted(self.words, key=lambda word: word.at),
+            target=self.target,
+            told=self.told,
+            heartbeat_sec=0.5,
+            **more,
+        )
+
+    def broken(self, **more: Any) -> set[str]:
+        return {violation.rule for violation in check(self.history(**more))}
+
+
+@pytest.fixture
+def tale() -> Tale:
+    return Tale()
+
+
+def test_a_lawful_history_breaks_no_rule(tale):
+    first, second = tale.job(), tale.job()
+    run = tale.claim(first)
+    tale.say(first, run, "acted")
+    tale.succeed(first, run)
+    lost = tale.claim(second)
+    tale.reap(second, lost)
+    heir = tale.claim(second, 2)
+    tale.say(second, heir, "acted", 2)
+    tale.succeed(second, heir, 2)
+    tale.cancel(first, "succeeded")
+
+    assert tale.broken(sessions_unbroken=True) == set()
+
+
+def test_a_job_handed_back_snoozed_retried_and_lost_is_lawful(tale):
+    job = tale.job("chaos.failing", most=1)
+    run = tale.claim(job)
+    tale.event(job, "requeue", "queued", 0, run, reason="shutdown")
+    run = tale.claim(job)
+    tale.event(job, "requeue", "queued", 0, run, reason="error")  # a try that was given back
+    run = tale.claim(job)
+    tale.event(job, "failed", "failed", 1, run, error=f"failed on purpose, said {run}")
+    tale.row(job, error=f"failed on purpose, said {run}")
+    tale.event(job, "requeue", "queued", 0, reason="retry")
+    run = tale.claim(job)
+    tale.reap(job, run, status="lost")
+    tale.row(job, error="the worker vanished")
+
+    assert tale.broken() == set()
+
+
+def test_an_accepted_job_that_is_not_there(tale):
+    tale.told.append(Told("accepted", 1.0, str(uuid4()), "chaos.short", "once"))
+
+    assert tale.broken() == {"accepted and gone"}
+
+
+def test_one_request_that_was_answered_with_two_jobs(tale):
+    for _ in range(2):
+        job = tale.job()
+        tale.succeed(job, tale.claim(job))
+    tale.told = [replace(told, key="once") for told in tale.told]
+
+    assert tale.broken() == {"one request two jobs"}
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_a_job_that_has_not_ended(tale, claimed):
+    job = tale.job()
+    if claimed:
+        tale.claim(job)
+
+    assert tale.broken() == {"not ended"}
+
+
+@pytest.mark.parametrize("answer", ["canceled", "running"])
+def test_a_run_that_began_after_the_answer_to_the_cancel(tale, answer):
+    job = tale.job()
+    tale.cancel(job, answer)
+    tale.succeed(job, tale.claim(job))
+
+    assert tale.broken() == {"canceled and begun"}
+
+
+def test_a_run_that_goes_on_although_its_lease_must_have_brought_the_cancel(tale):
+    job = tale.job(lease_ttl_sec=2)
+    run = tale.claim(job)
+    tale.cancel(job)
+    tale.say(job, run, "acted", after=1.9)
+    assert "canceled and ran on" not in tale.broken()
+
+    tale.say(job, run, "acted", after=1.5)
+    tale.succeed(job, run)
+
+    assert tale.broken() == {"canceled and ran on"}
+
+
+def test_a_cancel_of_a_job_that_somebody_tries_again_promises_nothing(tale):
+    job = tale.job()
+    tale.cancel(job)
+    tale.told.append(Told("retried", tale.now, str(job)))
+    tale.succeed(job, tale.claim(job))
+
+    assert tale.broken() == set()
+
+
+def test_a_run_that_acts_when_another_of_its_key_has_begun(tale):
+    first, second = tale.job(), tale.job()
+    run = tale.claim(first)
+    tale.reap(first, run)
+    other = tale.claim(second)
+    tale.say(first, run, "acted")
+    tale.succeed(second, other)
+    heir = tale.claim(first, 2)
+    tale.succeed(first, heir, 2)
+
+    assert tale.broken() == {"overlapping runs"}
+
+
+def test_an_act_is_remembered_over_a_third_run_in_between(tale):
+    jobs = [tale.job() for _ in range(3)]
+    run = tale.claim(jobs[0])
+    tale.succeed(jobs[0], run)
+    between = tale.claim(jobs[1])
+    tale.succeed(jobs[1], between)
+    last = tale.claim(jobs[2])
+    tale.say(jobs[0], run, "acted")
+    tale.succeed(jobs[2], last)
+
+    overlaps = [v for v in check(tale.history()) if v.rule == "overlapping runs"]
+    assert {violation.job_id for violation in overlaps} == {str(jobs[1]), str(jobs[2])}
+
+
+def test_a_stubborn_run_counts_only_where_its_session_cannot_have_been_broken(tale):
+    job = tale.job("chaos.zombie")
+    run = tale.claim(job)
+    tale.reap(job, run)
+    heir = tale.claim(job, 2)
+    tale.say(job, run, "wrote")
+    tale.succeed(job, heir, 2)
+
+    assert tale.broken() == set()
+    assert tale.broken(sessions_unbroken=True) == {"overlapping runs"}
+
+
+def test_a_run_that_nobody_claimed(tale):
+    job = tale.job()
+    run = tale.claim(job)
+    tale.succeed(job, run)
+    tale.say(job, uuid4(), "began")
+
+    assert tale.broken() == {"run without a claim"}
+
+
+def test_a_run_that_began_twice(tale):
+    job = tale.job()
+    run = tale.claim(job)
+    tale.say(job, run, "began")
+    tale.succeed(job, run)
+
+    assert tale.broken() == {"run without a claim"}
+
+
+def test_a_run_that_began_as_another_attempt(tale):
+    job = tale.job()
+    run = uuid4()
+    tale.event(job, "picked", "running", 1, run)
+    tale.say(job, run, "began", attempt=2)
+    tale.succeed(job, run)
+
+    assert tale.broken() == {"run without a claim"}
+
+
+def test_more_tries_than_the_job_has(tale):
+    job = tale.job(most=1)
+    tale.reap(job, tale.claim(job))
+    run = tale.claim(job, 2)
+    tale.succeed(job, run, 2)
+
+    assert tale.broken() == {"attempt count off"}
+
+
+def test_an_attempt_that_the_journal_does_not_bear_out(tale):
+    job = tale.job()
+    tale.succeed(job, tale.claim(job))
+    tale.row(job, attempt=2)
+
+    assert "attempt count off" in tale.broken()
+
+
+def test_an_event_that_no_transition_allows(tale):
+    job = tale.job()
+    run = tale.claim(job)
+    tale.succeed(job, run)
+    tale.event(job, "picked", "running", 2, uuid4())
+    tale.event(job, "done", "succeeded", 2, run)
+    tale.row(job, result={"run": str(run)})
+
+    assert "impossible journal" in tale.broken()
+
+
+def test_a_result_that_was_recorded_after_the_lease_was_lost(tale):
+    job = tale.job()
+    run = tale.claim(job)
+    tale.reap(job, run)
+    tale.succeed(job, run)
+
+    assert "impossible journal" in tale.broken()
+
+
+def test_a_row_that_does_not_stand_where_its_journal_ends(tale):
+    job = tale.job()
+    run = tale.claim(job)
+    tale.succeed(job, run)
+    tale.row(job, status="failed")
+
+    assert tale.broken() == {"impossible journal"}
+
+
+def test_two_runs_of_a_key_that_were_live_at_once_by_the_journal(tale):
+    first, second = tale.job(), tale.job()
+    run, other = tale.claim(first), tale.claim(second)
+    tale.succeed(first, run)
+    tale.succeed(second, other)
+
+    assert tale.broken() == {"overlap in the journal"}
+
+
+def test_a_reaper_that_did_not_look_twice(tale):
+    job = tale.job()
+    tale.reap(job, tale.claim(job), after=0.4)
+    tale.succeed(job, tale.claim(job, 2), 2)
+
+    assert tale.broken() == {"taken at the first look"}
+
+
+@pytest.mark.parametrize("where", ["result", "progress"])
+def test_the_words_of_a_run_that_had_lost_the_job(tale, where):
+    job = tale.job()
+    lost = tale.claim(job)
+    tale.reap(job, lost)
+    heir = tale.claim(job, 2)
+    tale.succeed(job, heir, 2, **{where: {"run": str(lost)}})
+
+    assert tale.broken() == {"words of another run"}
+
+
+def test_the_error_of_a_run_that_had_lost_the_job(tale):
+    job = tale.job()
+    lost = tale.claim(job)
+    tale.reap(job, lost)
+    heir = tale.claim(job, 2)
+    tale.event(job, "failed", "failed", 2, heir)
+    tale.row(job, error=f"RuntimeError: failed on purpose, said {lost}")
+
+    assert tale.broken() == {"words of another run"}
+
+
+def test_a_part_that_was_written_twice(tale):
+    job = tale.job("chaos.load")
+    run = tale.claim(job)
+    tale.target += [Written(job, part, run) for part in (*range(PARTS), 0)]
+    tale.succeed(job, run)
+
+    assert tale.broken() == {"written twice"}
+
+
+def test_a_load_that_is_not_all_there(tale):
+    job = tale.job("chaos.load")
+    run = tale.claim(job)
+    tale.target += [Written(job, part, run) for part in range(PARTS - 1)]
+    tale.succeed(job, run)
+
+    assert tale.broken() == {"written in part"}
+
+
+@pytest.mark.parametrize("asked", [[0, 1, 1], [0]])
+def test_follow_ups_that_are_there_twice_or_not_at_all(tale, asked):
+    parent = tale.job("chaos.parent", key="p")
+    tale.succeed(parent, tale.claim(parent))
+    for which in asked:
+        child = tale.job(parent_id=parent, args={"follow_up": which})
+        tale.succeed(child, tale.claim(child))
+
+    assert tale.broken() == {"follow ups off"}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"finished_at": None}, {"lease_expires_at": NOON}, {"error": "of its first try"}, {"place": "parked"}],
+    ids=lambda lie: next(iter(lie)),
+)
+def test_a_row_that_lies_of_itself(tale, lie):
+    job = tale.job()
+    tale.succeed(job, tale.claim(job))
+    tale.row(job, **lie)
+
+    assert tale.broken() == {"untrue row"}
+
+
+def test_a_canceled_job_that_went_back_to_the_queue(tale):
+    job = tale.job()
+    tale.row(job, cancel_requested=True)
+
+    assert tale.broken() == {"not ended", "untrue row"}
+
+
+def test_each_rule_says_what_it_is_for():
+    assert all(rule.__doc__ for rule in RULES)
