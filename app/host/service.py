@@ -61,6 +61,7 @@ def set_up_logging(settings: Settings) -> None:
             rotate_every_sec=settings.log_rotation.every_sec,
             keep_files=settings.log_keep_files,
             secrets=settings.secrets,
+            masked_keys=settings.masked_keys,
         )
     )
     for warning in settings.warnings:
@@ -227,8 +228,9 @@ class Service:
             logs=LogLimits(
                 bytes_a_try=settings.job_log_max_bytes,
                 lines_a_sec=settings.job_log_lines_per_sec,
-                keep_days=settings.job_log_keep_days,
             ),
+            ages=settings.ages(),
+            deletes=settings.retention,
         )
 
     def _courier_options(self) -> CourierOptions:

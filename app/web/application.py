@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 from flask import Flask, request
@@ -11,16 +12,21 @@ from prometheus_client.registry import Collector
 from app.queue.audit import Audit
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Keys
+from app.queue.lists import Lists
 from app.queue.pool import Pool
+from app.queue.queues import Queues
 from app.traces import Quiet, Tracer
 from app.web.alerts import alerts
 from app.web.audit import audit
 from app.web.auth import ACTOR, Guard, csrf_token
+from app.web.bulk import bulk
 from app.web.callers import networks
 from app.web.docs import docs
+from app.web.edits import edits
 from app.web.exchange import Around, fail
 from app.web.feedback import feedback
 from app.web.infrastructure import Look, Probe, infrastructure
+from app.web.joblists import joblists
 from app.web.joblogs import joblogs
 from app.web.jobs import JobId, jobs
 from app.web.keyring import KeyRing
@@ -29,7 +35,11 @@ from app.web.metrics import QueueCollector, Traffic, metrics
 from app.web.options import WebOptions
 from app.web.pages import pages
 from app.web.probes import probes
+from app.web.queues import Drains, queues
 from app.web.sessions import Sessions
+from app.web.stream import stream
+from app.web.tasklist import tasklist
+from app.web.waiting import Waiting
 from app.web.webhooks import webhooks
 from pipelines.contract import Pipelines
 
@@ -46,6 +56,7 @@ def create_app(
     keys: Keys | None = None,
     collectors: Iterable[Collector] = (),
     tracer: Tracer | None = None,
+    closing: threading.Event | None = None,
 ) -> Flask:
     """Build the WSGI app. Nothing is asked of the database before a request asks for it.
 
@@ -54,6 +65,7 @@ def create_app(
     `keys` open the door; without them only callers of this machine are let in, and all of those.
     `collectors` add numbers of others, such as the worker pool's, to `/metrics`.
     `tracer` draws a span for each job that is asked for.
+    `closing`, once it is set, ends the requests that wait for something to happen.
     """
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = options.max_body_bytes
@@ -71,8 +83,22 @@ def create_app(
     guard = _guard(keys, options)
     app.wsgi_app = Around(app.wsgi_app, traffic, guard)  # type: ignore[method-assign]
     look = Look(queue, options, probe, pool)
+    source, closing = queue.source, closing or threading.Event()
     subjects = [
-        jobs(queue, pipelines, options, tracer or Quiet()),
+        jobs(
+            queue,
+            pipelines,
+            options,
+            tracer or Quiet(),
+            Waiting(Lists(source), options.most_waiting, closing),
+            Drains(Queues(source)),
+        ),
+        joblists(source, options),
+        edits(queue, pipelines, options),
+        bulk(source, options),
+        queues(source, options),
+        tasklist(source, pipelines, options),
+        stream(source, options, closing),
         joblogs(queue, options),
         webhooks(queue.source, options),
         alerts(queue.source, options),

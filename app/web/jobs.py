@@ -1,11 +1,14 @@
-"""The jobs: trigger, watch, cancel, retry; and the tasks they may run."""
+"""The jobs: trigger, watch, cancel, retry."""
 
 from __future__ import annotations
 
 import re
+import time
+from typing import Annotated
 from uuid import UUID
 
 from flask import request
+from pydantic import BaseModel, ConfigDict, Field
 from werkzeug.routing import BaseConverter
 
 from app import traces
@@ -14,24 +17,17 @@ from app.queue.job import Job
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Scope
 from app.traces import Tracer
+from app.web.answers import json_text
 from app.web.auth import current_actor
+from app.web.conditional import tag_of
 from app.web.exchange import said
-from app.web.models import (
-    JobDetail,
-    JobEvent,
-    JobEvents,
-    JobLine,
-    JobList,
-    JobsQuery,
-    JobState,
-    Triggered,
-    TriggerRequest,
-    trigger_request,
-)
+from app.web.models import JobState, Triggered, TriggerRequest, trigger_request
 from app.web.operations import ANY_KEY, Subject
 from app.web.options import WebOptions
 from app.web.problems import Code, InvalidRequest
-from app.web.tasks import TaskLine, TaskList, args_faults
+from app.web.queues import Drains
+from app.web.tasks import args_faults
+from app.web.waiting import LONGEST_WAIT_SEC, Waiting
 from pipelines.contract import Pipelines
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
@@ -54,14 +50,24 @@ class NoSuchId(JobNotFound):
         Exception.__init__(self, f"{told[:64]!r} is not the id of a job; ids are UUIDs, as the trigger returned them")
 
 
-def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions, tracer: Tracer) -> Subject:
+class StatusQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    wait: Annotated[
+        float, Field(ge=0, le=LONGEST_WAIT_SEC, description="How many seconds to wait for the end of the job.")
+    ] = 0
+
+
+def jobs(
+    queue: JobQueue, pipelines: Pipelines, options: WebOptions, tracer: Tracer, waiting: Waiting, drains: Drains
+) -> Subject:
     subject = Subject("jobs", "/api/v1", options.max_json_depth)
 
     @subject.post(
         "/jobs/trigger",
         body=trigger_request(options, pipelines),
         answer=Triggered,
-        problems=(Code.IDEMPOTENCY_CONFLICT, Code.OUTSIDE_KEY_LIMITS, *_DATABASE),
+        problems=(Code.IDEMPOTENCY_CONFLICT, Code.OUTSIDE_KEY_LIMITS, Code.QUEUE_DRAINING, *_DATABASE),
         scope=Scope.TRIGGER,
     )
     def trigger(wanted: TriggerRequest) -> Triggered:
@@ -77,6 +83,7 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions, tracer: Tra
         faults = args_faults(pipelines.get(wanted.task), wanted.args)
         if faults:
             raise InvalidRequest(faults)
+        drains.refuse(wanted.queue)
         facts = {"dataloader.queue": wanted.queue, "dataloader.task": wanted.task}
         with tracer.asking(traces.read(request.headers.get("traceparent")), facts) as part:
             enqueued = queue.enqueue(wanted.new_job(part.traceparent))
@@ -90,13 +97,37 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions, tracer: Tra
         )
         return Triggered(enqueued.job_id, enqueued.status)
 
-    @subject.get("/jobs/<job:job_id>/status", answer=JobState, problems=(Code.JOB_NOT_FOUND, *_DATABASE), scope=ANY_KEY)
-    def status(job_id: str) -> JobState:
-        """Say how a job does."""
-        job = _existing(job_id)
+    @subject.get(
+        "/jobs/<job:job_id>/status",
+        query=StatusQuery,
+        answer=JobState,
+        problems=(Code.JOB_NOT_FOUND, Code.TOO_MANY_WAITING, *_DATABASE),
+        scope=ANY_KEY,
+    )
+    def status(wanted: StatusQuery, job_id: str) -> JobState:
+        """Say how a job does.
+
+        With `wait` the answer comes when the job has ended, or that time is over. With the `ETag` of the answer before
+        in `If-None-Match` it comes as soon as it is another one; a 304 says that nothing has changed.
+        """
+        job = _seen(_existing(job_id))
+        return JobState.of(_waited(job, wanted.wait) if wanted.wait else job)
+
+    def _seen(job: Job) -> Job:
         if not current_actor().may_see(job.task, job.queue):
             raise JobNotFound(job.id)
-        return JobState.of(job)
+        return job
+
+    def _waited(job: Job, seconds: float) -> Job:
+        deadline = time.monotonic() + seconds
+        with waiting.place():
+            while not _tells_something(job):
+                version = waiting.version(job.id)
+                job = _existing(str(job.id))  # it may have changed before the version was read
+                if _tells_something(job) or not waiting.change(job.id, version, deadline):
+                    break
+                job = _existing(str(job.id))
+        return job
 
     @subject.post(
         "/jobs/<job:job_id>/cancel",
@@ -110,7 +141,7 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions, tracer: Tra
         A queued job is canceled at once. A running one is asked to stop, and is canceled at its next safe point. A
         finished job is left as it is.
         """
-        job = queue.cancel(_id(job_id))
+        job = queue.cancel(job_id_of(job_id))
         said("job.cancel", job_id=job.id, queue=job.queue, task=job.task, status=job.status)
         return JobState.of(job)
 
@@ -122,39 +153,12 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions, tracer: Tra
     )
     def retry(job_id: str) -> JobState:
         """Queue a failed, canceled or lost job again, with all its attempts."""
-        job = queue.retry(_id(job_id))
+        job = queue.retry(job_id_of(job_id))
         said("job.retry", job_id=job.id, queue=job.queue, task=job.task)
         return JobState.of(job)
 
-    @subject.get("/jobs", query=JobsQuery, answer=JobList, problems=_DATABASE, scope=Scope.READ)
-    def job_list(wanted: JobsQuery) -> JobList:
-        """List jobs, the newest first."""
-        found = queue.jobs(queue=wanted.queue, status=wanted.status, task=wanted.task, limit=wanted.limit)
-        return JobList([JobLine.of(job) for job in found])
-
-    @subject.get("/jobs/<job:job_id>", answer=JobDetail, problems=(Code.JOB_NOT_FOUND, *_DATABASE), scope=Scope.READ)
-    def job_detail(job_id: str) -> JobDetail:
-        """Tell everything about a job."""
-        return JobDetail.of(_existing(job_id))
-
-    @subject.get(
-        "/jobs/<job:job_id>/events",
-        answer=JobEvents,
-        problems=(Code.JOB_NOT_FOUND, *_DATABASE),
-        scope=Scope.READ,
-    )
-    def job_events(job_id: str) -> JobEvents:
-        """Read a job's journal, the oldest line first."""
-        job = _existing(job_id)
-        return JobEvents(job.id, [JobEvent.of(event) for event in queue.events(job.id)])
-
-    @subject.get("/tasks", answer=TaskList, scope=ANY_KEY)
-    def task_list() -> TaskList:
-        """List the tasks this process knows, with their options and what their args must be."""
-        return TaskList([TaskLine.of(task) for task in pipelines])
-
     def _existing(told: str) -> Job:
-        job_id = _id(told)
+        job_id = job_id_of(told)
         job = queue.get(job_id)
         if job is None:
             raise JobNotFound(job_id)
@@ -163,7 +167,14 @@ def jobs(queue: JobQueue, pipelines: Pipelines, options: WebOptions, tracer: Tra
     return subject
 
 
-def _id(told: str) -> UUID:
+def _tells_something(job: Job) -> bool:
+    """There is nothing more to wait for: it has ended, or the caller has seen it in another state."""
+    if job.status.final or not request.headers.get("If-None-Match"):
+        return job.status.final
+    return not request.if_none_match.contains_weak(tag_of(json_text(JobState.of(job))))
+
+
+def job_id_of(told: str) -> UUID:
     if not _UUID.fullmatch(told):
         raise NoSuchId(told)
     return UUID(told)

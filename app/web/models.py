@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from app.log import conceal
 from app.queue.job import Event, Job, NewJob, Status
 from app.web.options import WebOptions
 from app.web.strictjson import FieldFault, path_to
@@ -31,6 +32,8 @@ from app.web.tasks import defaults_of, made
 from pipelines.contract import Pipelines, read_policy
 
 INT4_MAX = 2_147_483_647
+# What stands in these under the name of a secret is not shown.
+_MAY_HOLD_SECRETS = frozenset({"args", "progress", "result", "checkpoint"})
 LONGEST_INDEXED = 2_000  # bytes: an index entry of PostgreSQL holds some 2,700
 LONGEST_LIST = 1_000
 POLICIES = ["fixed", "linear", "exponential", "table"]
@@ -57,15 +60,15 @@ def read_moment(told: Any) -> Any:
     return moment
 
 
-def _name(told: str) -> str:
+def read_name(told: str) -> str:
     if not told.strip():
         raise PydanticCustomError("name", "is empty; a text is needed")
     if unicodedata.category(told[0]) == "Cc" or unicodedata.category(told[-1]) == "Cc":
         raise PydanticCustomError("name", "begins or ends with a control character, such as a line break")
-    return _indexed(told)
+    return read_indexed(told)
 
 
-def _indexed(told: str) -> str:
+def read_indexed(told: str) -> str:
     size = len(told.encode("utf-8", "surrogatepass"))
     if size > LONGEST_INDEXED:
         raise PydanticCustomError(
@@ -76,7 +79,7 @@ def _indexed(told: str) -> str:
     return told
 
 
-def _policy(told: dict[str, Any]) -> dict[str, Any]:
+def read_retry(told: dict[str, Any]) -> dict[str, Any]:
     try:
         read_policy(told)
     except ValueError as error:
@@ -123,9 +126,9 @@ def trigger_request(options: WebOptions, pipelines: Pipelines) -> type[TriggerRe
     name = Annotated[
         str,
         Field(min_length=1, max_length=options.max_text_length, json_schema_extra={"pattern": r"\S"}),
-        AfterValidator(_name),
+        AfterValidator(read_name),
     ]
-    indexed = Annotated[str, Field(max_length=options.max_text_length), AfterValidator(_indexed)]
+    indexed = Annotated[str, Field(max_length=options.max_text_length), AfterValidator(read_indexed)]
     moment = Annotated[
         datetime | None,
         BeforeValidator(read_moment),
@@ -195,7 +198,7 @@ def trigger_request(options: WebOptions, pipelines: Pipelines) -> type[TriggerRe
         "retry": (
             Annotated[
                 dict[str, Any],
-                AfterValidator(_policy),
+                AfterValidator(read_retry),
                 WithJsonSchema({"type": "object", "required": ["kind"], "properties": {"kind": {"enum": POLICIES}}}),
             ]
             | None,
@@ -225,17 +228,6 @@ def _at_least(shortest: int) -> Any:
         return told
 
     return long_enough
-
-
-class JobsQuery(BaseModel):
-    """Which jobs to list. From the address, where everything is a text, so numbers may be written as texts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    queue: Annotated[str | None, Field(description="Only jobs of this queue.")] = None
-    status: Annotated[Status | None, Field(description="Only jobs with this status.")] = None
-    task: Annotated[str | None, Field(description="Only jobs of this task.")] = None
-    limit: Annotated[int, Field(ge=1, le=LONGEST_LIST, description="How many at most.")] = 50
 
 
 def faults_of(error: ValidationError) -> tuple[FieldFault, ...]:
@@ -287,7 +279,7 @@ class JobState:
             job.finished_at,
             job.heartbeat_at,
             job.error,
-            job.progress,
+            conceal(job.progress),
         )
 
 
@@ -350,12 +342,10 @@ _DETAIL_FIELDS = tuple(JobDetail.__dataclass_fields__)
 
 def _shown(job: Job, names: tuple[str, ...]) -> Mapping[str, Any]:
     row = job.__dict__
-    return {name: job.id if name == "job_id" else row[name] for name in names}
-
-
-@dataclass(frozen=True)
-class JobList:
-    jobs: list[JobLine]
+    return {
+        name: job.id if name == "job_id" else conceal(row[name]) if name in _MAY_HOLD_SECRETS else row[name]
+        for name in names
+    }
 
 
 @dataclass(frozen=True)
@@ -369,7 +359,7 @@ class JobEvent:
 
     @classmethod
     def of(cls, event: Event) -> JobEvent:
-        return cls(event.id, event.at, event.kind, event.payload)
+        return cls(event.id, event.at, event.kind, conceal(event.payload))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,12 @@ _PATHS = {"job_id": "The job's id, as the trigger returned it."}
 
 _TAGS = {
     "jobs": "Put jobs into the queue, watch, cancel and retry them.",
+    "lists": "Find jobs, and tell everything about one.",
+    "edits": "Change, clone and delete jobs.",
+    "bulk": "Do something to all jobs that fit a filter.",
+    "queues": "How queues and workers do, and what is ruled about them.",
+    "tasks": "What can be run, and how it did.",
+    "stream": "What happens to jobs, as it happens.",
     "logs": "Read what jobs said.",
     "webhooks": "Have it told elsewhere when jobs end, and see whether that arrived.",
     "alerts": "What goes wrong, and the rules that decide it.",
@@ -102,7 +108,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     }
     if operation.description:
         told["description"] = operation.description
-    parameters = _path_parameters(operation) + _query_parameters(operation.query)
+    parameters = _path_parameters(operation) + _query_parameters(operation.query) + _header_parameters(operation)
     if parameters:
         told["parameters"] = parameters
     if operation.body is not None:
@@ -110,6 +116,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
         told["requestBody"] = {"required": True, "content": content}
     told["security"] = _security(operation)
     told["responses"] = {"200": _answer(operation), **_problems((*operation.problems, *_EVERYWHERE))}
+    if operation.conditional:
+        told["responses"]["304"] = {"description": "Nothing has changed since the answer whose tag was sent back."}
     for status, when in operation.pages.items():
         there = told["responses"].setdefault(str(status), {"description": when, "content": {}})
         there["content"][operation.media_type] = {"schema": {"type": "string"}}
@@ -132,6 +140,13 @@ def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
         }
         for name in _PATH_PARAMETER.findall(operation.path)
     ]
+
+
+def _header_parameters(operation: Operation) -> list[dict[str, Any]]:
+    if not operation.if_match:
+        return []
+    about = "The `ETag` as it was looked at: nothing is done if it is another one by now."
+    return [{"name": "If-Match", "in": "header", "required": False, "schema": {"type": "string"}, "description": about}]
 
 
 def _query_parameters(query: type[BaseModel] | None) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from app.queue.audit import acting
 from app.queue.keys import Scope
 from app.web.answers import json_text
 from app.web.auth import REQUEST_ID, TOKEN_FIELD, admit
+from app.web.conditional import Versioned, tagged
 from app.web.models import faults_of
 from app.web.problems import Code, InvalidRequest
 from app.web.strictjson import FieldFault, read
@@ -52,6 +53,8 @@ class Operation:
     body_type: str  # how the body is sent
     pages: Mapping[int, str]  # what else is answered in HTML, by status
     declared: bool  # somebody said so
+    if_match: bool = False  # it may be asked to do nothing if what it is about has changed
+    conditional: bool = False  # it answers 304 to whoever has the answer already
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Subject:
     def delete(self, path: str, **about: Any) -> Callable[[Handler], Handler]:
         return self._route("DELETE", path, **about)
 
-    def _route(
+    def _route(  # noqa: PLR0913 - all that can be said of a route
         self,
         method: str,
         path: str,
@@ -96,6 +99,7 @@ class Subject:
         scope: Scope | Access | None = None,
         form: type[BaseModel] | None = None,
         pages: Mapping[int, str] | None = None,
+        if_match: bool = False,
     ) -> Callable[[Handler], Handler]:
         """`form`: a body as a page's form sends it, instead of JSON; its fields are texts. `pages`: other statuses that
         are answered in HTML, and when."""
@@ -103,6 +107,7 @@ class Subject:
         sent = _form if form is not None else _body
         body = form or body
         refusals = _refusals(method, access)
+        conditional = method == "GET" and media_type == JSON and self.prefix.startswith("/api/")
 
         def bind(handler: Handler) -> Handler:
             summary, _, description = (handler.__doc__ or "").partition("\n")
@@ -123,9 +128,13 @@ class Subject:
                     pages=pages or ({303: "To /login, and back."} if media_type == HTML and access else {}),
                     access=access,
                     declared=scope is not None,
+                    if_match=if_match,
+                    conditional=conditional,
                 )
             )
-            view = _admitted(access, self._view(handler, sent, body, query, media_type), method, media_type)
+            view = _admitted(
+                access, self._view(handler, sent, body, query, media_type, conditional), method, media_type
+            )
             self.blueprint.add_url_rule(path, handler.__name__, view, methods=[method])
             return handler
 
@@ -144,8 +153,11 @@ class Subject:
         body: type[BaseModel] | None,
         query: type[BaseModel] | None,
         media_type: str,
+        conditional: bool,
     ) -> Callable[..., Response]:
-        answered = _json_response if media_type == JSON else _text_response(media_type)
+        answered = _text_response(media_type)
+        if media_type == JSON:
+            answered = _tagged_response if conditional else _json_response
         if body is not None:
             return lambda **path: answered(handler(sent(body, self.max_json_depth), **path))
         if query is not None:
@@ -256,7 +268,15 @@ def _flat(model: type[BaseModel], told: MultiDict[str, str], *, but: str = "") -
 
 
 def _json_response(answer: Any) -> Response:
+    if isinstance(answer, Versioned):
+        return tagged(json_text(answer.answer), JSON, answer.version)
     return answer if isinstance(answer, Response) else Response(json_text(answer), content_type=JSON)
+
+
+def _tagged_response(answer: Any) -> Response:
+    if isinstance(answer, Response | Versioned):
+        return _json_response(answer)
+    return tagged(json_text(answer), JSON)
 
 
 def _text_response(media_type: str) -> Callable[[Any], Response]:

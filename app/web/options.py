@@ -18,6 +18,8 @@ class WebOptions:
     heartbeat_sec: float = 10
     status_patience_sec: float = 1.5  # how long /status and /metrics wait for the database
     most_waiting_for_logs: int = 4  # requests that wait for a job's next lines, each in a thread
+    most_waiting: int = 4  # requests that wait for the end of a job, likewise
+    most_streams: int = 2  # streams of events, likewise
     metrics_fresh_sec: float = 5  # how long one look at the queue serves all scrapes
     webhook_allow: tuple[str, ...] = ()  # hosts and networks that webhooks may go to although they are not public
     webhook_secret: bool = False  # jobs' own webhooks can be signed

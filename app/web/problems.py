@@ -21,16 +21,23 @@ from werkzeug.exceptions import (
 )
 
 from app.errors import (
+    BulkMismatch,
+    BulkNotFound,
     DatabaseUnavailable,
     DeliveryNotFound,
     IdempotencyConflict,
     InvalidJob,
+    JobChanged,
     JobNotFound,
+    NotDeletable,
+    NotEditable,
     NotRetryable,
+    QueueDraining,
     RuleExists,
     RuleNotFound,
     SchemaError,
     WebhookNotFound,
+    WorkerNotFound,
 )
 from app.web.answers import json_text
 from app.web.strictjson import MOST_FAULTS, FieldFault, NotJson
@@ -78,6 +85,8 @@ class Code(Enum):
     )
     RULE_NOT_FOUND = (404, "There is no such alert rule", "No alert rule has this id.")
     RULE_EXISTS = (409, "The name of the alert rule is taken", "Change the rule that has it, or choose another name.")
+    BULK_NOT_FOUND = (404, "There is no such bulk operation", "No bulk operation has this id; old ones are deleted.")
+    WORKER_NOT_FOUND = (404, "There is no such worker", "No worker process has this id; one that ended is forgotten.")
     METHOD_NOT_ALLOWED = (405, "The method is not allowed here", "The header `Allow` lists those that are.")
     IDEMPOTENCY_CONFLICT = (
         409,
@@ -85,6 +94,15 @@ class Code(Enum):
         "A job with this key has another queue, task or args; `job_id` names it.",
     )
     NOT_RETRYABLE = (409, "The job cannot be retried", "Only a failed, canceled or lost job can be retried.")
+    NOT_EDITABLE = (409, "The job cannot be changed", "Only a job that waits can be changed; any can be cloned.")
+    NOT_DELETABLE = (409, "The job cannot be deleted", "Only a job that is over can be deleted; cancel it first.")
+    QUEUE_DRAINING = (409, "The queue takes no new jobs", "It is being drained; `detail` has the note that was left.")
+    BULK_MISMATCH = (
+        409,
+        "Another number of jobs fits than was expected",
+        "Nothing was done; `found` tells how many it is.",
+    )
+    CHANGED = (412, "It has changed since it was looked at", "Look at it again, and send its new `ETag` as `If-Match`.")
     BODY_TOO_LARGE = (413, "The body is too large", "`DL_MAX_BODY_BYTES` is the limit.")
     UNSUPPORTED_MEDIA_TYPE = (
         415,
@@ -110,7 +128,7 @@ class Code(Enum):
     )
     TOO_MANY_WAITING = (
         503,
-        "Too many requests wait for jobs' logs",
+        "Too many requests wait for something to happen",
         "Ask again after `Retry-After` seconds, or without `wait`.",
     )
     OVERLOADED = (
@@ -177,7 +195,7 @@ class TooManyTries(AccessRefused):
 
 
 class TooManyWaiting(Exception):
-    """All places of those who wait for lines of a log are taken."""
+    """All places of those who wait for something to happen are taken."""
 
 
 class NotReady(Exception):
@@ -210,6 +228,13 @@ TABLE: Mapping[type[BaseException], Code] = {
     DeliveryNotFound: Code.DELIVERY_NOT_FOUND,
     RuleNotFound: Code.RULE_NOT_FOUND,
     RuleExists: Code.RULE_EXISTS,
+    NotEditable: Code.NOT_EDITABLE,
+    NotDeletable: Code.NOT_DELETABLE,
+    JobChanged: Code.CHANGED,
+    QueueDraining: Code.QUEUE_DRAINING,
+    WorkerNotFound: Code.WORKER_NOT_FOUND,
+    BulkNotFound: Code.BULK_NOT_FOUND,
+    BulkMismatch: Code.BULK_MISMATCH,
     RequestEntityTooLarge: Code.BODY_TOO_LARGE,
     UnsupportedMediaType: Code.UNSUPPORTED_MEDIA_TYPE,
     HTTPException: Code.HTTP_ERROR,
@@ -283,6 +308,8 @@ def _field_faults(error: Exception) -> Sequence[FieldFault]:
 def _members(error: Exception) -> Mapping[str, Any]:
     if isinstance(error, IdempotencyConflict):
         return {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}
+    if isinstance(error, BulkMismatch):
+        return {"found": error.found}
     if isinstance(error, NotReady):
         return error.report
     return {}

@@ -1,0 +1,346 @@
+"""Queues and workers: how they do, and what people rule about them; and what happened over time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Self
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.errors import DataloaderError, QueueDraining
+from app.queue.jobqueue import Source
+from app.queue.keys import Scope
+from app.queue.queues import QueueLine, Queues, QueueState, Rule, WorkerLine
+from app.queue.rollups import Chart, Happened, Period, Rollups, Times
+from app.web.auth import current_actor
+from app.web.exchange import said
+from app.web.models import INT4_MAX, read_indexed
+from app.web.operations import ANY_KEY, Subject
+from app.web.options import WebOptions
+from app.web.problems import Code
+
+_DATABASE = (Code.DATABASE_UNAVAILABLE, Code.SCHEMA_MISMATCH)
+_RULES_FRESH_SEC = 1.0
+_LIMITS = ("concurrency", "per_worker")
+
+Limit = Annotated[int, Field(ge=1, le=INT4_MAX)]
+
+
+class QueuesQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    queue: Annotated[str | None, Field(min_length=1, description="Only this one.")] = None
+
+
+class QueueChange(BaseModel):
+    """What shall hold for a queue; what is left out stays. Null takes a limit away."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    queue: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(read_indexed)] = Field(
+        description="Which queue; it need not have any job yet."
+    )
+    state: Annotated[QueueState, Field(strict=False)] | None = Field(
+        None,
+        description="open; paused: nothing is claimed from it; draining: nor are new jobs taken for it over HTTP.",
+    )
+    concurrency: Limit | None = Field(
+        None, description="How many of its jobs may run at once, in all processes together."
+    )
+    per_worker: Limit | None = Field(
+        None, description="How many of its jobs may run at once in each worker process; more threads are begun for it."
+    )
+    note: Annotated[str, Field(max_length=500)] | None = Field(None, description="Why, for whoever finds it so.")
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.model_fields_set <= {"queue"}:
+            raise PydanticCustomError("change", "nothing is to be changed; name a field beside queue")
+        return self
+
+
+class ChartsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    period: Annotated[Period, Field(description="How far back: by the minute, quarter or hour.")] = "1h"
+    queue: Annotated[str | None, Field(description="Only what happened in this queue.")] = None
+    task: Annotated[str | None, Field(description="Only what happened to jobs of this task.")] = None
+
+
+@dataclass(frozen=True)
+class TimesTold:
+    """How long something took, in seconds, read from a histogram: a fifth off at worst."""
+
+    count: int
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, times: Times) -> TimesTold:
+        told = [times.mean, *(times.percentile(share) for share in (0.5, 0.95, 0.99))]
+        return cls(times.count, *(None if value is None else round(value, 3) for value in told))
+
+
+@dataclass(frozen=True)
+class HappenedTold:
+    """What happened in a time. `failure_rate`: of the jobs that came to an end of their own."""
+
+    queued: int
+    started: int
+    succeeded: int
+    failed: int
+    canceled: int
+    lost: int
+    retried: int
+    failure_rate: float | None
+    waited: TimesTold
+    ran: TimesTold
+
+    @classmethod
+    def of(cls, happened: Happened) -> HappenedTold:
+        rate = happened.failure_rate
+        counts = (
+            happened.queued, happened.started, happened.succeeded, happened.failed, happened.canceled, happened.lost,
+            happened.retried,
+        )  # fmt: skip
+        return cls(
+            *counts,
+            None if rate is None else round(rate, 4),
+            TimesTold.of(happened.waited),
+            TimesTold.of(happened.ran),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueRule:
+    """What was ruled about a queue."""
+
+    queue: str
+    state: QueueState
+    concurrency: int | None
+    per_worker: int | None
+    note: str | None
+    changed_by: str | None
+    changed_at: datetime | None
+
+    @classmethod
+    def told(cls, rule: Rule) -> QueueRule:
+        return cls(**vars(rule))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueTold(QueueRule):
+    """How a queue does. `drained`: it is closed, and nothing of it runs. `ready` is exact up to ten thousand; `timed`
+    and `parked` are as of `looked_at`. `last_hour`: what happened in it."""
+
+    drained: bool
+    ready: int
+    ready_exact: bool
+    timed: int
+    parked: int
+    running: int
+    workers: int
+    oldest_ready_sec: float | None
+    looked_at: datetime | None
+    last_hour: HappenedTold
+
+    @classmethod
+    def of(cls, line: QueueLine) -> QueueTold:
+        return cls(
+            **vars(line.rule),
+            drained=line.drained,
+            ready=line.ready,
+            ready_exact=line.ready_exact,
+            timed=line.timed,
+            parked=line.parked,
+            running=line.running,
+            workers=line.workers,
+            oldest_ready_sec=None if line.oldest_ready_sec is None else round(line.oldest_ready_sec, 3),
+            looked_at=line.looked_at,
+            last_hour=HappenedTold.of(line.happened),
+        )
+
+
+@dataclass(frozen=True)
+class QueueList:
+    queues: list[QueueTold]
+
+
+@dataclass(frozen=True)
+class RunTold:
+    """A job in the hands of a worker."""
+
+    job_id: UUID
+    queue: str
+    task: str
+    attempt: int
+    started_at: datetime
+    heartbeat_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTold:
+    """A worker process as it registered itself. `alive`: it was heard of within three heartbeats; `listener`: whether
+    it hears notifications, or polls."""
+
+    worker_id: UUID
+    name: str
+    version: str
+    queues: Sequence[str]
+    tasks: Sequence[str]
+    threads: int
+    busy: int
+    started_at: datetime
+    seen_at: datetime
+    alive: bool
+    draining: bool
+    listener: str | None
+    rss_bytes: int | None
+    running: list[RunTold]
+
+    @classmethod
+    def of(cls, line: WorkerLine) -> WorkerTold:
+        row = vars(line)
+        shown = {name: row[name] for name in cls.__dataclass_fields__ if name in row}
+        running = [RunTold(**vars(run)) for run in line.running]
+        return cls(**{**shown, "worker_id": line.id, "busy": len(running), "running": running})
+
+
+@dataclass(frozen=True)
+class WorkerList:
+    workers: list[WorkerTold]
+
+
+@dataclass(frozen=True)
+class PointTold:
+    at: datetime
+    happened: HappenedTold
+
+
+@dataclass(frozen=True)
+class DepthTold:
+    at: datetime
+    ready: int
+    timed: int
+    parked: int
+    running: int
+    oldest_ready_sec: float | None
+
+
+@dataclass(frozen=True)
+class ChartTold:
+    """What happened, in spans of `span_sec`; one in which nothing happened is left out. `depths`: how many jobs stood
+    where at most; not for a single task."""
+
+    span_sec: int
+    since: datetime
+    until: datetime
+    points: list[PointTold]
+    depths: list[DepthTold]
+
+    @classmethod
+    def of(cls, chart: Chart) -> ChartTold:
+        points = [PointTold(point.at, HappenedTold.of(point.happened)) for point in chart.points]
+        depths = [DepthTold(**vars(depth)) for depth in chart.depths]
+        return cls(chart.span_sec, chart.since, chart.until, points, depths)
+
+
+class Drains:
+    """Which queues take no new jobs: known for a second, so that a trigger pays nothing for it."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._lock = threading.Lock()
+        self._rules: dict[str, Rule] = {}  # under the lock, as the next
+        self._look_at = 0.0
+
+    def refuse(self, queue: str) -> None:
+        """Raises QueueDraining. With the database away nothing is refused here: the enqueue will say so."""
+        with self._lock:
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + _RULES_FRESH_SEC
+                try:
+                    self._rules = self._queues.rules()
+                except DataloaderError:
+                    self._rules = {}
+            rule = self._rules.get(queue)
+        if rule is not None and rule.state is QueueState.DRAINING:
+            raise QueueDraining(queue, rule.note)
+
+
+def queues(source: Source, options: WebOptions) -> Subject:
+    subject = Subject("queues", "/api/v1", options.max_json_depth)
+    known, rollups = Queues(source), Rollups(source)
+
+    @subject.get("/queues", query=QueuesQuery, answer=QueueList, problems=_DATABASE, scope=ANY_KEY)
+    def queue_list(wanted: QueuesQuery) -> QueueList:
+        """List queues: what stands in them, what was ruled about them, and what happened in the last hour."""
+        return QueueList([QueueTold.of(line) for line in known.lines(queue=wanted.queue)])
+
+    @subject.patch("/queues", body=QueueChange, answer=QueueRule, problems=_DATABASE, scope=Scope.OPERATE)
+    def queue_rule(wanted: QueueChange) -> QueueRule:
+        """Pause, drain or open a queue, or change how many of its jobs run at once.
+
+        It holds for the next claim of any worker; what runs goes on. `drained` of the list tells when nothing runs any
+        more. A note is kept until the state changes.
+        """
+        unlimit = [name for name in _LIMITS if name in wanted.model_fields_set and vars(wanted)[name] is None]
+        rule = known.rule(
+            wanted.queue,
+            state=wanted.state,
+            concurrency=wanted.concurrency,
+            per_worker=wanted.per_worker,
+            unlimit=unlimit,
+            note=wanted.note,
+            by=current_actor().name,
+        )
+        said("queue.rule", queue=rule.queue, state=rule.state, concurrency=rule.concurrency, per_worker=rule.per_worker)
+        return QueueRule.told(rule)
+
+    @subject.get("/workers", answer=WorkerList, problems=_DATABASE, scope=Scope.READ)
+    def worker_list() -> WorkerList:
+        """List worker processes, the living first, with what each of them runs."""
+        return WorkerList([WorkerTold.of(line) for line in known.workers()])
+
+    @subject.post(
+        "/workers/<uuid:worker_id>/drain",
+        answer=WorkerTold,
+        problems=(Code.WORKER_NOT_FOUND, *_DATABASE),
+        scope=Scope.OPERATE,
+    )
+    def worker_drain(worker_id: UUID) -> WorkerTold:
+        """Tell a worker process to claim nothing more.
+
+        What it runs goes on. When `running` is empty it can be stopped without taking anything from anybody.
+        """
+        said("worker.drain", worker_id=worker_id)
+        return WorkerTold.of(known.drain_worker(worker_id, draining=True))
+
+    @subject.post(
+        "/workers/<uuid:worker_id>/undrain",
+        answer=WorkerTold,
+        problems=(Code.WORKER_NOT_FOUND, *_DATABASE),
+        scope=Scope.OPERATE,
+    )
+    def worker_undrain(worker_id: UUID) -> WorkerTold:
+        """Tell a drained worker process to claim again."""
+        said("worker.undrain", worker_id=worker_id)
+        return WorkerTold.of(known.drain_worker(worker_id, draining=False))
+
+    @subject.get("/charts", query=ChartsQuery, answer=ChartTold, problems=_DATABASE, scope=Scope.READ)
+    def charts(wanted: ChartsQuery) -> ChartTold:
+        """Tell what happened over an hour, a day or a week.
+
+        How many jobs there were, how long they waited and ran, what failed, and how many stood where.
+        """
+        return ChartTold.of(rollups.chart(wanted.period, queue=wanted.queue, task=wanted.task))
+
+    return subject
