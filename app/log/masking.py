@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from datetime import date, time
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -44,6 +45,7 @@ _SHAPES = (
     ),
 )
 # Of the shapes each has one of these in it, in any case of letters; most texts have none, and are spared the search.
+_MOST_PARTS = 1_000  # of one value in a line; a mapping may have no end
 _MARK = re.compile("://|cookie|authori|bearer|passw|passphrase|secret|pwd|token|key|dlk_")
 
 
@@ -62,6 +64,7 @@ _IN_ERRORS = (
     ),
 )
 _MOST_HIDDEN = 2_000
+_DEEPEST_JSON = 200
 
 
 class _Hidden:
@@ -94,11 +97,7 @@ def hide(forms: Iterable[str]) -> None:
 
 def scrub(text: str) -> str:
     """An error or a traceback without passwords, tokens and keys."""
-    for handler in logging.getLogger().handlers:
-        masker = getattr(handler.formatter, "masker", None)
-        if isinstance(masker, Masker):
-            text = masker.known(text)
-            break
+    text = _of_the_process().known(text)
     for shape, replacement in (*_IN_ERRORS, _OUR_KEYS):
         text = shape.sub(replacement, text)
     return text
@@ -107,7 +106,8 @@ def scrub(text: str) -> str:
 class Masker:
     """Hides secrets: by name and shape always, by value those it was told of."""
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
+    def __init__(self, secrets: Iterable[str] = (), names: Iterable[str] = ()) -> None:
+        self._more = tuple(names)  # words that make a name a secret's, beside those that everybody knows
         known = {form for secret in secrets if len(secret) >= _SHORTEST_SECRET for form in _forms(secret)}
         # The longest first: one secret may be a part of another.
         self._known = sorted(known, key=len, reverse=True)
@@ -148,26 +148,58 @@ class Masker:
                 return (
                     self._mapping(value, within)
                     if isinstance(value, Mapping)
-                    else [self._plain(part, within) for part in value]
+                    else [self._plain(part, within) for part in islice(value, _MOST_PARTS)]
                 )
             case _:
                 return self.text(_told(value))
 
     def _mapping(self, fields: Mapping[Any, Any], within: tuple[int, ...]) -> dict[str, Any]:
         return {
-            self._name(key): MASK if _is_secret(key, value) else self._plain(value, within)
-            for key, value in ((key if isinstance(key, str) else _told(key), value) for key, value in fields.items())
+            self._name(key): MASK if self._is_secret(key, value) else self._plain(value, within)
+            for key, value in (
+                (key if isinstance(key, str) else _told(key), value)
+                for key, value in islice(fields.items(), _MOST_PARTS)
+            )
         }
+
+    def _is_secret(self, name: str, value: Any) -> bool:
+        if value is None or isinstance(value, bool):  # whether there is one at all may be told
+            return False
+        return _names_a_secret(name) or any(word in name.lower() for word in self._more)
+
+    def concealed(self, value: Any, depth: int = 0) -> Any:
+        """JSON data with the values of secret names hidden, and nothing else; a reference to a secret is none."""
+        if depth < _DEEPEST_JSON and isinstance(value, Mapping):
+            if value.keys() == {"$secret"}:
+                return value
+            return {
+                key: MASK
+                if self._is_secret(key, it) and not (isinstance(it, Mapping) and it.keys() == {"$secret"})
+                else self.concealed(it, depth + 1)
+                for key, it in value.items()
+            }
+        if depth < _DEEPEST_JSON and isinstance(value, list):
+            return [self.concealed(it, depth + 1) for it in value]
+        return value
+
+
+def conceal(value: Any) -> Any:
+    """Args, progress or results for somebody's eyes: the same, but for what stands under the name of a secret."""
+    return _of_the_process().concealed(value)
 
 
 def mask(value: Any) -> Any:
     """The value as plain JSON data without its secrets, those named to `set_up` among them."""
+    return _of_the_process().value(value)
+
+
+def _of_the_process() -> Masker:
     # Python's logging registry is the one thing that is as wide as the process already.
     for handler in logging.getLogger().handlers:
         masker = getattr(handler.formatter, "masker", None)
         if isinstance(masker, Masker):
-            return masker.value(value)
-    return Masker().value(value)
+            return masker
+    return Masker()
 
 
 def _is_marked(text: str) -> bool:
@@ -184,11 +216,6 @@ def _without_shapes(text: str) -> str:
 def _forms(secret: str) -> Iterable[str]:
     """A secret as it is, as a URL spells it, and as a traceback quotes it."""
     return {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1]}
-
-
-def _is_secret(name: str, value: Any) -> bool:
-    # Whether there is one at all may be told.
-    return value is not None and not isinstance(value, bool) and _names_a_secret(name)
 
 
 @lru_cache(maxsize=1024)
