@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -124,7 +123,7 @@ def logs(
         lines = _pages(service.client, job_id, tail, which)
     try:
         for line in lines:
-            click.echo(json.dumps(line.said, ensure_ascii=False) if service.as_json else text.log_line(line))
+            click.echo(text.json_line(line.said) if service.as_json else text.log_line(line))
     except KeyboardInterrupt:
         click.get_current_context().exit(Exit.INTERRUPTED)
 

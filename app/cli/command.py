@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from app.cli import ask, audit, host, keys, local, trigger
+from app.cli import ask, audit, host, keys, local, text, trigger
 from app.cli.exits import Exit, Told, told
 from app.cli.service import AS_JSON
 from app.errors import DataloaderError
@@ -54,6 +53,7 @@ for _command in (
     host.serve,
     host.worker,
     host.migrate,
+    host.prune,
     host.config,
     host.tasks,
     local.run,
@@ -80,8 +80,9 @@ def _say(why: Told, *, as_json: bool) -> None:
     if as_json:
         fields = [{"field": error.field, "message": error.message} for error in why.errors]
         said = {"code": why.code, "detail": why.detail, "errors": fields}
-        click.echo(json.dumps(said, ensure_ascii=False), err=True)
+        click.echo(text.json_line(said), err=True)
         return
-    first, *more = why.detail.splitlines() or [""]
-    more += [f"  {error.field}: {error.message}" for error in why.errors]
+    # A service, or what answers in its place, may say anything: its words must not act on the terminal.
+    first, *more = [text.plain(line) for line in why.detail.splitlines()] or [""]
+    more += [f"  {text.clean(error.field)}: {text.clean(error.message)}" for error in why.errors]
     click.echo("\n".join([f"Error: {first}", *more, *([why.remedy] if why.remedy else [])]), err=True)

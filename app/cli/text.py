@@ -33,8 +33,31 @@ def clean(told: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in told).split())
 
 
+def plain(told: str) -> str:
+    """A line as it was said, but for what would act on the terminal."""
+    return "".join(c if c.isprintable() or c == "\t" else " " for c in told)
+
+
 def json_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+    return harmless(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+def json_line(value: Any) -> str:
+    return harmless(json.dumps(value, ensure_ascii=False))
+
+
+def harmless(told: str) -> str:
+    """JSON that a terminal can show: what JSON lets stand as it is, yet moves a cursor or turns the text around, is
+    written out. It means the same."""
+    if told.isprintable():
+        return told
+    return "".join(c if c.isprintable() or c == "\n" else _written_out(c) for c in told)
+
+
+def _written_out(char: str) -> str:
+    """As JSON writes it: beyond the first 65,536 characters as a pair."""
+    pair = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{int.from_bytes(pair[i : i + 2]):04x}" for i in range(0, len(pair), 2))
 
 
 def amount(progress: Mapping[str, Any]) -> Amount | None:
@@ -117,8 +140,7 @@ def event_rows(events: Iterable[JobEvent]) -> list[tuple[str, ...]]:
 
 def log_line(line: JobLogLine) -> str:
     """A line of a job's log as it was said, behind when, in which try and how gravely."""
-    said = "".join(c if c.isprintable() or c == "\t" else " " for c in line.line)
-    return f"{local_time(line.at)}  {line.attempt}  {clean(line.level):<8} {said}".rstrip()
+    return f"{local_time(line.at)}  {line.attempt}  {clean(line.level):<8} {plain(line.line)}".rstrip()
 
 
 def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

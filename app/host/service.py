@@ -19,6 +19,7 @@ from app.addresses import Allowed
 from app.config import Settings
 from app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaError
 from app.host.database import Database
+from app.host.house import ages_of
 from app.host.numbers import ProcessNumbers
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Keys
@@ -229,7 +230,7 @@ class Service:
                 bytes_a_try=settings.job_log_max_bytes,
                 lines_a_sec=settings.job_log_lines_per_sec,
             ),
-            ages=settings.ages(),
+            ages=ages_of(settings),
             deletes=settings.retention,
         )
 

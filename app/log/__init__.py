@@ -9,7 +9,7 @@
 A library or an embedding process that never calls `set_up` gets ordinary records of the standard library.
 """
 
-from app.log.masking import hide, mask, scrub
+from app.log.masking import conceal, hide, mask, scrub
 from app.log.setup import LogOptions, set_up, tear_down
 from app.log.speaking import Alert, Log, audit, bound, bound_fields, get, metric
 
@@ -20,6 +20,7 @@ __all__ = [
     "audit",
     "bound",
     "bound_fields",
+    "conceal",
     "get",
     "hide",
     "mask",

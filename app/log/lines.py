@@ -13,7 +13,13 @@ from app.log.masking import Masker
 
 _RESERVED = ("time", "level", "logger", "event", "pid", "thread")
 # Valid inside JSON, yet taken for the end of a line, or obeyed, by some readers and terminals.
-_UNSAFE_IN_JSON = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
+_UNSAFE_IN_JSON = {
+    code: f"\\u{code:04x}"
+    for code in (
+        *range(0x7F, 0xA0), 0x2028, 0x2029,
+        0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF,  # what turns the text around
+    )
+}  # fmt: skip
 _COLOURS = {"DEBUG": "\x1b[2m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[1;31m"}
 _PLAIN = "\x1b[0m"
 

@@ -33,6 +33,7 @@ class LogOptions:
     rotate_every_sec: int | None = None
     keep_files: int = 10
     secrets: tuple[str, ...] = field(default=(), repr=False)
+    masked_keys: tuple[str, ...] = ()  # words that make a name a secret's, beside those that everybody knows
 
 
 class Console(logging.StreamHandler[TextIO]):
@@ -47,7 +48,7 @@ def set_up(options: LogOptions) -> None:
 
     A second call replaces the first. No file is opened before something is said to it.
     """
-    masker, zone = Masker(options.secrets), ZoneInfo(options.timezone)
+    masker, zone = Masker(options.secrets, options.masked_keys), ZoneInfo(options.timezone)
     stream = options.stream or sys.stderr
     on_terminal = stream.isatty()
     json_lines = JsonLines(masker, zone)

@@ -10,6 +10,7 @@ from app.cli.command import main
 from app.cli.exits import MEANING, Exit, told
 from app.client import NotFound
 from app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, PortTaken, SchemaMissing
+from tests.app.cli.standin import problem
 from tests.support.processes import ROOT, clean_environment
 
 HEAVY = (
@@ -118,3 +119,13 @@ def test_each_error_has_its_exit_code(error, code):
 
 def test_every_exit_code_has_a_meaning():
     assert set(MEANING) == set(Exit)
+
+
+def test_what_a_service_says_does_not_act_on_the_terminal(run, service):
+    evil = "\x1b]0;owned\x07\x9b2J\u202e"
+    for _ in range(2):
+        service.unruly.append(problem(400, "invalid_request", f"no {evil}", errors=[{"field": evil, "message": evil}]))
+
+    for refused in (run("jobs"), run("jobs", "--json")):
+        assert refused.exit_code == 4
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(refused.stderr)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -37,3 +38,10 @@ def test_a_time_is_shown_on_the_clock_of_this_machine():
 
 def test_columns_are_as_wide_as_their_widest_cell():
     assert text.columns(("a", "b"), [("long", ""), ("", "x")]) == ["a     b", "long", "      x"]
+
+
+@pytest.mark.parametrize("evil", ["\x9b2J", "\u202eabc", "\x7f", "\u2028", "\ufeff", "\U000e0001"])
+def test_json_for_a_terminal_means_the_same_and_acts_on_nothing(evil):
+    for written in (text.json_text({"a": [f"x{evil}y"]}), text.json_line({"a": [f"x{evil}y"]})):
+        assert json.loads(written) == {"a": [f"x{evil}y"]}
+        assert evil[0] not in written

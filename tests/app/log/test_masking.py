@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.log import LogOptions, mask, masking, set_up, tear_down
+from app.log import LogOptions, conceal, hide, mask, masking, set_up, tear_down
 from app.log.masking import Masker
 
 SECRET = "hunter2/ü\\x"
@@ -178,3 +178,47 @@ def test_a_text_that_is_spared_the_search_has_nothing_to_hide(text):
     spared = not masking._is_marked(text) and text.isascii()
 
     assert not spared or masking._without_shapes(text) == text
+
+
+def test_what_stands_under_the_name_of_a_secret_is_concealed_and_nothing_else():
+    told = {
+        "password": "x",
+        "a": [{"apiKey": 7, "n": 1}],
+        "token": None,
+        "secret": {"$secret": "bank"},
+        "note": "password=x",
+    }
+
+    assert conceal(told) == {
+        "password": "***", "a": [{"apiKey": "***", "n": 1}], "token": None, "secret": {"$secret": "bank"},
+        "note": "password=x",
+    }  # fmt: skip
+
+
+def test_a_company_has_secrets_of_its_own():
+    assert Masker(names=["iban"]).concealed({"customerIBAN": "DE00", "x": 1}) == {"customerIBAN": "***", "x": 1}
+    assert Masker(names=["iban"]).fields({"iban": "DE00"}) == {"iban": "***"}
+
+
+def test_args_as_deep_as_they_may_be_are_no_trouble():
+    deep: object = "x"
+    for _ in range(300):
+        deep = [deep]
+
+    assert conceal(deep) == deep
+
+
+def test_our_own_keys_are_known_by_their_shape():
+    assert Masker().text("got dlk_3f9a1c22b7d0_" + "ab" * 24) == "got dlk_3f9a1c22b7d0_***"
+
+
+def test_what_is_hidden_later_is_hidden_from_then_on_and_not_without_end(monkeypatch):
+    monkeypatch.setattr(masking, "_HIDDEN", masking._Hidden())
+    monkeypatch.setattr(masking, "_MOST_HIDDEN", 2)
+    masker = Masker(["known-secret"])
+    assert masker.text("a hidden-one") == "a hidden-one"
+
+    hide(["hidden-one", "abc"])
+    assert masker.text("a hidden-one, abc, known-secret") == "a ***, abc, ***"
+    hide(["hidden-one", "hidden-two", "hidden-three"])
+    assert masker.text("hidden-one hidden-three") == "hidden-one ***"
