@@ -123,7 +123,7 @@ def addresses(dsn: str) -> list[str]:
         f"/jobs/{one('queued')}",
         f"/jobs/{one('running')}",
         "/tasks",
-        "/tasks/noop",
+        "/tasks/task%203",
         "/queues",
         "/workers",
         *(f"/charts?period={period}" for period in ("1h", "24h", "7d")),
