@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from app.config import Settings
-from app.host import account, web, worker
+from app.host import account, house, web, worker
 from app.host.database import Database
 from app.host.service import set_up_logging
 from app.queue.audit import acting
@@ -26,6 +26,11 @@ def migrate(settings: Settings) -> Migration:
         database.close()
 
 
+def prune(settings: Settings, *, dry: bool, told: Callable[[int], None]) -> house.Swept:
+    set_up_logging(settings)
+    return house.prune(settings, dry=dry, told=told)
+
+
 @contextmanager
 def keys(command: str) -> Iterator[tuple[Keys, str]]:
     """The keys in the database of the settings, and who asks for them, in whose name all is done within."""
@@ -36,4 +41,4 @@ def keys(command: str) -> Iterator[tuple[Keys, str]]:
         yield ring, act.actor
 
 
-__all__ = ["Keys", "NewKey", "Scope", "keys", "migrate", "serve", "work"]
+__all__ = ["Keys", "NewKey", "Scope", "keys", "migrate", "prune", "serve", "work"]

@@ -24,6 +24,7 @@ from workers.threads import Loop, clock
 
 _log = log.get(__name__)
 _EVERY = 1.0  # seconds between two writes of a process
+_QUIET = 60.0  # when nothing is to be written: whoever says something rings
 _AT_ONCE = 2_000  # lines a write
 _WAITING = 20_000  # lines that wait at most, and
 _WAITING_BYTES = 16_000_000
@@ -32,8 +33,6 @@ _LOOKED_AT = 16_384  # characters of a line that are looked through for secrets
 _BURST = 10  # seconds' worth of lines that may come at once
 _LAST = 50  # lines of the end that are kept whatever was left out before
 _REMEMBERED = 1_000  # tries whose amounts are kept
-_PRUNED_AT_ONCE = 2_000
-_PRUNE_EVERY, _PRUNE_AGAIN = 60.0, 2.0
 _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
 Key = tuple[UUID, int]
@@ -41,11 +40,10 @@ Key = tuple[UUID, int]
 
 @dataclass(frozen=True, kw_only=True)
 class LogLimits:
-    """How much of what jobs say is kept, and for how long."""
+    """How much of what jobs say is kept."""
 
     bytes_a_try: int = 2_097_152
     lines_a_sec: float = 200.0
-    keep_days: float = 14.0
 
 
 class _Line(NamedTuple):
@@ -88,7 +86,6 @@ class JobLogs:
         self._amounts: OrderedDict[Key, _Amount] = OrderedDict()
         self._writing = threading.Lock()  # held over a write: the keeper's, or the last one's
         self._written_at = 0.0  # the writer's, as the next two
-        self._prune_at = clock() + _PRUNE_EVERY / 2
         self._told_fault = False
         self._capture = Capture(self.write)
         self.loop = Loop("joblog", self.turn, died=died)
@@ -213,12 +210,10 @@ class JobLogs:
             return _EVERY  # the heartbeat brings it back; it must not have to wait for us while we try the same
         if now - self._written_at < _EVERY:
             return self._written_at + _EVERY - now
-        if now >= self._prune_at:
-            self._prune(now)
         if self._waiting:
             self._write()
             return _EVERY
-        return max(_EVERY, self._prune_at - now)
+        return _QUIET
 
     def _write(self) -> bool:
         """One batch; False: it could not be written, for a reason that somebody must see to."""
@@ -257,11 +252,6 @@ class JobLogs:
         with self._lock:
             self._waiting.extendleft(reversed(batch))
             self._waiting_bytes += sum(len(line.text) for line in batch)
-
-    def _prune(self, now: float) -> None:
-        self._prune_at = now + _PRUNE_EVERY
-        if self._queue.prune_logs(keep_sec=self._limits.keep_days * 86_400, most=_PRUNED_AT_ONCE) == _PRUNED_AT_ONCE:
-            self._prune_at = now + _PRUNE_AGAIN
 
 
 def _bounded(line: str) -> str:

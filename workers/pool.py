@@ -16,6 +16,7 @@ from app.queue.effects import Places
 from app.queue.job import Release, WorkerInfo
 from app.queue.jobqueue import JobQueue, Limits
 from app.queue.queues import Queues
+from app.queue.retention import Ages, Retention
 from app.queue.session import Session
 from app.queue.webhooks import Webhooks
 from app.traces import Quiet, Tracer
@@ -28,6 +29,7 @@ from workers.control import Control
 from workers.courier import Courier, CourierOptions
 from workers.desk import Desk
 from workers.heartbeat import Heartbeat
+from workers.housekeeper import Housekeeper
 from workers.joblog import JobLogs, LogLimits
 from workers.ladder import Ladder
 from workers.listener import Hearing, Listener
@@ -72,6 +74,8 @@ class PoolOptions:
     targets: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     logs: LogLimits = field(default_factory=LogLimits)  # of what jobs say
+    ages: Ages = field(default_factory=Ages)  # how long things are kept
+    deletes: bool = True  # what is older than that
     courier: CourierOptions = field(default_factory=CourierOptions)
     alert_period_sec: float = 15.0
     tracer: Tracer = field(default_factory=Quiet)
@@ -206,6 +210,10 @@ class WorkerPool:
             died=self._on_death,
         )
         self._clerk = Clerk(Queues(sessions["claim"]), self._session("clerk"), died=self._on_death)
+        house = self._session("house")
+        self._house = Housekeeper(
+            house, Retention(house, options.ages), deletes=options.deletes, died=self._on_death
+        )
         self._pipelines = pipelines
         self._workers = [
             self._worker(name, n) for name, threads in options.queues.items() for n in range(1, threads + 1)
@@ -341,6 +349,7 @@ class WorkerPool:
             self._watch,
             self._ruled,
             self._clerk,
+            self._house,
         )
         return [keeper.loop for keeper in keepers]
 
@@ -354,6 +363,7 @@ class WorkerPool:
         self._settler.give_up_the_rest()
         self._heartbeat.say_goodbye()
         self._clerk.close()
+        self._house.close()
         for role in ("listen", "claim", "renew"):
             self._sessions[role].close()
         if not any(worker.alive for worker in self._workers):

@@ -94,6 +94,32 @@ def migrate(*, as_json: bool) -> None:
         click.echo("\n".join([done_now, *(f"  {step}" for step in done.steps)]))
 
 
+@click.command(short_help="Delete what ended long ago.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@json_option
+def prune(*, dry_run: bool, as_json: bool) -> None:
+    """Delete jobs that ended longer ago than the DL_KEEP_… settings say, and parts of the journal and of the logs.
+
+    Workers do the same by themselves, unless DL_RETENTION is false. Idempotency keys of deleted jobs are kept.
+    """
+    from app import wiring  # noqa: PLC0415 - as above
+
+    swept = wiring.prune(_settings(), dry=dry_run, told=lambda _: None)
+    if as_json:
+        jobs = [{"status": status, "task": task, "jobs": n} for (status, task), n in sorted(swept.jobs.items())]
+        click.echo(text.json_text({"dry_run": dry_run, "jobs": jobs, "parts": swept.parts, "more": swept.more}))
+        return
+    did = "Would delete" if dry_run else "Deleted"
+    for (status, task), n in sorted(swept.jobs.items()):
+        click.echo(f"{did} {n:,} jobs of {task} that ended as {status}.")
+    for part in swept.parts:
+        click.echo(f"{'Would drop' if dry_run else 'Dropped'} {part}.")
+    if swept.more:
+        click.echo("There are more.")
+    if not swept.jobs and not swept.parts:
+        click.echo("Nothing is older than it may be.")
+
+
 @click.command(short_help="Show every setting.")
 @click.option("--docs", is_flag=True, help="Print the page that describes every variable, in Markdown.")
 @json_option

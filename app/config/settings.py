@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr, SecretStr, 
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from app.config import checks, dsn, tasks, values
+from app.config import checks, dsn, keeping, tasks, values
 from app.config.values import QueueWorkers, Rotation
 from app.errors import ConfigError, Fault
 
@@ -27,6 +27,7 @@ class Group(StrEnum):
     WORKERS = "Workers"
     PIPELINES = "Pipelines"
     LIMITS = "Limits of a request"
+    RETENTION = "What is kept, and for how long"
     WEBHOOKS = "Webhooks, alerts and traces"
     SECURITY = "Security"
     LOGS = "Logs"
@@ -62,6 +63,10 @@ def _switch(group: Group, variable: str, default: bool, meaning: str) -> Any:
     return _knob(group, variable, default, meaning, "true or false")
 
 
+def _days(variable: str, default: float, meaning: str) -> Any:
+    return _number(Group.RETENTION, variable, default, meaning, 0.01, 36_500)
+
+
 Text = Annotated[str, Field(min_length=1, max_length=values.MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Zone = Annotated[str, BeforeValidator(values.time_zone)]
 Identifier = Annotated[str, BeforeValidator(values.identifier)]
@@ -75,6 +80,7 @@ Rotating = Annotated[Rotation, BeforeValidator(values.rotation)]
 Endpoints = Annotated[Mapping[str, str], BeforeValidator(values.endpoints)]
 Targets = Annotated[Mapping[str, SecretStr], BeforeValidator(values.targets)]
 Tokens = Annotated[Mapping[str, SecretStr], BeforeValidator(values.tokens)]
+Keeping = Annotated[Mapping[str, Mapping[str, float]], BeforeValidator(keeping.of_tasks)]
 Tasks = Annotated[Mapping[str, Any], BeforeValidator(tasks.tasks)]
 
 
@@ -280,6 +286,39 @@ class Settings(BaseSettings):
     )
     max_text_length: int = _number(
         Group.LIMITS, "DL_MAX_TEXT_LENGTH", 1000, "The longest text field of a request, in characters.", 16, 100_000
+    )
+
+    retention: bool = _switch(
+        Group.RETENTION, "DL_RETENTION", True, "Whether workers delete what is older than the ages below."
+    )
+    keep_succeeded_days: float = _days(
+        "DL_KEEP_SUCCEEDED_DAYS", 14.0, "After how many days a job that succeeded is deleted."
+    )
+    keep_canceled_days: float = _days(
+        "DL_KEEP_CANCELED_DAYS", 14.0, "After how many days a job that was canceled is deleted."
+    )
+    keep_failed_days: float = _days("DL_KEEP_FAILED_DAYS", 30.0, "After how many days a job that failed is deleted.")
+    keep_lost_days: float = _days("DL_KEEP_LOST_DAYS", 30.0, "After how many days a job that was lost is deleted.")
+    keep_tasks: Keeping = _knob(
+        Group.RETENTION,
+        "DL_KEEP_TASKS",
+        {},
+        "Other ages for the jobs of single tasks, in days: one for all that have ended, or one for each status.",
+        'a JSON object such as {"heartbeat.check": 1, "load.cbr.rates": {"succeeded": 3, "failed": 90}}',
+    )
+    keep_journal_days: float = _days(
+        "DL_KEEP_JOURNAL_DAYS",
+        30.0,
+        "After how many days the journal is dropped, also of jobs that are still there; in whole "
+        "parts, so up to a fifth later.",
+    )
+    keep_keys_days: float = _number(
+        Group.RETENTION,
+        "DL_KEEP_KEYS_DAYS",
+        0.0,
+        "For how many days after a job was deleted its idempotency key still finds it; 0: for ever.",
+        0,
+        36_500,
     )
 
     webhook_allow: Welcome = _knob(

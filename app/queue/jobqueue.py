@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 from uuid import UUID
 
-from app.errors import IdempotencyConflict, JobNotFound, NotRetryable
+import psycopg2
+
+from app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable
 from app.queue.job import (
     SUCCEEDED,
     Claimed,
@@ -75,7 +77,12 @@ class JobQueue:
         """
         asked = _request(new)
         while True:  # a key's job may be deleted, or not yet visible, between the insert and the look
-            rows = self._ask("enqueue", asked)
+            try:
+                rows = self._ask("enqueue", asked)
+            except InvalidJob as error:
+                if not _just_retired(error):
+                    raise
+                continue  # it is there to be found now
             if rows:
                 break
         job_id, status, created, same = rows[0]
@@ -253,10 +260,6 @@ class JobQueue:
         columns = ("job_ids", "attempts", "ages", "levels", "streams", "lines")
         self._ask("write_logs", {name: array(line[n] for line in lines) for n, name in enumerate(columns)})
 
-    def prune_logs(self, *, keep_sec: float, most: int) -> int:
-        """Delete the oldest lines that are older than that; returns how many."""
-        return len(self._ask("prune_logs", {"keep_sec": keep_sec, "most": most}))
-
     def settle(self, ends: Sequence[tuple[Claimed, Settlement]], *, guards: Sequence[int] = ()) -> list[Fate]:
         """Write down how runs ended, and give back the session locks in `guards`, all in one transaction."""
         told = [(job.id_text, job.run_text, job.key_hash, end) for job, end in ends]
@@ -405,6 +408,12 @@ def _request(new: NewJob) -> dict[str, Any]:
         "webhook": None if new.webhook is None else checked_json("webhook", dict(new.webhook)),
         "traceparent": new.traceparent,
     }
+
+
+def _just_retired(error: InvalidJob) -> bool:
+    """The job of the key was deleted while the insert waited for it."""
+    cause = error.__cause__
+    return isinstance(cause, psycopg2.Error) and cause.diag.constraint_name == "dl_retired_keys_pkey"
 
 
 def _told(text: str | None, most: int) -> str | None:

@@ -662,20 +662,6 @@ SELECT complete, log_id, attempt, ts, level, stream, line
   FROM job LEFT JOIN found ON true
  ORDER BY log_id;
 
--- name: prune_logs
--- Old lines away, a few at a time. The oldest have the smallest numbers, so nothing else is looked at.
-SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '5s', true);
-
-WITH oldest AS MATERIALIZED (
-    SELECT log_id, ts FROM dl_job_logs ORDER BY log_id LIMIT %(most)s::int
-), old AS MATERIALIZED (
-    SELECT log_id
-      FROM oldest
-     WHERE ts < (SELECT clock_timestamp()) - make_interval(secs => %(keep_sec)s::float8)
-       AND (SELECT pg_try_advisory_xact_lock(1684828527, 1))  -- one process at a time
-)
-DELETE FROM dl_job_logs WHERE log_id IN (SELECT log_id FROM old) RETURNING log_id;
-
 -- name: register_worker
 INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)
 VALUES (%(worker_id)s::uuid, %(name)s::text, %(version)s::text, %(queues)s::text[], %(tasks)s::text[], %(threads)s::int,

@@ -22,19 +22,12 @@ class Table:
     lines: list = field(default_factory=list)
     batches: list = field(default_factory=list)
     failing: list = field(default_factory=list)
-    pruned: list = field(default_factory=list)
-    old: int = 0
 
     def write_logs(self, lines):
         if self.failing:
             raise self.failing.pop(0)
         self.batches.append(len(lines))
         self.lines += lines
-
-    def prune_logs(self, *, keep_sec, most):
-        self.pruned.append(keep_sec)
-        gone, self.old = min(self.old, most), max(0, self.old - most)
-        return gone
 
     @property
     def texts(self):
@@ -220,20 +213,6 @@ def test_a_long_backlog_is_written_in_batches(make, table, monkeypatch):
 
     assert logs.flush() is True
     assert table.batches == [2, 2, 1]
-
-
-def test_old_lines_are_deleted_about_once_a_minute_and_sooner_while_there_are_many(make, table, time):
-    logs = make(keep_days=2)
-    assert logs.turn() == 30.0
-    table.old = 2_500
-    time.now += 30
-    logs.turn()
-    time.now += 2
-    logs.turn()
-    assert table.pruned == [172_800.0, 172_800.0]
-    time.now += 59
-    logs.turn()
-    assert len(table.pruned) == 2
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def shared_dsn(databases: Databases) -> Iterator[str]:
 def desk(shared_dsn: str) -> Iterator[Desk]:
     """An empty queue. Its database serves the whole module, so leave the tables' form alone."""
     made = Desk(shared_dsn)
-    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers")
+    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_retired_keys, dl_watch")
     yield made
     made.close()
 

@@ -78,15 +78,6 @@ def test_an_unknown_job_has_no_log(desk):
         desk.queue.logs(uuid4())
 
 
-def test_old_lines_are_deleted_a_few_at_a_time(desk, job_id):
-    desk.queue.write_logs(said(job_id, *"abc", age=7200.0) + said(job_id, "young"))
-
-    assert desk.queue.prune_logs(keep_sec=3600.0, most=2) == 2
-    assert desk.queue.prune_logs(keep_sec=3600.0, most=2) == 1
-    assert desk.queue.prune_logs(keep_sec=3600.0, most=2) == 0
-    assert texts(desk.queue.logs(job_id)) == ["young"]
-
-
 def test_a_locked_table_does_not_hold_up_the_writer(own_desk):
     own_desk.connect().cursor().execute("LOCK TABLE dl_job_logs")
 
