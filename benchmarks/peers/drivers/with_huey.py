@@ -29,4 +29,6 @@ def work():
 
 
 if __name__ == "__main__":
-    protocol.drive(setup=lambda: None, work=work, one=one, bulk=one)
+    import with_huey  # a task is known by its module's name, which is another one in the consumer
+
+    protocol.drive(setup=lambda: None, work=work, one=with_huey.one, bulk=with_huey.one)
