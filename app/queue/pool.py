@@ -86,7 +86,8 @@ class Pool:
         self._recycle, self._connect_timeout = recycle_sec, connect_timeout_sec
         self._timeout, self._wait = command_timeout_sec, wait_sec
         self._statements = statements(schema)
-        settings = {"statement_timeout": int(command_timeout_sec * 1000), "client_min_messages": "error"}
+        # Compiling a statement costs more than running any of ours: a plan without a scan is dear on paper alone.
+        settings = {"statement_timeout": int(command_timeout_sec * 1000), "client_min_messages": "error", "jit": "off"}
         # What is set for a session would stay with whomever the pooler gives it to next; but time zones it keeps apart.
         self._settings = "" if transactions_only else "".join(f"SET {key} = {it};" for key, it in settings.items())
         self._bounds = "".join(f"SET LOCAL {key} = {it};" for key, it in settings.items()) if transactions_only else ""
