@@ -43,7 +43,7 @@ def test_an_unknown_address_is_a_404(app_without_database, path):
     ("method", "path", "allowed"),
     [
         ("get", "/api/v1/jobs/trigger", "OPTIONS, POST"),
-        ("delete", JOB, "GET, HEAD, OPTIONS"),
+        ("put", JOB, "DELETE, GET, HEAD, OPTIONS, PATCH"),
         ("put", "/health", "GET, HEAD, OPTIONS"),
         ("get", "/api/v1/feedback/like", "OPTIONS, POST"),
         ("post", JOB + "/status", "GET, HEAD, OPTIONS"),
