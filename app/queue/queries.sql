@@ -282,7 +282,7 @@ RETURNING 1;
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hash::int FROM unnest(%(key_hashes)s::bigint[]) AS k (hash) ORDER BY 1 OFFSET 0) ordered;
 
-WITH told AS (
+WITH told AS MATERIALIZED (  -- or a row that was renewed while this waited for it would be taken for another's
     SELECT job_id, run_id, 'succeeded'::dl_status AS status, NULL AS error, NULL AS traceback, NULL AS result,
            NULL AS progress, NULL AS checkpoint, 0::float8 AS pause, 0 AS refund, 0 AS crashed, NULL AS notes
       FROM unnest(%(plain_jobs)s::uuid[], %(plain_runs)s::uuid[]) AS p (job_id, run_id)

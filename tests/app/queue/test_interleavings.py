@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.errors import IdempotencyConflict
-from app.queue.job import Handback, NewJob, Release, Settlement, Status
+from app.queue.job import SUCCEEDED, Handback, NewJob, Release, Settlement, Status
 from app.queue.jobqueue import JobQueue, draw_runs
 from app.queue.statements import statements
 from tests.support.desk import Aside, Desk
@@ -90,6 +90,27 @@ def test_a_reaper_that_meets_a_settlement_finds_the_run_gone(desk, end):
 
     assert reaping.result() == []
     assert desk.status(run.id) is end
+    desk.check()
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [SUCCEEDED, SUCCEEDED],
+        [SUCCEEDED, Settlement(Status.FAILED, error="e")],
+        [Settlement(Status.QUEUED, error="e", retry_in=60), SUCCEEDED],
+        [Settlement(Status.SUCCEEDED, result={"n": 1}), Settlement(Status.FAILED, error="e")],
+    ],
+)
+def test_a_settlement_that_meets_a_renewal_is_applied_whole(desk, ends):
+    runs = [desk.claimed(key) for key in ("one", "other")]
+    with midway(desk) as owner:
+        owner.renew([(run.id, run.run_id, None) for run in runs], late_sec=60)
+        settling = Aside(desk.another().settle, list(zip(runs, ends, strict=True)))
+        desk.until_blocked()
+
+    assert [fate.answer for fate in settling.result()] == ["applied", "applied"]
+    assert [desk.status(run.id) for run in runs] == [end.status for end in ends]
     desk.check()
 
 
