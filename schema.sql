@@ -1242,6 +1242,20 @@ REVOKE EXECUTE ON FUNCTION dl_asked(jsonb), dl_enqueue_many(jsonb, bool), dl_wil
        dl_enqueue(text, text, text, jsonb, text, text, int, timestamptz, int, int, text, text, text, int, jsonb, uuid)
   FROM PUBLIC;
 
+-- What acts with the owner's rights looks for temporary tables last. Without being told it would do so first, and find
+-- there whatever its caller has put for it, triggers and all.
+DO $$
+DECLARE
+    strong regprocedure;
+BEGIN
+    FOR strong IN
+        SELECT p.oid FROM pg_proc p
+         WHERE p.prosecdef AND p.proname LIKE 'dl\_%' AND p.pronamespace = current_schema()::regnamespace
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', strong, current_schema());
+    END LOOP;
+END $$;
+
 -- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.
 INSERT INTO dl_schema (version, fingerprint)
 SELECT 2, 'by hand'

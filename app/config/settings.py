@@ -281,6 +281,14 @@ class Settings(BaseSettings):
     max_body_bytes: int = _number(
         Group.LIMITS, "DL_MAX_BODY_BYTES", 1_048_576, "The largest request body, in bytes.", 1024, 1_073_741_824
     )
+    max_batch_bytes: int = _number(
+        Group.LIMITS,
+        "DL_MAX_BATCH_BYTES",
+        4_194_304,
+        "The largest body of a request for many jobs, in bytes.",
+        1024,
+        1_073_741_824,
+    )
     max_json_depth: int = _number(
         Group.LIMITS, "DL_MAX_JSON_DEPTH", 64, "How deep lists and objects of a request may be nested.", 2, 500
     )

@@ -70,7 +70,7 @@ class Host(Front):
     def move_in(self, service: Service) -> None:
         """Called when the app is loaded, just before requests are taken."""
         self.service = service
-        self.limits = Limits(sizes=Sizes(body=service.settings.max_body_bytes))
+        self.limits = Limits(sizes=Sizes(body=max(service.settings.max_body_bytes, service.settings.max_batch_bytes)))
         self.ending = Ending(service, grace=service.settings.shutdown_grace_sec)
         self.ending.start()
         service.start()

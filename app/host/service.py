@@ -116,6 +116,7 @@ class Service:
             timezone=settings.timezone,
             queues=tuple(worker.queue for worker in settings.workers),
             max_body_bytes=settings.max_body_bytes,
+            max_batch_bytes=settings.max_batch_bytes,
             max_json_depth=settings.max_json_depth,
             max_text_length=settings.max_text_length,
             default_lease_ttl_sec=settings.default_lease_ttl_sec,

@@ -19,6 +19,7 @@ from app.traces import Quiet, Tracer
 from app.web.alerts import alerts
 from app.web.audit import audit
 from app.web.auth import ACTOR, Guard, csrf_token
+from app.web.batch import batch
 from app.web.bulk import bulk
 from app.web.callers import networks
 from app.web.docs import docs
@@ -93,6 +94,7 @@ def create_app(
             Waiting(Lists(source), options.most_waiting, closing),
             Drains(Queues(source)),
         ),
+        batch(source, pipelines, options, Drains(Queues(source))),
         joblists(source, options),
         edits(queue, pipelines, options),
         bulk(source, options),

@@ -40,7 +40,7 @@ class JobId(BaseConverter):
     Except where a route of another method has a word: `GET /api/v1/jobs/trigger` is a wrong method, not a wrong id.
     """
 
-    regex = r"(?!trigger\Z)[^/]+"
+    regex = r"(?!(?:trigger|batch)\Z)[^/]+"
 
 
 class NoSuchId(JobNotFound):

@@ -100,9 +100,10 @@ class Subject:
         form: type[BaseModel] | None = None,
         pages: Mapping[int, str] | None = None,
         if_match: bool = False,
+        largest: int | None = None,
     ) -> Callable[[Handler], Handler]:
         """`form`: a body as a page's form sends it, instead of JSON; its fields are texts. `pages`: other statuses that
-        are answered in HTML, and when."""
+        are answered in HTML, and when. `largest`: how many bytes its body may have, where that is not the usual."""
         access = (scope,) if isinstance(scope, Scope) else _FORGOTTEN if scope is None else scope
         sent = _form if form is not None else _body
         body = form or body
@@ -135,6 +136,8 @@ class Subject:
             view = _admitted(
                 access, self._view(handler, sent, body, query, media_type, conditional), method, media_type
             )
+            if largest is not None:
+                view = _of_size(largest, view)
             self.blueprint.add_url_rule(path, handler.__name__, view, methods=[method])
             return handler
 
@@ -163,6 +166,14 @@ class Subject:
         if query is not None:
             return lambda **path: answered(handler(_query(query), **path))
         return lambda **path: answered(handler(**path))
+
+
+def _of_size(largest: int, view: Callable[..., Response]) -> Callable[..., Response]:
+    def sized(**path: Any) -> Response:
+        request.max_content_length = largest
+        return view(**path)
+
+    return sized
 
 
 def _admitted(access: Access, view: Callable[..., Response], method: str, media_type: str) -> Callable[..., Response]:

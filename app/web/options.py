@@ -12,6 +12,7 @@ class WebOptions:
     timezone: str = "Europe/Moscow"  # for people, on pages; the API speaks UTC
     queues: tuple[str, ...] = ()  # the registered ones: only these become label values of metrics
     max_body_bytes: int = 1_048_576
+    max_batch_bytes: int = 4_194_304
     max_json_depth: int = 64
     max_text_length: int = 1_000
     default_lease_ttl_sec: int = 60

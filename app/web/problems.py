@@ -103,7 +103,16 @@ class Code(Enum):
         "Nothing was done; `found` tells how many it is.",
     )
     CHANGED = (412, "It has changed since it was looked at", "Look at it again, and send its new `ETag` as `If-Match`.")
-    BODY_TOO_LARGE = (413, "The body is too large", "`DL_MAX_BODY_BYTES` is the limit.")
+    BATCH_REFUSED = (
+        409,
+        "The batch was refused as a whole",
+        "All or none was asked for, and something is wrong; nothing was done, and `items` tells what.",
+    )
+    BODY_TOO_LARGE = (
+        413,
+        "The body is too large",
+        "`DL_MAX_BODY_BYTES` is the limit, and `DL_MAX_BATCH_BYTES` that of a batch.",
+    )
     UNSUPPORTED_MEDIA_TYPE = (
         415,
         "The body is not sent as JSON",
@@ -198,6 +207,16 @@ class TooManyWaiting(Exception):
     """All places of those who wait for something to happen are taken."""
 
 
+class BatchRefused(Exception):
+    """All or none was asked for, and something was wrong; the report has the outcomes."""
+
+    def __init__(self, report: Mapping[str, Any]) -> None:
+        super().__init__(
+            f"{report['invalid']} requests are invalid and {report['conflict']} are in conflict; nothing was done"
+        )
+        self.report = report
+
+
 class NotReady(Exception):
     """Some part of the service is missing; the report says which."""
 
@@ -235,6 +254,7 @@ TABLE: Mapping[type[BaseException], Code] = {
     WorkerNotFound: Code.WORKER_NOT_FOUND,
     BulkNotFound: Code.BULK_NOT_FOUND,
     BulkMismatch: Code.BULK_MISMATCH,
+    BatchRefused: Code.BATCH_REFUSED,
     RequestEntityTooLarge: Code.BODY_TOO_LARGE,
     UnsupportedMediaType: Code.UNSUPPORTED_MEDIA_TYPE,
     HTTPException: Code.HTTP_ERROR,
@@ -310,7 +330,7 @@ def _members(error: Exception) -> Mapping[str, Any]:
         return {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}
     if isinstance(error, BulkMismatch):
         return {"found": error.found}
-    if isinstance(error, NotReady):
+    if isinstance(error, NotReady | BatchRefused):
         return error.report
     return {}
 

@@ -1,0 +1,68 @@
+"""Many jobs at once: one statement, and an outcome for each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from app.queue.job import NewJob, Status
+from app.queue.jobqueue import Source, as_uuid
+from app.queue.values import checked_json
+
+_SUSPICIOUS = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
+
+
+class Outcome(StrEnum):
+    CREATED = "created"
+    EXISTS = "exists"  # a job stands for this request already
+    CONFLICT = "conflict"  # the idempotency key belongs to another request
+    INVALID = "invalid"
+    LEFT_OUT = "left_out"  # nothing is wrong with it, but with another one, and all or none was asked for
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of one request."""
+
+    outcome: Outcome
+    job_id: UUID | None  # of the job that stands for it; in a conflict, of the one that is in the way
+    status: Status | None
+    field: str | None = None  # of an invalid one: what is wrong, and why
+    detail: str | None = None
+
+
+class Batch:
+    def __init__(self, source: Source) -> None:
+        self._ask = source.ask
+
+    def enqueue(self, jobs: Sequence[NewJob], *, whole: bool = False) -> list[Made]:
+        """Put jobs into the queue, in their order; `whole`: all of them or none. An outcome for each."""
+        if not jobs:
+            return []
+        text = json.dumps([_told(job) for job in jobs], ensure_ascii=False, allow_nan=False, default=_plain)
+        if _SUSPICIOUS.search(text):
+            for job in jobs:  # whichever it is, it is told by name
+                checked_json("jobs", json.loads(json.dumps(_told(job), default=_plain)))
+        rows = self._ask("enqueue_many", {"jobs": text, "whole": whole})
+        return [
+            Made(Outcome(outcome), job_id and as_uuid(job_id), status and Status(status), field, detail)
+            for outcome, job_id, status, field, detail in rows
+        ]
+
+
+def _told(job: NewJob) -> dict[str, Any]:
+    return {name: value for name, value in vars(job).items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    return dict(value)  # a mapping of another kind

@@ -1,0 +1,177 @@
+"""dl_enqueue and dl_enqueue_many, from SQL and from Python."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from uuid import UUID
+
+import psycopg2
+import pytest
+
+from app.errors import InvalidJob
+from app.queue.batch import Batch, Outcome
+from app.queue.job import NewJob, Status
+from tests.support.desk import Aside
+
+FINE = {"queue": "q", "task": "t", "lock_key": "k"}
+
+
+def many(desk, *requests, whole=False):
+    return [
+        (row[0], row[1])
+        for row in desk.sql(
+            "SELECT outcome, coalesce(field || ' ' || detail, detail) FROM dl_enqueue_many(%s, %s)",
+            json.dumps(requests),
+            whole,
+        )
+    ]
+
+
+def test_one_from_sql_is_as_one_over_http(desk):
+    job_id = UUID(desk.one("SELECT dl_enqueue('q', 't', 'k', '{\"n\": 1}', priority => 3, idempotency_key => 'once')"))
+
+    job = desk.job(job_id)
+    assert (job.args, job.priority, job.max_attempts, job.lease_ttl_sec) == ({"n": 1}, 3, 5, 60)
+    assert desk.place(job_id) == "ready"
+    assert desk.kinds(job_id) == ["queued"]
+    assert desk.queue.enqueue(NewJob(**FINE, args={"n": 1}, idempotency_key="once")).job_id == job_id
+    assert UUID(desk.one("SELECT dl_enqueue('q', 't', 'k', '{\"n\": 1}', idempotency_key => 'once')")) == job_id
+    with pytest.raises(psycopg2.errors.UniqueViolation, match="belongs to job"):
+        desk.sql("SELECT dl_enqueue('q', 'u', 'k', idempotency_key => 'once')")
+    with pytest.raises(psycopg2.errors.InvalidParameterValue, match="priority must be 0 or more"):
+        desk.sql("SELECT dl_enqueue('q', 't', 'k', priority => -1)")
+
+
+def test_what_is_enqueued_commits_or_not_with_its_caller(desk):
+    connection, listener = desk.connect(), desk.listener()
+    connection.cursor().execute("SELECT dl_enqueue('q', 't', 'k')")
+    connection.rollback()
+    assert (desk.claim(), listener.heard()) == ([], [])
+
+    connection.cursor().execute("SELECT dl_enqueue('q', 't', 'k')")
+    connection.commit()
+    assert listener.heard() == ["q"]
+    assert len(desk.claim()) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"queue": " "}, "queue must be a text that is not empty"),
+        ({"task": None}, "task must be a text"),
+        ({"lock_key": "k" * 2001}, "lock_key must be a text"),
+        ({"args": [1]}, "args must be a JSON object"),
+        ({"idempotency_key": ""}, "idempotency_key must be a text"),
+        ({"live_key": "\t"}, "live_key must be a text"),
+        ({"partition_key": "p" * 2001}, "partition_key must be a text"),
+        ({"priority": "high"}, 'invalid input syntax for type integer: "high"'),
+        ({"priority": 2**31}, "out of range"),
+        ({"available_at": "soon"}, "invalid input syntax for type timestamp"),
+        ({"available_at": "infinity"}, "available_at must be a time"),
+        ({"max_attempts": 0}, "max_attempts must be 1 or more"),
+        ({"lease_ttl_sec": 0}, "lease_ttl_sec must be 1 or more"),
+        ({"time_limit_sec": 0}, "time_limit_sec must be 1 or more"),
+        ({"retry": 3}, "retry must be a JSON object"),
+        ({"prio": 3}, "prio is no field of this request"),
+        ({"parent_id": "x"}, "invalid input syntax for type uuid"),
+    ],
+)
+def test_what_is_wrong_with_one_is_told_and_the_others_are_made(desk, wrong, told):
+    (first, (outcome, why), last) = many(desk, FINE, FINE | wrong, FINE)
+
+    assert (first[0], outcome, last[0]) == ("created", "invalid", "created")
+    assert told in why
+
+
+def test_what_is_no_object_and_no_array_is_told(desk):
+    assert many(desk, 3, {}) == [("invalid", "is no JSON object"), ("invalid", "queue is required")]
+    with pytest.raises(psycopg2.errors.InvalidParameterValue, match="array"):
+        desk.sql("SELECT * FROM dl_enqueue_many('{}')")
+    assert many(desk) == []
+
+
+def test_with_whole_nothing_is_made_when_something_is_wrong(desk):
+    key = FINE | {"idempotency_key": "a"}
+
+    assert [one for one, _ in many(desk, key, key, FINE, FINE | {"priority": -1}, whole=True)] == [
+        "left_out",
+        "left_out",
+        "left_out",
+        "invalid",
+    ]
+    assert desk.one("SELECT count(*) FROM dl_jobs") == 0
+    assert [one for one, _ in many(desk, key, key, FINE, whole=True)] == ["created", "exists", "created"]
+
+
+def test_a_key_that_somebody_is_about_to_commit_is_waited_for(desk):
+    requests = [NewJob(**FINE, idempotency_key=key) for key in "ab"]
+    with desk.held() as step:
+        step("INSERT INTO dl_jobs (queue, task, lock_key, idempotency_key) VALUES ('q', 't', 'k', 'b')")
+        asking = Aside(Batch(desk.another_session()).enqueue, requests)
+        desk.until_blocked()
+
+    assert [made.outcome for made in asking.result()] == [Outcome.CREATED, Outcome.EXISTS]
+    assert desk.one("SELECT count(*) FROM dl_jobs") == 2
+
+
+def test_a_job_that_was_deleted_still_stands_for_its_key(desk):
+    request = NewJob(**FINE, idempotency_key="gone")
+    (made,) = Batch(desk.session).enqueue([request])
+    desk.sql(
+        "INSERT INTO dl_retired_keys SELECT dl_key_hash(idempotency_key), job_id, 'failed', request_hash FROM dl_jobs;"
+        "DELETE FROM dl_jobs"
+    )
+
+    (again,) = Batch(desk.session).enqueue([request])
+
+    assert (again.outcome, again.job_id, again.status) == (Outcome.EXISTS, made.job_id, Status.FAILED)
+
+
+def test_all_fields_arrive_and_thousands_are_no_matter(desk):
+    at = datetime(2100, 1, 1, tzinfo=UTC)
+    full = NewJob(
+        **FINE, args={"a": [None, "ж"]}, idempotency_key="i", partition_key="p", priority=1, available_at=at,
+        max_attempts=2, lease_ttl_sec=30, producer="me", consumer_group="you", live_key="l", time_limit_sec=9,
+        retry={"kind": "fixed", "seconds": 1},
+    )  # fmt: skip
+    made = Batch(desk.session).enqueue([full, *(NewJob(queue="q", task="t", lock_key=f"k{n}") for n in range(3000))])
+
+    assert {one.outcome for one in made} == {Outcome.CREATED}
+    job = desk.job(made[0].job_id)
+    for name, value in vars(full).items():
+        if name not in ("webhook", "traceparent", "parent_id"):
+            assert getattr(job, name) == value, name
+    assert desk.place(job.id) == "timed"
+    again = Batch(desk.session).enqueue([full] * 3000)
+    assert {(one.outcome, one.job_id) for one in again} == {(Outcome.EXISTS, job.id)}
+
+
+def test_what_postgresql_cannot_keep_is_refused_by_name(desk):
+    with pytest.raises(InvalidJob, match="NUL"):
+        Batch(desk.session).enqueue([NewJob(**FINE), NewJob(**FINE, args={"x": "\0"})])
+    assert Batch(desk.session).enqueue([]) == []
+
+
+def test_a_role_that_may_only_enqueue_needs_no_right_to_the_tables(own_desk):
+    desk = own_desk
+    desk.sql("DROP ROLE IF EXISTS dl_only_enqueues; CREATE ROLE dl_only_enqueues")
+    try:
+        connection = desk.connect()
+        cursor = connection.cursor()
+        cursor.execute("SET ROLE dl_only_enqueues")
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            cursor.execute("SELECT dl_enqueue('q', 't', 'k')")
+        connection.rollback()
+        desk.sql(
+            "GRANT EXECUTE ON FUNCTION dl_enqueue_many(jsonb, bool), dl_enqueue(text, text, text, jsonb, text, text, int,"
+            " timestamptz, int, int, text, text, text, int, jsonb, uuid) TO dl_only_enqueues"
+        )
+        cursor.execute("SET ROLE dl_only_enqueues")
+        cursor.execute("SELECT dl_enqueue('q', 't', 'k')")
+        cursor.execute('SELECT count(*) FROM dl_enqueue_many(\'[{"queue": "q", "task": "t", "lock_key": "k"}]\')')
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            cursor.execute("SELECT FROM dl_jobs")
+        connection.rollback()
+    finally:
+        desk.sql("DROP OWNED BY dl_only_enqueues; DROP ROLE dl_only_enqueues")
