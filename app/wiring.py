@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from app.config import Settings
-from app.host import account, house, web, worker
+from app.doctor.findings import Finding
+from app.host import account, doctor, house, web, worker
 from app.host.database import Database
 from app.host.service import set_up_logging
 from app.queue.audit import acting
 from app.queue.keys import Keys, NewKey, Scope
+from app.queue.roles import roles_text
 from app.queue.schema import Migration
 
 serve = web.serve
@@ -31,6 +33,11 @@ def prune(settings: Settings, *, dry: bool, told: Callable[[int], None]) -> hous
     return house.prune(settings, dry=dry, told=told)
 
 
+def examine(settings: Settings) -> list[Finding]:
+    set_up_logging(settings)
+    return doctor.examine_service(settings)
+
+
 @contextmanager
 def keys(command: str) -> Iterator[tuple[Keys, str]]:
     """The keys in the database of the settings, and who asks for them, in whose name all is done within."""
@@ -41,4 +48,4 @@ def keys(command: str) -> Iterator[tuple[Keys, str]]:
         yield ring, act.actor
 
 
-__all__ = ["Keys", "NewKey", "Scope", "keys", "migrate", "prune", "serve", "work"]
+__all__ = ["Keys", "NewKey", "Scope", "examine", "keys", "migrate", "prune", "roles_text", "serve", "work"]

@@ -26,13 +26,15 @@ ROOMS: dict[str, frozenset[str]] = {
     "app.log": frozenset({"app.errors"}),
     "app.queue": frozenset({"app.errors"}),
     "app.postgres": frozenset({"app.errors"}),
-    "app.client": frozenset({"app.errors", "app.queue.job"}),
+    "app.client": frozenset({"app.errors", "app.queue.job", "app.telling"}),
+    "app.telling": frozenset(),
+    "app.doctor": frozenset({"app.errors", "app.queue"}),
     "app.web": frozenset({"app.addresses", "app.traces", "app.queue", "app.errors", "app.log", "pipelines"}),
     "workers": frozenset({"app.addresses", "app.traces", "app.queue", "app.errors", "app.log", "pipelines"}),
     "pipelines": frozenset(),
 }
 # These wire the rooms together, and may import them all.
-WIRING = ("app.__main__", "app.cli", "app.host", "app.wiring", "app.web.__main__", "wsgi", "gunicorn.conf")
+WIRING = ("app.__main__", "app.cli", "app.host", "app.wiring", "app.web.__main__", "app.doctor.__main__", "wsgi", "gunicorn.conf")
 
 # library → the rooms that may import it, beside those that wire
 LIBRARIES: dict[str, tuple[str, ...]] = {

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from app.cli import ask, audit, host, keys, local, text, trigger
-from app.cli.exits import Exit, Told, told
+from app.cli import ask, audit, doctor, host, keys, local, text, told, trigger
+from app.cli.exits import Exit, Told
+from app.cli.exits import told as told_of
 from app.cli.service import AS_JSON
 from app.errors import DataloaderError
 
@@ -20,7 +21,7 @@ class Door(click.Group):
         try:
             return super().invoke(ctx)
         except DataloaderError as error:
-            why = told(error)
+            why = told_of(error)
             _say(why, as_json=ctx.meta.get(AS_JSON, False))
             ctx.exit(why.exit)
         except KeyboardInterrupt:
@@ -56,6 +57,7 @@ for _command in (
     host.prune,
     host.config,
     host.tasks,
+    doctor.doctor,
     local.run,
     local.new_pipeline,
     trigger.trigger,
@@ -67,6 +69,8 @@ for _command in (
     ask.logs,
     keys.keys,
     audit.audit,
+    told.webhooks,
+    told.alerts,
 ):
     cli.add_command(_command)
 

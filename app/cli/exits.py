@@ -26,6 +26,7 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     REFUSED = 4
+    DOUBTFUL = 5
     SCHEMA = 65
     UNAVAILABLE = 69
     FAULT = 70
@@ -37,10 +38,11 @@ class Exit(IntEnum):
 MEANING = {
     Exit.OK: "done; with `--watch`, and `run`: the job succeeded",
     Exit.NOT_DONE: "with `--watch`, and `run`: the job ended as failed, canceled or lost; "
-    "`tasks`: a module cannot be imported",
+    "`tasks`: a module cannot be imported; `doctor`: something is wrong",
     Exit.USAGE: "the command line is wrong",
     Exit.NOT_FOUND: "there is no such job, or no such key",
     Exit.REFUSED: "the service refused: something is invalid, or in conflict with what is there",
+    Exit.DOUBTFUL: "`doctor`: something is doubtful, and nothing wrong",
     Exit.SCHEMA: "the tables in the database are not those of this version",
     Exit.UNAVAILABLE: "the service or the database does not answer; `serve`: the port is taken",
     Exit.FAULT: "the service failed, or something else answers at its address",

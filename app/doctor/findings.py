@@ -1,0 +1,48 @@
+"""A finding: how bad it is, what was found, and what would mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+
+class Severity(IntEnum):
+    OK = 0
+    INFO = 1
+    WARNING = 2
+    ERROR = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str  # a stable name
+    severity: Severity
+    told: str
+    remedy: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ok(check: str, told: str, **facts: Any) -> Finding:
+    return Finding(check, Severity.OK, told, "", facts)
+
+
+def info(check: str, told: str, remedy: str, **facts: Any) -> Finding:
+    return Finding(check, Severity.INFO, told, remedy, facts)
+
+
+def warning(check: str, told: str, remedy: str, **facts: Any) -> Finding:
+    return Finding(check, Severity.WARNING, told, remedy, facts)
+
+
+def error(check: str, told: str, remedy: str, **facts: Any) -> Finding:
+    return Finding(check, Severity.ERROR, told, remedy, facts)
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    return max((finding.severity for finding in findings), default=Severity.OK)

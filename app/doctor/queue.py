@@ -1,0 +1,142 @@
+"""Bloat, transactions that are in the way, and what waits in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from app.doctor.findings import Finding, error, info, ok, warning
+from app.queue.examination import Table, Transaction
+
+LONG_SEC = 300.0
+_VERY_LONG_SEC = 3600.0
+_FEW_DEAD, _DEAD_SHARE = 50_000, 0.5
+_SHOWN = 5
+
+
+def judge_tables(tables: Sequence[Table]) -> Iterator[Finding]:
+    bloated = [table for table in tables if table.dead > _FEW_DEAD and table.dead > _DEAD_SHARE * max(table.live, 1)]
+    for table in bloated:
+        ago = "never" if table.vacuumed_sec is None else f"{table.vacuumed_sec / 60:.0f} minutes ago"
+        yield warning(
+            "bloat",
+            f"{table.name} has {table.dead:,} dead rows beside {table.live:,} live ones; vacuum was there {ago}",
+            f"VACUUM {table.name}; if they stay, a transaction below keeps them",
+            table=table.name, dead=table.dead, live=table.live, bytes=table.size,
+        )  # fmt: skip
+    if not bloated:
+        size = sum(table.size for table in tables)
+        yield ok("bloat", f"no table is bloated; together they take {size / 2**20:,.0f} MB", bytes=size)
+
+
+def judge_transactions(found: Sequence[Transaction]) -> Iterator[Finding]:
+    for one in found:
+        facts = {**vars(one)}
+        if one.which == "slot":
+            yield warning(
+                "transactions",
+                f"the replication slot {one.name} ({one.state}) keeps dead rows from vacuum",
+                f"let its reader catch up, or SELECT pg_drop_replication_slot('{one.name}')",
+                **facts,
+            )
+        elif one.which == "prepared":
+            yield warning(
+                "transactions",
+                f"the prepared transaction {one.name} of {one.user} is {_age(one)} old",
+                f"ROLLBACK PREPARED '{one.name}'",
+                **facts,
+            )
+        else:
+            yield _session(one, facts)
+    if not found:
+        yield ok("transactions", f"no transaction is older than {LONG_SEC / 60:.0f} minutes")
+
+
+def _session(one: Transaction, facts: Mapping[str, Any]) -> Finding:
+    name = one.name or "a session without a name"
+    told = f"{name} (pid {one.which}, {one.user or 'another role'}) has had a transaction for {_age(one)}"
+    told += f", {one.state}" if one.state else ""
+    told += f": {one.query}" if one.query else ""
+    end = f"SELECT pg_terminate_backend({one.which})"
+    remedy = f"let it end, or {end}; meanwhile vacuum takes away no dead row"
+    if one.name.startswith("dataloader-"):
+        return error("transactions", told, f"none of ours is ever that long: {end}", **facts)
+    say = warning if one.here and ((one.age_sec or 0) > _VERY_LONG_SEC or one.state.startswith("idle")) else info
+    return say("transactions", told, remedy, **facts)
+
+
+def _age(one: Transaction) -> str:
+    minutes = (one.age_sec or 0) / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"  # noqa: PLR2004 - of minutes
+
+
+def judge_queue(told: Mapping[str, Any]) -> Iterator[Finding]:
+    found = [*_without_workers(told), *_running(told), *_keys(told), *_telling(told)]
+    yield from found
+    if not found:
+        yield ok("queue", f"{told['live']} worker processes live, and nothing waits in vain", live=told["live"])
+
+
+def _without_workers(told: Mapping[str, Any]) -> Iterator[Finding]:
+    if queues := told["queues_without_worker"]:
+        yield error(
+            "queues_without_worker",
+            f"jobs wait in {_named(queues)}, where no live worker works",
+            "start one: dataloader worker --queue NAME:THREADS; or is the name misspelt in the trigger?",
+            queues=queues,
+        )
+    if tasks := told["tasks_without_worker"]:
+        yield error(
+            "tasks_without_worker",
+            f"no live worker knows {_named(tasks)}, which jobs wait for",
+            "is the module in DL_PIPELINES, and does it import? `dataloader tasks` tells, on the worker's machine",
+            tasks=tasks,
+        )
+
+
+def _running(told: Mapping[str, Any]) -> Iterator[Finding]:
+    if expired := told["expired"]:
+        job, worker, seconds = expired[0]
+        yield error(
+            "expired_leases",
+            f"{len(expired)} runs have lost their lease and nobody takes them back, such as job {job} of {worker}, "
+            f"{seconds:.0f} s ago",
+            "every worker process has a reaper: is one alive?",
+            runs=expired,
+        )
+    if unstopped := told["unstopped"]:
+        job, worker, why = unstopped[0]
+        yield warning(
+            "stuck_jobs",
+            f"{len(unstopped)} runs were told to stop and go on, such as job {job} of {worker}: {why or 'canceled'}",
+            "the end of their worker process ends them; the pipeline needs safe points",
+            runs=unstopped,
+        )
+
+
+def _keys(told: Mapping[str, Any]) -> Iterator[Finding]:
+    if foreign := told["foreign_keys"]:
+        key, pid, name = foreign[0]
+        yield warning(
+            "foreign_keys",
+            f"{len(foreign)} keys that jobs wait for are held by sessions without such a job: {key!r} by "
+            f"{name or 'a session'} (pid {pid})",
+            f"a zombie run, or another service with the same key: let it end, or SELECT pg_terminate_backend({pid})",
+            keys=foreign,
+        )
+
+
+def _telling(told: Mapping[str, Any]) -> Iterator[Finding]:
+    if told["webhooks_disabled"]:
+        yield warning(
+            "webhooks_disabled",
+            f"{told['webhooks_disabled']} webhooks are switched off",
+            "dataloader webhooks list, ping, and edit --on",
+        )
+    if told["alerts_firing"]:
+        yield warning("alerts", f"{told['alerts_firing']} alerts fire", "dataloader alerts list")
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,201 @@
+"""The server, its settings, its clock, and what stands between it and us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.doctor.findings import Finding, error, info, ok, warning
+from app.queue.examination import Pooler
+
+_OLDEST, _BILLION = 150_000, 1_000_000_000
+_CLOCK_ODD, _CLOCK_WRONG = 2.0, 30.0  # seconds
+_LOGGED_SOON_MS = 10_000
+_NOTIFICATIONS_ODD = 0.05
+
+SETTINGS = (
+    "fsync", "full_page_writes", "synchronous_commit", "autovacuum", "track_counts", "max_connections",
+    "superuser_reserved_connections", "reserved_connections", "log_statement", "log_min_duration_statement",
+    "log_parameter_max_length", "idle_in_transaction_session_timeout", "idle_session_timeout", "transaction_timeout",
+    "statement_timeout", "lock_timeout", "default_transaction_read_only", "transaction_read_only",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many connections there may have to be."""
+
+    workers: int  # live worker processes, or one to come
+    api: int  # the most that one API process opens
+
+    @property
+    def needed(self) -> int:
+        return 4 * max(1, self.workers) + self.api
+
+
+def judge_server(told: Mapping[str, Any], ahead_sec: float, budget: Budget) -> Iterator[Finding]:
+    settings: Mapping[str, str] = told["settings"]
+    yield _version(told)
+    yield from _durability(settings)
+    yield from _vacuum(told, settings)
+    yield _writable(told, settings)
+    yield _connections(told, settings, budget)
+    yield from _logging(settings)
+    yield from _timeouts(settings)
+    yield _clock(ahead_sec)
+    yield _notifications(told)
+    if not told["sees_others"] and not told["superuser"]:
+        yield info(
+            "sees_others",
+            f"{told['user']} does not see what sessions of other roles do, so some of this stays unsaid",
+            f"as a superuser: GRANT pg_read_all_stats TO {told['user']}",
+        )
+
+
+def _version(told: Mapping[str, Any]) -> Finding:
+    if told["version"] < _OLDEST:
+        return error("server_version", f"PostgreSQL {told['version_text']}", "dataloader needs 15 or newer")
+    return ok("server_version", f"PostgreSQL {told['version_text']}")
+
+
+def _durability(settings: Mapping[str, str]) -> Iterator[Finding]:
+    for name, why in (("fsync", "a crash may lose everything"), ("full_page_writes", "a crash may tear pages")):
+        if settings[name] == "off":
+            yield error(name, f"{name} is off: {why}", f"ALTER SYSTEM SET {name} = on, and reload")
+    if settings["synchronous_commit"] == "off":
+        yield warning(
+            "synchronous_commit",
+            "synchronous_commit is off: a crash loses jobs that were accepted, and ends that were written",
+            "ALTER SYSTEM (or ROLE) SET synchronous_commit = on",
+        )
+    if (
+        all(settings[name] == "on" for name in ("fsync", "full_page_writes"))
+        and settings["synchronous_commit"] != "off"
+    ):
+        yield ok("durability", "what is committed survives a crash")
+
+
+def _vacuum(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
+    if settings["autovacuum"] == "off" or settings["track_counts"] == "off":
+        yield error(
+            "autovacuum",
+            "autovacuum does not run: dead rows stay, and claims get slower by the hour",
+            "ALTER SYSTEM SET autovacuum = on, and track_counts = on, and reload",
+        )
+    age = int(told["frozen_age"])
+    if age > _BILLION:
+        say = error if age > 1.8 * _BILLION else warning
+        yield say(
+            "wraparound",
+            f"the oldest row is {age:,} transactions old; at 2,147 million the server stops taking writes",
+            "VACUUM (FREEZE), as a superuser, and find out what keeps autovacuum from it: see the transactions below",
+            age=age,
+        )
+    else:
+        yield ok("wraparound", f"the oldest row is {age:,} transactions old", age=age)
+
+
+def _writable(told: Mapping[str, Any], settings: Mapping[str, str]) -> Finding:
+    if told["in_recovery"]:
+        return error("writable", "the server is a standby and takes no writes", "point the service at the primary")
+    if "on" in (settings["default_transaction_read_only"], settings["transaction_read_only"]):
+        return error(
+            "writable",
+            "transactions are read-only by default",
+            f"ALTER ROLE {told['user']} SET default_transaction_read_only = off; also ALTER DATABASE, ALTER SYSTEM",
+        )
+    return ok("writable", "the server takes writes")
+
+
+def _connections(told: Mapping[str, Any], settings: Mapping[str, str], budget: Budget) -> Finding:
+    most = int(settings["max_connections"]) - int(settings["superuser_reserved_connections"])
+    most -= int(settings.get("reserved_connections") or 0)
+    limits = [limit for limit in (told["role_limit"], told["database_limit"]) if limit >= 0]
+    most = min([most, *limits])
+    facts = {"most": most, "in_use": told["connections"], "needed": budget.needed}
+    if budget.needed > most:
+        return warning(
+            "connections",
+            f"the service may need {budget.needed} connections, and {most} are to be had",
+            "raise max_connections, or lower PG_POOL_SIZE and PG_MAX_OVERFLOW; each worker process takes four",
+            **facts,
+        )
+    return ok("connections", f"up to {budget.needed} connections are needed, {most} are to be had", **facts)
+
+
+def _logging(settings: Mapping[str, str]) -> Iterator[Finding]:
+    slow = int(settings["log_min_duration_statement"])
+    if settings["log_statement"] in ("mod", "all"):
+        found = f"log_statement is {settings['log_statement']}"
+    elif 0 <= slow < _LOGGED_SOON_MS:
+        found = f"log_min_duration_statement is {slow} ms"
+    else:
+        yield ok("statement_logging", "the server's log does not hold statements, nor what jobs were given in them")
+        return
+    yield warning(
+        "statement_logging",
+        f"{found}: the args of jobs stand in the server's log",
+        "ALTER ROLE … SET log_statement = none; keep secrets out of args in any case",
+    )
+
+
+def _timeouts(settings: Mapping[str, str]) -> Iterator[Finding]:
+    if int(settings["idle_session_timeout"]):
+        yield error(
+            "idle_session_timeout",
+            f"idle_session_timeout is {settings['idle_session_timeout']} ms: it ends listeners and keys' sessions",
+            "ALTER ROLE … SET idle_session_timeout = 0",
+        )
+    if int(settings.get("transaction_timeout") or 0):
+        yield warning(
+            "transaction_timeout",
+            f"transaction_timeout is {settings['transaction_timeout']} ms: longer loads into this database are ended",
+            "ALTER ROLE … SET transaction_timeout = 0, if pipelines load into this database",
+        )
+    if not int(settings["idle_in_transaction_session_timeout"]):
+        yield info(
+            "idle_in_transaction",
+            "nothing ends a session that forgets its transaction: it would keep vacuum from all dead rows",
+            "ALTER DATABASE … SET idle_in_transaction_session_timeout = '10min', for what else uses the database",
+        )
+
+
+def _clock(ahead_sec: float) -> Finding:
+    off = abs(ahead_sec)
+    told = f"the server's clock is {off:.2f} s {'ahead of' if ahead_sec > 0 else 'behind'} this machine's"
+    if off < _CLOCK_ODD:
+        return ok("clock", told, ahead_sec=round(ahead_sec, 3))
+    say = error if off > _CLOCK_WRONG else warning
+    return say(
+        "clock", told, "set both by NTP; leases go by the server's clock, logs by ours", ahead_sec=round(ahead_sec, 3)
+    )
+
+
+def _notifications(told: Mapping[str, Any]) -> Finding:
+    usage = float(told["notification_queue_usage"])
+    if usage > _NOTIFICATIONS_ODD:
+        return error(
+            "notification_queue",
+            f"the queue of notifications is {usage:.0%} full; when it is full no job can be put in",
+            "a session that listens is idle in a transaction: find it among the transactions below, and end it",
+            usage=usage,
+        )
+    return ok("notification_queue", f"the queue of notifications is {usage:.0%} full", usage=usage)
+
+
+def judge_pooler(found: Pooler, who: str, *, matters: bool) -> Finding:
+    """`matters`: workers use this address, and need sessions of their own."""
+    if not (found.shared or found.wandered):
+        return ok("pooler", f"{who}: each connection has a server process of its own")
+    lost = [
+        name
+        for name, is_lost in (("settings", found.lost_state), ("prepared statements", found.lost_prepared))
+        if is_lost
+    ]
+    told = f"{who}: a pooler hands one server process to several clients; LISTEN and session locks are lost"
+    told += f", as were {' and '.join(lost)}" if lost else ""
+    if matters:
+        remedy = "DL_WORKER_DSN names the server itself, or a pooler with pool_mode = session; see docs/deploying.md"
+        return error("pooler", told, remedy, **vars(found))
+    return ok("pooler", f"{who}: a pooler is in the way, which does the API no harm", **vars(found))

@@ -1,0 +1,33 @@
+"""A desk for each test of the queue: see tests/support/desk.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import Databases
+from tests.support.desk import Desk
+
+
+@pytest.fixture(scope="module")
+def shared_dsn(databases: Databases) -> Iterator[str]:
+    with databases.fresh() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def desk(shared_dsn: str) -> Iterator[Desk]:
+    """An empty queue. Its database serves the whole module, so leave the tables' form alone."""
+    made = Desk(shared_dsn)
+    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_retired_keys, dl_watch")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def own_desk(dsn: str) -> Iterator[Desk]:
+    """A desk whose database may be changed at will."""
+    made = Desk(dsn)
+    yield made
+    made.close()

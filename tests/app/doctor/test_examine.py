@@ -1,0 +1,187 @@
+"""A healthy database has nothing wrong; each thing that is broken on purpose is found, and has its remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg2
+import pytest
+from psycopg2.extensions import make_dsn
+
+from app.doctor.__main__ import catalogue_text
+from app.doctor.examine import Ways, examine
+from app.doctor.findings import Finding, Severity, worst
+from app.queue.examination import Examination, find_pooler
+from app.queue.pool import Pool
+from tests.support.desk import Desk
+from tests.support.pgbouncer import pooled
+
+ROOT = Path(__file__).parents[3]
+OF_TESTS = {"fsync", "full_page_writes", "synchronous_commit", "autovacuum"}  # off, so that tests are quick
+Examined = Callable[..., list[Finding]]
+
+
+@pytest.fixture
+def examined(dsn: str) -> Iterator[Examined]:
+    pools = []
+
+    def look(way: str = dsn, **more: str | None) -> list[Finding]:
+        pools.append(Pool(way, transactions_only=True, application_name="dataloader-doctor"))
+        return examine(Examination(pools[-1]), Ways(way, more.get("workers"), 5.0, 16))
+
+    yield look
+    for pool in pools:
+        pool.close()
+
+
+def wrong(findings: list[Finding]) -> list[Finding]:
+    return [one for one in findings if one.severity >= Severity.WARNING and one.check not in OF_TESTS]
+
+
+def test_nothing_is_wrong_with_a_healthy_database(examined, dsn):
+    findings = examined()
+
+    assert wrong(findings) == []
+    assert {one.check for one in findings} >= OF_TESTS - {"full_page_writes"}
+    assert {"server_version", "writable", "connections", "clock", "schema", "rights", "queue", "bloat", "transactions",
+            "pooler", "wraparound", "notification_queue"} <= {one.check for one in findings}  # fmt: skip
+
+
+def test_the_catalogue_is_what_the_schema_makes(dsn):
+    text = (ROOT / "app/doctor/catalogue.json").read_text(encoding="utf-8")
+
+    assert catalogue_text(dsn) == text, "run `python -m app.doctor`"
+
+
+BROKEN = [
+    ("DROP INDEX dl_jobs_parked_idx", "the index dl_jobs_parked_idx is missing", "dataloader migrate"),
+    ("ALTER TABLE dl_jobs ALTER COLUMN priority TYPE bigint", "the column dl_jobs.priority is not", "by hand"),
+    ("ALTER TABLE dl_jobs ALTER COLUMN queue DROP NOT NULL", "the column dl_jobs.queue is not", "by hand"),
+    ("DROP TRIGGER dl_jobs_gate ON dl_jobs", "the trigger dl_jobs.dl_jobs_gate is missing", "dataloader migrate"),
+    ("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_put_back", "dl_jobs_put_back is not enabled", "ENABLE TRIGGER"),
+    ("DROP TABLE dl_rollups", "the table dl_rollups is missing", "dataloader migrate"),
+    (
+        "CREATE OR REPLACE FUNCTION dl_tell(moved uuid[]) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'",
+        "the function dl_tell(moved uuid[]) is not the one of schema.sql",
+        "dataloader migrate",
+    ),
+    (
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'dl_jobs_created_idx'::regclass",
+        "the index dl_jobs_created_idx is not valid",
+        "REINDEX INDEX CONCURRENTLY dl_jobs_created_idx",
+    ),
+    ("ALTER TYPE dl_status ADD VALUE 'odd'", "the type dl_status is not", "by hand"),
+]
+
+
+def test_what_was_changed_by_hand_is_found(own_desk, examined):
+    for statement, _, _ in BROKEN:
+        own_desk.sql(statement)
+    own_desk.sql("CREATE INDEX somebodys ON dl_jobs (producer)")
+
+    found = [(one.told, one.remedy) for one in examined() if one.check == "schema"]
+
+    for _, told, remedy in BROKEN:
+        assert any(told in what and remedy in how for what, how in found), (told, found)
+    assert any("the index somebodys is not ours" in what for what, _ in found)
+
+
+def test_without_tables_there_is_one_finding_about_that_and_the_rest_is_still_looked_at(empty_dsn):
+    pool = Pool(empty_dsn)
+    findings = examine(Examination(pool), Ways(empty_dsn, None, 5.0, 16))
+    pool.close()
+
+    schema = [one for one in findings if one.check == "schema"]
+    assert [(one.told, one.remedy) for one in schema] == [("there are no tables", "dataloader migrate")]
+    assert any(one.check == "queue" and "could not be looked at" in one.told for one in findings)
+    assert any(one.check == "clock" for one in findings)
+    assert worst(findings) is Severity.ERROR
+
+
+def test_what_the_role_may_not_do_is_found_without_more_rights_than_its_own(own_desk, examined, dsn):
+    role = f"doctor_{own_desk.one('SELECT pg_backend_pid()')}"
+    own_desk.sql(f"CREATE ROLE {role} LOGIN")
+    try:
+        own_desk.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
+        own_desk.sql(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}")
+        own_desk.sql(f"REVOKE UPDATE ON dl_jobs FROM {role}; REVOKE DELETE ON dl_webhooks, dl_bulk FROM {role}")
+        findings = examined(make_dsn(dsn, user=role))
+    finally:
+        own_desk.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+    rights = {one.facts["on"]: one for one in findings if one.check == "rights"}
+    assert rights["dl_jobs"].severity is Severity.ERROR
+    assert rights["dl_jobs"].remedy == f"GRANT UPDATE ON dl_jobs TO {role}"
+    assert rights["dl_bulk"].severity is Severity.WARNING
+    assert any(one.check == "sees_others" for one in findings)
+
+
+def test_transactions_that_are_in_the_way_are_named(own_desk, examined, monkeypatch):
+    monkeypatch.setattr("app.doctor.examine.LONG_SEC", 0.0)
+    theirs = psycopg2.connect(make_dsn(own_desk.dsn, application_name="nightly-report"))
+    ours = psycopg2.connect(make_dsn(own_desk.dsn, application_name="dataloader-listen"))
+    for connection in (theirs, ours):
+        connection.cursor().execute("LISTEN dl_jobs; SELECT 1")
+    try:
+        found = {one.facts["name"]: one for one in examined() if one.check == "transactions"}
+    finally:
+        theirs.close()
+        ours.close()
+
+    assert found["nightly-report"].severity is Severity.WARNING
+    assert "idle in transaction" in found["nightly-report"].told
+    assert found["dataloader-listen"].severity is Severity.ERROR
+    assert "pg_terminate_backend" in found["dataloader-listen"].remedy
+
+
+def test_what_waits_in_vain_is_found(own_desk: Desk, examined):
+    own_desk.sql(
+        "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
+        " VALUES (gen_random_uuid(), 'w', '0', '{q}', '{t}', 1, 3600)"
+    )
+    own_desk.enqueue("a", queue="nowhere")
+    own_desk.enqueue("b", task="nobody.knows")
+    expired, stuck = own_desk.claimed("c"), own_desk.claimed("d")
+    own_desk.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 h' WHERE job_id = %s", str(expired.id))
+    own_desk.sql("UPDATE dl_jobs SET error = 'stop pending: …' WHERE job_id = %s", str(stuck.id))
+    own_desk.insert("held", place="parked")
+    own_desk.sql("SELECT pg_advisory_lock(hashtext('held'))")
+    own_desk.sql("INSERT INTO dl_webhooks (url, secret, disabled_at) VALUES ('http://x.example', 's', now())")
+    own_desk.sql("INSERT INTO dl_alerts (kind, name, subject, detail) VALUES ('stalled', 'n', 's', 'd')")
+
+    found = {one.check: one for one in examined()}
+
+    assert found["queues_without_worker"].facts["queues"] == ["nowhere"]
+    assert "nobody.knows" in found["tasks_without_worker"].facts["tasks"]
+    assert str(expired.id) in found["expired_leases"].told
+    assert str(stuck.id) in found["stuck_jobs"].told
+    assert "'held'" in found["foreign_keys"].told
+    assert {"webhooks_disabled", "alerts"} <= set(found)
+    assert "queue" not in found
+
+
+def test_a_pooler_in_transaction_mode_is_known_by_its_behaviour(examined, dsn, run_folder):
+    assert not find_pooler(dsn, timeout=5).shared
+    with pooled(dsn, run_folder) as way:
+        through = {one.check: one for one in examined(way)}
+        apart = [one for one in examined(way, workers=dsn) if one.check == "pooler"]
+
+    assert through["pooler"].severity is Severity.ERROR
+    assert "DL_WORKER_DSN" in through["pooler"].remedy
+    assert [one.severity for one in apart] == [Severity.OK, Severity.OK]
+
+
+def test_a_pooler_that_keeps_sessions_apart_is_none(dsn, run_folder):
+    with pooled(dsn, run_folder, mode="session") as way:
+        found = find_pooler(way, timeout=10)
+
+    assert (found.shared, found.wandered, found.lost_state) == (False, False, False)
+
+
+def test_writing_the_catalogue_needs_no_arguments():
+    done = subprocess.run([sys.executable, "-c", "import app.doctor.__main__"], cwd=ROOT, check=False, timeout=60)
+
+    assert done.returncode == 0
