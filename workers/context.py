@@ -345,6 +345,6 @@ def _snapshot(cursor: Any, most: int) -> Any:
     if cursor is None or isinstance(cursor, bool | int):
         return cursor
     kept = json.loads(clean_json(cursor, most))
-    if isinstance(kept, dict) and kept.keys() == {"$dropped"} and kept != cursor:
+    if isinstance(kept, dict) and kept.keys() == {"$dropped"} and not (type(cursor) is dict and kept == cursor):
         raise ValueError(f"this checkpoint cannot be kept: {kept['$dropped']}")
     return kept

@@ -115,7 +115,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
         content = {operation.body_type: {"schema": _reference(operation.body)}}
         told["requestBody"] = {"required": True, "content": content}
     told["security"] = _security(operation)
-    told["responses"] = {"200": _answer(operation), **_problems((*operation.problems, *_EVERYWHERE))}
+    codes = (*operation.problems, *_of_path(operation.path), *_EVERYWHERE)
+    told["responses"] = {"200": _answer(operation), **_problems(codes)}
     if operation.conditional:
         told["responses"]["304"] = {"description": "Nothing has changed since the answer whose tag was sent back."}
     for status, when in operation.pages.items():
@@ -127,6 +128,11 @@ def _operation(operation: Operation) -> dict[str, Any]:
 def _security(operation: Operation) -> list[dict[str, list[str]]]:
     """One of the scopes does; none is needed for an operation that is open."""
     return [{scheme: [scope.value]} for scope in operation.access for scheme in _SECURITY]
+
+
+def _of_path(path: str) -> tuple[Code, ...]:
+    """Where the address itself asks for a UUID, anything else is no address."""
+    return (Code.NOT_FOUND,) if "<uuid:" in path else ()
 
 
 def _path_parameters(operation: Operation) -> list[dict[str, Any]]:

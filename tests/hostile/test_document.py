@@ -1,0 +1,104 @@
+"""Whatever the OpenAPI document holds at run time is tried, by requests made from it: right ones and wrong ones.
+
+`DL_HOSTILE=long` tries several thousand, in the phases that look at edges and at what one answer says of the next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from flask import Flask
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.core.result import Ok
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
+
+from app.queue.jobqueue import JobQueue
+from app.queue.pool import Pool
+from app.web import WebOptions, create_app
+from pipelines.contract import Pipelines
+from tests.support import Databases
+
+A_JOB = {"queue": "q", "task": "noop", "lock_key": "k"}
+# What no JSON Schema can say (no NUL, no number beyond a column's) is refused though it is valid; and there are no keys
+# here: the loopback is open without them.
+LEFT_OUT = [positive_data_acceptance, ignored_auth]
+HONEST = {503}
+
+
+@pytest.fixture(scope="module")
+def service(databases: Databases) -> Iterator[Flask]:
+    with databases.fresh() as dsn:
+        tasks = Pipelines()
+        tasks.register("noop")(len)
+        pool = Pool(dsn, size=2, overflow=2)
+        yield create_app(JobQueue(pool), tasks, WebOptions(version="1.0.0"), pool=pool)
+        pool.close()
+
+
+def test_every_operation_of_the_document_answers_as_it_is_described(service: Flask, long_run: bool):
+    """Every check that schemathesis has, on every operation there is."""
+    client = service.test_client()
+    known = client.post("/api/v1/jobs/trigger", json=A_JOB).json["job_id"]
+
+    def local(environ: Any, start_response: Any) -> Any:
+        environ.setdefault("REMOTE_ADDR", "127.0.0.1")  # else they come from nowhere, and are not let in
+        return service(environ, start_response)
+
+    schema = schemathesis.openapi.from_wsgi("/openapi.json", local)
+    operations = [found.ok() for found in schema.get_all_operations() if isinstance(found, Ok)]
+    assert len(operations) > 15
+    answers: Counter[int] = Counter()
+    modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+
+    for operation in operations:
+        for mode in modes:
+            if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or operation.path_parameters):
+                continue
+            requests = operation.as_strategy(generation_mode=mode)
+
+            @settings(
+                max_examples=120 if long_run else 4,
+                derandomize=not long_run,
+                deadline=None,
+                database=None,
+                phases=[Phase.explicit, Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=requests)
+            def answers_as_described(case):
+                if case.path_parameters and "job_id" in case.path_parameters and hash(str(case.query)) % 2:
+                    case.path_parameters["job_id"] = known
+                answer = case.call()
+                answers[answer.status_code] += 1
+                case.validate_response(answer, excluded_checks=LEFT_OUT)
+
+            answers_as_described()
+
+    assert answers.total() > (5_000 if long_run else 150)
+    assert not {status for status in answers if status >= 500} - HONEST, answers
+    assert client.get("/health").status_code == 200
+
+
+def test_what_one_answer_tells_can_be_asked_of_the_next(service: Flask):
+    """A job made from the document's own example goes through each operation that takes a job."""
+    client = service.test_client()
+    document = client.get("/openapi.json").json
+    job_id = client.post("/api/v1/jobs/trigger", json=A_JOB).json["job_id"]
+    of_jobs = [
+        (method, path)
+        for path, methods in document["paths"].items()
+        for method in methods
+        if path.count("{") == 1 and "{job_id}" in path and method in ("get", "post")
+    ]
+    assert len(of_jobs) >= 5
+
+    for method, path in of_jobs:
+        answer = client.open(
+            path.replace("{job_id}", job_id), method=method.upper(), json={} if method == "post" else None
+        )
+        assert answer.status_code < 500 or answer.status_code in HONEST, (method, path, answer.text)

@@ -1,0 +1,277 @@
+"""What pipelines report, whatever it is: the job settles in a final state, and can be looked at."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from itertools import count
+from typing import Any, NoReturn
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.queue.job import Job, Status
+from app.web.answers import json_text
+from pipelines.contract import Checkpoint, Context
+from tests.support import Databases, eventually
+from tests.support.plant import Pauses, Plant
+
+ENDED = (Status.SUCCEEDED, Status.FAILED)
+
+
+class Unkind:
+    """An object each of whose methods fails."""
+
+    def __fails(self, *_: object) -> NoReturn:
+        raise RuntimeError("not telling")
+
+    __str__ = __repr__ = __iter__ = __len__ = __bool__ = __eq__ = __hash__ = __format__ = __fails  # type: ignore[assignment]
+
+
+class Endless(Mapping[str, int]):
+    def __iter__(self) -> Iterator[str]:
+        return map(str, count())
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, key: str) -> int:
+        return 1
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+def itself() -> list[Any]:
+    ring: list[Any] = []
+    ring.append(ring)
+    return ring
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": [value]}
+    return value
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    "half a surrogate pair": lambda: "\ud800 and \udfff",
+    "NUL": lambda: {"a\0b": "\0"},
+    "no number": lambda: [float("nan"), float("inf"), -float("inf")],
+    "an integer of 10,000 digits": lambda: 10**10_000,
+    "an exponent of a million": lambda: Decimal("1e999999"),
+    "no decimal": lambda: Decimal("sNaN"),
+    "a list that holds itself": itself,
+    "5,000 levels": lambda: nested(5_000),
+    "bytes": lambda: {b"key": b"\xff\xfe", bytearray(b"x").hex(): memoryview(b"x")},
+    "a set": lambda: {1, "a", None, (2, 3)},
+    "keys that become one": lambda: {1: "a", "1": "b", None: "c", "None": "d", "\ud800": "e", "\ufffd": "f"},  # noqa: F601
+    "an unkind object": lambda: {"a": Unkind()},
+    "a mapping without end": Endless,
+    "a mapping of its own kind": lambda: UserDict({"a": {1, 2}}),
+    "an enum and a class": lambda: {"a": Colour.RED, "b": Colour, "c": print},
+    "odd zones": lambda: datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=23, minutes=59, seconds=59))),
+    "ids and times": lambda: [
+        UUID(int=0),
+        datetime.max.replace(tzinfo=UTC),
+        datetime.min.replace(tzinfo=UTC),
+        timedelta.max,
+        Decimal("-0"),
+    ],
+    "5 MB of text": lambda: "ж" * 2_500_000,
+    "a million values": lambda: list(range(1_000_000)),
+    "two million characters of escapes": lambda: '\x01"\\\n' * 500_000,
+    "an exception": lambda: ValueError("as a value"),
+    "what JSON would take for dropped": lambda: {"$dropped": "not really"},
+}
+
+
+def raised(error: BaseException) -> NoReturn:
+    raise error
+
+
+class Untold(Exception):
+    def __str__(self) -> NoReturn:  # type: ignore[override]
+        raise RuntimeError("not telling")
+
+
+def grouped(levels: int) -> Exception:
+    group: Exception = ValueError("innermost")
+    for _ in range(levels):
+        group = ExceptionGroup("x" * 100, [group])
+    return group
+
+
+def ring() -> Exception:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    return one
+
+
+def with_notes() -> Exception:
+    error = ValueError("noted")
+    error.__notes__ = ["\0\ud800" * 10, "n" * 1_000_000]
+    return error
+
+
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "10 MB": lambda: ValueError("e" * 10_000_000),
+    "NUL and surrogates": lambda: ValueError('\0 \ud800 \x1b[31m \r\n{"level": "info"}'),
+    "one that cannot be told": Untold,
+    "one without words": ValueError,
+    "an unkind argument": lambda: ValueError(Unkind()),
+    "groups in groups": lambda: grouped(60),
+    "a ring of causes": ring,
+    "notes": with_notes,
+    "an exit that says no": lambda: SystemExit(3),
+    "an exit with an object": lambda: SystemExit(Unkind()),
+    "an interrupt": KeyboardInterrupt,
+    "the end of a generator": GeneratorExit,
+    "the end of an iteration": lambda: StopIteration(1),
+    "no memory": MemoryError,
+    "too deep": lambda: RecursionError("maximum recursion depth exceeded"),
+    "a kind made at run time": lambda: type("\ud800\0Error", (Exception,), {})("odd"),
+    "a strange retry_after": lambda: _with(ValueError("later"), retry_after=float("nan")),
+    "a strange permanent": lambda: _with(ValueError("odd"), permanent=Unkind()),
+}
+
+
+def _with(error: Exception, **facts: Any) -> Exception:
+    for name, value in facts.items():
+        setattr(error, name, value)
+    return error
+
+
+@pytest.fixture(scope="module")
+def plant(databases: Databases) -> Iterator[Plant]:
+    with databases.fresh() as dsn:
+        made = Plant(dsn)
+        tell: dict[str, Any] = {}
+
+        def report(args: dict[str, Any], ctx: Context) -> Any:
+            return tell["do"](ctx)
+
+        made.pipelines.register("report")(report)
+        made.tell = tell  # type: ignore[attr-defined]
+        made.listening({"q": 1}, retry=Pauses(0.01))
+        yield made
+        made.close()
+
+
+def ended(plant: Plant, do: Callable[[Any], Any]) -> Job:
+    """The job whose run does that, when it has settled; it can be shown to a caller."""
+    plant.tell["do"] = do  # type: ignore[attr-defined]
+    job_id = plant.add("report", max_attempts=1, lease_ttl_sec=30)
+    eventually(lambda: plant.desk.status(job_id) in ENDED, 30, lambda: f"the end of {plant.desk.job(job_id)}")
+    job = plant.desk.job(job_id)
+    json.loads(json_text(vars(job)))
+    assert plant.died == []
+    return job
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_of_any_kind_may_be_a_result_progress_or_a_line(plant: Plant, name: str):
+    value = VALUES[name]
+
+    def do(ctx: Context) -> Any:
+        ctx.progress(1, 2, "x", told=value())
+        ctx.log.info("told", value=value())
+        sys.stdout.write(f"{name} \0 \ud800\n")
+        return value()
+
+    assert ended(plant, do).status is Status.SUCCEEDED
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_of_any_kind_as_a_checkpoint_settles_the_job(plant: Plant, name: str):
+    def steps(ctx: Context) -> Any:
+        ctx.checkpoint(VALUES[name]())
+        return "kept"
+
+    assert ended(plant, steps).status in ENDED
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_of_any_kind_fails_the_job_and_no_more(plant: Plant, name: str):
+    job = ended(plant, lambda ctx: raised(ERRORS[name]()))
+
+    assert job.status is Status.FAILED
+    assert job.error
+    assert len(job.error) <= 8_100
+    assert len(job.traceback or "") <= 64_100
+
+
+hostile_text = st.text(st.characters(), max_size=30) | st.sampled_from(["\0", "\ud800", "\x1b[2J", "\r\n", "$dropped"])
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.decimals() | hostile_text | st.binary(max_size=20)
+    | st.datetimes(timezones=st.none() | st.just(UTC)) | st.uuids() | st.complex_numbers() | st.timedeltas()
+    | st.integers(300, 5_000).map(lambda n: 10**n)
+)  # fmt: skip
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(hostile_text | st.integers(), inner, max_size=5)
+    | st.tuples(inner, inner) | st.frozensets(st.integers(), max_size=3),
+    max_leaves=15,
+)  # fmt: skip
+
+
+def test_whatever_hypothesis_thinks_of_settles_as_a_result_as_progress_and_as_an_error(plant: Plant, long_run: bool):
+    @settings(
+        max_examples=1_000 if long_run else 60,
+        derandomize=not long_run,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(values, values, st.none() | hostile_text)
+    def settles(result: Any, progress: Any, error: str | None) -> None:
+        def do(ctx: Context) -> Any:
+            ctx.progress(told=progress)
+            if error is not None:
+                raise ValueError(error)
+            return result
+
+        assert ended(plant, do).status is (Status.SUCCEEDED if error is None else Status.FAILED)
+
+    settles()
+
+
+def test_a_follow_up_nobody_could_keep_is_refused_where_it_is_asked_for(plant: Plant):
+    def do(ctx: Context) -> Any:
+        refused = []
+        for args in ({"a": "\0"}, {"a": float("nan")}, {"a": 10**400}, nested(300)):
+            try:
+                ctx.enqueue("report", args)
+            except Exception as error:
+                refused.append(type(error).__name__)
+        return refused
+
+    job = ended(plant, do)
+
+    assert job.result == ["InvalidJob"] * 4
+
+
+def test_progress_yielded_by_a_generator_may_be_anything(plant: Plant):
+    def steps(args: dict[str, Any]) -> Iterator[Any]:
+        for name, value in VALUES.items():
+            if (
+                name != "a mapping without end"
+            ):  # it is copied, as any mapping that is yielded: that is the pipeline's own
+                yield value()
+        yield Checkpoint({"at": "the end"})
+
+    plant.pipelines.register("steps of all kinds")(steps)
+    plant.listening({"q2": 1})
+
+    job = plant.until(plant.add("steps of all kinds", queue="q2", max_attempts=1), Status.SUCCEEDED, 60)
+
+    assert job.error is None
