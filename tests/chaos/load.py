@@ -138,7 +138,7 @@ class Load:
     dsn: Callable[[], str]
     port: int | None
     per_sec: float
-    callers: int = 4
+    callers: int = 16  # in an outage each of them waits for its answer
     _over: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # answers that no caller should ever get

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tests.chaos.faults import FAULTS, PROCESS_FAULTS, SERVER_FAULTS, Fault
 
-_GAP = (1.0, 3.5)  # seconds of peace between two faults of a lane
+_GAP = (1.5, 5.0)  # seconds of peace between two faults of a lane
 
 
 @dataclass(frozen=True)
