@@ -108,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", help="waiting jobs; the first is the yardstick")
     parser.add_argument("--around", type=int, help="waiting jobs where others stand around them (default 1,000,000)")
     parser.add_argument("--scale", type=float, default=1.0, help="a factor for the jobs that stand around")
+    parser.add_argument("--singles", type=int, default=20, help="single claims in a round")
+    parser.add_argument("--hundreds", type=int, default=3, help="claims of a hundred in a round")
     parser.add_argument("--full", action="store_true", help="10 million waiting jobs, and as many finished ones")
     asked = parser.parse_args(argv)
     rows = asked.rows or [1_000, 100_000, 1_000_000, *([10_000_000] if asked.full else [])]
@@ -115,9 +117,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     see_to_room(scenes)
     with some_server({"max_wal_size": "8GB", "maintenance_work_mem": "512MB"}) as (server_dsn, _), ExitStack() as ends:
         print(environment(server_dsn))
-        places = [ends.enter_context(closing_place(server_dsn, n, scene)) for n, scene in enumerate(scenes)]
+        empty = ends.enter_context(fresh_database(server_dsn, "depth_empty"))
+        places = [ends.enter_context(closing_place(server_dsn, empty, n, scene)) for n, scene in enumerate(scenes)]
         ask(server_dsn, "CHECKPOINT")
-        sides: dict[str, Callable[[], Taken]] = {place.scene.name: partial(measure, place) for place in places}
+        sides: dict[str, Callable[[], Taken]] = {
+            place.scene.name: partial(measure, place, asked.singles, asked.hundreds) for place in places
+        }
         taken = in_turn(sides, asked.rounds, warm_up=1)
         sizes = [ask(place.dsn, "SELECT pg_database_size(current_database())")[0][0] for place in places]
     show(taken, sizes, asked.rounds)
@@ -177,9 +182,9 @@ def show(taken: dict[str, list[Taken]], sizes: Sequence[int], rounds: int) -> No
 class closing_place:
     """A database with the scene in it and a session that may claim; both go at the end."""
 
-    def __init__(self, server_dsn: str, number: int, scene: Scene) -> None:
+    def __init__(self, server_dsn: str, empty: str, number: int, scene: Scene) -> None:
         self._scene = scene
-        self._database = fresh_database(server_dsn, f"depth_{number}")
+        self._database = fresh_database(server_dsn, f"depth_{number}", like=empty)
 
     def __enter__(self) -> Place:
         began = time.monotonic()
@@ -256,7 +261,7 @@ def park_the_one_key(place: Place) -> str:
 # ── a round ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(place: Place, singles: int = 20, hundreds: int = 3) -> Taken:
+def measure(place: Place, singles: int, hundreds: int) -> Taken:
     before = pages_of(place)
     single_ms = median([one_claim(place, 1) for _ in range(singles)])
     pages = (pages_of(place) - before) / singles

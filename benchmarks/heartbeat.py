@@ -74,8 +74,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with some_server() as (server_dsn, _), ExitStack() as ends:
         print(environment(server_dsn))
         sides: dict[str, Callable[[], Taken]] = {}
+        empty = ends.enter_context(fresh_database(server_dsn, "beat_empty"))
         for n, way in enumerate(WAYS):
-            dsn = ends.enter_context(fresh_database(server_dsn, f"beat_{n}"))
+            dsn = ends.enter_context(fresh_database(server_dsn, f"beat_{n}", like=empty))
             ask(dsn, way.before)
             session = Session(dsn, name="bench")
             ends.callback(session.close)

@@ -174,7 +174,7 @@ def servers(dsn: str, processes: int, *, files: bool) -> Iterator[dict[str, Up]]
         shape = ["--workers", str(processes), "--threads", str(THREADS), "--worker-connections", "1000"]
         plain = ["--config", str(folder / "no.conf.py"), "--worker-class", "gthread", "--keep-alive", "5"]
         commands = {
-            "noop": ([*plain, *shape, "benchmarks.http:noop()"], {"DL_BENCH_HTTP_DSN": dsn}),
+            "noop": ([*plain, *shape, "benchmarks.http:noop()"], {"BENCH_DSN": dsn}),
             "ours": ([*shape, "wsgi:app"], ours),
         }
         up: dict[str, Up] = {}
@@ -182,7 +182,8 @@ def servers(dsn: str, processes: int, *, files: bool) -> Iterator[dict[str, Up]]
             port = free_port()
             command = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", *arguments]
             log = ends.enter_context((folder / f"{name}.log").open("wb"))
-            started = subprocess.Popen(command, cwd=ROOT, env=os.environ | extra, stdout=log, stderr=log)
+            environ = {name: value for name, value in os.environ.items() if not name.startswith("DL_")} | extra
+            started = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
             ends.callback(end, started)
             until_up(port, "/noop" if name == "noop" else "/status", started, folder / f"{name}.log")
             up[name] = Up(port, psutil.Process(started.pid))
@@ -218,7 +219,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def noop() -> Flask:
     """The yardstick, made by gunicorn in each of its processes."""
     app = Flask("noop")
-    pool = ThreadSafeConnectionPool(maxconn=THREADS, minconn=0, dsn=os.environ["DL_BENCH_HTTP_DSN"])
+    pool = ThreadSafeConnectionPool(maxconn=THREADS, minconn=0, dsn=os.environ["BENCH_DSN"])
 
     @app.get("/noop")
     def nothing() -> dict[str, str]:
@@ -270,7 +271,7 @@ def asked_by_wrk(question: Question, port: int, connections: int, seconds: float
 def asked_by_us(question: Question, port: int, connections: int, seconds: float) -> Heard:
     """One thread, many connections, each with one request under way."""
     head = "".join(f"{name}: {value}\r\n" for name, value in question.headers.items())
-    first = f"{question.method} {question.path} HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(question.body)}\r\n"
+    first = f"{question.method} {question.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(question.body)}\r\n"
     message = f"{first}{head}\r\n".encode() + question.body
     latencies: list[float] = []
     with ExitStack() as ends:
@@ -283,8 +284,10 @@ def asked_by_us(question: Question, port: int, connections: int, seconds: float)
             one.sendall(message)
         began = time.perf_counter()
         until = began + seconds
-        while time.perf_counter() < until:
-            for key, _ in ready.select(timeout=PATIENCE):
+        while time.perf_counter() < until or not latencies:
+            answers = ready.select(timeout=PATIENCE)
+            assert answers, f"{question.name}: no answer within {PATIENCE:.0f} s"
+            for key, _ in answers:
                 one = key.fileobj  # type: ignore[assignment]
                 key.data.extend(one.recv(65_536))
                 if not whole(key.data, question.name):

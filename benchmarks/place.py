@@ -53,7 +53,7 @@ def fresh_database(server_dsn: str, label: str = "", *, like: str | None = None,
     dsn = make_dsn(server_dsn, dbname=name)
     template = "template0" if like is None else parse_dsn(like)["dbname"]
     ask(server_dsn, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-    ask(server_dsn, f'CREATE DATABASE "{name}" TEMPLATE "{template}"' + (" STRATEGY file_copy" if like else ""))
+    ask(server_dsn, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
     try:
         if like is None and not empty:
             migrate(dsn)

@@ -49,7 +49,7 @@ def bulk(jobs):
 def work():
     command = [sys.executable, "-m", "app", "worker"]
     processes = int(os.environ.get("BENCH_PROCESSES", "1"))
-    environ = os.environ | {
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DL_")} | {
         "DL_DB_DSN": protocol.URL,
         "DL_PIPELINES": "benchmarks.peers.ours",
         "WORKERS_JSON": f'[{{"queue": "bench", "concurrency": {protocol.CONCURRENCY}}}]',

@@ -1,0 +1,80 @@
+"""Each benchmark runs, at a size that measures nothing, and prints a table whose ratios are numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as listing
+from benchmarks import depth, heartbeat, http, load
+
+Run = Callable[[Sequence[str]], None]
+
+
+@pytest.fixture
+def run(monkeypatch, server_dsn, capsys):
+    """Runs a benchmark against the suite's own server; returns its table without the headings."""
+    monkeypatch.setenv("DL_BENCH_DSN", server_dsn)
+
+    def running(main: Run, *arguments: str) -> list[list[str]]:
+        main(arguments)
+        told = capsys.readouterr().out
+        assert "PostgreSQL " in told
+        lines = [line for line in told.splitlines() if line.startswith("|")]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+    return running
+
+
+def ratio(cell: str) -> float:
+    return float(cell.removesuffix(" ×").replace(",", ""))
+
+
+def test_the_list_names_every_benchmark_with_what_it_tells_and_how_long_it_takes(capsys):
+    listing.main()
+
+    told = capsys.readouterr().out
+    files = {path.stem for path in Path(listing.__file__).parent.glob("*.py") if "\ndef main(" in path.read_text()}
+    assert {"depth", "heartbeat", "http", "load"} < files
+    for name in (*(files - {"__main__"}), "peers"):
+        assert re.search(rf"^{name} +\S.+\n +takes \S+", told, re.MULTILINE), name
+
+
+def test_depth(run):
+    small = ["--rows", "120", "150", "--around", "1200", "--scale", "0.0005"]
+    rows = run(depth.main, *small, "--rounds", "1", "--singles", "2", "--hundreds", "1")
+
+    assert len(rows) == 8
+    assert rows[0][2] == "1.00 ×"
+    assert all(ratio(row[n]) > 0 for row in rows for n in (2, 5))
+
+
+def test_heartbeat(run):
+    rows = run(heartbeat.main, "--jobs", "20", "--beats", "1", "--rounds", "1")
+
+    assert rows[0][2] == rows[0][4] == "1.00 ×"
+    assert all(ratio(row[n]) > 0 for row in rows for n in (2, 4))
+    assert rows[-1][5] == "0 %", "an index on the lease leaves no update HOT"
+
+
+def test_load(run):
+    rows = run(load.main, "--rows", "200", "--rounds", "1")
+
+    assert [row[0] for row in rows[:3]] == ["copy", "execute_values(5000)", "copy_rows"]
+    assert all(ratio(row[n]) > 0 for row in rows for n in (3, 5))
+
+
+def test_http(run):
+    rows = run(http.main, "--processes", "1", "--rounds", "1", "--seconds", "0.2", "--client", "own")
+
+    assert [row[0].partition(", ")[2] for row in rows] == [
+        "Flask, no-op",
+        "Flask, one INSERT",
+        "POST trigger",
+        "GET status",
+        "GET /health",
+    ]
+    assert all(ratio(row[2]) > 0 for row in rows)
