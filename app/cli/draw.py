@@ -73,6 +73,36 @@ def can_move() -> bool:
     return Console().is_terminal and not Console().is_dumb_terminal
 
 
+class Amount:
+    """How many of many are done, as one moving line; where nothing can move, nothing is shown."""
+
+    def __init__(self, total: int | None) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            TextColumn("{task.fields[told]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not can_move(),
+        )
+        self._line = self._progress.add_task("", total=total, told="")
+
+    def __enter__(self) -> Amount:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, done: int, told: str) -> None:
+        self._progress.update(self._line, completed=done, told=told)
+
+    def say(self, line: str) -> None:
+        self._progress.console.print(Text(line), soft_wrap=True)
+
+
 class Bar:
     """A watched job as one moving line; outages are printed above it."""
 

@@ -13,10 +13,10 @@ from uuid import UUID, uuid4
 import click
 
 from app.cli.ask import follow
+from app.cli.many import QUEUE, trigger_lines
 from app.cli.service import Service, asks_service, usage
 from app.client import Client, FieldError, Refused, Request, Triggered
 
-QUEUE = "etl.default"
 UNITS = {"s": timedelta(seconds=1), "m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 SPAN = re.compile(r"in\s+((?:\d+\s*[smhd]\s*)+)", re.IGNORECASE)
 
@@ -63,8 +63,15 @@ def parse_moment(told: str) -> datetime:
     raise ValueError(f"{told!r} has no zone; write it with one, such as {at.isoformat()}+03:00")
 
 
-@click.command(short_help="Put a job into the queue.")
-@click.argument("task")
+@click.command(short_help="Put a job, or many, into the queue.")
+@click.argument("task", required=False)
+@click.option(
+    "--from",
+    "lines",
+    type=click.File("r", encoding="utf-8"),
+    metavar="FILE",
+    help="Many jobs: a file with a JSON object on each line, with the API's fields; - is standard input.",
+)
 @click.option("--queue", help=f"The queue to put it into.  [default: the task's own, else {QUEUE}]")
 @click.option(
     "--lock-key", help="Jobs with one key never run at the same time.  [default: the task's own, else the task's name]"
@@ -123,7 +130,8 @@ def parse_moment(told: str) -> datetime:
 def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
     service: Service,
     *,
-    task: str,
+    task: str | None,
+    lines: IO[str] | None,
     queue: str | None,
     lock_key: str | None,
     pairs: Sequence[tuple[str, Any]],
@@ -152,7 +160,31 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
       dataloader trigger noop --available-at "in 5m" --priority 10
 
     With --watch the exit code tells how the job ended: 0 if it succeeded, 1 if not.
+
+    With --from many jobs are put into the queue, a line a job; TASK and the options stand for what a line does not say.
+    A line without an idempotency key gets the one of --idempotency-key with its number, so the same command again goes
+    on where an interrupted one ended. The exit code is 4 if some line was refused.
+
+    \b
+      dataloader trigger --from jobs.jsonl --idempotency-key load-2026-11
+      make-requests | dataloader trigger load.cbr.rates --from -
     """
+    if lines is not None:
+        if watching:
+            raise click.UsageError("--watch follows one job; with --from there are many")
+        given = {
+            "task": task, "queue": queue, "lock_key": lock_key,
+            "args": {**from_file(args_file), **(args_text or {}), **dict(pairs)} or None,
+            "partition_key": partition_key,
+            "priority": priority, "available_at": available_at and available_at.isoformat(),
+            "max_attempts": max_attempts, "lease_ttl_sec": lease_ttl, "producer": producer,
+            "consumer_group": consumer_group, "live_key": live_key, "time_limit_sec": time_limit, "retry": retry,
+        }  # fmt: skip
+        known = {name: value for name, value in given.items() if value is not None}
+        trigger_lines(service, lines, known, idempotency_key)
+        return
+    if task is None:
+        raise click.UsageError("name a TASK, or a file of jobs with --from")
     key = f"cli-{uuid4()}" if idempotency_key is None else idempotency_key
     request = Request(
         queue=queue,

@@ -152,4 +152,11 @@ def _problem(error: Exception) -> ItemProblem:
 
 def _answer(items: list[BatchItem]) -> BatchAnswer:
     tally = Counter(item.outcome for item in items)
-    return BatchAnswer(*(tally[outcome] for outcome in Outcome), items)
+    return BatchAnswer(
+        created=tally[Outcome.CREATED],
+        exists=tally[Outcome.EXISTS],
+        conflict=tally[Outcome.CONFLICT],
+        invalid=tally[Outcome.INVALID],
+        left_out=tally[Outcome.LEFT_OUT],
+        items=items,
+    )

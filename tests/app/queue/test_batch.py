@@ -164,12 +164,12 @@ def test_a_role_that_may_only_enqueue_needs_no_right_to_the_tables(own_desk):
             cursor.execute("SELECT dl_enqueue('q', 't', 'k')")
         connection.rollback()
         desk.sql(
-            "GRANT EXECUTE ON FUNCTION dl_enqueue_many(jsonb, bool), dl_enqueue(text, text, text, jsonb, text, text, int,"
-            " timestamptz, int, int, text, text, text, int, jsonb, uuid) TO dl_only_enqueues"
+            "GRANT EXECUTE ON FUNCTION dl_enqueue_many(jsonb, bool), dl_enqueue(text, text, text, jsonb, text, text,"
+            " int, timestamptz, int, int, text, text, text, int, jsonb, uuid) TO dl_only_enqueues"
         )
         cursor.execute("SET ROLE dl_only_enqueues")
         cursor.execute("SELECT dl_enqueue('q', 't', 'k')")
-        cursor.execute('SELECT count(*) FROM dl_enqueue_many(\'[{"queue": "q", "task": "t", "lock_key": "k"}]\')')
+        cursor.execute("SELECT count(*) FROM dl_enqueue_many(%s)", (json.dumps([FINE]),))
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
             cursor.execute("SELECT FROM dl_jobs")
         connection.rollback()
