@@ -1250,7 +1250,7 @@ DECLARE
 BEGIN
     FOR strong IN
         SELECT p.oid FROM pg_proc p
-         WHERE p.prosecdef AND p.proname LIKE 'dl\_%' AND p.pronamespace = current_schema()::regnamespace
+         WHERE p.prosecdef AND p.proname LIKE 'dl\_%' AND p.pronamespace = quote_ident(current_schema())::regnamespace
     LOOP
         EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', strong, current_schema());
     END LOOP;

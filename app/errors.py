@@ -7,7 +7,8 @@ DataloaderError
 ├── SchemaError               the tables are not what this version needs
 │   ├── SchemaMissing         run `dataloader migrate`
 │   ├── SchemaOutdated        run `dataloader migrate`
-│   └── SchemaTooNew          upgrade dataloader instead
+│   ├── SchemaTooNew          upgrade dataloader instead
+│   └── RightsMissing         the account may not do this: run what `dataloader migrate --roles` prints
 ├── EmbeddedServerError       the embedded PostgreSQL cannot be started
 ├── PortTaken                 somebody else listens there: exit code 69
 ├── JobNotFound
@@ -91,6 +92,10 @@ class SchemaOutdated(SchemaError):
 
 class SchemaTooNew(SchemaError):
     pass
+
+
+class RightsMissing(SchemaError):
+    """The account that asks has not the rights to."""
 
 
 class EmbeddedServerError(DataloaderError):

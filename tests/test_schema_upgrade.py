@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg2
 import pytest
 
-from app.errors import DatabaseUnavailable, SchemaMissing, SchemaOutdated, SchemaTooNew
+from app.errors import DatabaseUnavailable, RightsMissing, SchemaMissing, SchemaOutdated, SchemaTooNew
 from app.queue.job import Said, Status
 from app.queue.schema import SCHEMA_VERSION, check, migrate, schema_text
 from tests.support.desk import Desk
@@ -238,7 +238,7 @@ def version_1(empty_dsn) -> Iterator[Desk]:
 
 def contents(desk: Desk) -> dict[str, list[tuple[Any, ...]]]:
     questions = {
-        "jobs": f"SELECT {OLD_COLUMNS}, run_id, place, stray, live_key FROM dl_jobs ORDER BY job_id",  # noqa: S608
+        "jobs": f"SELECT {OLD_COLUMNS}, run_id, place, stray, live_key FROM dl_jobs ORDER BY job_id",
         "events": "SELECT event_id, job_id, queue, ts, kind, payload FROM dl_job_events ORDER BY event_id",
         "logs": "SELECT log_id, job_id, attempt, ts, level, stream, line FROM dl_job_logs ORDER BY log_id",
     }
@@ -410,7 +410,7 @@ def test_a_role_that_owns_nothing_can_neither_harm_nor_hide(old):
     """An upgrade by somebody who may not is refused by the server, and told as it said it."""
     old.sql("DROP ROLE IF EXISTS dl_nobody; CREATE ROLE dl_nobody LOGIN")
     try:
-        with pytest.raises(psycopg2.Error, match=r"must be owner|permission denied"):
+        with pytest.raises(RightsMissing, match=r"must be owner|permission denied"):
             migrate(old.dsn + " options='-c role=dl_nobody'")
     finally:
         old.sql("DROP ROLE dl_nobody")

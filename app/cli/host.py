@@ -74,14 +74,18 @@ def worker(*, queues: tuple[tuple[str, int], ...], workers_json: str | None) -> 
 
 
 @click.command(short_help="Bring the database to this version's tables.")
+@click.option("--roles", is_flag=True, help="Only print the SQL of the roles for least privilege, and change nothing.")
 @json_option
-def migrate(*, as_json: bool) -> None:
+def migrate(*, roles: bool, as_json: bool) -> None:
     """Create the tables, or bring those of an earlier version up to date, in one transaction and under a lock.
 
     Doing it twice does no harm. A database of a newer version is refused.
     """
     from app import wiring  # noqa: PLC0415 - as above
 
+    if roles:
+        click.echo(wiring.roles_text(_settings().schema), nl=False)
+        return
     done = wiring.migrate(_settings())
     if as_json:
         click.echo(text.json_text({"found": done.found, "now": done.now, "steps": list(done.steps)}))

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 import psycopg2
 
-from app.errors import DatabaseUnavailable, InvalidJob, SchemaMissing, SchemaOutdated
+from app.errors import DatabaseUnavailable, InvalidJob, RightsMissing, SchemaMissing, SchemaOutdated
 
 _MISSING = {"42P01", "42704", "3F000"}  # no such table, type or schema
+_DENIED = "42501"
 _OUTDATED = {"42703", "42883"}  # no such column or function
 
 
@@ -25,6 +26,8 @@ def translated() -> Iterator[None]:
             raise SchemaMissing(f"{told}; `dataloader migrate` creates the queue's tables") from error
         if code in _OUTDATED:
             raise SchemaOutdated(f"{told}; `dataloader migrate` brings the queue's tables up to date") from error
+        if code == _DENIED:
+            raise RightsMissing(f"{told}; `dataloader migrate --roles` prints the rights it needs") from error
         if isinstance(error, psycopg2.DataError) or code.startswith("23"):
             raise InvalidJob(f"PostgreSQL refused a value: {told}") from error
         if isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError) or code.startswith(

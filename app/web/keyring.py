@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from app import log
-from app.errors import DatabaseUnavailable, DataloaderError, SchemaError
+from app.errors import DatabaseUnavailable, DataloaderError, SchemaMissing
 from app.queue.keys import TOKEN, Keys, Live, Ring, digest_of
 
 _log = log.get("app.web.auth")
@@ -108,7 +108,7 @@ class KeyRing:
             began = time.monotonic()
             try:
                 ring = self._keys.ring()
-            except SchemaError:  # tables of a time before keys
+            except SchemaMissing:  # tables of a time before keys
                 ring = Ring((), False)
             with self._lock:
                 self._ring, self._by_id, self._seen_at = ring, {key.id: key for key in ring.keys}, began

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2
 import pytest
 
-from app.errors import DatabaseUnavailable, InvalidJob, SchemaMissing, SchemaOutdated
+from app.errors import DatabaseUnavailable, InvalidJob, RightsMissing, SchemaMissing, SchemaOutdated
 from app.queue.refusals import translated
 
 
@@ -22,7 +22,7 @@ from app.queue.refusals import translated
         ("SET LOCAL transaction_read_only = on; DELETE FROM dl_jobs", DatabaseUnavailable),
         ("SELECT pg_terminate_backend(pg_backend_pid())", DatabaseUnavailable),
         ("SELEKT", psycopg2.errors.SyntaxError),
-        ("SET LOCAL ROLE pg_monitor; DELETE FROM dl_jobs", psycopg2.errors.InsufficientPrivilege),
+        ("SET LOCAL ROLE pg_monitor; DELETE FROM dl_jobs", RightsMissing),
     ],
 )
 def test_each_error_has_one_meaning(desk, sql, ours):

@@ -1,0 +1,209 @@
+"""The roles may do what they are for, and nothing else; tried by those who have them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import psycopg2
+import pytest
+from click.testing import CliRunner
+from psycopg2 import errors
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from app.cli.command import cli
+from app.errors import RightsMissing
+from app.queue.keys import Keys, NewKey, Scope
+from app.queue.pool import Pool
+from app.queue.roles import NAMES, roles_text
+from tests.support import eventually, free_port
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def roles(dsn: str) -> Iterator[dict[str, str]]:
+    """A login of each role: its DSN."""
+    prefix = "r_" + re.sub(r"\W", "_", parse_dsn(dsn)["dbname"])[-30:]
+    do(dsn, roles_text(prefix=prefix))
+    do(dsn, roles_text(prefix=prefix))  # twice does no harm
+    logins = {}
+    for name in NAMES:
+        login = f"{prefix}_{name}_login"
+        do(dsn, f"CREATE ROLE {login} LOGIN PASSWORD 'x' IN ROLE {prefix}_{name}")
+        logins[name] = make_dsn(dsn, user=login, password="x")
+    try:
+        yield logins
+    finally:
+        for name in NAMES:
+            both = f"{prefix}_{name}, {prefix}_{name}_login"
+            do(dsn, f"DROP OWNED BY {both}; DROP ROLE {both}")
+
+
+def do(dsn: str, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+    connection = psycopg2.connect(dsn)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(sql, args or None)
+            return cursor.fetchall() if cursor.description else []
+    finally:
+        connection.close()
+
+
+def test_every_table_of_ours_is_somebodys(dsn):
+    found = do(
+        dsn,
+        "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition AND relname LIKE 'dl\\_%'"
+        " AND relnamespace = 'public'::regnamespace",
+    )
+    tables = {name for (name,) in found}
+
+    assert tables == set(re.findall(r"^ +\('(dl_\w+)'", roles_text(), re.MULTILINE)), "say in roles.sql who may"
+
+
+def test_no_function_that_acts_with_the_owners_rights_can_be_led_astray_by_a_temporary_table(dsn):
+    """A temporary table comes before all others, unless the path says where; its triggers would run as the owner."""
+    found = do(
+        dsn,
+        "SELECT proname, array_to_string(proconfig, ' ') FROM pg_proc WHERE prosecdef AND proname LIKE 'dl\\_%'"
+        " AND pronamespace = 'public'::regnamespace",
+    )
+
+    assert len(found) > 5
+    for name, config in found:
+        assert re.search(r"search_path=\S+, pg_temp(\s|$)", config or ""), name
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "ALTER TABLE dl_jobs ADD COLUMN x int",
+        "DROP TABLE dl_jobs",
+        "TRUNCATE dl_jobs",
+        "CREATE TABLE here (x int)",
+        "DROP TRIGGER dl_jobs_audit ON dl_jobs",
+        "INSERT INTO dl_api_keys (key_id, name, digest, scopes, created_by) VALUES ('x', 'x', 'x', '{admin}', 'x')",
+        "UPDATE dl_api_keys SET scopes = '{admin}'",
+        "UPDATE dl_api_keys SET revoked_at = NULL",
+        "DELETE FROM dl_api_keys",
+        "UPDATE dl_audit SET actor = 'somebody else'",
+        "DELETE FROM dl_audit",
+        "UPDATE dl_signing_secrets SET secret = 'mine'",
+        "DELETE FROM dl_job_events",
+        "INSERT INTO dl_schema (version, fingerprint) VALUES (99, 'x')",
+        "ALTER FUNCTION dl_audit_prune(interval, int) SECURITY INVOKER",
+    ],
+)
+def test_the_service_changes_rows_and_not_what_holds_it(roles, sql):
+    with pytest.raises(errors.InsufficientPrivilege):
+        do(roles["service"], sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT digest FROM dl_api_keys",
+        "SELECT secret FROM dl_signing_secrets",
+        "SELECT * FROM dl_webhooks",
+        "UPDATE dl_jobs SET priority = 1",
+        "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')",
+        "SELECT * FROM dl_enqueue_many('[]')",
+        "SELECT dl_drop_parts('dl_job_events', '1 day', false)",
+        "SELECT dl_audit_prune('1 day', 10)",
+    ],
+)
+def test_a_reader_reads_and_no_secrets(roles, sql):
+    assert do(roles["reader"], "SELECT count(*) FROM dl_jobs") == [(0,)]
+    with pytest.raises(errors.InsufficientPrivilege):
+        do(roles["reader"], sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT FROM dl_jobs",
+        "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')",
+        "SELECT FROM dl_audit",
+        "SELECT dl_tell('{}')",
+        "SELECT dl_audit_prune('1 day', 10)",
+    ],
+)
+def test_an_enqueuer_enqueues_and_sees_nothing(roles, dsn, sql):
+    do(roles["enqueuer"], "SELECT dl_enqueue(queue => 'q', task => 't', lock_key => 'k', args => '{\"a\": 1}')")
+    assert do(dsn, "SELECT task, args FROM dl_jobs") == [("t", {"a": 1})]
+    with pytest.raises(errors.InsufficientPrivilege):
+        do(roles["enqueuer"], sql)
+
+
+def test_an_enqueuers_temporary_tables_are_not_the_queues(roles, dsn):
+    connection = psycopg2.connect(roles["enqueuer"])
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE TEMP TABLE dl_jobs (queue text, task text);"
+                "CREATE FUNCTION pg_temp.grab() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN DELETE FROM public.dl_audit; RETURN NULL; END $$;"
+                "CREATE TRIGGER grab AFTER INSERT ON pg_temp.dl_jobs EXECUTE FUNCTION pg_temp.grab()"
+            )
+            cursor.execute("SELECT public.dl_enqueue(queue => 'q', task => 't', lock_key => 'k')")
+            cursor.execute("SELECT count(*) FROM pg_temp.dl_jobs")
+            assert cursor.fetchone() == (0,)
+    finally:
+        connection.close()
+    assert do(dsn, "SELECT count(*) FROM public.dl_jobs") == [(1,)]
+
+
+def test_rights_that_are_missing_are_told_with_what_would_do(roles):
+    pool = Pool(roles["enqueuer"], size=1, overflow=0)
+    with pytest.raises(RightsMissing, match=r"permission denied for table dl_api_keys; .*--roles"):
+        Keys(pool).ring()
+    pool.close()
+
+
+def test_the_roles_are_printed_for_whoever_is_to_run_them(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PG_SCHEMA_QUEUE", "etl")
+
+    printed = CliRunner().invoke(cli, ["migrate", "--roles"])
+
+    assert printed.output == roles_text("etl")
+    assert 'GRANT USAGE ON SCHEMA "etl" TO "dataloader_service"' in printed.output
+    assert "{" not in printed.output.replace("'{admin}'", "")
+
+
+def test_the_whole_service_runs_under_the_services_role(roles, dsn, start):
+    """A job is triggered, run and logged, another canceled and retried; keys are used, and acts written down."""
+    owner = Pool(dsn, size=1, overflow=0)
+    _, token = Keys(owner).create(NewKey(name="k", scopes=frozenset({Scope.OPERATE}), created_by="test"))
+    port = free_port()
+    quick = {"DL_REAPER_PERIOD_SEC": "0.2", "DL_HEARTBEAT_SEC": "0.2"}
+    env = {"DL_DB_DSN": roles["service"], "APP_PORT": str(port), "DL_LOG_FORMAT": "json", **quick}
+    process = start("serve", env=env)
+    process.wait_for("is ready")
+
+    def ask(path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        request = Request(f"http://127.0.0.1:{port}/api/v1{path}", data, headers)
+        with urlopen(request, timeout=20) as answer:  # noqa: S310 - our own service
+            return json.loads(answer.read())
+
+    job = {"queue": "etl.default", "task": "noop", "lock_key": "k", "args": {"sleep1": 0, "sleep2": 0, "sleep3": 0}}
+    first = ask("/jobs/trigger", {**job, "idempotency_key": "once"})["job_id"]
+    eventually(lambda: ask(f"/jobs/{first}/status")["status"] == "succeeded", 30)
+    later = ask("/jobs/trigger", {**job, "available_at": "2199-01-01T00:00:00Z"})["job_id"]
+    assert ask(f"/jobs/{later}/cancel", {})["status"] == "canceled"
+    assert ask(f"/jobs/{later}/retry", {})["status"] == "queued"
+    assert {line["action"] for line in ask("/audit")["lines"]} >= {"trigger", "cancel", "retry"}
+    ask("/jobs")
+    ask(f"/jobs/{first}")
+    ask(f"/jobs/{first}/events")
+    ask(f"/jobs/{first}/logs")
+    eventually(lambda: Keys(owner).all()[0].last_used_at is not None)
+    owner.close()
+
+    assert "permission denied" not in process.text
