@@ -34,7 +34,10 @@ class Conductor:
         """Returns when the last fault has been undone."""
         self._began = time.monotonic()
         lanes = {step.lane for step in self._planned}
-        threads = [threading.Thread(target=self._lane, args=(lane,), name=f"lane-{lane}") for lane in sorted(lanes)]
+        threads = [
+            threading.Thread(target=self._lane, args=(lane,), name=f"lane-{lane}", daemon=True)
+            for lane in sorted(lanes)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -46,11 +46,12 @@ class WorkerKilled(Fault):
 
     def begin(self) -> None:
         self.victim = _one(self.world.workers, self.chance)
+        self.victim.down = True
         self.victim.kill()
         self.told = self.victim.name
 
     def end(self) -> None:
-        self.victim.start()
+        self.victim.down = False
 
 
 class WorkerTerminated(WorkerKilled):
@@ -58,6 +59,7 @@ class WorkerTerminated(WorkerKilled):
 
     def begin(self) -> None:
         self.victim = _one(self.world.workers, self.chance)
+        self.victim.down = True
         self.victim.terminate()
         self.told = self.victim.name
 
@@ -107,19 +109,19 @@ class ArbiterKilled(Fault):
 
     def begin(self) -> None:
         gunicorn = self.world.gunicorn
+        gunicorn.down = True
         for pid in gunicorn.worker_pids():  # they end by themselves when the arbiter has gone
             self.told += f"{pid} orphaned "
         gunicorn.kill()
 
     def end(self) -> None:
-        self.world.gunicorn.start()
+        self.world.gunicorn.down = False
 
 
 class GunicornWorkerKilled(Fault):
     name = "gunicorn worker SIGKILL"
 
     def begin(self) -> None:
-        self.world.gunicorn.start()
         pids = eventually(self.world.gunicorn.worker_pids, 20, "gunicorn has a worker", period=0.05)
         self.told = str(self.world.gunicorn.kill(_one(pids, self.chance)))
 
@@ -128,6 +130,7 @@ class GunicornTerminated(ArbiterKilled):
     name, lasts = "gunicorn SIGTERM", (3.0, 6.0)
 
     def begin(self) -> None:
+        self.world.gunicorn.down = True
         self.world.gunicorn.terminate()
 
 
@@ -463,6 +466,14 @@ class NetworkRefused(Network):
         proxy.cut()
 
 
+class NetworkHangsUp(NetworkRefused):
+    name = "network hangs up"
+
+    def do(self, proxy: Any) -> None:
+        proxy.hang_up()
+        proxy.cut()
+
+
 PROCESS_FAULTS: tuple[type[Fault], ...] = (
     WorkerKilled, WorkerTerminated, WorkerFrozen, WorkerFrozenSessionsEnded, WorkerFrozenKeysEnded,
     GunicornWorkerKilled, ArbiterKilled, GunicornTerminated, GunicornFrozen,
@@ -471,7 +482,7 @@ SERVER_FAULTS: tuple[type[Fault], ...] = (
     ImmediateRestart, FastRestart, ServerKilled, DiskFull, DatabaseSlow, ConnectionsExhausted, NotifyQueueFilling,
     LongTransaction, RowsLocked, Failover, ListenTerminated, ClaimTerminated, SettleTerminated, RenewTerminated,
     ApiTerminated, EffectsTerminated, NetworkSlow, NetworkCut, NetworkHalfOpen, NetworkSilent, NetworkDeaf,
-    NetworkRefused,
+    NetworkRefused, NetworkHangsUp,
 )  # fmt: skip
 FAULTS = {fault.name: fault for fault in (*PROCESS_FAULTS, *SERVER_FAULTS)}
 

@@ -14,6 +14,8 @@ import threading
 import time
 from enum import StrEnum
 
+from tests.support.processes import free_port
+
 _AT_ONCE = 65_536
 _TICK = 0.05  # how soon a connection notices that the mode has changed
 
@@ -23,7 +25,8 @@ class Mode(StrEnum):
     SLOW = "slow"  # everything arrives, late
     SILENT = "silent"  # connections stay, and nothing comes through: what was sent waits, as a network keeps it
     DEAF = "deaf"  # what clients say arrives; what the server answers does not
-    REFUSED = "refused"  # nobody can connect; who is connected is left alone
+    CLOSED = "closed"  # nobody listens: whoever would connect is refused; who is connected is left alone
+    HANGING_UP = "hanging up"  # connections are taken and ended without a word, as by a balancer that leads nowhere
 
 
 class Proxy:
@@ -34,9 +37,9 @@ class Proxy:
         self._mode, self._delay = Mode.OPEN, 0.0  # replaced by the conductor, read by every connection's thread
         self._lock = threading.Lock()
         self._lines: set[Line] = set()  # under the lock
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=200)
-        self.port: int = self._listener.getsockname()[1]
+        self.port = free_port()
         self._closed = False
+        self._listener = _listening(self.port)  # replaced by the conductor when it opens again
         threading.Thread(target=self._accept, name=f"proxy-{self.port}", daemon=True).start()
 
     # ── what networks do ────────────────────────────────────────────────────────────────────────────────────────
@@ -51,11 +54,17 @@ class Proxy:
         self._mode = Mode.DEAF
 
     def refuse(self) -> None:
-        self._mode = Mode.REFUSED
+        self._mode = Mode.CLOSED
+        self._stop_listening()
+
+    def hang_up(self) -> None:
+        self._mode = Mode.HANGING_UP
 
     def heal(self) -> None:
         """What was held back goes on its way."""
-        self._mode, self._delay = Mode.OPEN, 0.0
+        was, self._mode, self._delay = self._mode, Mode.OPEN, 0.0
+        if was is Mode.CLOSED:
+            self._listener = _listening(self.port)
 
     def cut(self) -> int:
         """Reset every connection, at both ends."""
@@ -97,17 +106,21 @@ class Proxy:
 
     def close(self) -> None:
         self._closed = True
+        self._stop_listening()
+        self.cut()
+
+    def _stop_listening(self) -> None:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self.cut()
 
     def _accept(self) -> None:
         while not self._closed:
             try:
                 client, _ = self._listener.accept()
             except OSError:
-                return
+                time.sleep(_TICK)
+                continue
             line = Line(self, client)
             with self._lock:
                 self._lines.add(line)
@@ -118,7 +131,7 @@ class Proxy:
             with contextlib.suppress(OSError, ValueError):  # ValueError: a socket that was closed meanwhile
                 while self._mode is Mode.SILENT:  # a packet that is lost opens no connection
                     time.sleep(_TICK)
-                if self._mode is Mode.REFUSED:
+                if self._mode is Mode.HANGING_UP:
                     return
                 line.connect(self._address)
                 line.carry()
@@ -193,3 +206,15 @@ class Line:
         for end in (self._client, self._server):
             if end is not None:
                 end.close()
+
+
+def _listening(port: int) -> socket.socket:
+    """On its own port, again and again."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", port), backlog=200)
+        except OSError:  # somebody's outgoing connection has it for a moment
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_TICK)

@@ -64,6 +64,7 @@ class Service:
     mutant: str = ""  # which broken protocol it is started with
     deaths: list[Death] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)  # how it ended when nobody had killed it
+    down: bool = False  # on purpose, by a fault: nobody starts it again meanwhile
     _process: Process | None = None
     _frozen: list[int] = field(default_factory=list)
 

@@ -164,9 +164,20 @@ def test_who_is_connected_stays_when_new_ones_are_refused(proxy):
         assert answer(line) == b"hello"
         proxy.refuse()
 
-        with client(proxy) as refused:
-            assert ended(refused)
+        with pytest.raises(ConnectionRefusedError):
+            client(proxy)
         assert answer(line) == b"hello"
+    proxy.heal()
+    with client(proxy) as again:
+        assert answer(again) == b"hello"
+
+
+def test_hanging_up_it_takes_a_connection_and_ends_it(proxy, echo):
+    proxy.hang_up()
+
+    with client(proxy) as line:
+        assert ended(line)
+    assert echo.connections == 0
 
 
 def test_it_leads_to_another_server(proxy, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -48,7 +49,8 @@ class World:
         self._servers: list[Server] = []
         self.services: list[Service] = []
         self.proxies: list[Proxy] = []
-        self._closing: list[Callable[[], object]] = []
+        self._over = threading.Event()
+        self._manager = threading.Thread(target=self._look_after_services, name="service-manager", daemon=True)
 
     # ── a life ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -89,6 +91,14 @@ class World:
             service.start()
         eventually(self.all_workers_known, 90, lambda: "\n".join(s.text()[-1500:] for s in self.services), period=0.1)
         self.load.start()
+        self._manager.start()
+
+    def _look_after_services(self) -> None:
+        """As a service manager does: what has ended is started again, unless a fault has it down on purpose."""
+        while not self._over.wait(0.3):
+            for service in self.services:
+                if not service.down:
+                    service.start()
 
     def all_workers_known(self) -> bool:
         """Every process has registered itself with the queue."""
@@ -103,7 +113,7 @@ class World:
         self.slots[1 - self.slot].refuse()
         for service in self.services:
             service.thaw()
-            service.start()
+            service.down = False
         if not self.primary.answers():
             with suppress(RuntimeError):
                 self.primary.start()
@@ -118,8 +128,6 @@ class World:
             with suppress(psycopg2.Error):
                 if self.unfinished() <= but_for:
                     return time.monotonic() - began
-            for service in self.services:
-                service.start()
             time.sleep(0.2)
         return -1.0
 
@@ -129,12 +137,19 @@ class World:
 
     def end(self) -> None:
         """Stop the services, as a service manager does."""
+        self._rest()
         for service in self.services:
             service.terminate()
         for service in self.services:
             service.end()
 
+    def _rest(self) -> None:
+        self._over.set()
+        if self._manager.is_alive():
+            self._manager.join(30)
+
     def remove(self) -> None:
+        self._rest()
         for service in self.services:
             service.sweep_up()
         for proxy in self.proxies:
