@@ -67,8 +67,9 @@ class Reaper:
         if up_sec < self._heartbeat:
             self._suspects.clear()
             return
+        seen = clock()  # not before the question was answered: its answer may have taken as long as a heartbeat
         found = {(job_id, run_id): (job_id, run_id, key) for job_id, run_id, key in expired}
-        self._suspects = {which: self._suspects.get(which) or Suspect(run, now) for which, run in found.items()}
+        self._suspects = {which: self._suspects.get(which) or Suspect(run, seen) for which, run in found.items()}
         dead = [suspect.run for suspect in self._suspects.values() if now - suspect.since >= self._heartbeat]
         if not dead:
             return

@@ -1,0 +1,118 @@
+"""When a run is taken from its worker: found dead at two looks, a heartbeat apart. Its times are the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from app.queue.job import Reaped, Status
+from workers import reaper as room
+from workers.reaper import Reaper
+
+HEARTBEAT = 1.0
+
+
+class Times:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(room, "clock", lambda: self.now)
+
+
+class Database:
+    """Answers what has expired, and takes its time."""
+
+    def __init__(self, times: Times) -> None:
+        self._times = times
+        self.dead: list[tuple[UUID, UUID | None, str]] = [(uuid4(), uuid4(), "k")]
+        self.up_sec, self.takes_sec = 3600.0, 0.0
+        self.reaped: list[tuple[UUID, UUID | None, str]] = []
+
+    def expired(self) -> tuple[list[tuple[UUID, UUID | None, str]], float]:
+        self._times.now += self.takes_sec
+        return self.dead, self.up_sec
+
+    def reap(self, runs: list[tuple[UUID, UUID | None, str]], *, pause_sec: float) -> list[Reaped]:
+        self.reaped += runs
+        return [Reaped(job_id, "q", "t", Status.QUEUED, 1) for job_id, _, _ in runs]
+
+    def sweep(self, **_: Any) -> Any:
+        return type("Swept", (), {"seen_to": "", "promoted": ()})
+
+
+class NoKeys:
+    def restore(self) -> None: ...
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+    return Times(monkeypatch)
+
+
+@pytest.fixture
+def database(times: Times) -> Database:
+    return Database(times)
+
+
+@pytest.fixture
+def reaper(database: Database) -> Reaper:
+    made: Any = Reaper
+    found: Reaper = made(
+        database, NoKeys(), every=HEARTBEAT, heartbeat_sec=HEARTBEAT, pause_sec=0.0, clear_stale=lambda: None,
+        died=lambda name: None,
+    )  # fmt: skip
+    return found
+
+
+def test_a_run_is_taken_at_the_second_look_and_not_before_a_heartbeat_has_passed(times, database, reaper):
+    reaper.turn()
+    times.now += 0.9 * HEARTBEAT
+    reaper.turn()
+    assert database.reaped == []
+
+    times.now += 0.2 * HEARTBEAT
+    reaper.turn()
+    assert database.reaped == database.dead
+
+
+def test_the_heartbeat_counts_from_the_answer_of_the_first_look_and_not_from_its_question(times, database, reaper):
+    """On a slow network the lease may have run out while the question was on its way."""
+    database.takes_sec = 0.9 * HEARTBEAT
+    reaper.turn()
+    times.now += 0.2 * HEARTBEAT
+    database.takes_sec = 0.0
+    reaper.turn()
+    assert database.reaped == []
+
+    times.now += HEARTBEAT
+    reaper.turn()
+    assert database.reaped == database.dead
+
+
+def test_a_run_that_was_renewed_between_two_looks_is_a_new_suspect(times, database, reaper):
+    dead = database.dead
+    nobody: list[tuple[UUID, UUID | None, str]] = []
+    for found in (dead, nobody, dead):
+        database.dead = found
+        reaper.turn()
+        times.now += HEARTBEAT
+    assert database.reaped == []
+
+    reaper.turn()
+    assert database.reaped == dead
+
+
+def test_after_a_restart_of_the_server_everybody_is_forgotten(times, database, reaper):
+    reaper.turn()
+    database.up_sec = 0.5 * HEARTBEAT
+    times.now += HEARTBEAT
+    reaper.turn()
+    database.up_sec = 2 * HEARTBEAT
+    times.now += HEARTBEAT
+    reaper.turn()
+    assert database.reaped == []
+
+    times.now += HEARTBEAT
+    reaper.turn()
+    assert database.reaped == database.dead
