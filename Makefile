@@ -13,13 +13,14 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help run test check lint format docs chaos chaos-short chaos-mutants lock clean
+.PHONY: hostile help run test check lint format docs chaos chaos-short chaos-mutants lock clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make run     serve the API, the workers and the dashboard at http://127.0.0.1:8081'
 	@echo 'make test    the whole test suite with coverage, on a real PostgreSQL'
 	@echo 'make check   what must pass before a push: lint, types, tests'
+	@echo 'make hostile all that means no good, at full length: requests, rows, reports, sources, overload (about 15 minutes)'
 	@echo 'make lint    ruff and mypy only;  make format  lets ruff mend what it can'
 	@echo 'make docs    the documentation as a site, in build/site; a link that leads nowhere fails it'
 	@echo 'make chaos   faults from a seed against a service under load, for ten minutes: make chaos SEED=1'
@@ -31,6 +32,9 @@ run: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@exec $(BIN)/python -m pytest -n $(PROCESSES) $(COVERAGE) $(TESTS)
+
+hostile: $(VENV)/.installed-dev
+	@DL_HOSTILE=long $(BIN)/python -m pytest --timeout 1800 tests/hostile
 
 check: lint test
 

@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import psutil  # type: ignore[import-untyped]
@@ -238,8 +238,10 @@ def _free_port() -> int:
 def _until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        with (
+            suppress(OSError, http.client.HTTPException),
+            closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection,
+        ):
             connection.request("GET", "/status")
             if connection.getresponse().status == http.client.OK:
                 return

@@ -75,9 +75,9 @@ class Arrival:
         return self._sizes.body if self._ends_at is None else self._ends_at - self._body_at
 
     def _find_head(self) -> None:
-        if self._searched == 0:
-            while self.data.startswith(b"\r\n"):  # left over from the body before, by some clients
-                del self.data[:2]
+        while self.data.startswith(b"\r\n"):  # left over from the body before, by some clients
+            del self.data[:2]
+            self._searched = 0
         found = self.data.find(_HEAD_END, max(0, self._searched - 3))
         self._searched = len(self.data)
         if found > self._sizes.head or (found < 0 and len(self.data) > self._sizes.head):

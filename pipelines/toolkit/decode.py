@@ -233,7 +233,7 @@ class _TextLines:
             return line.decode("latin-1") + "\n"
 
 
-def xml_root(source: bytes | Source, *, max_bytes: int = 64 * 1024**2, max_nodes: int = 2_000_000) -> Element:
+def xml_root(source: bytes | Source, *, max_bytes: int = 64 * 1024**2, max_nodes: int = 1_000_000) -> Element:
     """The root of an XML document, in whatever encoding it declares. Entities and DTDs are refused: they are bombs.
 
     `max_nodes` bounds elements and attributes: of `<a/>` over and over, the tree is thirty times the document.
@@ -241,7 +241,7 @@ def xml_root(source: bytes | Source, *, max_bytes: int = 64 * 1024**2, max_nodes
     data = source if isinstance(source, bytes) else _whole(source, max_bytes)
     if len(data) > max_bytes:
         raise ExpandsTooMuch(f"the XML document has more than the {max_bytes} bytes allowed")
-    if data.count(b"<") + data.count(b"=") > 2 * max_nodes:  # each element has at most two of the first
+    if data.count(b"<") > 2 * max_nodes or data.count(b"=") > max_nodes:  # an element has two of the first
         raise ExpandsTooMuch(f"the XML document has more than the {max_nodes} elements and attributes allowed")
     try:
         root: Element = ElementTree.fromstring(data, forbid_dtd=True)

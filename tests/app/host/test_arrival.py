@@ -1,0 +1,84 @@
+"""Where a request ends, found in whatever pieces it comes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.host.arrival import Arrival, Need, Sizes
+
+SIZES = Sizes(head=300, body=100)
+POST = b"POST /x HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+WHOLE = {
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    POST + b"Content-Length: 3\r\n\r\nabc",
+    POST + b"content-length:\t3 \r\nExpect: 100-Continue\r\n\r\nabc",
+    CHUNKED + b"0\r\n\r\n",
+    CHUNKED + b"3;x=y\r\nabc\r\nA \r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n",
+    POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",  # for the parser to refuse
+    POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n",
+    POST + b"Content-Length: -1\r\n\r\n",
+    POST + b"Content-Length: 101\r\n\r\n",  # for the app to refuse
+}
+
+
+@pytest.mark.parametrize("request_", sorted(WHOLE))
+@given(cuts=st.lists(st.integers(1, 400), max_size=6))
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+def test_a_request_is_whole_at_its_last_byte_and_not_before(request_: bytes, cuts: list[int]):
+    arrival = Arrival(SIZES)
+    last = len(request_) - 1
+    ends = [*sorted(cut for cut in set(cuts) if cut < last), last]
+
+    needs = [arrival.take(request_[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+    assert set(needs) <= {Need.MORE, Need.BODY}
+    assert arrival.take(request_[last:]) is Need.NOTHING
+    assert arrival.data == request_.lstrip(b"\r\n")
+
+
+def test_what_comes_behind_a_request_is_kept_for_the_next():
+    arrival = Arrival(SIZES)
+
+    assert arrival.take(POST + b"Content-Length: 1\r\n\r\naGET") is Need.NOTHING
+    assert arrival.data.endswith(b"aGET")
+
+
+@pytest.mark.parametrize(
+    ("sent", "need"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 60, Need.SMALLER_HEAD),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 60 + b"\r\n", Need.SMALLER_HEAD),
+        (CHUNKED + b"65\r\n", Need.SMALLER_BODY),
+        (CHUNKED + b"32\r\n" + b"x" * 50 + b"\r\n33\r\n", Need.SMALLER_BODY),
+        (CHUNKED + b"x\r\n", Need.SOUND_CHUNKS),
+        (CHUNKED + b"1\n", Need.SOUND_CHUNKS),
+        (CHUNKED + b"1\r\nab\r\n", Need.SOUND_CHUNKS),
+        (CHUNKED + b"1" * 4_100, Need.SOUND_CHUNKS),
+        (CHUNKED + b"0\r\n" + b"X: y\r\n" * 60, Need.SMALLER_HEAD),
+    ],
+)
+def test_what_is_too_large_or_wrongly_framed_is_known_as_soon_as_it_is_there(sent: bytes, need: Need):
+    assert Arrival(SIZES).take(sent) is need
+
+
+def test_chunks_of_nothing_but_frames_are_too_much_in_the_end():
+    arrival = Arrival(Sizes(body=50_000))
+
+    assert arrival.take(CHUNKED + b"1;" + b"e" * 4_000 + b"\r\na\r\n") is Need.BODY
+    for _ in range(60):
+        arrival.take(b"1;" + b"e" * 4_000 + b"\r\na\r\n")
+
+    assert arrival.need is Need.SMALLER_BODY
+
+
+def test_how_much_is_to_come_is_known_or_taken_to_be_the_most():
+    known, unknown = Arrival(SIZES), Arrival(SIZES)
+    known.take(POST + b"Content-Length: 7\r\n\r\n")
+    unknown.take(CHUNKED)
+
+    assert (known.expected_bytes, unknown.expected_bytes) == (7, 100)
+    assert not known.too_long
