@@ -8,6 +8,7 @@ cancels are heard and the server never keeps notifications for us.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from app.log import Alert
 from app.queue.job import Claimed, Outlook, Release
 from app.queue.jobqueue import JobQueue, draw_runs
 from workers.attempt import Attempt, Tools
+from workers.doze import Doze
 from workers.listener import Heard, Hearing, Listener
 from workers.outcome import HandedBack
 from workers.roster import Keys, Roster
@@ -88,12 +90,14 @@ class Desk:
         tools: Tools,
         controls: Callable[[str], None],
         give_back: Callable[[Attempt, HandedBack], None],
+        doze: Doze,
     ) -> None:
         self._lock = threading.Lock()
         self.lines = {name: Line(name, threads, threading.Condition(self._lock)) for name, threads in queues.items()}
         self._queue, self._listener, self._roster, self._keys = queue, listener, roster, keys
         self._tasks, self._worker, self._poll_every = tasks, worker, poll_every
         self._tools, self._controls, self._give_back = tools, controls, give_back
+        self._doze = doze
         self._bell = Bell()
         self._led = False  # under the lock: somebody has the lead
         self._stood_in = False  # under the lock: by one who only listens
@@ -219,6 +223,8 @@ class Desk:
                     line.dirty, line.again_at = True, None
 
     def _hear(self, heard: Heard) -> None:
+        if heard.fresh:
+            self._doze.forget()
         with self._lock:
             for name, line in self.lines.items():
                 if heard.fresh or name in heard.queues:
@@ -242,6 +248,15 @@ class Desk:
         self._hand_out(line, attempts)
         if len(attempts) < most:
             self._set_strays_aside(line)
+        self._settle_down(line, full=len(attempts) >= most)
+
+    def _settle_down(self, line: Line, *, full: bool) -> None:
+        pause = self._doze.after_claim(line.queue, full=full)
+        with self._lock:
+            if pause == 0:
+                line.dirty = True
+            elif pause is not None:
+                line.again_at = min(line.again_at or math.inf, clock() + pause)
 
     def _claim(self, line: Line, most: int) -> tuple[list[Attempt], Outlook]:
         if self._unsure is not None:

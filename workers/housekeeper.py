@@ -1,7 +1,7 @@
 """Keeps house: deletes what ended long ago, turns the pages of the journal, and rings for jobs that wait unheard.
 
-Every worker process has one, and one of them at a time does the work, over a connection that it opens for it: none of
-this may stand in the way of a claim or a lease.
+Every worker process has one, and one of them at a time does the work. What may take its time it does over a connection
+of its own, open as long as there is something to delete: none of this may stand in the way of a claim or a lease.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from app import log
 from app.errors import DataloaderError
-from app.queue.retention import Pruned, Retention
+from app.queue.retention import Ages, Pruned, Retention
 from app.queue.session import Session
 from workers.threads import Loop, clock
 
@@ -35,14 +35,17 @@ class HousekeeperState:
 class Housekeeper:
     def __init__(
         self,
-        session: Session,
-        retention: Retention,
+        held: Session,  # a connection that the process keeps anyway: holds the house's lock, and rings
+        working: Session,  # ours alone
+        ages: Ages,
         *,
         deletes: bool,
         died: Callable[[str], None],
         first_after: float = _PRUNE_EVERY / 2,
     ) -> None:
-        self._session, self._retention, self._deletes = session, retention, deletes
+        self._held, self._working = held, working
+        self._retention = Retention(working, ages)
+        self._deletes = deletes
         self._ours = -1  # the connection, by its generation, that holds the house's lock
         self._prune_at = clock() + first_after
         self._try_at = 0.0
@@ -53,7 +56,7 @@ class Housekeeper:
     def turn(self) -> float:
         if not self._is_our_turn():
             return max(0.1, self._try_at - clock())
-        self._session.ask("ring_waiting")
+        self._held.ask("ring_waiting")
         if clock() >= self._prune_at:
             try:
                 self._keep_house()
@@ -63,16 +66,15 @@ class Housekeeper:
         return max(0.0, min(_RING_EVERY, self._prune_at - clock()))
 
     def _is_our_turn(self) -> bool:
-        if self._session.connected and self._session.generation == self._ours:
+        if self._held.connected and self._held.generation == self._ours:
             return True
         if clock() < self._try_at:
             return False
         self._try_at = clock() + _TRY_EVERY
-        if self._retention.is_our_turn():
-            self._ours = self._session.generation
-            return True
-        self._session.close()  # another process does it: we need no connection
-        return False
+        if not self._held.ask("keep_house")[0][0]:
+            return False
+        self._ours = self._held.generation
+        return True
 
     def _keep_house(self) -> None:
         """A batch; as long as batches are full, with a pause of the time that each took."""
@@ -81,6 +83,7 @@ class Housekeeper:
             _log.info("part.made", part=part)
         if not self._deletes:
             self._prune_at = clock() + _PRUNE_EVERY
+            self._working.close()
             return
         pruned = self._retention.prune(most=_MOST)
         self._note(pruned)
@@ -88,9 +91,12 @@ class Housekeeper:
             self.parts += 1
             _log.info("part.dropped", part=part)
         self._retention.forget_keys()
-        self._session.ask("forget_sleep", {"worker_id": "00000000-0000-0000-0000-000000000000"})
+        self._retention.forget_acts()
+        self._working.ask("forget_sleep", {"worker_id": "00000000-0000-0000-0000-000000000000"})
         took = clock() - began
         self._prune_at = clock() + (min(5.0, max(0.05, took)) if pruned.full else _PRUNE_EVERY)
+        if not pruned.full:
+            self._working.close()
 
     def _note(self, pruned: Pruned) -> None:
         self._batch.update(pruned.jobs)
@@ -101,7 +107,8 @@ class Housekeeper:
             self._batch.clear()
 
     def state(self) -> HousekeeperState:
-        return HousekeeperState(self._session.connected, self.jobs, self.parts)
+        ours = self._held.connected and self._held.generation == self._ours
+        return HousekeeperState(ours, self.jobs, self.parts)
 
     def close(self) -> None:
-        self._session.close()
+        self._working.close()

@@ -16,8 +16,9 @@ from app.queue.effects import Places
 from app.queue.job import Release, WorkerInfo
 from app.queue.jobqueue import JobQueue, Limits
 from app.queue.queues import Queues
-from app.queue.retention import Ages, Retention
+from app.queue.retention import Ages
 from app.queue.session import Session
+from app.queue.sleep import Sleep
 from app.queue.webhooks import Webhooks
 from app.traces import Quiet, Tracer
 from pipelines.contract import Pipelines, StopReason
@@ -28,6 +29,7 @@ from workers.clerk import Clerk
 from workers.control import Control
 from workers.courier import Courier, CourierOptions
 from workers.desk import Desk
+from workers.doze import Doze
 from workers.heartbeat import Heartbeat
 from workers.housekeeper import Housekeeper
 from workers.joblog import JobLogs, LogLimits
@@ -170,6 +172,7 @@ class WorkerPool:
             tools=self._tools(),
             controls=self._control,
             give_back=self._settler.write,
+            doze=Doze(Sleep(sessions["claim"], self.id)),
         )
         info = WorkerInfo(
             self.id, self.name, options.version, tuple(options.queues), pipelines.names, sum(options.queues.values())
@@ -210,9 +213,8 @@ class WorkerPool:
             died=self._on_death,
         )
         self._clerk = Clerk(Queues(sessions["claim"]), self._session("clerk"), died=self._on_death)
-        house = self._session("house")
         self._house = Housekeeper(
-            house, Retention(house, options.ages), deletes=options.deletes, died=self._on_death
+            sessions["renew"], self._session("house"), options.ages, deletes=options.deletes, died=self._on_death
         )
         self._pipelines = pipelines
         self._workers = [

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from app.queue.audit import Audit
 from app.queue.job import Status
 from app.queue.jobqueue import Source, as_uuid
 from app.queue.values import array
@@ -30,6 +31,7 @@ class Ages:
     journal: float = 30 * DAY
     logs: float = 14 * DAY
     keys: float | None = None  # of deleted jobs; None: for ever
+    audit: float = 365 * DAY
 
     def of_all(self) -> dict[str, float]:
         return {status.value: float(getattr(self, status.value)) for status in Status if status.final}
@@ -48,11 +50,7 @@ class Retention:
     """Deletes what is older than its age. Any number of processes may: nobody waits for another."""
 
     def __init__(self, source: Source, ages: Ages) -> None:
-        self._ask, self._ages = source.ask, ages
-
-    def is_our_turn(self) -> bool:
-        """One process keeps house at a time; it does as long as its connection lives."""
-        return bool(self._ask("keep_house")[0][0])
+        self._source, self._ask, self._ages = source, source.ask, ages
 
     def prune(self, *, most: int = 500, dry: bool = False) -> Pruned:
         """Delete the next batch of jobs, with their journal; `dry`: only say which."""
@@ -81,6 +79,10 @@ class Retention:
         if self._ages.keys is None:
             return 0
         return len(self._ask("forget_keys", {"keep_sec": self._ages.keys, "most": most}))
+
+    def forget_acts(self, *, most: int = 5_000) -> int:
+        """Old lines of the audit, by the one function that may take any."""
+        return Audit(self._source).prune(keep_sec=self._ages.audit, most=most)
 
     def keep_parts(self) -> list[str]:
         """Make the parts of the time to come, and write to the one that is due; returns those that were made."""

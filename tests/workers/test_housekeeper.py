@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from app.errors import SchemaOutdated
-from app.queue.retention import DAY, Ages, Retention
+from app.queue.retention import DAY, Ages
 from tests.support.desk import Desk
+from tests.support.waiting import eventually
 from workers import housekeeper
 from workers.housekeeper import Housekeeper
 
@@ -19,9 +20,8 @@ def desk(dsn):
 
 
 def keeper(desk: Desk, *, deletes: bool = True) -> Housekeeper:
-    session = desk.another_session(name="dataloader-house")
-    retention = Retention(session, Ages(succeeded=DAY))
-    return Housekeeper(session, retention, deletes=deletes, died=pytest.fail, first_after=0.0)
+    held, working = desk.another_session(), desk.another_session(name="dataloader-house")
+    return Housekeeper(held, working, Ages(succeeded=DAY), deletes=deletes, died=pytest.fail, first_after=0.0)
 
 
 def some_old_jobs(desk: Desk, count: int) -> None:
@@ -58,14 +58,30 @@ def test_where_nothing_is_to_be_deleted_parts_are_made_all_the_same(desk):
     assert desk.one("SELECT count(*) FROM dl_parts('dl_job_events')") > before
 
 
-def test_only_one_process_keeps_house_and_the_others_hold_no_connection(desk):
-    some_old_jobs(desk, 1)
+def test_only_one_process_keeps_house_and_another_takes_over(desk):
     first, second = keeper(desk), keeper(desk)
     first.turn()
     assert second.turn() > 1.0
+    assert (first.state().keeps_house, second.state().keeps_house) == (True, False)
 
-    assert first.state().keeps_house
-    assert not second.state().keeps_house
+    first._held.close()
+    eventually(lambda: desk.one("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4") == 0)
+    second._try_at = 0.0
+    second.turn()
+
+    assert (first.state().keeps_house, second.state().keeps_house) == (False, True)
+
+
+def test_a_connection_of_its_own_is_open_only_while_there_is_something_to_delete(desk, monkeypatch):
+    monkeypatch.setattr(housekeeper, "_MOST", 2)
+    some_old_jobs(desk, 3)
+    keeping = keeper(desk)
+
+    keeping.turn()
+    assert keeping._working.connected
+    keeping._prune_at = 0.0
+    keeping.turn()
+    assert not keeping._working.connected
 
 
 def test_it_rings_for_jobs_that_wait(desk):

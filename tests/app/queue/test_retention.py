@@ -254,19 +254,6 @@ def test_logs_are_dropped_by_the_part_too(own_desk):
     assert [line.line for line in desk.queue.logs(job_id).lines] == ["just now"]
 
 
-def test_one_process_keeps_house_until_its_connection_ends(desk):
-    first, second = desk.another_session(), desk.another_session()
-
-    assert Retention(first, Ages()).is_our_turn()
-    assert not Retention(second, Ages()).is_our_turn()
-    first.close()
-    for _ in range(200):
-        if Retention(second, Ages()).is_our_turn():
-            break
-    else:
-        pytest.fail("the lock was not given up")
-
-
 @pytest.mark.parametrize(
     ("keep", "span"), [(30 * DAY, 6 * DAY), (365 * DAY, 7 * DAY), (14 * DAY, 2 * DAY), (DAY, DAY // 5), (864, 172.0)]
 )
