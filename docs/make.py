@@ -118,6 +118,7 @@ after the move, and `run_id` where a run made it.
 | `heartbeat` | a renewal came late, over three heartbeats after the last; with `late_sec`. No line for ordinary ones |
 | `cancel_requested` | a running job was asked to stop |
 | `stop_pending` | it was told to stop, everything was tried, and it goes on; with `reason` |
+| `edited` | somebody changed the waiting job; with `before` and `after` |
 | `requeue` | back to `queued`, or set aside; `reason` says why |
 | `done` | ended as `succeeded` |
 | `failed` | ended as `failed` |

@@ -11,7 +11,9 @@ import click
 from app.cli import text, watch
 from app.cli.exits import Exit
 from app.cli.service import Service, asks_service
+from app.cli.words import filter_of, filters
 from app.client import FULL_PAGE, Client, JobLogLine
+from app.client.answers import read_line
 from app.queue.job import Status
 
 job_argument = click.argument("job_id", type=click.UUID)
@@ -57,22 +59,24 @@ def retry(service: Service, *, job_id: UUID) -> None:
 
 
 @click.command(short_help="List jobs, newest first.")
-@click.option("--queue", help="Only jobs of this queue.")
-@click.option("--status", "with_status", type=click.Choice([s.value for s in Status]), help="Only jobs in this status.")
-@click.option("--task", help="Only jobs of this task.")
+@filters
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most this many.")
 @asks_service
-def jobs(service: Service, *, queue: str | None, with_status: str | None, task: str | None, limit: int) -> None:
-    """List jobs, newest first: a table on a terminal, whole aligned lines in a pipe."""
-    wanted = None if with_status is None else Status(with_status)
-    found = service.client.jobs(queue=queue, status=wanted, task=task, limit=limit)
+def jobs(service: Service, *, limit: int, **which: Any) -> None:
+    """List jobs, newest first: a table on a terminal, whole aligned lines in a pipe.
+
+    A search that takes long ends with what it has found, and says how far back it has looked.
+    """
+    found = service.client.api.job_list(**filter_of(which), limit=limit)
     service.table(
-        {"jobs": [job.said for job in found]},
+        found,
         text.JOB_COLUMNS,
-        text.job_rows(found),
+        text.job_rows(read_line(job) for job in found["jobs"]),
         whole=("job", "status", "try", "created"),
         empty="No job fits.",
     )
+    if not service.as_json and found["next"] is not None and len(found["jobs"]) < limit:
+        click.echo(f"Older jobs than {found['looked_to']} were not looked at; narrow it with --created-to.", err=True)
 
 
 @click.command(short_help="A job's journal.")

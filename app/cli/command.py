@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from app.cli import ask, audit, doctor, host, keys, local, text, told, trigger
+from app.cli import ask, audit, doctor, host, keys, local, operate, text, told, trigger
 from app.cli.exits import Exit, Told
 from app.cli.exits import told as told_of
 from app.cli.service import AS_JSON
@@ -67,6 +67,17 @@ for _command in (
     ask.jobs,
     ask.events,
     ask.logs,
+    operate.show,
+    operate.why,
+    operate.edit,
+    operate.clone,
+    operate.delete,
+    operate.watch,
+    operate.bulk,
+    operate.queues,
+    operate.queue,
+    operate.workers,
+    operate.task_numbers,
     keys.keys,
     audit.audit,
     told.webhooks,

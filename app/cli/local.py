@@ -13,7 +13,8 @@ import click
 from app.cli import text
 from app.cli.exits import Exit
 from app.cli.service import usage
-from app.cli.trigger import from_file, parse_object, parse_pair
+from app.cli.trigger import from_file
+from app.cli.words import parse_object, parse_pair
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
 

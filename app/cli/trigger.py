@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import IO, Any
 from uuid import UUID, uuid4
 
@@ -15,52 +13,8 @@ import click
 from app.cli.ask import follow
 from app.cli.many import QUEUE, trigger_lines
 from app.cli.service import Service, asks_service, usage
+from app.cli.words import parse_moment, parse_object, parse_pair
 from app.client import Client, FieldError, Refused, Request, Triggered
-
-UNITS = {"s": timedelta(seconds=1), "m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
-SPAN = re.compile(r"in\s+((?:\d+\s*[smhd]\s*)+)", re.IGNORECASE)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-def parse_object(told: str) -> dict[str, Any]:
-    try:
-        value = json.loads(told, parse_constant=_no_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError('a JSON object would do, such as {"sleep1": 1}')
-    return value
-
-
-def parse_pair(told: str) -> tuple[str, Any]:
-    """NAME=VALUE; the value is JSON if it can be read as JSON, else text."""
-    name, equals, value = told.partition("=")
-    if not name or not equals:
-        raise ValueError(f"{told!r} is not NAME=VALUE, such as date=2026-11-21")
-    try:
-        return name, json.loads(value, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        return name, value
-
-
-def parse_moment(told: str) -> datetime:
-    """An RFC 3339 time, or "in 1h 30m" counted from this machine's clock."""
-    span = SPAN.fullmatch(told.strip())
-    try:
-        if span:
-            parts = re.findall(r"(\d+)\s*([smhd])", span[1].lower())
-            return datetime.now(UTC) + sum((int(count) * UNITS[unit] for count, unit in parts), timedelta())
-        at = datetime.fromisoformat(told.strip())
-        if at.tzinfo is not None:
-            return at.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise ValueError(f'{told!r} is no time; write 2026-11-21T06:00:00+03:00, or "in 5m"') from None
-    raise ValueError(f"{told!r} has no zone; write it with one, such as {at.isoformat()}+03:00")
 
 
 @click.command(short_help="Put a job, or many, into the queue.")

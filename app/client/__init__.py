@@ -38,6 +38,7 @@ from app.client.errors import (
     ServiceUnavailable,
 )
 from app.client.service import FULL_PAGE, Client
+from app.client.streaming import StreamEvent
 from app.client.transport import DEFAULT_URL, PATIENCE_SEC, api_key, service_url
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "Request",
     "ServiceFault",
     "ServiceUnavailable",
+    "StreamEvent",
     "Triggered",
     "api_key",
     "service_url",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -26,6 +27,8 @@ from app.client.answers import (
 )
 from app.client.batch import Batches
 from app.client.errors import ServiceUnavailable
+from app.client.operations import Api
+from app.client.streaming import StreamEvent, follow
 from app.client.transport import FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC, Transport, understood
 from app.queue.job import Status
 from app.telling import Telling
@@ -41,6 +44,11 @@ class Client(Batches, Telling, Transport):
     A request is sent again while `patience_sec` lasts if that cannot do anything twice: it never left, or it changes
     nothing, or it carries an idempotency key. No proxy from the environment is used and no redirect followed.
     """
+
+    @cached_property
+    def api(self) -> Api:
+        """Every operation of the API, one method each; its answers are JSON as it came."""
+        return Api(self._ask)
 
     def trigger(self, request: Request) -> Triggered:
         """Put a job into the queue. Raises `Conflict` if the idempotency key belongs to another request."""
@@ -187,6 +195,22 @@ class Client(Batches, Telling, Transport):
         said = self._ask(method, path, body=body, repeatable=method == "GET")
         with understood(self.url):
             return read(said)
+
+    def stream(
+        self, *, queue: str | None = None, kind: str | None = None, after: str | None = None
+    ) -> Iterator[StreamEvent]:
+        """What happens to jobs, as it happens, from now on or behind a place; without end, over lost connections."""
+        asked = {name: value for name, value in (("queue", queue), ("kind", kind)) if value is not None}
+
+        def lines(place: str | None) -> Iterator[str]:
+            query = urlencode(asked | ({} if place is None else {"after": place}))
+            return self._lines(f"/api/v1/stream?{query}" if query else "/api/v1/stream")
+
+        return follow(lines, after=after, rest=lambda: self._wait(LONGEST_PAUSE_SEC))
+
+    def metrics(self) -> str:
+        """The service's numbers, in the text format of Prometheus."""
+        return "\n".join(self._lines("/metrics"))
 
     def _state(self, method: str, path: str, *, repeatable: bool) -> JobState:
         said = self._ask(method, path, repeatable=repeatable)

@@ -25,6 +25,7 @@ NOT_NOW = frozenset(
         HTTPStatus.GATEWAY_TIMEOUT,
     }
 )
+_SILENCE_SEC = 40.0  # a stream says something every fifteen
 FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC = 0.2, 2.0
 
 
@@ -45,6 +46,7 @@ class Transport:
     ) -> None:
         self.url = service_url(url)
         self._address = urlsplit(self.url)
+        self.etag: str | None = None  # of the last answer: what `if_match` takes
         self._timeout_sec = timeout_sec
         self._patience_sec = patience_sec
         self._key = None if key is None else api_key(key)
@@ -97,14 +99,39 @@ class Transport:
                 raise ServiceUnavailable(f"no answer from {self.url}: {_why(error)}", sent=True) from error
         finally:
             connection.close()
-        return self._judge(answer, text, path)
+        said = self._judge(answer, text, path)
+        self.etag = answer.getheader("ETag")
+        return said
 
-    def _connection(self) -> http.client.HTTPConnection:
-        host, port = self._address.hostname or "", self._address.port
+    def _lines(self, path: str) -> Iterator[str]:
+        """The lines of an answer that is a text, as they come."""
+        headers = {"User-Agent": "dataloader-client"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        connection = self._connection(timeout=max(self._timeout_sec, _SILENCE_SEC))
+        try:
+            try:
+                connection.connect()
+            except (OSError, UnicodeError) as error:
+                raise ServiceUnavailable(f"cannot connect to {self.url}: {_why(error)}", sent=False) from error
+            try:
+                connection.request("GET", self._address.path + path, headers=headers)
+                answer = connection.getresponse()
+                if answer.status != HTTPStatus.OK:
+                    self._judge(answer, answer.read(MAX_ANSWER_BYTES), path)
+                for line in answer:
+                    yield line.decode("utf-8", "replace").rstrip("\r\n")
+            except (OSError, http.client.HTTPException) as error:
+                raise ServiceUnavailable(f"no answer from {self.url}: {_why(error)}", sent=True) from error
+        finally:
+            connection.close()
+
+    def _connection(self, timeout: float | None = None) -> http.client.HTTPConnection:
+        host, port, timeout = self._address.hostname or "", self._address.port, timeout or self._timeout_sec
         if self._address.scheme == "https":
             context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, port, timeout=self._timeout_sec, context=context)
-        return http.client.HTTPConnection(host, port, timeout=self._timeout_sec)
+            return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+        return http.client.HTTPConnection(host, port, timeout=timeout)
 
     def _judge(self, answer: http.client.HTTPResponse, text: bytes, path: str) -> Any:
         said = _json(text)

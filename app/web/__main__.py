@@ -1,4 +1,8 @@
-"""Print the OpenAPI document: `python -m app.web > docs/openapi.json`, which a test compares."""
+"""Print what is made of the routes, and kept in the repository, where tests compare it:
+
+python -m app.web > docs/openapi.json
+python -m app.web client | ruff format - > app/client/operations.py
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import sys
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Pool
 from app.web import WebOptions, create_app
+from app.web.clientcode import client_code
 from pipelines.contract import Pipelines
 
 
@@ -18,4 +23,5 @@ def document_text() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(document_text())
+    told = document_text()
+    sys.stdout.write(client_code(json.loads(told)) if sys.argv[1:] == ["client"] else told)

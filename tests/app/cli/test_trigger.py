@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.cli.trigger import parse_moment, parse_object, parse_pair
+from app.cli.words import parse_moment, parse_object, parse_pair
 from tests.app.cli.standin import HANG_UP, problem
 
 

@@ -1,0 +1,118 @@
+"""The commands of whoever is on call, against the real app."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from uuid import UUID, uuid4
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app.cli.command import cli
+from app.cli.exits import Exit
+from app.queue.job import Status, WorkerInfo
+from app.queue.rollups import Rollups
+from tests.support import Databases
+from tests.support.desk import Desk
+from tests.support.service import serving
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def dsn(databases: Databases) -> Iterator[str]:
+    with databases.fresh() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def url(dsn: str) -> Iterator[str]:
+    with serving(dsn) as address:
+        yield address
+
+
+@pytest.fixture
+def desk(dsn: str) -> Iterator[Desk]:
+    made = Desk(dsn)
+    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_bulk, dl_queues")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(url: str) -> Run:
+    def run(*words: object, **how: object) -> Result:
+        return CliRunner().invoke(cli, [*map(str, words), "--url", url], **how)  # type: ignore[arg-type]
+
+    return run
+
+
+def test_jobs_are_found_shown_and_explained(run, desk):
+    job = desk.claimed("k", args={"n": 1}, max_attempts=1)
+    desk.settle(job, Status.FAILED, error="disk full")
+    waiting = desk.enqueue("w", task="other")
+
+    assert (
+        str(job.id)
+        in run("jobs", "--status", "failed,lost", "--text", "disk", "--created-from", "2020-01-01T00:00Z").output
+    )
+    shown = run("show", job.id).output
+    assert "disk full" in shown
+    assert '{"n": 1}' in shown
+    assert "It failed at" in run("why", job.id).output
+    assert "No live worker works on queue 'q'" in run("why", waiting).output
+    assert run("why", uuid4()).exit_code == Exit.NOT_FOUND
+    assert json.loads(run("show", job.id, "--json").output)["status"] == "failed"
+
+
+def test_jobs_are_edited_cloned_and_deleted(run, desk):
+    job_id = desk.enqueue("k")
+
+    assert run("edit", job_id).exit_code == Exit.USAGE
+    assert (
+        run("edit", job_id, "--priority", 3, "--args", '{"n": 2}').output
+        == f"Job {job_id} is changed: args, priority.\n"
+    )
+    made = UUID(run("clone", job_id, "--priority", 9).output.split()[1])
+    assert run("delete", made).exit_code == Exit.REFUSED
+    desk.queue.cancel(made)
+    assert run("delete", made).output == f"Job {made} is deleted.\n"
+    assert (desk.job(job_id).priority, desk.job(job_id).args) == (3, {"n": 2})
+
+
+def test_a_bulk_operation_is_counted_asked_for_listed_and_stopped(run, desk):
+    for key in "ab":
+        desk.enqueue(key)
+
+    assert run("bulk", "cancel", "--dry-run").output == "It would be 2 jobs.\n"
+    assert run("bulk", "cancel", input="n\n").exit_code == 1
+    begun = run("bulk", "reprioritise", "--priority", 1, "--queue", "q", input="y\n")
+    bulk_id = begun.stdout.split()[0]
+    assert "0 of 2" in run("bulk", "list").output
+    assert run("bulk", "stop").exit_code == Exit.USAGE
+    assert "0 jobs were changed" in run("bulk", "stop", bulk_id).output
+    assert run("bulk", "cancel", "--expected", 5).exit_code == Exit.REFUSED
+
+
+def test_queues_and_workers_are_shown_and_ruled(run, desk):
+    desk.enqueue("k")
+    info = WorkerInfo(uuid4(), "host:1", "1", ("q",), ("t",), 2)
+    desk.queue.register_worker(info, heartbeat_sec=60)
+
+    assert run("queue", "q").exit_code == Exit.USAGE
+    ruled = run("queue", "q", "--pause", "--concurrency", 2, "--note", "later").output
+    assert ruled == "Queue q is paused: 2 at once, no limit in each process.\n"
+    assert run("queue", "q", "--open", "--concurrency", 0).output.startswith("Queue q is open: no limit at once")
+    assert "open" in run("queues").output
+    assert "host:1" in run("workers").output
+    assert run("workers", "--drain", info.id).output == "host:1 claims nothing more.\n"
+    assert run("workers", "--undrain", info.id).output == "host:1 claims again.\n"
+
+
+def test_the_numbers_of_tasks_are_a_line_each(run, desk):
+    desk.settle(desk.claimed("k"))
+    while Rollups(desk.session).fold():
+        pass
+
+    assert "t  " in run("task-numbers").output
