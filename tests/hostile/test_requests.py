@@ -69,7 +69,7 @@ ACCEPTED = {
     "numbers of 300 digits": post(raw(b'{"n":' + b"9" * 300 + b"}")),
     "a hundred headers less a few": head("GET", "/info", *(f"X-{n}: {n}" for n in range(90))),
     "a request id that would forge a line": head("GET", "/info", "X-Request-ID: a\\u000a{}"),
-    "HTTP/1.0": b"GET /info HTTP/1.0\r\n\r\n",
+    "HTTP/1.0": b"GET /health HTTP/1.0\r\n\r\n",
 }
 
 BODIES = {
@@ -149,12 +149,12 @@ HEADS = {
     "a cookie of 20,000 bytes": head("GET", "/info", "Cookie: " + "a=b; " * 4_000),
     "an address of 60,000 bytes": head("GET", "/" + "a" * 60_000),
     "a query of 60,000 bytes": head("GET", "/api/v1/jobs?queue=" + "a" * 60_000),
-    "an address with a blank": b"GET /a b HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a bare NUL in the address": b"GET /\0 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "bytes past ASCII in the address": b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+    "an address with a blank": b"GET /a b HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a bare NUL in the address": b"GET /\0 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "bytes past ASCII in the address": b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "no version": b"GET /info\r\n\r\n",
-    "version 9": b"GET /info HTTP/9.9\r\nHost: x\r\n\r\n",
-    "no method": b"/info HTTP/1.1\r\nHost: x\r\n\r\n",
+    "version 9": b"GET /info HTTP/9.9\r\nHost: localhost\r\n\r\n",
+    "no method": b"/info HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "the greeting of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "the greeting of TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500) + b"\r\n\r\n",
     "an expectation nobody can meet": post(job(), "Expect: miracles"),
@@ -248,7 +248,7 @@ def test_garbage_behind_a_request_is_refused_after_its_answer(service: Running):
 
 
 def test_a_request_hidden_in_the_body_of_another_is_never_served(service: Running):
-    hidden = b"POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: x\r\n\r\n"
+    hidden = b"POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: localhost\r\n\r\n"
     confused = head(
         "POST",
         TRIGGER,
@@ -299,7 +299,7 @@ class Crowd:
             client.close()
 
     def slow_heads(self) -> None:
-        self.drip(b"GET /api/v1/jobs HTTP/1.1\r\nHost: x\r\nX-Slow: ", 60)
+        self.drip(b"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", 60)
 
     def slow_bodies(self) -> None:
         self.drip(head("POST", TRIGGER, "Content-Type: application/json", "Content-Length: 100000"), 60)

@@ -30,7 +30,8 @@ class Reply:
 
 def head(method: str = "GET", path: str = "/health", *lines: str, close: bool = True) -> bytes:
     last = ["Connection: close"] if close else []
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *lines, *last, "", ""]).encode("utf-8", "surrogatepass")
+    whole = [f"{method} {path} HTTP/1.1", "Host: localhost", *lines, *last, "", ""]
+    return "\r\n".join(whole).encode("utf-8", "surrogatepass")
 
 
 def post(body: bytes, *lines: str, path: str = TRIGGER, kind: str = "application/json") -> bytes:

@@ -1,0 +1,69 @@
+"""The parts of the door that can be tried alone; real clients try all of it in tests/hostile/test_requests.py."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import pytest
+
+from app.host.arrival import Sizes
+from app.host.front import Limits, Outbox, _no
+from app.web.problems import Code
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_refusal_is_a_problem_with_its_code_and_says_when_to_come_back():
+    head, _, body = bytes(_no(HTTPStatus.SERVICE_UNAVAILABLE, "too much", Code.OVERLOADED)).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert b"Retry-After: 1" in head
+    assert b"Connection: close" in head
+    assert b"Content-Length: %d\r\n" % len(body) in head
+    assert json.loads(body)["code"] == "overloaded"
+    assert b"Retry-After" not in bytes(_no(HTTPStatus.BAD_REQUEST, "no"))
+
+
+def test_what_a_client_does_not_take_at_once_is_kept_in_order(pair):
+    ours, theirs = pair
+    outbox = Outbox(ours, Limits())
+    data = bytes(range(256)) * 40_000
+
+    outbox.sendall(data[:9_000_000])
+    outbox.send(data[9_000_000:])
+
+    assert outbox.unsent
+    came = b""
+    while len(came) + len(outbox.unsent) < len(data):
+        came += theirs.recv(1 << 20)
+    assert came + outbox.unsent == data
+
+
+def test_what_is_more_than_can_be_kept_waits_for_its_client(pair):
+    ours, theirs = pair
+    outbox = Outbox(ours, Limits(held_bytes=1_000))
+    came: list[bytes] = []
+    reader = threading.Thread(target=lambda: came.extend(iter(lambda: theirs.recv(1 << 20), b"")))
+    reader.start()
+
+    outbox.sendall(bytes(5_000_000))
+    ours.close()
+    reader.join(30)
+
+    assert sum(map(len, came)) == 5_000_000
+    assert not outbox.unsent
+
+
+def test_what_may_be_held_leaves_room_for_two_of_the_largest_bodies():
+    limits = Limits(sizes=Sizes(body=10_000_000), held_bytes=100)
+
+    assert limits.most_held > 2 * 10_000_000
