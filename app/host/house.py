@@ -39,6 +39,7 @@ def ages_of(settings: Settings) -> Ages:
         journal=settings.keep_journal_days * _DAY,
         logs=settings.job_log_keep_days * _DAY,
         keys=settings.keep_keys_days * _DAY or None,
+        audit=settings.audit_keep_days * _DAY,
     )
 
 
@@ -69,4 +70,5 @@ def _swept(retention: Retention, *, dry: bool, told: Callable[[int], None]) -> S
     parts: list[str] = []
     while dropped := retention.drop_parts():
         parts += dropped
+    retention.forget_acts()
     return Swept(dict(jobs), parts, retention.forget_keys())
