@@ -51,7 +51,7 @@ class Limits:
     body_sec: float = 20  # from there, beside what the slowest line tolerated takes
     slowest: float = 50_000  # bytes a second
     answer_sec: float = 30  # for a client to take its answer, beside what the slowest line takes
-    leave_sec: float = 2  # for a client to hang up after it
+    leave_sec: float = 10  # for a client to hang up after it; less when the service stops
     patience_sec: float = 1  # what a client may have at least, however many others wait
     queued: int = 256  # whole requests without a thread
     held_bytes: int = 64 * 1024**2  # of all requests together, beside two of the largest
@@ -372,7 +372,8 @@ class Front(ThreadWorker):  # type: ignore[misc]
             self._let_go(lambda conn: now > conn.since + STOP_KEEPALIVE_LINGER)
         self._let_go(lambda conn: now > conn.until)
         late = [conn for conn, until in self.sending.items() if now > until]
-        late += [conn for conn, (until, _) in self.leaving.items() if now > until]
+        spare = 0 if self.alive else self.limits.leave_sec - STOP_KEEPALIVE_LINGER
+        late += [conn for conn, (until, _) in self.leaving.items() if now > until - spare]
         for conn in late:
             self._close(conn)
         if full:
