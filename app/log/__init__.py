@@ -11,7 +11,7 @@ A library or an embedding process that never calls `set_up` gets ordinary record
 
 from app.log.masking import conceal, hide, mask, scrub
 from app.log.setup import LogOptions, set_up, tear_down
-from app.log.speaking import Alert, Log, audit, bound, bound_fields, get, metric
+from app.log.speaking import Alert, Log, audit, bound, bound_fields, get, is_audited, metric
 
 __all__ = [
     "Alert",
@@ -23,6 +23,7 @@ __all__ = [
     "conceal",
     "get",
     "hide",
+    "is_audited",
     "mask",
     "metric",
     "scrub",

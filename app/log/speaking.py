@@ -64,6 +64,9 @@ class Log:
         """An error with the traceback of the exception that is being handled."""
         self._say(logging.ERROR, event, fields, exc_info=True)
 
+    def is_heard(self, level: int) -> bool:
+        return self._logger.isEnabledFor(level)
+
     def _say(self, level: int, event: str, fields: Mapping[str, Any], *, exc_info: bool = False) -> None:
         if self._logger.isEnabledFor(level):
             # An event is said as it is: a percent sign in it is no placeholder, as there are no arguments.
@@ -85,6 +88,11 @@ def metric(event: str, /, **fields: Any) -> None:
 def audit(event: str, /, **fields: Any) -> None:
     """A line of the audit file: what was done, and by whom. Said to nobody when there is no such file."""
     _AUDIT.info(event, **fields)
+
+
+def is_audited() -> bool:
+    """Whether there is an audit file: what would be said to nobody need not be gathered."""
+    return _AUDIT.is_heard(logging.INFO)
 
 
 class AddBound(logging.Filter):

@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ class Act:
     request_id: str | None = None
 
     def values(self) -> dict[str, str | None]:
-        return {name: value and clean_text(value, _LONGEST) for name, value in asdict(self).items()}
+        return {name: value and clean_text(value, _LONGEST) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True)

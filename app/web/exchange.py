@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
-from uuid import uuid4
 
 from flask import Response, render_template, request
 
@@ -54,7 +54,7 @@ class Around:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         started = time.perf_counter()
         told = environ.get("HTTP_X_REQUEST_ID", "")
-        request_id = told if _REQUEST_ID.fullmatch(told) else uuid4().hex
+        request_id = told if _REQUEST_ID.fullmatch(told) else os.urandom(16).hex()
         environ[REQUEST_ID] = request_id
         environ[GUARD] = self._guard
         status = route = ""
@@ -66,7 +66,7 @@ class Around:
 
         with log.bound(request_id=request_id):
             self._traffic.began()
-            if not _quiet(environ):
+            if log.is_audited() and not _quiet(environ):
                 log.audit("request.began", method=environ["REQUEST_METHOD"], path=_path(environ), **_who(environ))
             body = self._inner(environ, answered)
             seconds = time.perf_counter() - started
@@ -107,7 +107,8 @@ def _page_of(problem: Response) -> Response:
 
 def said(event: str, **facts: Any) -> None:
     """Write down, for the audit, what was done at whose wish."""
-    log.audit(event, **_who(request.environ), **facts)
+    if log.is_audited():
+        log.audit(event, **_who(request.environ), **facts)
 
 
 def _who(environ: WSGIEnvironment) -> dict[str, Any]:
@@ -135,9 +136,14 @@ def _route(environ: WSGIEnvironment) -> str:
 
 
 def _dress(headers: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    named = {name.lower(): value for name, value in headers}
-    page = named.get("content-type", "").startswith(_PAGES)
-    return (_PAGE_HEADERS if page else _API_HEADERS)[: None if "cache-control" not in named else -1]
+    dress, kept = _API_HEADERS, False
+    for name, value in headers:
+        match name.lower():
+            case "content-type" if value.startswith(_PAGES):
+                dress = _PAGE_HEADERS
+            case "cache-control":
+                kept = True
+    return dress[:-1] if kept else dress
 
 
 def _tell(environ: WSGIEnvironment, route: str, status: int, duration_ms: float) -> None:
@@ -146,8 +152,9 @@ def _tell(environ: WSGIEnvironment, route: str, status: int, duration_ms: float)
     if _quiet(environ):
         LOG.debug("api.request", **facts)
         return
-    log.audit("request.ended", **facts, **named(environ))
-    LOG.info("api.request", path=_path(environ), **facts, **named(environ))
+    facts |= named(environ)
+    log.audit("request.ended", **facts)
+    LOG.info("api.request", path=_path(environ), **facts)
 
 
 def _tell_error(error: Exception, status: int) -> None:

@@ -83,6 +83,7 @@ def document(subjects: Iterable[Subject]) -> dict[str, Any]:
 
 
 @cache
+@cache  # there are as many rules as routes, and each request asks for its own
 def template(rule: str) -> str:
     """Flask's `<job:job_id>` as the document's `{job_id}`."""
     return _PATH_PARAMETER.sub(r"{\1}", rule)
