@@ -940,6 +940,18 @@ CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
         'place,stray,run_id,worker,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash',
         'args,progress,result,error,traceback,checkpoint');
 
+CREATE OR REPLACE TRIGGER dl_queues_audit AFTER INSERT OR UPDATE OR DELETE ON dl_queues
+    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('queue', 'queue', 'changed_by,changed_at', '');
+
+CREATE OR REPLACE TRIGGER dl_bulk_audit AFTER INSERT OR UPDATE OF cancel_requested ON dl_bulk
+    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('bulk', 'bulk_id', 'looked,matched,changed,seen_at,seen_id,tries,asked_by,created_at', '');
+
+CREATE OR REPLACE TRIGGER dl_workers_audit AFTER UPDATE OF draining ON dl_workers
+    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('worker', 'worker_id', 'seen_at,doing,rss_bytes,listener', '');
+
 CREATE OR REPLACE TRIGGER dl_api_keys_audit AFTER INSERT OR UPDATE OR DELETE ON dl_api_keys
     FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
     EXECUTE FUNCTION dl_audit_row('key', 'key_id', 'key_id,created_at,last_used_at', 'digest');

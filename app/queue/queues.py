@@ -17,7 +17,7 @@ from app.queue.rollups import Happened, Rollups
 from app.queue.values import array, checked_text
 
 MOST_QUEUES = 500
-FEW = 10_000  # ready jobs of a queue that are counted one by one
+FEW = 1_000  # ready jobs of a queue that are counted one by one
 
 
 class QueueState(StrEnum):

@@ -138,7 +138,7 @@ class QueueRule:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueTold(QueueRule):
-    """How a queue does. `drained`: it is closed, and nothing of it runs. `ready` is exact up to ten thousand; `timed`
+    """How a queue does. `drained`: it is closed, and nothing of it runs. `ready` is exact up to a thousand; `timed`
     and `parked` are as of `looked_at`. `last_hour`: what happened in it."""
 
     drained: bool
