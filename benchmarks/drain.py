@@ -1,32 +1,47 @@
-"""How fast one process empties a queue of jobs that do nothing, against the simple loop.
+"""How fast processes empty a queue of jobs that do nothing, beside the simple loop and beside PostgreSQL's own limit.
 
-    python -m benchmarks.drain [--jobs 20000] [--threads 10] [--rounds 3] [--processes 1]
+Takes about 2 minutes.
 
-Both sides get the same jobs in turn, round after round, so that a busy machine slows them alike; what counts is the
-ratio of the medians. The time is the database's own: from the commit of the jobs to the end of the last one.
+All sides get the same jobs in turn, round after round, so that a busy machine slows them alike; what counts is the
+ratio of the medians. The jobs come as plain INSERTs to workers that are idle. The time is the database's own: from the
+commit of the jobs to the end of the last one.
 
 The simple loop is what one would write first: each thread with a connection of its own claims one job with FOR UPDATE
-SKIP LOCKED, takes the key's advisory lock, writes an event, runs, writes the end, an event, and unlocks: six commits a
-job. Its tables have no more columns, indexes and triggers than it needs.
+SKIP LOCKED, takes the key's advisory lock, writes an event, runs, writes the end, an event, and unlocks: six trips
+a job. Its tables have no more columns, indexes and triggers than it needs.
+
+The limit is pgbench on those tables: a hundred jobs claimed in one prepared statement and ended in another, with the
+journal written in the same statements, and nothing run in between, on as many connections as there are processors.
+
+CPU is what a job costs on either side, from the commit of the jobs on. Trips are messages to the server that were
+waited for; a trip that writes is a commit.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import psycopg2
+from psycopg2.extensions import parse_dsn
 
+from app.queue import session
 from benchmarks.place import ask, cpu_of, environment, fresh_database, some_server
+from benchmarks.rounds import Cell, in_turn, options, table, times
 from pipelines.contract import Pipelines
 from workers.pool import PoolOptions, WorkerPool
 
@@ -58,6 +73,27 @@ SIMPLE_EVENT = "INSERT INTO simple_events (job_id, queue, kind) VALUES (%s, 'ben
 SIMPLE_END = """
 UPDATE simple_jobs SET status = 'succeeded', finished_at = clock_timestamp(), lease_expires_at = NULL WHERE job_id = %s
 """
+IN_BATCHES = """
+WITH first AS (
+    SELECT job_id FROM simple_jobs WHERE queue = 'bench' AND status = 'queued'
+     ORDER BY priority, created_at LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
+), claimed AS (
+    UPDATE simple_jobs j
+       SET status = 'running', attempt = attempt + 1, started_at = coalesce(started_at, clock_timestamp()),
+           lease_expires_at = clock_timestamp() + interval '60 s'
+      FROM first WHERE j.job_id = first.job_id
+    RETURNING j.job_id, j.queue
+), journal AS (
+    INSERT INTO simple_events (job_id, queue, kind) SELECT job_id, queue, 'picked' FROM claimed
+)
+SELECT coalesce(array_agg(job_id), '{}')::text AS ids FROM claimed \\gset
+WITH ended AS (
+    UPDATE simple_jobs SET status = 'succeeded', finished_at = clock_timestamp(), lease_expires_at = NULL
+     WHERE job_id = ANY (:ids::uuid[])
+    RETURNING job_id, queue
+)
+INSERT INTO simple_events (job_id, queue, kind) SELECT job_id, queue, 'done' FROM ended;
+"""
 FILL = "INSERT INTO {table} (queue, task, lock_key) SELECT 'bench', 'noop', 'key ' || n FROM generate_series(1, %s) n"
 PATIENCE = 600.0  # seconds for a round
 
@@ -66,57 +102,59 @@ PATIENCE = 600.0  # seconds for a round
 class Side:
     name: str
     table: str
+    processes: int = 1
 
 
 @dataclass(frozen=True)
 class Taken:
     jobs_a_second: float
-    python: float  # CPU microseconds a job
+    python: float | None  # CPU microseconds a job
     server: float | None  # None: the server is not ours to look at
-    commits: float  # a job
+    trips: float | None  # a job
+    commits: float
 
 
-OURS, SIMPLE = Side("dataloader", "dl_jobs"), Side("simple loop", "simple_jobs")
+SIMPLE, LIMIT = Side("simple loop", "simple_jobs"), Side("pgbench, 100 at once", "simple_jobs", 0)
+OURS = (Side("dataloader, 1 process", "dl_jobs", 1), Side("dataloader, 2 processes", "dl_jobs", 2))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = options(__name__, rounds=3)
     parser.add_argument("--jobs", type=int, default=20_000)
-    parser.add_argument("--threads", type=int, default=10)
-    parser.add_argument("--processes", type=int, default=1, help="of dataloader; the simple loop has one")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--work", choices=[OURS.table, SIMPLE.table], help=argparse.SUPPRESS)
-    parser.add_argument("--dsn", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    parser.add_argument("--threads", type=int, default=10, help="of each process")
+    parser.add_argument(
+        "--work", choices=[OURS[0].table, SIMPLE.table], help="for the processes of the benchmark itself"
+    )
+    parser.add_argument("--dsn", help="likewise")
+    asked = parser.parse_args(argv)
     if asked.work:
         work(asked.work, asked.dsn, asked.threads)
         return
     with some_server() as (server_dsn, server):
         print(environment(server_dsn))
-        taken: dict[Side, list[Taken]] = {SIMPLE: [], OURS: []}
-        for _ in range(asked.rounds):
-            for side, rounds in taken.items():
-                processes = asked.processes if side is OURS else 1
-                rounds.append(one_round(side, server_dsn, server, asked.jobs, asked.threads, processes))
-                print(f"  {side.name}: {rounds[-1].jobs_a_second:,.0f} jobs/s", flush=True)
+        sides = {
+            side.name: partial(one_round, side, server_dsn, server, asked.jobs, asked.threads)
+            for side in (SIMPLE, *OURS, LIMIT)
+        }
+        taken = in_turn(sides, asked.rounds, tell=lambda _, one: f"{one.jobs_a_second:,.0f} jobs/s")
     show(taken, asked)
 
 
 # ── a round ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def one_round(
-    side: Side, server_dsn: str, server: psutil.Process | None, jobs: int, threads: int, processes: int
-) -> Taken:
+def one_round(side: Side, server_dsn: str, server: psutil.Process | None, jobs: int, threads: int) -> Taken:
     """Idle workers, a burst of jobs, and the time until the last one is done."""
+    trips: list[int] = []
     with fresh_database(server_dsn) as dsn:
-        if side is SIMPLE:
+        if side.table == SIMPLE.table:
             ask(dsn, SIMPLE_TABLES)
-        ask(server_dsn, "CHECKPOINT")
-        with at_work(side, dsn, threads, processes) as workers:
-            before = (sum(map(cpu_of, workers)), cpu_of(server) if server else 0.0)
+        with at_work(side, dsn, threads, trips.append) as workers:
             ask(dsn, FILL.format(table=side.table), jobs)
+            before = (sum(map(cpu_of, workers)), cpu_of(server) if server else 0.0, commits_of(dsn))
             ((began,),) = ask(dsn, "SELECT clock_timestamp()")
+            if side is LIMIT:
+                run_pgbench(dsn, jobs)
             until_done(side, dsn)
             after = (sum(map(cpu_of, workers)), cpu_of(server) if server else 0.0)
         ((done, seconds),) = ask(
@@ -126,17 +164,29 @@ def one_round(
             began,
         )
         assert done == jobs, f"{side.name}: {done} of {jobs} succeeded at the first attempt"
-        python, of_server = ((b - a) / jobs * 1e6 for a, b in zip(before, after, strict=True))
-        ((commits,),) = ask(dsn, "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
-        return Taken(jobs / seconds, python, of_server if server else None, commits / jobs)
+        python, of_server = ((b - a) / jobs * 1e6 for a, b in zip(before[:2], after, strict=True))
+        return Taken(
+            jobs / seconds,
+            None if side is LIMIT else python,
+            of_server if server else None,
+            sum(trips) / jobs if trips else None,
+            (commits_of(dsn) - before[2]) / jobs,
+        )
+
+
+def commits_of(dsn: str) -> int:
+    """As far as the server's processes have told: each does at its end."""
+    ((commits,),) = ask(dsn, "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
+    return int(commits)
 
 
 @contextmanager
-def at_work(side: Side, dsn: str, threads: int, processes: int) -> Iterator[list[psutil.Process]]:
+def at_work(side: Side, dsn: str, threads: int, trips: Callable[[int], None]) -> Iterator[list[psutil.Process]]:
     """Processes that wait for jobs; ended with their standard input."""
     command = [sys.executable, "-m", "benchmarks.drain", "--work", side.table, "--dsn", dsn, "--threads", str(threads)]
     started = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(side.processes)
     ]
     try:
         for process in started:
@@ -145,7 +195,9 @@ def at_work(side: Side, dsn: str, threads: int, processes: int) -> Iterator[list
         yield [psutil.Process(process.pid) for process in started]
     finally:
         for process in started:
-            process.communicate(timeout=60)
+            told, _ = process.communicate(timeout=60)
+            if process.returncode == 0:
+                trips(json.loads(told)["trips"])
 
 
 def until_done(side: Side, dsn: str) -> None:
@@ -155,46 +207,97 @@ def until_done(side: Side, dsn: str) -> None:
         time.sleep(0.1)
 
 
-def show(taken: dict[Side, list[Taken]], asked: Any) -> None:
-    print(f"\n{asked.jobs:,} jobs, {asked.threads} threads, {asked.rounds} rounds in turn, medians")
-    print(f"{'':24}{'jobs/s':>10}{'ratio':>8}{'CPU µs a job: Python':>24}{'server':>10}{'commits a job':>16}")
-    simple = statistics.median(one.jobs_a_second for one in taken[SIMPLE])
-    for side, rounds in taken.items():
-        speed = statistics.median(one.jobs_a_second for one in rounds)
-        python = statistics.median(one.python for one in rounds)
-        servers = [one.server for one in rounds if one.server is not None]
-        server = f"{statistics.median(servers):,.0f}" if servers else "not ours"
-        name = side.name + (f", {asked.processes} processes" if side is OURS and asked.processes > 1 else "")
-        commits = statistics.median(one.commits for one in rounds)
-        print(f"{name:24}{speed:>10,.0f}{speed / simple:>8.1f}{python:>24,.0f}{server:>10}{commits:>16.2f}")
+def run_pgbench(dsn: str, jobs: int) -> None:
+    clients = min(os.cpu_count() or 1, 4)
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "batches.sql"
+        script.write_text(IN_BATCHES)
+        given = parse_dsn(dsn)
+        where = [word for option, name in (("-h", "host"), ("-p", "port"), ("-U", "user")) if name in given
+                 for word in (option, given[name])]  # fmt: skip
+        subprocess.run(
+            [pgbench(), "-n", "-M", "prepared", "-c", str(clients), "-j", str(clients), "-t",
+             str(-(-jobs // (100 * clients)) + 1), "-f", str(script), *where, given["dbname"]],
+            check=True, capture_output=True, env={**os.environ, "PGPASSWORD": given.get("password", "")},
+        )  # fmt: skip
 
 
-# ── the two sides, each in a process of its own ─────────────────────────────────────────────────────────────────────
+def pgbench() -> str:
+    """Wherever a local server's programs are; the wheel has none."""
+    folders = sorted(Path("/").glob("usr/lib/postgresql/*/bin"), reverse=True)
+    found = shutil.which("pgbench", path=os.pathsep.join([os.environ["PATH"], *map(str, folders)]))
+    assert found is not None, "pgbench is not installed"
+    return found
 
 
-def work(table: str, dsn: str, threads: int) -> None:
-    if table == OURS.table:
-        work_as_we_do(dsn, threads)
-    else:
-        work_simply(dsn, threads)
+def show(taken: dict[str, list[Taken]], asked: Any) -> None:
+    print(f"{asked.jobs:,} jobs, {asked.threads} threads a process, {asked.rounds} rounds in turn, medians\n")
+    rows: list[list[Cell]] = []
+    simple, limit = (middle(taken[side.name], "jobs_a_second") or 1.0 for side in (SIMPLE, LIMIT))
+    for name, rounds in taken.items():
+        speed = middle(rounds, "jobs_a_second") or 0.0
+        rest = [middle(rounds, field) for field in ("python", "server", "trips", "commits")]
+        rows.append([name, speed, times(speed / simple), times(speed / limit), *rest])
+    headings = [
+        "",
+        "jobs/s",
+        "of the simple loop",
+        "of the limit",
+        "CPU µs a job: Python",
+        "server",
+        "trips",
+        "commits",
+    ]
+    print(table(headings, rows))
 
 
-def work_as_we_do(dsn: str, threads: int) -> None:
+def middle(rounds: Sequence[Taken], field: str) -> float | None:
+    values = [getattr(one, field) for one in rounds if getattr(one, field) is not None]
+    return statistics.median(values) if values else None
+
+
+# ── the sides, each in processes of its own ─────────────────────────────────────────────────────────────────────────
+
+
+def work(which: str, dsn: str, threads: int) -> None:
+    trips = work_as_we_do(dsn, threads) if which == OURS[0].table else work_simply(dsn, threads)
+    print(json.dumps({"trips": trips}))
+
+
+def work_as_we_do(dsn: str, threads: int) -> int:
     pipelines = Pipelines()
     pipelines.register("noop")(lambda: None)
+    trips = counted_trips()
     pool = WorkerPool(pipelines, PoolOptions(dsn=dsn, queues={"bench": threads}))
     pool.start()
     while pool.state().listener != "listening":
         time.sleep(0.02)
     print("ready", flush=True)
+    before = sum(trips)
     sys.stdin.read()
+    after = sum(trips)
     pool.stop(5.0)
+    return after - before
 
 
-def work_simply(dsn: str, threads: int) -> None:
+def counted_trips() -> list[int]:
+    """Each message that is sent from now on adds to it, by whatever thread."""
+    trips: list[int] = []
+    really = session.Wire.ask
+
+    def counting(wire: session.Wire, sql: str, parameters: Any, timeout: float) -> Any:
+        trips.append(1)
+        return really(wire, sql, parameters, timeout)
+
+    session.Wire.ask = counting  # type: ignore[method-assign]
+    return trips
+
+
+def work_simply(dsn: str, threads: int) -> int:
     stopping = threading.Event()
+    trips: list[int] = []
     connections = [psycopg2.connect(dsn) for _ in range(threads)]
-    loops = [threading.Thread(target=simple_loop, args=(connection, stopping)) for connection in connections]
+    loops = [threading.Thread(target=simple_loop, args=(connection, stopping, trips)) for connection in connections]
     for loop in loops:
         loop.start()
     print("ready", flush=True)
@@ -202,9 +305,10 @@ def work_simply(dsn: str, threads: int) -> None:
     stopping.set()
     for loop in loops:
         loop.join()
+    return sum(trips)
 
 
-def simple_loop(connection: Any, stopping: threading.Event) -> None:
+def simple_loop(connection: Any, stopping: threading.Event, trips: list[int]) -> None:
     connection.autocommit = True  # each statement is a commit
     cursor = connection.cursor()
     while not stopping.is_set():
@@ -220,6 +324,7 @@ def simple_loop(connection: Any, stopping: threading.Event) -> None:
         cursor.execute(SIMPLE_END, (job_id,))
         cursor.execute(SIMPLE_EVENT, (job_id, "done"))
         cursor.execute("SELECT pg_advisory_unlock(hashtext(%s))", (key,))
+        trips.append(6)
     connection.close()
 
 

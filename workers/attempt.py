@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from app import log
@@ -36,6 +36,9 @@ from workers.outcome import (
 )
 from workers.secrets import NO_VAULT, WORD, NoSecret, Vault, Veil, scrubbed, uncover
 from workers.threads import clock
+
+if TYPE_CHECKING:
+    from workers.roster import Hand
 
 _log = log.get(__name__)
 
@@ -81,6 +84,7 @@ class Attempt(JobContext):
     ended: float | None = None  # and when it has ended
     stop_asked_at: float | None = None  # set once, by whoever stops it
     rung: str | None = None  # the last one that was climbed
+    hand: Hand | None = None  # who claimed it, holds its key and writes down its end
     traced_as: str | None = None  # the trace context of this very try, if one is drawn; set before it begins
     effects: Effects | None = None  # made when the pipeline asks for the first one
     _facts: Facts | None = None  # likewise
@@ -119,6 +123,10 @@ class Attempt(JobContext):
             if self.effects is None and self.tools.places is not None:
                 self.effects = Effects(self.tools.places, self.job.id, self.job.run_id)
         return super()._with_effects()
+
+    @property
+    def job_id(self) -> UUID:
+        return self.job.id
 
     @property
     def attempt(self) -> int:

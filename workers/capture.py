@@ -11,9 +11,9 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from app.log import mask
@@ -33,14 +33,32 @@ def speaking() -> bool:
     return _VOICE.get() is not None
 
 
+class Speaker(Protocol):
+    @property
+    def job_id(self) -> UUID: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+
 class Voice:
     """An attempt as a speaker: mostly one thread, but its tasks and helpers may speak with it."""
 
-    def __init__(self, owner: Capture, job_id: UUID, attempt: int) -> None:
-        self.owner = owner
-        self._job_id, self._attempt = job_id, attempt
+    __slots__ = ("_before", "_lock", "_partial", "_who", "owner")
+
+    def __init__(self, owner: Capture, who: Speaker) -> None:
+        self.owner, self._who = owner, who
         self._lock = threading.Lock()
-        self._partial = {"stdout": "", "stderr": ""}  # what was printed without the end of its line; under the lock
+        self._partial: dict[str, str] | None = None  # what was printed without the end of its line; under the lock
+
+    def __enter__(self) -> None:
+        """What is said within is said by this attempt."""
+        self._before = _VOICE.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        _VOICE.reset(self._before)
+        if self._partial is not None:
+            self.fall_silent()
 
     def log(self, record: logging.LogRecord) -> None:
         level = LEVELS[min(max(record.levelno // 10 - 1, 0), len(LEVELS) - 1)]
@@ -50,6 +68,8 @@ class Voice:
 
     def print(self, stream: str, text: str) -> None:
         with self._lock:
+            if self._partial is None:
+                self._partial = {"stdout": "", "stderr": ""}
             *lines, rest = (self._partial[stream] + text).split("\n")
             rest = _as_on_a_terminal(rest) + ("\r" if rest.endswith("\r") else "")
             if len(rest) > _LONGEST_PARTIAL:
@@ -61,13 +81,13 @@ class Voice:
     def fall_silent(self) -> None:
         """The attempt is over: what waits for the end of its line is one."""
         with self._lock:
-            partial, self._partial = self._partial, dict.fromkeys(self._partial, "")
+            partial, self._partial = self._partial or {}, None
         for stream, rest in partial.items():
             if rest:
                 self._say("INFO", stream, _as_on_a_terminal(rest))
 
     def _say(self, level: str, stream: str, line: str) -> None:
-        self.owner.write(self._job_id, self._attempt, level, stream, line)
+        self.owner.write(self._who.job_id, self._who.attempt, level, stream, line)
 
 
 def _as_on_a_terminal(line: str) -> str:
@@ -185,13 +205,6 @@ class Capture:
             setattr(sys, name, standing)
         self._streams = {}
 
-    @contextmanager
-    def of(self, job_id: UUID, attempt: int) -> Iterator[None]:
+    def of(self, who: Speaker) -> Voice:
         """What is said within is said by this attempt."""
-        voice = Voice(self, job_id, attempt)
-        before = _VOICE.set(voice)
-        try:
-            yield
-        finally:
-            _VOICE.reset(before)
-            voice.fall_silent()
+        return Voice(self, who)

@@ -4,6 +4,10 @@ Leader and followers: the leader blocks in `poll()` on the process's one LISTEN 
 timed job falls due, or it has been quiet for too long, it claims as many jobs as threads of that queue are idle, hands
 them out, passes the lead on, and runs a job of its own. While every thread is busy the heartbeat stands in, so that
 cancels are heard and the server never keeps notifications for us.
+
+Where jobs are tiny, more are claimed than threads are idle, as many as are done in a moment. They lie in the backlog of
+their queue, from which any thread takes the next without asking anybody; one that finds little left there claims more,
+while the others go on. One claim at a time is on its way.
 """
 
 from __future__ import annotations
@@ -12,19 +16,19 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from uuid import UUID
 
 from app import log
 from app.errors import DatabaseUnavailable
 from app.log import Alert
 from app.queue.job import Claimed, Outlook, Release
-from app.queue.jobqueue import JobQueue, draw_runs
+from app.queue.jobqueue import JobQueue, draw_run_texts
 from workers.attempt import Attempt, Tools
 from workers.doze import Doze
 from workers.listener import Heard, Hearing, Listener
 from workers.outcome import HandedBack
-from workers.roster import Keys, Roster
+from workers.roster import Hand, Hands, Roster
 from workers.threads import Bell, clock
 
 _log = log.get(__name__)
@@ -32,7 +36,9 @@ _AGAIN = 0.005  # a ready job's key was being changed by somebody: look again af
 _DEAF_POLL = 1.0  # how often to look while LISTEN is lost
 _STRAYS_EVERY = 1.0  # how often to look for jobs whose task nobody knows
 _QUICK = 0.020  # seconds a run, above which nothing is claimed ahead
-_AHEAD = 4  # jobs a thread, claimed ahead of tiny ones
+_HORIZON = 0.050  # seconds of work, at the present rate, that are claimed ahead of tiny jobs
+_MOST_AHEAD = 250  # jobs; beyond that a claim gets no cheaper
+_LOOK_FURTHER = 4  # times as far as the last claim, past jobs whose key is busy
 _FURTHEST = 500  # ready jobs that one claim looks at, at most
 _ROOM_EVERY = 0.25  # seconds between two looks for room in a queue that is limited
 _TOO_LONG = 0.5  # seconds that a job may lie here claimed and not begun
@@ -49,30 +55,54 @@ class Ruling:
 
 @dataclass
 class Line:
-    """The threads of one queue. All fields are under the desk's lock."""
+    """The threads of one queue. All fields are under the desk's lock, but for those that say otherwise."""
 
     queue: str
     threads: int
     called: threading.Condition
-    idle: int = 0  # threads waiting, the leader included
-    backlog: deque[tuple[Attempt, float]] = field(default_factory=deque)  # claimed, not begun, and since when
-    dirty: bool = True  # there may be ready jobs that we have not claimed
+    idle: int = 0  # threads without a job: those that wait, that lead, that claim
+    waiting: int = 0  # of these, those that must be called
+    # Claimed, not begun, and since when. Added to under the lock; whoever wants one takes it without.
+    backlog: deque[tuple[Attempt, float]] = field(default_factory=deque)
+    dirty: bool = True  # there may be ready jobs that we have not claimed; read by anyone
     again_at: float | None = None
     strays_at: float = 0.0
     look: int = 0  # at how many ready jobs a claim looks, if at more than it takes
-    mean_run: float = 1.0  # seconds, of the last runs: decides how much is claimed ahead
+    mean_run: float = 1.0  # seconds, of the last runs; a rough mean: a lost update between threads does no harm
+    ahead: int = 0  # how many are to be claimed ahead
+    low: int = 0  # with so many left in the backlog more are claimed; read by anyone
+    begun: int = 0  # how many had left the backlog at the last claim, and when that was
+    begun_at: float = 0.0
+    brought: int = 0  # how many were ever put into the backlog
     ruling: Ruling = field(default_factory=Ruling)
 
     def wanted(self) -> int:
         """How many jobs a claim should bring."""
-        ahead = 0
         if self.ruling.held:
             return 0
         if self.ruling.here is not None:
             return min(self.idle, self.ruling.here - (self.threads - self.idle)) - len(self.backlog)
-        if self.mean_run < _QUICK and not self.ruling.limited:
-            ahead = round(_AHEAD * self.threads * (1 - self.mean_run / _QUICK))
-        return self.idle + ahead - len(self.backlog)
+        return self.idle + self.ahead - len(self.backlog)
+
+    @property
+    def needy(self) -> bool:
+        """It is time to claim: a thread is idle, or the backlog runs low."""
+        left = len(self.backlog)
+        return self.dirty and (self.idle > left or left <= self.low) and self.wanted() > 0
+
+    def ran(self, seconds: float) -> None:
+        self.mean_run += (seconds - self.mean_run) * 0.2
+
+    def reckon(self, now: float) -> None:
+        """How far ahead to claim: what is done in a moment, and nothing ahead of jobs that are no moment's work. So a
+        crash costs no more than that, and what another process could begin at once is not held here."""
+        begun = self.brought - len(self.backlog)
+        if self.mean_run >= _QUICK or self.ruling.limited or self.ruling.here is not None:
+            self.ahead = 0
+        else:
+            self.ahead = min(_MOST_AHEAD, int((begun - self.begun) / max(now - self.begun_at, 0.001) * _HORIZON))
+        self.low = self.ahead // 2
+        self.begun, self.begun_at = begun, now
 
 
 class Desk:
@@ -83,7 +113,7 @@ class Desk:
         queue: JobQueue,
         listener: Listener,
         roster: Roster,
-        keys: Keys,
+        hands: Hands,
         tasks: Sequence[str],
         worker: str,
         poll_every: float,
@@ -94,27 +124,50 @@ class Desk:
     ) -> None:
         self._lock = threading.Lock()
         self.lines = {name: Line(name, threads, threading.Condition(self._lock)) for name, threads in queues.items()}
-        self._queue, self._listener, self._roster, self._keys = queue, listener, roster, keys
+        self._queue, self._listener, self._roster, self._hands = queue, listener, roster, hands
         self._tasks, self._worker, self._poll_every = tasks, worker, poll_every
         self._tools, self._controls, self._give_back = tools, controls, give_back
         self._doze = doze
         self._bell = Bell()
         self._led = False  # under the lock: somebody has the lead
         self._stood_in = False  # under the lock: by one who only listens
-        self._stopping = False  # under the lock
-        self._due_at: float | None = None  # of the next timed job; the leader's, as the rest
+        self._claiming = False  # set under the lock, read by anyone: a claim is on its way
+        self._stopping = False  # likewise
+        self._backing_off = False  # likewise: the database was away a moment ago
+        self._sort = True  # something may have fallen due; the claimer's, as the next five
+        self._due_at: float | None = None  # of the next timed job
         self._poll_at = 0.0
+        self._until_at = 0.0  # how long the leader listens; written by it, read by anyone
         self._overdue = _AGAIN
-        self._unsure: tuple[list[UUID], float, str] | None = None  # runs of a claim whose answer was lost
-        self._backing_off = False
+        self._unsure: tuple[list[str], float, str] | None = None  # runs of a claim whose answer was lost
         self.claimed_at = clock()  # when a claim last came back; read by anyone
         self.rounded_at = clock()  # when a round was last completed: a claim, or a wait for a word that can be heard
 
     # ── for the workers ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def next(self, name: str) -> Attempt | None:
-        """The next attempt for a thread of this queue; None: the service stops."""
-        line = self.lines[name]
+    def next(self, line: Line) -> Attempt | None:
+        """The next attempt for a thread of this line; None: the service stops."""
+        if self._stopping:
+            return None
+        if line.dirty and len(line.backlog) <= line.low and not self._claiming and not self._backing_off:
+            self._fetch_more(line)
+        try:
+            return line.backlog.popleft()[0]
+        except IndexError:
+            return self._wait(line)
+
+    def _fetch_more(self, line: Line) -> None:
+        """By a thread that has just ended a job, and runs no other until it is back: the others do."""
+        with self._lock:
+            if self._claiming or self._stopping:
+                return
+            line.idle += 1
+            try:
+                self._claim_with(line)
+            finally:
+                line.idle -= 1
+
+    def _wait(self, line: Line) -> Attempt | None:
         with self._lock:
             if not any(other.idle for other in self.lines.values()):
                 self.rounded_at = clock()  # nobody had to claim until now
@@ -122,63 +175,60 @@ class Desk:
             if line.ruling.limited or line.ruling.here is not None:
                 line.dirty = True  # its run has made room
             try:
-                while not self._ends():
-                    attempt = self._from_backlog(line)
-                    if attempt is not None and self._ends():  # it came while more was fetched
-                        self._give_back(attempt, HandedBack(Release.SHUTDOWN))
-                    elif attempt is not None:
-                        return attempt
-                    elif self._led:
-                        if line.dirty or self._stood_in:
-                            self._bell.ring()  # the leader may wait for another queue's sake, or not claim at all
-                        line.called.wait()
-                    else:
+                while not self._stopping:
+                    if line.backlog:
+                        with suppress(IndexError):  # taken by another a moment ago
+                            return line.backlog.popleft()[0]
+                    elif line.needy and not self._claiming and not self._backing_off:
+                        self._claim_with(line)
+                    elif not self._led:
                         self._led = True
                         self._lead(line)
+                    else:
+                        if self._stood_in:
+                            self._bell.ring()
+                        line.waiting += 1
+                        try:
+                            line.called.wait()
+                        finally:
+                            line.waiting -= 1
                 return None
             finally:
                 line.idle -= 1
                 self._pass_on()
 
-    def ran(self, name: str, seconds: float) -> None:
-        line = self.lines[name]
-        line.mean_run += (seconds - line.mean_run) * 0.2  # a rough mean: a lost update between threads does no harm
-
-    def _ends(self) -> bool:
-        return self._stopping
-
-    def _from_backlog(self, line: Line) -> Attempt | None:
-        if not line.backlog:
-            return None
-        attempt, _ = line.backlog.popleft()
-        if line.dirty and not self._led and line.mean_run < _QUICK and len(line.backlog) <= line.threads // 2:
-            # Tiny jobs, and few are left here: fetch more while the others run, before we run our own. Not sooner: what
-            # is claimed in one go costs the server half of what it does in two.
-            self._led = True
-            try:
-                self._without_lock(lambda: self._claim_for(line))
-            finally:
-                self._led = False
-        return attempt
-
     def _lead(self, line: Line) -> None:
         """Wait and claim until there is something for a thread of this line, then leave the lead to another."""
         try:
             while not self._stopping and not line.backlog:
-                self._without_lock(lambda: self._round(self._deadline()))
+                self._without_lock(lambda: self._round(line))
         finally:
             self._led = False
 
-    def _pass_on(self) -> None:
-        """Wake whoever can take what lies here, and someone for the lead."""
-        for line in self.lines.values():
-            if line.backlog:
-                line.called.notify(len(line.backlog))
+    def _pass_on(self, mine: int = 0, line: Line | None = None) -> None:
+        """Wake one who can take what lies here, for it wakes the next; and someone for a claim, or for the lead. The
+        caller takes `mine` of what lies in `line`."""
+        for other in self.lines.values():
+            lie_here = len(other.backlog) > (mine if other is line else 0)
+            if other.idle and (lie_here or (other.needy and not self._claiming and not self._backing_off)):
+                if other.waiting:
+                    other.called.notify()
+                elif self._led:
+                    self._bell.ring()  # the leader, who may be the only one that is idle
         if not self._led:
-            for line in self.lines.values():
-                if line.idle:
-                    line.called.notify()
+            for other in self.lines.values():
+                if other.waiting:
+                    other.called.notify()
                     return
+
+    def _claim_with(self, line: Line, mine: int = 1) -> None:
+        """Called with the lock, and nobody else claiming: claim for this line, and let others claim for theirs."""
+        self._claiming = True
+        try:
+            self._without_lock(lambda: self._claim_for(line, mine))
+        finally:
+            self._claiming = False
+            self._pass_on(mine, line)
 
     def _without_lock(self, do: Callable[[], object]) -> None:
         self._lock.release()
@@ -189,20 +239,24 @@ class Desk:
 
     # ── the leader's, without the lock ──────────────────────────────────────────────────────────────────────────
 
-    def _round(self, deadline: float) -> None:
+    def _round(self, mine: Line) -> None:
         """Claim where there may be something; else wait."""
-        now = clock()
+        now, claimed = clock(), False
         self._mark(now)
         with self._lock:
-            lines = [line for line in self.lines.values() if line.dirty and line.wanted() > 0]
-        if lines and not self._backing_off:
-            for line in lines:
-                self._claim_for(line)
+            for line in self.lines.values():
+                if line.needy and not self._claiming and not self._backing_off:
+                    self._claim_with(line, mine=1 if line is mine else 0)
+                    claimed = True
+        if claimed and not self._backing_off:
             return
-        self._backing_off = False
-        self._hear(self._listener.listen(max(0.0, deadline - now), self._bell))
-        if self._listener.hearing is Hearing.LISTENING and not lines:
+        self._until_at = self._deadline()
+        heard = self._listener.listen(max(0.0, self._until_at - now), self._bell)
+        self._until_at = 0.0
+        self._hear(heard)
+        if self._listener.hearing is Hearing.LISTENING and not self._backing_off:
             self.rounded_at = clock()
+        self._backing_off = False
 
     def _deadline(self) -> float:
         times = [self._poll_at, self._due_at, *(line.again_at for line in self.lines.values())]
@@ -217,7 +271,7 @@ class Desk:
                 self._poll_at = min(self._poll_at, now + pause)
             everywhere = now >= self._poll_at or (self._due_at is not None and now >= self._due_at)
             if everywhere:
-                self._due_at, self._poll_at = None, now + pause
+                self._due_at, self._poll_at, self._sort = None, now + pause, True
             for line in self.lines.values():
                 if everywhere or (line.again_at is not None and now >= line.again_at):
                     line.dirty, line.again_at = True, None
@@ -226,29 +280,31 @@ class Desk:
         if heard.fresh:
             self._doze.forget()
         with self._lock:
+            self._sort = self._sort or heard.fresh or bool(heard.queues)
             for name, line in self.lines.items():
                 if heard.fresh or name in heard.queues:
                     line.dirty = True
         for control in heard.controls:
             self._controls(control)
 
-    def _claim_for(self, line: Line) -> None:
+    def _claim_for(self, line: Line, mine: int) -> None:
         with self._lock:
+            line.reckon(clock())
             most = line.wanted()
-            line.dirty = False
-        if most <= 0:
-            return
+            if most <= 0:
+                return
+            sort, line.dirty, self._sort = self._sort, False, False
         try:
-            attempts, outlook = self._claim(line, most)
+            with self._hands.free() as hand:
+                taken, outlook = self._claim(hand, line, most, sort, mine)
         except DatabaseUnavailable as error:
             self._back_off(line, error)
             return
         self.claimed_at = self.rounded_at = clock()
-        self._look_ahead(line, outlook, full=len(attempts) >= most)
-        self._hand_out(line, attempts)
-        if len(attempts) < most:
+        self._look_ahead(line, outlook, full=taken >= most)
+        if taken < most:
             self._set_strays_aside(line)
-        self._settle_down(line, full=len(attempts) >= most)
+        self._settle_down(line, full=taken >= most)
 
     def _settle_down(self, line: Line, *, full: bool) -> None:
         pause = self._doze.after_claim(line.queue, full=full)
@@ -257,46 +313,68 @@ class Desk:
                 line.dirty = True
             elif pause is not None:
                 line.again_at = min(line.again_at or math.inf, clock() + pause)
+                self._hasten()
 
-    def _claim(self, line: Line, most: int) -> tuple[list[Attempt], Outlook]:
+    def _claim(self, hand: Hand, line: Line, most: int, sort: bool, mine: int) -> tuple[int, Outlook]:
         if self._unsure is not None:
-            run_ids, sent, name = self._unsure
-            found = self._queue.find_claimed(run_ids)
-            self._unsure = None
-            if found:
-                self._hand_out(self.lines[name], self._attempts(found, sent))
-        run_ids, sent = draw_runs(most), clock()
+            self._find(hand)
+        run_ids, sent = draw_run_texts(most), clock()
         try:
-            claimed, outlook = self._queue.claim(line.queue, self._tasks, run_ids, self._worker, look=line.look)
+            claimed, outlook = hand.claim(line.queue, self._tasks, run_ids, self._worker, look=line.look, due=sort)
         except DatabaseUnavailable:
-            self._unsure = (run_ids, sent, line.queue)
+            self._unsure, self._sort = (run_ids, sent, line.queue), True
             raise
-        return self._attempts(claimed, sent), outlook
+        attempts = self._attempts(claimed, sent)
+        self._hand_out(line, attempts, self._holding(hand, attempts), mine)
+        return len(attempts), outlook
+
+    def _find(self, hand: Hand) -> None:
+        """Did a claim take effect whose answer was lost?"""
+        assert self._unsure is not None  # noqa: S101 - asked just before
+        run_ids, sent, name = self._unsure
+        found = hand.queue.find_claimed(run_ids)
+        self._unsure = None
+        attempts = self._attempts(found, sent)
+        self._hand_out(self.lines[name], attempts, self._holding(hand, attempts, anew=True), 0)
+
+    def _holding(self, hand: Hand, attempts: list[Attempt], *, anew: bool = False) -> list[Attempt]:
+        """Those whose keys we hold; if that cannot be known now, all are given back."""
+        try:
+            return hand.take(attempts) if anew else hand.hold(attempts)
+        except DatabaseUnavailable:
+            for attempt in attempts:
+                self._give_back(attempt, HandedBack(Release.NOT_STARTED))
+            raise
 
     def _attempts(self, claimed: Iterable[Claimed], sent: float) -> list[Attempt]:
         attempts = [Attempt(job, claimed_at=sent, tools=self._tools) for job in claimed]
         self._roster.add(attempts)
         return attempts
 
-    def _hand_out(self, line: Line, attempts: list[Attempt]) -> None:
-        """Lock the keys; put what may start where threads find it, and give the rest back."""
+    def _hand_out(
+        self,
+        line: Line,
+        attempts: list[Attempt],
+        may_start: list[Attempt],
+        mine: int,
+        why: Release = Release.LOCK_BUSY,
+    ) -> None:
+        """Put what may start where threads find it, and give the rest back."""
         if not attempts:
             return
-        try:
-            may_start = self._keys.take(attempts)
-            why = Release.LOCK_BUSY
-        except DatabaseUnavailable:
-            may_start, why = [], Release.NOT_STARTED
         now = clock()
         with self._lock:
             if self._stopping:  # the claim was on its way when the stop came
                 may_start, why = [], Release.SHUTDOWN
-            line.backlog.extend((attempt, now) for attempt in may_start)
-            line.called.notify(len(may_start))
-        starting = {attempt.job.run_id for attempt in may_start}
-        for attempt in attempts:
-            if attempt.job.run_id not in starting:
-                self._give_back(attempt, HandedBack(why))
+            line.backlog.extend([(attempt, now) for attempt in may_start])
+            line.brought += len(may_start)
+            if len(may_start) > mine:
+                line.called.notify()  # and it wakes the next: tiny jobs are done before many threads are awake
+        if len(may_start) < len(attempts):
+            starting = {id(attempt) for attempt in may_start}
+            for attempt in attempts:
+                if id(attempt) not in starting:
+                    self._give_back(attempt, HandedBack(why))
 
     def _look_ahead(self, line: Line, outlook: Outlook, *, full: bool) -> None:
         now = clock()
@@ -305,15 +383,20 @@ class Desk:
                 line.dirty = True
             if outlook.skipped and not full:
                 # A hot key stands in front: look further with each claim, or others wait behind a long row of it.
-                line.look = min(_FURTHEST, max(line.look, _AHEAD) * 4)
+                line.look = min(_FURTHEST, max(line.look, _LOOK_FURTHER) * _LOOK_FURTHER)
                 line.again_at = now + _AGAIN
             else:
                 line.look = 0
             if line.ruling.limited and not full:
                 line.again_at = now + _ROOM_EVERY  # a run of another process may make room, and rings for nobody
             self._due_at = None if outlook.due_in is None else now + self._until(outlook.due_in)
-        if self._backing_off:
             self._backing_off = False
+            self._hasten()
+
+    def _hasten(self) -> None:
+        """The leader may listen for longer than is right now."""
+        if self._led and self._deadline() < self._until_at:
+            self._bell.ring()
 
     def _until(self, due_in: float) -> float:
         """One that is overdue is locked by somebody: look again soon, and then less and less soon."""
@@ -379,9 +462,10 @@ class Desk:
         now, stale = clock(), []
         with self._lock:
             for line in self.lines.values():
-                while line.backlog and now - line.backlog[0][1] > _TOO_LONG:
-                    stale.append(line.backlog.popleft()[0])
-                    line.mean_run = max(line.mean_run, _QUICK)
+                with suppress(IndexError):  # taken by another a moment ago
+                    while line.backlog and now - line.backlog[0][1] > _TOO_LONG:
+                        stale.append(line.backlog.popleft()[0])  # or the next one, which has found a thread all but so
+                        line.mean_run = max(line.mean_run, _QUICK)
         for attempt in stale:
             self._give_back(attempt, HandedBack(Release.NOT_STARTED))
 
@@ -389,9 +473,12 @@ class Desk:
         """No more claims; what was not begun is handed back; idle threads go home."""
         with self._lock:
             self._stopping = True
-            left = [attempt for line in self.lines.values() for attempt, _ in line.backlog]
+            left = []
             for line in self.lines.values():
-                line.backlog.clear()
+                with suppress(IndexError):  # taken by another a moment ago
+                    while True:
+                        left.append(line.backlog.popleft()[0])
+            for line in self.lines.values():
                 line.called.notify_all()
         self._bell.ring()
         for attempt in left:

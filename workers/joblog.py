@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
@@ -19,7 +19,7 @@ from app import log
 from app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
 from app.queue.job import Said
 from app.queue.jobqueue import JobQueue
-from workers.capture import LEVELS, Capture, Write
+from workers.capture import LEVELS, Capture, Speaker, Voice, Write
 from workers.threads import Loop, clock
 
 _log = log.get(__name__)
@@ -92,14 +92,13 @@ class JobLogs:
 
     # ── for attempts ────────────────────────────────────────────────────────────────────────────────────────────
 
-    @contextmanager
-    def capturing(self, job_id: UUID, attempt: int) -> Iterator[None]:
-        """What is logged and printed within is this attempt's, and whole when it is over."""
-        try:
-            with self._capture.of(job_id, attempt):
-                yield
-        finally:
-            self._end((job_id, attempt))
+    def capturing(self, who: Speaker) -> Voice:
+        """What is logged and printed within is this attempt's; it is whole after `ended`."""
+        return self._capture.of(who)
+
+    def ended(self, who: Speaker) -> None:
+        if self._amounts:  # somebody has said something
+            self._end((who.job_id, who.attempt))
 
     def write(self, job_id: UUID, attempt: int, level: str, stream: str, text: str) -> None:
         """Add to a job's log. Never blocks, never raises; lines that are too many are counted instead."""

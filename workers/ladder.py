@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from uuid import UUID
 
 from app import log
 from app.queue.effects import Effects
@@ -29,7 +28,7 @@ class Ladder:
         self, roster: Roster, *, note_pending: Callable[[Claimed, str, str], None], died: Callable[[str], None]
     ) -> None:
         self._roster, self._note_pending = roster, note_pending
-        self._climbed: dict[UUID, float] = {}  # run → when its last rung was climbed; ours alone
+        self._climbed: dict[str, float] = {}  # run → when its last rung was climbed; ours alone
         self.loop = Loop("ladder", self.turn, died=died)
 
     def turn(self) -> float:
@@ -39,7 +38,7 @@ class Ladder:
             self._limit(attempt, now)
             if attempt.stop_asked_at is not None and attempt.started and attempt.ended is None and attempt.in_thread:
                 self._climb(attempt, now)
-        runs = {attempt.job.run_id for attempt in held}
+        runs = {attempt.job.run_text for attempt in held}
         self._climbed = {run: at for run, at in self._climbed.items() if run in runs}
         return _TICK
 
@@ -49,14 +48,14 @@ class Ladder:
             attempt.stop(StopReason.TIME_LIMIT)
 
     def _climb(self, attempt: Attempt, now: float) -> None:
-        since = self._climbed.setdefault(attempt.job.run_id, attempt.stop_asked_at or now)
+        since = self._climbed.setdefault(attempt.job.run_text, attempt.stop_asked_at or now)
         if attempt.rung == PENDING or now - since < attempt.tools.stop_grace_sec:
             return
         at = _RUNGS.index(attempt.rung or FLAG)
         for rung in _RUNGS[at + 1 :]:
             if self._can(attempt, rung):
                 attempt.rung = rung
-                self._climbed[attempt.job.run_id] = now
+                self._climbed[attempt.job.run_text] = now
                 _log.warning(
                     "stop.rung", rung=rung, job=str(attempt.job.id), task=attempt.job.task, reason=str(attempt.stopping)
                 )

@@ -37,7 +37,7 @@ from workers.ladder import Ladder
 from workers.listener import Hearing, Listener
 from workers.outcome import HandedBack
 from workers.reaper import Reaper
-from workers.roster import Keys, Roster
+from workers.roster import Hand, Hands, Roster
 from workers.secrets import NO_VAULT, Vault
 from workers.settler import Settler
 from workers.tally import Counted, Tally
@@ -157,15 +157,15 @@ class WorkerPool:
             echo=echo,
         )
         self._roster, self._tally = Roster(), Tally()
-        self._keys = Keys(sessions["settle"], queue["settle"])
-        self._settler = Settler(queue["settle"], self._roster, self._keys, died=self._on_death, tally=self._tally)
+        self._hands = Hands(*(Hand(sessions[role], queue[role]) for role in ("settle", "claim")))
+        self._settler = Settler(self._roster, died=self._on_death, tally=self._tally)
         self._listener = Listener(sessions["listen"], echo_every=options.heartbeat_sec)
         self._desk = Desk(
             dict(options.queues),
             queue=queue["claim"],
             listener=self._listener,
             roster=self._roster,
-            keys=self._keys,
+            hands=self._hands,
             tasks=pipelines.names,
             worker=self.name,
             poll_every=options.claim_backoff_sec,
@@ -193,7 +193,7 @@ class WorkerPool:
         )
         self._reaper = Reaper(
             queue["claim"],
-            self._keys,
+            self._hands,
             every=options.reaper_period_sec,
             heartbeat_sec=options.heartbeat_sec,
             pause_sec=min(5.0, options.heartbeat_sec / 2),
@@ -337,7 +337,8 @@ class WorkerPool:
 
     def _hand_back_unstopped(self, attempt: Attempt) -> None:
         """Its key is forgotten here, not given back: the session keeps it locked until the process is gone."""
-        self._keys.forget([attempt])
+        if attempt.hand is not None:
+            attempt.hand.forget([attempt])
         self._settler.write(attempt, HandedBack(Release.SHUTDOWN, attempt.left()))
 
     @property

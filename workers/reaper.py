@@ -9,7 +9,7 @@ from uuid import UUID
 from app import log
 from app.log import Alert
 from app.queue.jobqueue import JobQueue
-from workers.roster import Keys
+from workers.roster import Hands
 from workers.threads import Loop, clock
 
 _log = log.get(__name__)
@@ -29,7 +29,7 @@ class Reaper:
     def __init__(
         self,
         queue: JobQueue,
-        keys: Keys,
+        hands: Hands,
         *,
         every: float,
         heartbeat_sec: float,
@@ -37,7 +37,7 @@ class Reaper:
         clear_stale: Callable[[], None],
         died: Callable[[str], None],
     ) -> None:
-        self._queue, self._keys, self._clear_stale = queue, keys, clear_stale
+        self._queue, self._hands, self._clear_stale = queue, hands, clear_stale
         self._every, self._heartbeat, self._pause = every, heartbeat_sec, pause_sec
         self._suspects: dict[tuple[UUID, UUID | None], Suspect] = {}
         self._next_look = 0.0
@@ -49,7 +49,7 @@ class Reaper:
 
     def turn(self) -> float:
         self._clear_stale()
-        self._keys.restore()
+        self._hands.restore()
         now = clock()
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_EVERY

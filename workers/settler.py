@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from logging import DEBUG
+from typing import Any, NamedTuple
 
 from app import log
 from app.errors import InvalidJob
 from app.log import Alert
 from app.queue.job import Fate, Handback, Settlement, Status
-from app.queue.jobqueue import JobQueue
 from workers.attempt import Attempt
 from workers.outcome import Abandoned, Ending, Finished, HandedBack
-from workers.roster import Keys, Roster
+from workers.roster import Hand, Roster
 from workers.tally import Tally
 from workers.threads import Loop, clock
 
 _log = log.get(__name__)
-_MOST = 200  # settlements a transaction
+_MOST = 500  # settlements a transaction
 _REST = 3600.0  # nothing to write: until somebody rings
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     attempt: Attempt
     how: Ending
+
+
+Which = tuple[Hand | None, bool]  # who writes it down, and whether it is handed back
+Write = Callable[[Sequence[Ended], Hand], list[Fate]]
+_OF_NOBODY: Which = (None, False)
 
 
 class Settler:
     """One thread a process; attempts are held, and renewed, until their end is written or given up."""
 
-    def __init__(
-        self,
-        queue: JobQueue,
-        roster: Roster,
-        keys: Keys,
-        *,
-        died: Callable[[str], None],
-        tally: Tally | None = None,
-    ) -> None:
-        self._queue, self._roster, self._keys = queue, roster, keys
+    def __init__(self, roster: Roster, *, died: Callable[[str], None], tally: Tally | None = None) -> None:
+        self._roster = roster
         self._tally = tally or Tally()
         self._lock = threading.Lock()
-        self._waiting: list[Ended] = []  # under the lock
+        self._waiting: deque[Ended] = deque()  # added to by anyone, without the lock; taken from under it
         self._busy = False  # under the lock: some are on their way
         self._quiet = threading.Condition(self._lock)
         self.loop = Loop("settler", self.turn, died=died, away=0.2)
@@ -52,8 +49,7 @@ class Settler:
 
     def write(self, attempt: Attempt, how: Ending) -> None:
         """Take note of an end. Returns at once; what waits is bounded by how many attempts a process holds."""
-        with self._lock:
-            self._waiting.append(Ended(attempt, how))
+        self._waiting.append(Ended(attempt, how))
         self.loop.ring()
 
     def drain(self, timeout: float) -> bool:
@@ -63,35 +59,33 @@ class Settler:
 
     def give_up_the_rest(self) -> None:
         """At the very end: say what could not be written down. The reaper will find those jobs."""
-        with self._lock:
-            rest, self._waiting = self._waiting, []
-        for ended in rest:
-            self._give_up(ended)
+        while rest := self._next():
+            for ended in rest:
+                self._give_up(ended)
 
     def turn(self) -> float:
         batch = self._next()
         if not batch:
             return _REST
-        rest = batch
+        left = {_OF_NOBODY: batch}
         try:
-            rest = self._without_the_hopeless(batch)
-            self._write(rest)
-            rest = []
+            left = self._by_hand(self._without_the_hopeless(batch))
+            self._write(left)
         finally:
-            self._put_back(rest)
+            self._put_back(chain.from_iterable(left.values()))
         return 0.0
 
     def _next(self) -> list[Ended]:
         with self._lock:
-            batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+            batch = [self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))]
             self._busy = bool(batch)
             if not batch:
                 self._quiet.notify_all()
             return batch
 
-    def _put_back(self, rest: list[Ended]) -> None:
+    def _put_back(self, rest: Iterable[Ended]) -> None:
         with self._lock:
-            self._waiting = rest + self._waiting
+            self._waiting.extendleft(reversed([*rest]))
             self._busy = False
             self._quiet.notify_all()
 
@@ -102,89 +96,107 @@ class Settler:
         rest: list[Ended] = []
         over: list[Attempt] = []
         for ended in batch:
-            if isinstance(ended.how, Finished):
-                self._tell(ended, Status.SUCCEEDED)
-            elif isinstance(ended.how, Abandoned) or not ended.attempt.lease.trusted(now):
-                self._give_up(ended)
-            else:
+            attempt, how = ended
+            if not isinstance(how, Finished | Abandoned) and attempt.lease.trusted(now):
                 rest.append(ended)
                 continue
-            over.append(ended.attempt)
+            if isinstance(how, Finished):
+                self._tell([(attempt, Status.SUCCEEDED)])
+            else:
+                self._give_up(ended)
+            over.append(attempt)
         if over:
             self._let_go(over)
         return rest
 
-    def _write(self, batch: Sequence[Ended]) -> None:
-        settled = [ended for ended in batch if isinstance(ended.how, Settlement)]
-        handed = [ended for ended in batch if isinstance(ended.how, HandedBack)]
-        if settled:
-            self._together(settled, self._settle)
-        if handed:
-            self._together(handed, self._release)
+    def _by_hand(self, batch: Sequence[Ended]) -> dict[Which, list[Ended]]:
+        """Each is written where its key is held; ends and hand-backs have a statement of their own."""
+        found: dict[Which, list[Ended]] = {}
+        for ended in batch:
+            found.setdefault((ended.attempt.hand, isinstance(ended.how, HandedBack)), []).append(ended)
+        return found
 
-    def _together(self, batch: Sequence[Ended], write: Callable[[Sequence[Ended]], list[Fate]]) -> None:
+    def _write(self, left: dict[Which, list[Ended]]) -> None:
+        """Those first whose hand is free: the other one is claiming. What was written is taken out."""
+        for patient in (False, True):
+            for which in [*left]:
+                hand, handed_back = which
+                assert hand is not None  # noqa: S101 - nothing is claimed without one
+                if hand.lock.acquire(blocking=patient):
+                    try:
+                        self._together(left[which], hand, self._release if handed_back else self._settle)
+                        del left[which]
+                    finally:
+                        hand.lock.release()
+
+    def _together(self, batch: Sequence[Ended], hand: Hand, write: Write) -> None:
         """All in one transaction; where PostgreSQL refuses one of them, each in its own."""
         try:
-            fates = write(batch)
+            fates = write(batch, hand)
         except InvalidJob as error:
             if len(batch) > 1:
                 for ended in batch:
-                    self._together([ended], write)
+                    self._together([ended], hand, write)
                 return
             bare = Settlement(Status.FAILED, error=f"the attempt's end could not be written down: {error}")
-            fates = self._settle([replace(batch[0], how=bare)])
-        for ended, fate in zip(batch, fates, strict=True):
-            self._report(ended, fate)
+            fates = self._settle([batch[0]._replace(how=bare)], hand)
         self._roster.drop(ended.attempt for ended in batch)
         self.written += len(batch)
+        self._report(batch, fates)
 
-    def _settle(self, batch: Sequence[Ended]) -> list[Fate]:
-        ends = [(e.attempt.job, e.how) for e in batch if isinstance(e.how, Settlement)]
+    def _settle(self, batch: Sequence[Ended], hand: Hand) -> list[Fate]:
         attempts = [ended.attempt for ended in batch]
-        with self._keys.lock:
-            fates = self._queue.settle(ends, guards=self._keys.of(attempts))
-            self._keys.forget(attempts)
+        ends = [(ended.attempt.job, ended.how) for ended in batch]
+        fates = hand.queue.settle(ends, guards=hand.of(attempts))  # type: ignore[arg-type]  # only settlements are here
+        hand.forget(attempts)
         return fates
 
-    def _release(self, batch: Sequence[Ended]) -> list[Fate]:
+    def _release(self, batch: Sequence[Ended], hand: Hand) -> list[Fate]:
         runs = [
             Handback(e.attempt.job, e.how.why, e.how.left.progress, e.how.left.checkpoint, e.how.left.notes)
             for e in batch
             if isinstance(e.how, HandedBack)
         ]
         attempts = [ended.attempt for ended in batch]
-        with self._keys.lock:
-            fates = self._queue.release(runs, guards=self._keys.of(attempts))
-            self._keys.forget(attempts)
+        fates = hand.queue.release(runs, guards=hand.of(attempts))
+        hand.forget(attempts)
         return fates
 
     def _let_go(self, attempts: Sequence[Attempt]) -> None:
         self._roster.drop(attempts)
-        self._keys.give_back(attempts)
+        for hand in {attempt.hand for attempt in attempts if attempt.hand is not None}:
+            hand.give_back([attempt for attempt in attempts if attempt.hand is hand])
 
     def _give_up(self, ended: Ended) -> None:
         job = ended.attempt.job
         how = "lease_lost" if isinstance(ended.how, Abandoned) else "database_away"
         _log.error(Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason=how)
 
-    def _report(self, ended: Ended, fate: Fate) -> None:
-        job = ended.attempt.job
-        if fate.answer == "not ours":
-            self._tally.fenced()
-            _log.error(
-                Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason="not_ours"
-            )
-            return
-        self._tell(ended, fate.status)
+    def _report(self, batch: Sequence[Ended], fates: Sequence[Fate]) -> None:
+        self._tell([(e.attempt, fate.status) for e, fate in zip(batch, fates, strict=True) if fate.status is not None])
+        for ended, fate in zip(batch, fates, strict=True):
+            if fate.status is None:
+                self._tally.fenced()
+                job = ended.attempt.job
+                _log.error(
+                    Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason="not_ours"
+                )
 
-    def _tell(self, ended: Ended, status: Status | None) -> None:
-        job = ended.attempt.job
+    def _tell(self, ends: Sequence[tuple[Attempt, Status]]) -> None:
+        self._tally.ended_many(
+            (a.job.queue, a.job.task, status, _ran(a), max(0.0, a.job.waited_sec)) for a, status in ends
+        )
+        all_ends = log.lines_are_kept() or _log.is_heard(DEBUG)
+        for attempt, status in ends:
+            if all_ends or status is not Status.SUCCEEDED:
+                self._say(attempt, status)
+
+    def _say(self, attempt: Attempt, status: Status) -> None:
+        job = attempt.job
         facts: dict[str, Any] = {
-            "job": str(job.id), "queue": job.queue, "task": job.task, "attempt": job.attempt,
-            "status": status, "ran_sec": _ran(ended.attempt),
+            "job": job.id_text, "queue": job.queue, "task": job.task, "attempt": job.attempt,
+            "status": status, "ran_sec": round(_ran(attempt), 3),
         }  # fmt: skip
-        if status is not None:
-            self._tally.ended(job.queue, job.task, status.value, ran=facts["ran_sec"], waited=max(0.0, job.waited_sec))
         log.metric("job.ended", **facts)
         log.audit("job.ended", **facts)
         say = _log.debug if status is Status.SUCCEEDED else _log.info
@@ -194,4 +206,4 @@ class Settler:
 def _ran(attempt: Attempt) -> float:
     if attempt.began is None or attempt.ended is None:
         return 0.0
-    return round(attempt.ended - attempt.began, 3)
+    return attempt.ended - attempt.began

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 # Seconds: from jobs of a few milliseconds to loads of a night.
@@ -48,13 +48,22 @@ class Tally:
         self._leases_lost = 0
         self._fenced = 0
 
-    def ended(self, queue: str, task: str, status: str, *, ran: float, waited: float) -> None:
-        """A try is over. `waited`: from when the job was last due until the try was claimed."""
-        which = (queue, task)
+    def ended_many(self, ends: Iterable[tuple[str, str, str, float, float | None]]) -> None:
+        """Tries are over: queue, task, status, how long it ran, and how long it waited from when it could have begun;
+        None: not its first try."""
         with self._lock:
-            self._ended[queue, task, status] += 1
-            self._ran.setdefault(which, Spread()).add(ran)
-            self._waited.setdefault(which, Spread()).add(waited)
+            for queue, task, status, ran, waited in ends:
+                self._ended[queue, task, status] += 1
+                which = (queue, task)
+                spread = self._ran.get(which)
+                if spread is None:
+                    spread = self._ran[which] = Spread()
+                spread.add(ran)
+                if waited is not None:
+                    spread = self._waited.get(which)
+                    if spread is None:
+                        spread = self._waited[which] = Spread()
+                    spread.add(waited)
 
     def lease_lost(self) -> None:
         with self._lock:

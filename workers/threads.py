@@ -83,7 +83,8 @@ class Loop:
 
     def ring(self) -> None:
         """Take the next turn now."""
-        self._bell.set()
+        if not self._bell.is_set():  # one that is set has not been heard yet: what was done before it will be seen
+            self._bell.set()
 
     def stop(self) -> None:
         self._stopping.set()

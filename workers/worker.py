@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from app import log
 from app.queue.job import Settlement
@@ -36,6 +37,8 @@ class Worker:
         self.current: Attempt | None = None  # set by the thread, read by anyone
         self._desk, self._settler, self._pipelines, self._logs = desk, settler, pipelines, logs
         self._process, self._died, self._tracer = process, died, tracer
+        self._quiet = isinstance(tracer, Quiet)
+        self._line = desk.lines[queue]
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
@@ -52,7 +55,7 @@ class Worker:
 
     def _work(self) -> None:
         try:
-            while (attempt := self._desk.next(self.queue)) is not None:
+            while (attempt := self._desk.next(self._line)) is not None:
                 self.current = attempt
                 self._attempt(attempt)
                 self.current = None
@@ -61,24 +64,28 @@ class Worker:
             self._died(self.name)
 
     def _attempt(self, attempt: Attempt) -> None:
-        job = attempt.job
-        with log.bound(
-            job=str(job.id),
-            run=str(job.run_id),
-            attempt=job.attempt,
-            task=job.task,
-            queue=job.queue,
-            worker=self._process,
-        ):
-            log.metric("job.started")
-            log.audit("job.started")
-            end = self._run(attempt) if isinstance(self._tracer, Quiet) else self._run_traced(attempt, self._tracer)
+        bound = log.bind(lambda: self._bound(attempt))
+        try:
+            if log.lines_are_kept():
+                log.metric("job.started")
+                log.audit("job.started")
+            end = self._run(attempt) if self._quiet else self._run_traced(attempt, self._tracer)
+        finally:
+            log.unbind(bound)
+        self._logs.ended(attempt)
         self._settler.write(attempt, end)
         if attempt.began is not None and attempt.ended is not None:
-            self._desk.ran(self.queue, attempt.ended - attempt.began)
+            self._line.ran(attempt.ended - attempt.began)
+
+    def _bound(self, attempt: Attempt) -> dict[str, Any]:
+        job = attempt.job
+        return {
+            "job": job.id_text, "run": job.run_text, "attempt": job.attempt, "task": job.task, "queue": job.queue,
+            "worker": self._process,
+        }  # fmt: skip
 
     def _run(self, attempt: Attempt) -> Ending:
-        with self._logs.capturing(attempt.job.id, attempt.job.attempt):
+        with self._logs.capturing(attempt):
             return attempt.run(self._pipelines.get(attempt.job.task))
 
     def _run_traced(self, attempt: Attempt, tracer: Tracer) -> Ending:

@@ -267,7 +267,7 @@ def _locally(service: Service, task: Task, args: dict[str, Any], show: Show, not
     ends: list[Ending] = []
 
     def work() -> None:
-        with capture.of(attempt.job_id, 1):
+        with capture.of(attempt):
             ends.append(attempt.run(here))
 
     capture.install()

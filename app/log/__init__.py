@@ -11,22 +11,37 @@ A library or an embedding process that never calls `set_up` gets ordinary record
 
 from app.log.masking import conceal, hide, mask, scrub
 from app.log.setup import LogOptions, set_up, tear_down
-from app.log.speaking import Alert, Log, audit, bound, bound_fields, get, is_audited, metric
+from app.log.speaking import (
+    Alert,
+    Log,
+    audit,
+    bind,
+    bound,
+    bound_fields,
+    get,
+    is_audited,
+    lines_are_kept,
+    metric,
+    unbind,
+)
 
 __all__ = [
     "Alert",
     "Log",
     "LogOptions",
     "audit",
+    "bind",
     "bound",
     "bound_fields",
     "conceal",
     "get",
     "hide",
     "is_audited",
+    "lines_are_kept",
     "mask",
     "metric",
     "scrub",
     "set_up",
     "tear_down",
+    "unbind",
 ]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 METRIC_LOGGER = "dataloader.metric"
 AUDIT_LOGGER = "dataloader.audit"
 
+Fields = Callable[[], Mapping[str, Any]]
+
+
+def _nothing() -> Mapping[str, Any]:
+    return {}
+
+
 # Each thread begins with nothing bound; what it binds, it binds for itself.
-_BOUND: ContextVar[Mapping[str, Any]] = ContextVar("bound log fields", default=MappingProxyType({}))
+_BOUND: ContextVar[Fields] = ContextVar("bound log fields", default=_nothing)
 
 
 class Alert(StrEnum):
@@ -27,19 +33,30 @@ class Alert(StrEnum):
     WEBHOOK_DISABLED = "webhook.disabled"
 
 
+def bind(fields: Callable[[], Mapping[str, Any]]) -> Token[Fields]:
+    """Add these to all that this thread says until `unbind`. They are asked for when something is said: most jobs say
+    nothing."""
+    before = _BOUND.get()
+    return _BOUND.set(fields if before is _nothing else lambda: {**before(), **fields()})
+
+
+def unbind(token: Token[Fields]) -> None:
+    _BOUND.reset(token)
+
+
 @contextmanager
 def bound(**fields: Any) -> Iterator[None]:
     """Add these fields to all that this thread says within."""
-    before = _BOUND.set(MappingProxyType({**_BOUND.get(), **fields}))
+    token = bind(lambda: fields)
     try:
         yield
     finally:
-        _BOUND.reset(before)
+        unbind(token)
 
 
 def bound_fields() -> dict[str, Any]:
     """What is bound now, to be bound again in another thread or process."""
-    return dict(_BOUND.get())
+    return dict(_BOUND.get()())
 
 
 class Log:
@@ -65,6 +82,7 @@ class Log:
         self._say(logging.ERROR, event, fields, exc_info=True)
 
     def is_heard(self, level: int) -> bool:
+        """Whether anybody would hear it: for what is costly to tell."""
         return self._logger.isEnabledFor(level)
 
     def _say(self, level: int, event: str, fields: Mapping[str, Any], *, exc_info: bool = False) -> None:
@@ -88,6 +106,11 @@ def metric(event: str, /, **fields: Any) -> None:
 def audit(event: str, /, **fields: Any) -> None:
     """A line of the audit file: what was done, and by whom. Said to nobody when there is no such file."""
     _AUDIT.info(event, **fields)
+
+
+def lines_are_kept() -> bool:
+    """Is there a metrics or an audit file?"""
+    return _METRIC.is_heard(logging.INFO) or _AUDIT.is_heard(logging.INFO)
 
 
 def is_audited() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from app.queue.job import Claimed
@@ -18,6 +18,13 @@ def claimed(**more: Any) -> Claimed:
         "checkpoint_text": None, "time_limit_sec": None, "retry_text": None, "crashes": 0,
     }  # fmt: skip
     return Claimed(**{**row, **more})
+
+
+class Speaker(NamedTuple):
+    """An attempt as far as what it says is concerned."""
+
+    job_id: UUID
+    attempt: int = 1
 
 
 class Said:

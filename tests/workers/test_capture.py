@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 
 from app import log
+from tests.support.claims import Speaker
 from tests.support.processes import ROOT
 from workers.capture import Capture, Stream, speaking
 
@@ -31,7 +32,7 @@ class Kept:
         """Installed only here: pytest changes the streams between a fixture and its test."""
         self.capture.install()
         try:
-            with self.capture.of(JOB, 1):
+            with self.capture.of(Speaker(JOB)):
                 yield
         finally:
             self.capture.remove()
@@ -133,11 +134,11 @@ def test_captures_may_end_in_any_order():
     first, second = Kept(), Kept()
     first.capture.install()
     second.capture.install()
-    with first.capture.of(JOB, 1):
+    with first.capture.of(Speaker(JOB)):
         print("to the first")
     first.capture.remove()
     assert isinstance(sys.stdout, Stream)
-    with second.capture.of(JOB, 1):
+    with second.capture.of(Speaker(JOB)):
         print("to the second")
     second.capture.remove()
 
@@ -148,6 +149,7 @@ def test_captures_may_end_in_any_order():
 IN_A_BARE_PROCESS = """
 import logging, sys, uuid, warnings
 from app import log
+from tests.support.claims import Speaker
 from workers.capture import Capture
 class Hostile:
     def __repr__(self):
@@ -156,7 +158,7 @@ class Hostile:
 kept = []
 capture = Capture(lambda *said: kept.append(said[-1]))
 capture.install()
-with capture.of(uuid.uuid4(), 1):
+with capture.of(Speaker(uuid.uuid4())):
     log.get("pipeline").info("kept although nothing is set up")
     logging.getLogger("theirs").info("not loud enough")
     warnings.warn("old ways", UserWarning)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -11,6 +13,7 @@ import pytest
 from app.errors import DatabaseUnavailable, InvalidJob, SchemaMissing
 from app.queue.job import Status
 from tests.support import eventually
+from tests.support.claims import Speaker
 from workers import joblog
 from workers.joblog import JobLogs, LogLimits, clean
 
@@ -65,6 +68,14 @@ def make(table, time):
 JOB = uuid4()
 
 
+@contextmanager
+def within(logs: JobLogs, attempt: int) -> Iterator[None]:
+    who = Speaker(JOB, attempt)
+    with logs.capturing(who):
+        yield
+    logs.ended(who)
+
+
 def say(logs, *lines, attempt=1):
     for line in lines:
         logs.write(JOB, attempt, "INFO", "stdout", line)
@@ -115,7 +126,7 @@ def test_what_finds_no_room_is_left_out_and_told(make, table, time, monkeypatch)
 def test_a_try_that_ends_while_there_is_no_room_says_how_much_is_missing(make, table, monkeypatch):
     monkeypatch.setattr(joblog, "_WAITING_BYTES", 10)
     logs = make()
-    with logs.capturing(JOB, 1):
+    with within(logs, 1):
         say(logs, "x" * 10, *"abc")
     logs.flush()
 
@@ -124,7 +135,7 @@ def test_a_try_that_ends_while_there_is_no_room_says_how_much_is_missing(make, t
 
 def test_of_a_try_that_says_too_much_the_beginning_and_the_end_are_kept(make, table):
     logs = make(bytes_a_try=1000)
-    with logs.capturing(JOB, 1):
+    with within(logs, 1):
         say(logs, *(f"line {n:04}" for n in range(1500)))
     logs.flush()
 
@@ -149,9 +160,9 @@ def test_a_flood_is_cut_until_it_has_been_quiet_for_a_while(make, table, time):
 
 def test_each_try_has_its_own_measure(make, table):
     logs = make(bytes_a_try=10)
-    with logs.capturing(JOB, 1):
+    with within(logs, 1):
         say(logs, "123456789", "too much")
-    with logs.capturing(JOB, 2):
+    with within(logs, 2):
         say(logs, "again", attempt=2)
     logs.flush()
 

@@ -15,7 +15,7 @@ from pipelines.contract import StopReason
 from tests.support.desk import Desk
 from tests.support.waiting import eventually
 from workers.attempt import Attempt
-from workers.roster import Keys, Roster
+from workers.roster import Hand, Roster
 from workers.threads import clock
 
 
@@ -25,7 +25,7 @@ class Office:
 
     desk: Desk
     session: Session
-    keys: Keys
+    keys: Hand
 
     def attempt(self, key: str) -> Attempt:
         self.desk.enqueue(key)
@@ -56,7 +56,7 @@ class Office:
 def office(dsn: str) -> Iterator[Office]:
     desk = Desk(dsn)
     session = desk.another_session()
-    yield Office(desk, session, Keys(session, JobQueue(session)))
+    yield Office(desk, session, Hand(session, JobQueue(session)))
     desk.close()
 
 
@@ -179,7 +179,7 @@ def test_giving_back_on_a_broken_connection_forgets_the_keys(office: Office):
 def test_while_the_database_is_away_no_run_may_start(office: Office, empty_dsn: str):
     attempt = office.attempt("k")
     nowhere = Session(empty_dsn + " port=1", name="nowhere", connect_timeout=0.5)
-    keys = Keys(nowhere, JobQueue(nowhere))
+    keys = Hand(nowhere, JobQueue(nowhere))
 
     with pytest.raises(DatabaseUnavailable):
         keys.take([attempt])

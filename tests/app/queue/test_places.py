@@ -179,9 +179,8 @@ def of_runs(desk: Desk, **more: str) -> dict[str, Any]:
 
 
 def test_a_claim_walks_the_ready_index_and_reads_what_it_takes(crowded):
-    _, pick, take = plans(
-        crowded, "claim", {"queue": "q", "tasks": "{t}", "most": 5, "look": 5, "run_ids": "{}", "worker": "w"}
-    )
+    asked = {"queue": "q", "tasks": "{t}", "most": 5, "look": 5, "run_ids": "{}", "worker": "w", "guard": True}
+    pick, take = plans(crowded, "claim", asked)
 
     assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
     assert rows_read(pick) <= 5
@@ -191,9 +190,7 @@ def test_a_claim_walks_the_ready_index_and_reads_what_it_takes(crowded):
 
 def test_what_is_due_is_found_by_the_timed_index(crowded):
     (promote,) = plans(crowded, "promote", {})
-    sort, *_ = plans(
-        crowded, "claim", {"queue": "q", "tasks": "{t}", "most": 1, "look": 1, "run_ids": "{}", "worker": "w"}
-    )
+    (sort,) = plans(crowded, "sort_in", {"queue": "q"})
 
     for plan in (promote, sort):
         assert ("Index Scan", "dl_jobs_timed_idx") in scans(plan)

@@ -190,10 +190,10 @@ def test_a_refused_value_leaves_the_connection_as_it_was(desk):
 
 def test_a_statement_of_several_parts_takes_effect_whole_or_not_at_all(desk):
     desk.insert("due")
-    bad = {"queue": "q", "tasks": "{t}", "most": 1, "look": 1, "run_ids": "{not a uuid}", "worker": "w"}
+    bad = {"queue": "q", "tasks": "{t}", "most": 1, "look": 1, "run_ids": "{not a uuid}", "worker": "w", "guard": False}
 
     with pytest.raises(InvalidJob):
-        desk.session.ask("claim", bad)
+        desk.session.ask("claim_due", bad)
 
     assert desk.one("SELECT place FROM dl_jobs") == "timed"
     assert len(desk.claim()) == 1
@@ -208,7 +208,7 @@ def test_threads_may_share_it_one_at_a_time(desk, session):
 
 def test_every_statement_names_its_tables_with_the_schema_and_its_parameters_in_order():
     found = statements('a "b')
-    claim = found["claim"].parts[1]
+    claim = found["claim"].parts[0]
 
     assert all('"a ""b".dl_' in one.text for name, one in found.items() if name not in ("ping", "guard", "unguard"))
     assert claim.parameters == ("queue", "tasks", "look")
