@@ -65,37 +65,31 @@ def run(peer: Peer, home: Home, server_dsn: str, size: Size) -> Taken:
         driver = Driver(peer, home, environ, folder)
         driver.do("setup")
         with driver.sending() as sender:
-            with driver.working():
-                picks = pick_ups(sender, pipe, size.picks)
+            with driver.working() as worker:
+                picks = pick_ups(sender, pipe, worker, size.picks)
             one = size.singly / sender.ask("one", size.singly)["seconds"]
             many = size.jobs - size.singly
             bulk = many / sender.ask("bulk", many)["seconds"]
-            with driver.working():
-                drain, drained = drain_all(pipe, size)
+            with driver.working() as worker:
+                drain, drained = drain_all(driver, pipe, worker, size)
     return Taken(one, bulk, drain, drained, tuple(picks))
 
 
-def pick_ups(sender: Sender, pipe: Pipe, number: int) -> list[float]:
+def pick_ups(sender: Sender, pipe: Pipe, worker: subprocess.Popen[str], number: int) -> list[float]:
     """From the answer to an enqueue, of which there is one at a time, to the job; in milliseconds."""
     taken = []
     for n in range(number + WARM_UPS):
         committed = sender.ask("one", 1)["at"]
-        began = pipe.next(PATIENCE)
-        if began is None:
-            raise NotToBeHad(
-                f"its idle worker did not begin a job within {PATIENCE:.0f} s; {sender.driver.last_words()}"
-            )
+        began = begun(sender.driver, pipe, worker)
         if n >= WARM_UPS:
             taken.append(max(0.0, began - committed) * 1000)  # it may begin before the answer has come
         time.sleep(random.uniform(0.01, 0.03))  # in step with nothing
     return taken
 
 
-def drain_all(pipe: Pipe, size: Size) -> tuple[float, bool]:
+def drain_all(driver: Driver, pipe: Pipe, worker: subprocess.Popen[str], size: Size) -> tuple[float, bool]:
     """Jobs a second, from the first one's run to the last one's, and whether that was the last one."""
-    first = pipe.next(PATIENCE)
-    if first is None:
-        raise NotToBeHad(f"its worker did not begin a full queue within {PATIENCE:.0f} s")
+    first = begun(driver, pipe, worker)
     done, last = 1, first
     while done < size.jobs and last - first < size.limit:
         moment = pipe.next(first + size.limit - time.monotonic())
@@ -103,6 +97,17 @@ def drain_all(pipe: Pipe, size: Size) -> tuple[float, bool]:
             break
         done, last = done + 1, moment
     return (done - 1) / max(last - first, 1e-6), done == size.jobs
+
+
+def begun(driver: Driver, pipe: Pipe, worker: subprocess.Popen[str]) -> float:
+    """When the next job ran; a worker that has died is not waited for."""
+    until = time.monotonic() + PATIENCE
+    while (moment := pipe.next(min(1.0, until - time.monotonic()))) is None:
+        if worker.poll() is not None:
+            raise NotToBeHad(f"its worker died: {driver.last_words()}")
+        if time.monotonic() > until:
+            raise NotToBeHad(f"its worker did not begin a job within {PATIENCE:.0f} s: {driver.last_words()}")
+    return moment
 
 
 # ── the pipe that jobs write to ─────────────────────────────────────────────────────────────────────────────────────
@@ -160,9 +165,9 @@ class Driver:
             raise NotToBeHad(f"{word} failed: {_last_line(done.stderr or done.stdout)}")
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        with self._started("work", stdin=subprocess.DEVNULL, stdout=None):
-            yield
+    def working(self) -> Iterator[subprocess.Popen[str]]:
+        with self._started("work", stdin=subprocess.DEVNULL, stdout=None) as process:
+            yield process
 
     @contextmanager
     def sending(self) -> Iterator[Sender]:

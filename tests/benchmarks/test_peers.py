@@ -60,6 +60,14 @@ def test_a_driver_that_fails_is_told_with_its_last_words(peer, server_dsn, tmp_p
         run(peer, Home(sys.executable), server_dsn, SIZE)
 
 
+def test_a_worker_that_dies_is_not_waited_for(peer, server_dsn, tmp_path):
+    dying = DRIVER.replace("time.sleep(60)", "sys.exit('out of luck')").replace("bulk=many", "bulk=lambda jobs: None")
+    (tmp_path / "with_pipe.py").write_text(dying.replace("one=many", "one=lambda jobs: None"), encoding="utf-8")
+
+    with pytest.raises(NotToBeHad, match="its worker died: out of luck"):
+        run(peer, Home(sys.executable), server_dsn, SIZE)
+
+
 def test_a_peer_that_cannot_be_installed_is_left_out_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(homes, "_pythons", lambda: iter([sys.executable]))
     future = Peer("of the future", "with_pipe.py", ("nothing",), "", oldest_python=(9, 9))

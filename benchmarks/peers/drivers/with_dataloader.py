@@ -3,47 +3,37 @@
 import os
 import subprocess
 import sys
+from functools import cache
 from uuid import uuid4
 
 import protocol
 
+from app.queue.batch import Batch
 from app.queue.job import NewJob
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Pool
 from app.queue.schema import migrate
 
-MANY = """
-INSERT INTO dl_jobs (queue, task, lock_key)
-SELECT 'bench', 'bench.note', 'key ' || gen_random_uuid() FROM generate_series(1, %s)
-"""
+
+@cache
+def pool():
+    return Pool(protocol.URL)
 
 
-def queue():
-    made = []
-
-    def get():
-        if not made:
-            made.append(JobQueue(Pool(protocol.URL)))
-        return made[0]
-
-    return get
-
-
-get_queue = queue()
+def job():
+    return NewJob(queue="bench", task="bench.note", lock_key=str(uuid4()))
 
 
 def one(jobs):
+    queue = JobQueue(pool())
     for _ in range(jobs):
-        get_queue().enqueue(NewJob(queue="bench", task="bench.note", lock_key=str(uuid4())))
+        queue.enqueue(job())
 
 
 def bulk(jobs):
-    import psycopg2  # noqa: PLC0415 - used here alone
-
-    connection = psycopg2.connect(protocol.URL)
-    with connection, connection.cursor() as cursor:
-        cursor.execute(MANY, (jobs,))
-    connection.close()
+    batch = Batch(pool())
+    for begin in range(0, jobs, 1000):
+        batch.enqueue([job() for _ in range(min(1000, jobs - begin))])
 
 
 def work():
