@@ -7,7 +7,16 @@ from app.web.application import OPERATIONS
 from app.web.openapi import template
 from app.web.operations import OPEN
 
-ANYBODYS = {"GET /health", "GET /status", "GET /login", "POST /login", "POST /logout"}
+ANYBODYS = {
+    "GET /health",
+    "GET /health/ready",
+    "GET /health/consuming",
+    "GET /health/started",
+    "GET /status",
+    "GET /login",
+    "POST /login",
+    "POST /logout",
+}
 
 
 def test_every_operation_says_who_may_call_it(client):
