@@ -44,30 +44,32 @@ def webhooks_list(service: Service) -> None:
 
 
 @webhooks.command("add", short_help="Have somebody told.")
-@click.argument("url")
+@click.argument("to", metavar="ADDRESS")
 @click.option("--event", "events", type=click.Choice(EVENTS), multiple=True, help="Of this; may be repeated.")
 @click.option("--queue", help="Only of jobs of this queue.")
 @click.option("--task", help="Only of jobs of this task.")
 @click.option("--description", help="For people.")
 @asks_service
-def webhooks_add(service: Service, *, url: str, events: tuple[str, ...], **more: Any) -> None:
-    """Have URL told of every end of a job, or of what --event names. The secret is shown now, and never again."""
-    made = service.client.add_webhook(url, events=list(events) or None, **more)
+def webhooks_add(service: Service, *, to: str, events: tuple[str, ...], **more: Any) -> None:
+    """Have ADDRESS told of every end of a job, or of what --event names. The secret is shown now, and never again."""
+    made = service.client.add_webhook(to, events=list(events) or None, **more)
     service.show(made.said, [f"webhook {made.webhook_id}", f"secret  {made.secret}"])
 
 
 @webhooks.command("edit", short_help="Change a webhook, switch it off or on.")
 @click.argument("webhook_id", type=click.UUID)
-@click.option("--url", help="Where to.")
+@click.option("--to", help="Where to.", metavar="ADDRESS")
 @click.option("--event", "events", type=click.Choice(EVENTS), multiple=True, help="Of this alone; may be repeated.")
 @click.option("--queue", help="Only of jobs of this queue; '' for all.")
 @click.option("--task", help="Only of jobs of this task; '' for all.")
 @click.option("--description", help="For people.")
 @click.option("--on/--off", "active", default=None, help="Whether it is told anything.")
 @asks_service
-def webhooks_edit(service: Service, *, webhook_id: UUID, events: tuple[str, ...], **more: Any) -> None:
+def webhooks_edit(service: Service, *, webhook_id: UUID, to: str | None, events: tuple[str, ...], **more: Any) -> None:
     """Change what is named; the rest stays."""
-    changes = {name: value for name, value in {**more, "events": list(events) or None}.items() if value is not None}
+    changes = {
+        name: value for name, value in {**more, "url": to, "events": list(events) or None}.items() if value is not None
+    }
     if not changes:
         raise click.UsageError("say what is to be changed")
     made = service.client.change_webhook(webhook_id, **changes)

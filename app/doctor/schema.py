@@ -99,7 +99,7 @@ def _faults(found: Mapping[str, Thing]) -> Iterator[Finding]:
         kind, _, rest = name.partition(" ")
         remedy = {
             "index": f"REINDEX INDEX CONCURRENTLY {rest}, or DROP INDEX {rest} if it is not ours",
-            "trigger": f"ALTER TABLE {rest.partition('.')[0]} ENABLE TRIGGER {rest.partition('.')[2]}",
+            "trigger": " ".join(["ALTER TABLE", rest.partition(".")[0], "ENABLE TRIGGER", rest.partition(".")[2]]),
         }[kind]
         yield error("schema", f"the {name} {thing.fault}", remedy, name=name)
 
