@@ -71,6 +71,8 @@ def test_generated_requests_are_answered_as_described(client):
     assert len(operations) > 15
 
     for operation in operations:
+        if operation.definition.raw["operationId"] == "events":
+            continue  # a stream does not end; test_waiting.py has it
         _try_out(operation.as_strategy(generation_mode=GenerationMode.POSITIVE))
         if operation.body or operation.query:
             _try_out(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
