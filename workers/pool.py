@@ -128,6 +128,7 @@ class WorkerPool:
         self._sessions = {role: self._session(role) for role in ("listen", "claim", "settle", "renew")}
         self._build(pipelines, echo)
         self._began = False
+        self._started = False  # all threads were: one that does not live from here on has died
         self._stopped = threading.Event()
         self._hurried = threading.Event()
         self._stop_lock = threading.Lock()
@@ -279,6 +280,7 @@ class WorkerPool:
         with self._stop_lock:
             for worker in self._workers:
                 worker.start()
+        self._started = True
         _log.info("pool.started", worker=self.name, queues=dict(self._options.queues))
 
     def stop_claiming(self) -> None:
@@ -378,14 +380,14 @@ class WorkerPool:
     def state(self) -> PoolState:
         now = clock()
         loops = [*self._keepers, self._logs.loop]
-        dead = [*self._dead, *(loop.name for loop in loops if self._began and not loop.alive)]
+        dead = [*self._dead, *(loop.name for loop in loops if self._started and not loop.alive)]
         hearing, echoed = self._listener.hearing, self._listener.echoed_at
         # Each is read once, for they come and go meanwhile.
         running = [attempt for worker in self._workers if (attempt := worker.current) is not None]
         busy = dict.fromkeys(self._options.queues, 0)
         for attempt in running:
             busy[attempt.job.queue] += 1
-        ready = self._began and not self._stopped.is_set() and not dead
+        ready = self._started and not self._stopped.is_set() and not dead
         return PoolState(
             ready=ready,
             worker_id=self.id,

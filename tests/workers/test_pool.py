@@ -12,6 +12,8 @@ from pipelines.contract import Pipelines
 from tests.support.desk import Aside
 from tests.support.plant import Pauses, Plant
 from tests.support.waiting import eventually
+from workers.joblog import JobLogs
+from workers.pool import WorkerPool
 
 SOON = 10.0  # seconds; polls come every 30, so that what starts by then was told by a notification
 
@@ -418,3 +420,24 @@ def test_a_claim_that_is_on_its_way_when_the_stop_comes_is_handed_back(plant: Pl
     assert stopping.result() is True
     assert plant.desk.sql("SELECT status, attempt FROM dl_jobs WHERE lock_key = 'late'") == [("queued", 0)]
     plant.desk.sql("DELETE FROM dl_jobs WHERE lock_key = 'late'")  # its journal has no first line
+
+
+def test_a_pool_that_is_only_just_starting_has_lost_no_thread(plant: Plant, monkeypatch: pytest.MonkeyPatch):
+    """Whoever watches it may look between the start of the first thread and that of the last."""
+    starting, seen = [], []
+    begin, logs = WorkerPool.start, JobLogs.start
+
+    def watched(pool: WorkerPool) -> None:
+        starting.append(pool)
+        begin(pool)
+
+    def last(self: JobLogs) -> None:
+        seen.append(starting[0].state())
+        logs(self)
+
+    monkeypatch.setattr(WorkerPool, "start", watched)
+    monkeypatch.setattr(JobLogs, "start", last)
+    pool = plant.pool()
+
+    assert [(state.dead, state.ready) for state in seen] == [((), False)]
+    assert pool.state().ready
