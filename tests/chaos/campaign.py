@@ -88,4 +88,5 @@ def _too_tame(history: History) -> list[str]:
 
 def _last_trouble(text: str) -> str:
     """What its log says of it."""
-    return next((line for line in reversed(text.splitlines()) if '"traceback"' in line or "died" in line), "")[:1500]
+    lines = [line for line in text.splitlines() if "died" in line or "broken" in line or '"exception"' in line]
+    return " | ".join(line[:1500] for line in lines[-2:])

@@ -22,8 +22,7 @@ from tests.chaos.schedule import Planned
 from tests.chaos.world import Shape, World, world
 
 _DRAIN_SEC = 25.0
-_NO_MIX = Mix(short=0, hot=0, long=0, failing=0, parent=0, load=0, apart=0, zombie=0, delayed=0, bulk=0, canceled=0,
-              retried=0)  # fmt: skip
+_NO_MIX = replace(Mix(), **dict.fromkeys(Mix().weights(), 0.0))  # type: ignore[arg-type]  # weights are numbers
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ SCENES = {
         threads=24,
     ),
     "hot": Scene(replace(_NO_MIX, hot=10, long=1), 8.0, per_sec=30.0),
+    "pairs": Scene(replace(_NO_MIX, pair=10), 14.0, [(1.0, 13.0, faults.DatabaseSlow)], per_sec=40.0, workers=3),
     "crowd": Scene(replace(_NO_MIX, hot=30, short=30, bulk=1), 12.0, workers=3, per_sec=60.0),
     "deaths": Scene(
         replace(_NO_MIX, long=5, short=5, max_attempts=1, long_sec=(2.0, 4.0)),

@@ -39,6 +39,7 @@ class Mix:
     zombie: float = 3
     delayed: float = 6
     bulk: float = 0.5  # each brings thirty
+    pair: float = 0  # a second job of a key, just when the first one ends
     canceled: float = 5
     retried: float = 2
     lease_sec: tuple[int, ...] = (2, 3)
@@ -47,9 +48,10 @@ class Mix:
     zombie_holds: float = 1.0
     tombs: float = 0.5  # of the zombies, how many share a few keys
     long_sec: tuple[float, float] = (1.0, 6.0)
+    apart_sec: tuple[float, float] = (0.5, 8.0)
 
     def weights(self) -> Mapping[str, float]:
-        names = ("short", "hot", "long", "failing", "parent", "load", "apart", "zombie", "delayed", "bulk",
+        names = ("short", "hot", "long", "failing", "parent", "load", "apart", "zombie", "delayed", "bulk", "pair",
                  "canceled", "retried")  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
@@ -108,7 +110,7 @@ class Asking:
             case "failing" | "parent":
                 task, args = kind, {"fails": chance.choice([0, 1, 1, 2, 20] if kind == "failing" else [0, 0, 1])}
             case "apart":
-                task, args = kind, {"seconds": chance.uniform(0.5, 3.0)}
+                task, args = kind, {"seconds": chance.uniform(*mix.apart_sec)}
             case "zombie":
                 task, args = (
                     kind,
@@ -170,6 +172,10 @@ class Load:
                 self._cancel(chance, key, jobs[0])
             elif kind == "retried":
                 self._retry(chance)
+            elif kind == "pair":
+                self._insert(f"{key}:first", jobs)
+                time.sleep(chance.uniform(0.0, 0.1))
+                self._insert(f"{key}:second", jobs)
             elif kind == "bulk" or self.port is None or chance.random() < 0.3:
                 self._insert(key, jobs)
             else:
@@ -255,7 +261,11 @@ class Load:
             return
         told = self.record.told
         canceled = {line.job_id for line in told if line.what in ("canceled", "retried")}
-        failing = [line.job_id for line in told[-2000:] if line.task == "chaos.failing" and line.job_id not in canceled]
+        failing = [
+            line.job_id
+            for line in told[-2000:]
+            if line.what == "accepted" and line.task == "chaos.failing" and line.job_id not in canceled
+        ]
         if failing:
             answer = self._until_answered("POST", f"/api/v1/jobs/{chance.choice(failing)}/retry", {}, also=(409,))
             if answer is not None and "job_id" in answer:

@@ -257,7 +257,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Mutant(
             "no-park-lock-no-sweep",
             "parking and freeing do not meet under the key's lock, and nobody looks after what slipped through",
-            "crowd",
+            "pairs",
             edits=[
                 *(Edit(name, _PARK_LOCK, "1") for name in ("settle", "release", "reap", "cancel")),
                 Edit("claim", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),

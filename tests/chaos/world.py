@@ -89,7 +89,7 @@ class World:
     def start(self) -> None:
         for service in self.services:
             service.start()
-        eventually(self.all_workers_known, 90, lambda: "\n".join(s.text()[-1500:] for s in self.services), period=0.1)
+        eventually(self.all_workers_known, 180, lambda: "\n".join(s.text()[-1500:] for s in self.services), period=0.1)
         self.load.start()
         self._manager.start()
 
