@@ -172,7 +172,15 @@ def servers(dsn: str, processes: int, *, files: bool) -> Iterator[dict[str, Up]]
         if files:
             ours |= {"METRIC_PATH": str(folder), "AUDIT_LOG_PATH": str(folder)}
         shape = ["--workers", str(processes), "--threads", str(THREADS), "--worker-connections", "1000"]
-        plain = ["--config", str(folder / "no.conf.py"), "--worker-class", "gthread", "--keep-alive", "5"]
+        plain = [
+            "--config",
+            str(folder / "no.conf.py"),
+            "--worker-class",
+            "gthread",
+            "--keep-alive",
+            "5",
+            "--no-control-socket",
+        ]
         commands = {
             "noop": ([*plain, *shape, "benchmarks.http:noop()"], {"BENCH_DSN": dsn}),
             "ours": ([*shape, "wsgi:app"], ours),

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from importlib import metadata
@@ -36,6 +38,8 @@ def some_server(settings: Mapping[str, str] | None = None) -> Iterator[tuple[str
     if named:
         yield named, None
         return
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is ended leaves no server behind
     folder = Path(tempfile.mkdtemp(prefix="dl-bench-"))
     folder.chmod(0o755)  # as root the server has an account of its own, which must get there
     try:
