@@ -45,5 +45,5 @@ def demanded() -> str | None:
     tags = request.if_match
     if not request.headers.get("If-Match") or tags.star_tag:
         return None
-    known = [tag.partition(".")[0] for tag in tags.as_set()]
+    known = list({tag.partition(".")[0] for tag in tags.as_set() if tag})  # an empty tag comes as None
     return known[0] if len(known) == 1 else ""

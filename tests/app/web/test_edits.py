@@ -18,6 +18,7 @@ def test_a_waiting_job_is_changed_if_it_still_is_what_was_seen(client, trigger):
     assert client.patch(address, json={"priority": 4}).json["priority"] == 4
     assert client.patch(address, json={"priority": 5}, headers={"If-Match": "*"}).json["priority"] == 5
     assert client.patch(address, json={"priority": 6}, headers={"If-Match": '"a", "b"'}).status_code == 412
+    assert client.patch(address, json={"priority": 7}, headers={"If-Match": '"*y>/", ""'}).status_code == 412
 
 
 @pytest.mark.parametrize(
