@@ -42,12 +42,11 @@ CREATE TABLE IF NOT EXISTS dl_jobs (
     CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0)
 );
 
--- Room on each page, so that a heartbeat's new row version stays beside the old one and touches no index (HOT). Rows are
--- kept narrow for its sake: a wide args, progress or result stands in the TOAST table, where a heartbeat that does not
--- change it leaves it as it is. What ends and is deleted is cleaned up soon, and statistics follow the work of a minute.
+-- Room on each page, so that a heartbeat's new row version stays beside the old one and touches no index (HOT). What is
+-- wide stands in the TOAST table, where a heartbeat that does not change it leaves it as it is. What ends and is deleted
+-- is cleaned up soon, and statistics follow the work of a minute.
 ALTER TABLE dl_jobs SET (
     fillfactor = 70,
-    toast_tuple_target = 512,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0,

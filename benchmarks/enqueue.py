@@ -6,7 +6,7 @@ Ways: `one` (the API's statement, a commit a job, four threads), `many` (what th
 10,000 a statement), `api` (the batch endpoint's whole way through Flask, in this process), `sql` (dl_enqueue_many),
 `insert` (a plain multi-row INSERT of another service). Each is tried with no session listening, and then with so many
 that LISTEN as idle worker processes do; with --processes these are real processes (`dataloader worker`), idle on a
-queue of their own. What counts is the ratio to the same way with none; ways and listeners take turns, round after round.
+queue of their own. What counts is the ratio to the same way with none; all take turns, round after round.
 """
 
 from __future__ import annotations

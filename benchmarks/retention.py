@@ -2,11 +2,11 @@
 
     python -m benchmarks.retention [--jobs 5000000] [--keep 60] [--claimers 2] [--batch 200] [--every 15]
 
-Jobs are made, claimed, ended and deleted at the same time: made by dl_enqueue_many, claimed and settled by the service's
-own statements in batches (without threads that run them: those would be measured), deleted by its own retention
-with ages of seconds instead of days, so that as many go as come. One in a hundred fails, and is kept three times as long.
-The journal is cut into parts as ever, of seconds. When everything that is kept has been replaced once, sizes and the
-cost of a claim are noted; after --jobs more they are noted again. They should be about the same: within twice.
+Jobs are made, claimed, ended and deleted at the same time: made by dl_enqueue_many, claimed and settled by the
+service's own statements in batches (threads that run them would be what is measured), deleted by its own retention with
+ages of seconds instead of days, so that as many go as come. One in a hundred fails, and is kept three times as long.
+The journal is cut into parts as ever, of seconds. When all that is kept has been replaced once, sizes and the cost of a
+claim are noted; after --jobs more they are noted again. They should be about the same: within twice.
 """
 
 from __future__ import annotations
