@@ -302,7 +302,7 @@ class Lists:
         ((pages,),) = self._ask("count_pages", {"schema": self._schema})
         percent = min(100.0, 100.0 * SAMPLED_PAGES / pages)
         ((fitting,),) = self._ask("count_fitting_sample", {"percent": percent, "filter": wanted.json()})
-        return round(fitting * 100 / percent)
+        return int(round(fitting * 100 / percent))
 
     def _count_live(self, wanted: Filter) -> Tally | None:
         status = wanted.status or LIVE

@@ -41,9 +41,7 @@ def client_code(document: Mapping[str, Any]) -> str:
     schemas = document["components"]["schemas"]
     used = set(_needed([operation for _, _, operation in operations], schemas))
     types = "\n\n".join(_typed_dict(name, schemas[name]) for name in sorted(used) if "properties" in schemas[name])
-    others = "".join(
-        f"{name} = {_type(schemas[name])}\n" for name in sorted(used) if "properties" not in schemas[name]
-    )
+    others = "".join(f"{name} = {_type(schemas[name])}\n" for name in sorted(used) if "properties" not in schemas[name])
     methods = "\n".join(_method(*operation, schemas) for operation in operations)
     about = '    """The API, operation by operation. Answers are JSON as it came; see docs/http-api.md."""\n'
     return f"{_HEAD}{others}\n\n{types}\n\nclass Api(Calling):\n{about}\n{methods}"
