@@ -14,6 +14,7 @@ from workers.threads import Loop, clock
 _log = log.get(__name__)
 _IDLE = 2.0  # seconds between two looks when there is nothing to do
 _SHARE = 4  # folding rests so many times as long as it took: jobs come first
+_PRUNE_EVERY = 3600.0
 _EVENTS = 2_000  # that one turn folds
 
 
@@ -28,7 +29,7 @@ class Clerk:
         self._queues, self._session = queues, session
         self._own, self._bulk, self._rollups = Queues(session), Bulk(session), Rollups(session)
         self._generation = -1  # of the session that holds the lock
-        self._fold_at = 0.0
+        self._fold_at = self._prune_at = 0.0
         self.loop = Loop("clerk", self.turn, died=died, away=_IDLE)
 
     def turn(self) -> float:
@@ -37,6 +38,9 @@ class Clerk:
         busy = self._bulk.turn()
         if clock() >= self._fold_at:
             self._fold()
+        if clock() >= self._prune_at:
+            self._prune_at = clock() + _PRUNE_EVERY
+            self._bulk.prune()
         return 0.0 if busy else max(0.0, self._fold_at - clock())
 
     def _fold(self) -> None:

@@ -145,6 +145,10 @@ class Bulk:
                 self._ask("fail_bulk_batch", {"bulk_id": str(operation.id), "error": str(error)[:2000]})
         return True
 
+    def prune(self) -> None:
+        """Forget operations that have been over for ninety days."""
+        self._ask("prune_bulk")
+
     def _batch(self, operation: BulkOperation) -> None:
         page = self._lists.page(
             replace(operation.filter, created_to=_earliest(operation.filter.created_to, operation.created_at)),

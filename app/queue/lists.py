@@ -300,9 +300,9 @@ class Lists:
     def _sampled(self, wanted: Filter) -> int:
         """An estimate from a part of the table's pages, wherever they lie."""
         ((pages,),) = self._ask("count_pages", {"schema": self._schema})
-        percent = min(100.0, 100.0 * SAMPLED_PAGES / pages)
-        ((fitting,),) = self._ask("count_fitting_sample", {"percent": percent, "filter": wanted.json()})
-        return int(round(fitting * 100 / percent))
+        percent: float = min(100.0, 100.0 * SAMPLED_PAGES / pages)
+        fitting: int = self._ask("count_fitting_sample", {"percent": percent, "filter": wanted.json()})[0][0]
+        return round(fitting * 100 / percent)
 
     def _count_live(self, wanted: Filter) -> Tally | None:
         status = wanted.status or LIVE

@@ -166,3 +166,13 @@ def test_a_batch_that_always_fails_ends_the_operation(desk, bulk):
 
     assert over.state is BulkState.FAILED
     assert over.error is not None
+
+
+def test_operations_that_were_over_long_ago_are_forgotten(desk, bulk):
+    for age in ("1 day", "100 days"):
+        operation = done(bulk, bulk.start(Action.CANCEL, ALL, expected=0))
+        desk.sql("UPDATE dl_bulk SET finished_at = now() - %s::interval WHERE bulk_id = %s", age, str(operation.id))
+
+    bulk.prune()
+
+    assert len(bulk.list()) == 1
