@@ -51,15 +51,14 @@ docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --builder html docs build/site
 	@echo 'build/site/index.html is the first page'
 
-# The seed is drawn here, printed there, and does the same again when it is given.
-SEED = $(shell shuf -i 1-999999 -n 1)
+# A seed is drawn and printed when none is given; given, it plans the same again.
 CHAOS = $(BIN)/python -m tests.chaos
 
 chaos: $(VENV)/.installed-dev
-	@exec $(CHAOS) run --seed $(SEED)
+	@exec $(CHAOS) run $(SEED:%=--seed %)
 
 chaos-short: $(VENV)/.installed-dev
-	@exec $(CHAOS) run --seed $(SEED) --seconds 120
+	@exec $(CHAOS) run $(SEED:%=--seed %) --seconds 120
 
 chaos-mutants: $(VENV)/.installed-dev
 	@exec $(CHAOS) mutants

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import secrets
 import signal
 import sys
 import time
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("run", "plan", "mutants"):
         command = commands.add_parser(name)
-        command.add_argument("--seed", type=int, default=1)
+        command.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000), help="drawn, if not given")
         command.add_argument("--seconds", type=float, default=FULL_SEC)
         command.add_argument("--per-sec", type=float, default=Shape.per_sec, help="jobs that callers ask for")
         command.add_argument("--postgres", choices=("auto", "local", "wheel"), default="auto")
