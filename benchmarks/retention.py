@@ -135,7 +135,7 @@ def turns(dsn: str, work: Work, asked: argparse.Namespace) -> list[Callable[[], 
             if jobs:
                 work.claims.append(took * 1000)
 
-    return [make, delete, *(lambda queue=queue: claim(queue) for queue in claimers)]  # type: ignore[misc]
+    return [make, delete, *(lambda queue=queue: claim(queue) for queue in claimers)]
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,23 @@ more. Decision 15 has the proof.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
 from app.errors import DatabaseUnavailable
-from app.queue.sleep import Sleep
 
 _FULL_IN_A_ROW = 3  # claims that brought all that was asked for, until it is worth a word
 _FIRST_NAP, _LONGEST_NAP = 0.005, 0.25
+
+
+class Marks(Protocol):
+    """What is said to the database, and asked: `app.queue.sleep.Sleep`."""
+
+    def mark(self, queues: Iterable[str], *, asleep: bool) -> None: ...
+
+    def is_quiet(self, queue: str) -> bool: ...
 
 
 class _Known(Enum):
@@ -36,7 +45,7 @@ class _Queue:
 class Doze:
     """Used by whoever has the lead."""
 
-    def __init__(self, sleep: Sleep) -> None:
+    def __init__(self, sleep: Marks) -> None:
         self._sleep = sleep
         self._queues: dict[str, _Queue] = {}
 

@@ -75,11 +75,12 @@ def test_the_same_command_goes_on_where_it_was_interrupted(sent, queue, monkeypa
     monkeypatch.setattr(many, "AT_ONCE", 2)
     lines = [{"task": "t", "queue": "q", "lock_key": f"k{n}"} for n in range(5)]
 
-    def away_after_two(*_: Any) -> None:
+    def away_after_two(_: Any) -> str:
         sent.append("away")
+        return "2 created"
 
     with monkeypatch.context() as patched:
-        patched.setattr(many._Tally, "told", lambda self: away_after_two() or "2 created")
+        patched.setattr(many._Tally, "told", away_after_two)
         broken = run(lines, "--idempotency-key", "load-1")
     assert broken.exit_code == 69
     assert "To go on: the same command with --idempotency-key load-1" in broken.stderr

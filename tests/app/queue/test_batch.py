@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import psycopg2
@@ -14,7 +15,7 @@ from app.queue.batch import Batch, Outcome
 from app.queue.job import NewJob, Status
 from tests.support.desk import Aside
 
-FINE = {"queue": "q", "task": "t", "lock_key": "k"}
+FINE: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
 
 
 def many(desk, *requests, whole=False):
