@@ -111,14 +111,9 @@ class Masker:
         known = {form for secret in secrets if len(secret) >= _SHORTEST_SECRET for form in _forms(secret)}
         # The longest first: one secret may be a part of another.
         self._known = sorted(known, key=len, reverse=True)
-        self._name = lru_cache(maxsize=1024)(self.text)  # the same few names come again with every line
 
     def text(self, text: str) -> str:
-        text = self.known(text)
-        if text.isascii():
-            return _without_shapes(text) if _is_marked(text) else text
-        # Lone surrogates cannot be written to a file.
-        return _without_shapes(text).encode("utf-8", "backslashreplace").decode()
+        return _shapeless(self.known(text))
 
     def known(self, text: str) -> str:
         """Without the values it was told of, and those that the process has hidden since."""
@@ -155,7 +150,7 @@ class Masker:
 
     def _mapping(self, fields: Mapping[Any, Any], within: tuple[int, ...]) -> dict[str, Any]:
         return {
-            self._name(key): MASK if self._is_secret(key, value) else self._plain(value, within)
+            _shapeless_name(self.known(key)): MASK if self._is_secret(key, value) else self._plain(value, within)
             for key, value in (
                 (key if isinstance(key, str) else _told(key), value)
                 for key, value in islice(fields.items(), _MOST_PARTS)
@@ -205,6 +200,17 @@ def _of_the_process() -> Masker:
 def _is_marked(text: str) -> bool:
     """Whether one of the shapes may be in an ASCII text; outside ASCII further letters pass for an s or a k."""
     return _MARK.search(text.lower()) is not None
+
+
+def _shapeless(text: str) -> str:
+    if text.isascii():
+        return _without_shapes(text) if _is_marked(text) else text
+    # Lone surrogates cannot be written to a file.
+    return _without_shapes(text).encode("utf-8", "backslashreplace").decode()
+
+
+# The same few names come again with every line. What a secret's value is may change at any time, and is not kept.
+_shapeless_name = lru_cache(maxsize=1024)(_shapeless)
 
 
 def _without_shapes(text: str) -> str:

@@ -222,3 +222,12 @@ def test_what_is_hidden_later_is_hidden_from_then_on_and_not_without_end(monkeyp
     assert masker.text("a hidden-one, abc, known-secret") == "a ***, abc, ***"
     hide(["hidden-one", "hidden-two", "hidden-three"])
     assert masker.text("hidden-one hidden-three") == "hidden-one ***"
+
+
+def test_a_name_that_was_seen_before_it_became_a_secret_is_hidden_from_then_on():
+    masker = Masker()
+    assert masker.fields({"seen as a name": 1}) == {"seen as a name": 1}
+
+    hide(["seen as a name"])
+
+    assert masker.fields({"seen as a name": 1}) == {"***": 1}
