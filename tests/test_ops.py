@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped] # its stubs are not worth a package
+import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 

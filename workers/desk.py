@@ -161,6 +161,8 @@ class Desk:
         with self._lock:
             if self._claiming or self._stopping:
                 return
+            if not any(other.idle for other in self.lines.values()):
+                self.rounded_at = clock()  # nobody had to claim until now
             line.idle += 1
             try:
                 self._claim_with(line)
