@@ -457,6 +457,20 @@ BEGIN
     RETURN NEW;
 END $$;
 
+CREATE OR REPLACE FUNCTION dl_jobs_placed() RETURNS trigger
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.place := 'ready';
+    RETURN NEW;
+END $$;
+
+-- A job that is due when it comes stands among the ready ones at once, whoever inserts it: to be sorted in later it would
+-- need another version of its row, in all indexes.
+CREATE OR REPLACE TRIGGER dl_jobs_place BEFORE INSERT ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND NEW.place = 'timed' AND NEW.available_at <= clock_timestamp())
+    EXECUTE FUNCTION dl_jobs_placed();
+
 CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
     REFERENCING NEW TABLE AS fresh
     FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_inserted();

@@ -391,7 +391,11 @@ class Desk:
                 line.look = 0
             if line.ruling.limited and not full:
                 line.again_at = now + _ROOM_EVERY  # a run of another process may make room, and rings for nobody
-            self._due_at = None if outlook.due_in is None else now + self._until(outlook.due_in)
+            if outlook.due_in is not None and outlook.due_in <= 0 and full:
+                self._sort = True  # there was more than one claim sorts in
+                self._due_at = None
+            else:
+                self._due_at = None if outlook.due_in is None else now + self._until(outlook.due_in)
             self._backing_off = False
             self._hasten()
 

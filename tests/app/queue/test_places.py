@@ -73,7 +73,7 @@ def test_what_is_due_is_promoted_in_every_queue_and_rings_there(desk):
 
 def test_a_claim_sorts_what_is_due_and_rings_for_other_queues_only(desk):
     for queue in ("q", "r"):
-        desk.insert(queue, queue=queue)
+        desk.make_due(desk.insert(queue, queue=queue, available_at="2999-01-01"))
     listener = desk.listener()
 
     (run,) = desk.claim()
@@ -84,7 +84,11 @@ def test_a_claim_sorts_what_is_due_and_rings_for_other_queues_only(desk):
 
 
 def test_more_than_one_batch_of_due_jobs_is_told_as_due_already(desk):
-    desk.sql("INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 501) n")
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, available_at)"
+        " SELECT 'q', 't', 'k' || n, '2999-01-01' FROM generate_series(1, 501) n"
+    )
+    desk.sql("UPDATE dl_jobs SET available_at = clock_timestamp()")
 
     _, outlook = desk.look()
     assert outlook.due_in <= 0

@@ -21,11 +21,27 @@ def listener(desk):
 # ── INSERT ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize(
+    ("columns", "place"),
+    [
+        ({}, "ready"),
+        ({"available_at": "2001-02-03"}, "ready"),
+        ({"available_at": "-infinity"}, "ready"),
+        ({"available_at": "2999-01-01"}, "timed"),
+        ({"available_at": "infinity"}, "timed"),
+        ({"place": "parked"}, "parked"),
+        ({"status": "succeeded"}, "timed"),
+    ],
+)
+def test_a_job_that_is_due_when_it_comes_stands_among_the_ready_ones_at_once(desk, columns, place):
+    assert desk.place(desk.insert(**columns)) == place
+
+
 def test_a_plain_insert_rings_is_journaled_and_is_found_by_the_next_claim(desk, listener):
     job_id = desk.insert(producer="billing")
 
     assert listener.heard() == ["q"]
-    assert desk.place(job_id) == "timed"
+    assert desk.place(job_id) == "ready"
     event = desk.queue.events(job_id)[0]
     assert (event.kind, event.queue) == ("queued", "q")
     assert event.payload == {"status": "queued", "attempt": 0, "producer": "billing"}
