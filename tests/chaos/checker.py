@@ -250,7 +250,9 @@ def written_twice(history: History) -> Wrong:
     """A part is in the target twice: somebody committed who had lost the job."""
     for (job_id, part), count in Counter((row.job_id, row.part) for row in history.target).items():
         if count > 1:
-            yield job_id, f"part {part} stands in the target {count} times"
+            runs = [str(row.run_id) for row in history.target if (row.job_id, row.part) == (job_id, part)]
+            task = history.rows[job_id].task if job_id in history.rows else "?"
+            yield job_id, f"part {part} of this {task} stands in the target {count} times, by {' and '.join(runs)}"
 
 
 def written_in_part(history: History) -> Wrong:

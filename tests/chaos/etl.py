@@ -104,13 +104,14 @@ def zombie(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Obeys nobody. It writes on when its lease has gone and its job is somebody else's, and only then commits; it
     swallows whatever would stop it, and says how it ended as if nothing had been."""
     until = time.monotonic() + args["seconds"]
+    part, writes = int(ctx.resume or 0), True
     with seen(ctx) as run:
         ctx.progress(run=run)
-        writes = True
         while time.monotonic() < until:
             try:
                 if writes:
-                    _write_late(args, ctx, run, min(args["holds"], max(0.2, until - time.monotonic())))
+                    _write_late(args, ctx, part, run, min(args["holds"], max(0.2, until - time.monotonic())))
+                    part += 1
             except (Stop, Exception) as error:
                 ctx.log.warning("swallowed", error=repr(error))
                 writes = False  # whether that was committed is not known: to write it again would be its own fault
@@ -121,17 +122,15 @@ def zombie(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
     return {"run": run}
 
 
-def _write_late(args: dict[str, Any], ctx: Context, run: str, holds: float) -> None:
+def _write_late(args: dict[str, Any], ctx: Context, part: int, run: str, holds: float) -> None:
     """The next part of the job, begun now and committed much later. Past `ctx.transaction`, which would look first
     whether the run is to stop: what is left is the fence at the commit alone."""
     effects: Any = ctx._with_effects()  # type: ignore[attr-defined]  # a worker's own context has them
-    part = int(ctx.resume or 0)
     # Of some jobs each part is the last one, which settles the job in the same stroke.
     end = (lambda: ctx._success({"run": run})) if args.get("final") else None  # type: ignore[attr-defined]
     with effects.transaction(checkpoint=lambda: part + 1, final=end) as connection:
         _write(connection, ctx, part, run)
         time.sleep(holds)
-    ctx.checkpoint(part + 1)
 
 
 def _write(connection: Any, ctx: Context, part: int, run: str) -> None:

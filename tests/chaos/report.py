@@ -43,6 +43,7 @@ class Report:
     runs: Mapping[str, int]
     recovery: Mapping[str, Any]
     violations: Sequence[Violation]
+    evidence: Sequence[Any] = field(default_factory=list)  # all that is known of the first jobs with a violation
     complaints: Sequence[str] = field(default_factory=list)  # beside the rules: what should not have been answered
 
     @property
@@ -97,8 +98,24 @@ def make_report(
         runs=_runs(history, wall),
         recovery=_recovery(recoveries(history, injected, deaths, wall), history, bound),
         violations=violations,
+        evidence=_evidence(history, violations),
         complaints=complaints,
     )
+
+
+def _evidence(history: History, violations: Sequence[Violation]) -> list[Any]:
+    jobs = list(dict.fromkeys(violation.job_id for violation in violations))[:_SHOWN]
+    return [
+        {
+            "row": asdict(row),
+            "journal": [asdict(line) for line in history.journal.get(row.job_id, ())],
+            "words": [asdict(word) for word in history.words if word.job_id == row.job_id],
+            "target": [asdict(written) for written in history.target if written.job_id == row.job_id],
+            "told": [asdict(told) for told in history.told if told.job_id == str(row.job_id)],
+        }
+        for row in history.rows.values()
+        if str(row.job_id) in jobs
+    ]
 
 
 def _jobs(history: History, rules: Mapping[str, int]) -> dict[str, int]:
