@@ -25,7 +25,7 @@ from workers.threads import Loop, clock
 _log = log.get(__name__)
 _IDLE = 5.0  # seconds between two looks when nobody rings
 _SOON = 0.05
-_OF_EACH = 2  # of one receiver at the same time, in this process
+_OF_EACH = 2  # of one receiver at the same time, in this process; one that has one can take one more
 _MARGIN = 30.0  # seconds that a lease outlives the longest sending
 _PRUNE_EVERY = 600.0
 _PRUNED_AT_ONCE = 1000
@@ -91,6 +91,7 @@ class Courier:
         with self._lock:
             room = self._options.threads - self._out.total()
             busy = [target for target, out in self._out.items() if out >= _OF_EACH]
+            half_busy = [target for target, out in self._out.items() if 0 < out < _OF_EACH]
         if room <= 0:
             return _IDLE  # whoever comes back rings
         claim_id = uuid4()
@@ -99,6 +100,7 @@ class Courier:
             most=room,
             of_each=_OF_EACH,
             busy=busy,
+            half_busy=half_busy,
             lease_sec=self._options.timeout_sec + _MARGIN,
         )
         for due in dues:

@@ -231,7 +231,14 @@ class Webhooks:
     # ── for whoever delivers ────────────────────────────────────────────────────────────────────────────────────
 
     def take(
-        self, claim_id: UUID, *, most: int, of_each: int, busy: Sequence[str], lease_sec: float
+        self,
+        claim_id: UUID,
+        *,
+        most: int,
+        of_each: int,
+        busy: Sequence[str],
+        half_busy: Sequence[str] = (),
+        lease_sec: float,
     ) -> tuple[list[Due], float | None]:
         """What is to be sent now, and in how many seconds something else may be (None: nothing waits)."""
         asked = {
@@ -239,6 +246,7 @@ class Webhooks:
             "most": most,
             "of_each": of_each,
             "busy": array(busy),
+            "half_busy": array(half_busy),
             "lease_sec": lease_sec,
         }
         rows = self._ask("take_deliveries", asked)

@@ -87,7 +87,7 @@ SELECT delivery_id, pg_notify('dl_control', 'deliver') AS rung FROM made;
 
 -- name: take_deliveries
 -- waiting -> being sent: what is due, of each receiver a few at most, so that one that hangs holds up no other. `busy`:
--- receivers that have enough on their hands here. Whoever takes one has `lease_sec` to say how it went; then it is due
+-- receivers that have enough on their hands here; `half_busy`: those that can take one less. Whoever takes one has `lease_sec` to say how it went; then it is due
 -- again. One row with no delivery_id: nothing was taken; `due_in` seconds until the next may be.
 WITH due AS (
     SELECT d.delivery_id, d.target, d.due_at
@@ -97,7 +97,9 @@ WITH due AS (
      ORDER BY d.due_at
      LIMIT 500
 ), turns AS (
-    SELECT delivery_id, due_at, row_number() OVER (PARTITION BY target ORDER BY due_at, delivery_id) AS n FROM due
+    SELECT delivery_id, due_at, row_number() OVER (PARTITION BY target ORDER BY due_at, delivery_id)
+                                + CASE WHEN target = ANY (%(half_busy)s::text[]) THEN 1 ELSE 0 END AS n
+      FROM due
 ), first AS (
     SELECT d.delivery_id
       FROM dl_deliveries d JOIN turns ON turns.delivery_id = d.delivery_id AND turns.n <= %(of_each)s::int
