@@ -53,7 +53,7 @@ def test_depth(run):
 
 
 def test_heartbeat(run):
-    rows = run(heartbeat.main, "--jobs", "20", "--beats", "1", "--rounds", "1")
+    rows = run(heartbeat.main, "--jobs", "5", "--beats", "1", "--rounds", "1")
 
     assert rows[0][2] == rows[0][4] == "1.00 ×"
     assert all(ratio(row[n]) > 0 for row in rows for n in (2, 4))
