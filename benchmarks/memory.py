@@ -85,7 +85,11 @@ def worker(dsn: str, threads: int) -> Iterator[psutil.Process]:
         "DL_LOG_FORMAT": "json",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "app", "worker"], env={**os.environ, **settings}, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "app", "worker"],
+        env={**os.environ, **settings},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stderr is not None

@@ -1,30 +1,34 @@
-"""How soon an idle worker begins a job: after a plain INSERT, and when a delayed job falls due.
+"""How soon a worker begins a job: after a plain INSERT, idle and at work, and when a delayed job falls due.
 
-    python -m benchmarks.wakeup [--samples 200] [--delayed 50] [--threads 10]
+Takes about 1 minute.
 
 Polling is off, so that only notifications and timers can have woken it. A pick-up is measured on one clock, in the
-process that works, from the answer to the commit of an INSERT to the first line of the pipeline. Lateness is from
-`available_at` to that line, by the system's clock: for it the server must be on this machine.
+process that works, from the answer to the commit of an INSERT to the first line of the pipeline. At work, another
+connection inserts so many jobs a second beside, one by one. Lateness is from `available_at` to that line, by the
+system's clock: for it the server must be on this machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import queue
 import random
-import statistics
+import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg2
 
 from benchmarks.place import environment, fresh_database, some_server
+from benchmarks.rounds import Cell, options, quantile, table
 from pipelines.contract import Pipelines
 from workers.pool import PoolOptions, WorkerPool
 
 INSERT = "INSERT INTO dl_jobs (queue, task, lock_key, args, available_at) VALUES ('bench', 'note', %s, %s, %s)"
+BESIDE = "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('bench', 'noop', %s)"
 PATIENCE = 30.0
 
 
@@ -35,19 +39,20 @@ class Worker:
         self.began: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()  # monotonic and system clock
         pipelines = Pipelines()
         pipelines.register("note")(lambda args: self.began.put((time.perf_counter(), time.time())))
-        options = PoolOptions(dsn=dsn, queues={"bench": threads}, claim_backoff_sec=3600)
-        self.pool = WorkerPool(pipelines, options)
+        pipelines.register("noop")(lambda: None)
+        self.pool = WorkerPool(pipelines, PoolOptions(dsn=dsn, queues={"bench": threads}, claim_backoff_sec=3600))
         self.pool.start()
         while self.pool.state().listener != "listening":
             time.sleep(0.02)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = options(__name__)
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--delayed", type=int, default=50)
     parser.add_argument("--threads", type=int, default=10)
-    asked = parser.parse_args()
+    parser.add_argument("--beside", type=int, default=400, help="jobs a second that are inserted beside, when at work")
+    asked = parser.parse_args(argv)
     with some_server() as (server_dsn, _), fresh_database(server_dsn) as dsn:
         print(environment(dsn))
         worker = Worker(dsn, asked.threads)
@@ -56,8 +61,12 @@ def main() -> None:
         try:
             for _ in range(20):  # connections, plans and caches warm up
                 pick_up(worker, connection)
-            show("pick-up of a plain INSERT", [pick_up(worker, connection) for _ in range(asked.samples)])
-            show("lateness of a delayed job", [lateness(worker, connection) for _ in range(asked.delayed)])
+            lines = [shown("idle", [pick_up(worker, connection) for _ in range(asked.samples)])]
+            with beside(dsn, asked.beside):
+                name = f"under {asked.beside} jobs/s"
+                lines.append(shown(name, [pick_up(worker, connection) for _ in range(asked.samples)]))
+            lines.append(shown("delayed", [lateness(worker, connection) for _ in range(asked.delayed)]))
+            print(table(["ms", "p50", "p95", "p99", "worst", "samples"], lines))
         finally:
             connection.close()
             worker.pool.stop(5.0)
@@ -83,10 +92,30 @@ def insert(connection: Any, available_at: datetime) -> None:
         cursor.execute(INSERT, (f"key {random.random()}", json.dumps({}), available_at))
 
 
-def show(what: str, seconds: list[float]) -> None:
-    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    told = ", ".join(f"p{n} {cuts[n - 1] * 1000:.2f}" for n in (50, 95, 99))
-    print(f"{what}: {told}, worst {max(seconds) * 1000:.2f} ms ({len(seconds)} samples)")
+@contextmanager
+def beside(dsn: str, a_second: int) -> Iterator[None]:
+    """Somebody else's jobs, evenly."""
+    stopping = threading.Event()
+
+    def insert_all() -> None:
+        with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            due = time.perf_counter()
+            while not stopping.wait(max(0.0, due - time.perf_counter())):
+                cursor.execute(BESIDE, (f"beside {random.random()}",))
+                due += 1 / a_second
+
+    thread = threading.Thread(target=insert_all)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def shown(what: str, seconds: list[float]) -> list[Cell]:
+    return [what, *(quantile(seconds, n) * 1000 for n in (50, 95, 99)), max(seconds) * 1000, len(seconds)]
 
 
 if __name__ == "__main__":
