@@ -167,7 +167,9 @@ class InvalidKey(DataloaderError):
 
 class KeyNotFound(DataloaderError):
     def __init__(self, which: str) -> None:
-        super().__init__(f"no valid API key has the name {which!r}, and none the id; `dataloader keys list` shows them all")
+        super().__init__(
+            f"no valid API key has the name {which!r}, and none the id; `dataloader keys list` shows them all"
+        )
 
 
 class NotEditable(DataloaderError):
@@ -210,8 +212,8 @@ class BulkNotFound(DataloaderError):
 class BulkMismatch(DataloaderError):
     def __init__(self, expected: int, found: int) -> None:
         super().__init__(
-            f"{found} jobs fit, and {expected} were expected; nothing was changed: look at them again, and ask with the "
-            "number that the dry run told"
+            f"{found} jobs fit, and {expected} were expected; nothing was changed: look at them again, and ask with "
+            "the number that the dry run told"
         )
         self.found = found
 

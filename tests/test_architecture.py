@@ -34,7 +34,10 @@ ROOMS: dict[str, frozenset[str]] = {
     "pipelines": frozenset(),
 }
 # These wire the rooms together, and may import them all.
-WIRING = ("app.__main__", "app.cli", "app.host", "app.wiring", "app.web.__main__", "app.doctor.__main__", "wsgi", "gunicorn.conf")
+WIRING = (
+    *("app.__main__", "app.cli", "app.host", "app.wiring", "app.web.__main__", "app.doctor.__main__"),
+    *("wsgi", "gunicorn.conf"),
+)
 
 # library → the rooms that may import it, beside those that wire
 LIBRARIES: dict[str, tuple[str, ...]] = {

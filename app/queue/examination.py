@@ -1,4 +1,4 @@
-"""What a doctor asks: facts about the server, the role, the tables and the queue, with no more rights than the service."""
+"""What a doctor asks: facts about server, role, tables and queue, with no more rights than the service."""
 
 from __future__ import annotations
 

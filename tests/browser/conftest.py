@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, ViewportSize
 
 from app.client import Client, JobLogLine
 from app.client import Request as Wanted
 from app.queue.job import Status
 from app.queue.schema import migrate
-from tests.support import Databases, Process, eventually, free_port
+from tests.support import Databases, Process, eventually
 from tests.support.running import Jobs, Runner, Running
 
 AXE = (Path(__file__).parent / "vendor/axe.min.js").read_text(encoding="utf-8")
 SHOTS = Path(os.environ.get("DL_TEST_SCREENSHOTS", "test-results/screenshots"))
-SIZES = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 360, "height": 740}}
+SIZES = {"desktop": ViewportSize(width=1280, height=900), "phone": ViewportSize(width=360, height=740)}
 
 
 def chromium() -> str:
@@ -74,9 +74,8 @@ class Seen:
         # Playwright's own world is not under the page's policy.
         self.page.evaluate(AXE)
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        return [
-            f"{flaw['id']}: {flaw['help']} at {node['target']}" for flaw in found["violations"] for node in flaw["nodes"]
-        ]
+        flaws = [(flaw, node) for flaw in found["violations"] for node in flaw["nodes"]]
+        return [f"{flaw['id']}: {flaw['help']} at {node['target']}" for flaw, node in flaws]
 
     def keep(self, name: str) -> None:
         SHOTS.mkdir(parents=True, exist_ok=True)

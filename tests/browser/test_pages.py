@@ -38,6 +38,7 @@ def client(service: Running) -> Client:
     return Client(f"http://127.0.0.1:{service.port}")
 
 
+@pytest.mark.timeout(300)  # a dozen pages, each looked at by axe
 @pytest.mark.parametrize("size", ["desktop", "phone"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_page_is_readable_by_everybody(size: str, dark: bool, seen: Opening, client: Client):
@@ -124,7 +125,8 @@ def test_a_slash_goes_to_the_search(seen: Opening):
 
 
 def test_what_fits_is_counted_confirmed_and_done(seen: Opening, client: Client):
-    made = [client.trigger(Wanted(queue="nobody", task="noop", lock_key=f"bulk-{n}", producer="bulk")) for n in range(3)]
+    wanted = [Wanted(queue="nobody", task="noop", lock_key=f"bulk-{n}", producer="bulk") for n in range(3)]
+    made = [client.trigger(request) for request in wanted]
     page = seen().go("/jobs?producer=bulk&status=queued")
 
     page.get_by_text("Do something to all that fit").click()
@@ -139,7 +141,8 @@ def test_what_fits_is_counted_confirmed_and_done(seen: Opening, client: Client):
 
 
 def test_a_job_shows_its_log_and_is_canceled_and_retried(seen: Opening, client: Client):
-    made = client.trigger(Wanted(queue="q", task="test.tell", lock_key="one", args={"file": "/nowhere", "trace": "/dev/null"}))
+    args = {"file": "/nowhere", "trace": "/dev/null"}
+    made = client.trigger(Wanted(queue="q", task="test.tell", lock_key="one", args=args))
     page = seen().go(f"/jobs/{made.job_id}")
     log = page.locator(".log")
     expect(log).to_contain_text("reading the first page")

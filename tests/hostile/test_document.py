@@ -42,7 +42,7 @@ def service(databases: Databases) -> Iterator[Flask]:
 
 def test_every_operation_of_the_document_answers_as_it_is_described(service: Flask, long_run: bool):
     """Every check that schemathesis has, on every operation there is."""
-    client = service.test_client()
+    client: Any = service.test_client()
     known = client.post("/api/v1/jobs/trigger", json=A_JOB).json["job_id"]
 
     def local(environ: Any, start_response: Any) -> Any:
@@ -86,7 +86,7 @@ def test_every_operation_of_the_document_answers_as_it_is_described(service: Fla
 
 def test_what_one_answer_tells_can_be_asked_of_the_next(service: Flask):
     """A job made from the document's own example goes through each operation that takes a job."""
-    client = service.test_client()
+    client: Any = service.test_client()
     document = client.get("/openapi.json").json
     job_id = client.post("/api/v1/jobs/trigger", json=A_JOB).json["job_id"]
     of_jobs = [

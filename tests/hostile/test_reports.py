@@ -32,7 +32,7 @@ class Unkind:
     def __fails(self, *_: object) -> NoReturn:
         raise RuntimeError("not telling")
 
-    __str__ = __repr__ = __iter__ = __len__ = __bool__ = __eq__ = __hash__ = __format__ = __fails  # type: ignore[assignment]
+    __str__ = __repr__ = __iter__ = __len__ = __bool__ = __eq__ = __hash__ = __format__ = __fails
 
 
 class Endless(Mapping[str, int]):
@@ -100,7 +100,7 @@ def raised(error: BaseException) -> NoReturn:
 
 
 class Untold(Exception):
-    def __str__(self) -> NoReturn:  # type: ignore[override]
+    def __str__(self) -> NoReturn:
         raise RuntimeError("not telling")
 
 

@@ -17,7 +17,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from app.errors import DatabaseUnavailable
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
-from app.postgres.server import PORT
+from app.postgres.cluster import PORT
 from app.queue.pool import Pool
 from tests.support.private_server import copy_of
 

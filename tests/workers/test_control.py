@@ -9,6 +9,7 @@ from app.queue.queues import Queues, QueueState
 from tests.support import eventually
 from tests.support.plant import Plant
 from workers import control
+from workers.desk import Ruling
 from workers.pool import WorkerPool
 
 
@@ -17,7 +18,7 @@ def queues(plant: Plant) -> Queues:
     return Queues(plant.desk.session)
 
 
-def ruled(pool: WorkerPool, queue: str = "q") -> control.Ruling:
+def ruled(pool: WorkerPool, queue: str = "q") -> Ruling:
     return pool._desk.lines[queue].ruling
 
 

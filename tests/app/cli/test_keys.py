@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -24,7 +25,7 @@ def run(dsn, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DL_DB_DSN", dsn)
 
-    def ran(*args: str, **more: str):
+    def ran(*args: str, **more: Any):
         return CliRunner().invoke(cli, list(args), **more)
 
     return ran

@@ -366,7 +366,9 @@ class Counting:
     schema = "public"
 
     def __init__(self, source: Any) -> None:
-        self.source, self.asked, self.away = source, [], None
+        self.source = source
+        self.asked: list[str] = []
+        self.away: Exception | None = None
 
     def ask(self, name: str, parameters: Any = None, **more: Any) -> Any:
         self.asked.append(name)

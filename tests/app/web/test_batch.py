@@ -92,7 +92,7 @@ def test_defaults_and_checks_of_known_tasks_hold_in_a_batch_too(queue, pool):
 
 def test_a_batch_has_a_limit_of_its_own_in_bytes_and_in_jobs(client, queue, pool):
     small = WebOptions(version="1", max_body_bytes=1024, max_batch_bytes=4096)
-    limited = create_app(queue, Pipelines(), small, pool=pool).test_client()
+    limited: Any = create_app(queue, Pipelines(), small, pool=pool).test_client()
 
     assert limited.post(URL, json={"jobs": [wanted(n) for n in range(20)]}).status_code == 200
     assert limited.post(URL, json={"jobs": [wanted(n) for n in range(100)]}).json["code"] == "body_too_large"

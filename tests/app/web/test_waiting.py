@@ -100,7 +100,7 @@ def test_whoever_waits_is_rung_when_the_database_goes_away(broken, closing):
 
 def lines_of(response, stop):
     """The lines of a stream, until one fits."""
-    lines = []
+    lines: list[str] = []
     for chunk in response.response:
         lines += (chunk if isinstance(chunk, str) else chunk.decode()).splitlines()
         if any(stop(line) for line in lines):

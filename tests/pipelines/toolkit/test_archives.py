@@ -6,6 +6,7 @@ import io
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -26,7 +27,7 @@ def as_zip(path: Path, content: dict[str, bytes]) -> Path:
     return path
 
 
-def as_tar(path: Path, content: dict[str, bytes], mode: str = "w:gz") -> Path:
+def as_tar(path: Path, content: dict[str, bytes], mode: Literal["w:gz", "w:bz2", "w:xz", "w:"] = "w:gz") -> Path:
     with tarfile.open(path, mode) as packed:
         for name, data in content.items():
             info = tarfile.TarInfo(name)

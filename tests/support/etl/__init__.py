@@ -69,7 +69,7 @@ def secret(args: dict[str, Any], ctx: Context) -> None:
 def tell(args: dict[str, Any], ctx: Context) -> dict[str, int]:
     """Says how far it is and what it does, and goes on until a file is there."""
     ctx.progress(40, 100, "rows")
-    print("reading the first page")
+    print("reading the first page")  # noqa: T201 - as pipelines do
     ctx.log.warning("the source is slow today")
     with _traced(args, ctx):
         while not Path(args["file"]).exists():
