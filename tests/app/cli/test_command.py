@@ -96,7 +96,7 @@ def test_ctrl_c_has_its_own_code(run, service, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("app.client.Client.jobs", interrupted)
+    monkeypatch.setattr("app.client.operations.Api.job_list", interrupted)
 
     assert run("jobs").exit_code == Exit.INTERRUPTED
 

@@ -234,4 +234,5 @@ def test_the_names_that_alerts_rely_on_stay():
         "worker.complete.failed",
         "reaper.requeued",
         "api.error",
+        "webhook.disabled",
     }
