@@ -138,6 +138,8 @@ class Child:
         self._refused: OSError | None = None  # likewise: there was no such program
         self._climbed_at: float | None = None
         self._brought_down = False
+        self._look = min(_LOOK, attempt.lease.ttl / 8)  # renewals of a short lease must be told in time
+        self._told_until: float | None = None  # when the leash was told that the lease ends
 
     @property
     def pid(self) -> int:
@@ -163,10 +165,13 @@ class Child:
         try:
             with self._attempt.woken_by_stop(self._bell.ring):
                 while not self._has_exited():
+                    self._lengthen_the_leash()
                     self._send_on()
                     self._listen(self._until_next_rung())
                     self._climb()
         finally:
+            if self._told_until is not None and clock() >= self._told_until:
+                self._brought_down = True  # by the leash
             returned, peak = self._reap()
             self._listen_to_the_rest()
             self._close()
@@ -174,6 +179,15 @@ class Child:
             raise Unstarted(self._refused)
         code, peak = self._exit or (returned, peak)
         return Exit(code, peak, self._brought_down and self._end is None, self._end)
+
+    def _lengthen_the_leash(self) -> None:
+        """Until when it may let the job run, should nobody renew the lease: nobody else may start the job before."""
+        lease = self._attempt.lease
+        until = lease.renewed + lease.ttl
+        if until != self._told_until:
+            self._told_until = until
+            with suppress(OSError):
+                self._leash.send(b"%.3f\n" % until, socket.MSG_DONTWAIT)
 
     def last_words(self) -> str:
         return str(log.mask("".join(f"\n{line}" for line in self._last)))
@@ -198,13 +212,13 @@ class Child:
     # ── what it says ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _listen(self, timeout: float) -> None:
-        self._bell.wait(min(timeout, _SEND_AGAIN if self._outgoing else _LOOK), *self._streams)
+        self._bell.wait(min(timeout, _SEND_AGAIN if self._outgoing else self._look), *self._streams)
         began = clock()
         for number in list(self._streams):
             self._read(number)
         spent = clock() - began
         if spent > _MUCH:
-            self._bell.wait(min(spent, _LOOK))  # the other jobs of this process want their share of the interpreter
+            self._bell.wait(min(spent, self._look))  # the other jobs of this process want their share of the interpreter
 
     def _listen_to_the_rest(self) -> None:
         deadline = clock() + _REST

@@ -1,10 +1,12 @@
-"""Stands between a worker and the process of a job: when the worker is gone, it ends the whole process group at once.
+"""Stands between a worker and the process of a job: when the worker is gone, or its lease of the job has run out, it ends
+the whole process group at once. A worker that is frozen can stop nobody itself.
 
 Run by its path in a bare interpreter, so that it starts in milliseconds; it imports nothing of ours:
 
     python -I -S leash.py DESCRIPTOR PROGRAM ARGUMENT…
 
-The descriptor is a socket to the worker. It says `exit CODE PEAK_KB` or `error ERRNO` there, and takes its closing for
+The descriptor is a socket to the worker. It says `exit CODE PEAK_KB` or `error ERRNO` there, hears until when the lease
+lasts, a line each time it is renewed (seconds of the clock that the worker measures leases by), and takes its closing for
 the worker's end. The program gets this process's environment, folder and standard streams, and its process group.
 """
 
@@ -14,7 +16,9 @@ import os
 import select
 import signal
 import sys
+import time
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # as in threads.py
 _LOOK_MS = 50  # where the system cannot say by a descriptor that a process has ended
 
 
@@ -41,8 +45,16 @@ def _wait(number: int, program: int) -> None:
     waiter.register(number, select.POLLIN)
     if ended is not None:
         waiter.register(ended, select.POLLIN)
+    until = float("inf")
     while os.waitid(os.P_PID, program, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if number in dict(waiter.poll(None if ended is not None else _LOOK_MS)):
+        left = max(0.0, until - time.clock_gettime(_CLOCK)) * 1000
+        wait = min(left, float("inf") if ended is not None else _LOOK_MS)
+        if number in dict(waiter.poll(None if wait == float("inf") else wait)):
+            told = os.read(number, 65_536).split()
+            if not told:
+                os.killpg(0, signal.SIGKILL)
+            until = float(told[-1])
+        elif time.clock_gettime(_CLOCK) >= until:
             os.killpg(0, signal.SIGKILL)
 
 
