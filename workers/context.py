@@ -210,6 +210,9 @@ class JobContext:
                 ) as connection:
                     yield connection
             except BaseException:
+                if self._staged is not None and effects.doubtful:
+                    # Whether it was committed is not known: one that was told before must not be written over it.
+                    self._news_told = self._news
                 self._cursor, self._staged = before, None
                 raise
             finally:

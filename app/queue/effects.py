@@ -84,6 +84,7 @@ class Effects:
         self._open: dict[int, tuple[Any, str, int]] = {}  # id → connection, its DSN, its backend; under the lock
         self._own: Any = None  # the connection to the queue's database, kept between transactions
         self._inside = False
+        self.doubtful = False  # the last commit was sent, and not answered: nobody knows what became of it
         self.finished = False  # a final transaction has settled the job
 
     # ── for the pipeline ────────────────────────────────────────────────────────────────────────────────────────
@@ -109,7 +110,9 @@ class Effects:
             yield connection
             self._seal(connection, checkpoint, final)
             connection.inside = False
+            self.doubtful = True
             connection.commit()
+            self.doubtful = False
             self.finished = self.finished or final is not None
         except BaseException as error:
             connection.inside = False

@@ -48,7 +48,7 @@ class Mix:
     zombie_holds: float = 1.0
     tombs: float = 0.5  # of the zombies, how many share a few keys
     long_sec: tuple[float, float] = (1.0, 6.0)
-    apart_sec: tuple[float, float] = (0.5, 2.0)  # ended before a successor can begin: see docs/chaos.md
+    apart_sec: tuple[float, float] = (0.5, 8.0)  # beyond a lease: whose worker is frozen is ended by its leash
 
     def weights(self) -> Mapping[str, float]:
         names = ("short", "hot", "long", "failing", "parent", "load", "apart", "zombie", "delayed", "bulk", "pair",

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from app.errors import IdempotencyConflict
+from app.errors import DatabaseUnavailable, IdempotencyConflict
 from app.queue.effects import Effects, Places
 from app.queue.job import Status
 from app.queue.values import Json
@@ -321,3 +321,16 @@ def test_a_try_that_was_handed_back_is_gone_on_with_at_its_checkpoint(plant, iso
 
     assert job.result == {"began_at": {"page": 3}}
     assert (job.attempt, job.checkpoint) == (1, None)
+
+
+def test_a_checkpoint_whose_commit_was_not_answered_is_not_written_over_by_an_older_one(desk, at_work, monkeypatch):
+    at_work.checkpoint(1)
+    with pytest.raises(DatabaseUnavailable), at_work.transaction() as connection:
+        at_work.checkpoint(2)
+        monkeypatch.setattr(type(connection), "commit", unanswered)
+
+    assert at_work.news()[1] is None, "nobody knows whether 2 stands in the row: 1 must not be written there"
+
+
+def unanswered(connection: Any) -> None:
+    raise DatabaseUnavailable("the answer was lost")
