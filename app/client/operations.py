@@ -99,7 +99,7 @@ class BatchItem(TypedDict):
 
 
 class BatchRequest(TypedDict):
-    jobs: list[dict[str, Any]]
+    jobs: list[Any]
     mode: NotRequired[Literal["best_effort", "all_or_none"]]
 
 
@@ -813,7 +813,7 @@ class Api(Calling):
         return cast("JobState", said)
 
     def trigger_many(
-        self, *, jobs: list[dict[str, Any]], mode: Literal["best_effort", "all_or_none"] | Unset = UNSET
+        self, *, jobs: list[Any], mode: Literal["best_effort", "all_or_none"] | Unset = UNSET
     ) -> BatchAnswer:
         """Put many jobs into the queue.
 

@@ -40,7 +40,9 @@ class BatchRequest(BaseModel):
         max_length=MOST,
         description="Requests for jobs, each an object as `POST /api/v1/jobs/trigger` takes it.",
         examples=[[{"queue": "etl.default", "task": "noop", "lock_key": "noop", "idempotency_key": "noop-1"}]],
-        json_schema_extra={"items": {"type": "object"}},
+        json_schema_extra={
+            "items": {"description": "Looked at by itself: what is wrong with it stands in its outcome."}
+        },
     )
     mode: Literal["best_effort", "all_or_none"] = Field(
         "best_effort", description="Whether what is in order is done although something else is not."

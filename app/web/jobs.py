@@ -51,7 +51,7 @@ class NoSuchId(JobNotFound):
 
 
 class StatusQuery(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     wait: Annotated[
         float, Field(ge=0, le=LONGEST_WAIT_SEC, description="How many seconds to wait for the end of the job.")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
 
 from tests.support import Process, eventually, free_port
 from tests.support.running import Jobs, Runner, alive, ask, servers_of
@@ -130,6 +133,24 @@ def test_a_frozen_worker_that_thaws_after_its_lease_records_nothing(run: Runner,
     results = ask(jobs.dsn, "SELECT DISTINCT result->>'attempt' FROM dl_jobs")
     assert results == [("2",)]
     jobs.check()
+
+
+def test_the_process_of_a_job_ends_with_its_lease_when_its_worker_is_frozen(run: Runner, jobs: Jobs):
+    tasks = json.dumps({"sleeps": {"command": ["sleep", "600"]}})
+    frozen = run("worker", DL_TASKS=tasks).until_ready()
+    jobs.insert("sleeps", 1)
+    eventually(lambda: "sleep" in programs_of(frozen.process.pid), message=lambda: f"{programs_of(frozen.process.pid)} {frozen.process.text}")
+    family = psutil.Process(frozen.process.pid).children(recursive=True)
+
+    frozen.process.signal(signal.SIGSTOP)
+
+    eventually(lambda: not any(alive(it.pid) for it in family), message="nobody is left of the job")
+    frozen.process.signal(signal.SIGCONT)
+    assert frozen.stop() == 0
+
+
+def programs_of(pid: int) -> set[str]:
+    return {it.name() for it in psutil.Process(pid).children(recursive=True)} - {psutil.Process().name()}
 
 
 def test_a_service_whose_thread_has_died_says_so_by_its_exit_code(run: Runner, jobs: Jobs):

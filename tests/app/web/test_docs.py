@@ -50,7 +50,7 @@ def test_the_example_of_the_form_is_a_request_that_works(client):
 
 
 def test_the_written_reference_has_every_route_and_code(client):
-    written = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
+    written = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("http-api.md", "dashboard.md"))
     document = client.get("/openapi.json").json
 
     for path, methods in document["paths"].items():
