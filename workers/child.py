@@ -218,7 +218,7 @@ class Child:
             self._read(number)
         spent = clock() - began
         if spent > _MUCH:
-            self._bell.wait(min(spent, self._look))  # the other jobs of this process want their share of the interpreter
+            self._bell.wait(min(spent, self._look))  # the other jobs of this process want the interpreter too
 
     def _listen_to_the_rest(self) -> None:
         deadline = clock() + _REST

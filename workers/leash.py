@@ -1,13 +1,14 @@
-"""Stands between a worker and the process of a job: when the worker is gone, or its lease of the job has run out, it ends
-the whole process group at once. A worker that is frozen can stop nobody itself.
+"""Stands between a worker and the process of a job: when the worker is gone, or its lease of the job has run out, it
+ends the whole process group at once. A worker that is frozen can stop nobody itself.
 
 Run by its path in a bare interpreter, so that it starts in milliseconds; it imports nothing of ours:
 
     python -I -S leash.py DESCRIPTOR PROGRAM ARGUMENT…
 
-The descriptor is a socket to the worker. It says `exit CODE PEAK_KB` or `error ERRNO` there, hears until when the lease
-lasts, a line each time it is renewed (seconds of the clock that the worker measures leases by), and takes its closing for
-the worker's end. The program gets this process's environment, folder and standard streams, and its process group.
+The descriptor is a socket to the worker. It says `exit CODE PEAK_KB` or `error ERRNO` there, hears until when the
+lease lasts, a line each time it is renewed (in seconds of the worker's clock for leases), and takes its
+closing for the worker's end. The program gets this process's environment, folder, standard streams and process
+group.
 """
 
 from __future__ import annotations

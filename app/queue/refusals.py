@@ -12,6 +12,7 @@ from app.errors import DatabaseUnavailable, InvalidJob, RightsMissing, SchemaMis
 _MISSING = {"42P01", "42704", "3F000"}  # no such table, type or schema
 _DENIED = "42501"
 _OUTDATED = {"42703", "42883"}  # no such column or function
+_MIXED_UP = {"42P05", "26000"}  # a prepared statement is there before it was made, or is not there after it
 
 
 @contextmanager
@@ -28,6 +29,8 @@ def translated() -> Iterator[None]:
             raise SchemaOutdated(f"{told}; `dataloader migrate` brings the queue's tables up to date") from error
         if code == _DENIED:
             raise RightsMissing(f"{told}; `dataloader migrate --roles` prints the rights it needs") from error
+        if code in _MIXED_UP:  # a session that is not one: somebody hands out another at each transaction
+            raise DatabaseUnavailable(f"{told}; behind a pooler DL_WORKER_DSN names PostgreSQL itself") from error
         if isinstance(error, psycopg2.DataError) or code.startswith("23"):
             raise InvalidJob(f"PostgreSQL refused a value: {told}") from error
         if isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError) or code.startswith(

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from app.web.operations import JSON, Operation, Subject
+from app.web.operations import HTML, JSON, Operation, Subject
 from app.web.problems import MEDIA_TYPE, Code, Problem
 
 API_VERSION = "1.0.0"
@@ -118,6 +118,10 @@ def _operation(operation: Operation) -> dict[str, Any]:
     told["security"] = _security(operation)
     codes = (*operation.problems, *_of_path(operation.path), *_EVERYWHERE)
     told["responses"] = {"200": _answer(operation), **_problems(codes)}
+    if operation.media_type == HTML:  # for a person a problem is a page
+        for status, answer in told["responses"].items():
+            if status != "200":
+                answer["content"][HTML] = {"schema": {"type": "string"}}
     if operation.conditional:
         told["responses"]["304"] = {"description": "Nothing has changed since the answer whose tag was sent back."}
     for status, when in operation.pages.items():

@@ -139,7 +139,10 @@ def test_the_process_of_a_job_ends_with_its_lease_when_its_worker_is_frozen(run:
     tasks = json.dumps({"sleeps": {"command": ["sleep", "600"]}})
     frozen = run("worker", DL_TASKS=tasks).until_ready()
     jobs.insert("sleeps", 1)
-    eventually(lambda: "sleep" in programs_of(frozen.process.pid), message=lambda: f"{programs_of(frozen.process.pid)} {frozen.process.text}")
+    eventually(
+        lambda: "sleep" in programs_of(frozen.process.pid),
+        message=lambda: f"{programs_of(frozen.process.pid)} {frozen.process.text}",
+    )
     family = psutil.Process(frozen.process.pid).children(recursive=True)
 
     frozen.process.signal(signal.SIGSTOP)

@@ -22,6 +22,7 @@ from app.web.jobs import NoSuchId
 from app.web.options import WebOptions
 
 SEEN, VERSION = "X-Seen", "X-Version"  # what the reader has of a part, and what it is sent
+ACTED = {303: "To the page of what was changed; without a session to /login.", 409: "Why it was not done."}
 _FRAGMENT = "HX-Request"
 _MOST = 1e15
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))

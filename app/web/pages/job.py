@@ -18,20 +18,21 @@ from app.queue.why import Why
 from app.web.auth import current_actor
 from app.web.models import faults_of, trigger_request
 from app.web.operations import HTML, Subject
-from app.web.pages.frame import FormModel, Frame, go, job_id_of, masked, progress_of, restored
+from app.web.pages.frame import ACTED, FormModel, Frame, go, job_id_of, masked, progress_of, restored
+from app.web.problems import Code
 from app.web.strictjson import NotJson, read
 from app.web.tasks import args_faults, defaults_of
 from pipelines.contract import Pipelines
 
 LINES = 500  # of the log's end that the page shows
 MOST_EVENTS = 200
-_Text = Annotated[str, Field(max_length=1_000_000)]
+_Text = Annotated[str, Field(max_length=1000)]  # but args, which are as long as a body may be
 
 
 class CloneForm(FormModel):
     """A job like this one, with other args."""
 
-    args: _Text = Field(description="The args, as a JSON object.")
+    args: str = Field(description="The args, as a JSON object.")
     queue: _Text = Field("", description="Another queue.")
     lock_key: _Text = Field("", description="Another lock_key.")
     priority: _Text = Field("", description="Another priority.")
@@ -43,7 +44,7 @@ class EditForm(FormModel):
     version: _Text = Field(description="The version of the job that was seen.")
     priority: _Text = Field("", description="Its priority.")
     available_at: _Text = Field("", description="Not before, in the zone of the page.")
-    args: _Text = Field("", description="The args, as a JSON object.")
+    args: str = Field("", description="The args, as a JSON object.")
 
 
 class NotUnderstood(ValueError):
@@ -54,7 +55,7 @@ def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
     subject = Subject("job_page", "", frame.options.max_json_depth)
     lists, why, edits = Lists(queue.source), Why(queue.source), Edits(queue.source)
 
-    @subject.get("/jobs/<job:job_id>", answer=str, media_type=HTML, scope=Scope.READ)
+    @subject.get("/jobs/<job:job_id>", answer=str, media_type=HTML, problems=(Code.JOB_NOT_FOUND,), scope=Scope.READ)
     def job_page(job_id: str) -> Response:
         """See everything about a job."""
         wanted = job_id_of(job_id)
@@ -74,17 +75,38 @@ def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
             may_trigger=current_actor().may_trigger(it.task, it.queue),
         )
 
-    @subject.post("/jobs/<job:job_id>/cancel", answer=str, media_type=HTML, scope=Scope.OPERATE)
+    @subject.post(
+        "/jobs/<job:job_id>/cancel",
+        answer=str,
+        media_type=HTML,
+        problems=(Code.JOB_NOT_FOUND,),
+        pages=ACTED,
+        scope=Scope.OPERATE,
+    )
     def cancel_here(job_id: str) -> Response:
         """Cancel this job."""
         return _done(job_id, queue.cancel)
 
-    @subject.post("/jobs/<job:job_id>/retry", answer=str, media_type=HTML, scope=Scope.OPERATE)
+    @subject.post(
+        "/jobs/<job:job_id>/retry",
+        answer=str,
+        media_type=HTML,
+        problems=(Code.JOB_NOT_FOUND,),
+        pages=ACTED,
+        scope=Scope.OPERATE,
+    )
     def retry_here(job_id: str) -> Response:
         """Queue this job again."""
         return _done(job_id, queue.retry)
 
-    @subject.post("/jobs/<job:job_id>/delete", answer=str, media_type=HTML, scope=Scope.OPERATE)
+    @subject.post(
+        "/jobs/<job:job_id>/delete",
+        answer=str,
+        media_type=HTML,
+        problems=(Code.JOB_NOT_FOUND,),
+        pages=ACTED,
+        scope=Scope.OPERATE,
+    )
     def delete_here(job_id: str) -> Response:
         """Delete this finished job."""
         wanted = job_id_of(job_id)
@@ -94,7 +116,15 @@ def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
             return frame.refused(error, back=f"/jobs/{wanted}")
         return go("/jobs")
 
-    @subject.post("/jobs/<job:job_id>/edit", form=EditForm, answer=str, media_type=HTML, scope=Scope.OPERATE)
+    @subject.post(
+        "/jobs/<job:job_id>/edit",
+        form=EditForm,
+        answer=str,
+        media_type=HTML,
+        problems=(Code.JOB_NOT_FOUND,),
+        pages=ACTED,
+        scope=Scope.OPERATE,
+    )
     def edit_here(asked: EditForm, job_id: str) -> Response:
         """Change this job while it waits."""
         wanted = job_id_of(job_id)
@@ -129,7 +159,15 @@ def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
 def _clone(subject: Subject, queue: JobQueue, pipelines: Pipelines, frame: Frame) -> None:
     request_model, filled = trigger_request(frame.options, pipelines), defaults_of(pipelines)
 
-    @subject.post("/jobs/<job:job_id>/clone", form=CloneForm, answer=str, media_type=HTML, scope=Scope.TRIGGER)
+    @subject.post(
+        "/jobs/<job:job_id>/clone",
+        form=CloneForm,
+        answer=str,
+        media_type=HTML,
+        problems=(Code.JOB_NOT_FOUND, Code.OUTSIDE_KEY_LIMITS),
+        pages=ACTED,
+        scope=Scope.TRIGGER,
+    )
     def clone_here(asked: CloneForm, job_id: str) -> Response:
         """Put a job like this one into the queue, with other args."""
         wanted = job_id_of(job_id)

@@ -22,7 +22,8 @@ from app.queue.keys import Scope
 from app.queue.lists import Cursor, Filter, Lists, NotSortable, Sort, TooManyLive
 from app.web.auth import current_actor
 from app.web.operations import HTML, Subject
-from app.web.pages.frame import FormModel, Frame, go
+from app.web.pages.frame import ACTED, FormModel, Frame, go
+from app.web.problems import Code
 
 LIMIT = 50
 _SORTS = get_args(Sort)
@@ -91,7 +92,7 @@ def jobs(source: Source, frame: Frame) -> Subject:
             may=current_actor().may((Scope.OPERATE,)),
         )
 
-    @subject.post("/jobs/bulk", form=BulkForm, answer=str, media_type=HTML, scope=Scope.OPERATE)
+    @subject.post("/jobs/bulk", form=BulkForm, answer=str, media_type=HTML, pages=ACTED, scope=Scope.OPERATE)
     def act_on_all(asked: BulkForm) -> Response:
         """Do something to all jobs that fit a filter: say how many first, and begin when that is confirmed."""
         back = f"/jobs?{asked.filter}" if asked.filter else "/jobs"
@@ -113,14 +114,21 @@ def jobs(source: Source, frame: Frame) -> Subject:
             "confirm.html", action=action, priority=priority, count=count, asked=asked, told=wanted, back=back
         )
 
-    @subject.get("/bulk/<uuid:bulk_id>", answer=str, media_type=HTML, scope=Scope.READ)
+    @subject.get("/bulk/<uuid:bulk_id>", answer=str, media_type=HTML, problems=(Code.BULK_NOT_FOUND,), scope=Scope.READ)
     def bulk_page(bulk_id: UUID) -> Response:
         """See how far an act on many jobs has come."""
         return frame.show(
             "bulk.html", it=bulk.get(bulk_id), others=bulk.list(limit=10), may=current_actor().may((Scope.OPERATE,))
         )
 
-    @subject.post("/bulk/<uuid:bulk_id>/cancel", answer=str, media_type=HTML, scope=Scope.OPERATE)
+    @subject.post(
+        "/bulk/<uuid:bulk_id>/cancel",
+        answer=str,
+        media_type=HTML,
+        problems=(Code.BULK_NOT_FOUND,),
+        pages=ACTED,
+        scope=Scope.OPERATE,
+    )
     def cancel_bulk_page(bulk_id: UUID) -> Response:
         """Stop an act on many jobs; what it has done stays done."""
         bulk.cancel(bulk_id)

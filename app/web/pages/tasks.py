@@ -19,10 +19,12 @@ from app.web.auth import TOKEN_FIELD, current_actor
 from app.web.models import faults_of, trigger_request
 from app.web.operations import HTML, Subject
 from app.web.pages.frame import FormModel, Frame, go
+from app.web.problems import Code
 from app.web.strictjson import FieldFault, NotJson, read
 from app.web.tasks import TaskLine, args_faults, defaults_of
 from pipelines.contract import Pipelines
 
+SHOWN = {303: "To the job that was made; without a session to /login.", 404: "Nobody knows such a task."}
 _ARG = "arg."  # what the fields of the form begin with that are args
 
 
@@ -66,12 +68,20 @@ def tasks(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
         names = sorted({*known, *happened, *runs})
         return frame.show("tasks.html", names=names, known=known, happened=happened, runs=runs)
 
-    @subject.get("/tasks/<path:name>", answer=str, media_type=HTML, scope=Scope.READ)
+    @subject.get("/tasks/<path:name>", answer=str, media_type=HTML, pages=SHOWN, scope=Scope.READ)
     def task_page(name: str) -> Response:
         """See a task, and start it."""
         return _page(name, {}, [])
 
-    @subject.post("/tasks/<path:name>", form=StartForm, answer=str, media_type=HTML, scope=Scope.TRIGGER)
+    @subject.post(
+        "/tasks/<path:name>",
+        form=StartForm,
+        answer=str,
+        media_type=HTML,
+        problems=(Code.OUTSIDE_KEY_LIMITS,),
+        pages=SHOWN,
+        scope=Scope.TRIGGER,
+    )
     def start_here(asked: StartForm, name: str) -> Response:
         """Start a task with the args of its form."""
         told = {field: value for field, value in request.form.items() if field != TOKEN_FIELD}
