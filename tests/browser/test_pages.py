@@ -225,7 +225,7 @@ def test_a_queue_is_paused_limited_and_opened(seen: Opening):
     expect(row.get_by_role("button", name="Pause")).to_be_visible()
 
     page.get_by_text("Limit how much runs at once").click()
-    page.get_by_label("Queue").select_option("nobody")
+    page.get_by_role("combobox", name="Queue").select_option("nobody")
     page.get_by_label("in all processes together").fill("3")
     page.get_by_role("button", name="Set").click()
     expect(row).to_contain_text("3")
