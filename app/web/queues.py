@@ -258,22 +258,30 @@ class Drains:
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._lock = threading.Lock()
-        self._rules: dict[str, Rule] = {}  # under the lock, as the next
-        self._look_at = 0.0
+        self._lock = threading.Lock()  # held by the one who looks
+        self._rules: dict[str, Rule] = {}  # replaced whole by him, read by anyone
+        self._look_at = 0.0  # likewise
 
     def refuse(self, queue: str) -> None:
         """Raises QueueDraining. With the database away nothing is refused here: the enqueue will say so."""
-        with self._lock:
-            if time.monotonic() >= self._look_at:
-                self._look_at = time.monotonic() + _RULES_FRESH_SEC
-                try:
-                    self._rules = self._queues.rules()
-                except DataloaderError:
-                    self._rules = {}
-            rule = self._rules.get(queue)
+        if time.monotonic() >= self._look_at and self._lock.acquire(blocking=self._look_at == 0.0):
+            try:
+                self._look()
+            finally:
+                self._lock.release()
+        rule = self._rules.get(queue)
         if rule is not None and rule.state is QueueState.DRAINING:
             raise QueueDraining(queue, rule.note)
+
+    def _look(self) -> None:
+        """Nobody waits for it but the first: a slow answer must not hold up every trigger."""
+        if time.monotonic() < self._look_at:
+            return  # somebody has looked meanwhile
+        try:
+            self._rules = self._queues.rules()
+        except DataloaderError:
+            self._rules = {}
+        self._look_at = time.monotonic() + _RULES_FRESH_SEC
 
 
 def queues(source: Source, options: WebOptions) -> Subject:
