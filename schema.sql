@@ -162,6 +162,9 @@ DECLARE
                                * extract(epoch FROM span)) END);
     part   text;
 BEGIN
+    IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
+        RAISE EXCEPTION 'nothing of ours stands in parts by the name of %', parent;
+    END IF;
     WHILE begins < clock_timestamp() + ahead LOOP
         low := dl_first_id(begins);
         part := parent || '_' || to_char(begins AT TIME ZONE 'UTC',
@@ -189,6 +192,9 @@ DECLARE
     due      record;
     reached  bigint;
 BEGIN
+    IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
+        RAISE EXCEPTION 'nothing of ours stands in parts by the name of %', parent;
+    END IF;
     PERFORM pg_advisory_xact_lock(1684828527, 3);
     SELECT * INTO due FROM dl_parts(parent) p WHERE p.low <= now_id AND now_id < p.high;
     EXECUTE format('SELECT last_value FROM %s', sequence) INTO reached;
@@ -210,6 +216,9 @@ DECLARE
     newest    timestamptz;
     over      bool;
 BEGIN
+    IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
+        RAISE EXCEPTION 'nothing of ours stands in parts by the name of %', parent;
+    END IF;
     EXECUTE format('SELECT last_value FROM %s', pg_get_serial_sequence(parent, column_of)) INTO reached;
     FOR old IN SELECT * FROM dl_parts(parent) p WHERE p.high <= reached ORDER BY p.low LOOP
         EXECUTE format('SELECT max(ts) FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', old.part, column_of)
@@ -1267,15 +1276,16 @@ REVOKE EXECUTE ON FUNCTION dl_asked(jsonb), dl_enqueue_many(jsonb, bool), dl_wil
        dl_enqueue(text, text, text, jsonb, text, text, int, timestamptz, int, int, text, text, text, int, jsonb, uuid)
   FROM PUBLIC;
 
--- What acts with the owner's rights looks for temporary tables last. Without being told it would do so first, and find
--- there whatever its caller has put for it, triggers and all.
+-- What acts with the owner's rights, and whatever it may call, looks for temporary tables and types last. Without being
+-- told it would do so first, and find there whatever its caller has put for it, triggers, checks and all.
 DO $$
 DECLARE
     strong regprocedure;
 BEGIN
     FOR strong IN
         SELECT p.oid FROM pg_proc p
-         WHERE p.prosecdef AND p.proname LIKE 'dl\_%' AND p.pronamespace = quote_ident(current_schema())::regnamespace
+         WHERE (p.prosecdef OR p.proconfig::text LIKE '%search_path=%') AND p.proname LIKE 'dl\_%'
+           AND p.pronamespace = quote_ident(current_schema())::regnamespace
     LOOP
         EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', strong, current_schema());
     END LOOP;

@@ -16,7 +16,7 @@ from flask import Response, redirect, render_template, request
 from pydantic import BaseModel, ConfigDict
 
 from app.errors import DataloaderError
-from app.log.masking import MASK, mask
+from app.log.masking import MASK, conceal
 from app.queue.job import Status
 from app.web.jobs import NoSuchId
 from app.web.options import WebOptions
@@ -185,7 +185,7 @@ def job_id_of(told: str) -> UUID:
 
 def masked(value: Any) -> Any:
     """As readers may see it: secrets by the names of their fields are hidden."""
-    return mask(value)
+    return conceal(value)
 
 
 def restored(edited: Any, before: Any) -> Any:

@@ -68,11 +68,12 @@ def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
             explanation=why.explain(wanted),
             args=masked(it.args),
             result=masked(it.result),
+            told=masked(it.progress),
             progress=progress_of(it.progress, it.started_at),
             events=lists.events(wanted, limit=MOST_EVENTS),
             log=queue.logs(wanted, tail=True, limit=LINES).lines,
             may_operate=current_actor().may((Scope.OPERATE,)),
-            may_trigger=current_actor().may_trigger(it.task, it.queue),
+            may_clone=current_actor().may((Scope.OPERATE,)) and current_actor().may_trigger(it.task, it.queue),
         )
 
     @subject.post(
@@ -166,7 +167,7 @@ def _clone(subject: Subject, queue: JobQueue, pipelines: Pipelines, frame: Frame
         media_type=HTML,
         problems=(Code.JOB_NOT_FOUND, Code.OUTSIDE_KEY_LIMITS),
         pages=ACTED,
-        scope=Scope.TRIGGER,
+        scope=Scope.OPERATE,
     )
     def clone_here(asked: CloneForm, job_id: str) -> Response:
         """Put a job like this one into the queue, with other args."""

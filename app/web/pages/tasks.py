@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from flask import Response, request
 from pydantic import ConfigDict, Field, ValidationError
@@ -109,6 +110,7 @@ def tasks(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
         return frame.show(
             "task.html",
             name=name,
+            address=quote(name, safe=""),  # as one part of the path, whatever the name is
             line=None if task is None else TaskLine.of(task),
             happened=happened.get(name),
             runs=runs.get(name, []),

@@ -65,11 +65,13 @@ def test_every_table_of_ours_is_somebodys(dsn):
     assert tables == set(re.findall(r"^ +\('(dl_\w+)'", roles_text(), re.MULTILINE)), "say in roles.sql who may"
 
 
-def test_no_function_that_acts_with_the_owners_rights_can_be_led_astray_by_a_temporary_table(dsn):
-    """A temporary table comes before all others, unless the path says where; its triggers would run as the owner."""
+def test_no_function_of_ours_can_be_led_astray_by_what_is_temporary(dsn):
+    """Temporary tables and types come before all others, unless the path says where; what hangs on them would run as
+    the owner, also in a function that one with the owner's rights calls."""
     found = do(
         dsn,
-        "SELECT proname, array_to_string(proconfig, ' ') FROM pg_proc WHERE prosecdef AND proname LIKE 'dl\\_%'"
+        "SELECT proname, array_to_string(proconfig, ' ') FROM pg_proc"
+        " WHERE (prosecdef OR proconfig::text LIKE '%search_path%') AND proname LIKE 'dl\\_%'"
         " AND pronamespace = 'public'::regnamespace",
     )
 
@@ -155,6 +157,30 @@ def test_an_enqueuers_temporary_tables_are_not_the_queues(roles, dsn):
     finally:
         connection.close()
     assert do(dsn, "SELECT count(*) FROM public.dl_jobs") == [(1,)]
+
+
+def test_an_enqueuers_temporary_types_are_not_the_queues(roles, dsn):
+    connection = psycopg2.connect(roles["enqueuer"])
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE TABLE pg_temp.seen (as_whom text); GRANT ALL ON pg_temp.seen TO PUBLIC;"
+                "CREATE FUNCTION pg_temp.evil(pg_catalog.uuid) RETURNS bool LANGUAGE plpgsql AS"
+                " $$ BEGIN INSERT INTO pg_temp.seen VALUES (current_user); RETURN true; END $$;"
+                "CREATE DOMAIN pg_temp.uuid AS pg_catalog.uuid CHECK (pg_temp.evil(VALUE))"
+            )
+            cursor.execute("SELECT public.dl_enqueue(queue => 'q', task => 't', lock_key => 'k')")
+            cursor.execute("SELECT count(*) FROM pg_temp.seen WHERE as_whom <> current_user")
+            assert cursor.fetchone() == (0,)
+    finally:
+        connection.close()
+    assert do(dsn, "SELECT count(*) FROM public.dl_jobs") == [(1,)]
+
+
+def test_only_our_own_tables_stand_in_parts(dsn):
+    for call in ("dl_make_parts('x', '1 day', '1 day')", "dl_move_on('x')", "dl_drop_parts('x', '1 day', false)"):
+        with pytest.raises(psycopg2.Error, match="nothing of ours stands in parts by the name of x"):
+            do(dsn, f"SELECT * FROM {call}")
 
 
 def test_rights_that_are_missing_are_told_with_what_would_do(roles):
