@@ -79,7 +79,7 @@ def test_jobs_of_an_old_worker_that_dies_are_finished_by_a_new_one(
 ):
     jobs, run = Jobs(empty_dsn, tmp_path), Runner(start, empty_dsn)
     old_worker = former("worker").until_ready()
-    long = jobs.insert("noop", sleep1=2)
+    long = jobs.insert("noop", sleep1=12)
     eventually(lambda: jobs.row(long[0])[0] == "running")
     migrate(empty_dsn)
     run("worker", **NAPS).until_ready()

@@ -77,8 +77,8 @@ def test_a_drained_worker_ends_what_it_runs_claims_nothing_and_can_be_told_to_go
     plant.gate.open()
     plant.until(first, Status.SUCCEEDED)
 
-    line = queues.worker(pool.id)
-    assert (line.draining, line.listener) == (True, "listening")
+    assert queues.worker(pool.id).draining
+    eventually(lambda: queues.worker(pool.id).listener == "listening", message="the next time it tells how it does")
     assert plant.desk.status(second) is Status.QUEUED
     queues.drain_worker(pool.id, draining=False)
     plant.until(second, Status.SUCCEEDED)

@@ -25,7 +25,7 @@ from app.web.strictjson import FieldFault, NotJson, read
 from app.web.tasks import TaskLine, args_faults, defaults_of
 from pipelines.contract import Pipelines
 
-SHOWN = {303: "To the job that was made; without a session to /login.", 404: "Nobody knows such a task."}
+SHOWN = {303: "To the job that was made; without a session to /login."}
 _ARG = "arg."  # what the fields of the form begin with that are args
 
 
@@ -69,7 +69,9 @@ def tasks(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
         names = sorted({*known, *happened, *runs})
         return frame.show("tasks.html", names=names, known=known, happened=happened, runs=runs)
 
-    @subject.get("/tasks/<path:name>", answer=str, media_type=HTML, pages=SHOWN, scope=Scope.READ)
+    @subject.get(
+        "/tasks/<path:name>", answer=str, media_type=HTML, problems=(Code.NOT_FOUND,), pages=SHOWN, scope=Scope.READ
+    )
     def task_page(name: str) -> Response:
         """See a task, and start it."""
         return _page(name, {}, [])
@@ -79,7 +81,7 @@ def tasks(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
         form=StartForm,
         answer=str,
         media_type=HTML,
-        problems=(Code.OUTSIDE_KEY_LIMITS,),
+        problems=(Code.NOT_FOUND, Code.OUTSIDE_KEY_LIMITS),
         pages=SHOWN,
         scope=Scope.TRIGGER,
     )
