@@ -404,7 +404,10 @@ def test_after_all_that_every_thread_still_answers_and_health_needs_none_of_them
 
         with ThreadPoolExecutor(2 * THREADS) as clients:
             asked = [clients.submit(say, service.port, head("GET", "/api/v1/jobs")) for _ in range(2 * THREADS)]
-            eventually(lambda: waiting() == THREADS, message=lambda: f"{THREADS} threads wait; {waiting()} do")
+            eventually(
+                lambda: waiting() == THREADS,
+                message=lambda: f"{THREADS} threads wait; {waiting()} do; {[it.result() for it in asked if it.done()]}",
+            )
             assert say(service.port, head("GET", "/health")).status == 200
             locker.rollback()
             answers = Counter(future.result().status for future in asked)
