@@ -60,6 +60,7 @@ class Tools:
     tokens: dict[str, str] = field(default_factory=dict, repr=False)
     vault: Vault = NO_VAULT  # where secrets are that args refer to
     max_result_bytes: int = 1_000_000
+    follow_up_lease_sec: int = 60
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
 
 
@@ -114,6 +115,7 @@ class Attempt(JobContext):
                 priority=job.priority,
                 producer=job.producer,
                 max_result_bytes=self.tools.max_result_bytes,
+                follow_up_lease_sec=self.tools.follow_up_lease_sec,
                 traceparent=self.traced_as or job.traceparent,
             )
         return self._facts

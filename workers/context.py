@@ -40,6 +40,7 @@ class Facts:
     priority: int
     producer: str | None
     max_result_bytes: int = 1_000_000
+    follow_up_lease_sec: int = 60
     traceparent: str | None = None
 
 
@@ -177,6 +178,7 @@ class JobContext:
             priority=self.facts.priority if priority is None else priority,
             available_at=available_at,
             max_attempts=5 if max_attempts is None else max_attempts,
+            lease_ttl_sec=self.facts.follow_up_lease_sec,
             producer=f"job:{self.facts.job_id}",
             parent_id=self.facts.job_id,
             traceparent=self.facts.traceparent,

@@ -75,6 +75,7 @@ class PoolOptions:
     vault: Vault = NO_VAULT  # where secrets are that args refer to
     targets: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    follow_up_lease_sec: int = 60  # of jobs that a pipeline asks for
     logs: LogLimits = field(default_factory=LogLimits)  # of what jobs say
     ages: Ages = field(default_factory=Ages)  # how long things are kept
     deletes: bool = True  # what is older than that
@@ -266,6 +267,7 @@ class WorkerPool:
             tokens=dict(options.tokens),
             vault=options.vault,
             max_result_bytes=options.limits.largest_result,
+            follow_up_lease_sec=options.follow_up_lease_sec,
             log=self._logs.write,
         )
 

@@ -199,7 +199,15 @@ def _as_a_job(
     jobs = JobQueue(session)
     pool = WorkerPool(contract.registry, options, echo=show.line)
     try:
-        new = NewJob(queue=own, task=task.name, lock_key=lock_key, args=args, max_attempts=1, producer="dataloader run")
+        new = NewJob(
+            queue=own,
+            task=task.name,
+            lock_key=lock_key,
+            args=args,
+            max_attempts=1,
+            lease_ttl_sec=service.settings.default_lease_ttl_sec,
+            producer="dataloader run",
+        )
         job_id = jobs.enqueue(new).job_id
         show.say(f"Job {job_id}")
         pool.start()

@@ -218,7 +218,8 @@ class Settings(BaseSettings):
         Group.WORKERS,
         "DL_DEFAULT_LEASE_TTL_SEC",
         60,
-        "How long a lease lasts when the trigger does not say, in seconds; at least two heartbeats.",
+        "How long a lease lasts when the trigger does not say, and those of follow-ups, in seconds; at least two"
+        " heartbeats.",
         1,
         86_400,
     )

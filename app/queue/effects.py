@@ -22,7 +22,7 @@ from app.errors import DataloaderError, RunLost, UnknownTarget
 from app.queue.job import Enqueued, NewJob
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Handed
-from app.queue.session import Wire, connect
+from app.queue.session import Wire, connect, host_by_host
 from app.queue.values import array, clean_json
 
 LARGEST_CHECKPOINT = 1_000_000  # bytes of JSON
@@ -171,17 +171,18 @@ class Effects:
         return self._own
 
     def _connect(self, dsn: str, factory: type[Any]) -> Any:
-        connection = psycopg2.connect(
-            ext.make_dsn(
-                dsn,
+        connection = host_by_host(
+            dsn,
+            lambda way: psycopg2.connect(
+                way,
                 application_name=session_name(self._job_id, self._run_id),
                 keepalives_idle=10,
                 keepalives_interval=5,
                 keepalives_count=3,
                 tcp_user_timeout=30_000,
+                connect_timeout=max(2, int(self._places.connect_timeout_sec)),
+                connection_factory=factory,
             ),
-            connect_timeout=max(2, int(self._places.connect_timeout_sec)),
-            connection_factory=factory,
         )
         with self._lock:
             self._open = {key: kept for key, kept in self._open.items() if not kept[0].closed} | {

@@ -14,6 +14,7 @@ from psycopg2 import sql
 
 from app.errors import SchemaMissing, SchemaOutdated, SchemaTooNew
 from app.queue.refusals import translated
+from app.queue.session import host_by_host
 
 SCHEMA_VERSION = 2  # grows with each change of schema.sql that a running older version would notice
 
@@ -105,8 +106,9 @@ def _too_new(schema: str, version: int) -> str:
 
 @contextmanager
 def _cursor(dsn: str, connect_timeout: float) -> Iterator[Any]:
-    connection = psycopg2.connect(
-        dsn, connect_timeout=max(2, int(connect_timeout)), application_name="dataloader-migrate"
+    patience = max(2, int(connect_timeout))
+    connection = host_by_host(
+        dsn, lambda way: psycopg2.connect(way, connect_timeout=patience, application_name="dataloader-migrate")
     )
     try:
         with connection, connection.cursor() as cursor:

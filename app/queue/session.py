@@ -10,7 +10,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -92,32 +92,40 @@ class Wire:
 
 
 def connect(dsn: str, *, name: str, timeout: float) -> Any:
-    """Open an asynchronous connection.
+    """Open an asynchronous connection to the first of the DSN's hosts that takes it; each has the whole time-out."""
 
-    The DSN's hosts are tried in turn, each with the whole time-out: libpq would stay with a silent first one.
+    def opened(way: str) -> Any:
+        connection = psycopg2.connect(
+            ext.make_dsn(
+                way,
+                application_name=name,
+                client_encoding="UTF8",
+                keepalives_idle=10,
+                keepalives_interval=5,
+                keepalives_count=3,
+                tcp_user_timeout=int(timeout * 2000),
+            ),
+            async_=True,
+        )
+        _drive(connection, time.monotonic() + timeout)
+        ext.register_type(_TIMES, connection)
+        return connection
+
+    return host_by_host(dsn, opened)
+
+
+def host_by_host(dsn: str, opened: Callable[[str], Any]) -> Any:
+    """What `opened` makes of the first of the DSN's hosts with which it does not fail.
+
+    libpq goes on to the next one only if a host cannot be reached: it would stay with one that is silent, or that takes
+    the connection and hangs up, as a balancer does with nothing behind it.
     """
     last: Exception | None = None
     for host in _hosts(dsn):
         try:
-            connection = psycopg2.connect(
-                ext.make_dsn(
-                    dsn,
-                    **host,
-                    application_name=name,
-                    client_encoding="UTF8",
-                    keepalives_idle=10,
-                    keepalives_interval=5,
-                    keepalives_count=3,
-                    tcp_user_timeout=int(timeout * 2000),
-                ),
-                async_=True,
-            )
-            _drive(connection, time.monotonic() + timeout)
-            ext.register_type(_TIMES, connection)
+            return opened(ext.make_dsn(dsn, **host))
         except psycopg2.Error as error:
             last = error
-        else:
-            return connection
     assert last is not None  # noqa: S101 - a DSN names at least one host, if only by default
     raise last
 

@@ -70,3 +70,37 @@ class SilentProxy:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+
+class HangingUp:
+    """A TCP port that takes connections and ends them without a word; `before(dsn)` puts it first among the hosts."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.taken = 0  # by its thread alone
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def before(self, dsn: str) -> str:
+        """This port, and then where the DSN leads."""
+        target = parse_dsn(dsn)
+        hosts = f"127.0.0.1,{target.get('host', '/tmp')}"
+        return make_dsn(**{**target, "host": hosts, "port": f"{self.port},{target.get('port', '5432')}"})
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.taken += 1
+                client.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def __enter__(self) -> HangingUp:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -288,6 +288,12 @@ def test_follow_ups_are_the_same_for_the_next_try_whatever_was_rolled_back(desk,
     assert (child.queue, child.lock_key, child.priority, child.parent_id) == ("q", "next", 7, at_work.job_id)
 
 
+def test_a_follow_up_has_the_lease_that_the_settings_give(desk, at_work):
+    patient = JobContext(replace(at_work.facts, follow_up_lease_sec=90), at_work.effects)
+
+    assert desk.job(patient.enqueue("next")).lease_ttl_sec == 90
+
+
 def test_a_conflict_within_a_transaction_leaves_it_usable(desk, at_work):
     at_work.enqueue("next", {"n": 1}, idempotency_key="mine")
     with at_work.transaction() as connection:

@@ -13,8 +13,10 @@ from app.host import service as services
 from app.host.service import Service, set_up_logging
 from app.log import tear_down
 from app.queue import schema
+from pipelines.contract import Pipelines
 from tests.support import PrivateServer, eventually
 from tests.support.databases import ask
+from workers.pool import WorkerPool
 
 Made = Callable[..., Service]
 
@@ -131,3 +133,9 @@ def test_a_version_is_always_known(monkeypatch):
     assert services.version()
     monkeypatch.setattr(metadata, "version", lost)
     assert services.version() == "0+unknown"
+
+
+def test_follow_ups_have_the_lease_of_the_settings(made: Made):
+    options = made(DL_DB_DSN="host=nowhere", DL_DEFAULT_LEASE_TTL_SEC="90").pool_options({"q": 1})
+
+    assert WorkerPool(Pipelines(), options)._tools().follow_up_lease_sec == 90
