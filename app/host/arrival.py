@@ -2,7 +2,8 @@
 
 It finds ends only (RFC 9112). What a request says, and whether it may say it, is for gunicorn's parser, which is handed
 the same bytes; only a chunked body that is wrongly framed is refused here, since the parser would find it in the midst
-of the app.
+of the app, and one of many chunks is handed on as one: for each chunk the parser copies all that follows, so that a few
+megabytes in chunks of a byte would keep a thread for hours.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from enum import Enum, auto
 
 _HEAD_END = b"\r\n\r\n"
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
+_SIZE = re.compile(rb"[0-9A-Fa-f]+")
 _LONGEST_CHUNK_LINE = 4096
 _DIGITS = re.compile(rb"[0-9]{1,15}")
+_FREE_FRAMES = 65_536  # bytes: small bodies may come in any chunks
 
 
 class Need(Enum):
@@ -37,8 +40,13 @@ class Sizes:
 
     @property
     def framed(self) -> int:
-        """Of a chunked body with its frames: chunks of a few bytes are waste, and of one byte an attack."""
-        return 2 * self.body + 65_536
+        """Of a chunked body with its frames."""
+        return self.body + self.frames(self.body)
+
+    @staticmethod
+    def frames(content: int) -> int:
+        """Of the frames around so much: chunks of a few bytes are waste, and of one byte an attack."""
+        return content // 2 + _FREE_FRAMES
 
 
 class Arrival:
@@ -63,6 +71,18 @@ class Arrival:
         if self.need is Need.BODY:
             self._find_end()
         return self.need
+
+    def whole(self) -> bytes:
+        """The request as the parser is to see it, and what came behind it."""
+        data, at, content = self.data, self._body_at, bytearray()
+        if self._ends_at is not None or not self._content:
+            return bytes(data)
+        while at < self._chunk_at:
+            begin = data.index(b"\r\n", at) + 2
+            size = int(_SIZE.match(data, at)[0], 16)  # type: ignore[index] # it was passed over before
+            content += memoryview(data)[begin : begin + size]
+            at = begin + size + 2
+        return b"".join((data[: self._body_at], b"%x\r\n" % len(content), content, b"\r\n", data[self._chunk_at :]))
 
     @property
     def line(self) -> bytes:
@@ -140,6 +160,9 @@ class Arrival:
             self.need = Need.SOUND_CHUNKS
             return False
         self._chunk_at, self._content = after + 2, self._content + size
+        if self._chunk_at - self._body_at - self._content > self._sizes.frames(self._content):
+            self.need = Need.SMALLER_BODY
+            return False
         return True
 
     def _find_trailers(self, last_line_end: int) -> bool:

@@ -163,7 +163,7 @@ class Conn(TConn):  # type: ignore[misc]
         """Make ready for a thread: what has been gathered is the first that its parser reads."""
         self.init()
         self.sock.settimeout(_LAST_BYTES)
-        self.parser.unreader.unread(bytes(self.arrival.data))
+        self.parser.unreader.unread(self.arrival.whole())
 
     def left_over(self) -> bytes:
         rest: bytes = self.parser.unreader.take_buffered()

@@ -225,6 +225,15 @@ def test_what_is_hostile_is_refused_in_words(service: Running):
     assert not any(line.get("traceback") for line in service.said()), "no bug of ours was met"
 
 
+def test_a_body_in_a_hundred_thousand_chunks_is_read_as_soon_as_one_of_a_single_piece(service: Running):
+    """gunicorn's parser copies all that follows for each chunk: minutes of a thread for two megabytes."""
+    whole = chunked([b" " * 16] * 100_000).replace(TRIGGER.encode(), b"/api/v1/jobs/batch", 1)
+
+    reply = say(service.port, whole, timeout=20)
+
+    assert (reply.status, reply.json()["code"]) == (400, "invalid_json")
+
+
 def test_requests_one_after_another_on_one_connection_are_answered_in_order(service: Running):
     rows = [head("GET", f"/api/v1/jobs/{n}", close=False) for n in range(50)]
 
@@ -389,6 +398,7 @@ def test_a_crowd_of_attackers_keeps_no_honest_client_waiting_and_leaves_nothing_
 
 def test_after_all_that_every_thread_still_answers_and_health_needs_none_of_them(service: Running):
     dsn = service.dsn  # type: ignore[attr-defined]
+    known = head("GET", f"/api/v1/jobs/{say(service.port, post(job())).json()['job_id']}/status")
     question = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         " AND application_name = 'dataloader-api'"
@@ -403,10 +413,12 @@ def test_after_all_that_every_thread_still_answers_and_health_needs_none_of_them
             return int(cursor.fetchall()[0][0])
 
         with ThreadPoolExecutor(2 * THREADS) as clients:
-            asked = [clients.submit(say, service.port, head("GET", "/api/v1/jobs")) for _ in range(2 * THREADS)]
+            asked = [clients.submit(say, service.port, known) for _ in range(2 * THREADS)]
             eventually(
                 lambda: waiting() == THREADS,
-                message=lambda: f"{THREADS} threads wait; {waiting()} do; {[it.result() for it in asked if it.done()]}",
+                message=lambda: (
+                    f"{waiting()} of {THREADS} wait; {Counter(it.result().status for it in asked if it.done())}"
+                ),
             )
             assert say(service.port, head("GET", "/health")).status == 200
             locker.rollback()

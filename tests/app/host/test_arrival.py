@@ -38,6 +38,7 @@ def test_a_request_is_whole_at_its_last_byte_and_not_before(request_: bytes, cut
     assert set(needs) <= {Need.MORE, Need.BODY}
     assert arrival.take(request_[last:]) is Need.NOTHING
     assert arrival.data == request_.lstrip(b"\r\n")
+    assert arrival.whole() == arrival.data or b"chunked" in request_
 
 
 def test_what_comes_behind_a_request_is_kept_for_the_next():
@@ -73,6 +74,29 @@ def test_chunks_of_nothing_but_frames_are_too_much_in_the_end():
         arrival.take(b"1;" + b"e" * 4_000 + b"\r\na\r\n")
 
     assert arrival.need is Need.SMALLER_BODY
+
+
+def test_chunks_of_a_byte_are_an_attack_when_there_are_many():
+    few, many = Arrival(Sizes(body=1_000_000)), Arrival(Sizes(body=1_000_000))
+
+    assert few.take(CHUNKED + b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n") is Need.NOTHING
+    assert many.take(CHUNKED + b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n") is Need.SMALLER_BODY
+
+
+@pytest.mark.parametrize(
+    ("sent", "whole"),
+    [
+        (b"0\r\n\r\n", b"0\r\n\r\n"),
+        (b"3\r\nabc\r\n0\r\n\r\n", b"3\r\nabc\r\n0\r\n\r\n"),
+        (b"3;x=y\r\nabc\r\nA \r\n0123456789\r\n0\r\nT: x\r\n\r\nGET", b"d\r\nabc0123456789\r\n0\r\nT: x\r\n\r\nGET"),
+        (b"2\r\n\r\n\r\n01\r\n0\r\n00;x\r\n\r\n", b"3\r\n\r\n0\r\n00;x\r\n\r\n"),
+    ],
+)
+def test_chunks_are_handed_on_as_one_with_all_that_comes_behind_them(sent: bytes, whole: bytes):
+    arrival = Arrival(SIZES)
+
+    assert arrival.take(CHUNKED + sent) is Need.NOTHING
+    assert arrival.whole() == CHUNKED + whole
 
 
 def test_how_much_is_to_come_is_known_or_taken_to_be_the_most():
