@@ -111,7 +111,7 @@ END $$;
 CREATE SEQUENCE IF NOT EXISTS dl_job_events_event_id_seq;
 CREATE TABLE IF NOT EXISTS dl_job_events (
     event_id bigint      PRIMARY KEY DEFAULT nextval('dl_job_events_event_id_seq'),
-    job_id   uuid        NOT NULL REFERENCES dl_jobs (job_id) ON DELETE CASCADE,
+    job_id   uuid        NOT NULL,  -- of dl_jobs, and deleted with it: see dl_job_events_of_jobs
     queue    text        NOT NULL,
     ts       timestamptz NOT NULL DEFAULT now(),  -- may be before an event of a transaction that it waited for
     kind     text        NOT NULL,
@@ -154,6 +154,8 @@ CREATE OR REPLACE FUNCTION dl_make_parts(parent text, span interval, ahead inter
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms' AS $$
 DECLARE
     day    interval := interval '1 day';
+    least_span interval := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN interval '1 second'
+                                ELSE interval '1 hour' END;
     low    bigint;
     begins timestamptz := greatest(
         (SELECT to_timestamp(max(high) / 100000.0) FROM dl_parts(parent)),
@@ -165,13 +167,14 @@ BEGIN
     IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
         RAISE EXCEPTION 'nothing of ours stands in parts by the name of %', parent;
     END IF;
+    -- Whoever owns the tables may do as he likes; who only keeps house fills no catalogue with tables.
+    IF NOT span BETWEEN least_span AND interval '31 days' OR ahead > interval '31 days' THEN
+        RAISE EXCEPTION 'parts of %, made % ahead; an hour to 31 days would do', span, ahead;
+    END IF;
     WHILE begins < clock_timestamp() + ahead LOOP
         low := dl_first_id(begins);
         part := parent || '_' || to_char(begins AT TIME ZONE 'UTC',
                                          CASE WHEN span >= day THEN 'YYYYMMDD' ELSE 'YYYYMMDD"t"HH24MISS' END);
-        IF parent = 'dl_job_events' THEN
-            LOCK TABLE dl_jobs IN SHARE ROW EXCLUSIVE MODE;  -- the foreign key will want it: first, so that nobody holds it up
-        END IF;
         EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)'
                        ' WITH (autovacuum_vacuum_insert_scale_factor = 0.1)', part, parent);
         EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', parent, part, low,
@@ -207,10 +210,14 @@ END $$;
 
 -- Drop the parts whose rows are all older than `keep`. The one that is being written to stays, and so does any that a
 -- transaction has open. What is locked meanwhile is the journal, not the jobs.
+-- Less than a day is for those alone who could drop the tables themselves: what the service's account did a moment ago
+-- stays in the journal, whoever has taken it over.
 CREATE OR REPLACE FUNCTION dl_drop_parts(parent text, keep interval, dry bool) RETURNS SETOF text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms' AS $$
 DECLARE
     column_of text := CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END;
+    age       interval := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN keep
+                               ELSE greatest(keep, interval '1 day') END;
     reached   bigint;
     old       record;
     newest    timestamptz;
@@ -224,13 +231,13 @@ BEGIN
         EXECUTE format('SELECT max(ts) FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', old.part, column_of)
            INTO newest;
         CONTINUE WHEN coalesce(newest, to_timestamp(least(old.high, 25340230080000000) / 100000.0))
-                      >= clock_timestamp() - keep;
+                      >= clock_timestamp() - age;
         IF NOT dry THEN
             -- The last look is taken under the lock: nobody can have written to it since.
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', old.part);
             EXECUTE format('SELECT coalesce(max(ts) < clock_timestamp() - $1, true)'
                            ' FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', old.part, column_of)
-               INTO over USING keep;
+               INTO over USING age;
             CONTINUE WHEN NOT over;
             EXECUTE format('DROP TABLE %I', old.part);
         END IF;
@@ -265,6 +272,56 @@ BEGIN
     END LOOP;
 END $$;
 
+-- The journal belongs to the jobs as with a foreign key, but for a whole statement at once: a key asks once for each line,
+-- and locks its job each time, which was a seventh of all that a job costs here. Whoever has just changed the jobs that it
+-- writes about says so (dl.ours), and is believed.
+ALTER TABLE dl_job_events DROP CONSTRAINT IF EXISTS dl_job_events_job_id_fkey;
+DO $$
+DECLARE
+    old record;
+BEGIN
+    FOR old IN SELECT conrelid::regclass AS part, conname AS name FROM pg_constraint
+                WHERE contype = 'f' AND confrelid = 'dl_jobs'::regclass
+                  AND conrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'dl_job_events'::regclass) LOOP
+        EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', old.part, old.name);
+    END LOOP;
+END $$;
+
+CREATE OR REPLACE FUNCTION dl_job_events_of_jobs() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    unknown uuid := (SELECT f.job_id FROM fresh f
+                      WHERE (SELECT j.job_id FROM dl_jobs j WHERE j.job_id = f.job_id FOR KEY SHARE) IS NULL LIMIT 1);
+BEGIN
+    IF unknown IS NOT NULL THEN
+        RAISE foreign_key_violation USING MESSAGE = format('there is no job %s to write of in the journal', unknown),
+              CONSTRAINT = 'dl_job_events_of_jobs', TABLE = 'dl_job_events', COLUMN = 'job_id';
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_job_events_of_jobs AFTER INSERT ON dl_job_events
+    REFERENCING NEW TABLE AS fresh
+    FOR EACH STATEMENT WHEN (current_setting('dl.ours', true) IS DISTINCT FROM 'yes')
+    EXECUTE FUNCTION dl_job_events_of_jobs();
+
+CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        TRUNCATE dl_job_events;
+    ELSE
+        DELETE FROM dl_job_events e USING gone WHERE e.job_id = gone.job_id;
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_del AFTER DELETE ON dl_jobs
+    REFERENCING OLD TABLE AS gone
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_deleted();
+CREATE OR REPLACE TRIGGER dl_jobs_trunc AFTER TRUNCATE ON dl_jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_deleted();
+
 CREATE TABLE IF NOT EXISTS dl_workers (
     worker_id     uuid        PRIMARY KEY,
     name          text        NOT NULL,
@@ -279,12 +336,15 @@ CREATE TABLE IF NOT EXISTS dl_workers (
 
 CREATE INDEX IF NOT EXISTS dl_job_logs_job_idx ON dl_job_logs (job_id, log_id);
 
--- One row a schema change that was applied.
+-- One row a schema change that was applied. A process of an older version starts on these tables if they serve it:
+-- `serves_from` is the oldest version that was tried with them; NULL: nobody says so.
 CREATE TABLE IF NOT EXISTS dl_schema (
     version     int         NOT NULL,
     fingerprint text        NOT NULL,
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+ALTER TABLE dl_schema ADD COLUMN IF NOT EXISTS serves_from int;
 
 -- Jobs that were running before runs were fenced: of two with one key the later lease stays, and the other try does not
 -- count. One without a lease is given one that has run out, for the reaper to find.
@@ -422,11 +482,11 @@ END $$;
 -- SECURITY DEFINER, because a service that may only INSERT INTO dl_jobs must be able to; the search path is pinned to
 -- the one this file was applied with.
 CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' AS $$
 BEGIN
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'queued',
-           jsonb_strip_nulls(jsonb_build_object('status', 'queued', 'attempt', attempt, 'producer', producer))
+           jsonb_strip_nulls(jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer))
       FROM fresh
      WHERE status = 'queued';
     -- A key whose job was deleted is as taken as any. Looked at after the insert, which may have waited for the deletion.
@@ -446,23 +506,21 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE FUNCTION dl_jobs_to_the_gate() RETURNS trigger
-    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- Someone who knows nothing of places puts a job back, or moves its time: it is sorted again. One that was finished or
+-- running gets what a retry or a release would have given it. Our own statements either move its place or end its lease.
+CREATE OR REPLACE FUNCTION dl_jobs_moved_by_hand() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' AS $$
 BEGIN
     NEW.place := 'timed';
-    RETURN NEW;
-END $$;
-
-CREATE OR REPLACE FUNCTION dl_jobs_to_the_start() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    NEW.attempt := CASE OLD.status WHEN 'running' THEN greatest(OLD.attempt - 1, 0) ELSE 0 END;
-    NEW.cancel_requested := false;
-    NEW.lease_expires_at := NULL;
-    NEW.finished_at := NULL;
-    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    VALUES (NEW.job_id, NEW.queue, clock_timestamp(), 'requeue',
-            jsonb_build_object('status', 'queued', 'attempt', NEW.attempt, 'reason', 'by_hand'));
+    IF OLD.status <> 'queued' AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL) THEN
+        NEW.attempt := CASE OLD.status WHEN 'running' THEN greatest(OLD.attempt - 1, 0) ELSE 0 END;
+        NEW.cancel_requested := false;
+        NEW.lease_expires_at := NULL;
+        NEW.finished_at := NULL;
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        VALUES (NEW.job_id, NEW.queue, clock_timestamp(), 'requeue',
+                jsonb_build_object('status', 'queued', 'attempt', NEW.attempt, 'reason', 'by_hand'));
+    END IF;
     RETURN NEW;
 END $$;
 
@@ -490,20 +548,14 @@ CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
     WHEN (NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
     EXECUTE FUNCTION dl_jobs_became_ready();
 
--- Someone who knows nothing of places puts a job back, or moves its time: it is sorted again.
 CREATE OR REPLACE TRIGGER dl_jobs_gate BEFORE UPDATE ON dl_jobs
     FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND NEW.place = OLD.place AND NEW.place <> 'timed'
+    WHEN (NEW.status = 'queued' AND NEW.place = OLD.place
           AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
-    EXECUTE FUNCTION dl_jobs_to_the_gate();
-
--- Someone sets a finished or running job to queued by hand: it gets what a retry or a release would have given it. Our
--- own statements either move its place or end its lease.
-CREATE OR REPLACE TRIGGER dl_jobs_put_back BEFORE UPDATE ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND OLD.status <> 'queued' AND NEW.place = OLD.place
-          AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL))
-    EXECUTE FUNCTION dl_jobs_to_the_start();
+    EXECUTE FUNCTION dl_jobs_moved_by_hand();
+DROP TRIGGER IF EXISTS dl_jobs_put_back ON dl_jobs;  -- of before
+DROP FUNCTION IF EXISTS dl_jobs_to_the_gate();
+DROP FUNCTION IF EXISTS dl_jobs_to_the_start();
 
 -- ── operating it ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -1278,20 +1330,24 @@ REVOKE EXECUTE ON FUNCTION dl_asked(jsonb), dl_enqueue_many(jsonb, bool), dl_wil
 
 -- What acts with the owner's rights, and whatever it may call, looks for temporary tables and types last. Without being
 -- told it would do so first, and find there whatever its caller has put for it, triggers, checks and all.
+-- And nobody may call what acts so but the owner, until somebody is named: roles.sql does. Triggers fire all the same.
 DO $$
 DECLARE
-    strong regprocedure;
+    found record;
 BEGIN
-    FOR strong IN
-        SELECT p.oid FROM pg_proc p
+    FOR found IN
+        SELECT p.oid::regprocedure AS signature, p.prosecdef AS strong FROM pg_proc p
          WHERE (p.prosecdef OR p.proconfig::text LIKE '%search_path=%') AND p.proname LIKE 'dl\_%'
            AND p.pronamespace = quote_ident(current_schema())::regnamespace
     LOOP
-        EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', strong, current_schema());
+        EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', found.signature, current_schema());
+        IF found.strong THEN
+            EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', found.signature);
+        END IF;
     END LOOP;
 END $$;
 
 -- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.
-INSERT INTO dl_schema (version, fingerprint)
-SELECT 2, 'by hand'
+INSERT INTO dl_schema (version, fingerprint, serves_from)
+SELECT 2, 'by hand', 1
  WHERE NOT EXISTS (SELECT FROM dl_schema WHERE version >= 2);

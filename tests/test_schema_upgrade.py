@@ -15,7 +15,7 @@ import pytest
 
 from app.errors import DatabaseUnavailable, RightsMissing, SchemaMissing, SchemaOutdated, SchemaTooNew
 from app.queue.job import Said, Status
-from app.queue.schema import SCHEMA_VERSION, check, migrate, schema_text
+from app.queue.schema import SCHEMA_VERSION, SERVES_FROM, check, migrate, schema_text
 from tests.support.desk import Desk
 
 BEFORE = """
@@ -357,6 +357,33 @@ def test_a_newer_database_is_refused_and_left_alone(dsn):
 
     assert definitions(desk) == before
     desk.close()
+
+
+def test_a_newer_database_that_serves_this_version_is_worked_on_and_left_alone(dsn):
+    migrate(dsn)
+    desk = Desk(dsn)
+    desk.sql("INSERT INTO dl_schema VALUES (%s, 'new', now(), %s)", SCHEMA_VERSION + 1, SCHEMA_VERSION)
+    before = definitions(desk)
+
+    check(dsn)
+    migration = migrate(dsn)
+
+    assert (migration.found, migration.now, migration.steps) == (SCHEMA_VERSION + 1, SCHEMA_VERSION + 1, ())
+    assert definitions(desk) == before
+    desk.close()
+
+
+def test_whom_the_tables_serve_is_said_the_same_by_hand_and_by_migrate(empty_dsn):
+    with closing(psycopg2.connect(empty_dsn)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(schema_text())
+        cursor.execute("SELECT version, serves_from FROM dl_schema")
+        assert cursor.fetchall() == [(SCHEMA_VERSION, SERVES_FROM)]
+
+    migrate(empty_dsn)
+
+    with closing(psycopg2.connect(empty_dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT version, serves_from FROM dl_schema")
+        assert cursor.fetchall() == [(SCHEMA_VERSION, SERVES_FROM)]
 
 
 def test_an_older_version_is_outdated_and_an_upgrade_says_what_it_found(dsn):

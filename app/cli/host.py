@@ -79,7 +79,7 @@ def worker(*, queues: tuple[tuple[str, int], ...], workers_json: str | None) -> 
 def migrate(*, roles: bool, as_json: bool) -> None:
     """Create the tables, or bring those of an earlier version up to date, in one transaction and under a lock.
 
-    Doing it twice does no harm. A database of a newer version is refused.
+    Doing it twice does no harm. Tables of a newer version are left alone; unless they serve this version too, it fails.
     """
     from app import wiring  # noqa: PLC0415 - as above
 

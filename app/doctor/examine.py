@@ -44,7 +44,7 @@ def examine(ask: Examination, ways: Ways) -> list[Finding]:
         return judge_queue(seen)
 
     made = expected()
-    look("schema", lambda: judge_schema(ask.catalogue(), made))
+    look("schema", lambda: judge_schema(ask.catalogue(), made, ask.stand))
     look("rights", lambda: judge_rights(ask.missing_rights(wanted_rights(made)), told["user"]))
     look("queue", queue)
     look("bloat", lambda: judge_tables(ask.tables()))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 
 from app.doctor.findings import Finding, error, info, ok, warning
 from app.queue.examination import Thing
+from app.queue.schema import SCHEMA_VERSION, Stand
 
 CATALOGUE = "catalogue.json"
 _MANY = 12
@@ -49,9 +50,15 @@ def judge_rights(missing: Mapping[str, str], user: str) -> Iterator[Finding]:
         yield ok("rights", f"{user} may do what the service does")
 
 
-def judge_schema(found: Mapping[str, Thing], made: Mapping[str, str]) -> Iterator[Finding]:
+def judge_schema(
+    found: Mapping[str, Thing], made: Mapping[str, str], stand: Callable[[], Stand | None]
+) -> Iterator[Finding]:
     if not any(name.startswith("table ") for name in found):
         yield error("schema", "there are no tables", "dataloader migrate")
+        return
+    version = stand() if "table dl_schema" in found else None
+    if version is not None and version.newer:
+        yield _newer(version)
         return
     drift = [*_missing(found, made), *_changed(found, made)]
     yield from drift[:_MANY]
@@ -64,6 +71,15 @@ def judge_schema(found: Mapping[str, Thing], made: Mapping[str, str]) -> Iterato
     yield from _others(found, made)
     if not drift and not faults:
         yield ok("schema", f"{len(made)} columns, indexes, triggers and functions are what schema.sql makes")
+
+
+def _newer(stand: Stand) -> Finding:
+    """What another version has made on purpose is no drift."""
+    told = f"the tables are of version {stand.version}, newer than this dataloader's {SCHEMA_VERSION}"
+    if not stand.serves:
+        return error("schema", f"{told}, and do not serve it", "upgrade dataloader", version=stand.version)
+    said = f"{told}; they serve it as well, and are not compared with its schema.sql"
+    return info("schema", said, "ask the doctor of the newer version", version=stand.version)
 
 
 def _missing(found: Mapping[str, Thing], made: Mapping[str, str]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg2
 
 from app.queue.jobqueue import Source
+from app.queue.schema import Stand
 from app.queue.session import Wire, connect
 from app.queue.values import array
 
@@ -85,6 +86,10 @@ class Examination:
             "rights": array(right for _, right in wanted),
         }
         return {row[0]: row[1] for row in self._ask("doctor_rights", asked)}
+
+    def stand(self) -> Stand | None:
+        rows = self._ask("schema_version")
+        return Stand(*rows[0]) if rows else None
 
     def catalogue(self) -> dict[str, Thing]:
         return {name: Thing(form, fault) for name, form, fault in self._ask("catalogue", {"schema": self._schema})}

@@ -683,4 +683,8 @@ SELECT worker_id, name, version, queues, tasks, threads, started_at, seen_at,
 SELECT 1;
 
 -- name: schema_version
-SELECT version, fingerprint FROM dl_schema ORDER BY version DESC, applied_at DESC LIMIT 1;
+-- As JSON, for tables of an older version do not say whom they serve.
+SELECT version, fingerprint, (to_jsonb(stand) ->> 'serves_from')::int AS serves_from
+  FROM dl_schema AS stand
+ ORDER BY version DESC, applied_at DESC
+ LIMIT 1;

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg2
 from psycopg2 import sql
@@ -15,11 +15,30 @@ from psycopg2 import sql
 from app.errors import SchemaMissing, SchemaOutdated, SchemaTooNew
 from app.queue.refusals import translated
 from app.queue.session import host_by_host
+from app.queue.statements import statements
 
 SCHEMA_VERSION = 2  # grows with each change of schema.sql that a running older version would notice
+SERVES_FROM = 1  # the oldest version whose processes work on these tables: tests/system/test_side_by_side.py tries them
 
 _ONE_AT_A_TIME = 1684828528  # advisory lock: two migrations of one database
 _OLDEST_SERVER = 150000
+
+
+class Stand(NamedTuple):
+    """What the tables say of themselves."""
+
+    version: int
+    fingerprint: str
+    serves_from: int | None  # older tables do not say it
+
+    @property
+    def newer(self) -> bool:
+        return self.version > SCHEMA_VERSION
+
+    @property
+    def serves(self) -> bool:
+        """May a process of this version work on tables of a newer one?"""
+        return self.serves_from is not None and self.serves_from <= SCHEMA_VERSION
 
 
 @dataclass(frozen=True)
@@ -43,16 +62,20 @@ def schema_text() -> str:
 def migrate(
     dsn: str, schema: str = "public", *, connect_timeout: float = 5.0, lock_timeout_sec: float = 30.0
 ) -> Migration:
-    """Bring the queue's tables to this version: all of it in one transaction, or nothing. Refuses a newer database."""
+    """Bring the queue's tables to this version: all of it in one transaction, or nothing.
+
+    Newer tables that serve this version are left as they are; others are refused.
+    """
     text = schema_text()
     fingerprint = hashlib.sha256(text.encode()).hexdigest()
     with translated(), _cursor(dsn, connect_timeout) as cursor:
         _require_server(cursor)
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_ONE_AT_A_TIME,))
         found = _version(cursor, schema)
-        if found is not None and found[0] > SCHEMA_VERSION:
-            raise SchemaTooNew(_too_new(schema, found[0]))
-        if found == (SCHEMA_VERSION, fingerprint):
+        if found is not None and found.newer:
+            judge(found, schema, tables=True)
+            return Migration(schema, found.version, found.version, ())
+        if found == Stand(SCHEMA_VERSION, fingerprint, SERVES_FROM):
             return Migration(schema, SCHEMA_VERSION, SCHEMA_VERSION, ())
         before = _objects(cursor, schema)
         name = sql.Identifier(schema)
@@ -69,13 +92,18 @@ def migrate(
 
 def _record(cursor: Any, fingerprint: str) -> None:
     """The file notes its version itself, for those who apply it by hand; that line becomes ours."""
-    known = {"version": SCHEMA_VERSION, "fingerprint": fingerprint}
+    known = Stand(SCHEMA_VERSION, fingerprint, SERVES_FROM)._asdict()
     cursor.execute(
-        "UPDATE dl_schema SET fingerprint = %(fingerprint)s WHERE version = %(version)s AND fingerprint = 'by hand'",
+        "UPDATE dl_schema SET fingerprint = %(fingerprint)s, serves_from = %(serves_from)s"
+        " WHERE version = %(version)s AND fingerprint = 'by hand'",
         known,
     )
     if cursor.rowcount == 0:
-        cursor.execute("INSERT INTO dl_schema (version, fingerprint) VALUES (%(version)s, %(fingerprint)s)", known)
+        cursor.execute(
+            "INSERT INTO dl_schema (version, fingerprint, serves_from)"
+            " VALUES (%(version)s, %(fingerprint)s, %(serves_from)s)",
+            known,
+        )
 
 
 def check(dsn: str, schema: str = "public", *, connect_timeout: float = 5.0) -> None:
@@ -84,24 +112,20 @@ def check(dsn: str, schema: str = "public", *, connect_timeout: float = 5.0) -> 
         judge(_version(cursor, schema), schema, tables=bool(_objects(cursor, schema)))
 
 
-def judge(found: tuple[int, str] | None, schema: str, *, tables: bool) -> None:
+def judge(found: Stand | None, schema: str, *, tables: bool) -> None:
     if found is None and not tables:
         raise SchemaMissing(f"schema {schema!r} holds no queue; `dataloader migrate` creates its tables")
-    if found is None or found[0] < SCHEMA_VERSION:
-        version = 0 if found is None else found[0]
+    if found is None or found.version < SCHEMA_VERSION:
+        version = 0 if found is None else found.version
         raise SchemaOutdated(
             f"the tables in schema {schema!r} are of version {version}, this dataloader needs {SCHEMA_VERSION}; "
             "run `dataloader migrate`"
         )
-    if found[0] > SCHEMA_VERSION:
-        raise SchemaTooNew(_too_new(schema, found[0]))
-
-
-def _too_new(schema: str, version: int) -> str:
-    return (
-        f"the tables in schema {schema!r} are of version {version}, newer than this dataloader's {SCHEMA_VERSION}; "
-        "upgrade dataloader instead"
-    )
+    if found.newer and not found.serves:
+        raise SchemaTooNew(
+            f"the tables in schema {schema!r} are of version {found.version}, newer than this dataloader's "
+            f"{SCHEMA_VERSION}, and do not serve it; upgrade dataloader instead"
+        )
 
 
 @contextmanager
@@ -128,16 +152,14 @@ def _exists(cursor: Any, schema: str) -> bool:
     return bool(cursor.fetchone()[0])
 
 
-def _version(cursor: Any, schema: str) -> tuple[int, str] | None:
+def _version(cursor: Any, schema: str) -> Stand | None:
     table = sql.Identifier(schema, "dl_schema")
     cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (table.as_string(cursor),))
     if not cursor.fetchone()[0]:
         return None
-    cursor.execute(
-        sql.SQL("SELECT version, fingerprint FROM {} ORDER BY version DESC, applied_at DESC LIMIT 1").format(table)
-    )
+    cursor.execute(statements(schema)["schema_version"].text)
     row = cursor.fetchone()
-    return None if row is None else (row[0], row[1])
+    return None if row is None else Stand(*row)
 
 
 def _objects(cursor: Any, schema: str) -> dict[str, str]:
@@ -170,9 +192,9 @@ def _objects(cursor: Any, schema: str) -> dict[str, str]:
     return {f"{kind} {name}": form for kind, name, form in cursor.fetchall()}
 
 
-def _found_version(found: tuple[int, str] | None, before: dict[str, str]) -> int | None:
+def _found_version(found: Stand | None, before: dict[str, str]) -> int | None:
     if found is not None:
-        return found[0]
+        return found.version
     return 0 if before else None
 
 

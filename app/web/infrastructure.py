@@ -9,7 +9,7 @@ from app import log
 from app.errors import DatabaseUnavailable, SchemaError
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Pool
-from app.queue.schema import SCHEMA_VERSION, judge
+from app.queue.schema import SCHEMA_VERSION, Stand, judge
 from app.web.auth import may_know_more
 from app.web.bounded import Bounded, NoAnswer
 from app.web.models import DatabasePart, Health, Info, Readiness, SchemaPart
@@ -84,7 +84,7 @@ def _schema(pool: Pool) -> SchemaPart:
     try:
         rows = pool.ask("schema_version")
         found = rows[0][0] if rows else None
-        judge(rows[0] if rows else None, pool.schema, tables=True)
+        judge(Stand(*rows[0]) if rows else None, pool.schema, tables=True)
     except SchemaError as error:
         return SchemaPart(False, str(error), found, SCHEMA_VERSION)
     return SchemaPart(True, None, found, SCHEMA_VERSION)

@@ -85,7 +85,7 @@ class HangingUp:
         """This port, and then where the DSN leads."""
         target = parse_dsn(dsn)
         hosts = f"127.0.0.1,{target.get('host', '/tmp')}"
-        return make_dsn(**{**target, "host": hosts, "port": f"{self.port},{target.get('port', '5432')}"})
+        return str(make_dsn(**{**target, "host": hosts, "port": f"{self.port},{target.get('port', '5432')}"}))
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

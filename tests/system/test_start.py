@@ -42,7 +42,7 @@ def test_two_services_on_two_ports_share_the_embedded_server_and_the_last_one_st
 
 
 def test_tables_that_do_not_fit_are_told_with_the_remedy(run: Runner, dsn: str):
-    ask(dsn, "UPDATE dl_schema SET version = %s", SCHEMA_VERSION + 1)
+    ask(dsn, "UPDATE dl_schema SET version = %s, serves_from = %s", SCHEMA_VERSION + 1, SCHEMA_VERSION + 1)
     newer = [run(host) for host in ("serve", "worker")]
     for running in newer:
         assert running.process.wait() == 65
@@ -55,6 +55,17 @@ def test_tables_that_do_not_fit_are_told_with_the_remedy(run: Runner, dsn: str):
         assert running.process.wait() == 65
         assert "run `dataloader migrate`" in running.process.text
         assert "Traceback" not in running.process.text
+
+
+def test_newer_tables_that_serve_this_version_are_worked_on(run: Runner, dsn: str, tmp_path: Path):
+    ask(dsn, "INSERT INTO dl_schema VALUES (%s, 'of a later release', now(), %s)", SCHEMA_VERSION + 1, SCHEMA_VERSION)
+    jobs = Jobs(dsn, tmp_path)
+
+    running = run("serve").until_ready()
+    jobs.insert()
+
+    jobs.until({"succeeded": 1})
+    assert running.get("/status")[0] == 200
 
 
 def test_an_empty_database_is_given_its_tables(start: Callable[..., Process], empty_dsn: str, tmp_path: Path):

@@ -89,6 +89,20 @@ def test_what_was_changed_by_hand_is_found(own_desk, examined):
     assert any("the index somebodys is not ours" in what for what, _ in found)
 
 
+@pytest.mark.parametrize(
+    ("serves_from", "severity", "told"),
+    [(2, Severity.INFO, "they serve it as well"), (3, Severity.ERROR, "do not serve it")],
+)
+def test_what_a_newer_version_has_made_is_no_drift(own_desk, examined, serves_from, severity, told):
+    own_desk.sql("INSERT INTO dl_schema VALUES (3, 'of a later release', now(), %s)", serves_from)
+    own_desk.sql("DROP INDEX dl_jobs_parked_idx")
+
+    (finding,) = [one for one in examined() if one.check == "schema"]
+
+    assert (finding.severity, finding.facts["version"]) == (severity, 3)
+    assert told in finding.told
+
+
 def test_without_tables_there_is_one_finding_about_that_and_the_rest_is_still_looked_at(empty_dsn):
     pool = Pool(empty_dsn)
     findings = examine(Examination(pool), Ways(empty_dsn, None, 5.0, 16))

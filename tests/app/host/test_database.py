@@ -30,7 +30,8 @@ def test_a_shared_database_with_other_tables_is_left_alone(dsn: str):
     schema.migrate(dsn)
     named = database(DL_DB_DSN=dsn)
 
-    ask(dsn, f"UPDATE dl_schema SET version = {schema.SCHEMA_VERSION + 1}")
+    newer = schema.SCHEMA_VERSION + 1
+    ask(dsn, f"UPDATE dl_schema SET version = {newer}, serves_from = {newer}")
     with pytest.raises(SchemaTooNew):
         named.prepare()
     ask(dsn, "DELETE FROM dl_schema")

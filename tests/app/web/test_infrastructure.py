@@ -95,7 +95,7 @@ def test_without_a_database_it_is_not_ready_and_says_so(app_without_database):
     [
         ("UPDATE dl_schema SET version = 0", 0, "dataloader migrate"),
         ("DELETE FROM dl_schema", None, "dataloader migrate"),
-        ("UPDATE dl_schema SET version = 9999", 9999, "upgrade dataloader"),
+        ("UPDATE dl_schema SET version = 9999, serves_from = 9998", 9999, "upgrade dataloader"),
         ("DROP TABLE dl_schema", None, "dataloader migrate"),
     ],
 )
