@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -34,7 +33,7 @@ from workers.outcome import (
     stopped,
     success,
 )
-from workers.secrets import NO_VAULT, WORD, NoSecret, Vault, Veil, scrubbed, uncover
+from workers.secrets import NO_VAULT, WORD, NoSecret, Vault, scrubbed, uncover
 from workers.threads import clock
 
 if TYPE_CHECKING:
@@ -79,7 +78,6 @@ class Attempt(JobContext):
     that nobody has set is its class's."""
 
     options: Options = _PLAIN  # of the task; set by the worker before it begins
-    secrets: Mapping[str, str] = MappingProxyType({})  # by name, those that the args refer to
     in_thread = True  # likewise; False: the worker's thread watches over a process, and is its ladder
     began: float | None = None  # set by the worker when the pipeline starts
     ended: float | None = None  # and when it has ended
@@ -213,10 +211,9 @@ class Attempt(JobContext):
             return f"args cannot be read: {args['$dropped']}"
         if WORD in text:
             try:
-                args, self.secrets = uncover(args, self.tools.vault)
+                args, self.veil = uncover(args, self.tools.vault, self.job.task)
             except NoSecret as error:
                 return str(error)
-            self.veil = Veil(self.secrets)
         given: dict[str, Any] = args
         return given
 

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
-from app import log
 from pipelines.contract import Fail, Kind, StopReason, Task
 from pipelines.options import Command
 from pipelines.retry import Answer
@@ -34,7 +33,7 @@ from workers.outcome import (
     refused,
     success,
 )
-from workers.secrets import NoSecret, Veil
+from workers.secrets import NoSecret, veiled
 
 _OUT_OF_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _ROOM_AGAIN = 10.0
@@ -77,7 +76,7 @@ def _recipe(attempt: Attempt, task: Task, *, parent: int) -> dict[str, Any]:
         "tasks": tools.tasks,
         "endpoints": tools.endpoints,
         "tokens": tools.tokens,
-        "secrets": dict(attempt.secrets),
+        "secrets": dict(attempt.veil.secrets),
         "places": None if tools.places is None else asdict(tools.places),
         "facts": {key: str(value) if key.endswith("_id") else value for key, value in asdict(attempt.facts).items()},
         "args": job.args_text,
@@ -91,7 +90,7 @@ def _recipe(attempt: Attempt, task: Task, *, parent: int) -> dict[str, Any]:
 
 def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Ending:
     assert task.command is not None  # noqa: S101 - a task of this kind has one
-    if attempt.secrets:
+    if attempt.veil:
         return refused(
             "a command's arguments can be read by everybody on its machine, so they hold no secret; give it in the "
             'command\'s env, as in {"env": {"TOKEN": {"$secret": "name"}}}'
@@ -127,9 +126,7 @@ def _environment(attempt: Attempt, command: Command) -> dict[str, str]:
     its task says so. And what the task gives it."""
     secrets = {variable: attempt.tools.vault.read(name) for variable, name in command.secret_env.items()}
     if secrets:
-        attempt.secrets = {command.secret_env[variable]: value for variable, value in secrets.items()}
-        attempt.veil = Veil(attempt.secrets)
-        log.hide(attempt.veil.forms)
+        attempt.veil = veiled({command.secret_env[variable]: value for variable, value in secrets.items()})
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD) or name in command.inherit
     }

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -24,6 +25,7 @@ MASK = "***"
 _SHORTEST = 4  # a shorter one cannot be hidden: it is in half of all texts
 _SHORTEST_LINE = 8  # likewise of a part
 _LARGEST = 65_536
+_THE_REST = "*"
 
 
 class NoSecret(Exception):
@@ -36,6 +38,15 @@ class Vault:
 
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # with their prefix
     folder: Path | None = None
+    tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # secret → patterns; see `given`
+
+    def given(self, name: str, task: str) -> str:
+        """The secret for the args of a job, which whoever asked for the job has chosen. Raises NoSecret, where it is
+        not for this task: what is said for it counts, else what is said for "*", else it is for all."""
+        welcome = self.tasks.get(name, self.tasks.get(_THE_REST))
+        if welcome is not None and not any(fnmatchcase(task, pattern) for pattern in welcome):
+            raise NoSecret(f"the secret {name!r} is not for the task {task!r}; DL_SECRETS_ALLOW says for which it is")
+        return self.read(name)
 
     def read(self, name: str) -> str:
         variable = variable_of(name)
@@ -81,6 +92,11 @@ class Veil:
 
     def __bool__(self) -> bool:
         return bool(self._secrets)
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """By name."""
+        return self._secrets
 
     def text(self, text: str) -> str:
         for form in self.forms:
@@ -143,17 +159,24 @@ class Veil:
                 return end
 
 
-def uncover(args: dict[str, Any], vault: Vault) -> tuple[dict[str, Any], dict[str, str]]:
-    """The args with their secrets in them, and the secrets by name. Raises NoSecret. From then on no line of any log of
-    this process shows them."""
+def uncover(args: dict[str, Any], vault: Vault, task: str) -> tuple[dict[str, Any], Veil]:
+    """The args of a job of this task with their secrets in them, and the veil over these. Raises NoSecret. For as long
+    as the veil is there no line of any log of this process shows them."""
     try:
-        found = {name: vault.read(name) for _, name in references(args)}
+        names = {name for _, name in references(args)}
     except BadReference as error:
         raise NoSecret(f"args: {error}") from None
-    if not found:
-        return args, {}
-    log.hide(form for value in found.values() for form in _forms(value))
-    return put_in(args, found.__getitem__), found
+    if not names:
+        return args, NOTHING_HIDDEN
+    found = {name: vault.given(name, task) for name in sorted(names)}
+    return put_in(args, found.__getitem__), veiled(found)
+
+
+def veiled(secrets: Mapping[str, str]) -> Veil:
+    """The veil over these, which hides them from the process's logs too."""
+    veil = Veil(secrets)
+    log.hide(veil.forms, veil)
+    return veil
 
 
 def scrubbed(end: Ending) -> Ending:
@@ -183,4 +206,15 @@ def _forms(value: str) -> set[str]:
 
 
 NOTHING_HIDDEN = Veil()
-__all__ = ["NOTHING_HIDDEN", "NO_VAULT", "WORD", "NoSecret", "Vault", "Veil", "scrubbed", "uncover", "variable_of"]
+__all__ = [
+    "NOTHING_HIDDEN",
+    "NO_VAULT",
+    "WORD",
+    "NoSecret",
+    "Vault",
+    "Veil",
+    "scrubbed",
+    "uncover",
+    "variable_of",
+    "veiled",
+]

@@ -266,7 +266,7 @@ def _locally(service: Service, task: Task, args: dict[str, Any], show: Show, not
         targets=settings.places()[1],
         connect_timeout_sec=settings.pg_connect_timeout,
     )
-    vault = Vault(settings.named_secrets, settings.secrets_dir)
+    vault = Vault(settings.named_secrets, settings.secrets_dir, settings.secrets_allow)
     tools = Tools(places=places, stop_grace_sec=settings.stop_grace_sec, vault=vault, log=show.line)
     attempt = _attempt(task, args, tools)
     attempt.effects = LocalEffects(places, attempt.facts.job_id, attempt.facts.run_id)

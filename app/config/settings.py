@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr, SecretStr, 
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from app.config import checks, dsn, keeping, tasks, values
+from app.config import allowing, checks, dsn, keeping, tasks, values
 from app.config.values import QueueWorkers, Rotation
 from app.errors import ConfigError, Fault
 
@@ -82,6 +82,7 @@ Targets = Annotated[Mapping[str, SecretStr], BeforeValidator(values.targets)]
 Tokens = Annotated[Mapping[str, SecretStr], BeforeValidator(values.tokens)]
 Keeping = Annotated[Mapping[str, Mapping[str, float]], BeforeValidator(keeping.of_tasks)]
 Tasks = Annotated[Mapping[str, Any], BeforeValidator(tasks.tasks)]
+Allowing = Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(allowing.of_secrets)]
 
 
 class Settings(BaseSettings):
@@ -315,11 +316,14 @@ class Settings(BaseSettings):
         "Other ages for the jobs of single tasks, in days: one for all that have ended, or one for each status.",
         'a JSON object such as {"heartbeat.check": 1, "load.cbr.rates": {"succeeded": 3, "failed": 90}}',
     )
-    keep_journal_days: float = _days(
+    keep_journal_days: float = _number(
+        Group.RETENTION,
         "DL_KEEP_JOURNAL_DAYS",
         30.0,
         "After how many days the journal is dropped, also of jobs that are still there; in whole "
         "parts, so up to a fifth later.",
+        1,
+        36_500,
     )
     keep_keys_days: float = _number(
         Group.RETENTION,
@@ -424,6 +428,14 @@ class Settings(BaseSettings):
         "DL_SECRET_NAME.",
         "a folder",
     )
+    secrets_allow: Allowing = _knob(
+        Group.SECURITY,
+        "DL_SECRETS_ALLOW",
+        {},
+        'Which secrets the args of which tasks may refer to: for each secret its tasks, "*" for the secrets that are '
+        "not named. What is not said is allowed: say it where not all who may trigger a task may use every secret.",
+        'a JSON object such as {"crm": ["load.crm", "report.*"], "*": []}',
+    )
     masked_keys: Words = _knob(
         Group.SECURITY,
         "DL_MASKED_KEYS",
@@ -483,7 +495,7 @@ class Settings(BaseSettings):
         100_000,
     )
     job_log_keep_days: float = _number(
-        Group.LOGS, "DL_JOB_LOG_KEEP_DAYS", 14.0, "After how many days what jobs said is deleted.", 0.01, 36_500
+        Group.LOGS, "DL_JOB_LOG_KEEP_DAYS", 14.0, "After how many days what jobs said is deleted.", 1, 36_500
     )
     debug: bool = _switch(Group.LOGS, "DEBUG", False, "Whether the log also tells what only a developer wants to know.")
 
@@ -642,12 +654,16 @@ def as_text(value: Any) -> str:
         case tuple():
             text = ",".join(value)
         case Mapping():
-            # Only a task is more than a text.
-            texts = {name: tasks.shown(v) if isinstance(v, Mapping) else as_text(v) for name, v in value.items()}
-            text = json.dumps(texts, ensure_ascii=False)
+            text = json.dumps({name: _part(v) for name, v in value.items()}, ensure_ascii=False)
         case _:
             text = "" if value is None else str(value)
     return text
+
+
+def _part(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tasks.shown(value)
+    return list(value) if isinstance(value, tuple) else as_text(value)
 
 
 def _passwords(connection: str) -> list[str]:

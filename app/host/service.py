@@ -224,7 +224,7 @@ class Service:
             endpoints=endpoints,
             targets=targets,
             tokens=tokens,
-            vault=Vault(settings.named_secrets, settings.secrets_dir),
+            vault=Vault(settings.named_secrets, settings.secrets_dir, settings.secrets_allow),
             courier=self._courier_options(),
             alert_period_sec=settings.alert_period_sec,
             tracer=self.tracer,

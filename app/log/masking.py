@@ -6,6 +6,8 @@ import logging
 import math
 import re
 import threading
+import weakref
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from datetime import date, time
 from functools import lru_cache
@@ -63,36 +65,60 @@ _IN_ERRORS = (
         rf"\1{MASK}",
     ),
 )
-_MOST_HIDDEN = 2_000
+_MOST_HIDDEN = 2_000  # of those that nobody holds
 _DEEPEST_JSON = 200
 
 
 class _Hidden:
     """Values that are hidden from every log of this process from some moment on. Like logging's own registry it is as
-    wide as the process, since lines are said by threads and libraries that know nothing of each other."""
+    wide as the process, since lines are said by threads and libraries that know nothing of each other.
+
+    What a run was given stays hidden for as long as anything of that run is left, a thread that has run away included.
+    Of what nobody holds any more the latest are kept.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all: dict[str, None] = {}  # the oldest first; under the lock
+        self._over: deque[list[str]] = deque()  # of holders that are gone: garbage is collected wherever it pleases
+        self._held: Counter[str] = Counter()  # by how many runs; under the lock, as the next
+        self._others: dict[str, None] = {}  # the latest last
         self.forms: tuple[str, ...] = ()  # the longest first; replaced whole
 
-    def add(self, forms: Iterable[str]) -> None:
+    def add(self, forms: Iterable[str], holder: object | None) -> None:
+        new = [form for form in dict.fromkeys(forms) if len(form) >= _SHORTEST_SECRET]
+        if not new:
+            return
         with self._lock:
-            new = [form for form in forms if form not in self._all and len(form) >= _SHORTEST_SECRET]
-            if not new:
-                return
-            self._all |= dict.fromkeys(new)
-            for oldest in list(self._all)[:-_MOST_HIDDEN]:
-                del self._all[oldest]
-            self.forms = tuple(sorted(self._all, key=len, reverse=True))
+            if holder is None:
+                self._keep(new)
+            else:
+                self._held.update(new)
+                weakref.finalize(holder, self._over.append, new).atexit = False
+            while self._over:
+                self._let_go(self._over.popleft())
+            if (known := self._held.keys() | self._others.keys()) != set(self.forms):
+                self.forms = tuple(sorted(known, key=len, reverse=True))
+
+    def _let_go(self, forms: list[str]) -> None:
+        self._held.subtract(forms)
+        self._held = +self._held  # without those that nobody holds
+        self._keep(form for form in forms if form not in self._held)
+
+    def _keep(self, forms: Iterable[str]) -> None:
+        for form in forms:
+            self._others.pop(form, None)
+            self._others[form] = None
+        for oldest in list(self._others)[:-_MOST_HIDDEN]:
+            del self._others[oldest]
 
 
 _HIDDEN = _Hidden()
 
 
-def hide(forms: Iterable[str]) -> None:
-    """Let no line of any log of this process show these from now on."""
-    _HIDDEN.add(forms)
+def hide(forms: Iterable[str], holder: object | None = None) -> None:
+    """Let no line of any log of this process show these from now on: for as long as `holder` is there, and for some
+    time after."""
+    _HIDDEN.add(forms, holder)
 
 
 def scrub(text: str) -> str:

@@ -19,7 +19,7 @@ from tests.support import (
     indiscreet,  # noqa: F401 - registers its task
 )
 from tests.support.claims import Said, attempt_with
-from workers.secrets import NoSecret, Vault, Veil, uncover, variable_of
+from workers.secrets import NOTHING_HIDDEN, NoSecret, Vault, Veil, uncover, variable_of
 
 SECRET = "s3cr3t/of the+bank"
 VAULT = Vault({"DL_SECRET_BANK": SECRET})
@@ -83,9 +83,9 @@ def test_a_secret_that_is_missing_is_told_with_where_it_was_looked_for(tmp_path:
 def test_a_name_leads_nowhere_else(name, tmp_path: Path):
     with pytest.raises(BadReference):
         references({"x": [{"$secret": name}]})
-    assert isinstance(uncover({"x": 1}, VAULT), tuple)
+    assert uncover({"x": 1}, VAULT, "t") == ({"x": 1}, NOTHING_HIDDEN)
     with pytest.raises(NoSecret, match=r"args: x\[0\]"):
-        uncover({"x": [{"$secret": name}]}, Vault({}, tmp_path))
+        uncover({"x": [{"$secret": name}]}, Vault({}, tmp_path), "t")
 
 
 def test_a_reference_stands_alone():
@@ -256,3 +256,45 @@ def test_an_error_that_only_speaks_of_such_things_is_left_as_it_is(told):
         raise RuntimeError(told)
 
     assert run(fails, {})[1].error == f"RuntimeError: {told}"
+
+
+# ── for whom they are ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("tasks", "allowed"),
+    [
+        ({}, True),
+        ({"bank": ("t",)}, True),
+        ({"bank": ("load.*", "t*")}, True),
+        ({"bank": ("load.*", "T")}, False),
+        ({"bank": ()}, False),
+        ({"crm": ("t",)}, True),
+        ({"crm": ("t",), "*": ()}, False),
+        ({"bank": ("t",), "*": ()}, True),
+    ],
+)
+def test_a_secret_is_given_to_the_tasks_it_is_for(tasks, allowed):
+    seen = []
+    vault = Vault(VAULT.variables, tasks=tasks)
+
+    _, end = run(lambda args: seen.append(args["x"]), {"x": REFERENCE}, vault=vault)
+
+    assert seen == ([SECRET] if allowed else [])
+    assert end.status is (Status.SUCCEEDED if allowed else Status.FAILED)
+    if not allowed:
+        assert "the secret 'bank' is not for the task 't'; DL_SECRETS_ALLOW says" in end.error
+        assert not end.retry_in
+    hidden(str(end))
+
+
+def test_what_a_command_is_given_by_whoever_configured_it_is_not_asked_for(tmp_path):
+    vault = Vault(VAULT.variables, tasks={"*": ()})
+    file = tmp_path / "seen"
+
+    _, end = run(
+        [sys.executable, "-c", f"import os; open({str(file)!r}, 'w').write(os.environ['TOKEN'])"], {}, vault=vault,
+        env={"TOKEN": REFERENCE},
+    )  # fmt: skip
+
+    assert (end.status, file.read_text()) == (Status.SUCCEEDED, SECRET)

@@ -220,8 +220,36 @@ def test_what_is_hidden_later_is_hidden_from_then_on_and_not_without_end(monkeyp
 
     hide(["hidden-one", "abc"])
     assert masker.text("a hidden-one, abc, known-secret") == "a ***, abc, ***"
-    hide(["hidden-one", "hidden-two", "hidden-three"])
-    assert masker.text("hidden-one hidden-three") == "hidden-one ***"
+    hide(["hidden-two", "hidden-one", "hidden-three"])
+    assert masker.text("hidden-one hidden-two hidden-three") == "*** hidden-two ***", "the latest are kept"
+    hide(["hidden-one"])
+    hide(["hidden-four"])
+    assert masker.text("hidden-one hidden-three") == "*** hidden-three", "whoever is named again is the latest"
+
+
+class Run:
+    """Something that a secret is hidden for."""
+
+
+def test_a_secret_that_somebody_holds_is_never_forgotten_however_many_come_after_it(monkeypatch):
+    monkeypatch.setattr(masking, "_HIDDEN", masking._Hidden())
+    monkeypatch.setattr(masking, "_MOST_HIDDEN", 2)
+    masker, long_run, another = Masker(), Run(), Run()
+
+    hide(["of-the-long-run", "of-both"], long_run)
+    hide(["of-both"], another)
+    for n in range(5):
+        hide([f"short-{n}"], Run())
+    assert masker.text("of-the-long-run of-both short-0 short-4") == "*** *** short-0 ***"
+
+    del another
+    hide(["x-more", "y-more"])
+    assert masker.text("of-the-long-run of-both") == "*** ***"
+
+    del long_run
+    hide(["z-more"])
+    hide(["last-one", "very-last"])
+    assert masker.text("of-the-long-run of-both very-last") == "of-the-long-run of-both ***"
 
 
 def test_a_name_that_was_seen_before_it_became_a_secret_is_hidden_from_then_on():

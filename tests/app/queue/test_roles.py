@@ -183,6 +183,40 @@ def test_only_our_own_tables_stand_in_parts(dsn):
             do(dsn, f"SELECT * FROM {call}")
 
 
+def test_the_service_can_neither_fill_the_catalogue_with_parts_nor_drop_what_was_said_today(roles, dsn):
+    for span, ahead in (("1 second", "1 hour"), ("1 hour", "10 years"), ("50 days", "1 day"), ("-1 day", "1 day")):
+        with pytest.raises(errors.RaiseException, match="an hour to 31 days would do"):
+            do(roles["service"], f"SELECT dl_make_parts('dl_job_logs', '{span}', '{ahead}')")
+    with pytest.raises(errors.RaiseException):
+        do(dsn, "SELECT dl_make_parts('dl_job_logs', '-1 day', '1 day')")
+
+    do(dsn, "SELECT setval('dl_job_logs_log_id_seq', (SELECT max(high) FROM dl_parts('dl_job_logs')))")
+    (part, low), *_ = do(dsn, "SELECT part, low FROM dl_parts('dl_job_logs')")
+    said = "ts, job_id, attempt, level, stream, line) VALUES"
+    do(
+        dsn,
+        f"INSERT INTO {part} (log_id, {said}"
+        f" ({low}, now() - interval '20 hours', gen_random_uuid(), 1, 'INFO', 'log', 'x')",
+    )
+    drop = "SELECT dl_drop_parts('dl_job_logs', '1 second', false)"
+    assert do(roles["service"], drop) == []
+    assert do(dsn, drop) == [(part,)], "the owner may drop his tables anyway"
+
+
+def test_nothing_that_acts_with_the_owners_rights_is_everybodys_even_before_the_roles_are_made(dsn):
+    strong = do(
+        dsn,
+        "SELECT proname, has_function_privilege('public', oid, 'EXECUTE'), proconfig::text FROM pg_proc"
+        " WHERE prosecdef AND pronamespace = 'public'::regnamespace",
+    )
+
+    assert {"dl_tell", "dl_tell_alerts", "dl_enqueue", "dl_drop_parts", "dl_audit_prune"} <= {
+        name for name, *_ in strong
+    }
+    assert [name for name, open_to_all, _ in strong if open_to_all] == []
+    assert [name for name, _, pinned in strong if "pg_temp" not in pinned] == []
+
+
 def test_rights_that_are_missing_are_told_with_what_would_do(roles):
     pool = Pool(roles["enqueuer"], size=1, overflow=0)
     with pytest.raises(RightsMissing, match=r"permission denied for table dl_api_keys; .*--roles"):
