@@ -309,7 +309,7 @@ CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
-        TRUNCATE dl_job_events;
+        DELETE FROM dl_job_events;  -- it may be among the truncated ones, and then that is not allowed again
     ELSE
         DELETE FROM dl_job_events e USING gone WHERE e.job_id = gone.job_id;
     END IF;
@@ -657,7 +657,7 @@ CREATE INDEX IF NOT EXISTS dl_bulk_open_idx ON dl_bulk (created_at) WHERE state 
 -- what = queued, started, succeeded, failed, canceled, lost, retried (bucket 0), or waited, ran (bucket: the logarithm of
 -- the seconds, see dl_bucket).
 CREATE TABLE IF NOT EXISTS dl_rollups (
-    span   int         NOT NULL,  -- seconds: 60, 900, 3600
+    span   int         NOT NULL,  -- seconds: 60, 900, 3600; negative: of all queues and tasks together, which are ''
     at     timestamptz NOT NULL,  -- when it began
     queue  text        NOT NULL,
     task   text        NOT NULL,
@@ -667,6 +667,14 @@ CREATE TABLE IF NOT EXISTS dl_rollups (
     sec    float8      NOT NULL DEFAULT 0,  -- the seconds that were waited or ran, added up
     PRIMARY KEY (span, at, queue, task, what, bucket)
 );
+
+-- Those of all together came later: what is there already is added up once.
+INSERT INTO dl_rollups (span, at, queue, task, what, bucket, n, sec)
+SELECT -span, at, '', '', what, bucket, sum(n), sum(sec)
+  FROM dl_rollups
+ WHERE span > 0 AND NOT EXISTS (SELECT FROM dl_rollups WHERE span < 0)
+ GROUP BY span, at, what, bucket
+    ON CONFLICT DO NOTHING;
 
 -- Half powers of two from 5 ms on: a percentile read from the buckets is at most a fifth off.
 CREATE OR REPLACE FUNCTION dl_bucket(sec float8) RETURNS int

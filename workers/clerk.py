@@ -13,9 +13,9 @@ from workers.threads import Loop, clock
 
 _log = log.get(__name__)
 _IDLE = 2.0  # seconds between two looks when there is nothing to do
-_SHARE = 4  # folding rests so many times as long as it took: jobs come first
+_SHARE = 9  # folding rests so many times as long as it took: jobs come first
 _PRUNE_EVERY = 3600.0
-_EVENTS = 2_000  # that one turn folds
+_EVENTS = 10_000  # that one turn folds
 
 
 class Clerk:

@@ -15,13 +15,14 @@ from app.queue.values import array
 
 Period = Literal["1h", "24h", "7d"]
 
-MOST_EVENTS = 5_000  # that one turn folds
+MOST_EVENTS = 10_000  # that one turn folds
 RUNS_KEPT = 20  # ends of each task
 SPANS: Mapping[Period, tuple[int, timedelta]] = {
     "1h": (60, timedelta(hours=1)),
     "24h": (900, timedelta(hours=24)),
     "7d": (3600, timedelta(days=7)),
 }
+_DEPTHS_EVERY: Mapping[Period, int] = {"1h": 1, "24h": 5, "7d": 15}  # minutes
 _SMALLEST = 0.005  # seconds: the first bucket's upper end; each further one is the root of two times as long
 _OUTCOMES = ("succeeded", "failed", "canceled", "lost", "retried")
 
@@ -153,7 +154,7 @@ class Rollups:
         span, back = SPANS[period]
         now = self._now()
         since = now - back
-        asked = {"span": span, "since": since, "queue": queue, "task": task}
+        asked = {"span": span, "since": since, "queue": queue, "task": task, "every": _DEPTHS_EVERY[period]}
         lines: dict[datetime, list[tuple[Any, ...]]] = defaultdict(list)
         for at, *line in self._ask("rollup_series", asked):
             lines[at].append(tuple(line))
@@ -175,7 +176,7 @@ class Rollups:
 
     def _totals(self, period: Period, *, by_task: bool, queue: str | None, task: str | None) -> dict[str, Happened]:
         span, back = SPANS[period]
-        asked = {"span": span, "since": self._now() - back, "by_task": by_task, "queue": queue, "task": task}
+        asked = {"span": span, "back": back.total_seconds(), "by_task": by_task, "queue": queue, "task": task}
         lines: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         for name, *line in self._ask("rollup_totals", asked):
             lines[name].append(tuple(line))
@@ -190,12 +191,12 @@ def _happened(lines: Iterable[tuple[Any, ...]]) -> Happened:
     counts: dict[str, int] = defaultdict(int)
     times: dict[str, dict[int, int]] = {"waited": {}, "ran": {}}
     seconds: dict[str, float] = {"waited": 0.0, "ran": 0.0}
-    for what, bucket, n, sec in lines:
+    for what, buckets, ns, sec in lines:
         if what in times:
-            times[what][bucket] = n
-            seconds[what] += sec
+            times[what] = dict(zip(buckets, ns, strict=True))
+            seconds[what] = sec
         else:
-            counts[what] += n
+            counts[what] = sum(ns)
     told = {name: Times(times[name], seconds[name]) for name in times}
     return Happened(
         queued=counts["queued"],

@@ -40,25 +40,29 @@ WITH state AS MATERIALIZED (
      ORDER BY e.event_id
      LIMIT %(most)s::int
 ), steps AS MATERIALIZED (
-    SELECT event_id, job_id, queue, ts, kind, payload ->> 'reason' AS reason, (payload ->> 'attempt')::int AS attempt,
+    SELECT event_id, job_id, queue, ts, kind, payload ->> 'task' AS task, payload ->> 'reason' AS reason, (payload ->> 'attempt')::int AS attempt,
            lag(kind) OVER w AS prior, lag(ts) OVER w AS prior_ts
       FROM read
      WHERE kind IN ('queued', 'picked', 'done', 'failed', 'canceled', 'lost', 'requeue')
     WINDOW w AS (PARTITION BY job_id ORDER BY event_id)
 ), jobs AS MATERIALIZED (
-    SELECT j.job_id, j.task, j.available_at
-      FROM (SELECT DISTINCT job_id FROM steps) s JOIN dl_jobs j USING (job_id)
+    SELECT j.job_id, j.task, j.available_at, j.created_at, j.started_at
+      FROM (SELECT DISTINCT job_id FROM steps WHERE task IS NULL) s JOIN dl_jobs j USING (job_id)
 ), known AS MATERIALIZED (
-    SELECT s.event_id, s.job_id, s.queue, coalesce(j.task, '') AS task, s.ts, s.kind, s.reason, s.attempt,
-           coalesce(s.prior, p.kind) AS prior,
+    SELECT s.event_id, s.job_id, s.queue, coalesce(s.task, j.task, '') AS task, s.ts, s.kind, s.reason, s.attempt,
+           coalesce(s.prior, p.kind, CASE WHEN first THEN 'queued' END) AS prior,
            greatest(0, extract(epoch FROM s.ts - CASE WHEN s.kind = 'picked' AND j.available_at <= s.ts
                                                       THEN greatest(s.prior_ts, p.ts, j.available_at)
-                                                      ELSE coalesce(s.prior_ts, p.ts) END))::float8 AS sec
+                                                      ELSE coalesce(s.prior_ts, p.ts, j.created_at) END))::float8 AS sec
       FROM steps s
            LEFT JOIN jobs j USING (job_id)
+           -- Its first try, as nearly all are: what was before needs no look into the journal.
+           CROSS JOIN LATERAL (SELECT coalesce(s.kind = 'picked' AND s.attempt = 1
+                                               AND j.started_at BETWEEN s.ts - interval '1 second' AND s.ts, false)) AS f (first)
            LEFT JOIN LATERAL (SELECT kind, ts
                                 FROM dl_job_events b
                                WHERE s.prior IS NULL AND s.kind <> 'queued'  -- it was read before, or does not exist
+                                 AND NOT f.first
                                  AND b.job_id = s.job_id AND b.event_id < s.event_id
                                  AND b.kind IN ('queued', 'requeue', 'picked')
                                ORDER BY b.event_id DESC
@@ -85,9 +89,10 @@ WITH state AS MATERIALIZED (
      GROUP BY 1, 2, 3, 4, 5
 ), folded AS (
     INSERT INTO dl_rollups AS d (span, at, queue, task, what, bucket, n, sec)
-    SELECT s.span, date_bin(make_interval(secs => s.span), minute, '2000-01-01T00:00Z'), queue, task, what, bucket,
+    SELECT s.span, date_bin(make_interval(secs => abs(s.span)), minute, '2000-01-01T00:00Z'),
+           CASE WHEN s.span > 0 THEN queue ELSE '' END, CASE WHEN s.span > 0 THEN task ELSE '' END, what, bucket,
            sum(n), sum(sec)
-      FROM minutes CROSS JOIN (VALUES (60), (900), (3600)) AS s (span)
+      FROM minutes CROSS JOIN (VALUES (60), (900), (3600), (-60), (-900), (-3600)) AS s (span)
      GROUP BY 1, 2, 3, 4, 5, 6
         ON CONFLICT (span, at, queue, task, what, bucket) DO UPDATE SET n = d.n + excluded.n, sec = d.sec + excluded.sec
 ), runs AS (
@@ -158,41 +163,60 @@ WITH turn AS (
      WHERE pruned_at < clock_timestamp() - interval '10 minutes' AND pg_try_advisory_xact_lock(1684828527, 2)
     RETURNING one
 ), minutes AS (
-    DELETE FROM dl_rollups WHERE span = 60 AND at < clock_timestamp() - interval '6 hours' AND EXISTS (SELECT FROM turn)
+    DELETE FROM dl_rollups WHERE span IN (60, -60) AND at < clock_timestamp() - interval '6 hours' AND EXISTS (SELECT FROM turn)
 ), quarters AS (
-    DELETE FROM dl_rollups WHERE span = 900 AND at < clock_timestamp() - interval '3 days' AND EXISTS (SELECT FROM turn)
+    DELETE FROM dl_rollups WHERE span IN (900, -900) AND at < clock_timestamp() - interval '3 days' AND EXISTS (SELECT FROM turn)
 ), hours AS (
-    DELETE FROM dl_rollups WHERE span = 3600 AND at < clock_timestamp() - interval '90 days' AND EXISTS (SELECT FROM turn)
+    DELETE FROM dl_rollups WHERE span IN (3600, -3600) AND at < clock_timestamp() - interval '90 days' AND EXISTS (SELECT FROM turn)
 )
 DELETE FROM dl_depths WHERE at < clock_timestamp() - interval '8 days' AND EXISTS (SELECT FROM turn);
 
 -- name: rollup_series
--- What happened in each span since then, of one queue or task or of all together.
-SELECT at, what, bucket, sum(n)::bigint, sum(sec)
-  FROM dl_rollups
- WHERE span = %(span)s::int AND at >= %(since)s::timestamptz
-   AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-   AND (%(task)s::text IS NULL OR task = %(task)s::text)
- GROUP BY at, what, bucket
+-- What happened in each span since then, of one queue or task, or of all together: these are added up already, under the
+-- negative span. A line for each thing that happened, with its buckets.
+SELECT at, what, array_agg(bucket), array_agg(n), sum(sec)
+  FROM (SELECT at, what, bucket, sum(n)::bigint AS n, sum(sec) AS sec
+          FROM dl_rollups
+         WHERE span = CASE WHEN %(queue)s::text IS NULL AND %(task)s::text IS NULL THEN -%(span)s::int ELSE %(span)s::int END
+           AND at = ANY (ARRAY(SELECT generate_series(
+                   date_bin(make_interval(secs => %(span)s::int), %(since)s::timestamptz, '2000-01-01T00:00Z'),
+                   clock_timestamp(), make_interval(secs => %(span)s::int))))
+           AND at >= %(since)s::timestamptz
+           AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+           AND (%(task)s::text IS NULL OR task = %(task)s::text)
+         GROUP BY at, what, bucket) buckets
+ GROUP BY at, what
  ORDER BY at;
 
 -- name: rollup_totals
--- What happened since then, by queue or by task.
-SELECT CASE WHEN %(by_task)s::bool THEN task ELSE queue END AS name, what, bucket, sum(n)::bigint, sum(sec)
-  FROM dl_rollups
- WHERE span = %(span)s::int AND at >= %(since)s::timestamptz
-   AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-   AND (%(task)s::text IS NULL OR task = %(task)s::text)
- GROUP BY 1, what, bucket;
+-- What happened in the last `back` seconds, by queue or by task. The spans are listed one by one, so that the index is gone
+-- along for one queue as well.
+SELECT name, what, array_agg(bucket), array_agg(n), sum(sec)
+  FROM (SELECT CASE WHEN %(by_task)s::bool THEN task ELSE queue END AS name, what, bucket, sum(n)::bigint AS n,
+               sum(sec) AS sec
+          FROM dl_rollups
+         WHERE span = %(span)s::int
+           AND at = ANY (ARRAY(SELECT generate_series(
+                   date_bin(make_interval(secs => %(span)s::int), clock_timestamp() - make_interval(secs => %(back)s::float8),
+                            '2000-01-01T00:00Z') + make_interval(secs => %(span)s::int),
+                   clock_timestamp(), make_interval(secs => %(span)s::int))))
+           AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+           AND (%(task)s::text IS NULL OR task = %(task)s::text)
+         GROUP BY 1, 2, 3) buckets
+ GROUP BY name, what;
 
 -- name: depth_series
--- How many stood where at the end of each span since then, of one queue or of all together.
+-- How many stood where, at most, in each span since then, of one queue or of all together. Over longer times not every
+-- minute is looked at, but each `every`-th: a week has ten thousand of them for each queue.
 SELECT date_bin(make_interval(secs => %(span)s::int), at, '2000-01-01T00:00Z') AS since, max(ready), max(timed), max(parked),
        max(running), max(oldest)
   FROM (SELECT at, sum(ready)::bigint AS ready, sum(timed)::bigint AS timed, sum(parked)::bigint AS parked,
                sum(running)::bigint AS running, max(oldest_ready_sec) AS oldest
           FROM dl_depths
-         WHERE at >= %(since)s::timestamptz AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+         WHERE at = ANY (ARRAY(SELECT generate_series(
+                   date_bin(make_interval(mins => %(every)s::int), %(since)s::timestamptz, '2000-01-01T00:00Z'),
+                   clock_timestamp(), make_interval(mins => %(every)s::int))))
+           AND at >= %(since)s::timestamptz AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
          GROUP BY at) minutes
  GROUP BY 1
  ORDER BY 1;

@@ -61,7 +61,7 @@ BROKEN = [
     ("ALTER TABLE dl_jobs ALTER COLUMN priority TYPE bigint", "the column dl_jobs.priority is not", "by hand"),
     ("ALTER TABLE dl_jobs ALTER COLUMN queue DROP NOT NULL", "the column dl_jobs.queue is not", "by hand"),
     ("DROP TRIGGER dl_jobs_gate ON dl_jobs", "the trigger dl_jobs.dl_jobs_gate is missing", "dataloader migrate"),
-    ("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_put_back", "dl_jobs_put_back is not enabled", "ENABLE TRIGGER"),
+    ("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd", "dl_jobs_notify_upd is not enabled", "ENABLE TRIGGER"),
     ("DROP TABLE dl_rollups", "the table dl_rollups is missing", "dataloader migrate"),
     (
         "CREATE OR REPLACE FUNCTION dl_tell(moved uuid[]) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'",

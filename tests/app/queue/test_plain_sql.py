@@ -44,7 +44,7 @@ def test_a_plain_insert_rings_is_journaled_and_is_found_by_the_next_claim(desk, 
     assert desk.place(job_id) == "ready"
     event = desk.queue.events(job_id)[0]
     assert (event.kind, event.queue) == ("queued", "q")
-    assert event.payload == {"status": "queued", "attempt": 0, "producer": "billing"}
+    assert event.payload == {"status": "queued", "attempt": 0, "task": "t", "producer": "billing"}
     (run,) = desk.claim()
     assert (run.id, run.args_text, run.priority, run.max_attempts, run.lease_ttl_sec) == (job_id, "{}", 100, 5, 60)
     desk.settle(run)
