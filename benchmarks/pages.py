@@ -1,6 +1,7 @@
 """What a page of the dashboard, a list of the API and a scrape cost the server when the table is large.
 
-Takes about 2 minutes; with --full, 10 million rows, about 10 minutes and 8 GB of disk.
+Takes about 2 minutes; with --full, 10 million rows, about 10 minutes and 8 GB of disk. With DL_BENCH_DSN and
+--keep NAME the database of that name is filled once and stays: the next run measures at once.
 
 A database is filled with finished jobs of thirty days, failures among them, with waiting, running and parked ones, and
 with rollups of a week, as keepers would have written them. Each address is then asked for in turn, round after round,
@@ -11,14 +12,17 @@ hundred milliseconds are wanted at most for a page, fifty for /metrics.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from flask.testing import FlaskClient
+from psycopg2.extensions import make_dsn
 
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Pool
+from app.queue.schema import migrate
 from app.web import WebOptions, create_app
 from benchmarks.place import ask, environment, fresh_database, some_server
 from benchmarks.rounds import Cell, in_turn, median, options, quantile, table
@@ -34,7 +38,7 @@ SELECT 'queue ' || n %% 8, 'task ' || n %% 20, 'key ' || n %% 100000, '', s, 1, 
        moment + interval '1 s', moment + interval '5 s', jsonb_build_object('day', n %% 365, 'name', 'file ' || n),
        CASE s WHEN 'failed' THEN 'ValueError: row ' || n || ' cannot be read' END, 'worker ' || n %% 4
   FROM generate_series(%s, %s) n,
-       LATERAL (SELECT now() - interval '30 days' + n * interval '2592000 s' / %s AS moment,
+       LATERAL (SELECT now() - interval '30 days' + interval '30 days' * (n / %s::float8) AS moment,
                        CASE WHEN n %% 500 = 0 THEN 'failed' WHEN n %% 5000 = 1 THEN 'canceled' ELSE 'succeeded'
                        END::dl_status AS s) it
 """
@@ -76,22 +80,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = options(__name__, rounds=9)
     parser.add_argument("--rows", type=int, default=1_000_000, help="finished jobs (default 1,000,000)")
     parser.add_argument("--full", action="store_true", help="10 million of them")
+    parser.add_argument("--keep", metavar="NAME", help="a database that stays, filled when it is not there")
+    parser.add_argument("--only", metavar="TEXT", default="", help="addresses that hold this text")
     asked = parser.parse_args(argv)
     rows = 10_000_000 if asked.full else asked.rows
     with some_server({"max_wal_size": "8GB", "maintenance_work_mem": "512MB"}) as (server_dsn, _):
         print(environment(server_dsn))
-        with fresh_database(server_dsn, "pages") as dsn:
-            fill(dsn, rows)
+        with kept_database(server_dsn, asked.keep) if asked.keep else fresh_database(server_dsn, "pages") as dsn:
+            if not ask(dsn, "SELECT 1 FROM dl_jobs LIMIT 1"):
+                fill(dsn, rows)
             pool = Pool(dsn)
             client = create_app(
                 JobQueue(pool), contract.registry, WebOptions(version="0", metrics_fresh_sec=0), pool=pool
             ).test_client()
             sides: dict[str, Callable[[], float]] = {
-                address: partial(seconds, client, address) for address in addresses(dsn)
+                address: partial(seconds, client, address) for address in addresses(dsn) if asked.only in address
             }
             taken = in_turn(sides, asked.rounds, warm_up=2)
             pool.close()
     show(taken, rows, asked.rounds)
+
+
+@contextmanager
+def kept_database(server_dsn: str, name: str) -> Iterator[str]:
+    if not ask(server_dsn, "SELECT 1 FROM pg_database WHERE datname = %s", name):
+        ask(server_dsn, f'CREATE DATABASE "{name}" TEMPLATE template0')
+    dsn = make_dsn(server_dsn, dbname=name)
+    migrate(dsn)
+    yield dsn
 
 
 def fill(dsn: str, rows: int) -> None:

@@ -13,8 +13,8 @@ from app.queue.job import Count, Status
 from app.queue.jobqueue import Source
 
 SMALL_PAGES = 1_000  # 8 MB: read from end to end in some milliseconds
-SAMPLED_PAGES = 400
-FEW = 5_000  # entries of an index that are counted one by one
+SAMPLED_PAGES = 250
+FEW = 2_000  # entries of an index that are counted one by one
 
 Group = tuple[str, Status]
 _BAD = frozenset({Status.FAILED, Status.CANCELED, Status.LOST})

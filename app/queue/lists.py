@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -22,14 +22,18 @@ from app.queue.values import array, checked_text
 
 Sort = Literal["-created_at", "created_at", "priority", "available_at", "-available_at", "started_at", "-started_at"]
 
-PATIENCE_SEC = 0.08  # for one page; what is not found by then is looked for by the next question
+# What is not found by then is looked for by the next question. A page and its count together stay below a tenth of a
+# second, with the words around them.
+PATIENCE_SEC = 0.04
+COUNT_PATIENCE_SEC = 0.02
 FEW = 5_000  # waiting and running jobs up to which they are listed apart, in any order
+FEW_SEARCHED = 500  # and where their args are searched, which may be long
 ENDED_BADLY = frozenset({Status.FAILED, Status.CANCELED, Status.LOST})
 LIVE = frozenset({Status.QUEUED, Status.RUNNING})
 MOST_TRIES = 200  # that are told of one job
-_WINDOWS = (1_000, 4_000, 10_000)  # jobs that one stretch looks at, then the next, then each further one
-_SLOW_WINDOWS = (500, 1_000, 2_000)  # where args are searched
-_COUNT_WINDOWS = (5_000, 20_000, 50_000)
+# Jobs that the first stretch looks at; the next ones as many as the time that is left allows for, at most so many.
+_FIRST_WINDOW, _FIRST_SLOW_WINDOW, _FIRST_COUNT_WINDOW = 1_000, 200, 5_000  # slow: where args are searched
+_LARGEST_WINDOW = 50_000
 _FIRST = datetime.min.replace(tzinfo=UTC)
 _LAST = datetime.max.replace(tzinfo=UTC)
 _NO_ID, _EVERY_ID = UUID(int=0), UUID(int=2**128 - 1)
@@ -124,6 +128,15 @@ class Cursor:
 
 
 @dataclass(frozen=True)
+class Tally:
+    """How many jobs fit. Not exact: reckoned from a sample, for there was no time to count them all."""
+
+    jobs: int
+    exact: bool
+    looked_at: int
+
+
+@dataclass(frozen=True)
 class Page:
     """A part of a list. No `next`: the list ends here. A page may hold less than was asked for, or nothing, and still
     have a next one: the time for one question was over."""
@@ -132,15 +145,7 @@ class Page:
     next: Cursor | None
     looked_at: int  # how many jobs were looked at
     looked_to: datetime | None  # when the last of these was made; None: all were looked at
-
-
-@dataclass(frozen=True)
-class Tally:
-    """How many jobs fit. Not exact: reckoned from a sample, for there was no time to count them all."""
-
-    jobs: int
-    exact: bool
-    looked_at: int
+    fitting: Tally | None = None  # how many fit in all, where the page itself tells it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +236,7 @@ class Lists:
         return self._walk(wanted, sort == "-created_at", limit, after, patience_sec)
 
     def _live(self, wanted: Filter, sort: Sort, limit: int, after: Cursor | None) -> Page | None:
+        """None: there are too many of them."""
         status = wanted.status or LIVE
         rows = self._ask(
             "live_jobs",
@@ -238,8 +244,8 @@ class Lists:
                 "running": Status.RUNNING in status,
                 "queued": Status.QUEUED in status,
                 "queue": wanted.queue,
-                "bound": FEW,
-                "filter": wanted.json(),
+                "bound": FEW if wanted.text is None else FEW_SEARCHED,
+                "filter": replace(wanted, status=None).json(),
                 "sort": sort.removeprefix("-"),
                 "reverse": sort.startswith("-"),
                 "key": None if after is None else after.key,
@@ -251,15 +257,14 @@ class Lists:
         if many:
             return None
         jobs = [_row(row[4:]) for row in rows if row[4] is not None]
-        last = Cursor(rows[-1][3], jobs[-1].id, live=True) if len(jobs) == limit else None
-        return Page(jobs, last, looked, None)
+        last = Cursor(rows[-1][3], jobs[-1].id, live=True) if jobs and len(jobs) == limit else None
+        return Page(jobs, last, looked, None, Tally(rows[0][2], True, looked))
 
     def _walk(self, wanted: Filter, down: bool, limit: int, after: Cursor | None, patience_sec: float) -> Page:
-        began = self._clock()
         stretch = _Stretch(wanted, down=down, after=after)
         jobs: list[JobRow] = []
         looked = 0
-        for window in _sizes(_SLOW_WINDOWS if wanted.text is not None else _WINDOWS):
+        for window in self._windows(_FIRST_WINDOW if wanted.text is None else _FIRST_SLOW_WINDOW, patience_sec):
             rows = self._ask(
                 "stretch_down" if down else "stretch_up",
                 stretch.parameters() | {"window": window, "most": limit - len(jobs)},
@@ -270,31 +275,40 @@ class Lists:
             if len(jobs) == limit:
                 return Page(jobs, Cursor(jobs[-1].created_at, jobs[-1].id, live=False), looked, jobs[-1].created_at)
             if edge_id is None:
-                return Page(jobs, None, looked, None)
+                return Page(jobs, None, looked, None, Tally(len(jobs), True, looked) if after is None else None)
             looked += window
             stretch.at, stretch.id = edge_at, as_uuid(edge_id)
-            if self._clock() - began >= patience_sec:
-                break
         return Page(jobs, Cursor(stretch.at, stretch.id, live=False), looked, stretch.at)
 
-    def count(self, wanted: Filter, *, patience_sec: float = PATIENCE_SEC) -> Tally:
+    def _windows(self, first: int, patience_sec: float) -> Iterator[int]:
+        """How many jobs each stretch looks at, until the time is over. The pace is that of this search: rows may have to
+        be fetched from the disk, and filters differ."""
+        began, looked, window = self._clock(), 0, first
+        while window > 0:
+            yield window
+            looked += window
+            spent = self._clock() - began
+            affordable = looked * (patience_sec - spent) / spent if spent > 0 else _LARGEST_WINDOW
+            window = int(min(4 * window, affordable, _LARGEST_WINDOW))
+            if window < first // 4:
+                return
+
+    def count(self, wanted: Filter, *, patience_sec: float = COUNT_PATIENCE_SEC) -> Tally:
         """How many jobs fit: exactly, if they can be counted in that time; else reckoned from a sample."""
         if wanted.status == frozenset():
             return Tally(0, True, 0)
         if wanted.status is not None and wanted.status <= LIVE:
-            few = self._count_live(wanted)
-            if few is not None:
-                return few
-        began, looked, fitting = self._clock(), 0, 0
+            few = self._live(wanted, "created_at", 0, None)
+            if few is not None and few.fitting is not None:
+                return few.fitting
+        looked = fitting = 0
         stretch = _Stretch(wanted, down=True, after=None)
-        for window in _sizes(_SLOW_WINDOWS if wanted.text is not None else _COUNT_WINDOWS):
+        for window in self._windows(_FIRST_COUNT_WINDOW if wanted.text is None else _FIRST_SLOW_WINDOW, patience_sec):
             ((edge_at, edge_id, fit, seen),) = self._ask("count_stretch", stretch.parameters() | {"window": window})
             looked, fitting = looked + seen, fitting + fit
             if edge_id is None:
                 return Tally(fitting, True, looked)
             stretch.at, stretch.id = edge_at, as_uuid(edge_id)
-            if self._clock() - began >= patience_sec:
-                break
         return Tally(max(fitting, self._sampled(wanted)), False, looked)
 
     def _sampled(self, wanted: Filter) -> int:
@@ -304,18 +318,15 @@ class Lists:
         fitting: int = self._ask("count_fitting_sample", {"percent": percent, "filter": wanted.json()})[0][0]
         return round(fitting * 100 / percent)
 
-    def _count_live(self, wanted: Filter) -> Tally | None:
-        status = wanted.status or LIVE
-        rows = self._ask(
-            "live_jobs",
-            {
-                "running": Status.RUNNING in status, "queued": Status.QUEUED in status, "queue": wanted.queue,
-                "bound": FEW, "filter": wanted.json(), "sort": "created_at", "reverse": False, "key": None, "id": None,
-                "most": 0,
-            },
-        )  # fmt: skip
-        many, looked, fitting = rows[0][:3]
-        return None if many else Tally(fitting, True, looked)
+    def standing_still(self, *, least_sec: float) -> dict[UUID, float]:
+        """Running jobs whose progress has not changed for so long, and since how many seconds."""
+        return {as_uuid(row[0]): row[1] for row in self._ask("still_runs", {"least": least_sec})}
+
+    def began(self, rows: Iterable[JobRow]) -> dict[UUID, datetime]:
+        """When the present try of each began; of a first try it is when the job did."""
+        later = [row.id for row in rows if row.attempt > 1]
+        found = self._ask("tries_began", {"job_ids": array(later)}) if later else []
+        return {as_uuid(row[0]): row[1] for row in found}
 
     # ── one job ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -360,6 +371,11 @@ class Lists:
         rows = self._ask("events_after", {"job_id": str(job_id), "after": after, "limit": limit})
         return [_event(row) for row in rows]
 
+    def last_events(self, job_id: UUID, *, limit: int) -> list[Event]:
+        """The end of the job's journal, the oldest line first."""
+        rows = self._ask("last_events", {"job_id": str(job_id), "limit": limit})
+        return [_event(row) for row in rows]
+
     def states(self, job_ids: Iterable[UUID]) -> dict[UUID, tuple[str, Status]]:
         """The version and status of each of these jobs that is there."""
         rows = self._ask("states", {"job_ids": array(job_ids)})
@@ -391,12 +407,6 @@ class _Stretch:
 
     def parameters(self) -> dict[str, Any]:
         return {"at": self.at, "id": str(self.id), "until": self._until, "bad": self._bad, "filter": self._filter}
-
-
-def _sizes(sizes: Sequence[int]) -> Iterable[int]:
-    yield from sizes
-    while True:
-        yield sizes[-1]
 
 
 def tries_of(events: Iterable[Event]) -> list[Try]:

@@ -67,33 +67,73 @@ SELECT edge.created_at, edge.job_id,
  ORDER BY f.created_at, f.job_id;
 
 -- name: live_jobs
--- Waiting and running jobs that fit, in any order: there are few, as a rule, and each of their four partial indexes is
--- read to `bound` entries at most. `many`: there were more, and nothing else is told.
-WITH live AS MATERIALIZED (
-    (SELECT job_id FROM dl_jobs
-      WHERE %(running)s::bool AND status = 'running' AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-      LIMIT %(bound)s::int + 1)
+-- Waiting and running jobs that fit, in any order: there are few, as a rule. Their four partial indexes are read to `bound`
+-- entries at most, before any row is; `many`: there are more, and nothing else is told. Only the rows that are told are
+-- fetched whole.
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH size AS MATERIALIZED (
+    SELECT count(*) AS looked
+      FROM (
+             SELECT FROM dl_jobs
+              WHERE %(running)s::bool AND status = 'running'
+                AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+             UNION ALL
+             SELECT FROM dl_jobs
+              WHERE %(queued)s::bool AND status = 'queued' AND place = 'ready'
+                AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+             UNION ALL
+             SELECT FROM dl_jobs
+              WHERE %(queued)s::bool AND status = 'queued' AND place = 'timed'
+             UNION ALL
+             SELECT FROM dl_jobs
+              WHERE %(queued)s::bool AND status = 'queued' AND place = 'parked'
+             LIMIT %(bound)s::int + 1) entries
+), live AS MATERIALIZED (
+    (SELECT job_id, CASE %(sort)s::text
+                  WHEN 'created_at' THEN extract(epoch FROM created_at)
+                  WHEN 'available_at' THEN extract(epoch FROM available_at)
+                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+                  ELSE priority END::float8 AS key,
+            dl_job_fits(j, %(filter)s::jsonb) AS fits
+       FROM dl_jobs j
+      WHERE %(running)s::bool AND status = 'running'
+        AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+        AND (SELECT looked FROM size) <= %(bound)s::int)
     UNION ALL
-    (SELECT job_id FROM dl_jobs
+    (SELECT job_id, CASE %(sort)s::text
+                  WHEN 'created_at' THEN extract(epoch FROM created_at)
+                  WHEN 'available_at' THEN extract(epoch FROM available_at)
+                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+                  ELSE priority END::float8 AS key,
+            dl_job_fits(j, %(filter)s::jsonb) AS fits
+       FROM dl_jobs j
       WHERE %(queued)s::bool AND status = 'queued' AND place = 'ready'
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-      LIMIT %(bound)s::int + 1)
+        AND (SELECT looked FROM size) <= %(bound)s::int)
     UNION ALL
-    (SELECT job_id FROM dl_jobs WHERE %(queued)s::bool AND status = 'queued' AND place = 'timed' LIMIT %(bound)s::int + 1)
+    (SELECT job_id, CASE %(sort)s::text
+                  WHEN 'created_at' THEN extract(epoch FROM created_at)
+                  WHEN 'available_at' THEN extract(epoch FROM available_at)
+                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+                  ELSE priority END::float8 AS key,
+            dl_job_fits(j, %(filter)s::jsonb) AS fits
+       FROM dl_jobs j
+      WHERE %(queued)s::bool AND status = 'queued' AND place = 'timed'
+        AND (SELECT looked FROM size) <= %(bound)s::int)
     UNION ALL
-    (SELECT job_id FROM dl_jobs WHERE %(queued)s::bool AND status = 'queued' AND place = 'parked' LIMIT %(bound)s::int + 1)
-), size AS MATERIALIZED (
-    SELECT count(*) AS looked FROM live
+    (SELECT job_id, CASE %(sort)s::text
+                  WHEN 'created_at' THEN extract(epoch FROM created_at)
+                  WHEN 'available_at' THEN extract(epoch FROM available_at)
+                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+                  ELSE priority END::float8 AS key,
+            dl_job_fits(j, %(filter)s::jsonb) AS fits
+       FROM dl_jobs j
+      WHERE %(queued)s::bool AND status = 'queued' AND place = 'parked'
+        AND (SELECT looked FROM size) <= %(bound)s::int)
 ), keyed AS (
-    SELECT j.*,
-           CASE WHEN %(reverse)s::bool THEN -1 ELSE 1 END *
-           CASE %(sort)s::text
-                WHEN 'created_at' THEN extract(epoch FROM j.created_at)
-                WHEN 'available_at' THEN extract(epoch FROM j.available_at)
-                WHEN 'started_at' THEN extract(epoch FROM coalesce(j.started_at, 'infinity'))
-                ELSE j.priority END::float8 AS key
-      FROM live CROSS JOIN size JOIN dl_jobs j USING (job_id)
-     WHERE size.looked <= %(bound)s::int AND dl_job_fits(j, %(filter)s::jsonb)
+    SELECT job_id, CASE WHEN %(reverse)s::bool THEN -key ELSE key END AS key FROM live WHERE fits
 ), found AS (
     SELECT *
       FROM keyed
@@ -101,12 +141,36 @@ WITH live AS MATERIALIZED (
      ORDER BY key, job_id
      LIMIT %(most)s::int
 )
-SELECT size.looked > %(bound)s::int AS many, size.looked, (SELECT count(*) FROM keyed) AS fitting, f.key,
+SELECT size.looked > %(bound)s::int AS many, size.looked, (SELECT count(*) FROM keyed) AS fitting, found.key,
        f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
        f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
        f.error, f.progress::text, f.producer, f.consumer_group, f.worker, f.place::text, f.stray
-  FROM size LEFT JOIN found f ON true
- ORDER BY f.key, f.job_id;
+  FROM size LEFT JOIN (found JOIN dl_jobs f USING (job_id)) ON true
+ ORDER BY found.key, found.job_id;
+
+-- name: still_runs
+-- Runs of live workers whose progress has not changed for `least` seconds, as their heartbeats tell it, the longest first.
+WITH running AS MATERIALIZED (
+    SELECT job_id, run_id::text AS run_id FROM dl_jobs WHERE status = 'running' LIMIT 10000
+), told AS (
+    SELECT said ->> 'run_id' AS run_id,
+           (said ->> 'progress_age_sec')::float8 + extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS age_sec
+      FROM dl_workers w CROSS JOIN LATERAL jsonb_array_elements(w.doing) said
+     WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
+)
+SELECT running.job_id, told.age_sec
+  FROM told JOIN running USING (run_id)
+ WHERE told.age_sec >= %(least)s::float8
+ ORDER BY told.age_sec DESC
+ LIMIT 1000;
+
+-- name: tries_began
+-- When the present tries of these jobs began.
+SELECT j.job_id, e.ts
+  FROM unnest(%(job_ids)s::uuid[]) AS j (job_id)
+       CROSS JOIN LATERAL (SELECT ts FROM dl_job_events
+                            WHERE job_id = j.job_id AND kind = 'picked'
+                            ORDER BY event_id DESC LIMIT 1) e;
 
 -- name: count_stretch
 -- How many of the next `window` jobs older than (at, id) fit.
@@ -149,6 +213,11 @@ SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
  WHERE job_id = %(job_id)s::uuid AND event_id > %(after)s::bigint
  ORDER BY event_id
  LIMIT %(limit)s::int;
+
+-- name: last_events
+SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
+  FROM (SELECT * FROM dl_job_events WHERE job_id = %(job_id)s::uuid ORDER BY event_id DESC LIMIT %(limit)s::int) latest
+ ORDER BY event_id;
 
 -- name: tries
 -- What the journal tells of a job's tries: the last `limit` lines that begin or end one, the oldest first.

@@ -16,6 +16,7 @@ from app.queue.rollups import Happened, Rollups
 MOST_AHEAD = 10_000  # jobs in front that are counted one by one
 _LATE_HEARTBEATS = 3
 _QUIET_SEC = 300.0  # progress that is older than that is told of
+_LONGEST_LINE = 300  # of an error, in a sentence
 _RECENT_MIN = 15  # over which the pace of a queue is reckoned; the statement has the same
 
 
@@ -369,6 +370,7 @@ def _ended(job: Job, tries: list[Try]) -> Reason:
 
 def _first_line(error: str | None) -> str:
     line = (error or "no error was told").strip().partition("\n")[0]
+    line = line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"
     return line if line.endswith(".") else line + "."
 
 

@@ -261,7 +261,7 @@ def joblists(source: Source, options: WebOptions) -> Subject:
         """
         page = _page(lists, wanted)
         names = None if wanted.fields is None else wanted.fields.split(",")
-        count = JobCount.of(lists.count(wanted.filter())) if wanted.count else None
+        count = JobCount.of(page.fitting or lists.count(wanted.filter())) if wanted.count else None
         return JobList(
             [_line(row, names) for row in page.jobs], _told_cursor(page.next, wanted.sort), page.looked_to, count
         )

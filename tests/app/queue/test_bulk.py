@@ -25,7 +25,8 @@ def bulk(desk: Desk) -> Bulk:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH", 3)
-    monkeypatch.setattr(lists, "_WINDOWS", (4,))
+    monkeypatch.setattr(lists, "_FIRST_WINDOW", 4)
+    monkeypatch.setattr(lists, "_LARGEST_WINDOW", 4)
 
 
 def done(bulk: Bulk, operation: BulkOperation) -> BulkOperation:

@@ -47,7 +47,8 @@ def all_of(looking: Lists, wanted: Filter, **how: object) -> list[UUID]:
 @pytest.mark.parametrize("sort", ["-created_at", "created_at"])
 @pytest.mark.parametrize("status", ["succeeded", "failed"])
 def test_pages_hold_each_job_once_in_order_also_where_times_are_equal(desk, looking, monkeypatch, sort, status):
-    monkeypatch.setattr(lists, "_WINDOWS", (3,))
+    monkeypatch.setattr(lists, "_FIRST_WINDOW", 3)
+    monkeypatch.setattr(lists, "_LARGEST_WINDOW", 3)
     many(desk, 25, status)
     desk.sql("UPDATE dl_jobs SET created_at = date_trunc('minute', created_at)")
     wanted = Filter(status=frozenset({Status(status)}))
@@ -94,7 +95,7 @@ def test_a_filter_survives_being_kept_as_json(desk):
 
 
 def test_a_search_ends_when_its_time_is_over_and_says_how_far_it_looked(desk, looking, monkeypatch):
-    monkeypatch.setattr(lists, "_SLOW_WINDOWS", (10,))
+    monkeypatch.setattr(lists, "_FIRST_SLOW_WINDOW", 10)
     many(desk, 100)
     desk.sql("UPDATE dl_jobs SET error = 'needle' WHERE created_at = %s", NOW)
     wanted = Filter(text="needle")
@@ -133,7 +134,7 @@ def test_other_orders_are_for_a_few_waiting_and_running_jobs(desk, looking, monk
 
 
 def test_what_is_too_much_to_be_counted_is_estimated_and_marked_so(desk, looking, monkeypatch):
-    monkeypatch.setattr(lists, "_COUNT_WINDOWS", (500,))
+    monkeypatch.setattr(lists, "_FIRST_COUNT_WINDOW", 500)
     many(desk, 4000, task="CASE WHEN n % 2 = 0 THEN 'even' ELSE 'odd' END")
     desk.sql("ANALYZE dl_jobs")
 
