@@ -1029,7 +1029,10 @@ class Api(Calling):
         return cast("BulkLine", said)
 
     def queue_list(self, *, queue: str | None = None) -> QueueList:
-        """List queues: what stands in them, what was ruled about them, and what happened in the last hour."""
+        """List queues: what stands in them, what was ruled about them, and what happened in the last hour.
+
+        A key that may only trigger, and that into some queues, is told of these.
+        """
         said = self.call("GET", "/api/v1/queues", query={"queue": queue}, repeatable=True)
         return cast("QueueList", said)
 
@@ -1086,7 +1089,11 @@ class Api(Calling):
         return cast("ChartTold", said)
 
     def task_list(self, *, numbers: bool | None = None, period: Literal["1h", "24h", "7d"] | None = None) -> TaskList:
-        """List the tasks this process knows, with their options and what their args must be, and how their jobs did."""
+        """List the tasks this process knows, with their options and what their args must be, and how their jobs did.
+
+        A key that may only trigger is told of the tasks and jobs that it might have triggered; one that is
+        limited to queues of no numbers, which are of all queues.
+        """
         said = self.call("GET", "/api/v1/tasks", query={"numbers": numbers, "period": period}, repeatable=True)
         return cast("TaskList", said)
 

@@ -18,6 +18,8 @@ limited to some; one that tells a holder of `trigger` alone about a job asks `.m
 from __future__ import annotations
 
 import hmac
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +89,13 @@ class Actor:
         if not self.may_trigger(task, queue):
             raise OutsideKeyLimits(f"this key may not trigger the task {task!r} in the queue {queue!r}")
 
+    def may_know(self, task: str) -> bool:
+        """Who may only trigger knows of the tasks that he might trigger."""
+        return Scope.READ in self.scopes or self.tasks is None or task in self.tasks
+
+    def may_know_queue(self, queue: str) -> bool:
+        return Scope.READ in self.scopes or self.queues is None or queue in self.queues
+
     def may_see(self, task: str, queue: str) -> bool:
         """Who may read sees every job; who may only trigger sees those he might have triggered."""
         return Scope.READ in self.scopes or self.may_trigger(task, queue)
@@ -132,6 +141,8 @@ class Guard:
         """Raises KeyRequired, KeyInvalid, TooManyTries, HostRefused; DatabaseUnavailable, if it cannot be known."""
         address = address_of(environ, self._proxies)
         if self._wide_open:
+            if is_from_here(environ) and not names_this_machine(environ.get("HTTP_HOST", "")):
+                raise HostRefused  # a page of another site, in a browser of this machine
             return Actor(name=_ANYBODY, via="none", address=address, scopes=_EVERYTHING)
         ring = self.ring
         shown = environ.get("HTTP_AUTHORIZATION", "")
@@ -151,6 +162,18 @@ class Guard:
         if bearer:
             raise self.refusal(address)
         raise KeyRequired
+
+    def still(self, actor: Actor, access: tuple[Scope, ...]) -> bool:
+        """Would he be let in again, who was a while ago? For answers that last. Raises DatabaseUnavailable, if it
+        cannot be known."""
+        if self._wide_open or self.ring is None:
+            return True
+        if actor.key_id is None:
+            return not self.ring.configured
+        if actor.session is not None and actor.session.expires_at <= time.time():
+            return False
+        key = self.ring.by_id(actor.key_id)
+        return key is not None and _holder(key, actor.via, actor.address).may(access)
 
     def _by_session(self, environ: WSGIEnvironment, ring: KeyRing, address: str) -> Actor | None:
         assert self.sessions is not None  # noqa: S101 - whoever calls has looked
@@ -224,6 +247,13 @@ def current_actor() -> Actor:
     return actor
 
 
+def still_welcome(access: tuple[Scope, ...]) -> Callable[[], bool]:
+    """A question that may be asked while an answer lasts, in no request any more: see Guard.still."""
+    guard: Guard = request.environ[GUARD]
+    actor = current_actor()
+    return lambda: guard.still(actor, access)
+
+
 def csrf_token() -> str:
     actor = request.environ.get(ACTOR)
     guard: Guard = request.environ[GUARD]
@@ -233,7 +263,7 @@ def csrf_token() -> str:
 def may_know_more() -> bool:
     """Of an operation that is open: is it somebody who may read, or who stands beside the service anyway?"""
     guard: Guard = request.environ[GUARD]
-    if is_from_here(request.environ):
+    if is_from_here(request.environ) and names_this_machine(request.environ.get("HTTP_HOST", "")):
         return True
     try:
         return guard.identify(request.environ).may((Scope.READ,))

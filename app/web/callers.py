@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,8 @@ def names_this_machine(host: str) -> bool:
     if match is None:
         return False
     name = match[1].strip("[]").lower().rstrip(".")
-    return name == "localhost" or name.endswith(".localhost") or is_loopback(name)
+    ours = ("localhost", socket.gethostname().lower())
+    return name in ours or name.endswith(".localhost") or is_loopback(name)
 
 
 def comes_from_another_site(environ: WSGIEnvironment) -> bool:

@@ -290,8 +290,13 @@ def queues(source: Source, options: WebOptions) -> Subject:
 
     @subject.get("/queues", query=QueuesQuery, answer=QueueList, problems=_DATABASE, scope=ANY_KEY)
     def queue_list(wanted: QueuesQuery) -> QueueList:
-        """List queues: what stands in them, what was ruled about them, and what happened in the last hour."""
-        return QueueList([QueueTold.of(line) for line in known.lines(queue=wanted.queue)])
+        """List queues: what stands in them, what was ruled about them, and what happened in the last hour.
+
+        A key that may only trigger, and that into some queues, is told of these.
+        """
+        caller = current_actor()
+        lines = known.lines(queue=wanted.queue)
+        return QueueList([QueueTold.of(line) for line in lines if caller.may_know_queue(line.queue)])
 
     @subject.patch("/queues", body=QueueChange, answer=QueueRule, problems=_DATABASE, scope=Scope.OPERATE)
     def queue_rule(wanted: QueueChange) -> QueueRule:

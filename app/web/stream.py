@@ -16,6 +16,7 @@ from app.queue.jobqueue import Source
 from app.queue.journal import Reader
 from app.queue.keys import Scope
 from app.web.answers import json_text
+from app.web.auth import still_welcome
 from app.web.models import JobEvent
 from app.web.operations import Subject
 from app.web.options import WebOptions
@@ -25,7 +26,8 @@ from app.web.strictjson import FieldFault
 EVENTS = "text/event-stream"
 _LOOK_EVERY = 0.5  # seconds
 _HEARTBEAT_SEC = 15.0  # of silence, after which a comment shows that the line is there
-_LONGEST_SEC = 3600.0  # then the caller comes again; his key may have been revoked
+_STILL_SEC = 5.0  # between two looks whether the caller would still be let in
+_LONGEST_SEC = 3600.0
 
 
 class StreamQuery(BaseModel):
@@ -66,14 +68,15 @@ def stream(source: Source, options: WebOptions, closing: threading.Event) -> Sub
         Each event has the name of its kind, and a line of the journal as `data`, with `event_id`, `job_id`, `queue`,
         `ts`, `kind` and `payload`. Events that are committed late come late, and none is left out: the `id` of an
         event is its number, and behind a `~` those before it that may yet come. Send the last one back as
-        `Last-Event-ID` to go on there.
+        `Last-Event-ID` to go on there. A stream ends soon after its caller's key or session has.
         """
         reader = _reader(source, request.headers.get("Last-Event-ID") or wanted.after)
         if not places.acquire(blocking=False):
             raise TooManyWaiting
         try:
             first = reader.look()  # an outage is a problem, as long as nothing has been said
-            response = Response(_told(reader, first, wanted, closing), content_type=f"{EVENTS}; charset=utf-8")
+            told = _told(reader, first, wanted, closing, still_welcome((Scope.READ,)))
+            response = Response(told, content_type=f"{EVENTS}; charset=utf-8")
         except BaseException:
             places.release()
             raise
@@ -91,12 +94,19 @@ def _reader(source: Source, after: str | None) -> Reader:
         raise InvalidRequest([FieldFault("after", f"{error}; send the id of an event")]) from None
 
 
-def _told(reader: Reader, first: list[Event], wanted: StreamQuery, closing: threading.Event) -> Iterator[str]:
+def _told(
+    reader: Reader, first: list[Event], wanted: StreamQuery, closing: threading.Event, welcome: Callable[[], bool]
+) -> Iterator[str]:
     ends_at = time.monotonic() + wanted.seconds
     kinds = None if wanted.kind is None else frozenset(wanted.kind.split(","))
     yield f"retry: 2000\nid: {reader.place}\n\n"
     events, told_at = first, time.monotonic()
+    asked_at = told_at
     while True:
+        if time.monotonic() - asked_at >= _STILL_SEC:
+            if not _is_welcome(welcome):
+                return
+            asked_at = time.monotonic()
         fitting = [event for event in events if _fits(event, wanted.queue, kinds)]
         for n, event in enumerate(fitting, 1):
             # Only the last one of a look has a place: to go on behind another would leave out what came with it.
@@ -114,6 +124,13 @@ def _told(reader: Reader, first: list[Event], wanted: StreamQuery, closing: thre
         except DatabaseUnavailable:
             events = []
             yield ": the database is away\n\n"
+
+
+def _is_welcome(welcome: Callable[[], bool]) -> bool:
+    try:
+        return welcome()
+    except DatabaseUnavailable:  # for so long that nobody is trusted any more
+        return False
 
 
 def _fits(event: Event, queue: str | None, kinds: frozenset[str] | None) -> bool:

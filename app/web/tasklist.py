@@ -10,7 +10,9 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.queue.jobqueue import Source
+from app.queue.keys import Scope
 from app.queue.rollups import Happened, LastRun, Period, Rollups
+from app.web.auth import current_actor
 from app.web.operations import ANY_KEY, Subject
 from app.web.options import WebOptions
 from app.web.problems import Code
@@ -73,19 +75,27 @@ def tasklist(source: Source, pipelines: Pipelines, options: WebOptions) -> Subje
         scope=ANY_KEY,
     )
     def task_list(wanted: TasksQuery) -> TaskList:
-        """List the tasks this process knows, with their options and what their args must be, and how their jobs did."""
-        lines = [TaskLine.of(task) for task in pipelines]
+        """List the tasks this process knows, with their options and what their args must be, and how their jobs did.
+
+        A key that may only trigger is told of the tasks and jobs that it might have triggered; one that is limited to
+        queues of no numbers, which are of all queues.
+        """
+        caller = current_actor()
+        lines = [TaskLine.of(task) for task in pipelines if caller.may_know(task.name)]
         return TaskList(lines, _numbers(wanted.period) if wanted.numbers else [])
 
     def _numbers(period: Period) -> list[TaskNumbers]:
         happened, runs = rollups.by_task(period), rollups.last_runs()
+        caller = current_actor()
+        counted = Scope.READ in caller.scopes or caller.queues is None
         return [
             TaskNumbers(
                 name,
-                HappenedTold.of(happened.get(name, Happened())),
-                [TaskRun.of(run) for run in runs.get(name, [])],
+                HappenedTold.of(happened.get(name, Happened()) if counted else Happened()),
+                [TaskRun.of(run) for run in runs.get(name, []) if caller.may_see(name, run.queue)],
             )
             for name in sorted(happened.keys() | runs.keys())
+            if caller.may_know(name)
         ]
 
     return subject

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
@@ -11,9 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_core import PydanticCustomError
 
 from app.addresses import LONGEST_URL, Allowed
+from app.log import conceal, scrub
 from app.queue.jobqueue import Source
 from app.queue.keys import Scope
-from app.queue.webhooks import ENDS, SUBSCRIBABLE, Delivery, DeliveryState, Webhook, Webhooks
+from app.queue.webhooks import ENDS, SUBSCRIBABLE, Delivery, DeliveryState, Try, Webhook, Webhooks
+from app.web.answers import json_text
+from app.web.auth import current_actor
 from app.web.exchange import said
 from app.web.models import LONGEST_LIST
 from app.web.operations import Subject
@@ -93,7 +98,7 @@ class DeliveriesQuery(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookShown:
-    """A webhook, without its secret."""
+    """A webhook, without its secret; `url` is whole for a key with `admin`, and its host for others."""
 
     webhook_id: UUID
     url: str
@@ -112,7 +117,7 @@ class WebhookShown:
 
     @classmethod
     def of(cls, hook: Webhook) -> WebhookShown:
-        return cls(**_fields(hook))
+        return cls(**_fields(hook) | {"url": _shown(hook.url)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +139,8 @@ class WebhookList:
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveryLine:
-    """A delivery in a list; `status` and `error` are those of its last try."""
+    """A delivery in a list; `status` and `error` are those of its last try. `url` is whole for a key with `admin`, and
+    its host for others."""
 
     delivery_id: UUID
     webhook_id: UUID | None
@@ -157,7 +163,27 @@ class DeliveryLine:
 def _line(delivery: Delivery) -> dict[str, Any]:
     row = dict(vars(delivery))
     row.pop("body")
-    return row | {"delivery_id": row.pop("id")}
+    error = delivery.error and scrub(delivery.error)
+    return row | {"delivery_id": row.pop("id"), "url": _shown(delivery.url), "error": error}
+
+
+def _shown(url: str) -> str:
+    """Whole for whoever may set it; for the others its host: of many a receiver the path is the password."""
+    if current_actor().may((Scope.ADMIN,)):
+        return url
+    scheme, _, rest = url.partition("://")
+    authority, *more = re.split(r"(?=[/?#\\])", rest, maxsplit=1)
+    return f"{scheme}://{authority.rpartition('@')[2]}{'/…' if more and more != ['/'] else '/'}"
+
+
+def _concealed(body: str) -> str:
+    """As the routes of jobs show what is in it."""
+    try:
+        told = json.loads(body)
+        hidden = conceal(told)
+    except (ValueError, RecursionError):
+        return scrub(body)
+    return body if hidden == told else json_text(hidden)
 
 
 @dataclass(frozen=True)
@@ -171,9 +197,15 @@ class DeliveryTry:
     answer: str
     error: str | None
 
+    @classmethod
+    def of(cls, one: Try) -> DeliveryTry:
+        return cls(one.n, one.at, one.status, one.duration_ms, scrub(one.answer), one.error and scrub(one.error))
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveryDetail(DeliveryLine):
+    """`body` is what is sent, but for values under the names of secrets, which are hidden here."""
+
     body: str
     log: list[DeliveryTry]
 
@@ -279,7 +311,9 @@ def webhooks(source: Source, options: WebOptions) -> Subject:
     def delivery_detail(delivery_id: UUID) -> DeliveryDetail:
         """Tell of one delivery: what is sent, and how each try went."""
         delivery, tries = hooks.delivery(delivery_id)
-        return DeliveryDetail(**_line(delivery), body=delivery.body, log=[DeliveryTry(**vars(one)) for one in tries])
+        return DeliveryDetail(
+            **_line(delivery), body=_concealed(delivery.body), log=[DeliveryTry.of(one) for one in tries]
+        )
 
     @subject.post("/deliveries/<uuid:delivery_id>/redeliver", answer=Sent, problems=none, scope=Scope.OPERATE)
     def redeliver(delivery_id: UUID) -> Sent:

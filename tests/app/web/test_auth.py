@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -170,6 +171,26 @@ def test_a_service_may_say_aloud_that_it_asks_nobody(queue, pipelines, keys, mak
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("headers", [{"Host": "rebound.example"}, {"Host": "rebound.example:8081"}, {"Host": ""}])
+def test_nor_is_a_page_of_another_site_whose_name_has_come_to_mean_this_machine(queue, pipelines, keys, headers):
+    client: Any = create_app(queue, pipelines, WebOptions(version="1", wide_open=True), keys=keys).test_client()
+
+    assert code(client.get(JOBS, headers=headers)) == (403, "host_refused")
+    assert client.get(HEALTH, headers=headers).status_code == 200
+    assert client.get(JOBS, headers={"Host": f"{socket.gethostname()}:8081"}).status_code == 200
+    assert client.get(JOBS, headers=headers, environ_base={"REMOTE_ADDR": ELSEWHERE}).status_code == 200, (
+        "any name does"
+    )
+
+
+def test_such_a_page_learns_no_more_than_a_stranger(app):
+    told = app.get("/status", headers={"Host": "rebound.example"}).json
+
+    assert told["ready"] is True
+    assert (told["database"]["round_trip_ms"], told["pool"]) == (None, None)
+    assert app.get("/status").json["pool"]
+
+
 # ── with keys ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -238,6 +259,42 @@ def test_a_limited_key_triggers_what_it_may_and_sees_no_other_job(app, make, que
         assert str(*wrong.values()) in answer.json["detail"]
     assert code(app.get(f"{JOBS}/{other}/status", headers=headers)) == (404, "job_not_found")
     assert len(queue.jobs()) == 2
+
+
+def test_a_key_that_may_only_trigger_is_told_of_the_tasks_and_runs_that_it_might_have_made(app, make, dsn, pipelines):
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO dl_last_runs (task, event_id, job_id, queue, ended_at, outcome)"
+            " SELECT t, n, gen_random_uuid(), q, now(), 'succeeded'"
+            " FROM (VALUES ('noop', 1, 'mine'), ('noop', 2, 'theirs'), ('other', 1, 'mine')) v (t, n, q)"
+        )
+    connection.close()
+
+    def seen(*scopes: Scope, **limits: Any) -> tuple[set[str], set[tuple[str, str]]]:
+        told = app.get("/api/v1/tasks", headers=bearer(make(*scopes, **limits))).json
+        runs = {(numbers["name"], run["queue"]) for numbers in told["numbers"] for run in numbers["last_runs"]}
+        return {task["name"] for task in told["tasks"]}, runs
+
+    everything = {task.name for task in pipelines}
+    all_runs = {("noop", "mine"), ("noop", "theirs"), ("other", "mine")}
+    assert seen(Scope.READ) == (everything, all_runs)
+    assert seen(Scope.TRIGGER) == (everything, all_runs)
+    assert seen(Scope.TRIGGER, tasks=frozenset({"noop"})) == ({"noop"}, {("noop", "mine"), ("noop", "theirs")})
+    assert seen(Scope.TRIGGER, queues=frozenset({"mine"})) == (everything, {("noop", "mine"), ("other", "mine")})
+    assert seen(Scope.TRIGGER, tasks=frozenset({"noop"}), queues=frozenset({"x"})) == ({"noop"}, set())
+    assert seen(Scope.READ, Scope.TRIGGER, tasks=frozenset({"noop"})) == (everything, all_runs)
+
+
+def test_a_key_for_some_queues_is_told_of_these(app, make, request_body):
+    for queue in ("mine", "theirs"):
+        app.post(TRIGGER, json=request_body | {"queue": queue, "lock_key": queue})
+
+    def seen(*scopes: Scope, **limits: Any) -> set[str]:
+        told = app.get("/api/v1/queues", headers=bearer(make(*scopes, **limits))).json
+        return {line["queue"] for line in told["queues"]} & {"mine", "theirs"}
+
+    assert seen(Scope.TRIGGER) == seen(Scope.READ) == {"mine", "theirs"}
+    assert seen(Scope.TRIGGER, queues=frozenset({"mine"})) == {"mine"}
 
 
 @pytest.mark.parametrize("spoil", [lambda t: t[:-1], lambda t: t[:-1] + ("0" if t[-1] != "0" else "1"), str.upper,
@@ -418,6 +475,20 @@ def test_a_key_is_not_taken_on_trust_for_ever(pool, make):
 
     with pytest.raises(DatabaseUnavailable):
         ring.find(token)
+
+
+def test_a_key_that_was_revoked_in_an_outage_is_refused_by_the_first_look_after_it(pool, make, keys):
+    token, source = make(Scope.READ), Counting(pool)
+    ring = KeyRing(Keys(source), RingTimes(ahead=0.0, fresh=0.0, again=0.0))
+    key = ring.find(token)
+    source.away = DatabaseUnavailable("gone")
+    keys.revoke(key.id)
+    assert ring.find(token), "nobody can know yet"
+
+    source.away = None
+
+    assert ring.find(token) is None
+    assert RingTimes().outage <= 300, "docs/security.md promises it"
 
 
 def test_a_service_that_has_never_seen_its_keys_is_closed_until_it_has(queue, pipelines, app_without_database):

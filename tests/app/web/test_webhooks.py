@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from uuid import uuid4
 
@@ -9,6 +10,7 @@ import psycopg2
 import pytest
 
 from app.queue.jobqueue import JobQueue
+from app.queue.keys import Keys, NewKey, Scope
 from app.queue.pool import Pool
 from app.web import WebOptions, create_app
 from pipelines.contract import Pipelines
@@ -109,6 +111,57 @@ def test_what_is_told_of_a_job_is_found_and_sent_once_more(hooks, trigger):
         "delivery_id": of_job["delivery_id"]
     }
     assert hooks.get(f"/api/v1/deliveries/{uuid4()}").json["code"] == "delivery_not_found"
+
+
+def test_what_is_told_is_shown_without_secrets_and_where_to_is_whole_for_an_admin_alone(
+    clean, queue, pipelines, pool, dsn
+):
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM dl_api_keys")
+    connection.close()
+    keys = Keys(pool)
+    app = create_app(queue, pipelines, WebOptions(version="1"), pool=pool, keys=keys)
+
+    def caller(scope: Scope) -> Any:
+        token = keys.create(NewKey(name=scope, scopes=frozenset({scope}), created_by="test"))[1]
+        client: Any = app.test_client()
+        client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {token}"
+        return client
+
+    reader, operator, admin = caller(Scope.READ), caller(Scope.OPERATE), caller(Scope.ADMIN)
+    url = "https://hooks.example.com/services/T0/tellt4le?key=s3cret"
+    hook = admin.post("/api/v1/webhooks", json={"url": url}).json["webhook_id"]
+    body = {"type": "job.failed", "data": {"result": {"rows": 3, "api_token": "t0k3n"}, "progress": {"password": "x"}}}
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO dl_deliveries (webhook_id, url, target, event, body) VALUES"
+            " (%s, NULL, %s, 'job.failed', %s), (NULL, 'https://me:pw@own.example/p', 'own', 'job.failed', 'no JSON')"
+            " RETURNING delivery_id",
+            (hook, hook, json.dumps(body)),
+        )
+        delivery = cursor.fetchall()[0][0]
+        cursor.execute(
+            "INSERT INTO dl_delivery_tries (delivery_id, n, status, duration_ms, answer, error)"
+            " VALUES (%s, 1, 403, 1.0, 'password=hunter22 is wrong', 'Bearer abcdefgh12345678')",
+            (delivery,),
+        )
+    connection.close()
+
+    for who, shown, own in (
+        (reader, "https://hooks.example.com/…", "https://own.example/…"),
+        (operator, "https://hooks.example.com/…", "https://own.example/…"),
+        (admin, url, "https://me:pw@own.example/p"),
+    ):
+        assert [one["url"] for one in who.get("/api/v1/webhooks").json["webhooks"]] == [shown]
+        assert who.get(f"/api/v1/webhooks/{hook}").json["url"] == shown
+        listed = who.get("/api/v1/deliveries").json["deliveries"]
+        assert {one["url"] for one in listed} == {shown, own}
+        detail = who.get(f"/api/v1/deliveries/{delivery}").json
+        assert detail["url"] == shown
+        assert json.loads(detail["body"])["data"] == {
+            "result": {"rows": 3, "api_token": "***"}, "progress": {"password": "***"},
+        }  # fmt: skip
+        assert (detail["log"][0]["answer"], detail["log"][0]["error"]) == ("password=*** is wrong", "Bearer ***")
 
 
 def test_a_job_may_have_a_webhook_of_its_own_if_it_can_be_signed(queue, pool: Pool, clean, request_body, client):
