@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from flask import Response, render_template
@@ -21,21 +22,35 @@ def docs(described: Sequence[Subject], options: WebOptions) -> Subject:
     @subject.get("/openapi.json", answer=dict, scope=ANY_KEY)
     def openapi() -> Response:
         """Read the OpenAPI 3.1 document."""
-        return Response(text, content_type=JSON)
+        return Response(told.text, content_type=JSON)
 
     @subject.get("/docs", answer=str, media_type=HTML, scope=ANY_KEY)
     def page() -> str:
         """Read about every route, and try it."""
-        return render_template("docs.html", document=whole, routes=routes, codes=list(Code))
+        return render_template("docs.html", document=told.whole, routes=told.routes, codes=list(Code))
 
-    whole = document([*described, subject])
-    text = json.dumps(whole)
-    routes = [
-        Route(path, method, operation, whole)
-        for path, methods in whole["paths"].items()
-        for method, operation in methods.items()
-    ]
+    told = Told([*described, subject])
     return subject
+
+
+class Told:
+    """The document, made when it is first asked for: it takes longer than all else of a start, and few ever ask."""
+
+    def __init__(self, subjects: Sequence[Subject]) -> None:
+        self._subjects = subjects
+
+    @cached_property
+    def whole(self) -> dict[str, Any]:
+        return document(self._subjects)
+
+    @cached_property
+    def text(self) -> str:
+        return json.dumps(self.whole)
+
+    @cached_property
+    def routes(self) -> list[Route]:
+        paths = self.whole["paths"].items()
+        return [Route(path, method, it, self.whole) for path, methods in paths for method, it in methods.items()]
 
 
 class Route:
