@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 _HEAD_END = b"\r\n\r\n"
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
+# Read as strictly as RFC 9112 has it: nobody sees these lines after us.
+_WORD = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'
+_CHUNK = re.compile(
+    rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[ \t]*" + _WORD + rb"(?:[ \t]*=[ \t]*(?:" + _WORD + rb"|" + _QUOTED + rb"))?)*"
+)
 _SIZE = re.compile(rb"[0-9A-Fa-f]+")
 _LONGEST_CHUNK_LINE = 4096
 _DIGITS = re.compile(rb"[0-9]{1,15}")

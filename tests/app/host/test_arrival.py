@@ -17,7 +17,7 @@ WHOLE = {
     POST + b"Content-Length: 3\r\n\r\nabc",
     POST + b"content-length:\t3 \r\nExpect: 100-Continue\r\n\r\nabc",
     CHUNKED + b"0\r\n\r\n",
-    CHUNKED + b"3;x=y\r\nabc\r\nA \r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n",
+    CHUNKED + b'3;x=y ; z="a\\"b"\r\nabc\r\nA;q\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n',
     POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",  # for the parser to refuse
     POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n",
     POST + b"Content-Length: -1\r\n\r\n",
@@ -56,6 +56,13 @@ def test_what_comes_behind_a_request_is_kept_for_the_next():
         (CHUNKED + b"65\r\n", Need.SMALLER_BODY),
         (CHUNKED + b"32\r\n" + b"x" * 50 + b"\r\n33\r\n", Need.SMALLER_BODY),
         (CHUNKED + b"x\r\n", Need.SOUND_CHUNKS),
+        (CHUNKED + b"1 \r\n", Need.SOUND_CHUNKS),
+        (CHUNKED + b" 1\r\n", Need.SOUND_CHUNKS),
+        (CHUNKED + b"1;\r\n", Need.SOUND_CHUNKS),
+        (CHUNKED + b"1;a\0b\r\n", Need.SOUND_CHUNKS),
+        (CHUNKED + b'1;a="b\r\n', Need.SOUND_CHUNKS),
+        (CHUNKED + b"1;a b\r\n", Need.SOUND_CHUNKS),
+        (CHUNKED + b"0x1\r\n", Need.SOUND_CHUNKS),
         (CHUNKED + b"1\n", Need.SOUND_CHUNKS),
         (CHUNKED + b"1\r\nab\r\n", Need.SOUND_CHUNKS),
         (CHUNKED + b"1" * 4_100, Need.SOUND_CHUNKS),
@@ -88,7 +95,7 @@ def test_chunks_of_a_byte_are_an_attack_when_there_are_many():
     [
         (b"0\r\n\r\n", b"0\r\n\r\n"),
         (b"3\r\nabc\r\n0\r\n\r\n", b"3\r\nabc\r\n0\r\n\r\n"),
-        (b"3;x=y\r\nabc\r\nA \r\n0123456789\r\n0\r\nT: x\r\n\r\nGET", b"d\r\nabc0123456789\r\n0\r\nT: x\r\n\r\nGET"),
+        (b"3;x=y\r\nabc\r\nA\r\n0123456789\r\n0\r\nT: x\r\n\r\nGET", b"d\r\nabc0123456789\r\n0\r\nT: x\r\n\r\nGET"),
         (b"2\r\n\r\n\r\n01\r\n0\r\n00;x\r\n\r\n", b"3\r\n\r\n0\r\n00;x\r\n\r\n"),
     ],
 )
