@@ -1020,7 +1020,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
     FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
     EXECUTE FUNCTION dl_audit_row('job', 'job_id',
         'place,stray,run_id,worker,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash',
-        'args,progress,result,error,traceback,checkpoint');
+        'args,progress,result,error,traceback,checkpoint,webhook');  -- a webhook's URL may have a token in it
 
 CREATE OR REPLACE TRIGGER dl_queues_audit AFTER INSERT OR UPDATE OR DELETE ON dl_queues
     FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')

@@ -231,3 +231,18 @@ def test_who_has_changed_a_webhook_is_in_the_audit_without_its_address(hooks):
     assert [line["action"] for line in lines.json["entries" if "entries" in lines.json else "lines"]] == ["webhook_add"]
     assert made["secret"] not in lines.text
     assert URL not in lines.text
+
+
+def test_the_address_of_a_jobs_own_webhook_is_not_in_the_audit_of_its_end_either(clean, pool, request_body):
+    options = WebOptions(version="1", webhook_secret=True)
+    client: Any = create_app(JobQueue(pool), Pipelines(), options, pool=pool).test_client()
+    body = request_body | {"webhook": {"url": "https://hooks.example.com/tellt4le"}}
+    job = client.post("/api/v1/jobs/trigger", json=body).json["job_id"]
+    client.post(f"/api/v1/jobs/{job}/cancel")
+
+    assert client.delete(f"/api/v1/jobs/{job}").status_code == 200
+
+    lines = client.get(f"/api/v1/audit?subject_id={job}").json["lines"]
+    assert [line["action"] for line in lines] == ["job_delete", "cancel", "trigger"]
+    assert "webhook" in lines[0]["before"]
+    assert "tellt4le" not in str(lines)
