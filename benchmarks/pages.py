@@ -4,18 +4,21 @@ Takes about 2 minutes; with --full, 10 million rows, about 10 minutes and 8 GB o
 --keep NAME the database of that name is filled once and stays: the next run measures at once.
 
 A database is filled with finished jobs of thirty days, failures among them, with waiting, running and parked ones, and
-with rollups of a week, as keepers would have written them. Each address is then asked for in turn, round after round,
+with rollups of a week, as keepers would have written them, a long log and a long audit. Each address is then asked for in turn, round after round,
 through the whole app (WSGI, without a network). The time is all of the server's: template, statements, database. A
 hundred milliseconds are wanted at most for a page, fifty for /metrics.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from flask.testing import FlaskClient
 from psycopg2.extensions import make_dsn
@@ -65,14 +68,32 @@ SELECT j.job_id, j.queue, j.created_at + k.n * interval '1 s', k.kind,
 ROLLUPS = """
 INSERT INTO dl_rollups (span, at, queue, task, what, bucket, n, sec)
 SELECT span, date_bin(make_interval(secs => span), now(), '2001-01-01') - i * make_interval(secs => span),
-       'queue ' || t % 8, 'task ' || t, what, CASE WHEN what IN ('waited', 'ran') THEN 10 + t ELSE 0 END, 100 + t, 300
+       'queue ' || (t + q) % 8, 'task ' || t, what, CASE WHEN what IN ('waited', 'ran') THEN 8 + (t + b) % 12 ELSE 0 END,
+       100 + t, 300
   FROM (VALUES (60, 60), (900, 96), (3600, 168)) s (span, most), generate_series(0, most - 1) i,
-       generate_series(0, 19) t, unnest(ARRAY['queued', 'started', 'succeeded', 'failed', 'waited', 'ran']) what
+       generate_series(0, 19) t, generate_series(0, 1) q, unnest(ARRAY['queued', 'started', 'succeeded', 'failed', 'waited', 'ran']) what,
+       generate_series(1, CASE WHEN what IN ('waited', 'ran') THEN 6 ELSE 1 END) b
+"""
+TOTALS = """
+INSERT INTO dl_rollups (span, at, queue, task, what, bucket, n, sec)
+SELECT -span, at, '', '', what, bucket, sum(n), sum(sec) FROM dl_rollups WHERE span > 0 GROUP BY span, at, what, bucket
 """
 DEPTHS = """
 INSERT INTO dl_depths (at, queue, ready, timed, parked, running, oldest_ready_sec)
 SELECT date_trunc('minute', now()) - i * interval '1 min', 'queue ' || q, 10, 20, 30, 4, 1
-  FROM generate_series(0, 1440) i, generate_series(0, 7) q
+  FROM generate_series(0, 7 * 1440) i, generate_series(0, 7) q
+"""
+LOG = """
+INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line)
+SELECT (SELECT job_id FROM dl_jobs WHERE status = 'running' ORDER BY created_at DESC LIMIT 1), 1, now(), 'INFO', 'stdout',
+       'page ' || n || ' of the source was read and written'
+  FROM generate_series(1, 200000) n
+"""
+AUDIT = """
+INSERT INTO dl_audit (at, action, actor, via, subject, subject_id)
+SELECT now() - n * interval '1 s', CASE n %% 3 WHEN 0 THEN 'cancel' ELSE 'trigger' END, 'somebody', 'key', 'job',
+       gen_random_uuid()
+  FROM generate_series(1, %s) n
 """
 
 
@@ -118,7 +139,8 @@ def fill(dsn: str, rows: int) -> None:
     ask(dsn, WAITING, 3_000)
     ask(dsn, RUNNING, 40)
     ask(dsn, "ALTER TABLE dl_jobs ENABLE TRIGGER USER")
-    for statement in (EVENTS, ROLLUPS, DEPTHS, "VACUUM ANALYZE", "CHECKPOINT"):
+    ask(dsn, AUDIT, rows // 10)
+    for statement in (EVENTS, ROLLUPS, TOTALS, DEPTHS, LOG, "VACUUM ANALYZE", "CHECKPOINT"):
         ask(dsn, statement)
     print(f"{rows:,} finished jobs made in {time.monotonic() - began:.0f} s", flush=True)
 
@@ -127,30 +149,55 @@ def addresses(dsn: str) -> list[str]:
     def one(status: str) -> Any:
         return ask(dsn, "SELECT job_id FROM dl_jobs WHERE status = %s ORDER BY created_at DESC LIMIT 1", status)[0][0]
 
+    job, deep = one("failed"), quote(deep_cursor(dsn))
     return [
         "/",
         "/jobs",
         "/jobs?status=failed",
+        "/jobs?status=failed&task=task+0",
         "/jobs?status=queued",
+        "/jobs?status=queued&sort=priority",
+        "/jobs?status=queued,running&queue=queue+3",
         "/jobs?queue=queue+3&task=task+3",
         "/jobs?lock_key=key+77",
+        "/jobs?producer=nobody&sort=created_at",
         "/jobs?text=file+77777",
-        f"/jobs/{one('failed')}",
+        "/jobs?status=failed&text=row+5000000",
+        "/jobs?status=queued&text=nothing",
+        f"/jobs?after={deep}",
+        f"/jobs/{job}",
         f"/jobs/{one('queued')}",
         f"/jobs/{one('running')}",
+        f"/jobs/{one('running')}/log?find=page+100000",
         "/tasks",
         "/tasks/task%203",
         "/queues",
         "/workers",
         *(f"/charts?period={period}" for period in ("1h", "24h", "7d")),
+        "/charts?period=7d&queue=queue+3",
+        "/charts?period=7d&task=task+3",
         "/audit",
+        "/audit?actor=nobody",
+        f"/audit?subject_id={job}",
         "/api/v1/jobs",
-        "/api/v1/jobs?status=failed",
+        "/api/v1/jobs?status=failed&count=true",
         "/api/v1/queues",
+        "/api/v1/tasks",
         f"/api/v1/jobs/{one('queued')}/why",
+        "/api/v1/charts?period=7d",
         "/status",
         "/metrics",
     ]
+
+
+def deep_cursor(dsn: str) -> str:
+    """Where the list goes on in the middle of the table, as the link of a page tells it."""
+    half = "SELECT min(created_at) + (max(created_at) - min(created_at)) / 2 FROM dl_jobs"
+    ((at, job),) = ask(
+        dsn, f"SELECT created_at, job_id FROM dl_jobs WHERE created_at >= ({half}) ORDER BY 1, 2 LIMIT 1"
+    )
+    told = json.dumps([at.isoformat(), str(job), False])
+    return base64.urlsafe_b64encode(told.encode()).decode().rstrip("=")
 
 
 def seconds(client: FlaskClient, address: str) -> float:
