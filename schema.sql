@@ -506,12 +506,13 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Someone who knows nothing of places puts a job back, or moves its time: it is sorted again. One that was finished or
--- running gets what a retry or a release would have given it. Our own statements either move its place or end its lease.
+-- Someone puts a job back, or moves its time, and says nothing of its place: it stands where its time says. (If its key is
+-- busy, a claim will park it.) One that was finished or running gets what a retry or a release would have given it. Our
+-- own statements either move its place or end its lease.
 CREATE OR REPLACE FUNCTION dl_jobs_moved_by_hand() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' AS $$
 BEGIN
-    NEW.place := 'timed';
+    NEW.place := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'timed' END;
     IF OLD.status <> 'queued' AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL) THEN
         NEW.attempt := CASE OLD.status WHEN 'running' THEN greatest(OLD.attempt - 1, 0) ELSE 0 END;
         NEW.cancel_requested := false;

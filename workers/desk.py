@@ -37,7 +37,7 @@ _DEAF_POLL = 1.0  # how often to look while LISTEN is lost
 _STRAYS_EVERY = 1.0  # how often to look for jobs whose task nobody knows
 _QUICK = 0.020  # seconds a run, above which nothing is claimed ahead
 _HORIZON = 0.050  # seconds of work, at the present rate, that are claimed ahead of tiny jobs
-_MOST_AHEAD = 250  # jobs; beyond that a claim gets no cheaper
+_MOST_AHEAD = 400  # jobs; beyond that a claim gets no cheaper
 _LOOK_FURTHER = 4  # times as far as the last claim, past jobs whose key is busy
 _FURTHEST = 500  # ready jobs that one claim looks at, at most
 _ROOM_EVERY = 0.25  # seconds between two looks for room in a queue that is limited
@@ -101,7 +101,7 @@ class Line:
             self.ahead = 0
         else:
             self.ahead = min(_MOST_AHEAD, int((begun - self.begun) / max(now - self.begun_at, 0.001) * _HORIZON))
-        self.low = self.ahead // 2
+        self.low = self.ahead * 3 // 8  # what is done while a claim of the rest is on its way
         self.begun, self.begun_at = begun, now
 
 
@@ -282,7 +282,7 @@ class Desk:
         if heard.fresh:
             self._doze.forget()
         with self._lock:
-            self._sort = self._sort or heard.fresh or bool(heard.queues)
+            self._sort = self._sort or heard.fresh  # what is due when it comes stands among the ready ones
             for name, line in self.lines.items():
                 if heard.fresh or name in heard.queues:
                     line.dirty = True

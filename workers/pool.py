@@ -146,6 +146,7 @@ class WorkerPool:
             schema=options.schema,
             connect_timeout=options.connect_timeout_sec,
             command_timeout=longest,
+            plans_kept=role in ("claim", "settle", "renew"),
         )
 
     def _build(self, pipelines: Pipelines, echo: Write | None) -> None:

@@ -88,7 +88,7 @@ def test_more_than_one_batch_of_due_jobs_is_told_as_due_already(desk):
         "INSERT INTO dl_jobs (queue, task, lock_key, available_at)"
         " SELECT 'q', 't', 'k' || n, '2999-01-01' FROM generate_series(1, 501) n"
     )
-    desk.sql("UPDATE dl_jobs SET available_at = clock_timestamp()")
+    desk.make_due()
 
     _, outlook = desk.look()
     assert outlook.due_in <= 0

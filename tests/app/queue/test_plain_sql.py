@@ -146,7 +146,7 @@ def test_a_parked_job_whose_time_an_operator_moves_is_sorted_again(desk):
     assert desk.place(waiting) == "parked"
 
     desk.sql("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE job_id = %s", str(waiting))
-    assert desk.place(waiting) == "timed"
+    assert desk.place(waiting) == "ready"
     assert desk.claim() == []
     assert desk.place(waiting) == "parked"
 
@@ -173,7 +173,7 @@ def test_a_finished_job_put_back_by_hand_starts_afresh(desk, listener, end):
     desk.sql("UPDATE dl_jobs SET status = 'queued'")
 
     job = desk.job(run.id)
-    assert (job.attempt, job.cancel_requested, job.finished_at, desk.place(run.id)) == (0, False, None, "timed")
+    assert (job.attempt, job.cancel_requested, job.finished_at, desk.place(run.id)) == (0, False, None, "ready")
     assert listener.heard() == ["q"]
     desk.check()
     (again,) = desk.claim()
