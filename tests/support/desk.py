@@ -123,7 +123,8 @@ class Desk:
         """As if its time had come by itself, of all if none is named: no trigger looks at it."""
         self.sql(
             "SET session_replication_role = replica;"
-            " UPDATE dl_jobs SET available_at = clock_timestamp() WHERE %s::uuid[] IS NULL OR job_id = ANY (%s::uuid[]);"
+            " UPDATE dl_jobs SET available_at = clock_timestamp()"
+            " WHERE %s::uuid[] IS NULL OR job_id = ANY (%s::uuid[]);"
             " RESET session_replication_role",
             *[[*map(str, job_ids)] or None] * 2,
         )
