@@ -87,8 +87,11 @@ class Pool:
         self._statements = statements(schema)
         # Compiling a statement costs more than running any of ours: a plan without a scan is dear on paper alone.
         settings = {"statement_timeout": int(command_timeout_sec * 1000), "client_min_messages": "error", "jit": "off"}
+        # A prepared statement would be planned again for each set of parameters, which costs more than running it.
+        kept = {"plan_cache_mode": "force_generic_plan"}
         # What is set for a session would stay with whomever the pooler gives it to next; but time zones it keeps apart.
-        self._settings = "" if transactions_only else "".join(f"SET {key} = {it};" for key, it in settings.items())
+        of_session = {} if transactions_only else settings | kept
+        self._settings = "".join(f"SET {key} = {it};" for key, it in of_session.items())
         self._bounds = "".join(f"SET LOCAL {key} = {it};" for key, it in settings.items()) if transactions_only else ""
         self._pool = _Connections(
             dsn if callable(dsn) else lambda: dsn,
