@@ -27,7 +27,6 @@ FILL = "INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'bench', 'noop', 'key
 OPEN = "SELECT 1 FROM dl_jobs WHERE status IN ('queued', 'running') LIMIT 1"
 MIB = 2**20
 PATIENCE = 600.0
-AT_REST = 3.0  # seconds that an idle process is left alone before it is looked at
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,10 +34,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 10, 50])
     parser.add_argument("--jobs", type=int, default=50_000, help="that do nothing, for the growth")
     parser.add_argument("--portion", type=int, default=5_000)
+    parser.add_argument("--rest", type=float, default=3.0, help="seconds that an idle process is left alone first")
     asked = parser.parse_args(argv)
     with some_server() as (server_dsn, _), fresh_database(server_dsn) as dsn:
         print(environment(server_dsn))
-        idle = {threads: rest(dsn, threads) for threads in asked.threads}
+        idle = {threads: rest(dsn, threads, asked.rest) for threads in asked.threads}
         print(table(["idle, threads", "resident MiB", "its own MiB", "OS threads"], idle_rows(idle)))
         few, many = min(idle), max(idle)
         if many > few:
@@ -52,10 +52,10 @@ def idle_rows(idle: dict[int, tuple[int, int, int]]) -> list[list[Cell]]:
     return [[str(threads), one[0] / MIB, one[1] / MIB, one[2]] for threads, one in idle.items()]
 
 
-def rest(dsn: str, threads: int) -> tuple[int, int, int]:
+def rest(dsn: str, threads: int, seconds: float) -> tuple[int, int, int]:
     """Bytes that are resident, those that it shares with nobody, and its threads."""
     with worker(dsn, threads) as process:
-        time.sleep(AT_REST)
+        time.sleep(seconds)
         memory = process.memory_full_info()
         return memory.rss, memory.uss, process.num_threads()
 
@@ -70,7 +70,7 @@ def grow(dsn: str, jobs: int, portion: int) -> tuple[int, int]:
             while ask(dsn, OPEN):
                 assert time.monotonic() < until, "the jobs are not done"
                 time.sleep(0.1)
-            ask(dsn, "TRUNCATE dl_jobs CASCADE")
+            ask(dsn, "TRUNCATE dl_jobs, dl_job_events")
             if not first and done + portion >= jobs / 10:
                 first = process.memory_info().rss
         return first, process.memory_info().rss
@@ -86,18 +86,20 @@ def worker(dsn: str, threads: int) -> Iterator[psutil.Process]:
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "app", "worker"],
-        env={**os.environ, **settings},
+        env={name: value for name, value in os.environ.items() if name != "DL_BENCH_DSN"} | settings,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
         assert process.stderr is not None
+        said = ""
         for line in process.stderr:
+            said += line
             if "listener.listening" in line:
                 break
         else:
-            raise AssertionError("the worker did not start")
+            raise AssertionError(f"the worker did not start: {said}")
         yield psutil.Process(process.pid)
     finally:
         process.terminate()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as listing
-from benchmarks import depth, heartbeat, http, load
+from benchmarks import depth, heartbeat, horizon, http, load, memory
 
 Run = Callable[[Sequence[str]], None]
 
@@ -58,6 +58,21 @@ def test_heartbeat(run):
     assert rows[0][2] == rows[0][4] == "1.00 ×"
     assert all(ratio(row[n]) > 0 for row in rows for n in (2, 4))
     assert rows[-1][5] == "0 %", "an index on the lease leaves no update HOT"
+
+
+def test_horizon(run):
+    rows = run(horizon.main, "--jobs", "15000", "--seconds", "0.9", "--rounds", "1", "--threads", "1")
+
+    assert [row[0] for row in rows] == ["nothing else", "a long transaction"]
+    assert rows[0][4] == "1.00 ×"
+    assert {row[5] for row in rows} == {"0"}
+
+
+def test_memory(run):
+    rows = run(memory.main, "--threads", "1", "2", "--jobs", "20", "--portion", "10", "--rest", "0.1")
+
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert all(float(row[1]) > float(row[2]) > 1 for row in rows)
 
 
 def test_load(run):
