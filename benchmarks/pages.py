@@ -3,10 +3,10 @@
 Takes about 2 minutes; with --full, 10 million rows, about 10 minutes and 8 GB of disk. With DL_BENCH_DSN and
 --keep NAME the database of that name is filled once and stays: the next run measures at once.
 
-A database is filled with finished jobs of thirty days, failures among them, with waiting, running and parked ones, and
-with rollups of a week, as keepers would have written them, a long log and a long audit. Each address is then asked for in turn, round after round,
-through the whole app (WSGI, without a network). The time is all of the server's: template, statements, database. A
-hundred milliseconds are wanted at most for a page, fifty for /metrics.
+A database is filled with finished jobs of thirty days, failures among them, with waiting, running and parked ones, with
+rollups of a week, as keepers would have written them, a long log and a long audit. Each address is then asked for in
+turn, round after round, through the whole app (WSGI, without a network). The time is all of the server's: template,
+statements, database. A hundred milliseconds are wanted at most for a page, fifty for /metrics.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ SELECT j.job_id, j.queue, j.created_at + k.n * interval '1 s', k.kind,
 ROLLUPS = """
 INSERT INTO dl_rollups (span, at, queue, task, what, bucket, n, sec)
 SELECT span, date_bin(make_interval(secs => span), now(), '2001-01-01') - i * make_interval(secs => span),
-       'queue ' || (t + q) % 8, 'task ' || t, what, CASE WHEN what IN ('waited', 'ran') THEN 8 + (t + b) % 12 ELSE 0 END,
-       100 + t, 300
+       'queue ' || (t + q) % 8, 'task ' || t, what,
+       CASE WHEN what IN ('waited', 'ran') THEN 8 + (t + b) % 12 ELSE 0 END, 100 + t, 300
   FROM (VALUES (60, 60), (900, 96), (3600, 168)) s (span, most), generate_series(0, most - 1) i,
-       generate_series(0, 19) t, generate_series(0, 1) q, unnest(ARRAY['queued', 'started', 'succeeded', 'failed', 'waited', 'ran']) what,
+       generate_series(0, 19) t, generate_series(0, 1) q,
+       unnest(ARRAY['queued', 'started', 'succeeded', 'failed', 'waited', 'ran']) what,
        generate_series(1, CASE WHEN what IN ('waited', 'ran') THEN 6 ELSE 1 END) b
 """
 TOTALS = """
@@ -85,8 +86,8 @@ SELECT date_trunc('minute', now()) - i * interval '1 min', 'queue ' || q, 10, 20
 """
 LOG = """
 INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line)
-SELECT (SELECT job_id FROM dl_jobs WHERE status = 'running' ORDER BY created_at DESC LIMIT 1), 1, now(), 'INFO', 'stdout',
-       'page ' || n || ' of the source was read and written'
+SELECT (SELECT job_id FROM dl_jobs WHERE status = 'running' ORDER BY created_at DESC LIMIT 1), 1, now(), 'INFO',
+       'stdout', 'page ' || n || ' of the source was read and written'
   FROM generate_series(1, 200000) n
 """
 AUDIT = """

@@ -105,7 +105,7 @@ class Audit:
         }
         self._ask("record_act", {**act.values(), **told, "subject": subject, "subject_id": subject_id})
 
-    def entries(
+    def entries(  # noqa: PLR0913 - each is a way to narrow it
         self,
         *,
         action: str | None = None,
@@ -117,14 +117,19 @@ class Audit:
         since: datetime | None = None,
         until: datetime | None = None,
         before: int | None = None,
+        after: int | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        """Lines that fit, the newest first; `before`: only those older than that line."""
+        """Lines that fit, the newest first; `before`: only those older than that line, `after`: only newer ones."""
         asked = {
             "action": action, "actor": actor, "key_id": key_id, "subject": subject, "subject_id": subject_id,
-            "request_id": request_id, "since": since, "until": until, "before": before, "limit": limit,
+            "request_id": request_id, "since": since, "until": until, "before": before, "after": after, "limit": limit,
         }  # fmt: skip
         return [_entry(row) for row in self._ask("audit", asked)]
+
+    def top(self) -> int:
+        """The number of the newest line; 0: there is none."""
+        return int(self._ask("audit_top")[0][0])
 
     def prune(self, *, keep_sec: float, most: int) -> int:
         """Delete the oldest lines that are older than that, though none of the last day; returns how many."""

@@ -11,6 +11,7 @@ RETURNING audit_id;
 SELECT audit_id, at, action, actor, key_id, via, address, request_id, subject, subject_id, before::text, after::text, db_user
   FROM dl_audit
  WHERE (%(before)s::bigint IS NULL OR audit_id < %(before)s::bigint)
+   AND (%(after)s::bigint IS NULL OR audit_id > %(after)s::bigint)
    AND (%(action)s::text IS NULL OR action = %(action)s::text)
    AND (%(actor)s::text IS NULL OR actor = %(actor)s::text)
    AND (%(key_id)s::text IS NULL OR key_id = %(key_id)s::text)
@@ -21,6 +22,9 @@ SELECT audit_id, at, action, actor, key_id, via, address, request_id, subject, s
    AND (%(until)s::timestamptz IS NULL OR at < %(until)s::timestamptz)
  ORDER BY audit_id DESC
  LIMIT %(limit)s::int;
+
+-- name: audit_top
+SELECT coalesce(max(audit_id), 0) FROM dl_audit;
 
 -- name: prune_audit
 SELECT dl_audit_prune(%(keep_sec)s::float8 * interval '1 second', %(most)s::int);

@@ -281,8 +281,8 @@ class Lists:
         return Page(jobs, Cursor(stretch.at, stretch.id, live=False), looked, stretch.at)
 
     def _windows(self, first: int, patience_sec: float) -> Iterator[int]:
-        """How many jobs each stretch looks at, until the time is over. The pace is that of this search: rows may have to
-        be fetched from the disk, and filters differ."""
+        """How many jobs each stretch looks at, until the time is over. The pace is that of this search: rows may have
+        to be fetched from the disk, and filters differ."""
         began, looked, window = self._clock(), 0, first
         while window > 0:
             yield window
@@ -323,9 +323,8 @@ class Lists:
         return {as_uuid(row[0]): row[1] for row in self._ask("still_runs", {"least": least_sec})}
 
     def began(self, rows: Iterable[JobRow]) -> dict[UUID, datetime]:
-        """When the present try of each began; of a first try it is when the job did."""
-        later = [row.id for row in rows if row.attempt > 1]
-        found = self._ask("tries_began", {"job_ids": array(later)}) if later else []
+        """When the present try of each began: a job may have started long before."""
+        found = self._ask("tries_began", {"job_ids": array(row.id for row in rows)})
         return {as_uuid(row[0]): row[1] for row in found}
 
     # ── one job ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from flask import Response, render_template, request
+from flask import Response, current_app, render_template, request
 
 from app import log
 from app.web import problems
@@ -77,7 +77,7 @@ class Around:
 
 def fail(error: Exception) -> Response:
     """Flask's handler of every error: the problem that tells it, and a line in the log if it is ours."""
-    if isinstance(error, problems.KeyRequired) and request.environ.get(PAGE) and request.method == "GET":
+    if isinstance(error, problems.KeyRequired) and request.environ.get(PAGE):
         return _to_login()
     response = problems.answer(error, request.environ[REQUEST_ID])
     if request.environ.get(PAGE):
@@ -88,11 +88,21 @@ def fail(error: Exception) -> Response:
 
 
 def _to_login() -> Response:
-    """A person with a browser is shown where to come in, and comes back to where he was going."""
+    """A person with a browser is shown where to come in, and comes back to where he was going, or to his form."""
+    back = urlencode({"next": request.full_path.rstrip("?") if request.method in ("GET", "HEAD") else _page_of_form()})
     if "HTTP_HX_REQUEST" in request.environ:  # a fragment: the page around it is to go there
-        return Response(status=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": "/login"})
-    there = "/login?" + urlencode({"next": request.full_path.rstrip("?")})
+        return Response(status=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": f"/login?{back}"})
+    there = f"/login?{back}"
     return Response(status=HTTPStatus.SEE_OTHER, headers={"Location": there})
+
+
+def _page_of_form() -> str:
+    """The page of ours with the form that was sent: at the same address, or the address without the name of the act."""
+    rule = request.url_rule
+    rules = current_app.url_map.iter_rules()
+    if rule is None or any(other.rule == rule.rule and "GET" in (other.methods or ()) for other in rules):
+        return request.path
+    return request.path.rpartition("/")[0] or "/"
 
 
 def _page_of(problem: Response) -> Response:

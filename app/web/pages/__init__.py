@@ -4,6 +4,7 @@ frame.py    what all pages share: whole pages and the parts that refresh themsel
 now.py      what is wrong, and what runs
 jobs.py     lists, search, and acts on all that match
 job.py      one job: its tries, its log, why it waits; cancel, retry, clone
+log.py      the whole log of a job, searched
 tasks.py    each task's last runs, and a form to start one
 queues.py   queues and workers: how they do, and the acts on them
 charts.py   what happened over time
@@ -24,6 +25,7 @@ from app.web.pages.charts import charts
 from app.web.pages.frame import Frame
 from app.web.pages.job import job
 from app.web.pages.jobs import jobs
+from app.web.pages.log import log
 from app.web.pages.now import now
 from app.web.pages.queues import queues
 from app.web.pages.tasks import tasks
@@ -41,6 +43,7 @@ def pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Sequenc
         now(source, frame),
         jobs(source, frame),
         job(queue, pipelines, frame),
+        log(queue, frame),
         tasks(queue, pipelines, frame),
         queues(source, frame),
         charts(source, frame),

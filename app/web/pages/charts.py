@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from flask import Response
 from pydantic import Field
 
-from app.errors import DataloaderError
 from app.queue.jobqueue import Source
 from app.queue.keys import Scope
 from app.queue.rollups import Chart, Happened, Rollups
 from app.web.operations import HTML, Subject
-from app.web.pages.frame import FormModel, Frame
+from app.web.pages.frame import FormModel, Frame, Unreadable
 
 _Text = Annotated[str, Field(max_length=1000)]
 _NOTHING = Happened()
@@ -57,12 +56,12 @@ def charts(source: Source, frame: Frame) -> Subject:
         """See what happened over the last hour, day or week."""
         try:
             chart = rollups.chart(wanted.period, queue=wanted.queue or None, task=wanted.task or None)
-        except DataloaderError as error:
-            return frame.show("away.html", why=f"The numbers cannot be read ({type(error).__name__}).")
+        except Unreadable as error:
+            return frame.away("The numbers", error)
         return frame.show("charts.html", wanted=wanted, charts=_lines(chart), span=chart.span_sec, moment=_moment)
 
     def _moment(at: int) -> datetime:
-        return datetime.fromtimestamp(at).astimezone()
+        return datetime.fromtimestamp(at, UTC)
 
     return subject
 
@@ -72,10 +71,15 @@ def _lines(chart: Chart) -> list[Lines]:
     seconds = [int(moment.timestamp()) for moment in at]
     found = {point.at: point.happened for point in chart.points}
     spans = [found.get(moment, _NOTHING) for moment in at]
-    minutes = chart.span_sec / 60
+    # The last span goes on: a rate over all of it would always seem to fall.
+    gone = max(60.0, chart.until.timestamp() - seconds[-1]) if seconds else 60.0
+    minutes = [chart.span_sec / 60] * (len(seconds) - 1) + [min(chart.span_sec, gone) / 60]
 
     def line(pick: Any) -> list[float | None]:
         return [pick(happened) for happened in spans]
+
+    def rate(pick: Any) -> list[float | None]:
+        return [pick(happened) / length for happened, length in zip(spans, minutes, strict=True)]
 
     told = [
         Lines(
@@ -83,7 +87,7 @@ def _lines(chart: Chart) -> list[Lines]:
             "jobs a minute",
             ("queued", "succeeded"),
             seconds,
-            [line(lambda it: it.queued / minutes), line(lambda it: it.succeeded / minutes)],
+            [rate(lambda it: it.queued), rate(lambda it: it.succeeded)],
         ),
         Lines(
             "Failures",
@@ -129,7 +133,8 @@ def _depth(chart: Chart, at: list[datetime], seconds: list[int]) -> list[Lines]:
 def _spans(chart: Chart) -> Any:
     """The beginnings of all spans, also of those in which nothing happened."""
     size = chart.span_sec
-    moment = datetime.fromtimestamp(chart.since.timestamp() // size * size, chart.since.tzinfo)
+    # The one in which the period begins was asked for only from its middle on: it is left out.
+    moment = datetime.fromtimestamp(-(-chart.since.timestamp() // size) * size, chart.since.tzinfo)
     while moment <= chart.until:
         yield moment
         moment += timedelta(seconds=size)

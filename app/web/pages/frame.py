@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -15,7 +16,7 @@ from zoneinfo import ZoneInfo
 from flask import Response, redirect, render_template, request
 from pydantic import BaseModel, ConfigDict
 
-from app.errors import DataloaderError
+from app.errors import DatabaseUnavailable, DataloaderError, SchemaError
 from app.log.masking import MASK, conceal
 from app.queue.job import Status
 from app.web.jobs import NoSuchId
@@ -24,6 +25,11 @@ from app.web.options import WebOptions
 SEEN, VERSION = "X-Seen", "X-Version"  # what the reader has of a part, and what it is sent
 ACTED = {303: "To the page of what was changed; without a session to /login.", 409: "Why it was not done."}
 _FRAGMENT = "HX-Request"
+Unreadable = (DatabaseUnavailable, SchemaError)  # why a page has nothing to show; it will come back
+_RETRY_AFTER_SEC = 2
+_UTC = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+# What turns the direction of the text that follows it: in JSON it is written as an escape.
+_TURNING = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _MOST = 1e15
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _BYTES = ("B", "KB", "MB", "GB", "TB")
@@ -42,6 +48,14 @@ class Words:
         self._zone = ZoneInfo(zone)
         self.zone = zone
 
+    def now(self) -> str:
+        return f"{datetime.now(self._zone):%H:%M}"
+
+    def offset(self) -> str:
+        """How far the zone is from UTC now: `+03:00`."""
+        told = f"{datetime.now(self._zone):%z}"
+        return f"{told[:3]}:{told[3:5]}"
+
     def time(self, moment: datetime | None) -> str:
         return "" if moment is None else moment.astimezone(self._zone).strftime("%Y-%m-%d %H:%M:%S")
 
@@ -52,6 +66,14 @@ class Words:
         local = moment.astimezone(self._zone)
         today = datetime.now(self._zone).date()
         return local.strftime("%H:%M:%S" if local.date() == today else "%d %b %H:%M:%S")
+
+    def utc(self, moment: datetime | None) -> str:
+        """The same moment for those who are elsewhere."""
+        return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+    def zoned(self, sentence: str) -> str:
+        """A sentence of the queue, which tells times in UTC, as readers of this page tell them."""
+        return _UTC.sub(lambda found: self.clock(datetime.fromisoformat(found[0].replace(" UTC", "+00:00"))), sentence)
 
     def ago(self, moment: datetime | None) -> str:
         if moment is None:
@@ -77,6 +99,24 @@ class Words:
             told.append(f"{whole} s")
         return " ".join(told[:2])
 
+    def brief(self, seconds: float | None) -> str:
+        """One unit, where there is little room: `3.3 h`."""
+        if seconds is None:
+            return ""
+        for size, name in _UNITS:
+            if seconds >= size:
+                return f"{seconds / size:.1f} {name}"
+        return self.took(seconds)
+
+    @staticmethod
+    def rate(a_second: float) -> str:
+        """How many in a second, or in a minute or an hour where it is less than one."""
+        for length, name in ((1, "s"), (60, "min"), (3_600, "h")):
+            if a_second * length >= 1 or name == "h":
+                many = a_second * length
+                break
+        return f"{many:,.0f}/{name}".replace(",", " ") if many >= 10 else f"{many:.1f}/{name}"  # noqa: PLR2004
+
     def between(self, start: datetime | None, end: datetime | None) -> str:
         return "" if start is None else self.took((end or datetime.now(UTC)) - start)
 
@@ -99,7 +139,7 @@ class Words:
 
     @staticmethod
     def json(value: Any) -> str:
-        return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+        return json.dumps(value, indent=2, ensure_ascii=False, default=str).translate(_TURNING)
 
     @staticmethod
     def line(text: str | None, most: int = 160) -> str:
@@ -130,9 +170,17 @@ class Frame:
             return Response(status=HTTPStatus.NO_CONTENT)
         return Response(text, status=status, content_type="text/html; charset=utf-8", headers={VERSION: version})
 
+    def away(self, what: str, error: Exception) -> Response:
+        """The tables cannot be read: that is said, and the page comes back by itself."""
+        why = f"{what} cannot be read now ({type(error).__name__})."
+        response = self.show("away.html", status=HTTPStatus.SERVICE_UNAVAILABLE, why=why)
+        response.headers["Retry-After"] = str(_RETRY_AFTER_SEC)
+        return response
+
     def refused(self, error: DataloaderError | ValueError, *, back: str) -> Response:
         """An act that could not be done: why, and the way back."""
-        return self.show("refused.html", status=HTTPStatus.CONFLICT, why=str(error), back=back)
+        status = HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, Unreadable) else HTTPStatus.CONFLICT
+        return self.show("refused.html", status=status, why=str(error), back=back)
 
 
 def go(path: str, **query: str | None) -> Response:
@@ -148,12 +196,17 @@ def given(model: BaseModel) -> dict[str, Any]:
     return {name: value for name, value in model.model_dump().items() if value not in (None, "")}
 
 
-def progress_of(told: Mapping[str, Any], started: datetime | None) -> dict[str, Any] | None:
-    """What a progress bar shows: done and total, the rate, and when it may end. None: it tells no such numbers."""
+def progress_of(
+    told: Mapping[str, Any], started: datetime | None, *, ended: datetime | None = None, still: float | None = None
+) -> dict[str, Any] | None:
+    """What a progress bar shows: done and total, the rate, and when it may end. None: it tells no such numbers.
+
+    `still`: since how many seconds it has not changed, if that is long; then there is no telling when it may end.
+    """
     done, total = _count(told.get("processed")), _count(told.get("total")) or None
     if done is None:
         return None
-    ran = (datetime.now(UTC) - started).total_seconds() if started else 0.0
+    ran = ((ended or datetime.now(UTC)) - started).total_seconds() if started else 0.0
     rate = done / ran if ran > 0 and done > 0 else None
     unit = told.get("unit")
     return {
@@ -161,7 +214,8 @@ def progress_of(told: Mapping[str, Any], started: datetime | None) -> dict[str, 
         "total": total,
         "share": min(1.0, done / total) if total else None,
         "rate": rate,
-        "left": (total - done) / rate if total and rate and total >= done else None,
+        "left": (total - done) / rate if total and rate and total >= done and not ended and still is None else None,
+        "still": still,
         "unit": unit if isinstance(unit, str) else "",
     }
 

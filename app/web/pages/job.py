@@ -14,11 +14,11 @@ from app.queue.edits import Edit, Edits
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Scope
 from app.queue.lists import Lists
-from app.queue.why import Why
+from app.queue.why import Explanation, Why
 from app.web.auth import current_actor
 from app.web.models import faults_of, trigger_request
 from app.web.operations import HTML, Subject
-from app.web.pages.frame import ACTED, FormModel, Frame, go, job_id_of, masked, progress_of, restored
+from app.web.pages.frame import ACTED, FormModel, Frame, Unreadable, go, job_id_of, masked, progress_of, restored
 from app.web.problems import Code
 from app.web.strictjson import NotJson, read
 from app.web.tasks import args_faults, defaults_of
@@ -47,6 +47,14 @@ class EditForm(FormModel):
     args: str = Field("", description="The args, as a JSON object.")
 
 
+def _still(explanation: Explanation) -> float | None:
+    """Since how many seconds the progress has not changed, if that is long."""
+    for reason in explanation.reasons:
+        if reason.code == "progress_old":
+            return float(reason.facts["progress_age_sec"])
+    return None
+
+
 class NotUnderstood(ValueError):
     """What somebody wrote cannot be meant."""
 
@@ -59,19 +67,27 @@ def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
     def job_page(job_id: str) -> Response:
         """See everything about a job."""
         wanted = job_id_of(job_id)
-        story = lists.story(wanted)
+        try:
+            story, explanation = lists.story(wanted), why.explain(wanted)
+            events, log = lists.last_events(wanted, limit=MOST_EVENTS), queue.logs(wanted, tail=True, limit=LINES).lines
+        except Unreadable as error:
+            return frame.away("The job", error)
         it = story.job
+        began = story.tries[-1].started_at if story.tries else it.started_at
         return frame.show(
             "job.html",
+            began=began,
             job=it,
             story=story,
-            explanation=why.explain(wanted),
+            explanation=explanation,
             args=masked(it.args),
             result=masked(it.result),
             told=masked(it.progress),
-            progress=progress_of(it.progress, it.started_at),
-            events=lists.events(wanted, limit=MOST_EVENTS),
-            log=queue.logs(wanted, tail=True, limit=LINES).lines,
+            progress=progress_of(it.progress, began, ended=it.finished_at, still=_still(explanation)),
+            events=events,
+            more_events=len(events) == MOST_EVENTS,
+            log=log,
+            more_log=len(log) == LINES,
             may_operate=current_actor().may((Scope.OPERATE,)),
             may_clone=current_actor().may((Scope.OPERATE,)) and current_actor().may_trigger(it.task, it.queue),
         )

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from flask import Response
 from pydantic import Field
 
-from app.errors import BulkMismatch, DataloaderError
+from app.errors import BulkMismatch
 from app.queue.bulk import Action, Bulk
 from app.queue.job import Status
 from app.queue.jobqueue import Source
@@ -22,11 +22,20 @@ from app.queue.keys import Scope
 from app.queue.lists import Cursor, Filter, Lists, NotSortable, Sort, TooManyLive
 from app.web.auth import current_actor
 from app.web.operations import HTML, Subject
-from app.web.pages.frame import ACTED, FormModel, Frame, go
+from app.web.pages.frame import ACTED, FormModel, Frame, Unreadable, go
 from app.web.problems import Code
 
 LIMIT = 50
 _SORTS = get_args(Sort)
+_ORDERS = {
+    "-created_at": "the newest first",
+    "created_at": "the oldest first",
+    "priority": "by priority",
+    "available_at": "the first due first",
+    "-available_at": "the last due first",
+    "started_at": "the first started first",
+    "-started_at": "the last started first",
+}
 _UNSORTABLE = (
     "Only waiting and running jobs can be sorted like that, and only few of them: choose these statuses, and narrow."
 )
@@ -73,20 +82,22 @@ def jobs(source: Source, frame: Frame) -> Subject:
             wish = filter_of(wanted, frame.words.zone)
             sort = _sort(wanted.sort)
             page = lists.page(wish, sort=sort, limit=LIMIT, after=_cursor(wanted.after))
-            count = lists.count(wish)
+            count = page.fitting or lists.count(wish)
         except WrongFilter as error:
-            return frame.show("jobs.html", wanted=wanted, fault=str(error), sorts=_SORTS)
+            return frame.show("jobs.html", wanted=wanted, fault=str(error), sorts=_SORTS, orders=_ORDERS)
         except (TooManyLive, NotSortable):
-            return frame.show("jobs.html", wanted=wanted, fault=_UNSORTABLE, sorts=_SORTS)
-        except DataloaderError as error:
-            return frame.show("away.html", why=f"The jobs cannot be read ({type(error).__name__}).")
+            return frame.show("jobs.html", wanted=wanted, fault=_UNSORTABLE, sorts=_SORTS, orders=_ORDERS)
+        except Unreadable as error:
+            return frame.away("The jobs", error)
         return frame.show(
             "jobs.html",
             wanted=wanted,
             fault=None,
             page=page,
             count=count,
+            limit=LIMIT,
             sorts=_SORTS,
+            orders=_ORDERS,
             filter=address_of(wanted),
             next=None if page.next is None else address_of(wanted, after=_told(page.next)),
             may=current_actor().may((Scope.OPERATE,)),
@@ -117,9 +128,11 @@ def jobs(source: Source, frame: Frame) -> Subject:
     @subject.get("/bulk/<uuid:bulk_id>", answer=str, media_type=HTML, problems=(Code.BULK_NOT_FOUND,), scope=Scope.READ)
     def bulk_page(bulk_id: UUID) -> Response:
         """See how far an act on many jobs has come."""
-        return frame.show(
-            "bulk.html", it=bulk.get(bulk_id), others=bulk.list(limit=10), may=current_actor().may((Scope.OPERATE,))
-        )
+        try:
+            it, others = bulk.get(bulk_id), bulk.list(limit=10)
+        except Unreadable as error:
+            return frame.away("The operation", error)
+        return frame.show("bulk.html", it=it, others=others, may=current_actor().may((Scope.OPERATE,)))
 
     @subject.post(
         "/bulk/<uuid:bulk_id>/cancel",

@@ -14,7 +14,7 @@ from app.queue.keys import Scope
 from app.queue.queues import Queues, QueueState
 from app.web.auth import current_actor
 from app.web.operations import HTML, Subject
-from app.web.pages.frame import ACTED, FormModel, Frame, go
+from app.web.pages.frame import ACTED, FormModel, Frame, Unreadable, go
 
 _Text = Annotated[str, Field(max_length=1000)]
 _LARGEST = 2**31 - 1
@@ -48,8 +48,8 @@ def queues(source: Source, frame: Frame) -> Subject:
         """See how the queues do."""
         try:
             lines = all_.lines()
-        except DataloaderError as error:
-            return frame.show("away.html", why=f"The queues cannot be read ({type(error).__name__}).")
+        except Unreadable as error:
+            return frame.away("The queues", error)
         return frame.show("queues.html", lines=lines, may=current_actor().may((Scope.OPERATE,)))
 
     @subject.post("/queues", form=RuleForm, answer=str, media_type=HTML, pages=ACTED, scope=Scope.OPERATE)
@@ -74,8 +74,8 @@ def queues(source: Source, frame: Frame) -> Subject:
         """See who is alive, and what each runs."""
         try:
             workers = all_.workers()
-        except DataloaderError as error:
-            return frame.show("away.html", why=f"The workers cannot be read ({type(error).__name__}).")
+        except Unreadable as error:
+            return frame.away("The workers", error)
         return frame.show("workers.html", workers=workers, may=current_actor().may((Scope.OPERATE,)))
 
     @subject.post(

@@ -12,14 +12,13 @@ from urllib.parse import quote
 from flask import Response, request
 from pydantic import ConfigDict, Field, ValidationError
 
-from app.errors import DataloaderError
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Scope
 from app.queue.rollups import Rollups
 from app.web.auth import TOKEN_FIELD, current_actor
 from app.web.models import faults_of, trigger_request
 from app.web.operations import HTML, Subject
-from app.web.pages.frame import FormModel, Frame, go
+from app.web.pages.frame import FormModel, Frame, Unreadable, go
 from app.web.problems import Code
 from app.web.strictjson import FieldFault, NotJson, read
 from app.web.tasks import TaskLine, args_faults, defaults_of
@@ -63,8 +62,8 @@ def tasks(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
         """See every task, and how its last runs went."""
         try:
             happened, runs = rollups.by_task("24h"), rollups.last_runs()
-        except DataloaderError as error:
-            return frame.show("away.html", why=f"The runs cannot be read ({type(error).__name__}).")
+        except Unreadable as error:
+            return frame.away("The runs", error)
         known = {name: TaskLine.of(task) for name in pipelines.names if (task := pipelines.get(name)) is not None}
         names = sorted({*known, *happened, *runs})
         return frame.show("tasks.html", names=names, known=known, happened=happened, runs=runs)
@@ -105,7 +104,10 @@ def tasks(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
 
     def _page(name: str, told: Mapping[str, str], faults: Iterable[FieldFault]) -> Response:
         task = pipelines.get(name)
-        happened, runs = rollups.by_task("7d", task=name), rollups.last_runs(task=name)
+        try:
+            happened, runs = rollups.by_task("7d", task=name), rollups.last_runs(task=name)
+        except Unreadable as error:
+            return frame.away("The runs", error)
         if task is None and name not in runs and name not in happened:
             why = f"No worker has ever run a task {name!r}, and this process does not know it."
             return frame.show("refused.html", status=HTTPStatus.NOT_FOUND, why=why, back="/tasks")

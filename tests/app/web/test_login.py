@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from typing import Any
+from urllib.parse import quote
 
 import psycopg2
 import pytest
@@ -62,7 +63,20 @@ def test_a_page_leads_to_the_login_and_the_login_back(browser, token):
 def test_a_fragment_tells_its_page_to_go_there(browser, token):
     answer = browser.get("/", headers={"HX-Request": "true"})
 
-    assert (answer.status_code, answer.headers["HX-Redirect"]) == (401, "/login")
+    assert (answer.status_code, answer.headers["HX-Redirect"]) == (401, "/login?next=%2F")
+
+
+def test_a_form_that_comes_too_late_leads_back_to_the_page_it_stands_on(browser, token):
+    job = "00000000-0000-0000-0000-000000000000"
+    for sent_to, page in (
+        (f"/jobs/{job}/cancel", f"/jobs/{job}"),
+        ("/jobs/bulk", "/jobs"),
+        ("/tasks/some.task", "/tasks/some.task"),
+        ("/queues", "/queues"),
+        (f"/workers/{job}", "/workers"),
+    ):
+        answer = browser.post(sent_to, data={"x": "1"})
+        assert (answer.status_code, answer.headers.get("Location")) == (303, f"/login?next={quote(page, safe=str())}")
 
 
 @pytest.mark.parametrize("there", ["//evil.example", "https://evil.example", "/\\evil.example", "\\/e", "javascript:x",
