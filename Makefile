@@ -34,7 +34,7 @@ test: $(VENV)/.installed-dev
 	@exec $(BIN)/python -m pytest -n $(PROCESSES) $(COVERAGE) $(TESTS)
 
 hostile: $(VENV)/.installed-dev
-	@DL_HOSTILE=long $(BIN)/python -m pytest --timeout 1800 tests/hostile
+	@DL_HOSTILE=long $(BIN)/python -m pytest --timeout 1800 $(or $(TESTS),tests/hostile)
 
 check: lint test
 

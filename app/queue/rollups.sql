@@ -51,9 +51,8 @@ WITH state AS MATERIALIZED (
 ), known AS MATERIALIZED (
     SELECT s.event_id, s.job_id, s.queue, coalesce(s.task, j.task, '') AS task, s.ts, s.kind, s.reason, s.attempt,
            coalesce(s.prior, p.kind, CASE WHEN first THEN 'queued' END) AS prior,
-           greatest(0, extract(epoch FROM s.ts - CASE WHEN s.kind = 'picked' AND j.available_at <= s.ts
-                                                      THEN greatest(s.prior_ts, p.ts, j.available_at)
-                                                      ELSE coalesce(s.prior_ts, p.ts, j.created_at) END))::float8 AS sec
+           -- Others write times too, and may write that a job was made at the beginning of all.
+           greatest(0, CASE WHEN isfinite(since.at) AND isfinite(s.ts) THEN extract(epoch FROM s.ts - since.at) END)::float8 AS sec
       FROM steps s
            LEFT JOIN jobs j USING (job_id)
            -- Its first try, as nearly all are: what was before needs no look into the journal.
@@ -67,6 +66,9 @@ WITH state AS MATERIALIZED (
                                  AND b.kind IN ('queued', 'requeue', 'picked')
                                ORDER BY b.event_id DESC
                                LIMIT 1) p ON true
+           CROSS JOIN LATERAL (SELECT CASE WHEN s.kind = 'picked' AND j.available_at <= s.ts
+                                           THEN greatest(s.prior_ts, p.ts, j.available_at)
+                                           ELSE coalesce(s.prior_ts, p.ts, j.created_at) END AS at) since
 ), ends AS (
     SELECT k.*, CASE kind WHEN 'done' THEN 'succeeded' WHEN 'requeue' THEN 'retried' ELSE kind END AS outcome
       FROM known k
