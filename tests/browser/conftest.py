@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, ViewportSize
@@ -21,6 +21,7 @@ from tests.support.running import Jobs, Runner, Running
 
 AXE = (Path(__file__).parent / "vendor/axe.min.js").read_text(encoding="utf-8")
 SHOTS = Path(os.environ.get("DL_TEST_SCREENSHOTS", "test-results/screenshots"))
+COLOURS = ["color-contrast", "link-in-text-block"]  # the rules that look at colours
 SIZES = {"desktop": ViewportSize(width=1280, height=900), "phone": ViewportSize(width=360, height=740)}
 
 
@@ -69,11 +70,19 @@ class Seen:
         if not request.url.startswith((self.url, "data:")):
             self.faults.append(f"asked another host: {request.url}")
 
-    def flaws(self) -> list[str]:
-        """What axe finds, in a line each."""
+    def dress(self, scheme: Literal["light", "dark"]) -> None:
+        """Another set of colours for the page as it stands, at once: nothing fades."""
+        self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+
+    def flaws(self, of: Literal["everything", "colours"] = "everything") -> list[str]:
+        """What axe finds, in a line each. A page that has only changed its colours is asked for those alone."""
+        options: dict[str, Any] = {"resultTypes": ["violations"]}
+        if of == "colours":
+            options["runOnly"] = COLOURS
         # Playwright's own world is not under the page's policy.
-        self.page.evaluate(AXE)
-        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        if not self.page.evaluate("'axe' in globalThis"):
+            self.page.evaluate(AXE)
+        found = self.page.evaluate("options => axe.run(document, options)", options)
         flaws = [(flaw, node) for flaw in found["violations"] for node in flaw["nodes"]]
         return [f"{flaw['id']}: {flaw['help']} at {node['target']}" for flaw, node in flaws]
 

@@ -36,8 +36,8 @@ class Gate:
     def shut(self) -> None:
         self._open.clear()
 
-    def until_inside(self, count: int = 1, timeout: float = 20) -> None:
+    def until_inside(self, count: int = 1, timeout: float = 60) -> None:
         eventually(lambda: self.inside >= count, timeout, lambda: f"{count} inside; there are {self.inside}")
 
-    def until_came(self, count: int, timeout: float = 20) -> None:
+    def until_came(self, count: int, timeout: float = 60) -> None:
         eventually(lambda: len(self.came) >= count, timeout, lambda: f"{count} to come; came {self.came}")

@@ -149,7 +149,7 @@ class Plant:
         lease = {"lease_ttl_sec": more.pop("lease_ttl_sec", 2)}
         return self.desk.enqueue(key if key is not None else f"key-{self._number}", task=task, **lease, **more)
 
-    def until(self, job_id: UUID, status: Status, timeout: float = 20) -> Job:
+    def until(self, job_id: UUID, status: Status, timeout: float = 60) -> Job:
         def there() -> Job | None:
             job = self.desk.job(job_id)
             return job if job.status is status else None
@@ -158,7 +158,7 @@ class Plant:
         assert found is not None
         return found
 
-    def until_all(self, job_ids: Sequence[UUID], status: Status = Status.SUCCEEDED, timeout: float = 30) -> None:
+    def until_all(self, job_ids: Sequence[UUID], status: Status = Status.SUCCEEDED, timeout: float = 60) -> None:
         def there() -> bool:
             found = self.desk.one(
                 "SELECT count(*) FROM dl_jobs WHERE job_id = ANY (%s::uuid[]) AND status = %s",

@@ -87,7 +87,7 @@ class Process:
         """None while it runs."""
         return self._popen.poll()
 
-    def wait_for(self, words: str, timeout: float = 30) -> str:
+    def wait_for(self, words: str, timeout: float = 60) -> str:
         """The first line with these words; AssertionError when it ends or the time is up without saying them."""
 
         def said() -> str | None:
@@ -100,7 +100,7 @@ class Process:
         assert found is not None
         return found
 
-    def wait_for_port(self, port: int, timeout: float = 30) -> None:
+    def wait_for_port(self, port: int, timeout: float = 60) -> None:
         """Until something listens on the port of the loopback."""
 
         def listens() -> bool:
@@ -113,7 +113,7 @@ class Process:
     def signal(self, which: signal.Signals) -> None:
         self._popen.send_signal(which)
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self, timeout: float = 60) -> int:
         """Its exit code (negative: the signal that killed it)."""
         try:
             return self._popen.wait(timeout)

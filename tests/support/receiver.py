@@ -72,7 +72,7 @@ class Receiver:
     def url(self) -> str:
         return f"http{'s' if self._tls else ''}://127.0.0.1:{self.port}/hook?from=test"
 
-    def wait_for(self, count: int, timeout: float = 20) -> list[Received]:
+    def wait_for(self, count: int, timeout: float = 60) -> list[Received]:
         eventually(lambda: len(self.received) >= count, timeout, lambda: f"{count} requests: {self.received}")
         return list(self.received)
 

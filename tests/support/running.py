@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 # Short times, so that a test sees in seconds what takes minutes otherwise.
 QUICK = {
     "DL_HEARTBEAT_SEC": "0.3",
-    "DL_DEFAULT_LEASE_TTL_SEC": "2",
+    "DL_DEFAULT_LEASE_TTL_SEC": "30",
     "DL_REAPER_PERIOD_SEC": "0.3",
     "DL_CLAIM_BACKOFF_SEC": "5",
     "DL_SHUTDOWN_GRACE_SEC": "1",
@@ -44,7 +44,7 @@ def ask(dsn: str, question: str, *parameters: Any) -> list[tuple[Any, ...]]:
 class Jobs:
     """Makes jobs as other services do, with the old columns alone, and reads how they are."""
 
-    def __init__(self, dsn: str, folder: Path, *, lease: int = 2) -> None:
+    def __init__(self, dsn: str, folder: Path, *, lease: int = 30) -> None:
         self.dsn, self._lease = dsn, lease
         self.trace = folder / "trace.jsonl"
         self.file = folder / "go-on"  # what test.until and test.deaf wait for
@@ -91,11 +91,19 @@ class Jobs:
         lines = [json.loads(line) for line in self.trace.read_text().splitlines()]
         return [line for line in lines if line["what"].startswith(what)]
 
-    def until(self, counts: Mapping[str, int], timeout: float = 30) -> None:
+    def until(self, counts: Mapping[str, int], timeout: float = 60) -> None:
         eventually(lambda: self.counts() == counts, timeout, lambda: f"{counts}, found {self.counts()}", period=0.05)
 
-    def until_began(self, count: int, timeout: float = 30) -> None:
+    def until_began(self, count: int, timeout: float = 60) -> None:
         eventually(lambda: len(self.traced("began")) >= count, timeout, lambda: f"{count} begun: {self.traced('')}")
+
+    def until_taken_back(self, *, attempt: int = 1) -> None:
+        """The leases of a killed worker's runs are over at once, and somebody has seen it."""
+        end = (
+            "UPDATE dl_jobs SET lease_expires_at = clock_timestamp() - interval '1 s'"
+            " WHERE status = 'running' AND attempt = %s RETURNING job_id"
+        )
+        eventually(lambda: not ask(self.dsn, end, attempt), message=lambda: f"taken back: {self.counts()}")
 
     def check(self) -> dict[UUID, Told]:
         """Every job is in exactly one right place, and got there by right moves."""
@@ -127,7 +135,7 @@ class Running:
             with refused:
                 return refused.code, json.load(refused)
 
-    def until_ready(self, timeout: float = 40) -> Running:
+    def until_ready(self, timeout: float = 60) -> Running:
         if self.host == "worker":
             self.process.wait_for("listener.listening", timeout)
         else:
@@ -145,7 +153,7 @@ class Running:
     def said(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.process.lines if line.startswith("{")]
 
-    def stop(self, which: signal.Signals = signal.SIGTERM, timeout: float = 30) -> int:
+    def stop(self, which: signal.Signals = signal.SIGTERM, timeout: float = 60) -> int:
         self.process.signal(which)
         return self.process.wait(timeout)
 

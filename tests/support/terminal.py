@@ -40,7 +40,7 @@ class Terminal:
         self._read()
         return self._shown.decode(errors="replace")
 
-    def until(self, words: str, timeout: float = 40) -> None:
+    def until(self, words: str, timeout: float = 60) -> None:
         eventually(lambda: words in self.shown, timeout, lambda: f"{words!r} in {self.shown}")
 
     def ctrl_c(self) -> None:
@@ -52,7 +52,7 @@ class Terminal:
         os.close(self._fd)
         self._fd = -1
 
-    def wait(self, timeout: float = 40) -> int:
+    def wait(self, timeout: float = 60) -> int:
         """The exit code; negative: the signal that killed it."""
         eventually(self._ended, timeout, lambda: f"the end of {self.shown}")
         assert self._code is not None

@@ -10,11 +10,12 @@ T = TypeVar("T")
 
 
 def eventually(
-    predicate: Callable[[], T], timeout: float = 20, message: str | Callable[[], str] = "", *, period: float = 0.01
+    predicate: Callable[[], T], timeout: float = 60, message: str | Callable[[], str] = "", *, period: float = 0.005
 ) -> T:
     """Ask until the answer is true, and give it back. AssertionError with the last answer when time is up.
 
-    `message` may be a callable that tells what the world looked like at the end.
+    `message` may be a callable that tells what the world looked like at the end. What takes long is asked less and less
+    often, for many a question costs those more time who are to make it true.
     """
     deadline = time.monotonic() + timeout
     while not (answer := predicate()):
@@ -22,4 +23,5 @@ def eventually(
             told = message() if callable(message) else message
             raise AssertionError(f"not within {timeout} s: {told or predicate} (last answer: {answer!r})")
         time.sleep(period)
+        period = min(period * 1.2, max(period, 0.05))
     return answer

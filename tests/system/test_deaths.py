@@ -23,6 +23,7 @@ def test_jobs_of_a_killed_worker_are_run_again_by_another(run: Runner, jobs: Job
 
     other = run("worker").until_ready()
 
+    jobs.until_taken_back()
     eventually(lambda: len(other.log("reaper.requeued")) == 3, message=lambda: other.process.text)
     jobs.let_go()
     jobs.until({"succeeded": 23})
@@ -41,6 +42,7 @@ def test_a_job_that_kills_its_worker_every_time_is_lost_in_the_end(run: Runner, 
     for time in (1, 2):
         jobs.until_began(time)
         os.kill(running.works_in, signal.SIGKILL)
+        jobs.until_taken_back(attempt=time)
 
     jobs.until({"lost": 1})
     assert jobs.row(job) == ("lost", 2)
@@ -55,6 +57,7 @@ def test_a_killed_gunicorn_worker_is_replaced(run: Runner, jobs: Jobs):
 
     os.kill(before, signal.SIGKILL)
 
+    jobs.until_taken_back()
     jobs.until_began(2)
     jobs.let_go()
     jobs.until({"succeeded": 1})
@@ -105,6 +108,7 @@ def test_after_the_death_of_everything_but_the_server_the_next_start_takes_it_ov
     assert servers_of(home) == [server]
     again = Runner(start, None)("serve", APP_PORT=str(running.port), DL_DATA_DIR=str(home)).until_ready()
     assert servers_of(home) == [server]
+    jobs.until_taken_back()
     jobs.let_go()
     jobs.until({"succeeded": 1})
     jobs.check()
@@ -112,7 +116,8 @@ def test_after_the_death_of_everything_but_the_server_the_next_start_takes_it_ov
     assert servers_of(home) == []
 
 
-def test_a_frozen_worker_that_thaws_after_its_lease_records_nothing(run: Runner, jobs: Jobs):
+def test_a_frozen_worker_that_thaws_after_its_lease_records_nothing(run: Runner, dsn: str, tmp_path: Path):
+    jobs = Jobs(dsn, tmp_path, lease=2)
     zombie = run("worker").until_ready()
     patient = jobs.insert("test.until", 1)
     deaf = jobs.insert("test.deaf", 1)
@@ -123,6 +128,7 @@ def test_a_frozen_worker_that_thaws_after_its_lease_records_nothing(run: Runner,
     eventually(lambda: len(heir.log("reaper.requeued")) == 2, message=lambda: heir.process.text)
     # The frozen process still holds the keys' locks: nobody may start these jobs while it could wake up.
     assert jobs.counts() == {"queued": 2}
+    ask(dsn, "UPDATE dl_jobs SET lease_ttl_sec = 30")  # the heir is not to lose them
     zombie.process.signal(signal.SIGCONT)
     eventually(lambda: jobs.traced("stopped: lease_lost"))
     jobs.let_go()
@@ -135,7 +141,8 @@ def test_a_frozen_worker_that_thaws_after_its_lease_records_nothing(run: Runner,
     jobs.check()
 
 
-def test_the_process_of_a_job_ends_with_its_lease_when_its_worker_is_frozen(run: Runner, jobs: Jobs):
+def test_the_process_of_a_job_ends_with_its_lease_when_its_worker_is_frozen(run: Runner, dsn: str, tmp_path: Path):
+    jobs = Jobs(dsn, tmp_path, lease=2)
     tasks = json.dumps({"sleeps": {"command": ["sleep", "600"]}})
     frozen = run("worker", DL_TASKS=tasks).until_ready()
     jobs.insert("sleeps", 1)

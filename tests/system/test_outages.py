@@ -69,7 +69,7 @@ def test_an_end_that_meets_a_dead_database_is_written_when_it_is_back(
 
 def test_an_end_is_given_up_once_the_lease_cannot_be_trusted(run_there: Runner, server: PrivateServer, tmp_path):
     """Nobody writes for a job that may be somebody else's by now: it is run again."""
-    jobs = Jobs(server.dsn, tmp_path)
+    jobs = Jobs(server.dsn, tmp_path, lease=2)
     running = run_there("worker").until_ready()
     (job,) = jobs.insert("test.deaf")
     jobs.until_began(1)

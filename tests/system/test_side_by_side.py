@@ -14,7 +14,7 @@ import pytest
 from app.client import Client, Request
 from app.queue.schema import migrate
 from tests.support import Process, eventually, free_port
-from tests.support.running import QUICK, Jobs, Runner, Running
+from tests.support.running import QUICK, Jobs, Runner, Running, ask
 
 (WHEEL,) = (Path(__file__).resolve().parents[1] / "releases").glob("dataloader-0.1.0-*.whl")
 NAPS = QUICK | {"DL_PIPELINES": "pipelines.noop"}
@@ -79,12 +79,14 @@ def test_jobs_of_an_old_worker_that_dies_are_finished_by_a_new_one(
 ):
     jobs, run = Jobs(empty_dsn, tmp_path), Runner(start, empty_dsn)
     old_worker = former("worker").until_ready()
-    long = jobs.insert("noop", sleep1=12)
+    long = jobs.insert("noop", sleep1=600)
     eventually(lambda: jobs.row(long[0])[0] == "running")
     migrate(empty_dsn)
     run("worker", **NAPS).until_ready()
+    ask(empty_dsn, "UPDATE dl_jobs SET args = '{}'")  # for the next run alone
 
     old_worker.process.signal(signal.SIGKILL)
+    jobs.until_taken_back()
 
     jobs.until({"succeeded": 1}, timeout=60)
     assert jobs.row(long[0]) == ("succeeded", 2)

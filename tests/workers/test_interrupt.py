@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.support import eventually
 from tests.support.claims import attempt_with
 from workers.attempt import Attempt
 from workers.drive import drive
+from workers.outcome import Ending
 
 
 def tasks(call: Any) -> Pipelines:
@@ -46,24 +49,26 @@ def interrupt(attempt: Attempt) -> bool:
 
 def test_an_interrupt_at_the_very_end_hits_neither_the_worker_nor_the_next_job():
     """Hundreds of attempts that end by themselves, each of them interrupted at about that moment."""
-    ready, current, ended = threading.Semaphore(0), [attempt_with()], threading.Event()
+    # A queue in C: an interrupt within a lock of Python's own would leave it locked for ever.
+    ready: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
     hits: list[bool] = []
 
     def hunt() -> None:
-        while ready.acquire() and not ended.is_set():
-            attempt = current[0]
+        while (attempt := ready.get()) is not None:
             attempt.stop(StopReason.CANCEL)
             hits.append(attempt.interrupt())
 
     hunter = threading.Thread(target=hunt)
     hunter.start()
     strayed: list[BaseException] = []
-    ends = []
-    for n in range(400):
-        current[0] = attempt = attempt_with()
+    ends: list[Ending] = []
+    deadline = time.monotonic() + 60
+    while (len(ends) < 400 or not any(hits)) and time.monotonic() < deadline:
+        n = len(ends) + len(strayed)
+        attempt = attempt_with()
 
-        def brief(args: dict[str, Any], n: int = n) -> str:
-            ready.release()
+        def brief(args: dict[str, Any], n: int = n, attempt: Attempt = attempt) -> str:
+            ready.put(attempt)
             return "x" * sum(1 for _ in range(n % 40))
 
         try:
@@ -71,14 +76,13 @@ def test_an_interrupt_at_the_very_end_hits_neither_the_worker_nor_the_next_job()
             sum(1 for _ in range(2000))  # the worker's own: an interrupt that strays would land here
         except BaseException as error:
             strayed.append(error)
-    ended.set()
-    ready.release()
+    ready.put(None)
     hunter.join()
 
     assert strayed == []
     assert {end.status for end in ends if isinstance(end, Settlement)} <= {Status.SUCCEEDED, Status.CANCELED}
-    assert len(ends) == 400
-    assert hits
+    assert len(ends) >= 400
+    assert any(hits), "one of them at least was met at work"
 
 
 def test_a_fault_within_the_end_itself_leaves_the_thread_free_of_interrupts(monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ from app.queue.job import Move
 from tests.support import Process, eventually
 from tests.support.storm import QUEUES
 
-PROCESSES, SECONDS = 4, 5
+PROCESSES, SECONDS = 4, 3
 CODE = "import sys; from tests.support.storm import main; main(*sys.argv[1:])"
 
 
