@@ -153,7 +153,7 @@ SELECT size.looked > %(bound)s::int AS many, size.looked, (SELECT count(*) FROM 
 -- name: still_runs
 -- Runs of live workers whose progress has not changed for `least` seconds, as their heartbeats tell it, the longest first.
 WITH running AS MATERIALIZED (
-    SELECT job_id, run_id::text AS run_id FROM dl_jobs WHERE status = 'running' LIMIT 10000
+    SELECT job_id, run_id::text AS run_id, progress FROM dl_jobs WHERE status = 'running' LIMIT 10000
 ), told AS (
     SELECT said ->> 'run_id' AS run_id,
            (said ->> 'progress_age_sec')::float8 + extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS age_sec
@@ -162,7 +162,7 @@ WITH running AS MATERIALIZED (
 )
 SELECT running.job_id, told.age_sec
   FROM told JOIN running USING (run_id)
- WHERE told.age_sec >= %(least)s::float8
+ WHERE told.age_sec >= %(least)s::float8 AND running.progress <> '{}'  -- many tasks never tell any
  ORDER BY told.age_sec DESC
  LIMIT 1000;
 

@@ -65,7 +65,8 @@ SELECT clock_timestamp() AS now, j.queue, j.task, j.attempt, j.max_attempts, j.w
        (SELECT said ->> 'rung' FROM jsonb_array_elements(w.doing) said WHERE said ->> 'run_id' = j.run_id::text) AS rung,
        (SELECT said ->> 'stopping' FROM jsonb_array_elements(w.doing) said WHERE said ->> 'run_id' = j.run_id::text) AS stopping,
        (SELECT (said ->> 'progress_age_sec')::float8 FROM jsonb_array_elements(w.doing) said
-         WHERE said ->> 'run_id' = j.run_id::text) + extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS progress_age
+         WHERE said ->> 'run_id' = j.run_id::text AND j.progress <> '{}')  -- many tasks never tell any
+       + extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS progress_age
   FROM dl_jobs j
        LEFT JOIN LATERAL (SELECT * FROM dl_workers k WHERE k.name = j.worker ORDER BY k.seen_at DESC LIMIT 1) w ON true
  WHERE j.job_id = %(job_id)s::uuid AND j.status::text = 'running';
