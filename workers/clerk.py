@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app import log
+from app.errors import InvalidJob
 from app.queue.bulk import Bulk
 from app.queue.queues import Queues
 from app.queue.rollups import Rollups
@@ -16,6 +17,7 @@ _IDLE = 2.0  # seconds between two looks when there is nothing to do
 _SHARE = 9  # folding rests so many times as long as it took: jobs come first
 _PRUNE_EVERY = 3600.0
 _EVENTS = 10_000  # that one turn folds
+_PATIENCE = 60.0  # until it is tried again, where it was refused
 
 
 class Clerk:
@@ -45,7 +47,14 @@ class Clerk:
 
     def _fold(self) -> None:
         began = clock()
-        more = self._rollups.fold(_EVENTS)
+        try:
+            more = self._rollups.fold(_EVENTS)
+        except (
+            InvalidJob
+        ) as error:  # a line of the journal that nothing of ours wrote: numbers wait for it, jobs do not
+            _log.error("rollups.failed", error=str(error))
+            self._fold_at = clock() + _PATIENCE
+            return
         now = clock()
         self._fold_at = now + (min(_IDLE, _SHARE * (now - began)) if more else _IDLE)
 

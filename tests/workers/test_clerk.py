@@ -41,3 +41,21 @@ def test_another_process_takes_over_when_the_clerk_is_gone(plant):
     plant.desk.enqueue("k", queue="nobody's")
     operation = bulk.start(Action.CANCEL, Filter(queue="nobody's"), expected=1)
     eventually(lambda: bulk.get(operation.id).state is BulkState.DONE, message="the other one does it")
+
+
+def test_a_line_of_the_journal_that_cannot_be_folded_stops_the_numbers_and_nothing_else(plant, caplog):
+    job_id = plant.desk.enqueue("k", queue="nobody's")
+    plant.desk.sql(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
+        " VALUES (%s, 'nobody''s', 'picked', '{\"attempt\": \"many\"}')",
+        str(job_id),
+    )
+    plant.listening({"q": 1})
+    eventually(lambda: "rollups.failed" in caplog.text, message="it is told")
+
+    bulk = Bulk(plant.desk.session)
+    operation = bulk.start(Action.CANCEL, Filter(queue="nobody's"), expected=1)
+
+    eventually(lambda: bulk.get(operation.id).state is BulkState.DONE, message="the clerk goes on")
+    assert plant.died == []
+    plant.desk.sql("DELETE FROM dl_job_events WHERE payload ->> 'attempt' = 'many'")
