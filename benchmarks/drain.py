@@ -289,7 +289,7 @@ def counted_trips() -> list[int]:
         trips.append(1)
         return really(wire, sql, parameters, timeout)
 
-    session.Wire.ask = counting  # type: ignore[method-assign]
+    session.Wire.ask = counting  # type: ignore[method-assign, assignment]
     return trips
 
 

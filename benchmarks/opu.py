@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import psycopg2
 
 from app.postgres import EmbeddedServer

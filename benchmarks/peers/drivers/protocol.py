@@ -15,7 +15,7 @@ CONCURRENCY = int(os.environ.get("BENCH_CONCURRENCY", "10"))
 _pipe = []
 
 
-def note():
+def note() -> None:
     """What the job does."""
     if not _pipe:
         _pipe.append(os.open(os.environ["BENCH_PIPE"], os.O_WRONLY))
