@@ -997,19 +997,24 @@ $$;
 CREATE OR REPLACE FUNCTION dl_audit_jobs_inserted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    act jsonb := current_setting('dl.act')::jsonb;
+    act  jsonb := current_setting('dl.act')::jsonb;
+    made bigint := (SELECT count(*) FROM fresh);
 BEGIN
-    INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, after)
-    SELECT act ->> 'action', act ->> 'actor', act ->> 'key_id', act ->> 'via', act ->> 'address', act ->> 'request_id',
-           'job', CASE count(*) WHEN 1 THEN min(job_id::text) END,
-           CASE count(*)
-               WHEN 1 THEN jsonb_strip_nulls(jsonb_build_object(
-                   'queue', min(queue), 'task', min(task), 'lock_key', min(lock_key), 'priority', min(priority),
-                   'available_at', min(available_at), 'idempotency_key', min(idempotency_key), 'producer', min(producer)))
-               ELSE jsonb_build_object('jobs', count(*), 'queues', jsonb_agg(DISTINCT queue), 'tasks', jsonb_agg(DISTINCT task))
-           END
-      FROM fresh
-    HAVING count(*) > 0;
+    IF made = 1 THEN  -- as nearly always
+        INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, after)
+        SELECT act ->> 'action', act ->> 'actor', act ->> 'key_id', act ->> 'via', act ->> 'address', act ->> 'request_id',
+               'job', job_id::text,
+               jsonb_strip_nulls(jsonb_build_object(
+                   'queue', queue, 'task', task, 'lock_key', lock_key, 'priority', priority, 'available_at', available_at,
+                   'idempotency_key', idempotency_key, 'producer', producer))
+          FROM fresh;
+    ELSIF made > 1 THEN
+        INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, after)
+        SELECT act ->> 'action', act ->> 'actor', act ->> 'key_id', act ->> 'via', act ->> 'address', act ->> 'request_id',
+               'job',
+               jsonb_build_object('jobs', made, 'queues', jsonb_agg(DISTINCT queue), 'tasks', jsonb_agg(DISTINCT task))
+          FROM fresh;
+    END IF;
     RETURN NULL;
 END $$;
 

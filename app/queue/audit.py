@@ -86,7 +86,7 @@ def accompanied(text: str, parameters: Mapping[str, Any] | None) -> tuple[str, M
     act = _ACT.get()
     if act is None or parameters is None:
         return text, parameters
-    return f"SELECT set_config('dl.act', %(dl_act)s, true);\n{text}", {**parameters, "dl_act": act}
+    return f"SET LOCAL dl.act = %(dl_act)s;\n{text}", {**parameters, "dl_act": act}
 
 
 class Audit:
