@@ -31,7 +31,7 @@ run: $(VENV)/.installed
 	@exec $(BIN)/python -m app serve
 
 test: $(VENV)/.installed-dev
-	@exec $(BIN)/python -m pytest -n $(PROCESSES) $(COVERAGE) $(TESTS)
+	@exec $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(COVERAGE) $(TESTS)
 
 hostile: $(VENV)/.installed-dev
 	@DL_HOSTILE=long $(BIN)/python -m pytest --timeout 1800 $(or $(TESTS),tests/hostile)
