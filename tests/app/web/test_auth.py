@@ -562,6 +562,17 @@ def test_what_a_key_did_is_written_down_with_what_it_changed(app, make, request_
     assert "s3cret" not in str(lines)
 
 
+def test_a_name_that_would_be_sql_or_json_is_a_name(app, make, request_body, queue):
+    name = """o'Neil \\' \\\\ "x"}', true); DELETE FROM dl_audit; -- $$ %(x)s %s"""
+    headers = bearer(make(Scope.ADMIN, name=name)) | {"X-Request-ID": "r'--"}
+
+    assert app.post(TRIGGER, json=request_body, headers=headers).status_code == 200
+
+    (line,) = app.get("/api/v1/audit?action=trigger", headers=headers).json["lines"]
+    assert line["actor"] == name
+    assert line["request_id"] != "r'--", "such an id is not taken over"
+
+
 def test_the_audit_is_read_page_by_page_and_by_what_one_looks_for(app, make, request_body, pool):
     headers = bearer(make(Scope.ADMIN, name="me"))
     for n in range(5):
