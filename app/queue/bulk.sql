@@ -106,7 +106,7 @@ WITH op AS MATERIALIZED (
     RETURNING b.changed
 )
 SELECT (SELECT changed FROM on_),
-       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
+       (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
        (SELECT count(pg_notify('dl_control', 'cancel ' || run_id)) FROM canceled WHERE status = 'running') AS rung,
        (SELECT dl_tell(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS told;

@@ -62,7 +62,7 @@ WITH due AS (
 ), sorted AS (
     UPDATE dl_jobs j SET place = 'ready' FROM due WHERE j.job_id = due.job_id RETURNING j.queue
 )
-SELECT pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM sorted WHERE queue <> %(queue)s::text) others;
+SELECT dl_ring(queue) FROM (SELECT DISTINCT queue FROM sorted WHERE queue <> %(queue)s::text) others;
 
 -- name: claim
 -- queued -> running. Two steps in one message: lock the first `look` ready rows and try their keys; then, in a fresh look
@@ -345,7 +345,7 @@ SELECT count(*)::int AS applied,
        array_agg(run_id || ' ' || status) FILTER (WHERE status <> told) AS otherwise,
        CASE WHEN count(*) < cardinality(%(plain_runs)s::uuid[]) + cardinality(%(run_ids)s::uuid[])
             THEN array_agg(run_id::text) END AS which,
-       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
+       (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
        (SELECT locks FROM given_back) AS locks,
        (SELECT dl_tell(array_agg(job_id)) FROM settled
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS told
@@ -407,7 +407,7 @@ WITH mine AS MATERIALIZED (
     SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(guards)s::bigint[]) AS g (hash)
 )
 SELECT r.run_id, r.status::text,
-       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
+       (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
        given_back.locks,
        (SELECT dl_tell(array_agg(job_id)) FROM released WHERE status = 'canceled'
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS told
@@ -461,7 +461,7 @@ WITH dead AS MATERIALIZED (
       FROM reaped
 )
 SELECT job_id, queue, task, status::text, attempt,
-       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
+       (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
        (SELECT dl_tell(array_agg(job_id)) FROM reaped
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS told
   FROM reaped;
@@ -517,7 +517,7 @@ WITH next AS (
     UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue, j.lock_key
 )
 SELECT current_setting('dl.seen') AS seen, w.lock_key,
-       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) q) AS woken
+       (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM woken) q) AS woken
   FROM (VALUES (1)) AS always (one) LEFT JOIN woken w ON true;
 
 -- name: promote
@@ -532,7 +532,7 @@ WITH due AS (
 ), sorted AS (
     UPDATE dl_jobs j SET place = 'ready' FROM due WHERE j.job_id = due.job_id RETURNING j.queue
 )
-SELECT (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM sorted) q) AS queues,
+SELECT (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM sorted) q) AS queues,
        (SELECT count(*) FROM sorted) AS jobs;
 
 -- name: cancel
@@ -569,7 +569,7 @@ WITH canceled AS (
       FROM canceled
 )
 SELECT c.status::text,
-       (SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
+       (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
        CASE c.status WHEN 'running' THEN pg_notify('dl_control', 'cancel ' || c.run_id) END AS rung,
        (SELECT dl_tell(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS told

@@ -49,6 +49,22 @@ def test_one_that_sleeps_is_rung_and_one_that_is_awake_is_not(desk, process, lis
     assert listener.heard() == []
 
 
+def test_whoever_frees_a_key_rings_only_for_one_that_sleeps(desk, process, listener):
+    process.mark(["q"], asleep=False)
+    first = desk.claimed("k")
+    for _ in range(2):
+        desk.enqueue("k")
+    assert desk.claim() == []
+    listener.heard()
+
+    desk.settle(first)
+    assert listener.heard() == []
+    (second,) = desk.claim()
+    process.mark(["q"], asleep=True)
+    desk.settle(second)
+    assert listener.heard() == ["q"]
+
+
 def test_one_that_has_said_nothing_is_rung(desk, process, listener):
     desk.insert()
 
