@@ -12,7 +12,8 @@ SELECT queue, status::text, count(*) FROM dl_jobs GROUP BY queue, status;
 -- What can be counted along partial indexes, up to `bound` entries for each queue of those that are ready and for each
 -- kind of the others: `more` says that there are more than were counted. `queue` is NULL for all that were counted
 -- together. No plan may be chosen that reads everything first.
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
 
 WITH RECURSIVE queues AS (
     (SELECT queue FROM dl_jobs WHERE status = 'queued' AND place = 'ready' ORDER BY queue LIMIT 1)
@@ -62,7 +63,8 @@ SELECT queue, status::text, count(*)
 -- name: oldest_ready
 -- By queue: since how many seconds has its longest waiting job been due? Of the ready ones, the first of each priority
 -- are looked at, which are those that were made first; of those that nobody has sorted yet, those that are due longest.
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
 
 WITH RECURSIVE heads AS (
     (SELECT queue, priority FROM dl_jobs

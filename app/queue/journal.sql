@@ -11,7 +11,8 @@ SELECT coalesce((SELECT max(event_id) FROM dl_job_events), 0),
 
 -- name: journal_read
 -- Events whose numbers lie in these ranges, the smallest first; each range is [low, high).
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('jit', 'off', true);
 
 SELECT e.event_id, e.job_id, e.queue, e.ts, e.kind, coalesce(e.payload, '{}')::text
   FROM unnest(%(lows)s::bigint[], %(highs)s::bigint[]) AS r (low, high)

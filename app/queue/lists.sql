@@ -1,12 +1,15 @@
 -- Jobs as people look for them. The table may hold ten million, so nothing here looks at more rows than it is told to:
 -- a list is read in stretches along (created_at, job_id), and the caller decides after each whether to go on.
+-- A plan without a scan is dear on paper alone, and would be compiled for seconds on a connection that somebody handed
+-- in: that is switched off here and in all statements like these.
 -- Asked through the pool, which sends values in the text: a condition that is not wanted folds away before planning. The
 -- planner does not see where a stretch will end, and would rather read the whole table, or sort what another index has: it is told to go along this one.
 
 -- name: stretch_down
 -- The next `window` jobs older than (at, id), of which those that fit, the newest first. `edge` is the last job looked at;
 -- without one the end is reached. `bad`: only those that ended badly are walked along, over an index of their own.
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
        set_config('statement_timeout', '3s', true);
 
@@ -38,7 +41,8 @@ SELECT edge.created_at, edge.job_id,
 
 -- name: stretch_up
 -- The same towards the newer ones.
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
        set_config('statement_timeout', '3s', true);
 
@@ -72,7 +76,8 @@ SELECT edge.created_at, edge.job_id,
 -- Waiting and running jobs that fit, in any order: there are few, as a rule. Their four partial indexes are read to `bound`
 -- entries at most, before any row is; `many`: there are more, and nothing else is told. Only the rows that are told are
 -- fetched whole.
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
        set_config('statement_timeout', '3s', true);
 
 WITH size AS MATERIALIZED (
@@ -176,7 +181,8 @@ SELECT j.job_id, e.ts
 
 -- name: count_stretch
 -- How many of the next `window` jobs older than (at, id) fit.
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
        set_config('statement_timeout', '3s', true);
 

@@ -46,7 +46,8 @@ SELECT DISTINCT queue
 -- name: queue_depths
 -- What stands in each of these queues. Ready ones are counted along their index up to `bound`; running ones all; of those
 -- that are not due or whose key is busy the numbers are the last minute's.
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
 
 WITH running AS MATERIALIZED (
     SELECT queue, count(*) AS n FROM dl_jobs WHERE status = 'running' GROUP BY queue

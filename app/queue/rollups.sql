@@ -126,7 +126,8 @@ SELECT n, depths_due, pruning_due FROM on_;
 
 -- name: note_depths
 -- How much stands where at this moment, for the charts. Counted along the partial indexes, up to two million of a kind.
-SELECT set_config('enable_seqscan', 'off', true), set_config('statement_timeout', '20s', true);
+SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
+       set_config('statement_timeout', '20s', true);
 
 WITH turn AS (
     UPDATE dl_rollup_state SET depths_at = clock_timestamp()

@@ -3,7 +3,8 @@
 
 -- name: said_after
 -- Of the next `window` lines behind `at`, the first `most` that fit. `edge`: the last line looked at; none: the log ends.
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
        set_config('statement_timeout', '3s', true);
 
 WITH looked AS MATERIALIZED (
@@ -27,7 +28,8 @@ SELECT (SELECT log_id FROM looked ORDER BY log_id DESC LIMIT 1) AS edge, (SELECT
 
 -- name: said_before
 -- The same towards the older ones, the newest first.
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
        set_config('statement_timeout', '3s', true);
 
 WITH looked AS MATERIALIZED (

@@ -3,7 +3,8 @@
 -- name: why_queued
 -- What there is to say about a waiting job, in one row. The session lock of its key may be held by somebody whose job is
 -- not in the table: a run that lost its lease and goes on, or a service that shares the key.
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
        set_config('statement_timeout', '3s', true);
 
 WITH job AS (

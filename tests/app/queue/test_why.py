@@ -156,6 +156,9 @@ def test_a_running_job_is_told_with_its_worker_its_stop_and_what_is_usual(desk, 
     desk.sql("UPDATE dl_workers SET doing = %s", doing)
     desk.sql("UPDATE dl_job_events SET ts = ts - interval '2 days' WHERE kind = 'picked' AND job_id = %s", str(run.id))
 
+    assert codes(why.explain(run.id)) == ["stop_not_obeyed", "running"], "it never told any progress"
+    desk.sql("UPDATE dl_jobs SET progress = '{\"processed\": 3}' WHERE job_id = %s", str(run.id))
+
     told = why.explain(run.id)
 
     assert codes(told) == ["stop_not_obeyed", "progress_old", "running"]
