@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any
@@ -19,7 +19,9 @@ from pydantic import BaseModel, ConfigDict
 from app.errors import DatabaseUnavailable, DataloaderError, SchemaError
 from app.log.masking import MASK, conceal
 from app.queue.job import Status
+from app.queue.keys import Scope
 from app.web.jobs import NoSuchId
+from app.web.operations import HTML, Handler, Subject
 from app.web.options import WebOptions
 
 SEEN, VERSION = "X-Seen", "X-Version"  # what the reader has of a part, and what it is sent
@@ -33,6 +35,11 @@ _TURNING = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0
 _MOST = 1e15
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _BYTES = ("B", "KB", "MB", "GB", "TB")
+
+
+def acting(subject: Subject, path: str, **about: Any) -> Callable[[Handler], Handler]:
+    """A route behind a page's form: it changes something, and leads to the page of it or says why not."""
+    return subject.post(path, answer=str, media_type=HTML, pages=ACTED, scope=Scope.OPERATE, **about)
 
 
 class FormModel(BaseModel):

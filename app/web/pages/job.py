@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from flask import Response
@@ -18,7 +20,7 @@ from app.queue.why import Explanation, Why
 from app.web.auth import current_actor
 from app.web.models import faults_of, trigger_request
 from app.web.operations import HTML, Subject
-from app.web.pages.frame import ACTED, FormModel, Frame, Unreadable, go, job_id_of, masked, progress_of, restored
+from app.web.pages.frame import FormModel, Frame, Unreadable, acting, go, job_id_of, masked, progress_of, restored
 from app.web.problems import Code
 from app.web.strictjson import NotJson, read
 from app.web.tasks import args_faults, defaults_of
@@ -92,56 +94,22 @@ def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
             may_clone=current_actor().may((Scope.OPERATE,)) and current_actor().may_trigger(it.task, it.queue),
         )
 
-    @subject.post(
-        "/jobs/<job:job_id>/cancel",
-        answer=str,
-        media_type=HTML,
-        problems=(Code.JOB_NOT_FOUND,),
-        pages=ACTED,
-        scope=Scope.OPERATE,
-    )
+    @acting(subject, "/jobs/<job:job_id>/cancel", problems=(Code.JOB_NOT_FOUND,))
     def cancel_here(job_id: str) -> Response:
         """Cancel this job."""
         return _done(job_id, queue.cancel)
 
-    @subject.post(
-        "/jobs/<job:job_id>/retry",
-        answer=str,
-        media_type=HTML,
-        problems=(Code.JOB_NOT_FOUND,),
-        pages=ACTED,
-        scope=Scope.OPERATE,
-    )
+    @acting(subject, "/jobs/<job:job_id>/retry", problems=(Code.JOB_NOT_FOUND,))
     def retry_here(job_id: str) -> Response:
         """Queue this job again."""
         return _done(job_id, queue.retry)
 
-    @subject.post(
-        "/jobs/<job:job_id>/delete",
-        answer=str,
-        media_type=HTML,
-        problems=(Code.JOB_NOT_FOUND,),
-        pages=ACTED,
-        scope=Scope.OPERATE,
-    )
+    @acting(subject, "/jobs/<job:job_id>/delete", problems=(Code.JOB_NOT_FOUND,))
     def delete_here(job_id: str) -> Response:
         """Delete this finished job."""
-        wanted = job_id_of(job_id)
-        try:
-            edits.delete(wanted)
-        except DataloaderError as error:
-            return frame.refused(error, back=f"/jobs/{wanted}")
-        return go("/jobs")
+        return _done(job_id, edits.delete, then="/jobs")
 
-    @subject.post(
-        "/jobs/<job:job_id>/edit",
-        form=EditForm,
-        answer=str,
-        media_type=HTML,
-        problems=(Code.JOB_NOT_FOUND,),
-        pages=ACTED,
-        scope=Scope.OPERATE,
-    )
+    @acting(subject, "/jobs/<job:job_id>/edit", form=EditForm, problems=(Code.JOB_NOT_FOUND,))
     def edit_here(asked: EditForm, job_id: str) -> Response:
         """Change this job while it waits."""
         wanted = job_id_of(job_id)
@@ -159,7 +127,7 @@ def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
             return frame.refused(error, back=f"/jobs/{wanted}")
         return go(f"/jobs/{wanted}")
 
-    def _done(job_id: str, act: Any) -> Response:
+    def _done(job_id: str, act: Callable[[UUID], object], *, then: str | None = None) -> Response:
         wanted = job_id_of(job_id)
         try:
             act(wanted)
@@ -167,7 +135,7 @@ def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
             raise
         except DataloaderError as error:
             return frame.refused(error, back=f"/jobs/{wanted}")
-        return go(f"/jobs/{wanted}")
+        return go(then or f"/jobs/{wanted}")
 
     _clone(subject, queue, pipelines, frame)
     return subject
@@ -176,15 +144,7 @@ def job(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
 def _clone(subject: Subject, queue: JobQueue, pipelines: Pipelines, frame: Frame) -> None:
     request_model, filled = trigger_request(frame.options, pipelines), defaults_of(pipelines)
 
-    @subject.post(
-        "/jobs/<job:job_id>/clone",
-        form=CloneForm,
-        answer=str,
-        media_type=HTML,
-        problems=(Code.JOB_NOT_FOUND, Code.OUTSIDE_KEY_LIMITS),
-        pages=ACTED,
-        scope=Scope.OPERATE,
-    )
+    @acting(subject, "/jobs/<job:job_id>/clone", form=CloneForm, problems=(Code.JOB_NOT_FOUND, Code.OUTSIDE_KEY_LIMITS))
     def clone_here(asked: CloneForm, job_id: str) -> Response:
         """Put a job like this one into the queue, with other args."""
         wanted = job_id_of(job_id)

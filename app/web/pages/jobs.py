@@ -22,7 +22,7 @@ from app.queue.keys import Scope
 from app.queue.lists import Cursor, Filter, Lists, NotSortable, Sort, TooManyLive
 from app.web.auth import current_actor
 from app.web.operations import HTML, Subject
-from app.web.pages.frame import ACTED, FormModel, Frame, Unreadable, go
+from app.web.pages.frame import FormModel, Frame, Unreadable, acting, go
 from app.web.problems import Code
 
 LIMIT = 50
@@ -103,7 +103,7 @@ def jobs(source: Source, frame: Frame) -> Subject:
             may=current_actor().may((Scope.OPERATE,)),
         )
 
-    @subject.post("/jobs/bulk", form=BulkForm, answer=str, media_type=HTML, pages=ACTED, scope=Scope.OPERATE)
+    @acting(subject, "/jobs/bulk", form=BulkForm)
     def act_on_all(asked: BulkForm) -> Response:
         """Do something to all jobs that fit a filter: say how many first, and begin when that is confirmed."""
         back = f"/jobs?{asked.filter}" if asked.filter else "/jobs"
@@ -134,14 +134,7 @@ def jobs(source: Source, frame: Frame) -> Subject:
             return frame.away("The operation", error)
         return frame.show("bulk.html", it=it, others=others, may=current_actor().may((Scope.OPERATE,)))
 
-    @subject.post(
-        "/bulk/<uuid:bulk_id>/cancel",
-        answer=str,
-        media_type=HTML,
-        problems=(Code.BULK_NOT_FOUND,),
-        pages=ACTED,
-        scope=Scope.OPERATE,
-    )
+    @acting(subject, "/bulk/<uuid:bulk_id>/cancel", problems=(Code.BULK_NOT_FOUND,))
     def cancel_bulk_page(bulk_id: UUID) -> Response:
         """Stop an act on many jobs; what it has done stays done."""
         bulk.cancel(bulk_id)

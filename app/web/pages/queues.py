@@ -14,7 +14,7 @@ from app.queue.keys import Scope
 from app.queue.queues import Queues, QueueState
 from app.web.auth import current_actor
 from app.web.operations import HTML, Subject
-from app.web.pages.frame import ACTED, FormModel, Frame, Unreadable, go
+from app.web.pages.frame import FormModel, Frame, Unreadable, acting, go
 
 _Text = Annotated[str, Field(max_length=1000)]
 _LARGEST = 2**31 - 1
@@ -52,7 +52,7 @@ def queues(source: Source, frame: Frame) -> Subject:
             return frame.away("The queues", error)
         return frame.show("queues.html", lines=lines, may=current_actor().may((Scope.OPERATE,)))
 
-    @subject.post("/queues", form=RuleForm, answer=str, media_type=HTML, pages=ACTED, scope=Scope.OPERATE)
+    @acting(subject, "/queues", form=RuleForm)
     def rule_here(asked: RuleForm) -> Response:
         """Pause a queue, open it, drain it, or limit how much of it runs at once."""
         try:
@@ -78,9 +78,7 @@ def queues(source: Source, frame: Frame) -> Subject:
             return frame.away("The workers", error)
         return frame.show("workers.html", workers=workers, may=current_actor().may((Scope.OPERATE,)))
 
-    @subject.post(
-        "/workers/<uuid:worker_id>", form=WorkerForm, answer=str, media_type=HTML, pages=ACTED, scope=Scope.OPERATE
-    )
+    @acting(subject, "/workers/<uuid:worker_id>", form=WorkerForm)
     def drain_here(asked: WorkerForm, worker_id: UUID) -> Response:
         """Tell a worker to claim nothing more, or to claim again."""
         try:
