@@ -164,8 +164,10 @@ class Rollups:
     def by_queue(self, period: Period = "1h", *, queue: str | None = None) -> dict[str, Happened]:
         return self._totals(period, by_task=False, queue=queue, task=None)
 
-    def by_task(self, period: Period = "24h", *, task: str | None = None) -> dict[str, Happened]:
-        return self._totals(period, by_task=True, queue=None, task=task)
+    def by_task(
+        self, period: Period = "24h", *, task: str | None = None, queue: str | None = None
+    ) -> dict[str, Happened]:
+        return self._totals(period, by_task=True, queue=queue, task=task)
 
     def last_runs(self, *, task: str | None = None, most: int = RUNS_KEPT) -> dict[str, list[LastRun]]:
         """The last ends of each task's jobs, the newest first."""

@@ -61,16 +61,17 @@ class Why:
         if job.status is Status.QUEUED:
             rows = self._ask("why_queued", {"job_id": str(job_id), "bound": MOST_AHEAD})
             if rows:
-                return _waiting(job, Wait(*rows[0]), self._usual(job.task))
+                return _waiting(job, Wait(*rows[0]), self._usual(job))
         elif job.status is Status.RUNNING:
             rows = self._ask("why_running", {"job_id": str(job_id)})
             if rows:  # else it has just ended
-                return Explanation(job, list(_running(Run(*rows[0]), self._usual(job.task))), None, True, None)
+                return Explanation(job, list(_running(Run(*rows[0]), self._usual(job))), None, True, None)
             job = self._lists.versioned(job_id).job
         return Explanation(job, [_ended(job, self._lists.tries(job_id))], None, True, None)
 
-    def _usual(self, task: str) -> Happened:
-        return self._rollups.by_task("7d", task=task).get(task, Happened())
+    def _usual(self, job: Job) -> Happened:
+        """Of its task in its queue: these numbers are found without reading those of others."""
+        return self._rollups.by_task("7d", task=job.task, queue=job.queue).get(job.task, Happened())
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,8 @@ def jobs(source: Source, frame: Frame) -> Subject:
             wish = filter_of(wanted, frame.words.zone)
             sort = _sort(wanted.sort)
             page = lists.page(wish, sort=sort, limit=LIMIT, after=_cursor(wanted.after))
-            count = page.fitting or lists.count(wish)
+            # A search that goes on has not found them all: there is no time left to count them.
+            count = page.fitting or (None if page.next and len(page.jobs) < LIMIT else lists.count(wish))
         except WrongFilter as error:
             return frame.show("jobs.html", wanted=wanted, fault=str(error), sorts=_SORTS, orders=_ORDERS)
         except (TooManyLive, NotSortable):
