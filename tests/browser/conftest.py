@@ -91,9 +91,9 @@ class Seen:
         self.page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One with jobs in every status; two go on until the module's end."""
+    """One with jobs in every status; two go on until the end."""
     folder = tmp_path_factory.mktemp("service")
     with databases.fresh() as dsn:
         migrate(dsn)
