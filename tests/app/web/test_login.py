@@ -76,7 +76,7 @@ def test_a_form_that_comes_too_late_leads_back_to_the_page_it_stands_on(browser,
         (f"/workers/{job}", "/workers"),
     ):
         answer = browser.post(sent_to, data={"x": "1"})
-        assert (answer.status_code, answer.headers.get("Location")) == (303, f"/login?next={quote(page, safe=str())}")
+        assert (answer.status_code, answer.headers.get("Location")) == (303, f"/login?next={quote(page, safe='')}")
 
 
 @pytest.mark.parametrize("there", ["//evil.example", "https://evil.example", "/\\evil.example", "\\/e", "javascript:x",
