@@ -275,20 +275,24 @@ END $$;
 -- The journal belongs to the jobs as with a foreign key, but for a whole statement at once: a key asks once for each line,
 -- and locks its job each time, which was a seventh of all that a job costs here. Whoever has just changed the jobs that it
 -- writes about says so (dl.ours), and is believed.
-ALTER TABLE dl_job_events DROP CONSTRAINT IF EXISTS dl_job_events_job_id_fkey;
+--
+-- What these functions ask is planned once in a session, and their plans must serve tables of any size: made while there
+-- were a few jobs, a scan would be gone through for each line. So it is switched off, here and in the others below.
 DO $$
 DECLARE
     old record;
 BEGIN
+    -- Only where there is one: it takes the journal from all who read it.
     FOR old IN SELECT conrelid::regclass AS part, conname AS name FROM pg_constraint
-                WHERE contype = 'f' AND confrelid = 'dl_jobs'::regclass
-                  AND conrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'dl_job_events'::regclass) LOOP
+                WHERE contype = 'f' AND confrelid = 'dl_jobs'::regclass AND conparentid = 0
+                  AND (conrelid = 'dl_job_events'::regclass
+                       OR conrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'dl_job_events'::regclass)) LOOP
         EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', old.part, old.name);
     END LOOP;
 END $$;
 
 CREATE OR REPLACE FUNCTION dl_job_events_of_jobs() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE
     unknown uuid := (SELECT f.job_id FROM fresh f
                       WHERE (SELECT j.job_id FROM dl_jobs j WHERE j.job_id = f.job_id FOR KEY SHARE) IS NULL LIMIT 1);
@@ -306,7 +310,8 @@ CREATE OR REPLACE TRIGGER dl_job_events_of_jobs AFTER INSERT ON dl_job_events
     EXECUTE FUNCTION dl_job_events_of_jobs();
 
 CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         DELETE FROM dl_job_events;  -- it may be among the truncated ones, and then that is not allowed again
@@ -445,7 +450,7 @@ END $$;
 -- Nobody is asleep; and either a live process is awake on the queue, or nobody serves it and a job of somebody else waits
 -- there already, for which was rung and is rung again every second as long as it waits.
 CREATE OR REPLACE FUNCTION dl_will_look(wanted text) RETURNS bool
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     awake bool;
     alive bool;
@@ -482,7 +487,7 @@ END $$;
 -- SECURITY DEFINER, because a service that may only INSERT INTO dl_jobs must be able to; the search path is pinned to
 -- the one this file was applied with.
 CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' SET enable_seqscan = off AS $$
 BEGIN
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'queued',
@@ -490,8 +495,9 @@ BEGIN
       FROM fresh
      WHERE status = 'queued';
     -- A key whose job was deleted is as taken as any. Looked at after the insert, which may have waited for the deletion.
-    IF EXISTS (SELECT FROM fresh f JOIN dl_retired_keys k ON k.key_hash = dl_key_hash(f.idempotency_key)
-                WHERE f.idempotency_key IS NOT NULL) THEN
+    IF EXISTS (SELECT FROM fresh f
+                WHERE f.idempotency_key IS NOT NULL
+                  AND EXISTS (SELECT FROM dl_retired_keys k WHERE k.key_hash = dl_key_hash(f.idempotency_key) OFFSET 0)) THEN
         RAISE unique_violation USING MESSAGE = 'an idempotency_key belongs to a job that was deleted',
               CONSTRAINT = 'dl_retired_keys_pkey', TABLE = 'dl_retired_keys';
     END IF;
@@ -790,7 +796,7 @@ CREATE TABLE IF NOT EXISTS dl_delivery_tries (
 -- Writes down whom to tell of these jobs' moves. Called by the statements that end a run or a wait, only when there is
 -- somebody to tell: the question costs them nothing a job. The rows are seen as those statements have left them.
 CREATE OR REPLACE FUNCTION dl_tell(moved uuid[]) RETURNS bigint
-    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     written bigint;
 BEGIN
@@ -1193,7 +1199,7 @@ $$;
 -- With `whole`, either all of them are created or exist, or none is made.
 CREATE OR REPLACE FUNCTION dl_enqueue_many(jobs jsonb, whole bool DEFAULT false)
     RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     told  jsonb := jobs;

@@ -311,6 +311,17 @@ def test_the_file_applied_again_does_no_harm_while_jobs_run(dsn):
     desk.close()
 
 
+def test_the_file_applied_again_waits_for_nobody_who_reads_the_journal(dsn):
+    desk = Desk(dsn)
+    desk.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
+
+    with desk.held() as step:
+        step("LOCK TABLE dl_job_events IN ACCESS SHARE MODE")
+        migrate(dsn, lock_timeout_sec=1)
+
+    desk.close()
+
+
 def test_an_empty_database_gets_the_tables_and_says_so(empty_dsn):
     with pytest.raises(SchemaMissing, match="dataloader migrate"):
         check(empty_dsn)

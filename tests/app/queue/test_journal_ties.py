@@ -7,6 +7,8 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
+from app.queue.job import WorkerInfo
+
 LINE = "INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', 'heartbeat')"
 LINES = "SELECT count(*) FROM dl_job_events"
 
@@ -69,3 +71,35 @@ def test_the_lines_of_other_jobs_stay(desk):
 def test_a_worker_that_claims_and_settles_does_not_look(desk):
     """It says that its lines are of rows that the same statement changes."""
     assert desk.session.command("SELECT current_setting('dl.ours')") == [("yes",)]
+
+
+def test_what_triggers_and_functions_ask_goes_along_indexes_though_the_tables_are_small(own_desk):
+    """A session keeps their plans. Made now, one with a scan would be gone through for each line, of a million jobs too."""
+    job, gone = (str(own_desk.enqueue(key, idempotency_key=key)) for key in ("a", "b"))
+    own_desk.queue.register_worker(WorkerInfo(uuid4(), "w", "0", ("another",), ("t",), 1), heartbeat_sec=3600)
+    own_desk.sql("INSERT INTO dl_webhooks (url, secret) VALUES ('http://example.test', 's')")
+    own_desk.sql("VACUUM ANALYZE")
+    same = '[{"queue": "q", "task": "t", "lock_key": "k", "idempotency_key": "a"}]'
+    asked = {
+        "a line": (LINE, job, "dl_jobs"),
+        "a deletion": ("DELETE FROM dl_jobs WHERE job_id = %s", gone, "dl_job_events_%"),
+        "an insert": (
+            "INSERT INTO dl_jobs (queue, task, lock_key, idempotency_key) VALUES ('q', 't', 'k', %s)",
+            "c",
+            "dl_retired_keys",
+        ),
+        "a bell": ("SELECT dl_ring(%s)", "q", "dl_jobs"),
+        "a webhook": ("SELECT dl_tell(ARRAY[%s::uuid])", job, "dl_jobs"),
+        "a batch": ("SELECT dl_enqueue_many(%s)", same, "dl_jobs"),
+    }
+    scans = "SELECT sum(seq_scan) FROM pg_stat_xact_user_tables WHERE relname LIKE %s"
+
+    scanned = []
+    with own_desk.held() as step:
+        for name, (statement, value, tables) in asked.items():
+            before = step(scans, tables)
+            step(statement, value)
+            if step(scans, tables) != before:
+                scanned.append(name)
+
+    assert scanned == []
