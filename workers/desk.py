@@ -303,7 +303,7 @@ class Desk:
             self._back_off(line, error)
             return
         self.claimed_at = self.rounded_at = clock()
-        self._look_ahead(line, outlook, full=taken >= most)
+        self._look_ahead(line, outlook, full=taken >= most, sorted_in=sort)
         if taken < most:
             self._set_strays_aside(line)
         self._settle_down(line, full=taken >= most)
@@ -378,7 +378,7 @@ class Desk:
                 if id(attempt) not in starting:
                     self._give_back(attempt, HandedBack(why))
 
-    def _look_ahead(self, line: Line, outlook: Outlook, *, full: bool) -> None:
+    def _look_ahead(self, line: Line, outlook: Outlook, *, full: bool, sorted_in: bool) -> None:
         now = clock()
         with self._lock:
             if full:
@@ -391,11 +391,16 @@ class Desk:
                 line.look = 0
             if line.ruling.limited and not full:
                 line.again_at = now + _ROOM_EVERY  # a run of another process may make room, and rings for nobody
-            if outlook.due_in is not None and outlook.due_in <= 0 and full:
+            overdue = outlook.due_in is not None and outlook.due_in <= 0
+            if overdue and not sorted_in:
+                self._sort = line.dirty = True  # it came while nobody sorted: at once, whoever claims next
+            if overdue and full:
                 self._sort = True  # there was more than one claim sorts in
                 self._due_at = None
             else:
-                self._due_at = None if outlook.due_in is None else now + self._until(outlook.due_in)
+                self._due_at = None if outlook.due_in is None else now + self._until(outlook.due_in, sorted_in)
+                if outlook.due_in is None:
+                    self._overdue = _AGAIN
             self._backing_off = False
             self._hasten()
 
@@ -404,12 +409,13 @@ class Desk:
         if self._led and self._deadline() < self._until_at:
             self._bell.ring()
 
-    def _until(self, due_in: float) -> float:
-        """One that is overdue is locked by somebody: look again soon, and then less and less soon."""
+    def _until(self, due_in: float, sorted_in: bool) -> float:
+        """One that is overdue after a sorting is locked by somebody: look again soon, and then less and less soon."""
         if due_in > 0:
             self._overdue = _AGAIN
             return max(due_in, _AGAIN)
-        self._overdue = min(_DEAF_POLL, 2 * self._overdue)
+        if sorted_in:
+            self._overdue = min(_DEAF_POLL, 2 * self._overdue)
         return self._overdue
 
     def _back_off(self, line: Line, error: DatabaseUnavailable) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 
@@ -12,6 +13,7 @@ from pipelines.contract import Pipelines
 from tests.support.desk import Aside
 from tests.support.plant import Pauses, Plant
 from tests.support.waiting import eventually
+from workers import desk
 from workers.joblog import JobLogs
 from workers.pool import WorkerPool
 
@@ -48,6 +50,23 @@ def test_a_delayed_job_starts_when_it_is_due_and_not_before(plant: Plant):
     assert done.started_at is not None
     lateness = (done.started_at - due).total_seconds()
     assert 0 <= lateness < 5
+
+
+def test_a_job_that_is_overdue_when_it_comes_is_sorted_in_at_once(plant: Plant, monkeypatch: pytest.MonkeyPatch):
+    """Its transaction was open past its time. A ring alone sorts nothing in: the claim that finds it does."""
+    monkeypatch.setattr(desk, "_AGAIN", 3 * SOON)  # as after many of them
+    monkeypatch.setattr(desk, "_DEAF_POLL", 3 * SOON)
+    plant.listening()
+    plant.until(plant.add(), Status.SUCCEEDED, SOON)
+
+    with plant.desk.held() as step:
+        (job,) = step(
+            "INSERT INTO dl_jobs (queue, task, lock_key, available_at)"
+            " VALUES ('q', 'quick', 'k', clock_timestamp() + interval '50 ms') RETURNING job_id::text"
+        )[0]
+        step("SELECT pg_sleep(0.1)")
+
+    plant.until(UUID(job), Status.SUCCEEDED, SOON)
 
 
 def test_a_busy_queue_does_not_starve_another(plant: Plant):
