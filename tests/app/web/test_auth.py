@@ -481,6 +481,7 @@ def test_a_key_that_was_revoked_in_an_outage_is_refused_by_the_first_look_after_
     token, source = make(Scope.READ), Counting(pool)
     ring = KeyRing(Keys(source), RingTimes(ahead=0.0, fresh=0.0, again=0.0))
     key = ring.find(token)
+    assert key is not None
     source.away = DatabaseUnavailable("gone")
     keys.revoke(key.id)
     assert ring.find(token), "nobody can know yet"
