@@ -389,6 +389,9 @@ CREATE UNIQUE INDEX IF NOT EXISTS dl_jobs_running_key_idx ON dl_jobs (lock_key) 
 CREATE UNIQUE INDEX IF NOT EXISTS dl_jobs_live_key_idx ON dl_jobs (live_key)
     WHERE live_key IS NOT NULL AND status IN ('queued', 'running');
 
+-- Those that were set aside for want of a worker that knows their task: few, and looked for by each that starts.
+CREATE INDEX IF NOT EXISTS dl_jobs_stray_idx ON dl_jobs (queue, task) WHERE status = 'queued' AND stray;
+
 -- Lists, newest first.
 CREATE INDEX IF NOT EXISTS dl_jobs_created_idx ON dl_jobs (created_at, job_id);
 

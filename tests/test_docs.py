@@ -73,7 +73,10 @@ def test_every_setting_is_described():
 
 
 def test_no_page_speaks_of_a_setting_that_is_not_there():
-    of_tests, of_the_client = {"DL_TEST_DSN", "DL_TEST_POSTGRES"}, {"DL_URL", "DL_API_KEY", "DL_API_KEY_FILE"}
+    of_tests, of_the_client = (
+        {"DL_TEST_DSN", "DL_TEST_POSTGRES", "DL_TEST_SCREENSHOTS"},
+        {"DL_URL", "DL_API_KEY", "DL_API_KEY_FILE"},
+    )
     other = {*of_tests, *of_the_client, "DL_SECRET_NAME"}
     for path in PAGES:
         spoken_of = set(re.findall(r"\b(?:DL|APP|PG)_[A-Z][A-Z_]+\b", path.read_text(encoding="utf-8")))

@@ -40,7 +40,8 @@ WITH state AS MATERIALIZED (
      ORDER BY e.event_id
      LIMIT %(most)s::int
 ), steps AS MATERIALIZED (
-    SELECT event_id, job_id, queue, ts, kind, payload ->> 'task' AS task, payload ->> 'reason' AS reason, (payload ->> 'attempt')::int AS attempt,
+    SELECT event_id, job_id, queue, ts, kind, payload ->> 'task' AS task, payload ->> 'reason' AS reason,
+           CASE WHEN payload ->> 'attempt' ~ '^[0-9]{1,9}$' THEN (payload ->> 'attempt')::int END AS attempt,
            lag(kind) OVER w AS prior, lag(ts) OVER w AS prior_ts
       FROM read
      WHERE kind IN ('queued', 'picked', 'done', 'failed', 'canceled', 'lost', 'requeue')

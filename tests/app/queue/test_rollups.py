@@ -96,6 +96,21 @@ def test_waiting_counts_from_when_a_job_was_due_and_running_from_its_claim(own_d
     assert told.ran.mean == pytest.approx(5, abs=4)
 
 
+@pytest.mark.parametrize("attempt", ['"one"', "1e99", "1.5", "-1", "null", "{}", '"99999999999"'])
+def test_a_line_of_another_service_with_an_odd_attempt_is_folded_like_any(own_desk, rollups, attempt):
+    job_id = own_desk.enqueue("k")
+    own_desk.sql(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
+        " VALUES (%s, 'q', 'picked', jsonb_build_object('attempt', %s::jsonb))",
+        str(job_id),
+        attempt,
+    )
+
+    fold(rollups)
+
+    assert (rollups.by_task()["t"].queued, rollups.by_task()["t"].started) == (1, 1)
+
+
 def test_only_one_process_folds_at_a_time(own_desk, rollups):
     with own_desk.held() as step:
         step("SELECT pg_advisory_xact_lock(1684828527, 2)")
