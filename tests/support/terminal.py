@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import sys
 import termios
@@ -25,6 +26,7 @@ class Terminal:
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             try:
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite under nohup has it ignored
                 os.chdir(cwd)
                 os.execvpe(argv[0], argv, {**clean_environment(), "TERM": "xterm", **env})  # noqa: S606
             finally:

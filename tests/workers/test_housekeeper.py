@@ -65,7 +65,11 @@ def test_only_one_process_keeps_house_and_another_takes_over(desk):
     assert (first.state().keeps_house, second.state().keeps_house) == (True, False)
 
     first._held.close()
-    eventually(lambda: desk.one("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4") == 0)
+    held = (
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    eventually(lambda: desk.one(held) == 0)
     second._try_at = 0.0
     second.turn()
 
