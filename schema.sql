@@ -4,6 +4,9 @@
 -- the columns below, it upgrades them in place, with their rows; applied twice it does no harm. `dataloader migrate`
 -- applies it in one transaction, with search_path set to the schema that holds the queue.
 
+-- Who moves parts holds this lock and then looks at tables; whoever holds tables must not wait for it any more.
+DO $$ BEGIN PERFORM pg_advisory_xact_lock(1684828527, 3); END $$;
+
 DO $$
 BEGIN
     IF to_regtype('dl_status') IS NULL THEN

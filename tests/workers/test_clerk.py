@@ -44,11 +44,11 @@ def test_another_process_takes_over_when_the_clerk_is_gone(plant):
 
 
 def test_a_line_of_the_journal_that_cannot_be_folded_stops_the_numbers_and_nothing_else(plant, caplog):
-    job_id = plant.desk.enqueue("k", queue="nobody's")
+    plant.desk.enqueue("k", queue="nobody's")
     plant.desk.sql(
-        "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
-        " VALUES (%s, 'nobody''s', 'picked', '{\"attempt\": \"many\"}')",
-        str(job_id),
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE data_exception USING MESSAGE = 'no such number'; END $$;"
+        " CREATE TRIGGER refusing BEFORE INSERT ON dl_rollups FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
     plant.listening({"q": 1})
     eventually(lambda: "rollups.failed" in caplog.text, message="it is told")
@@ -58,4 +58,4 @@ def test_a_line_of_the_journal_that_cannot_be_folded_stops_the_numbers_and_nothi
 
     eventually(lambda: bulk.get(operation.id).state is BulkState.DONE, message="the clerk goes on")
     assert plant.died == []
-    plant.desk.sql("DELETE FROM dl_job_events WHERE payload ->> 'attempt' = 'many'")
+    plant.desk.sql("DROP TRIGGER refusing ON dl_rollups; DROP FUNCTION refuse()")
