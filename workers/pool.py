@@ -133,6 +133,7 @@ class WorkerPool:
         self._stopped = threading.Event()
         self._hurried = threading.Event()
         self._stop_lock = threading.Lock()
+        self._death_lock = threading.Lock()  # two that die at once end the process one after the other, which is: once
         self._clean = True  # under the stop lock: how the stop went
 
     def _session(self, role: str) -> Session:
@@ -441,7 +442,8 @@ class WorkerPool:
 
     def _on_death(self, thread: str) -> None:
         self._dead.append(thread)
-        self._died(thread)
+        with self._death_lock:
+            self._died(thread)
 
 
 def _uuid(text: str) -> UUID:

@@ -51,11 +51,11 @@ class Ending:
         """Say that a signal came. May be called by its handler: it neither waits nor takes a lock."""
         self._notes.put(number)
 
-    def leave_now(self) -> None:
-        """Leave without waiting for any thread."""
+    def leave_now(self, code: int = 0) -> None:
+        """Leave without waiting for any thread, nor for the interpreter, which takes modules from under those that run."""
         self._service.close()
         log.tear_down()
-        self._leave(0)
+        self._leave(code)
 
     def _wait(self) -> None:
         number = self._notes.get()

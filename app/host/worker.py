@@ -63,6 +63,6 @@ def _watch(service: Service, ending: Ending) -> int:
             _log.error("service.broken", detail=broken)
             code = DID_NOT_END
             ending.note(signal.SIGTERM)
-    if not ending.clean:
-        ending.leave_now()
+    if code or not ending.clean:
+        ending.leave_now(code)
     return code
