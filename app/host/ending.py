@@ -52,7 +52,7 @@ class Ending:
         self._notes.put(number)
 
     def leave_now(self, code: int = 0) -> None:
-        """Leave without waiting for any thread, nor for the interpreter, which takes modules from under those that run."""
+        """Leave without waiting for any thread, nor for the interpreter to take itself apart beneath those that run."""
         self._service.close()
         log.tear_down()
         self._leave(code)
