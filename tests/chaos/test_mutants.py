@@ -67,4 +67,4 @@ print("changed", json.dumps(sorted(name for name in before if after[name].text !
 def test_the_table_tells_who_was_caught_by_what():
     told = table([Outcome("nobody-reaps", "deaths", caught=True, rules=["not ended"], seconds=12.3)])
 
-    assert "| nobody-reaps | nobody settles for the dead | deaths | not ended | 12 s |" in told
+    assert "| nobody-reaps | nobody settles for the dead | deaths | not ended | 1 | 12 s |" in told
