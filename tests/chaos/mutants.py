@@ -83,7 +83,7 @@ def _look_once() -> None:
     look = Reaper._look
 
     def once(self: Any, now: float) -> None:
-        self._heartbeat = 0.0
+        self._heartbeat = -3600.0  # the answer, from which it is counted, comes after the look began
         look(self, now)
 
     Reaper._look = once  # type: ignore[method-assign]
