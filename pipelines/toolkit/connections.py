@@ -91,6 +91,10 @@ class Watch:
             return reason
         return SourceTooSlow("it did not finish by the deadline") if time.monotonic() > self._deadline else None
 
+    def why(self, error: BaseException) -> BaseException:
+        """Why the request really failed: the socket's own time-out, cut to the deadline, may be quicker than a look."""
+        return self.reason or self._reason_to_end() or error
+
     def raise_reason(self) -> None:
         """What looks like an answer cut short, or even whole, is neither if the watch has ended it."""
         if self.reason is not None:

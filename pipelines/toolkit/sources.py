@@ -227,7 +227,7 @@ class HttpSource:
                     _say_no(response)
                     return once(response, watch)
             except Exception as error:
-                reason = watch.reason or error  # a socket shut from outside fails in many ways, none of them the reason
+                reason = watch.why(error)  # a socket shut from outside fails in many ways, none of them the reason
                 if not isinstance(reason, requests.RequestException | urllib3.exceptions.HTTPError | SourceError):
                     raise reason from None
                 # Not `from error`: what requests says holds the whole address, and with it what may be secret.
