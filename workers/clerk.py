@@ -49,9 +49,7 @@ class Clerk:
         began = clock()
         try:
             more = self._rollups.fold(_EVENTS)
-        except (
-            InvalidJob
-        ) as error:  # a line of the journal that nothing of ours wrote: numbers wait for it, jobs do not
+        except InvalidJob as error:  # something that nothing of ours wrote: numbers wait for it, jobs do not
             _log.error("rollups.failed", error=str(error))
             self._fold_at = clock() + _PATIENCE
             return

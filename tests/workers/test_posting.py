@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import ssl
 import subprocess
@@ -132,7 +133,7 @@ def test_the_next_address_is_tried_where_the_first_refuses():
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory) -> str:
-    if shutil.which("openssl") is None:
+    if shutil.which("openssl") is None and os.environ.get("CI") != "true":  # the check has it
         pytest.skip("no openssl here to make a certificate with")
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(

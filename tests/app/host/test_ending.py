@@ -128,6 +128,6 @@ def test_an_end_that_fails_is_an_end_all_the_same(left):
 def test_leaving_now_lets_go_of_the_database_first(left):
     service = Service()
 
-    Ending(service, grace=0, leave=left.append).leave_now()
+    Ending(service, grace=0, leave=left.append).leave_now(70)
 
-    assert (service.said, left) == (["close"], [0])
+    assert (service.said, left) == (["close"], [70])
