@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.contract import Stop
 from pipelines.toolkit import sources
-from pipelines.toolkit.connections import is_public
+from pipelines.toolkit.connections import Sockets, Watch, is_public
 from pipelines.toolkit.errors import (
     SourceAnswered,
     SourceBroken,
@@ -517,3 +517,19 @@ def test_no_thread_is_left_behind(site):
         source.get(site.url("/a"))
 
     eventually(lambda: not [t for t in threading.enumerate() if t.name == "http-watch"])
+
+
+class Unhurried:
+    def check(self) -> None:
+        """Nobody asks it to stop."""
+
+    def sleep(self, seconds: float) -> None:
+        """Nor does it wait."""
+
+
+@pytest.mark.parametrize(("left", "told"), [(-0.001, SourceTooSlow), (60.0, OSError)])
+def test_what_fails_after_the_deadline_has_failed_by_the_deadline(left, told):
+    """Though the watch has not looked yet: the socket's own time-out is cut to the same moment."""
+    watch = Watch(Sockets(), Unhurried(), time.monotonic() + left)
+
+    assert type(watch.why(OSError("timed out"))) is told
