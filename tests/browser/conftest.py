@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, ViewportSize
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, ViewportSize, sync_playwright
 
 from app.client import Client, JobLogLine
 from app.client import Request as Wanted
@@ -35,10 +36,17 @@ def chromium() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
-def browser_type_launch_args() -> dict[str, Any]:
-    # As root, in a container, Chromium cannot make its own sandbox.
-    return {"executable_path": chromium(), "args": ["--no-sandbox", "--disable-dev-shm-usage"]}
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Ended with its module: Playwright runs an event loop in this thread, and other tests run one of their own."""
+    executable = chromium()
+    with sync_playwright() as playwright:
+        # As root, in a container, Chromium cannot make its own sandbox.
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        with playwright.chromium.launch(executable_path=executable, args=arguments) as opened:
+            yield opened
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        asyncio.get_running_loop()
 
 
 @dataclass
