@@ -11,7 +11,8 @@ from uuid import UUID
 from app import log
 from app.queue.queues import Queues, QueueState, Rule
 from workers.attempt import Attempt
-from workers.desk import Desk, Ruling
+from workers.desk import Desk
+from workers.line import Ruling
 from workers.roster import Roster
 from workers.threads import Loop, clock
 

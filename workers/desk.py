@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from app import log
 from app.errors import DatabaseUnavailable
@@ -26,6 +24,7 @@ from app.queue.job import Claimed, Outlook, Release
 from app.queue.jobqueue import JobQueue, draw_run_texts
 from workers.attempt import Attempt, Tools
 from workers.doze import Doze
+from workers.line import QUICK, Line, Ruling
 from workers.listener import Heard, Hearing, Listener
 from workers.outcome import HandedBack
 from workers.roster import Hand, Hands, Roster
@@ -35,74 +34,10 @@ _log = log.get(__name__)
 _AGAIN = 0.005  # a ready job's key was being changed by somebody: look again after so many seconds
 _DEAF_POLL = 1.0  # how often to look while LISTEN is lost
 _STRAYS_EVERY = 1.0  # how often to look for jobs whose task nobody knows
-_QUICK = 0.020  # seconds a run, above which nothing is claimed ahead
-_HORIZON = 0.050  # seconds of work, at the present rate, that are claimed ahead of tiny jobs
-_MOST_AHEAD = 400  # jobs; beyond that a claim gets no cheaper
 _LOOK_FURTHER = 4  # times as far as the last claim, past jobs whose key is busy
 _FURTHEST = 500  # ready jobs that one claim looks at, at most
 _ROOM_EVERY = 0.25  # seconds between two looks for room in a queue that is limited
 _TOO_LONG = 0.5  # seconds that a job may lie here claimed and not begun
-
-
-@dataclass(frozen=True)
-class Ruling:
-    """What people have ruled about a queue, as far as it concerns this process."""
-
-    held: bool = False  # nothing is claimed
-    here: int | None = None  # jobs at once in this process
-    limited: bool = False  # in all processes together: a claim may bring less than there is
-
-
-@dataclass
-class Line:
-    """The threads of one queue. All fields are under the desk's lock, but for those that say otherwise."""
-
-    queue: str
-    threads: int
-    called: threading.Condition
-    idle: int = 0  # threads without a job: those that wait, that lead, that claim
-    waiting: int = 0  # of these, those that must be called
-    # Claimed, not begun, and since when. Added to under the lock; whoever wants one takes it without.
-    backlog: deque[tuple[Attempt, float]] = field(default_factory=deque)
-    dirty: bool = True  # there may be ready jobs that we have not claimed; read by anyone
-    again_at: float | None = None
-    strays_at: float = 0.0
-    look: int = 0  # at how many ready jobs a claim looks, if at more than it takes
-    mean_run: float = 1.0  # seconds, of the last runs; a rough mean: a lost update between threads does no harm
-    ahead: int = 0  # how many are to be claimed ahead
-    low: int = 0  # with so many left in the backlog more are claimed; read by anyone
-    begun: int = 0  # how many had left the backlog at the last claim, and when that was
-    begun_at: float = 0.0
-    brought: int = 0  # how many were ever put into the backlog
-    ruling: Ruling = field(default_factory=Ruling)
-
-    def wanted(self) -> int:
-        """How many jobs a claim should bring."""
-        if self.ruling.held:
-            return 0
-        if self.ruling.here is not None:
-            return min(self.idle, self.ruling.here - (self.threads - self.idle)) - len(self.backlog)
-        return self.idle + self.ahead - len(self.backlog)
-
-    @property
-    def needy(self) -> bool:
-        """It is time to claim: a thread is idle, or the backlog runs low."""
-        left = len(self.backlog)
-        return self.dirty and (self.idle > left or left <= self.low) and self.wanted() > 0
-
-    def ran(self, seconds: float) -> None:
-        self.mean_run += (seconds - self.mean_run) * 0.2
-
-    def reckon(self, now: float) -> None:
-        """How far ahead to claim: what is done in a moment, and nothing ahead of jobs that are no moment's work. So a
-        crash costs no more than that, and what another process could begin at once is not held here."""
-        begun = self.brought - len(self.backlog)
-        if self.mean_run >= _QUICK or self.ruling.limited or self.ruling.here is not None:
-            self.ahead = 0
-        else:
-            self.ahead = min(_MOST_AHEAD, int((begun - self.begun) / max(now - self.begun_at, 0.001) * _HORIZON))
-        self.low = self.ahead * 3 // 8  # what is done while a claim of the rest is on its way
-        self.begun, self.begun_at = begun, now
 
 
 class Desk:
@@ -296,17 +231,21 @@ class Desk:
             if most <= 0:
                 return
             sort, line.dirty, self._sort = self._sort, False, False
+        began = clock()
+        after = line.passed(began, sort=sort)
         try:
             with self._hands.free() as hand:
-                taken, outlook = self._claim(hand, line, most, sort, mine)
+                taken, outlook = self._claim(hand, line, most, sort, after, mine)
         except DatabaseUnavailable as error:
             self._back_off(line, error)
             return
-        self.claimed_at = self.rounded_at = clock()
-        self._look_ahead(line, outlook, full=taken >= most, sorted_in=sort)
-        if taken < most:
+        self.claimed_at = self.rounded_at = now = clock()
+        line.went(outlook.mark, from_front=after is None, full=taken >= most, began=began, now=now)
+        full = taken >= most or after is not None  # there may be more in front
+        self._look_ahead(line, outlook, full=full, sorted_in=sort)
+        if not full:
             self._set_strays_aside(line)
-        self._settle_down(line, full=taken >= most)
+        self._settle_down(line, full=full)
 
     def _settle_down(self, line: Line, *, full: bool) -> None:
         pause = self._doze.after_claim(line.queue, full=full)
@@ -317,12 +256,16 @@ class Desk:
                 line.again_at = min(line.again_at or math.inf, clock() + pause)
                 self._hasten()
 
-    def _claim(self, hand: Hand, line: Line, most: int, sort: bool, mine: int) -> tuple[int, Outlook]:
+    def _claim(
+        self, hand: Hand, line: Line, most: int, sort: bool, after: Sequence[str] | None, mine: int
+    ) -> tuple[int, Outlook]:
         if self._unsure is not None:
             self._find(hand)
         run_ids, sent = draw_run_texts(most), clock()
         try:
-            claimed, outlook = hand.claim(line.queue, self._tasks, run_ids, self._worker, look=line.look, due=sort)
+            claimed, outlook = hand.claim(
+                line.queue, self._tasks, run_ids, self._worker, look=line.look, due=sort, after=after
+            )
         except DatabaseUnavailable:
             self._unsure, self._sort = (run_ids, sent, line.queue), True
             raise
@@ -477,7 +420,7 @@ class Desk:
                 with suppress(IndexError):  # taken by another a moment ago
                     while line.backlog and now - line.backlog[0][1] > _TOO_LONG:
                         stale.append(line.backlog.popleft()[0])  # or the next one, which has found a thread all but so
-                        line.mean_run = max(line.mean_run, _QUICK)
+                        line.mean_run = max(line.mean_run, QUICK)
         for attempt in stale:
             self._give_back(attempt, HandedBack(Release.NOT_STARTED))
 

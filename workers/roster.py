@@ -62,12 +62,22 @@ class Hand:
         self._claimed_by = -1  # the connection of the last claim
 
     def claim(
-        self, queue: str, tasks: Iterable[str], run_ids: Sequence[str], worker: str, *, look: int, due: bool
+        self,
+        queue: str,
+        tasks: Iterable[str],
+        run_ids: Sequence[str],
+        worker: str,
+        *,
+        look: int,
+        due: bool,
+        after: Sequence[str] | None,
     ) -> tuple[list[Claimed], Outlook]:
         """Claim jobs with their keys locked; `hold` says which of them may start."""
         with self.lock:
             try:
-                claimed, outlook = self.queue.claim(queue, tasks, run_ids, worker, look=look, guard=True, due=due)
+                claimed, outlook = self.queue.claim(
+                    queue, tasks, run_ids, worker, look=look, guard=True, due=due, after=after
+                )
             except BaseException:
                 self._session.close()  # it may have locked the keys of a claim that has not come to pass
                 with suppress(DatabaseUnavailable):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -174,6 +174,7 @@ class Outlook:
 
     skipped: int  # ready jobs looked at in vain, their key being busy: others may stand behind them, look at once
     due_in: float | None  # seconds until the next timed job; None: there is none
+    mark: Sequence[str] | None = None  # the place of the last job taken; None: none was
 
 
 @dataclass(frozen=True)

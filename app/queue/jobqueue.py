@@ -42,6 +42,7 @@ _LONGEST_ERROR = 8_000
 _LONGEST_TRACEBACK = 64_000
 _LARGEST_PROGRESS = 64_000
 _LONGEST_PAUSE = 366 * 86_400.0
+FRONT = array(("-1", "-infinity", "00000000-0000-0000-0000-000000000000"))  # before every ready job
 
 
 APPLIED = {status: Fate("applied", status) for status in Status}
@@ -189,11 +190,12 @@ class JobQueue:
         look: int = 0,
         guard: bool = False,
         due: bool = True,
+        after: Sequence[str] | None = None,
     ) -> tuple[list[Claimed], Outlook]:
         """Take as many ready jobs as run ids were drawn, and learn when to look again. `look` at more than that where
-        many are expected to be parked for their key. With `due` what has fallen due becomes ready first. With `guard`
-        the keys' session locks are taken in the same stroke; after an error they may be held without a run, so that the
-        session must be closed."""
+        many are expected to be parked for their key. With `due` what has fallen due becomes ready first. What stands
+        before `after`, the mark of an earlier claim, is passed over. With `guard` the keys' session locks are taken in
+        the same stroke; after an error they may be held without a run, so that the session must be closed."""
         rows = self._ask(
             "claim_due" if due else "claim",
             {
@@ -204,9 +206,10 @@ class JobQueue:
                 "run_ids": plain_array(run_ids),
                 "worker": worker,
                 "guard": guard,
+                "after": FRONT if after is None else array(after),
             },
         )
-        outlook = Outlook(skipped=rows[0][-2], due_in=rows[0][-1])
+        outlook = Outlook(*rows[0][-3:])
         return [_claimed(row) for row in rows if row[0] is not None], outlook
 
     def find_claimed(self, run_ids: Sequence[UUID | str]) -> list[Claimed]:
@@ -463,4 +466,4 @@ def _float(text: str) -> float | str:
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:
-    return Claimed(*row[:-2])  # the last two are the outlook
+    return Claimed(*row[:-3])  # the last three are the outlook

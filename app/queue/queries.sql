@@ -69,14 +69,19 @@ SELECT dl_ring(queue) FROM (SELECT DISTINCT queue FROM sorted WHERE queue <> %(q
 -- under those locks, park what is busy and take the first `most` of the rest. With `guard` the keys' session locks are
 -- taken too, for the life of each run: a predecessor that lost its lease but not its session still holds one, and the
 -- job is parked. They outlive a claim that fails: whoever sent it must then give up the session. From a queue that is
--- paused nothing is taken, and from a limited one no more than it has room for.
+-- paused nothing is taken, and from a limited one no more than it has room for. With `after`, a (priority, created_at,
+-- job_id), ready rows up to that one are passed over: where a transaction of hours keeps the index from being cleaned,
+-- the way from its front to the first row that is still there is long.
 -- Every row of the answer carries the outlook: `skipped` rows that were looked at in vain, for they were parked or
 -- somebody is changing their key at this moment (others may be ready behind them: look again at once), `due_in` seconds
--- until the next timed job. One row with no job_id: nothing was taken.
+-- until the next timed job; its first row also the place of the last one taken, `mark`. One row with no job_id: nothing
+-- was taken.
 WITH first AS (
     SELECT job_id, lock_key
       FROM dl_jobs
      WHERE queue = %(queue)s::text AND status = 'queued' AND place = 'ready' AND task = ANY (%(tasks)s::text[])
+       AND (priority, created_at, job_id) > ((%(after)s::text[])[1]::int, (%(after)s::text[])[2]::timestamptz,
+                                             (%(after)s::text[])[3]::uuid)
      ORDER BY priority, created_at, job_id
      LIMIT %(look)s::int
        FOR NO KEY UPDATE SKIP LOCKED
@@ -95,8 +100,9 @@ WITH picked AS MATERIALIZED (
       FROM dl_jobs j
      WHERE j.job_id = ANY (string_to_array(current_setting('dl.picked'), ',')::uuid[])
 ), chosen AS MATERIALIZED (
-    SELECT job_id, key_hash, n, CASE WHEN %(guard)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS free
-      FROM (SELECT job_id, key_hash, row_number() OVER (ORDER BY priority, created_at, job_id) AS n
+    SELECT job_id, priority, created_at, key_hash, n,
+           CASE WHEN %(guard)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS free
+      FROM (SELECT job_id, priority, created_at, key_hash, row_number() OVER (ORDER BY priority, created_at, job_id) AS n
               FROM picked
              WHERE NOT busy
              ORDER BY n
@@ -130,7 +136,9 @@ SELECT c.job_id::text, c.run_id::text, c.queue, c.task, dl_text(c.args), c.lock_
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
           FROM dl_jobs
          WHERE status = 'queued' AND place = 'timed'
-           AND available_at > '-infinity' AND available_at < 'infinity') AS due_in
+           AND available_at > '-infinity' AND available_at < 'infinity') AS due_in,
+       CASE c.n WHEN 1 THEN (SELECT ARRAY[priority::text, created_at::text, job_id::text]
+                               FROM chosen ORDER BY n DESC LIMIT 1) END AS mark
   FROM (VALUES (1)) AS always (one) LEFT JOIN claimed c ON true
  ORDER BY c.n;
 
@@ -188,7 +196,7 @@ SELECT j.job_id::text, j.run_id::text, j.queue, j.task, dl_text(j.args), j.lock_
        j.time_limit_sec, dl_text(j.retry), j.crashes, j.traceparent,
        date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
                                                     j.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
-       0 AS skipped, NULL AS due_in
+       0 AS skipped, NULL AS due_in, NULL AS mark
   FROM dl_jobs j
  WHERE j.status = 'running' AND j.run_id = ANY (%(run_ids)s::uuid[]);
 

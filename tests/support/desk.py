@@ -83,9 +83,15 @@ class Desk:
         return taken
 
     def look(
-        self, count: int = 1, *, queue: str = "q", tasks: Iterable[str] = TASKS, by: JobQueue | None = None
+        self,
+        count: int = 1,
+        *,
+        queue: str = "q",
+        tasks: Iterable[str] = TASKS,
+        by: JobQueue | None = None,
+        after: Sequence[str] | None = None,
     ) -> tuple[list[Claimed], Outlook]:
-        return (by or self.queue).claim(queue, tasks, draw_runs(count), "worker-1")
+        return (by or self.queue).claim(queue, tasks, draw_runs(count), "worker-1", after=after)
 
     def claimed(self, key: str = "k", **more: Any) -> Claimed:
         """A job made and taken."""

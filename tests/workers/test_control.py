@@ -9,7 +9,7 @@ from app.queue.queues import Queues, QueueState
 from tests.support import eventually
 from tests.support.plant import Plant
 from workers import control
-from workers.desk import Ruling
+from workers.line import Ruling
 from workers.pool import WorkerPool
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.queue.job import Release, Status
+from app.queue.job import Outlook, Release, Status
+from app.queue.jobqueue import FRONT
 from app.queue.statements import statements
+from app.queue.values import array
 from tests.support import Databases
 from tests.support.desk import Desk
 
@@ -184,12 +186,57 @@ def of_runs(desk: Desk, **more: str) -> dict[str, Any]:
 
 def test_a_claim_walks_the_ready_index_and_reads_what_it_takes(crowded):
     asked = {"queue": "q", "tasks": "{t}", "most": 5, "look": 5, "run_ids": "{}", "worker": "w", "guard": True}
-    pick, take = plans(crowded, "claim", asked)
+    pick, take = plans(crowded, "claim", asked | {"after": FRONT})
 
     assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
     assert rows_read(pick) <= 5
     assert not [node for node, _ in scans(take) if node == "Seq Scan"]
     assert rows_read(take) <= 5
+
+
+def test_a_claim_from_a_mark_begins_to_read_there(crowded):
+    mark = crowded.one(
+        "SELECT ARRAY[priority::text, created_at::text, job_id::text] FROM dl_jobs"
+        " WHERE queue = 'q' AND task = 't' AND status = 'queued' AND place = 'ready'"
+        " ORDER BY priority, created_at, job_id OFFSET 20 LIMIT 1"
+    )
+    asked = {"queue": "q", "tasks": "{t}", "most": 5, "look": 5, "run_ids": "{}", "worker": "w", "guard": True}
+    pick, _ = plans(crowded, "claim", asked | {"after": array(mark)})
+
+    assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
+    assert rows_read(pick) <= 5
+    assert "ROW(priority, created_at, job_id) >" in json.dumps(pick)
+    assert '"Index Cond": "((queue' in json.dumps(pick)
+
+
+def test_a_claim_goes_on_where_another_ended_and_finds_from_the_front_what_came_before(desk):
+    """The order is that of priority and age, and of no clock: also where times are strange."""
+    jobs = {name: desk.enqueue(name, priority=priority) for name, priority in [("a", 5), ("b", 5), ("c", 6), ("d", 7)]}
+    for name, at in [("a", "-infinity"), ("b", "4712-01-01 BC"), ("d", "infinity")]:
+        desk.sql("UPDATE dl_jobs SET created_at = %s WHERE job_id = %s", at, str(jobs[name]))
+
+    order, mark = [], None
+    for _ in jobs:
+        (run,), outlook = desk.look(after=mark)
+        order.append(run.id)
+        mark = outlook.mark
+    assert order == list(jobs.values())
+    assert desk.look(after=mark) == ([], Outlook(0, None, None))
+
+    urgent = desk.enqueue("urgent", priority=0)
+    assert desk.look(after=mark)[0] == []
+    assert [run.id for run in desk.look()[0]] == [urgent]
+
+
+def test_the_mark_is_the_last_that_was_taken_not_the_last_that_was_looked_at(desk):
+    desk.claimed("hot")
+    first, last = desk.enqueue("a"), desk.enqueue("b")
+    hot = desk.enqueue("hot")
+
+    taken, outlook = desk.look(3)
+    assert [run.id for run in taken] == [first, last]
+    assert (outlook.skipped, outlook.mark[2]) == (1, str(last))
+    assert desk.place(hot) == "parked"
 
 
 def test_what_is_due_is_found_by_the_timed_index(crowded):

@@ -10,7 +10,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from app.errors import DatabaseUnavailable, InvalidJob
 from app.queue.job import NewJob
-from app.queue.jobqueue import JobQueue
+from app.queue.jobqueue import FRONT, JobQueue
 from app.queue.session import Session
 from app.queue.statements import read, statements
 from tests.support import eventually, free_port
@@ -192,6 +192,7 @@ def test_a_refused_value_leaves_the_connection_as_it_was(desk):
 def test_a_statement_of_several_parts_takes_effect_whole_or_not_at_all(desk):
     desk.make_due(desk.insert("due", available_at="2999-01-01"))
     bad = {"queue": "q", "tasks": "{t}", "most": 1, "look": 1, "run_ids": "{not a uuid}", "worker": "w", "guard": False}
+    bad["after"] = FRONT
 
     with pytest.raises(InvalidJob):
         desk.session.ask("claim_due", bad)
@@ -213,9 +214,9 @@ def test_every_statement_names_its_tables_with_the_schema_and_its_parameters_in_
 
     assert not [name for name, one in found.items() if re.search(r"\b(FROM|JOIN|INTO|UPDATE) dl_", one.text)]
     assert '"a ""b".dl_jobs' in claim.text
-    assert claim.parameters == ("queue", "tasks", "look")
+    assert claim.parameters == ("queue", "tasks", "after", "look")
     assert "$2" in claim.prepare("x")
-    assert claim.execute("x") == "EXECUTE x(%(queue)s, %(tasks)s, %(look)s)"
+    assert claim.execute("x") == "EXECUTE x(%(queue)s, %(tasks)s, %(after)s, %(look)s)"
 
 
 def test_comments_and_notes_of_channels_are_left_alone():
