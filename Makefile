@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3.13 python3.12 python3.11 python3 python3.14 python
 PROCESSES := 2
-COVERAGE := --cov --cov-report=term --cov-fail-under=95
+COVERAGE :=
 # A pip of its own virtual environment has nothing to warn root about, and no newer version to tell of.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -13,12 +13,12 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: hostile help run test check lint format docs chaos chaos-short chaos-mutants lock clean
+.PHONY: hostile help run test coverage check lint format docs chaos chaos-short chaos-mutants lock clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make run     serve the API, the workers and the dashboard at http://127.0.0.1:8081'
-	@echo 'make test    the whole test suite with coverage, on a real PostgreSQL'
+	@echo 'make test    the whole test suite, on a real PostgreSQL;  make coverage  the same, and what it did not run'
 	@echo 'make check   what must pass before a push: lint, types, tests'
 	@echo 'make hostile all that means no good, at full length: requests, rows, reports, sources, overload (about 15 minutes)'
 	@echo 'make lint    ruff and mypy only;  make format  lets ruff mend what it can'
@@ -32,6 +32,10 @@ run: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@exec $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(COVERAGE) $(TESTS)
+
+# To watch each line takes half as much again, and the watched processes are not those that are shipped.
+coverage: COVERAGE := --cov --cov-report=term --cov-fail-under=95
+coverage: test
 
 hostile: $(VENV)/.installed-dev
 	@DL_HOSTILE=long $(BIN)/python -m pytest --timeout 1800 $(or $(TESTS),tests/hostile)
