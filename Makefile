@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3.13 python3.12 python3.11 python3 python3.14 python
-PROCESSES := 2
+PROCESSES := 3
 COVERAGE :=
 # A pip of its own virtual environment has nothing to warn root about, and no newer version to tell of.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input

@@ -1012,14 +1012,15 @@ DECLARE
     act  jsonb := current_setting('dl.act')::jsonb;
     made bigint := (SELECT count(*) FROM fresh);
 BEGIN
-    IF made = 1 THEN  -- as nearly always
+    IF made = 1 OR act ? 'each' THEN  -- one, as nearly always, or several that are each somebody's own
         INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, after)
-        SELECT act ->> 'action', act ->> 'actor', act ->> 'key_id', act ->> 'via', act ->> 'address', act ->> 'request_id',
-               'job', job_id::text,
+        SELECT w.act ->> 'action', w.act ->> 'actor', w.act ->> 'key_id', w.act ->> 'via', w.act ->> 'address',
+               w.act ->> 'request_id', 'job', f.job_id::text,
                jsonb_strip_nulls(jsonb_build_object(
                    'queue', queue, 'task', task, 'lock_key', lock_key, 'priority', priority, 'available_at', available_at,
                    'idempotency_key', idempotency_key, 'producer', producer))
-          FROM fresh;
+          FROM fresh f, coalesce(act -> 'each' -> f.job_id::text, act - 'each') w (act)
+         WHERE w.act <> '{}';
     ELSIF made > 1 THEN
         INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, after)
         SELECT act ->> 'action', act ->> 'actor', act ->> 'key_id', act ->> 'via', act ->> 'address', act ->> 'request_id',

@@ -151,6 +151,7 @@ class Conn(TConn):  # type: ignore[misc]
     until = 0.0  # when it must be there
     held = 0  # bytes that are kept for it
     urgent = False
+    watched = False  # while it arrives
 
     def expect(self, sizes: Sizes, limits: Limits) -> None:
         self.arrival = Arrival(sizes)
@@ -214,11 +215,13 @@ class Front(ThreadWorker):  # type: ignore[misc]
         conn.sock.setblocking(False)
         conn.expect(self.limits.sizes, self.limits)
         self.arriving[conn] = None
-        self.poller.register(conn.sock, EVENT_READ, partial(self._on_readable, conn))
         if rest:
             self._take(conn, rest)
         else:
-            self._on_readable(conn, conn.sock)  # it often comes with the connection
+            self._on_readable(conn, conn.sock)  # it often comes with the connection, and most come whole
+        if conn in self.arriving:
+            conn.watched = True
+            self.poller.register(conn.sock, EVENT_READ, partial(self._on_readable, conn))
 
     def on_client_socket_readable(self, conn: Any, client: socket) -> None:
         """A connection that was kept alive has something to say."""
@@ -442,7 +445,9 @@ class Front(ThreadWorker):  # type: ignore[misc]
 
     def _stop_waiting(self, conn: Conn) -> None:
         del self.arriving[conn]
-        self.poller.unregister(conn.sock)
+        if conn.watched:
+            conn.watched = False
+            self.poller.unregister(conn.sock)
 
     def _close(self, conn: Conn) -> None:
         if self.leaving.pop(conn, None) is not None or self.sending.pop(conn, None) is not None:

@@ -20,6 +20,7 @@ _UNSAFE_IN_JSON = {
         0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF,  # what turns the text around
     )
 }  # fmt: skip
+_ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 _COLOURS = {"DEBUG": "\x1b[2m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[1;31m"}
 _PLAIN = "\x1b[0m"
 
@@ -28,7 +29,7 @@ class JsonLines(JsonFormatter):
     """A JSON object a line: time, level, logger, event, then what is bound, then the fields."""
 
     def __init__(self, masker: Masker, zone: tzinfo) -> None:
-        super().__init__(json_ensure_ascii=False)
+        super().__init__()
         self.masker = masker
         self._zone = zone
 
@@ -54,7 +55,8 @@ class JsonLines(JsonFormatter):
         return self.masker.fields(log_data)
 
     def serialize_log_record(self, log_data: dict[str, Any]) -> str:
-        return super().serialize_log_record(log_data).translate(_UNSAFE_IN_JSON)
+        text = _ENCODE(log_data)  # what has been masked is plain JSON
+        return text if text.isascii() and "\x7f" not in text else text.translate(_UNSAFE_IN_JSON)
 
 
 class TextLines(logging.Formatter):

@@ -143,7 +143,9 @@ class Masker:
 
     def known(self, text: str) -> str:
         """Without the values it was told of, and those that the process has hidden since."""
-        for secret in (*_HIDDEN.forms, *self._known):
+        for secret in _HIDDEN.forms:
+            text = text.replace(secret, MASK)
+        for secret in self._known:
             text = text.replace(secret, MASK)
         return text
 
@@ -155,6 +157,8 @@ class Masker:
         return self._mapping(fields, ())
 
     def _plain(self, value: Any, within: tuple[int, ...]) -> Any:
+        if type(value) is str:  # as nearly all are
+            return self.text(value)
         match value:
             case None | bool():
                 return value
@@ -175,18 +179,17 @@ class Masker:
                 return self.text(_told(value))
 
     def _mapping(self, fields: Mapping[Any, Any], within: tuple[int, ...]) -> dict[str, Any]:
-        return {
-            _shapeless_name(self.known(key)): MASK if self._is_secret(key, value) else self._plain(value, within)
-            for key, value in (
-                (key if isinstance(key, str) else _told(key), value)
-                for key, value in islice(fields.items(), _MOST_PARTS)
-            )
-        }
+        told = {}
+        for key, value in islice(fields.items(), _MOST_PARTS):
+            name = key if isinstance(key, str) else _told(key)
+            it = MASK if self._is_secret(name, value) else self._plain(value, within)
+            told[_shapeless_name(self.known(name))] = it
+        return told
 
     def _is_secret(self, name: str, value: Any) -> bool:
         if value is None or isinstance(value, bool):  # whether there is one at all may be told
             return False
-        return _names_a_secret(name) or any(word in name.lower() for word in self._more)
+        return _names_a_secret(name) or (bool(self._more) and any(word in name.lower() for word in self._more))
 
     def concealed(self, value: Any, depth: int = 0) -> Any:
         """JSON data with the values of secret names hidden, and nothing else; a reference to a secret is none."""

@@ -81,6 +81,22 @@ def acting(act: Act) -> Iterator[None]:
         _ACT.reset(token)
 
 
+def whose() -> str | None:
+    """For whom this thread acts, as it is sent along."""
+    return _ACT.get()
+
+
+@contextmanager
+def acting_for_each(acts: Mapping[str, str | None]) -> Iterator[None]:
+    """The jobs that this thread puts into the queue within are each somebody's own: `whose` by the job's id."""
+    told = ",".join(f'"{job_id}":{act}' for job_id, act in acts.items() if act is not None)
+    token = _ACT.set(f'{{"each":{{{told}}}}}' if told else None)
+    try:
+        yield
+    finally:
+        _ACT.reset(token)
+
+
 def accompanied(text: str, parameters: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
     """A message, with for whom it is sent: a setting of its transaction alone. One without parameters is our own."""
     act = _ACT.get()

@@ -76,7 +76,10 @@ class JobQueue:
 
         Raises IdempotencyConflict when that one was asked for with another queue, task or args.
         """
-        asked = _request(new)
+        return self.put(request_of(new))
+
+    def put(self, asked: Mapping[str, Any]) -> Enqueued:
+        """The same for a request that `request_of` has read."""
         while True:  # a key's job may be deleted, or not yet visible, between the insert and the look
             try:
                 rows = self._ask("enqueue", asked)
@@ -88,8 +91,14 @@ class JobQueue:
                 break
         job_id, status, created, same = rows[0]
         if not same:
-            raise IdempotencyConflict(new.idempotency_key or "", as_uuid(job_id))
+            raise IdempotencyConflict(asked["idempotency_key"] or "", as_uuid(job_id))
         return Enqueued(as_uuid(job_id), Status(status), created)
+
+    def put_together(self, asked: Iterable[tuple[str, Mapping[str, Any]]]) -> frozenset[str]:
+        """Put those of the requests, each with an id for its job, into the queue that are new and have nothing in their
+        way; returns whose these were. None may have a live key."""
+        jobs = ",".join(_row(n, job_id, request) for n, (job_id, request) in enumerate(asked))
+        return frozenset(row[0] for row in self._ask("enqueue_together", {"jobs": f"[{jobs}]"}))
 
     def get(self, job_id: UUID) -> Job | None:
         rows = self._ask("get", {"job_id": str(job_id)})
@@ -393,7 +402,8 @@ def draw_run_texts(count: int) -> list[str]:
 _JOB_FIELDS = tuple(field.name for field in fields(Job))
 
 
-def _request(new: NewJob) -> dict[str, Any]:
+def request_of(new: NewJob) -> dict[str, Any]:
+    """What is sent of it. Raises InvalidJob."""
     texts = ("queue", "task", "lock_key", "partition_key", "idempotency_key", "live_key", "producer", "consumer_group")
     asked: dict[str, Any] = {}
     for name in texts:
@@ -411,6 +421,15 @@ def _request(new: NewJob) -> dict[str, Any]:
         "webhook": None if new.webhook is None else checked_json("webhook", dict(new.webhook)),
         "traceparent": new.traceparent,
     }
+
+
+_NESTED = ("args", "retry", "webhook")  # JSON already
+
+
+def _row(n: int, job_id: str, asked: Mapping[str, Any]) -> str:
+    plain = {name: value for name, value in asked.items() if value is not None and name not in _NESTED}
+    text = json.dumps({**plain, "n": n, "job_id": job_id}, ensure_ascii=False, default=str)
+    return text[:-1] + "".join(f', "{name}": {asked[name]}' for name in _NESTED if asked[name] is not None) + "}"
 
 
 def _just_retired(error: InvalidJob) -> bool:

@@ -25,7 +25,7 @@ _QUIET_AFTER_FAILURE = 1.0  # seconds in which a failed connect stands for all
 
 # Asked for all day, and along unique indexes only: prepared, they cost the server half. The others are better planned
 # for what they are asked each time.
-_PREPARED = frozenset({"enqueue", "get"})
+_PREPARED = frozenset({"enqueue", "enqueue_together", "get"})
 # A plan is kept that may have been made while the table was small; this leaves it the index.
 _ALONG_INDEXES = "SET LOCAL enable_seqscan = off; "
 

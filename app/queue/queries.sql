@@ -49,6 +49,30 @@ WITH asked AS MATERIALIZED (
      WHERE j.live_key = %(live_key)s::text AND j.status IN ('queued', 'running') AND NOT EXISTS (SELECT FROM made)
 ) LIMIT 1;
 
+-- name: enqueue_together
+-- -> queued, several that nobody has asked for in one breath: those of them that are new. Whoever is not among the rows of
+-- the answer asks alone, for whatever stands in his way: none of the others shall wait for that.
+SELECT set_config('lock_timeout', '50ms', true);
+
+INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
+                     lease_ttl_sec, producer, consumer_group, time_limit_sec, retry, parent_id, webhook, traceparent,
+                     request_hash, place, created_at)
+SELECT a.job_id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
+       coalesce(a.available_at, clock_timestamp()), a.max_attempts, a.lease_ttl_sec, a.producer, a.consumer_group,
+       a.time_limit_sec, a.retry, a.parent_id, a.webhook, a.traceparent,
+       CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
+       CASE WHEN a.available_at > clock_timestamp() THEN 'timed' ELSE 'ready' END::dl_place,
+       now() + a.n * interval '1 microsecond'  -- so that they are claimed in their order
+  FROM json_to_recordset(%(jobs)s::json)
+       AS a (n int, job_id uuid, queue text, task text, args jsonb, idempotency_key text, lock_key text, partition_key text,
+             priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int, producer text,
+             consumer_group text, time_limit_sec int, retry jsonb, parent_id uuid, webhook jsonb, traceparent text)
+ WHERE CASE WHEN a.idempotency_key IS NULL THEN true
+            ELSE NOT EXISTS (SELECT FROM dl_retired_keys k WHERE k.key_hash = dl_key_hash(a.idempotency_key) OFFSET 0) END
+ ORDER BY a.idempotency_key, a.n  -- two that have keys in common wait for each other in one direction only
+    ON CONFLICT DO NOTHING
+RETURNING job_id::text;
+
 -- name: sort_in
 -- queued -> queued: what has fallen due becomes ready, whosever queue it is; those of other queues are told. Claims that
 -- know of something due have this in front of them.

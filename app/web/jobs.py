@@ -16,6 +16,7 @@ from app.errors import JobNotFound
 from app.queue.job import Job
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Scope
+from app.queue.together import Together
 from app.traces import Tracer
 from app.web.answers import json_text
 from app.web.auth import current_actor
@@ -62,6 +63,7 @@ def jobs(
     queue: JobQueue, pipelines: Pipelines, options: WebOptions, tracer: Tracer, waiting: Waiting, drains: Drains
 ) -> Subject:
     subject = Subject("jobs", "/api/v1", options.max_json_depth)
+    together = Together(queue)
 
     @subject.post(
         "/jobs/trigger",
@@ -86,7 +88,7 @@ def jobs(
         drains.refuse(wanted.queue)
         facts = {"dataloader.queue": wanted.queue, "dataloader.task": wanted.task}
         with tracer.asking(traces.read(request.headers.get("traceparent")), facts) as part:
-            enqueued = queue.enqueue(wanted.new_job(part.traceparent))
+            enqueued = together.enqueue(wanted.new_job(part.traceparent))
         said(
             "job.trigger",
             job_id=enqueued.job_id,

@@ -482,6 +482,7 @@ def test_a_key_that_was_revoked_in_an_outage_is_refused_by_the_first_look_after_
     ring = KeyRing(Keys(source), RingTimes(ahead=0.0, fresh=0.0, again=0.0))
     key = ring.find(token)
     assert key is not None
+    eventually(lambda: ring._looking is None, message="the note that it was used, which looks again")
     source.away = DatabaseUnavailable("gone")
     keys.revoke(key.id)
     assert ring.find(token), "nobody can know yet"

@@ -1,0 +1,117 @@
+"""Jobs that are asked for at the same time go into the queue together: one message and one commit for all of them.
+
+Who comes first goes at once, alone. Those that come while he is on his way gather; when he is back, the first of them
+takes them all. So nobody waits for company, and the busier it is the less a job costs.
+
+None is another's hostage. What the database would not take at once (a key that is taken, or that a transaction holds; a
+value it refuses) is asked for again alone, by the thread it belongs to, and has its own answer. A message that is away
+for long is overtaken by the next. And who asked for which job is written down for each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+from uuid import UUID, uuid4
+
+from psycopg2 import errorcodes
+
+from app.errors import DatabaseUnavailable, DataloaderError
+from app.queue.audit import acting_for_each, whose
+from app.queue.job import Enqueued, NewJob, Status
+from app.queue.jobqueue import JobQueue, request_of
+
+_LONG = 0.1  # seconds that a message is away, after which the next one goes all the same
+_MOST = 100  # jobs a message
+# Somebody was in the way of one of them: nobody knows of which.
+_IN_THE_WAY = (errorcodes.LOCK_NOT_AVAILABLE, errorcodes.DEADLOCK_DETECTED)
+
+
+@dataclass(eq=False, slots=True)
+class _Asking:
+    request: dict[str, Any]
+    act: str | None
+    job_id: UUID = field(default_factory=uuid4)
+    called: SimpleQueue[None] = field(default_factory=SimpleQueue)
+    sent: bool = False  # under the lock, as all that follow
+    back: bool = False
+    answer: Enqueued | None = None
+    failure: DatabaseUnavailable | None = None
+
+
+class Together:
+    """Used by the threads of one process that share a pool."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._waiting: deque[_Asking] = deque()  # under the lock
+        self._leader: _Asking | None = None  # likewise: whose message was sent last, while it is away
+
+    def enqueue(self, new: NewJob) -> Enqueued:
+        """As JobQueue.enqueue."""
+        request = request_of(new)
+        if new.live_key is not None:  # the answer is the job that has it
+            return self._queue.put(request)
+        mine = _Asking(request, whose())
+        with self._lock:
+            self._waiting.append(mine)
+            batch = self._taken(mine) if self._leader is None else []
+        while not batch:
+            with suppress(Empty):  # then those before are away for long
+                mine.called.get(timeout=_LONG)
+            with self._lock:
+                if mine.back:
+                    break
+                if not mine.sent:
+                    batch = self._taken(mine)
+        if batch:
+            self._send(mine, batch)
+        if mine.failure is not None:
+            raise type(mine.failure)(str(mine.failure)) from mine.failure
+        return mine.answer or self._queue.put(request)
+
+    def _taken(self, leader: _Asking) -> list[_Asking]:
+        """What the leader sends: with the lock."""
+        self._leader = leader
+        self._waiting.remove(leader)
+        batch = [leader, *(self._waiting.popleft() for _ in range(min(_MOST - 1, len(self._waiting))))]
+        for one in batch:
+            one.sent = True
+        return batch
+
+    def _send(self, leader: _Asking, batch: list[_Asking]) -> None:
+        try:
+            if batch == [leader]:
+                leader.answer = self._queue.put(leader.request)
+            else:
+                self._send_together(batch)
+        finally:
+            with self._lock:
+                for one in batch:
+                    one.back = True
+                if self._leader is leader:
+                    self._leader = None
+                    if self._waiting:
+                        self._waiting[0].called.put(None)
+            for one in batch[1:]:
+                one.called.put(None)
+
+    def _send_together(self, batch: list[_Asking]) -> None:
+        try:
+            with acting_for_each({str(one.job_id): one.act for one in batch}):
+                made = self._queue.put_together([(str(one.job_id), one.request) for one in batch])
+        except DatabaseUnavailable as error:
+            if getattr(error.__cause__, "pgcode", None) not in _IN_THE_WAY:
+                for one in batch:
+                    one.failure = error
+        except DataloaderError:
+            pass  # it is one of them: each will find out
+        else:
+            for one in batch:
+                if str(one.job_id) in made:
+                    one.answer = Enqueued(one.job_id, Status.QUEUED, created=True)
