@@ -4,8 +4,10 @@ Takes about 4 minutes.
 
 gunicorn serves, with 1, 2 and 3 processes of 8 threads: a Flask app with one route that answers a constant; the same
 with one plain INSERT of a job, which is the least that a trigger can do; and the API as it is shipped, without workers
-in its processes, its log lines going to a file. All servers of a round are up; one of them is asked at a time, by wrk
-where there is one, else by a client of our own that takes more of the machine from the server it asks.
+in its processes, its log lines going to a file. A worker process lives in the database, idle, on another queue: where
+none lives at all each insert rings, and commits that ring go to the disk one by one. All servers of a round are up; one
+of them is asked at a time, by wrk where there is one, else by a client of our own that takes more of the machine from
+the server it asks.
 
 A ratio is requests a second over those of the Flask that does nothing, in the same rounds.
 """
@@ -34,6 +36,7 @@ from flask import Flask
 from psycopg2.extras import Json
 from psycopg2_pool import ThreadSafeConnectionPool
 
+from benchmarks.enqueue import worker
 from benchmarks.place import ask, cpu_of, environment, fresh_database, some_server
 from benchmarks.rounds import Cell, in_turn, median, options, table, times
 
@@ -185,6 +188,8 @@ def servers(dsn: str, processes: int, *, files: bool) -> Iterator[dict[str, Up]]
             "noop": ([*plain, *shape, "benchmarks.http:noop()"], {"BENCH_DSN": dsn}),
             "ours": ([*shape, "wsgi:app"], ours),
         }
+        idle = worker(dsn)
+        ends.callback(end, idle)
         up: dict[str, Up] = {}
         for name, (arguments, extra) in commands.items():
             port = free_port()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -20,12 +21,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from queue import Empty
 from selectors import EVENT_READ, EVENT_WRITE
 from socket import SHUT_WR, socket
 from typing import Any
 
 from gunicorn.http import errors  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
+    STOP_KEEPALIVE_LINGER,
+    PollableMethodQueue,
+    TConn,
+    ThreadWorker,
+)
 
 from app import log
 from app.host.arrival import Arrival, Need, Sizes
@@ -39,6 +46,7 @@ _ACCEPT_AT_ONCE = 64
 _DRAIN = 64 * 1024**2  # bytes read from a client that was refused while it sent, so that it can read why
 _LAST_BYTES = 1.0  # seconds for what a parser may find missing after all
 _SEND = 1024 * 1024  # bytes a turn
+_NOTIFY_EVERY = 0.5  # seconds
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -108,13 +116,32 @@ _UNREADABLE: dict[type[Exception], Refusal] = {
 
 
 class Outbox:
-    """A socket to write an answer to that keeps nobody waiting: what the client does not take at once is kept."""
+    """A socket to write an answer to that keeps nobody waiting: what the client does not take at once is kept. The head
+    of an answer of known length goes out with the beginning of its body."""
 
     def __init__(self, sock: socket, limits: Limits) -> None:
         self._sock, self._limits = sock, limits
+        self._head: bytes | None = None  # None: it has gone out
+        self._begun = False
         self.unsent = bytearray()
 
     def sendall(self, data: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            if b"\r\nContent-Length: " in data:
+                self._head = data
+                return
+        if self._head is not None:
+            data, self._head = self._head + data, None
+        self._send(data)
+
+    def end(self) -> bytearray:
+        """What the client has not taken yet."""
+        if self._head is not None:
+            self._send(self._head)
+        return self.unsent
+
+    def _send(self, data: bytes) -> None:
         view = memoryview(data)
         if not self.unsent:
             view = view[_send(self._sock, view) :]
@@ -122,6 +149,7 @@ class Outbox:
         if len(self.unsent) > self._limits.held_bytes:  # more than fits in here: the thread waits for its client
             self._sock.settimeout(self._limits.answer_sec)
             self._sock.sendall(self.unsent)
+            self._sock.setblocking(False)
             self.unsent.clear()
 
     send = sendall
@@ -131,8 +159,7 @@ class Outbox:
 
 
 def _send(sock: socket, data: memoryview) -> int:
-    """As much as the socket takes without waiting."""
-    sock.setblocking(False)
+    """As much as the socket takes without waiting, for it never does."""
     sent = 0
     with suppress(BlockingIOError):
         while sent < len(data):
@@ -140,10 +167,51 @@ def _send(sock: socket, data: memoryview) -> int:
     return sent
 
 
+class Patient:
+    """What a parser reads from, should it find missing what we have taken for whole: for a moment, all told."""
+
+    def __init__(self, sock: socket) -> None:
+        self._sock = sock
+        self.until = 0.0
+
+    def recv(self, size: int) -> bytes:
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+        try:
+            return self._sock.recv(size)
+        finally:
+            self._sock.setblocking(False)
+
+
+class Calls(PollableMethodQueue):  # type: ignore[misc]
+    """What the main thread is to do, as gunicorn has it; but it is rung once for all that waits."""
+
+    _rung = False
+
+    def defer(self, callback: Callable[..., object], *args: Any) -> None:
+        self._queue.put(partial(callback, *args))
+        if not self._rung:
+            self._rung = True
+            with suppress(OSError):
+                os.write(self._write_fd, b"\0")
+
+    def run_callbacks(self, _fileobj: Any, max_callbacks: int = 50) -> None:
+        with suppress(OSError):
+            os.read(self._read_fd, max_callbacks)
+        self._rung = False  # before the first is taken: whoever comes after the last rings again
+        with suppress(Empty):
+            for _ in range(self._queue.qsize()):
+                self._queue.get_nowait()()
+
+
 class Conn(TConn):  # type: ignore[misc]
-    """A client's connection, and the request that is on its way on it."""
+    """A client's connection, and the request that is on its way on it. Its socket never waits: to say so each time
+    would be a call of the system each time, and at each of those another thread takes the interpreter."""
 
     arrival: Arrival
+    patient: Patient
     unsent: bytearray  # of its answer
     kept_alive = False
     since = 0.0  # when that began
@@ -151,7 +219,8 @@ class Conn(TConn):  # type: ignore[misc]
     until = 0.0  # when it must be there
     held = 0  # bytes that are kept for it
     urgent = False
-    watched = False  # while it arrives
+    idle = False  # kept alive, until its client says something
+    watched = False  # the poller tells when there is something to read
 
     def expect(self, sizes: Sizes, limits: Limits) -> None:
         self.arrival = Arrival(sizes)
@@ -162,8 +231,11 @@ class Conn(TConn):  # type: ignore[misc]
 
     def begin(self) -> None:
         """Make ready for a thread: what has been gathered is the first that its parser reads."""
-        self.init()
-        self.sock.settimeout(_LAST_BYTES)
+        if not self.initialized:
+            self.init()
+            self.sock.setblocking(False)
+            self.patient = self.parser.unreader.sock = Patient(self.sock)
+        self.patient.until = time.monotonic() + _LAST_BYTES
         self.parser.unreader.unread(self.arrival.whole())
 
     def left_over(self) -> bytes:
@@ -189,8 +261,17 @@ class Front(ThreadWorker):  # type: ignore[misc]
         self.in_hand = self.urgent_in_hand = 0
         self.held = 0  # bytes of all requests that are here
         self._looked = 0.0
+        self._notified = 0.0
         self.urgent = ThreadPoolExecutor(1, thread_name_prefix="http-urgent")
+        self.method_queue = Calls()
         super().init_process()
+
+    def notify(self) -> None:
+        """Tell the arbiter that we live: it looks every few seconds."""
+        now = time.monotonic()
+        if now - self._notified > _NOTIFY_EVERY:
+            self._notified = now
+            super().notify()
 
     # ── in ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -208,31 +289,40 @@ class Front(ThreadWorker):  # type: ignore[misc]
                     self._make_room(time.monotonic())
                 return
             self.nr_conns += 1
-            self._await(Conn(self.cfg, sock, address, listener.getsockname()), b"")
+            self._await(Conn(self.cfg, sock, address, listener.getsockname()), b"")  # which makes it non-blocking
 
     def _await(self, conn: Conn, rest: bytes) -> None:
         """Wait for the connection's next request, of which `rest` has come already."""
-        conn.sock.setblocking(False)
         conn.expect(self.limits.sizes, self.limits)
         self.arriving[conn] = None
         if rest:
             self._take(conn, rest)
         else:
-            self._on_readable(conn, conn.sock)  # it often comes with the connection, and most come whole
+            self._read(conn)  # it often comes with the connection, and most come whole
         if conn in self.arriving:
+            self._watch(conn)
+
+    def _watch(self, conn: Conn) -> None:
+        if not conn.watched:
             conn.watched = True
             self.poller.register(conn.sock, EVENT_READ, partial(self._on_readable, conn))
 
-    def on_client_socket_readable(self, conn: Any, client: socket) -> None:
-        """A connection that was kept alive has something to say."""
-        if self.cfg.is_ssl:
-            super().on_client_socket_readable(conn, client)
-            return
-        self.poller.unregister(client)
-        self.keepalived_conns.remove(conn)
-        self._await(conn, b"")
+    def _unwatch(self, conn: Conn) -> None:
+        if conn.watched:
+            conn.watched = False
+            self.poller.unregister(conn.sock)
 
     def _on_readable(self, conn: Conn, _client: socket) -> None:
+        if conn in self.arriving:
+            self._read(conn)
+        elif conn.idle:
+            conn.idle = False
+            self.keepalived_conns.remove(conn)
+            self._await(conn, b"")
+        else:  # it has more to say, or has hung up: after the answer
+            self._unwatch(conn)
+
+    def _read(self, conn: Conn) -> None:
         try:
             piece = conn.sock.recv(_PIECE)
         except BlockingIOError:
@@ -274,7 +364,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
         if (self.urgent_in_hand if conn.urgent else self.in_hand) >= self.limits.queued + self.cfg.threads:
             self._refuse(conn, _OVERLOADED)
             return
-        self._stop_waiting(conn)
+        del self.arriving[conn]
         if conn.urgent:
             self.urgent_in_hand += 1
         else:
@@ -311,7 +401,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
         try:
             return bool(self.handle_request(request, conn))
         finally:
-            conn.sock, conn.unsent = sock, outbox.unsent
+            conn.sock, conn.unsent = sock, outbox.end()
 
     def finish_request(self, conn: Any, fs: Future[Any]) -> None:
         """The main thread's part of the end of a request."""
@@ -328,7 +418,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
             self._close(conn)
         elif conn.unsent:
             self.sending[conn] = time.monotonic() + self.limits.answer_sec + len(conn.unsent) / self.limits.slowest
-            conn.sock.setblocking(False)
+            self._unwatch(conn)
             self.poller.register(conn.sock, EVENT_WRITE, partial(self._on_writable, conn))
         else:
             self._go_on(conn)
@@ -357,9 +447,9 @@ class Front(ThreadWorker):  # type: ignore[misc]
             conn.set_timeout()
             if not self.alive:
                 conn.timeout = min(conn.timeout, time.monotonic() + STOP_KEEPALIVE_LINGER)
-            conn.sock.setblocking(False)
+            conn.idle = True
             self.keepalived_conns.append(conn)
-            self.poller.register(conn.sock, EVENT_READ, partial(self.on_client_socket_readable, conn))
+            self._watch(conn)
 
     # ── out ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -393,7 +483,6 @@ class Front(ThreadWorker):  # type: ignore[misc]
         """Others wait outside: those who only wait in here go, and those who have been at it for a while."""
         while self.keepalived_conns:
             conn = self.keepalived_conns.popleft()
-            self.poller.unregister(conn.sock)
             self._close(conn)
         for conn in [conn for conn in self.arriving if now > conn.since + self.limits.patience_sec]:
             self._drop(conn)
@@ -401,14 +490,13 @@ class Front(ThreadWorker):  # type: ignore[misc]
             self._close(conn)
 
     def _refuse(self, conn: Conn, refusal: Refusal) -> None:
-        self._stop_waiting(conn)
+        del self.arriving[conn]
         self._tell(conn, refusal)
         self._leave(conn)
 
     def _tell(self, conn: Conn, refusal: Refusal, error: Exception | None = None) -> None:
         """A few hundred bytes: they fit into the socket's buffer, or nobody reads there anyway."""
         with suppress(OSError):
-            conn.sock.setblocking(False)
             conn.sock.send(bytes(refusal))
         why = refusal.detail if error is None else str(error)[:200]
         _log.info("api.refused", status=refusal.status.value, remote=_who(conn), detail=why)
@@ -416,8 +504,8 @@ class Front(ThreadWorker):  # type: ignore[misc]
     def _leave(self, conn: Conn) -> None:
         """Say good-bye, and close when the other side has: or what it was told last may never reach it."""
         self._hold(conn, 0)
+        self._unwatch(conn)
         try:
-            conn.sock.setblocking(False)
             conn.sock.shutdown(SHUT_WR)
         except OSError:
             self._close(conn)
@@ -440,16 +528,11 @@ class Front(ThreadWorker):  # type: ignore[misc]
             self._close(conn)
 
     def _drop(self, conn: Conn) -> None:
-        self._stop_waiting(conn)
+        del self.arriving[conn]
         self._close(conn)
 
-    def _stop_waiting(self, conn: Conn) -> None:
-        del self.arriving[conn]
-        if conn.watched:
-            conn.watched = False
-            self.poller.unregister(conn.sock)
-
     def _close(self, conn: Conn) -> None:
+        self._unwatch(conn)
         if self.leaving.pop(conn, None) is not None or self.sending.pop(conn, None) is not None:
             self.poller.unregister(conn.sock)
         self._hold(conn, 0)

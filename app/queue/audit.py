@@ -24,6 +24,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from app.queue.values import clean_json, clean_text
 
@@ -87,7 +88,7 @@ def whose() -> str | None:
 
 
 @contextmanager
-def acting_for_each(acts: Mapping[str, str | None]) -> Iterator[None]:
+def acting_for_each(acts: Mapping[UUID, str | None]) -> Iterator[None]:
     """The jobs that this thread puts into the queue within are each somebody's own: `whose` by the job's id."""
     told = ",".join(f'"{job_id}":{act}' for job_id, act in acts.items() if act is not None)
     token = _ACT.set(f'{{"each":{{{told}}}}}' if told else None)

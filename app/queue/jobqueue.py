@@ -94,11 +94,11 @@ class JobQueue:
             raise IdempotencyConflict(asked["idempotency_key"] or "", as_uuid(job_id))
         return Enqueued(as_uuid(job_id), Status(status), created)
 
-    def put_together(self, asked: Iterable[tuple[str, Mapping[str, Any]]]) -> frozenset[str]:
+    def put_together(self, asked: Iterable[tuple[UUID, Mapping[str, Any]]]) -> frozenset[UUID]:
         """Put those of the requests, each with an id for its job, into the queue that are new and have nothing in their
         way; returns whose these were. None may have a live key."""
         jobs = ",".join(_row(n, job_id, request) for n, (job_id, request) in enumerate(asked))
-        return frozenset(row[0] for row in self._ask("enqueue_together", {"jobs": f"[{jobs}]"}))
+        return frozenset(as_uuid(row[0]) for row in self._ask("enqueue_together", {"jobs": f"[{jobs}]"}))
 
     def get(self, job_id: UUID) -> Job | None:
         rows = self._ask("get", {"job_id": str(job_id)})
@@ -426,7 +426,7 @@ def request_of(new: NewJob) -> dict[str, Any]:
 _NESTED = ("args", "retry", "webhook")  # JSON already
 
 
-def _row(n: int, job_id: str, asked: Mapping[str, Any]) -> str:
+def _row(n: int, job_id: UUID, asked: Mapping[str, Any]) -> str:
     plain = {name: value for name, value in asked.items() if value is not None and name not in _NESTED}
     text = json.dumps({**plain, "n": n, "job_id": job_id}, ensure_ascii=False, default=str)
     return text[:-1] + "".join(f', "{name}": {asked[name]}' for name in _NESTED if asked[name] is not None) + "}"

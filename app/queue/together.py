@@ -16,14 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
-from uuid import UUID, uuid4
 
 from psycopg2 import errorcodes
 
 from app.errors import DatabaseUnavailable, DataloaderError
 from app.queue.audit import acting_for_each, whose
 from app.queue.job import Enqueued, NewJob, Status
-from app.queue.jobqueue import JobQueue, request_of
+from app.queue.jobqueue import JobQueue, draw_runs, request_of
 
 _LONG = 0.1  # seconds that a message is away, after which the next one goes all the same
 _MOST = 100  # jobs a message
@@ -35,7 +34,6 @@ _IN_THE_WAY = (errorcodes.LOCK_NOT_AVAILABLE, errorcodes.DEADLOCK_DETECTED)
 class _Asking:
     request: dict[str, Any]
     act: str | None
-    job_id: UUID = field(default_factory=uuid4)
     called: SimpleQueue[None] = field(default_factory=SimpleQueue)
     sent: bool = False  # under the lock, as all that follow
     back: bool = False
@@ -102,9 +100,10 @@ class Together:
                 one.called.put(None)
 
     def _send_together(self, batch: list[_Asking]) -> None:
+        ids = draw_runs(len(batch))
         try:
-            with acting_for_each({str(one.job_id): one.act for one in batch}):
-                made = self._queue.put_together([(str(one.job_id), one.request) for one in batch])
+            with acting_for_each({job_id: one.act for job_id, one in zip(ids, batch, strict=True)}):
+                made = self._queue.put_together([*zip(ids, (one.request for one in batch), strict=True)])
         except DatabaseUnavailable as error:
             if getattr(error.__cause__, "pgcode", None) not in _IN_THE_WAY:
                 for one in batch:
@@ -112,6 +111,6 @@ class Together:
         except DataloaderError:
             pass  # it is one of them: each will find out
         else:
-            for one in batch:
-                if str(one.job_id) in made:
-                    one.answer = Enqueued(one.job_id, Status.QUEUED, created=True)
+            for job_id, one in zip(ids, batch, strict=True):
+                if job_id in made:
+                    one.answer = Enqueued(job_id, Status.QUEUED, created=True)

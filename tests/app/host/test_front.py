@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from app.web.problems import Code
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
+    ours.setblocking(False)  # as every client's is
     with ours, theirs:
         yield ours, theirs
 
@@ -46,6 +48,27 @@ def test_what_a_client_does_not_take_at_once_is_kept_in_order(pair):
     while len(came) + len(outbox.unsent) < len(data):
         came += theirs.recv(1 << 20)
     assert came + outbox.unsent == data
+
+
+def test_the_head_of_an_answer_of_known_length_goes_out_with_its_body_and_any_other_at_once(pair):
+    ours, theirs = pair
+    theirs.settimeout(5)
+    sized, stream, bare = (Outbox(ours, Limits()) for _ in range(3))
+
+    sized.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n")
+    assert not select.select([theirs], [], [], 0)[0]
+    sized.sendall(b"body")
+    assert theirs.recv(100) == b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
+    assert sized.end() == b""
+
+    stream.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    assert theirs.recv(100) == b"HTTP/1.1 200 OK\r\n\r\n"
+    stream.sendall(b"one")
+    assert theirs.recv(100) == b"one"
+
+    bare.sendall(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")
+    assert bare.end() == b""
+    assert theirs.recv(100).startswith(b"HTTP/1.1 204")
 
 
 def test_what_is_more_than_can_be_kept_waits_for_its_client(pair):

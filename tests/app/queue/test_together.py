@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,9 +55,12 @@ class Crowd:
             if n == 0:
                 eventually(lambda: not self.queue.first)
             else:
-                eventually(lambda n=n: len(self.together._waiting) == n)
+                eventually(partial(self._gathered, n))
         self.queue.go.set()
         return asking
+
+    def _gathered(self, n: int) -> bool:
+        return len(self.together._waiting) == n
 
     def _ask(self, new: NewJob, n: int) -> Enqueued:
         with acting(Act(action="trigger", actor=f"caller {n}", via="key", request_id=f"request {n}")):
