@@ -497,7 +497,8 @@ CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
 BEGIN
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'queued',
-           jsonb_strip_nulls(jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer))
+           CASE WHEN producer IS NULL THEN jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task)
+                ELSE jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer) END
       FROM fresh
      WHERE status = 'queued';
     -- A key whose job was deleted is as taken as any. Looked at after the insert, which may have waited for the deletion.
@@ -1216,6 +1217,7 @@ DECLARE
     made  jsonb;         -- the ids of those that were made, as keys: looked up for each, where a join would have to guess
     found jsonb := '{}'; -- n -> [job_id, status, same] of what stands for the others
     more  jsonb;
+    new   uuid[];
     tries int := 0;
 BEGIN
     IF jsonb_typeof(told) IS DISTINCT FROM 'array' THEN
@@ -1265,7 +1267,12 @@ BEGIN
                     ON CONFLICT DO NOTHING
                 RETURNING job_id
             )
-            SELECT coalesce(jsonb_object_agg(job_id, true), '{}') INTO more FROM new;
+            SELECT array_agg(job_id) INTO new FROM new;
+            IF tries = 1 AND cardinality(new) = cardinality(asked) THEN  -- as nearly always: all are sound, and new
+                RETURN QUERY SELECT a.n, 'created', a.job_id, 'queued', NULL::text, NULL::text FROM unnest(asked) a ORDER BY a.n;
+                RETURN;
+            END IF;
+            SELECT coalesce(jsonb_object_agg(id, true), '{}') INTO more FROM unnest(new) id;
             made := made || more;
             SELECT array_agg(a) INTO todo FROM unnest(todo) a WHERE NOT made ? a.job_id::text;
             EXIT WHEN todo IS NULL;
