@@ -57,6 +57,10 @@ class Desk:
     def one(self, text: str, *parameters: Any) -> Any:
         return self.sql(text, *parameters)[0][0]
 
+    def sessions(self, such: str) -> int:
+        """Of this database; others of the server are other tests'."""
+        return int(self.one(f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {such}"))
+
     def close(self) -> None:
         for thing in reversed(self._closing):
             thing.close()

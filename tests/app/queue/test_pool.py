@@ -219,12 +219,7 @@ def test_a_refused_value_or_a_break_leaves_nothing_behind(desk, made):
     for _ in range(3):
         with pytest.raises(InvalidJob):
             queue.enqueue(NewJob(**REQUEST, priority=-1))
-    assert (
-        desk.one(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
-        )
-        == 0
-    )
+    assert desk.sessions("state LIKE 'idle in transaction%'") == 0
 
     with all_busy(desk, pool, 1) as askers:
         desk.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pooled'")

@@ -78,14 +78,7 @@ def test_what_listen_has_brought_is_told_and_a_lost_one_raises(desk, session):
 def test_cutting_it_wakes_whoever_waits(desk, session):
     session.ask("ping")
     asking = Aside(session.command, "SELECT pg_sleep(60)")
-    eventually(
-        lambda: (
-            desk.one(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
-            )
-            == 1
-        )
-    )
+    eventually(lambda: desk.sessions("wait_event = 'PgSleep'") == 1)
 
     session.cut()
 
@@ -193,12 +186,7 @@ def test_a_refused_value_leaves_the_connection_as_it_was(desk):
             desk.enqueue(priority=-1)
 
     assert desk.session.generation == generation
-    assert (
-        desk.one(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
-        )
-        == 0
-    )
+    assert desk.sessions("state LIKE 'idle in transaction%'") == 0
 
 
 def test_a_statement_of_several_parts_takes_effect_whole_or_not_at_all(desk):
