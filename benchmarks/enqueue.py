@@ -49,7 +49,7 @@ def main() -> None:
     asked = parser.parse_args()
     counts = [int(count) for count in asked.listeners.split(",")]
     rates: dict[tuple[str, int], list[float]] = {}
-    with some_server() as (server_dsn, _):
+    with some_server({"max_connections": "400"}) as (server_dsn, _):  # of fifty processes each has four
         print(environment(server_dsn))
         for _ in range(asked.rounds):
             for count in counts:

@@ -279,7 +279,8 @@ class Front(ThreadWorker):  # type: ignore[misc]
         if self.cfg.is_ssl:
             super().accept(listener)
             return
-        for _ in range(_ACCEPT_AT_ONCE):
+        # Beside others of its kind one at a time: the first to wake would have them all, and the others nothing to do.
+        for _ in range(_ACCEPT_AT_ONCE if self.cfg.workers == 1 else 1):
             if self.nr_conns >= self.worker_connections:
                 return
             try:
