@@ -220,7 +220,7 @@ class Desk:
             self._sort = self._sort or heard.fresh  # what is due when it comes stands among the ready ones
             for name, line in self.lines.items():
                 if heard.fresh or name in heard.queues:
-                    line.dirty = True
+                    line.dirty, line.front_at = True, 0.0
         for control in heard.controls:
             self._controls(control)
 
@@ -241,8 +241,10 @@ class Desk:
             return
         self.claimed_at = self.rounded_at = now = clock()
         line.went(outlook.mark, from_front=after is None, full=taken >= most, began=began, now=now)
-        full = taken >= most or after is not None  # there may be more in front
-        self._look_ahead(line, outlook, full=full, sorted_in=sort)
+        full = taken >= most
+        self._look_ahead(line, outlook, full=full or after is not None, sorted_in=sort)
+        if not full and after is not None:
+            return  # nothing follows from it but a look from the front
         if not full:
             self._set_strays_aside(line)
         self._settle_down(line, full=full)

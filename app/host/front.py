@@ -135,11 +135,10 @@ class Outbox:
             data, self._head = self._head + data, None
         self._send(data)
 
-    def end(self) -> bytearray:
-        """What the client has not taken yet."""
+    def end(self) -> None:
+        """Nothing more comes."""
         if self._head is not None:
             self._send(self._head)
-        return self.unsent
 
     def _send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -147,12 +146,20 @@ class Outbox:
             view = view[_send(self._sock, view) :]
         self.unsent += view
         if len(self.unsent) > self._limits.held_bytes:  # more than fits in here: the thread waits for its client
-            self._sock.settimeout(self._limits.answer_sec)
-            self._sock.sendall(self.unsent)
-            self._sock.setblocking(False)
-            self.unsent.clear()
+            try:
+                self._sock.settimeout(self._limits.answer_sec)
+                self._sock.sendall(self.unsent)
+            finally:
+                self._sock.setblocking(False)
+                self.unsent.clear()
 
     send = sendall
+
+    def close(self) -> None:
+        """Not here: the poller still knows the socket, and only the main thread speaks to it."""
+
+    def shutdown(self, _how: int) -> None:
+        raise OSError(errno.ENOTCONN, "the main thread says good-bye")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
@@ -402,7 +409,8 @@ class Front(ThreadWorker):  # type: ignore[misc]
         try:
             return bool(self.handle_request(request, conn))
         finally:
-            conn.sock, conn.unsent = sock, outbox.end()
+            conn.sock, conn.unsent = sock, outbox.unsent
+            outbox.end()
 
     def finish_request(self, conn: Any, fs: Future[Any]) -> None:
         """The main thread's part of the end of a request."""
@@ -425,6 +433,8 @@ class Front(ThreadWorker):  # type: ignore[misc]
             self._go_on(conn)
 
     def _on_writable(self, conn: Conn, _client: socket) -> None:
+        if conn not in self.sending:
+            return
         try:
             with memoryview(conn.unsent) as rest:
                 sent = _send(conn.sock, rest[:_SEND])
@@ -457,6 +467,8 @@ class Front(ThreadWorker):  # type: ignore[misc]
     def murder_pending(self) -> None:
         """Called in each turn of gunicorn's loop: let go of those who take too long."""
         super().murder_pending()
+        if self.cfg.is_ssl:
+            return
         now = time.monotonic()
         full = self.nr_conns >= self.worker_connections
         if now - self._looked < _LOOK_EVERY and not full:
@@ -507,6 +519,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
         self._hold(conn, 0)
         self._unwatch(conn)
         try:
+            conn.sock.setblocking(False)
             conn.sock.shutdown(SHUT_WR)
         except OSError:
             self._close(conn)
@@ -516,6 +529,8 @@ class Front(ThreadWorker):  # type: ignore[misc]
         self._drain(conn, conn.sock)
 
     def _drain(self, conn: Conn, _client: socket) -> None:
+        if conn not in self.leaving:  # let go of for want of room, in the same turn
+            return
         try:
             read = len(conn.sock.recv(_PIECE))
         except BlockingIOError:
@@ -533,6 +548,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
         self._close(conn)
 
     def _close(self, conn: Conn) -> None:
+        conn.idle = False
         self._unwatch(conn)
         if self.leaving.pop(conn, None) is not None or self.sending.pop(conn, None) is not None:
             self.poller.unregister(conn.sock)

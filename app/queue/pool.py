@@ -129,7 +129,12 @@ class Pool:
     ) -> list[Row]:
         plan, key = self._plans[name], (id(connection), name)
         if key not in self._prepared:
-            wire.ask(plan.prepare, None, timeout)
+            try:
+                wire.ask(plan.prepare, None, timeout)
+            except psycopg2.Error as error:
+                if error.pgcode not in STALE_PLAN:
+                    connection.close()  # a part of it may be prepared
+                raise
             self._prepared.add(key)
         return wire.ask(plan.execute, parameters, timeout)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import psycopg2
 from psycopg2 import errorcodes
 
 from app.errors import DatabaseUnavailable, DataloaderError
@@ -26,8 +27,8 @@ from app.queue.jobqueue import JobQueue, draw_runs, request_of
 
 _LONG = 0.1  # seconds that a message is away, after which the next one goes all the same
 _MOST = 100  # jobs a message
-# Somebody was in the way of one of them: nobody knows of which.
-_IN_THE_WAY = (errorcodes.LOCK_NOT_AVAILABLE, errorcodes.DEADLOCK_DETECTED)
+# The server, or the way to it, is away for everybody: the connection broke, it ends, it takes no writes.
+_OUTAGE = ("08", "57", errorcodes.READ_ONLY_SQL_TRANSACTION)
 
 
 @dataclass(eq=False, slots=True)
@@ -105,12 +106,19 @@ class Together:
             with acting_for_each({job_id: one.act for job_id, one in zip(ids, batch, strict=True)}):
                 made = self._queue.put_together([*zip(ids, (one.request for one in batch), strict=True)])
         except DatabaseUnavailable as error:
-            if getattr(error.__cause__, "pgcode", None) not in _IN_THE_WAY:
-                for one in batch:
-                    one.failure = error
-        except DataloaderError:
+            if (getattr(error.__cause__, "pgcode", None) or _OUTAGE[0]).startswith(_OUTAGE):
+                _fail(batch, error)  # else somebody was in the way of one of them
+        except (DataloaderError, psycopg2.Error):
             pass  # it is one of them: each will find out
+        except BaseException:  # the thread ends: nobody knows whether it came to pass, and nobody asks twice
+            _fail(batch, DatabaseUnavailable("the answer was lost"))
+            raise
         else:
             for job_id, one in zip(ids, batch, strict=True):
                 if job_id in made:
                     one.answer = Enqueued(job_id, Status.QUEUED, created=True)
+
+
+def _fail(batch: list[_Asking], error: DatabaseUnavailable) -> None:
+    for one in batch:
+        one.failure = error

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import psycopg2
 import pytest
 
 from app.errors import DatabaseUnavailable, IdempotencyConflict, InvalidJob
@@ -37,6 +38,10 @@ class Held(JobQueue):
         asked = list(asked)
         self.messages.append(len(asked))
         return super().put_together(asked)
+
+
+class Serialization(psycopg2.OperationalError):
+    pgcode = "40001"
 
 
 class Crowd:
@@ -212,6 +217,35 @@ def test_an_outage_is_everybodys(crowd, desk):
     for one in asking[1:]:
         with pytest.raises(DatabaseUnavailable, match="gone"):
             one.result()
+    assert Aside(crowd.together.enqueue, job("after")).result().created
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DatabaseUnavailable("could not serialize"),  # from one that stood in one's way
+        psycopg2.errors.RaiseException("an operator's trigger says no"),
+        RuntimeError("whatever else"),
+    ],
+    ids=["serialization", "raised", "a bug"],
+)
+def test_what_is_one_of_thems_fault_is_found_out_alone(crowd, desk, error):
+    class Refusing(Held):
+        def put_together(self, asked):
+            if isinstance(error, DatabaseUnavailable):
+                raise error from Serialization()
+            raise error
+
+    crowd.queue = Refusing(crowd.queue.source)
+    crowd.together = Together(crowd.queue)
+    asking = crowd.ask(job("first"), job("a"), job("b"))
+    if isinstance(error, RuntimeError):  # nobody knows whether it came to pass
+        with pytest.raises(RuntimeError):
+            asking[1].result()
+        with pytest.raises(DatabaseUnavailable):
+            asking[2].result()
+    else:
+        assert all(one.created for one in results(asking))
     assert Aside(crowd.together.enqueue, job("after")).result().created
 
 
