@@ -42,7 +42,7 @@ PLAIN = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=20_000, help="a round of the ways that make many")
-    parser.add_argument("--ones", type=int, default=400, help="a round of the way that makes one at a time")
+    parser.add_argument("--ones", type=int, default=2_000, help="a round of the way that makes one at a time")
     parser.add_argument("--listeners", default="0,10,50")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", action="store_true", help="real worker processes, not only their sessions")
@@ -75,10 +75,11 @@ def listening(dsn: str, count: int, *, processes: bool) -> Iterator[None]:
         if processes:
             started = [worker(dsn) for _ in range(count)]
             deadline = time.monotonic() + 120
-            while ask(dsn, "SELECT count(*) FROM dl_workers")[0][0] < count:
+            while ask(dsn, "SELECT count(*) FROM dl_watch WHERE asleep")[0][0] < count:  # they have nothing left to do
                 if time.monotonic() > deadline:
                     raise TimeoutError("the worker processes did not start")
                 time.sleep(0.2)
+            time.sleep(10.0 if count else 0.0)  # their first heartbeats and looks are over
         else:
             sessions = [psycopg2.connect(dsn) for _ in range(count)]
             for session in sessions:
