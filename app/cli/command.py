@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -88,7 +91,23 @@ for _command in (
 
 def main(args: Sequence[str] | None = None) -> None:
     """The console script. Does not return."""
-    cli.main(args=None if args is None else list(args), prog_name="dataloader")
+    try:
+        cli.main(args=None if args is None else list(args), prog_name="dataloader")
+    finally:
+        _forget_what_nobody_reads()
+
+
+def _forget_what_nobody_reads() -> None:
+    """Words for a window that was closed would be tried once more when Python ends, and make an exit code of their own
+    of what went well."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, ValueError):  # there is none
+            continue
+        except OSError:
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _say(why: Told, *, as_json: bool) -> None:

@@ -14,7 +14,6 @@ from app.queue.keys import TOKEN, Keys, Live, Ring, digest_of
 _log = log.get("app.web.auth")
 _NOBODYS = bytes(32)
 _USED_EVERY = 60.0  # seconds between two notes that a key is used
-_LOOK_NOW = 1.0  # seconds: a key that is not known may have been made since the last look, if that is as old
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +23,7 @@ class RingTimes:
     fresh: float = 5.0  # for so long a look at the keys counts: a key that is revoked is refused after that
     ahead: float = 2.5  # the next look is taken aside when the last one is as old
     outage: float = 300.0  # and for so long while the database is away
+    unknown: float = 1.0  # a key that is not known may have been made since the last look, if that is as old
     patience: float = 1.5  # how long a request waits for a look
     again: float = 1.0  # between two looks, when one has failed
 
@@ -62,7 +62,7 @@ class KeyRing:
     def by_id(self, key_id: str) -> Live | None:
         self._freshen()
         found = self._by_id.get(key_id)
-        if found is None and time.monotonic() - self._seen_at > _LOOK_NOW:
+        if found is None and time.monotonic() - self._seen_at >= self._times.unknown:
             self._look(wait=True)
             found = self._by_id.get(key_id)
         if found is None or (found.seconds_left is not None and found.seconds_left < time.monotonic() - self._seen_at):

@@ -26,7 +26,7 @@ from tests.support import eventually
 
 JOBS, TRIGGER, HEALTH = "/api/v1/jobs", "/api/v1/jobs/trigger", "/health"
 ELSEWHERE = "192.0.2.7"
-NOTHING_IS_OLD = RingTimes(ahead=0.0, fresh=0.0)  # every request looks at the keys anew
+NOTHING_IS_OLD = RingTimes(ahead=0.0, fresh=0.0, unknown=0.0)  # every request looks at the keys anew
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from app.web import WebOptions, create_app
 from app.web.keyring import KeyRing, RingTimes
 from pipelines.contract import Pipelines
 
-NOTHING_IS_OLD = RingTimes(ahead=0.0, fresh=0.0)
+NOTHING_IS_OLD = RingTimes(ahead=0.0, fresh=0.0, unknown=0.0)
 STREAM = "/api/v1/stream"
 LONG = 60  # seconds that a stream would last by itself
 
