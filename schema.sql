@@ -18,8 +18,16 @@ BEGIN
     END IF;
 END $$;
 
+-- A job's id begins with the time (to a quarter of a microsecond; RFC 9562, version 7), so that jobs that come together
+-- stand together in every index that has it, and a claim of hundreds touches few pages of them. The rest is chance. No
+-- more than one expression, which the planner puts in the place of the call.
+CREATE OR REPLACE FUNCTION dl_new_id() RETURNS uuid
+    LANGUAGE sql VOLATILE PARALLEL SAFE
+    RETURN (overlay(lpad(to_hex((date_part('epoch', clock_timestamp()) * 4096000)::bigint), 15, '0') PLACING '7' FROM 13 FOR 0)
+            || substr(gen_random_uuid()::text, 20))::uuid;
+
 CREATE TABLE IF NOT EXISTS dl_jobs (
-    job_id           uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    job_id           uuid        PRIMARY KEY DEFAULT dl_new_id(),
     queue            text        NOT NULL,
     task             text        NOT NULL,
     args             jsonb       NOT NULL DEFAULT '{}',
@@ -58,6 +66,8 @@ ALTER TABLE dl_jobs SET (
     toast.autovacuum_vacuum_threshold = 1000,
     toast.autovacuum_vacuum_cost_delay = 0
 );
+
+ALTER TABLE dl_jobs ALTER COLUMN job_id SET DEFAULT dl_new_id();  -- by chance alone before
 
 ALTER TABLE dl_jobs
     -- Drawn by the worker at each claim: whose words count. Kept when the run ends, so that its owner can be told apart.
@@ -1151,7 +1161,7 @@ END $$;
 
 CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb) RETURNS SETOF dl_request
     LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
-    SELECT i.n, gen_random_uuid(), r.queue, r.task, r.lock_key, coalesce(nullif(r.args, 'null'), '{}'), r.idempotency_key,
+    SELECT i.n, dl_new_id(), r.queue, r.task, r.lock_key, coalesce(nullif(r.args, 'null'), '{}'), r.idempotency_key,
            coalesce(r.partition_key, ''), coalesce(r.priority, 100), r.available_at, coalesce(r.max_attempts, 5),
            coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.live_key, r.time_limit_sec,
            nullif(r.retry, 'null'), r.parent_id, nullif(r.webhook, 'null'), r.traceparent, f.field,

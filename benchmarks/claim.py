@@ -21,8 +21,9 @@ import psycopg2
 from psycopg2.extensions import make_dsn
 
 from app.postgres import EmbeddedServer
+from app.queue.ids import draw_runs
 from app.queue.job import Settlement, Status
-from app.queue.jobqueue import JobQueue, draw_runs
+from app.queue.jobqueue import JobQueue
 from app.queue.schema import migrate
 from app.queue.session import Session
 

@@ -30,8 +30,9 @@ from typing import Any
 import psycopg2
 from psycopg2.extensions import parse_dsn
 
+from app.queue.ids import draw_runs
 from app.queue.job import Settlement, Status
-from app.queue.jobqueue import JobQueue, draw_runs
+from app.queue.jobqueue import JobQueue
 from app.queue.session import Session
 from benchmarks.place import ask, environment, fresh_database, some_server
 from benchmarks.rounds import Cell, in_turn, median, options, quantile, table, times

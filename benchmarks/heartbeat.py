@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from app.queue.ids import draw_runs
 from app.queue.job import Claimed, News
-from app.queue.jobqueue import JobQueue, draw_runs
+from app.queue.jobqueue import JobQueue
 from app.queue.session import Session
 from benchmarks.place import ask, environment, fresh_database, some_server
 from benchmarks.rounds import Cell, in_turn, median, options, table, times

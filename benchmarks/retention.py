@@ -19,8 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.queue.batch import Batch
+from app.queue.ids import draw_runs
 from app.queue.job import NewJob, Settlement, Status
-from app.queue.jobqueue import JobQueue, draw_runs
+from app.queue.jobqueue import JobQueue
 from app.queue.retention import Ages, Retention
 from app.queue.session import Session
 from benchmarks.place import ask, environment, fresh_database, some_server

@@ -20,8 +20,9 @@ from contextlib import suppress
 from app import log
 from app.errors import DatabaseUnavailable
 from app.log import Alert
+from app.queue.ids import draw_run_texts
 from app.queue.job import Claimed, Outlook, Release
-from app.queue.jobqueue import JobQueue, draw_run_texts
+from app.queue.jobqueue import JobQueue
 from workers.attempt import Attempt, Tools
 from workers.doze import Doze
 from workers.line import QUICK, Line, Ruling

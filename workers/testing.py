@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from app.queue.effects import Places
+from app.queue.ids import draw_runs
 from app.queue.job import Claimed, Handback, Job, Release, Settlement
-from app.queue.jobqueue import JobQueue, draw_runs
+from app.queue.jobqueue import JobQueue
 from app.queue.session import Session
 from pipelines.contract import Pipelines
 from workers.attempt import Attempt, Tools

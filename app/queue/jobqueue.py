@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -387,16 +386,6 @@ def settlement_values(
 def as_uuid(value: str | UUID) -> UUID:
     """A pipeline in the same process may have told psycopg2 to make UUIDs of uuids, for all connections."""
     return value if isinstance(value, UUID) else UUID(value)
-
-
-def draw_runs(count: int) -> list[UUID]:
-    return [UUID(text) for text in draw_run_texts(count)]
-
-
-def draw_run_texts(count: int) -> list[str]:
-    """Random UUIDs (version 4) as the server reads them; all from one question to the system."""
-    drawn = os.urandom(16 * count).hex()
-    return [f"{drawn[n : n + 12]}4{drawn[n + 13 : n + 16]}a{drawn[n + 17 : n + 32]}" for n in range(0, 32 * count, 32)]
 
 
 _JOB_FIELDS = tuple(field.name for field in fields(Job))

@@ -144,18 +144,20 @@ WITH picked AS MATERIALIZED (
            lease_expires_at = clock_timestamp() + make_interval(secs => j.lease_ttl_sec)
       FROM chosen
      WHERE j.job_id = chosen.job_id AND chosen.free
-    RETURNING j.*, chosen.n, chosen.key_hash
+    RETURNING chosen.n, j.job_id, j.run_id::text, j.queue, j.task, dl_text(j.args) AS args, j.lock_key, chosen.key_hash,
+              j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, dl_text(j.progress) AS progress,
+              dl_text(j.checkpoint) AS checkpoint, j.time_limit_sec, dl_text(j.retry) AS retry, j.crashes, j.traceparent,
+              date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
+                                                           j.heartbeat_at - interval '10 years')) AS waited_sec  -- may be infinite
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'picked',
-           jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'worker', worker)
+           jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'worker', %(worker)s::text)
       FROM claimed
 )
-SELECT c.job_id::text, c.run_id::text, c.queue, c.task, dl_text(c.args), c.lock_key, c.key_hash,
-       c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, dl_text(c.progress), dl_text(c.checkpoint),
-       c.time_limit_sec, dl_text(c.retry), c.crashes, c.traceparent,
-       date_part('epoch', c.heartbeat_at - greatest(least(greatest(c.created_at, c.available_at), c.heartbeat_at),
-                                                    c.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
+SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash,
+       c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, c.progress, c.checkpoint,
+       c.time_limit_sec, c.retry, c.crashes, c.traceparent, c.waited_sec,
        current_setting('dl.skipped')::int + (SELECT count(*) FROM blocked)::int AS skipped,
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
           FROM dl_jobs

@@ -64,7 +64,7 @@ END $$;
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {service};
 
 -- Functions: nobody's, until somebody is named. Those that act with the owner's rights are the service's alone, but for
--- the two that put jobs into the queue.
+-- the two that put jobs into the queue. Whoever may do that may have an id for them.
 DO $$
 DECLARE
     found record;
@@ -79,7 +79,7 @@ BEGIN
         IF NOT found.strong THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {reader}', found.signature);
         END IF;
-        IF found.name IN ('dl_enqueue', 'dl_enqueue_many') THEN
+        IF found.name IN ('dl_enqueue', 'dl_enqueue_many', 'dl_new_id') THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {enqueuer}', found.signature);
         END IF;
     END LOOP;

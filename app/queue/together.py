@@ -22,8 +22,9 @@ from psycopg2 import errorcodes
 
 from app.errors import DatabaseUnavailable, DataloaderError
 from app.queue.audit import acting_for_each, whose
+from app.queue.ids import draw_jobs
 from app.queue.job import Enqueued, NewJob, Status
-from app.queue.jobqueue import JobQueue, draw_runs, request_of
+from app.queue.jobqueue import JobQueue, request_of
 
 _LONG = 0.1  # seconds that a message is away, after which the next one goes all the same
 _MOST = 100  # jobs a message
@@ -101,7 +102,7 @@ class Together:
                 one.called.put(None)
 
     def _send_together(self, batch: list[_Asking]) -> None:
-        ids = draw_runs(len(batch))
+        ids = draw_jobs(len(batch))
         try:
             with acting_for_each({job_id: one.act for job_id, one in zip(ids, batch, strict=True)}):
                 made = self._queue.put_together([*zip(ids, (one.request for one in batch), strict=True)])

@@ -11,8 +11,9 @@ from uuid import UUID
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
+from app.queue.ids import draw_runs
 from app.queue.job import Claimed, Fate, Handback, Job, NewJob, News, Outlook, Reaped, Release, Settlement, Status
-from app.queue.jobqueue import JobQueue, draw_runs
+from app.queue.jobqueue import JobQueue
 from app.queue.session import Session
 from tests.support.journal import Told, check_everything
 from tests.support.waiting import eventually

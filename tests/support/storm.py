@@ -8,8 +8,9 @@ from contextlib import suppress
 from uuid import UUID
 
 from app.errors import IdempotencyConflict, InvalidJob, NotRetryable
+from app.queue.ids import draw_runs
 from app.queue.job import Claimed, Handback, NewJob, News, Release, Settlement, Status
-from app.queue.jobqueue import JobQueue, draw_runs
+from app.queue.jobqueue import JobQueue
 from app.queue.session import Session
 
 KEYS = tuple(f"key {n}" for n in range(6))

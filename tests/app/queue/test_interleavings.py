@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from app.errors import IdempotencyConflict
+from app.queue.ids import draw_runs
 from app.queue.job import SUCCEEDED, Handback, NewJob, Release, Settlement, Status
-from app.queue.jobqueue import JobQueue, draw_runs
+from app.queue.jobqueue import JobQueue
 from app.queue.statements import statements
 from tests.support.desk import Aside, Desk
 

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 import psycopg2
 import pytest
 
+from app.queue.ids import draw_runs
 from app.queue.job import Release, Settlement, Status
-from app.queue.jobqueue import JobQueue, draw_runs
+from app.queue.jobqueue import JobQueue
 from tests.support import eventually
 
 

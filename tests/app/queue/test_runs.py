@@ -9,8 +9,9 @@ from uuid import uuid4
 
 import pytest
 
+from app.queue.ids import draw_runs
 from app.queue.job import Fate, Release, Settlement, Status, WorkerInfo
-from app.queue.jobqueue import JobQueue, Limits, draw_runs
+from app.queue.jobqueue import JobQueue, Limits
 
 # ── claim ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

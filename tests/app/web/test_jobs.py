@@ -97,7 +97,7 @@ def test_a_waiting_job_is_canceled_at_once(client, trigger):
 
 
 def test_a_running_job_is_asked_to_stop(client, trigger, queue):
-    from app.queue.jobqueue import draw_runs
+    from app.queue.ids import draw_runs
 
     job_id = trigger()
     eventually(lambda: queue.claim("etl", ["noop"], draw_runs(1), "a worker")[0])

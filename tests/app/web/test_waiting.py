@@ -69,7 +69,7 @@ def test_with_the_tag_of_the_answer_before_it_waits_for_any_other(service, trigg
 
     asked = Asked(service, f"/api/v1/jobs/{job_id}/status?wait=30", **{"If-None-Match": tag})
     eventually(lambda: waits(service), message="it waits")
-    from app.queue.jobqueue import draw_runs
+    from app.queue.ids import draw_runs
 
     queue.claim("etl", ["noop"], draw_runs(1), "w")
 
