@@ -329,7 +329,7 @@ BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         DELETE FROM dl_job_events;  -- it may be among the truncated ones, and then that is not allowed again
     ELSE
-        DELETE FROM dl_job_events e USING gone WHERE e.job_id = gone.job_id;
+        DELETE FROM dl_job_events e USING gone WHERE e.job_id = ANY (ARRAY[gone.job_id]);
     END IF;
     RETURN NULL;
 END $$;

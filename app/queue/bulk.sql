@@ -77,7 +77,7 @@ WITH op AS MATERIALIZED (
            finished_at = CASE WHEN j.status = 'queued' THEN clock_timestamp() END,
            place = 'timed', stray = false, cancel_requested = true
       FROM meant
-     WHERE j.job_id = meant.job_id
+     WHERE j.job_id = ANY (ARRAY[meant.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
 ), next AS (
     SELECT p.job_id
@@ -91,7 +91,7 @@ WITH op AS MATERIALIZED (
                                   FOR NO KEY UPDATE SKIP LOCKED) p
      WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running')
 ), woken AS (
-    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'canceled' ELSE 'cancel_requested' END,
@@ -140,7 +140,7 @@ WITH op AS MATERIALIZED (
            available_at = clock_timestamp(), error = NULL, traceback = NULL, result = NULL, progress = '{}',
            started_at = NULL, finished_at = NULL, heartbeat_at = NULL
       FROM meant
-     WHERE j.job_id = meant.job_id
+     WHERE j.job_id = ANY (ARRAY[meant.job_id])
     RETURNING j.job_id, j.queue
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -172,7 +172,7 @@ WITH op AS MATERIALIZED (
      ORDER BY j.job_id
        FOR UPDATE
 ), gone AS (
-    DELETE FROM dl_jobs j USING meant WHERE j.job_id = meant.job_id RETURNING j.job_id
+    DELETE FROM dl_jobs j USING meant WHERE j.job_id = ANY (ARRAY[meant.job_id]) RETURNING j.job_id
 ), lines AS (
     DELETE FROM dl_job_logs WHERE job_id IN (SELECT job_id FROM gone)
 )
@@ -200,7 +200,7 @@ WITH op AS MATERIALIZED (
      ORDER BY j.job_id
        FOR NO KEY UPDATE OF j
 ), moved AS (
-    UPDATE dl_jobs j SET priority = meant.priority FROM meant WHERE j.job_id = meant.job_id
+    UPDATE dl_jobs j SET priority = meant.priority FROM meant WHERE j.job_id = ANY (ARRAY[meant.job_id])
     RETURNING j.job_id, j.queue, j.attempt, meant.before, j.priority
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)

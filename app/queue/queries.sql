@@ -6,6 +6,8 @@
 --   * Whoever frees or parks a key holds the key's transaction lock, (1684828526, hashtext(lock_key)), from before it
 --     looks until it commits. It is waited for in order of the hash; a claim, which has rows locked already, only tries.
 --   * Rows are locked in job_id order wherever several are waited for.
+--   * A job is looked up by `= ANY (ARRAY[id])`, not by `= id`. Plans are kept; by the latter, one that was made while the
+--     table was empty may walk along all of the primary key, and compare each job with each that was asked for.
 -- A statement of several parts (between `;`) is one message and one transaction; each part sees what was committed when
 -- that part began. The last part's rows are the answer.
 
@@ -84,7 +86,7 @@ WITH due AS (
      LIMIT 500
        FOR NO KEY UPDATE SKIP LOCKED
 ), sorted AS (
-    UPDATE dl_jobs j SET place = 'ready' FROM due WHERE j.job_id = due.job_id RETURNING j.queue
+    UPDATE dl_jobs j SET place = 'ready' FROM due WHERE j.job_id = ANY (ARRAY[due.job_id]) RETURNING j.queue
 )
 SELECT dl_ring(queue) FROM (SELECT DISTINCT queue FROM sorted WHERE queue <> %(queue)s::text) others;
 
@@ -134,7 +136,7 @@ WITH picked AS MATERIALIZED (
 ), blocked AS (
     SELECT job_id FROM picked WHERE busy UNION ALL SELECT job_id FROM chosen WHERE NOT free
 ), parked AS (
-    UPDATE dl_jobs j SET place = 'parked' FROM blocked WHERE j.job_id = blocked.job_id
+    UPDATE dl_jobs j SET place = 'parked' FROM blocked WHERE j.job_id = ANY (ARRAY[blocked.job_id])
 ), claimed AS (
     UPDATE dl_jobs j
        SET status = 'running', place = 'timed', stray = false, attempt = least(j.attempt + 1, j.max_attempts),
@@ -143,7 +145,7 @@ WITH picked AS MATERIALIZED (
            started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
            lease_expires_at = clock_timestamp() + make_interval(secs => j.lease_ttl_sec)
       FROM chosen
-     WHERE j.job_id = chosen.job_id AND chosen.free
+     WHERE j.job_id = ANY (ARRAY[chosen.job_id]) AND chosen.free
     RETURNING chosen.n, j.job_id, j.run_id::text, j.queue, j.task, dl_text(j.args) AS args, j.lock_key, chosen.key_hash,
               j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, dl_text(j.progress) AS progress,
               dl_text(j.checkpoint) AS checkpoint, j.time_limit_sec, dl_text(j.retry) AS retry, j.crashes, j.traceparent,
@@ -189,7 +191,7 @@ WITH stray AS (
            available_at = clock_timestamp() + least(interval '10 minutes',
                                                     greatest(interval '5 seconds', (clock_timestamp() - j.created_at) / 2))
       FROM stray
-     WHERE j.job_id = stray.job_id
+     WHERE j.job_id = ANY (ARRAY[stray.job_id])
     RETURNING j.job_id, j.queue, j.task, j.attempt
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -204,15 +206,14 @@ SELECT task, count(*) FROM aside GROUP BY task;
 WITH ours AS (
     SELECT job_id
       FROM dl_jobs
-     WHERE status = 'queued' AND place = 'timed' AND stray
+     WHERE status = 'queued' AND place::text = 'timed' AND stray  -- as text: of the many timed ones few are strays
        AND queue = ANY (%(queues)s::text[]) AND task = ANY (%(tasks)s::text[])
-     ORDER BY job_id
        FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE dl_jobs j
    SET stray = false, error = NULL, available_at = clock_timestamp()
   FROM ours
- WHERE j.job_id = ours.job_id;
+ WHERE j.job_id = ANY (ARRAY[ours.job_id]);
 
 -- name: find_claimed
 -- The answer to a claim was lost: did it take effect? In the shape of the claim's own answer.
@@ -231,7 +232,7 @@ SELECT j.job_id::text, j.run_id::text, j.queue, j.task, dl_text(j.args), j.lock_
 -- process keeps: a predecessor that lost its lease but not its session still holds it.
 SELECT held.n, pg_try_advisory_lock(held.key_hash) AS locked,
        EXISTS (SELECT FROM dl_jobs j
-                WHERE j.job_id = held.job_id AND j.run_id = held.run_id AND j.status::text = 'running') AS owned
+                WHERE j.job_id = ANY (ARRAY[held.job_id]) AND j.run_id = held.run_id AND j.status::text = 'running') AS owned
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(key_hashes)s::bigint[])
        WITH ORDINALITY AS held (job_id, run_id, key_hash, n);
 
@@ -249,8 +250,8 @@ WITH held AS (
            AS h (job_id, run_id, progress, checkpoint)
 ), mine AS MATERIALIZED (
     SELECT j.job_id, held.progress, held.checkpoint, j.heartbeat_at AS last_beat
-      FROM held JOIN dl_jobs j ON j.job_id = held.job_id AND j.run_id = held.run_id AND j.status::text = 'running'
-     ORDER BY j.job_id
+      FROM held JOIN dl_jobs j ON j.job_id = ANY (ARRAY[held.job_id]) AND j.run_id = held.run_id AND j.status::text = 'running'
+     ORDER BY held.job_id
        FOR NO KEY UPDATE OF j SKIP LOCKED
 ), renewed AS (
     UPDATE dl_jobs j
@@ -259,7 +260,7 @@ WITH held AS (
            progress = coalesce(mine.progress::jsonb, j.progress),
            checkpoint = coalesce(mine.checkpoint::jsonb, j.checkpoint)
       FROM mine
-     WHERE j.job_id = mine.job_id
+     WHERE j.job_id = ANY (ARRAY[mine.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.cancel_requested, j.attempt,
               extract(epoch FROM j.heartbeat_at - mine.last_beat)::float8 AS silence
 ), late AS (
@@ -332,8 +333,8 @@ WITH told AS MATERIALIZED (  -- or a row that was renewed while this waited for 
                 WHEN told.status = 'queued' AND j.attempt - told.refund >= j.max_attempts THEN 'failed'::dl_status
                 ELSE told.status END AS ends,
            clock_timestamp() AS at
-      FROM told JOIN dl_jobs j ON j.job_id = told.job_id AND j.run_id = told.run_id AND j.status::text = 'running'
-     ORDER BY j.job_id
+      FROM told JOIN dl_jobs j ON j.job_id = ANY (ARRAY[told.job_id]) AND j.run_id = told.run_id AND j.status::text = 'running'
+     ORDER BY told.job_id
        FOR NO KEY UPDATE OF j
 ), settled AS (
     UPDATE dl_jobs j
@@ -349,7 +350,7 @@ WITH told AS MATERIALIZED (  -- or a row that was renewed while this waited for 
            finished_at = CASE WHEN mine.ends <> 'queued' THEN at END,
            lease_expires_at = NULL
       FROM mine
-     WHERE j.job_id = mine.job_id
+     WHERE j.job_id = ANY (ARRAY[mine.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, mine.status AS told,
               mine.pause, mine.notes, mine.at
 ), next AS (
@@ -362,7 +363,7 @@ WITH told AS MATERIALIZED (  -- or a row that was renewed while this waited for 
                                 LIMIT 1
                                   FOR NO KEY UPDATE SKIP LOCKED) p
 ), woken AS (
-    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, at,
@@ -405,8 +406,8 @@ WITH mine AS MATERIALIZED (
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(reasons)s::text[], %(progress)s::text[],
                   %(checkpoints)s::text[], %(notes)s::text[])
            AS r (job_id, run_id, reason, progress, checkpoint, notes)
-           JOIN dl_jobs j ON j.job_id = r.job_id AND j.run_id = r.run_id AND j.status::text = 'running'
-     ORDER BY j.job_id
+           JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running'
+     ORDER BY r.job_id
        FOR NO KEY UPDATE OF j
 ), released AS (
     UPDATE dl_jobs j
@@ -418,7 +419,7 @@ WITH mine AS MATERIALIZED (
            finished_at = CASE WHEN cancel_requested THEN at END,
            lease_expires_at = NULL
       FROM mine
-     WHERE j.job_id = mine.job_id
+     WHERE j.job_id = ANY (ARRAY[mine.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, mine.reason, mine.notes, mine.at
 ), next AS (
     SELECT p.job_id
@@ -430,7 +431,7 @@ WITH mine AS MATERIALIZED (
                                 LIMIT 1
                                   FOR NO KEY UPDATE SKIP LOCKED) p
 ), woken AS (
-    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, at, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
@@ -462,9 +463,9 @@ SELECT count(pg_advisory_xact_lock(1684828526, hash))
 WITH dead AS MATERIALIZED (
     SELECT j.job_id, clock_timestamp() AS at
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS d (job_id, run_id)
-           JOIN dl_jobs j ON j.job_id = d.job_id AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
+           JOIN dl_jobs j ON j.job_id = ANY (ARRAY[d.job_id]) AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
      WHERE coalesce(j.lease_expires_at, '-infinity') < clock_timestamp()
-     ORDER BY j.job_id
+     ORDER BY d.job_id
        FOR NO KEY UPDATE OF j SKIP LOCKED
 ), reaped AS (
     UPDATE dl_jobs j
@@ -475,7 +476,7 @@ WITH dead AS MATERIALIZED (
            finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN at END,
            lease_expires_at = NULL
       FROM dead
-     WHERE j.job_id = dead.job_id
+     WHERE j.job_id = ANY (ARRAY[dead.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.error, j.webhook, dead.at
 ), next AS (
     SELECT p.job_id
@@ -487,7 +488,7 @@ WITH dead AS MATERIALIZED (
                                 LIMIT 1
                                   FOR NO KEY UPDATE SKIP LOCKED) p
 ), woken AS (
-    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, at, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
@@ -548,7 +549,7 @@ WITH next AS (
                                   FOR NO KEY UPDATE SKIP LOCKED) p
      WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running')
 ), woken AS (
-    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue, j.lock_key
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue, j.lock_key
 )
 SELECT current_setting('dl.seen') AS seen, w.lock_key,
        (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM woken) q) AS woken
@@ -564,7 +565,7 @@ WITH due AS (
      LIMIT 1000
        FOR NO KEY UPDATE SKIP LOCKED
 ), sorted AS (
-    UPDATE dl_jobs j SET place = 'ready' FROM due WHERE j.job_id = due.job_id RETURNING j.queue
+    UPDATE dl_jobs j SET place = 'ready' FROM due WHERE j.job_id = ANY (ARRAY[due.job_id]) RETURNING j.queue
 )
 SELECT (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM sorted) q) AS queues,
        (SELECT count(*) FROM sorted) AS jobs;
@@ -595,7 +596,7 @@ WITH canceled AS (
                                   FOR NO KEY UPDATE SKIP LOCKED) p
      WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running')
 ), woken AS (
-    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = next.job_id RETURNING j.queue
+    UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'canceled' ELSE 'cancel_requested' END,

@@ -60,13 +60,13 @@ WITH old AS MATERIALIZED (
                         WHERE c.parent_id = j.job_id AND c.parent_id IS NOT NULL AND c.status::text IN ('queued', 'running'))
        FOR UPDATE SKIP LOCKED
 )
-DELETE FROM dl_jobs WHERE job_id IN (SELECT job_id FROM old) RETURNING job_id, status::text, task;
+DELETE FROM dl_jobs WHERE job_id = ANY (ARRAY(SELECT job_id FROM old)) RETURNING job_id, status::text, task;
 
 -- name: unretire_keys
 -- A job that was not deleted after all keeps its key itself.
 DELETE FROM dl_retired_keys k
  USING dl_jobs j
- WHERE k.job_id = ANY (%(job_ids)s::uuid[]) AND j.job_id = k.job_id;
+ WHERE k.job_id = ANY (%(job_ids)s::uuid[]) AND j.job_id = ANY (ARRAY[k.job_id]);
 
 -- name: forget_keys
 -- Keys that were retired long ago, where somebody has said that "for ever" may end.

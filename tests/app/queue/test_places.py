@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -108,24 +108,30 @@ def crowded(databases: Databases) -> Iterator[Desk]:
         desk = Desk(dsn)
         desk.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
         desk.sql("ANALYZE dl_jobs")  # while it is empty
-        desk.sql(
-            "INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, lease_expires_at)"
-            " SELECT 'q', 't', 'r' || n, 'running', 1, gen_random_uuid(), now() + interval '1 h'"
-            "   FROM generate_series(1, 10000) n"
-        )
-        desk.sql(
-            "INSERT INTO dl_jobs (queue, task, lock_key, place, available_at)"
-            " SELECT 'q', 't', 'k' || n, place::dl_place,"
-            "        now() + CASE place WHEN 'timed' THEN interval '1 h' ELSE '0' END"
-            "   FROM generate_series(1, 3000) n, unnest(ARRAY['ready', 'timed', 'parked']) place"
-        )
+        crowd(desk)
         yield desk
         desk.close()
 
 
-def plans(desk: Desk, name: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+def crowd(desk: Desk) -> None:
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, lease_expires_at)"
+        " SELECT 'q', 't', 'r' || n, 'running', 1, gen_random_uuid(), now() + interval '1 h'"
+        "   FROM generate_series(1, 10000) n"
+    )
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, place, available_at)"
+        " SELECT 'q', 't', 'k' || n, place::dl_place,"
+        "        now() + CASE place WHEN 'timed' THEN interval '1 h' ELSE '0' END"
+        "   FROM generate_series(1, 3000) n, unnest(ARRAY['ready', 'timed', 'parked']) place"
+    )
+
+
+def plans(
+    desk: Desk, name: str, parameters: dict[str, Any], *, fill: Callable[[], dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
     """The generic plan of each part of a statement, as a Session has it: its settings, prepared, then executed; after
-    which everything is undone."""
+    which everything is undone. With `fill` the plan is made before the table is filled, and run after it."""
     statement = statements("public")[name]
     desk.session.close()
     desk.queue.ping()  # a new connection: no plan is left from before
@@ -141,9 +147,17 @@ def plans(desk: Desk, name: str, parameters: dict[str, Any]) -> list[dict[str, A
             for setting, value in settings.items():
                 cursor.execute(f"SET {setting} = {value}")
             cursor.execute("SET plan_cache_mode = force_generic_plan")
-            found = []
             for number, part in enumerate(statement.parts):
                 cursor.execute(part.prepare(f"p{number}"))
+            connection.commit()  # the settings, which shall outlast what is undone
+            if fill is not None:
+                for number, part in enumerate(statement.parts):
+                    given = {name: parameters.get(name, NOTHING) for name in part.parameters}
+                    cursor.execute(part.execute(f"p{number}"), given)
+                connection.rollback()
+                parameters = parameters | fill()
+            found = []
+            for number, part in enumerate(statement.parts):
                 given = {name: parameters.get(name, NOTHING) for name in part.parameters}
                 cursor.execute(f"EXPLAIN (FORMAT JSON, ANALYZE) {part.execute(f'p{number}')}", given)
                 found.append(cursor.fetchall()[0][0][0]["Plan"])
@@ -272,6 +286,41 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
     assert ("Index Scan", "dl_jobs_pkey") in used
     assert {index for _, index in used} <= {"dl_jobs_pkey", "dl_jobs_parked_idx"}, json.dumps(plan, indent=1)
     assert rows_read(plan) <= 10
+
+
+@pytest.mark.parametrize("analysed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("claim", {"queue": "q", "tasks": "{t}", "most": 5, "look": 5, "worker": "w", "guard": False, "after": FRONT}),
+        ("renew", {"late_sec": 60}),
+        ("settle", {"guards": "{}"} | dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
+        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}", "guards": "{}"}),
+        ("reap", {"pause_sec": 1}),
+        ("guard", {"key_hashes": "{1,2,3,4,5}"}),
+        ("promote", {}),
+        ("sort_in", {"queue": "q"}),
+        ("take_back", {"queues": "{q}", "tasks": "{t}"}),
+        ("delete_ended", {}),
+    ],
+)
+def test_a_plan_that_is_kept_from_when_there_were_no_jobs_serves_ten_thousand(own_desk, name, more, analysed):
+    desk = own_desk
+    desk.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+    if analysed:
+        desk.sql("VACUUM ANALYZE dl_jobs")
+
+    def fill() -> dict[str, Any]:
+        crowd(desk)
+        desk.sql(
+            "UPDATE dl_jobs SET available_at = now() - interval '1 s', place = 'timed', stray = true"
+            " WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND place = 'timed' LIMIT 5)"
+        )
+        return of_runs(desk, **({"statuses": "{" + ",".join(["succeeded"] * 5) + "}"} if name == "settle" else {}))
+
+    for plan in plans(desk, name, {"statuses": "{}"} | more, fill=fill):
+        assert not [node for node, _ in scans(plan) if node == "Seq Scan"]
+        assert rows_read(plan) <= 20, json.dumps(plan, indent=1)
 
 
 def test_a_cancel_finds_its_job_and_the_next_of_its_key_by_index(crowded):
