@@ -19,6 +19,7 @@ waited for; a trip that writes is a commit.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -279,6 +280,7 @@ def work_as_we_do(dsn: str, threads: int) -> int:
     pipelines.register("noop")(lambda: None)
     trips = counted_trips()
     pool = WorkerPool(pipelines, PoolOptions(dsn=dsn, queues={"bench": threads}))
+    gc.freeze()  # as the service does
     pool.start()
     while pool.state().listener != "listening":
         time.sleep(0.02)

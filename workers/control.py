@@ -40,7 +40,7 @@ class Control:
         self._queues, self._desk, self._roster, self._worker_id = queues, desk, roster, worker_id
         self._every, self._hearing, self._widen = every, hearing, widen
         self._tell_at = 0.0
-        self._progress: dict[UUID, tuple[Any, float]] = {}  # run → its progress, and since when it is that
+        self._progress: dict[str, tuple[Any, float]] = {}  # run → its progress, and since when it is that
         self.draining = False  # read by anyone
         self.loop = Loop("control", self.turn, died=died)
 
@@ -67,18 +67,18 @@ class Control:
 
     def _doing(self, now: float) -> list[Mapping[str, Any]]:
         held = self._roster.all()
-        seen: dict[UUID, tuple[Any, float]] = {}
+        seen: dict[str, tuple[Any, float]] = {}
         for attempt in held:
-            progress = attempt._progress  # replaced whole whenever it changes
-            before = self._progress.get(attempt.job.run_id)
-            seen[attempt.job.run_id] = before if before is not None and before[0] is progress else (progress, now)
+            progress, run = attempt._progress, attempt.job.run_text  # replaced whole whenever it changes
+            before = self._progress.get(run)
+            seen[run] = before if before is not None and before[0] is progress else (progress, now)
         self._progress = seen
-        return [_told(attempt, now - seen[attempt.job.run_id][1]) for attempt in held]
+        return [_told(attempt, now - seen[attempt.job.run_text][1]) for attempt in held]
 
 
 def _told(attempt: Attempt, progress_age: float) -> Mapping[str, Any]:
     return {
-        "run_id": str(attempt.job.run_id),
+        "run_id": attempt.job.run_text,
         "progress_age_sec": round(progress_age, 1),
         "stopping": None if attempt.stopping is None else attempt.stopping.value,
         "rung": attempt.rung,

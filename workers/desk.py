@@ -70,6 +70,7 @@ class Desk:
         self._claiming = False  # set under the lock, read by anyone: a claim is on its way
         self._stopping = False  # likewise
         self._backing_off = False  # likewise: the database was away a moment ago
+        self._rehearsed = False  # the leader's
         self._sort = True  # something may have fallen due; the claimer's, as the next five
         self._due_at: float | None = None  # of the next timed job
         self._poll_at = 0.0
@@ -179,6 +180,10 @@ class Desk:
 
     def _round(self, mine: Line) -> None:
         """Claim where there may be something; else wait."""
+        if not self._rehearsed:
+            self._rehearsed = True
+            with suppress(DatabaseUnavailable):  # the first claim will say so
+                self._hands.rehearse()
         now, claimed = clock(), False
         self._mark(now)
         with self._lock:

@@ -33,18 +33,20 @@ class Heartbeat:
     ) -> None:
         self._tally = tally or Tally()
         self._queue, self._roster, self._every, self._info, self._listen = queue, roster, every, info, listen
-        self._next_beat = 0.0
+        self._next_tick = self._next_beat = 0.0
         self._known = False  # the database knows this worker
         self.beat_at = clock()  # when a beat last came through; read by anyone
         self.loop = Loop("heartbeat", self.turn, died=died, away=min(0.5, every / 2))
 
     def turn(self) -> float:
-        began = clock()
-        try:
-            self._beat(began)
-        finally:
-            self._stop_the_lost()
-        left = max(0.0, began + min(_TICK, self._every) - clock())
+        now = clock()
+        if now >= self._next_tick:  # or it was called away from listening, as it is all the time by tiny jobs
+            try:
+                self._beat(now)
+            finally:
+                self._stop_the_lost()
+            self._next_tick = now + min(_TICK, self._every)
+        left = max(0.0, self._next_tick - clock())
         return 0.0 if self._listen(left) else left
 
     def _beat(self, now: float) -> None:

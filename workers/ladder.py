@@ -33,18 +33,19 @@ class Ladder:
 
     def turn(self) -> float:
         now = clock()
-        held = self._roster.all()
-        for attempt in held:
+        running = [a for a in self._roster.all() if a.began is not None and a.ended is None]
+        for attempt in running:
             self._limit(attempt, now)
-            if attempt.stop_asked_at is not None and attempt.started and attempt.ended is None and attempt.in_thread:
+            if attempt.stop_asked_at is not None and attempt.in_thread:
                 self._climb(attempt, now)
-        runs = {attempt.job.run_text for attempt in held}
-        self._climbed = {run: at for run, at in self._climbed.items() if run in runs}
+        if self._climbed:
+            runs = {attempt.job.run_text for attempt in running}
+            self._climbed = {run: at for run, at in self._climbed.items() if run in runs}
         return _TICK
 
     def _limit(self, attempt: Attempt, now: float) -> None:
         limit, began = attempt.time_limit, attempt.began
-        if limit is not None and began is not None and attempt.ended is None and now - began > limit:
+        if limit is not None and began is not None and now - began > limit:
             attempt.stop(StopReason.TIME_LIMIT)
 
     def _climb(self, attempt: Attempt, now: float) -> None:

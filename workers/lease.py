@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
-
-@dataclass(slots=True)
 class Lease:
     """Trusted until the last renewal that succeeded *was sent*, plus the time to live, less a margin for the stop.
 
     Measured on the process's own clock: the database's may be asked no more when it matters.
     """
 
-    ttl: float
-    renewed: float  # replaced by the heartbeat, read by anyone
+    __slots__ = ("_lasts", "renewed", "ttl")
+
+    def __init__(self, ttl: float, renewed: float) -> None:
+        self.ttl = ttl
+        self.renewed = renewed  # replaced by the heartbeat, read by anyone
+        self._lasts = ttl - min(2.0, ttl / 5)
 
     @property
     def until(self) -> float:
-        return self.renewed + self.ttl - min(2.0, self.ttl / 5)
+        return self.renewed + self._lasts
 
     def trusted(self, now: float) -> bool:
-        return now < self.until
+        return now < self.renewed + self._lasts

@@ -42,7 +42,7 @@ class Line:
     look: int = 0  # at how many ready jobs a claim looks, if at more than it takes
     mark: Sequence[str] | None = None  # where the last claim ended; the claimer's, as the next
     front_at: float = 0.0  # when to look from the front again
-    mean_run: float = 1.0  # seconds, of the last runs; a rough mean: a lost update between threads does no harm
+    mean_run: float = 0.1  # seconds, of the last runs; a rough mean: a lost update between threads does no harm
     ahead: int = 0  # how many are to be claimed ahead
     low: int = 0  # with so many left in the backlog more are claimed; read by anyone
     begun: int = 0  # how many had left the backlog at the last claim, and when that was

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from logging import DEBUG
 from typing import Any, NamedTuple
 
 from app import log
 from app.errors import InvalidJob
 from app.log import Alert
-from app.queue.job import Fate, Handback, Settlement, Status
+from app.queue.job import SUCCEEDED, Fate, Handback, Settlement, Status
 from workers.attempt import Attempt
 from workers.outcome import Abandoned, Ending, Finished, HandedBack
 from workers.roster import Hand, Roster
@@ -32,6 +32,7 @@ class Ended(NamedTuple):
 Which = tuple[Hand | None, bool]  # who writes it down, and whether it is handed back
 Write = Callable[[Sequence[Ended], Hand], list[Fate]]
 _OF_NOBODY: Which = (None, False)
+_UNWRITTEN = (Finished, Abandoned)
 
 
 class Settler:
@@ -49,7 +50,7 @@ class Settler:
 
     def write(self, attempt: Attempt, how: Ending) -> None:
         """Take note of an end. Returns at once; what waits is bounded by how many attempts a process holds."""
-        self._waiting.append(Ended(attempt, how))
+        self._waiting.append(Ended._make((attempt, how)))
         self.loop.ring()
 
     def drain(self, timeout: float) -> bool:
@@ -97,7 +98,7 @@ class Settler:
         over: list[Attempt] = []
         for ended in batch:
             attempt, how = ended
-            if not isinstance(how, Finished | Abandoned) and attempt.lease.trusted(now):
+            if (how is SUCCEEDED or not isinstance(how, _UNWRITTEN)) and attempt.lease.trusted(now):
                 rest.append(ended)
                 continue
             if isinstance(how, Finished):
@@ -111,9 +112,10 @@ class Settler:
 
     def _by_hand(self, batch: Sequence[Ended]) -> dict[Which, list[Ended]]:
         """Each is written where its key is held; ends and hand-backs have a statement of their own."""
-        found: dict[Which, list[Ended]] = {}
+        found: defaultdict[Which, list[Ended]] = defaultdict(list)
         for ended in batch:
-            found.setdefault((ended.attempt.hand, isinstance(ended.how, HandedBack)), []).append(ended)
+            attempt, how = ended
+            found[attempt.hand, how is not SUCCEEDED and isinstance(how, HandedBack)].append(ended)
         return found
 
     def _write(self, left: dict[Which, list[Ended]]) -> None:
@@ -173,19 +175,23 @@ class Settler:
         _log.error(Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason=how)
 
     def _report(self, batch: Sequence[Ended], fates: Sequence[Fate]) -> None:
-        self._tell([(e.attempt, fate.status) for e, fate in zip(batch, fates, strict=True) if fate.status is not None])
-        for ended, fate in zip(batch, fates, strict=True):
-            if fate.status is None:
-                self._tally.fenced()
-                job = ended.attempt.job
-                _log.error(
-                    Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason="not_ours"
-                )
+        ended = []
+        for (attempt, _), fate in zip(batch, fates, strict=True):
+            if fate.status is not None:
+                ended.append((attempt, fate.status))
+                continue
+            self._tally.fenced()
+            job = attempt.job
+            _log.error(
+                Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason="not_ours"
+            )
+        self._tell(ended)
 
     def _tell(self, ends: Sequence[tuple[Attempt, Status]]) -> None:
-        self._tally.ended_many(
-            (a.job.queue, a.job.task, status, _ran(a), max(0.0, a.job.waited_sec)) for a, status in ends
-        )
+        for (queue, task, status), alike in groupby(ends, _kind):
+            attempts = [attempt for attempt, _ in alike]
+            waited = [max(0.0, attempt.job.waited_sec) for attempt in attempts]
+            self._tally.ended(queue, task, status, ran=[_ran(attempt) for attempt in attempts], waited=waited)
         all_ends = log.lines_are_kept() or _log.is_heard(DEBUG)
         for attempt, status in ends:
             if all_ends or status is not Status.SUCCEEDED:
@@ -201,6 +207,12 @@ class Settler:
         log.audit("job.ended", **facts)
         say = _log.debug if status is Status.SUCCEEDED else _log.info
         say("job.ended", **facts)
+
+
+def _kind(end: tuple[Attempt, Status]) -> tuple[str, str, Status]:
+    attempt, status = end
+    job = attempt.job
+    return job.queue, job.task, status
 
 
 def _ran(attempt: Attempt) -> float:

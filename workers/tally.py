@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 # Seconds: from jobs of a few milliseconds to loads of a night.
@@ -23,9 +23,12 @@ class Spread:
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     total: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.total += seconds
+    def add(self, seconds: Iterable[float]) -> None:
+        counts, total = self.counts, self.total
+        for one in seconds:
+            counts[bisect_left(BOUNDS, one)] += 1
+            total += one
+        self.total = total
 
 
 @dataclass(frozen=True)
@@ -48,22 +51,16 @@ class Tally:
         self._leases_lost = 0
         self._fenced = 0
 
-    def ended_many(self, ends: Iterable[tuple[str, str, str, float, float | None]]) -> None:
-        """Tries are over: queue, task, status, how long it ran, and how long it waited from when it could have begun;
-        None: not its first try."""
+    def ended(self, queue: str, task: str, status: str, *, ran: Collection[float], waited: Collection[float]) -> None:
+        """So many tries are over: how long each ran, and how long it waited from when it could have begun."""
+        which = (queue, task)
         with self._lock:
-            for queue, task, status, ran, waited in ends:
-                self._ended[queue, task, status] += 1
-                which = (queue, task)
-                spread = self._ran.get(which)
+            self._ended[queue, task, status] += len(ran)
+            for spreads, seconds in ((self._ran, ran), (self._waited, waited)):
+                spread = spreads.get(which)
                 if spread is None:
-                    spread = self._ran[which] = Spread()
-                spread.add(ran)
-                if waited is not None:
-                    spread = self._waited.get(which)
-                    if spread is None:
-                        spread = self._waited[which] = Spread()
-                    spread.add(waited)
+                    spread = spreads[which] = Spread()
+                spread.add(seconds)
 
     def lease_lost(self) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -200,6 +201,7 @@ class Service:
         with self._lock:
             if not self._stopping.is_set():
                 self._pool = WorkerPool(contract.registry, options)
+                gc.freeze()  # what is loaded by now stays: the collector need not go through all of it again and again
                 self._pool.start()
 
     def pool_options(self, queues: Mapping[str, int]) -> PoolOptions:

@@ -45,6 +45,7 @@ FRONT = array(("-1", "-infinity", "00000000-0000-0000-0000-000000000000"))  # be
 
 
 APPLIED = {status: Fate("applied", status) for status in Status}
+_DONE = APPLIED[Status.SUCCEEDED]
 
 
 class Source(Protocol):
@@ -278,7 +279,7 @@ class JobQueue:
             "settle", settlement_values(told, largest=self._limits.largest_result, guards=guards)
         )
         if applied == len(ends) and not otherwise:
-            return [APPLIED[end.status] for _, end in ends]
+            return [_DONE if end is SUCCEEDED else APPLIED[end.status] for _, end in ends]
         statuses = dict(one.split(" ") for one in otherwise or ())
         ours = {job.run_text for job, _ in ends} if which is None and applied else set(which or ())
         ended = {job.run_text: statuses.get(job.run_text, end.status) for job, end in ends if job.run_text in ours}
@@ -474,4 +475,4 @@ def _float(text: str) -> float | str:
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:
-    return Claimed(*row[:-3])  # the last three are the outlook
+    return Claimed._make(row[:-3])  # the last three are the outlook

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -47,6 +49,16 @@ def interrupt(attempt: Attempt) -> bool:
     return True
 
 
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads that take turns every few bytecodes: on a fast machine the hunter would never be in time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_an_interrupt_at_the_very_end_hits_neither_the_worker_nor_the_next_job():
     """Hundreds of attempts that end by themselves, each of them interrupted at about that moment."""
     # A queue in C: an interrupt within a lock of Python's own would leave it locked for ever.

@@ -86,9 +86,9 @@ def test_a_claim_loop_that_hangs_does_not_consume(plant: Plant):
 
 def test_what_is_counted_is_a_copy():
     tally = Tally()
-    tally.ended_many([("q", "t", "succeeded", 0.2, 7.0)])
+    tally.ended("q", "t", "succeeded", ran=[0.2], waited=[7.0])
     before = tally.counted()
-    tally.ended_many([("q", "t", "failed", 100_000.0, None)])
+    tally.ended("q", "t", "failed", ran=[100_000.0], waited=[])
     tally.fenced()
 
     after = tally.counted()
