@@ -64,7 +64,7 @@ END $$;
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {service};
 
 -- Functions: nobody's, until somebody is named. Those that act with the owner's rights are the service's alone, but for
--- the two that put jobs into the queue. Whoever may do that may have an id for them.
+-- the two that put jobs into the queue. An id is everybody's: a plain INSERT draws one with the rights of who sends it.
 DO $$
 DECLARE
     found record;
@@ -73,13 +73,14 @@ BEGIN
         SELECT p.oid::regprocedure AS signature, p.prosecdef AS strong, p.proname AS name
           FROM pg_proc p
          WHERE p.pronamespace = {schema_text}::regnamespace AND p.proname LIKE 'dl\_%' AND p.prokind = 'f'
+           AND p.proname <> 'dl_new_id'
     LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', found.signature);
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {service}', found.signature);
         IF NOT found.strong THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {reader}', found.signature);
         END IF;
-        IF found.name IN ('dl_enqueue', 'dl_enqueue_many', 'dl_new_id') THEN
+        IF found.name IN ('dl_enqueue', 'dl_enqueue_many') THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {enqueuer}', found.signature);
         END IF;
     END LOOP;

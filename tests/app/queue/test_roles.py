@@ -141,6 +141,22 @@ def test_an_enqueuer_enqueues_and_sees_nothing(roles, dsn, sql):
         do(roles["enqueuer"], sql)
 
 
+def test_an_account_that_may_only_insert_jobs_can_do_so_whether_or_not_there_are_roles(dsn, request):
+    login = "only_" + re.sub(r"\W", "_", parse_dsn(dsn)["dbname"])[-30:]
+    do(dsn, f"CREATE ROLE {login} LOGIN PASSWORD 'x'; GRANT INSERT (queue, task, lock_key) ON dl_jobs TO {login}")
+    try:
+        for key in ("before", "after"):
+            do(
+                make_dsn(dsn, user=login, password="x"),
+                "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', %s)",
+                key,
+            )
+            request.getfixturevalue("roles")
+    finally:
+        do(dsn, f"DROP OWNED BY {login}; DROP ROLE {login}")
+    assert do(dsn, "SELECT lock_key FROM dl_jobs ORDER BY job_id") == [("before",), ("after",)]
+
+
 def test_an_enqueuers_temporary_tables_are_not_the_queues(roles, dsn):
     connection = psycopg2.connect(roles["enqueuer"])
     try:
