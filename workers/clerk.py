@@ -14,7 +14,7 @@ from workers.threads import Loop, clock
 
 _log = log.get(__name__)
 _IDLE = 2.0  # seconds between two looks when there is nothing to do
-_SHARE, _HURRIED_SHARE = 9, 29  # folding rests so many times as long as it took: jobs come first
+_SHARE = 9  # folding rests so many times as long as it took: jobs come first
 _PRUNE_EVERY = 3600.0
 _EVENTS = 10_000  # that one turn folds
 _PATIENCE = 60.0  # until it is tried again, where it was refused
@@ -27,14 +27,11 @@ class Clerk:
     at once would do no harm.
     """
 
-    def __init__(
-        self, queues: Queues, session: Session, *, hurried: Callable[[], bool], died: Callable[[str], None]
-    ) -> None:
-        self._queues, self._session, self._hurried = queues, session, hurried
+    def __init__(self, queues: Queues, session: Session, *, died: Callable[[str], None]) -> None:
+        self._queues, self._session = queues, session
         self._own, self._bulk, self._rollups = Queues(session), Bulk(session), Rollups(session)
         self._generation = -1  # of the session that holds the lock
-        self._fold_at = clock() + _IDLE  # what waits is begun first
-        self._prune_at = 0.0
+        self._fold_at = self._prune_at = 0.0
         self.loop = Loop("clerk", self.turn, died=died, away=_IDLE)
 
     def turn(self) -> float:
@@ -57,8 +54,7 @@ class Clerk:
             self._fold_at = clock() + _PATIENCE
             return
         now = clock()
-        share = _HURRIED_SHARE if self._hurried() else _SHARE
-        self._fold_at = now + (share * (now - began) if more else _IDLE)
+        self._fold_at = now + (min(_IDLE, _SHARE * (now - began)) if more else _IDLE)
 
     def _leads(self) -> bool:
         if self._session.connected and self._session.generation == self._generation:

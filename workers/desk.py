@@ -411,11 +411,6 @@ class Desk:
         with self._lock:
             return not any(line.idle for line in self.lines.values())
 
-    @property
-    def hurried(self) -> bool:
-        """There is more to do than threads: whatever else the server does, jobs wait for it."""
-        return any(line.ahead or line.backlog for line in self.lines.values())
-
     def rule(self, rulings: Mapping[str, Ruling]) -> None:
         """From now on this holds for the queues; one without a ruling is open."""
         with self._lock:

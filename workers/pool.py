@@ -216,9 +216,7 @@ class WorkerPool:
             widen=self._widen,
             died=self._on_death,
         )
-        self._clerk = Clerk(
-            Queues(sessions["claim"]), self._session("clerk"), hurried=lambda: self._desk.hurried, died=self._on_death
-        )
+        self._clerk = Clerk(Queues(sessions["claim"]), self._session("clerk"), died=self._on_death)
         self._house = Housekeeper(
             sessions["renew"], self._session("house"), options.ages, deletes=options.deletes, died=self._on_death
         )
