@@ -279,8 +279,8 @@ def work_as_we_do(dsn: str, threads: int) -> int:
     pipelines = Pipelines()
     pipelines.register("noop")(lambda: None)
     trips = counted_trips()
-    pool = WorkerPool(pipelines, PoolOptions(dsn=dsn, queues={"bench": threads}))
     gc.freeze()  # as the service does
+    pool = WorkerPool(pipelines, PoolOptions(dsn=dsn, queues={"bench": threads}))
     pool.start()
     while pool.state().listener != "listening":
         time.sleep(0.02)

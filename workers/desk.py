@@ -70,7 +70,6 @@ class Desk:
         self._claiming = False  # set under the lock, read by anyone: a claim is on its way
         self._stopping = False  # likewise
         self._backing_off = False  # likewise: the database was away a moment ago
-        self._rehearsed = False  # the leader's
         self._sort = True  # something may have fallen due; the claimer's, as the next five
         self._due_at: float | None = None  # of the next timed job
         self._poll_at = 0.0
@@ -180,10 +179,6 @@ class Desk:
 
     def _round(self, mine: Line) -> None:
         """Claim where there may be something; else wait."""
-        if not self._rehearsed:
-            self._rehearsed = True
-            with suppress(DatabaseUnavailable):  # the first claim will say so
-                self._hands.rehearse()
         now, claimed = clock(), False
         self._mark(now)
         with self._lock:
@@ -392,9 +387,10 @@ class Desk:
     # ── for the keepers ─────────────────────────────────────────────────────────────────────────────────────────
 
     def stand_in(self, timeout: float) -> bool:
-        """Listen in place of a leader, if there is none; False: there is one."""
+        """Listen in place of a leader, if there is none; False: there is one, or will be: a thread waits for the lead,
+        which it would never get from one who takes it again at once."""
         with self._lock:
-            if self._led or self._stopping:
+            if self._led or self._stopping or any(line.waiting for line in self.lines.values()):
                 return False
             self._led = self._stood_in = True
         try:

@@ -87,12 +87,6 @@ class Hand:
             self.restore()  # the claim may have been sent on a new connection
             return claimed, outlook
 
-    def rehearse(self) -> None:
-        """A claim of nothing, and a settlement of nothing."""
-        with self.lock:
-            self.queue.claim("", (), (), "", guard=True, due=False)
-            self.queue.settle(())
-
     def hold(self, attempts: Sequence[Attempt]) -> list[Attempt]:
         """Of the last claim: returns the attempts that may start. Raises DatabaseUnavailable, and then holds none."""
         with self.lock:
@@ -201,8 +195,3 @@ class Hands:
     def restore(self) -> None:
         for hand in self._hands:
             hand.restore()
-
-    def rehearse(self) -> None:
-        """Open the connections, and have the server plan what each job meets: the first one shall not wait for that."""
-        for hand in self._hands:
-            hand.rehearse()

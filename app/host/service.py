@@ -200,8 +200,8 @@ class Service:
         options = self.pool_options({worker.queue: worker.concurrency for worker in self.settings.workers})
         with self._lock:
             if not self._stopping.is_set():
-                self._pool = WorkerPool(contract.registry, options)
                 gc.freeze()  # what is loaded by now stays: the collector need not go through all of it again and again
+                self._pool = WorkerPool(contract.registry, options)
                 self._pool.start()
 
     def pool_options(self, queues: Mapping[str, int]) -> PoolOptions:

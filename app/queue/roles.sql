@@ -64,7 +64,7 @@ END $$;
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {service};
 
 -- Functions: nobody's, until somebody is named. Those that act with the owner's rights are the service's alone, but for
--- the two that put jobs into the queue. An id is everybody's: a plain INSERT draws one with the rights of who sends it.
+-- the two that put jobs into the queue. An id is everybody's.
 DO $$
 DECLARE
     found record;

@@ -22,8 +22,10 @@ UPDATE dl_rollup_state s
                         AND relation = to_regclass(quote_ident(%(schema)s::text) || '.dl_job_events')) AS writers) look
  WHERE pg_try_advisory_xact_lock(1684828527, 2);
 
+-- Planned each time: a plan that was kept from when there were no jobs would go through all of them for each line.
 SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),
-       set_config('enable_hashjoin', 'on', true), set_config('jit', 'off', true);
+       set_config('enable_hashjoin', 'on', true), set_config('jit', 'off', true),
+       set_config('plan_cache_mode', 'force_custom_plan', true);
 
 WITH state AS MATERIALIZED (
     SELECT unread, safe FROM dl_rollup_state WHERE pg_try_advisory_xact_lock(1684828527, 2)

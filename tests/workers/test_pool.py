@@ -52,6 +52,30 @@ def test_a_delayed_job_starts_when_it_is_due_and_not_before(plant: Plant):
     assert 0 <= lateness < 5
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_after_all_threads_were_busy_one_of_them_has_the_lead_again_and_not_the_heartbeat(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch, threads: int
+):
+    """The heartbeat listens while nobody can; taken again and again, the lead would be nobody's who claims."""
+    pool = plant.listening({"q": threads})
+    stood_in: list[float] = []
+    listen = pool._heartbeat._listen
+    monkeypatch.setattr(pool._heartbeat, "_listen", lambda left: stood_in.append(left) or listen(left))
+    for _ in range(3):
+        begun = len(stood_in)
+        jobs = [plant.add("held", key=f"busy {n}") for n in range(threads)]
+        eventually(lambda: pool._desk.all_busy and len(stood_in) > begun + 1)  # noqa: B023
+        for job in jobs:
+            plant.desk.queue.cancel(job)
+        plant.until_all(jobs, Status.CANCELED)
+        before = len(stood_in)
+        due = datetime.now(UTC) + timedelta(seconds=0.7)
+        late = plant.until(plant.add(available_at=due), Status.SUCCEEDED, SOON)
+        assert late.started_at is not None
+        assert 0 <= (late.started_at - due).total_seconds() < 5
+        assert len(stood_in) - before < 50, "it does not turn without a pause"
+
+
 def test_a_job_that_is_overdue_when_it_comes_is_sorted_in_at_once(plant: Plant, monkeypatch: pytest.MonkeyPatch):
     """Its transaction was open past its time. A ring alone sorts nothing in: the claim that finds it does."""
     monkeypatch.setattr(desk, "_AGAIN", 3 * SOON)  # as after many of them

@@ -35,7 +35,7 @@ def test_ids_of_a_plain_insert_grow_with_its_rows(desk):
 
     assert_of_their_time([UUID(str(job_id)) for job_id, _ in rows], began, desk.one(clock))
     keys = [key for _, key in rows]
-    # Two of one quarter of a microsecond may change places, if a machine is ever that fast.
+    # Two of one microsecond may change places.
     assert sum(here != there for here, there in zip(keys, sorted(keys), strict=True)) < MANY // 10
     assert sorted(run.lock_key for run in desk.claim(10)) == keys[:10], "of one time, they are claimed in that order"
 
