@@ -60,7 +60,12 @@ def test_after_all_threads_were_busy_one_of_them_has_the_lead_again_and_not_the_
     pool = plant.listening({"q": threads})
     stood_in: list[float] = []
     listen = pool._heartbeat._listen
-    monkeypatch.setattr(pool._heartbeat, "_listen", lambda left: stood_in.append(left) or listen(left))
+
+    def counted(left: float) -> bool:
+        stood_in.append(left)
+        return listen(left)
+
+    monkeypatch.setattr(pool._heartbeat, "_listen", counted)
     for _ in range(3):
         begun = len(stood_in)
         jobs = [plant.add("held", key=f"busy {n}") for n in range(threads)]
