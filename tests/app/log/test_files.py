@@ -158,7 +158,7 @@ def test_many_processes_share_a_file_and_lose_no_line(tmp_path):
 
     said = [line for text in texts(tmp_path).values() for line in text.splitlines()]
     assert sorted(said) == sorted(f"{name} {n}" for name in "abcd" for n in range(500))
-    assert len(texts(tmp_path)) > 5
+    assert len(texts(tmp_path)) > 2
 
 
 def test_a_forked_child_has_a_descriptor_of_its_own(tmp_path):
