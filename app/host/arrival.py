@@ -90,6 +90,15 @@ class Arrival:
         return b"".join((data[: self._body_at], b"%x\r\n" % len(content), content, b"\r\n", data[self._chunk_at :]))
 
     @property
+    def is_simple(self) -> bool:
+        """Is it all there, with a body of known length and nothing behind it?"""
+        return self._ends_at == len(self.data) and not self.expects and not self.too_long
+
+    def parts(self, begin: int) -> tuple[bytes, bytes]:
+        """Of a simple one, the head without its first `begin` bytes and its end, and the body."""
+        return bytes(self.data[begin : self._body_at - len(_HEAD_END)]), bytes(self.data[self._body_at :])
+
+    @property
     def line(self) -> bytes:
         """The beginning of its first line."""
         return bytes(self.data[:64])

@@ -26,6 +26,7 @@ from selectors import EVENT_READ, EVENT_WRITE
 from socket import SHUT_WR, socket
 from typing import Any
 
+from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.http import errors  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     STOP_KEEPALIVE_LINGER,
@@ -36,6 +37,8 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
 
 from app import log
 from app.host.arrival import Arrival, Need, Sizes
+from app.host.lane import LINE, LONG, Gone, Lane
+from app.web.express import Express, failed
 from app.web.problems import MEDIA_TYPE, Code
 
 _log = log.get(__name__)
@@ -226,6 +229,7 @@ class Conn(TConn):  # type: ignore[misc]
     until = 0.0  # when it must be there
     held = 0  # bytes that are kept for it
     urgent = False
+    failure: Exception | None = None  # what the lane's asking came to
     idle = False  # kept alive, until its client says something
     watched = False  # the poller tells when there is something to read
 
@@ -246,8 +250,14 @@ class Conn(TConn):  # type: ignore[misc]
         self.parser.unreader.unread(self.arrival.whole())
 
     def left_over(self) -> bytes:
-        rest: bytes = self.parser.unreader.take_buffered()
+        rest: bytes = self.parser.unreader.take_buffered() if self.initialized else b""
         return rest
+
+    @property
+    def address(self) -> str:
+        """Whose it is, as WSGI has it."""
+        told = self.client[0] if isinstance(self.client, tuple) else self.client
+        return told.decode() if isinstance(told, bytes) else str(told)
 
 
 class Front(ThreadWorker):  # type: ignore[misc]
@@ -271,7 +281,17 @@ class Front(ThreadWorker):  # type: ignore[misc]
         self._notified = 0.0
         self.urgent = ThreadPoolExecutor(1, thread_name_prefix="http-urgent")
         self.method_queue = Calls()
+        self.lane: Lane | None = None
         super().init_process()
+
+    def open_lane(self, express: Express | None) -> None:
+        """Let it answer what it can, unless somebody wants to hear of each request, or has a say in its answer."""
+        cfg, plain = self.cfg, Config()
+        told = cfg.accesslog or cfg.syslog or cfg.statsd_host or cfg.logconfig or cfg.logconfig_dict
+        hooked = any(getattr(cfg, hook) is not getattr(plain, hook) for hook in ("pre_request", "post_request"))
+        framed = cfg.is_ssl or cfg.proxy_protocol not in (False, "off")
+        if express is not None and cfg.keepalive and not (told or hooked or framed or cfg.max_requests):
+            self.lane = Lane(express, self, threads=cfg.threads)
 
     def notify(self) -> None:
         """Tell the arbiter that we live: it looks every few seconds."""
@@ -377,8 +397,35 @@ class Front(ThreadWorker):  # type: ignore[misc]
             self.urgent_in_hand += 1
         else:
             self.in_hand += 1
+        if self.lane is not None and self.alive and conn.arrival.data.startswith(LINE) and conn.arrival.is_simple:
+            self.lane.take(conn)
+        else:
+            self.ordinarily(conn)
+
+    def ordinarily(self, conn: Conn) -> None:
+        """Give the request to a thread of its own."""
         future = (self.urgent if conn.urgent else self.tpool).submit(self.handle, conn)
         future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, conn, done))
+
+    def submit(self, work: Callable[[], list[Gone]], after: Callable[[Future[list[Gone]]], None]) -> None:
+        self.tpool.submit(work).add_done_callback(lambda done: self.method_queue.defer(after, done))
+
+    def write(self, conn: Conn, data: bytes) -> bool:
+        """The whole answer; what its client does not take at once is kept. False: it has hung up."""
+        with memoryview(data) as view:
+            try:
+                sent = _send(conn.sock, view)
+            except OSError as error:
+                _log.debug("api.client.gone", remote=_who(conn), error=str(error))
+                return False
+        conn.unsent += data[sent:]
+        return True
+
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        waits = self.lane is not None and self.lane.waits
+        super().wait_for_and_dispatch_events(min(timeout, LONG) if waits else timeout)
+        if self.lane is not None:
+            self.lane.look()
 
     def handle(self, conn: Any) -> Any:
         """Answer one request, in a thread of its own. Returns whether the connection may be used again."""
@@ -407,7 +454,8 @@ class Front(ThreadWorker):  # type: ignore[misc]
         sock = conn.sock
         outbox = conn.sock = Outbox(sock, self.limits)
         try:
-            return bool(self.handle_request(request, conn))
+            with failed(conn.failure):
+                return bool(self.handle_request(request, conn))
         finally:
             conn.sock, conn.unsent = sock, outbox.unsent
             outbox.end()
@@ -416,12 +464,15 @@ class Front(ThreadWorker):  # type: ignore[misc]
         """The main thread's part of the end of a request."""
         if self.cfg.is_ssl:
             super().finish_request(conn, fs)
-            return
+        else:
+            self.finish(conn, kept_alive=not fs.cancelled() and fs.exception() is None and bool(fs.result()))
+
+    def finish(self, conn: Conn, *, kept_alive: bool) -> None:
         if conn.urgent:
             self.urgent_in_hand -= 1
         else:
             self.in_hand -= 1
-        conn.kept_alive = not fs.cancelled() and fs.exception() is None and bool(fs.result())
+        conn.kept_alive, conn.failure = kept_alive, None
         self._hold(conn, len(conn.unsent))
         if self.held > self.limits.most_held:
             self._close(conn)

@@ -156,6 +156,26 @@ class Masker:
     def fields(self, fields: Mapping[Any, Any]) -> dict[str, Any]:
         return self._mapping(fields, ())
 
+    def lets_through(self, fields: Mapping[str, Any]) -> bool:
+        """Whether `fields` would give these back as they are, all of them plain ASCII: asked once for a whole line,
+        that is a quarter of looking at each. False: they may have to be changed."""
+        texts = []
+        for value in fields.values():
+            kind = type(value)
+            if kind is str:
+                texts.append(value)
+            elif kind is int or kind is float:
+                if not -_INT_LIMIT < value < _INT_LIMIT:
+                    return False
+            elif value is not None and kind is not bool:
+                return False
+        names, told = _ordinary(tuple(fields)), "\n".join(texts)
+        if names is None or not told.isascii() or "\x7f" in told or _is_marked(told):
+            return False
+        if self._more and any(self._is_secret(name, value) for name, value in fields.items()):
+            return False
+        return not any(form in told or form in names for known in (_HIDDEN.forms, self._known) for form in known)
+
     def _plain(self, value: Any, within: tuple[int, ...]) -> Any:
         if type(value) is str:  # as nearly all are
             return self.text(value)
@@ -257,6 +277,15 @@ def _forms(secret: str) -> Iterable[str]:
 def _names_a_secret(name: str) -> bool:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
     return _SECRET_NAME.search(words) is not None
+
+
+@lru_cache(maxsize=1024)
+def _ordinary(names: tuple[Any, ...]) -> str | None:
+    """Fields' names that are told as they are, as is what stands under them, all in one text. None: some are not."""
+    if len(names) > _MOST_PARTS or not all(type(name) is str and name.isascii() for name in names):
+        return None
+    same = all(not _names_a_secret(name) and _shapeless(name) == name for name in names)
+    return "\n".join(names) if same else None
 
 
 def _told(value: Any) -> str:

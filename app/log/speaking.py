@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -87,8 +88,10 @@ class Log:
 
     def _say(self, level: int, event: str, fields: Mapping[str, Any], *, exc_info: bool = False) -> None:
         if self._logger.isEnabledFor(level):
-            # An event is said as it is: a percent sign in it is no placeholder, as there are no arguments.
-            self._logger.log(level, str(event), extra={"fields": fields}, exc_info=exc_info)
+            # An event is said as it is: a percent sign in it is no placeholder, as there are no arguments. Nobody asks
+            # for the line of code, which the module's name and the event tell, and which costs a walk up the stack.
+            why, logger = sys.exc_info() if exc_info else None, self._logger
+            logger.handle(logger.makeRecord(logger.name, level, "", 0, str(event), (), why, "", {"fields": fields}))
 
 
 def get(name: str) -> Log:

@@ -31,6 +31,7 @@ from app.queue.values import clean_json, clean_text
 if TYPE_CHECKING:
     from app.queue.jobqueue import Source
 
+_encoded = json.JSONEncoder(ensure_ascii=False).encode
 _LONGEST = 500
 _LARGEST = 16_000
 
@@ -51,6 +52,10 @@ class Act:
 
     def values(self) -> dict[str, str | None]:
         return {name: value and clean_text(value, _LONGEST) for name, value in vars(self).items()}
+
+    def told(self) -> str:
+        """As it is sent along."""
+        return _encoded(self.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,7 @@ class Entry:
 @contextmanager
 def acting(act: Act) -> Iterator[None]:
     """Whatever this thread changes within is done for him."""
-    token = _ACT.set(json.dumps(act.values(), ensure_ascii=False))
+    token = _ACT.set(act.told())
     try:
         yield
     finally:

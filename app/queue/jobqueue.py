@@ -416,9 +416,12 @@ def request_of(new: NewJob) -> dict[str, Any]:
 _NESTED = ("args", "retry", "webhook")  # JSON already
 
 
+_row_text = json.JSONEncoder(ensure_ascii=False, default=str).encode
+
+
 def _row(n: int, job_id: UUID, asked: Mapping[str, Any]) -> str:
     plain = {name: value for name, value in asked.items() if value is not None and name not in _NESTED}
-    text = json.dumps({**plain, "n": n, "job_id": job_id}, ensure_ascii=False, default=str)
+    text = _row_text({**plain, "n": n, "job_id": job_id})
     return text[:-1] + "".join(f', "{name}": {asked[name]}' for name in _NESTED if asked[name] is not None) + "}"
 
 

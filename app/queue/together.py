@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -20,7 +21,7 @@ from typing import Any
 import psycopg2
 from psycopg2 import errorcodes
 
-from app.errors import DatabaseUnavailable, DataloaderError
+from app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
 from app.queue.audit import acting_for_each, whose
 from app.queue.ids import draw_jobs
 from app.queue.job import Enqueued, NewJob, Status
@@ -75,6 +76,15 @@ class Together:
             raise type(mine.failure)(str(mine.failure)) from mine.failure
         return mine.answer or self._queue.put(request)
 
+    def enqueue_all(self, asked: Sequence[tuple[NewJob, str | None]]) -> list[Enqueued | DatabaseUnavailable | None]:
+        """Those of one caller, each with for whom it is asked (as `whose` has it), in one message. None: whether it can
+        be had is found out alone, by `enqueue`."""
+        asking = [_asking(new, act) for new, act in asked]
+        batch = [one for one in asking if one is not None]
+        if batch:
+            self._send_together(batch)  # whatever becomes of it stands with each of them
+        return [None if one is None else one.failure or one.answer for one in asking]
+
     def _taken(self, leader: _Asking) -> list[_Asking]:
         """What the leader sends: with the lock."""
         self._leader = leader
@@ -118,6 +128,15 @@ class Together:
             for job_id, one in zip(ids, batch, strict=True):
                 if job_id in made:
                     one.answer = Enqueued(job_id, Status.QUEUED, created=True)
+
+
+def _asking(new: NewJob, act: str | None) -> _Asking | None:
+    if new.live_key is not None:  # the answer is the job that has it
+        return None
+    try:
+        return _Asking(request_of(new), act)
+    except InvalidJob:
+        return None
 
 
 def _fail(batch: list[_Asking], error: DatabaseUnavailable) -> None:

@@ -24,6 +24,9 @@ _MOST_VALUES = 500_000
 _LARGEST = 10**300  # what both a jsonb number and Python's own limit on digits bear with ease
 
 
+_encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
 class Json(Enum):
     """JSON's own null, where None says that nothing has changed."""
 
@@ -48,8 +51,12 @@ def _element(value: Any) -> str:
     return str(value)
 
 
+def _is_storable(text: str) -> bool:
+    return "\0" not in text and (text.isascii() or not _UNSTORABLE.search(text))
+
+
 def checked_text(name: str, value: str) -> str:
-    if _UNSTORABLE.search(value):
+    if not _is_storable(value):
         raise InvalidJob(f"{name} holds a NUL character or half a surrogate pair, which PostgreSQL cannot keep")
     return value
 
@@ -57,33 +64,29 @@ def checked_text(name: str, value: str) -> str:
 def checked_json(name: str, value: Any) -> str:
     try:
         _check(value, 0)
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return _encoded(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidJob(f"{name} is not JSON that PostgreSQL can keep: {error}") from error
-    return text
 
 
 def _check(value: Any, depth: int) -> None:
     if depth > _DEEPEST:
         raise ValueError(f"nested deeper than {_DEEPEST}")
-    match value:
-        case str():
-            if _UNSTORABLE.search(value):
-                raise ValueError("a text holds a NUL character or half a surrogate pair")
-        case bool() | None:
-            pass
-        case int():
-            if abs(value) > _LARGEST:
-                raise ValueError("an integer has more than 300 digits")
-        case Mapping():
-            for key, inner in value.items():
-                if not isinstance(key, str):
-                    raise TypeError(f"the key {key!r} is not a text")
-                _check(key, depth)
-                _check(inner, depth + 1)
-        case list() | tuple():
-            for inner in value:
-                _check(inner, depth + 1)
+    if isinstance(value, str):
+        if not _is_storable(value):
+            raise ValueError("a text holds a NUL character or half a surrogate pair")
+    elif isinstance(value, int):
+        if not -_LARGEST <= value <= _LARGEST:
+            raise ValueError("an integer has more than 300 digits")
+    elif isinstance(value, dict | Mapping):  # the first is told at once
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is not a text")
+            _check(key, depth)
+            _check(inner, depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check(inner, depth + 1)
 
 
 def clean_text(value: str, most: int) -> str:
@@ -91,13 +94,13 @@ def clean_text(value: str, most: int) -> str:
     if len(value) > most:
         half = (most - 40) // 2
         value = f"{value[:half]}\n… {len(value) - 2 * half} characters left out …\n{value[-half:]}"
-    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+    return value if _is_storable(value) else _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
 
 
 def clean_json(value: Any, most: int) -> str:
     """The value as JSON; where it is too large, an object that says so."""
     try:
-        text = json.dumps(_Cleaner().clean(value, 0), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _encoded(_Cleaner().clean(value, 0))
     except Exception as error:  # an object whose own methods fail: say so rather than lose the run's end
         return json.dumps({"$dropped": f"not JSON: {type(error).__name__}"})
     size = len(text.encode())

@@ -11,7 +11,7 @@ from uuid import UUID
 
 def json_text(answer: Any) -> str:
     try:
-        return json.dumps(answer, default=_plain, allow_nan=False)
+        return _encoded(answer)
     except ValueError:  # a jsonb number past what a float holds, written by another service
         return json.dumps(_finite(json.loads(json.dumps(answer, default=_plain))))
 
@@ -26,6 +26,9 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         return vars(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+_encoded = json.JSONEncoder(default=_plain, allow_nan=False).encode
 
 
 def _finite(value: Any) -> Any:

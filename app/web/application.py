@@ -15,6 +15,7 @@ from app.queue.keys import Keys
 from app.queue.lists import Lists
 from app.queue.pool import Pool
 from app.queue.queues import Queues
+from app.queue.together import Together
 from app.traces import Quiet, Tracer
 from app.web.alerts import alerts
 from app.web.audit import audit
@@ -25,6 +26,7 @@ from app.web.callers import networks
 from app.web.docs import docs
 from app.web.edits import edits
 from app.web.exchange import Around, fail
+from app.web.express import Express
 from app.web.feedback import feedback
 from app.web.infrastructure import Look, Probe, infrastructure
 from app.web.joblists import joblists
@@ -33,6 +35,7 @@ from app.web.jobs import JobId, jobs
 from app.web.keyring import KeyRing
 from app.web.login import login
 from app.web.metrics import QueueCollector, Traffic, metrics
+from app.web.models import trigger_request
 from app.web.options import WebOptions
 from app.web.pages import pages
 from app.web.probes import probes
@@ -44,7 +47,8 @@ from app.web.waiting import Waiting
 from app.web.webhooks import webhooks
 from pipelines.contract import Pipelines
 
-OPERATIONS = "dataloader.operations"  # in the app's extensions: every operation there is
+# In the app's extensions: every operation there is; and who answers many triggers at once, if that may be done.
+OPERATIONS, EXPRESS = "dataloader.operations", "dataloader.express"
 
 
 def create_app(
@@ -82,19 +86,17 @@ def create_app(
 
     app.register_error_handler(Exception, fail)
     guard = _guard(keys, options)
-    app.wsgi_app = Around(app.wsgi_app, traffic, guard)  # type: ignore[method-assign]
+    around = Around(app.wsgi_app, traffic, guard)
+    app.wsgi_app = around  # type: ignore[method-assign]
     look = Look(queue, options, probe, pool)
     source, closing = queue.source, closing or threading.Event()
+    together, asked, drains = Together(queue), trigger_request(options, pipelines), Drains(Queues(source))
+    if tracer is None or isinstance(tracer, Quiet):  # a span is drawn by the thread that asks
+        app.extensions[EXPRESS] = Express(around, guard, together, pipelines, options, asked, drains)
+    waiting = Waiting(Lists(source), options.most_waiting, closing)
     subjects = [
-        jobs(
-            queue,
-            pipelines,
-            options,
-            tracer or Quiet(),
-            Waiting(Lists(source), options.most_waiting, closing),
-            Drains(Queues(source)),
-        ),
-        batch(source, pipelines, options, Drains(Queues(source))),
+        jobs(queue, together, pipelines, options, asked, tracer or Quiet(), waiting, drains),
+        batch(source, pipelines, options, drains),
         joblists(source, options),
         edits(queue, pipelines, options),
         bulk(source, options),

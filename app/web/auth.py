@@ -139,16 +139,23 @@ class Guard:
 
     def identify(self, environ: WSGIEnvironment) -> Actor:
         """Raises KeyRequired, KeyInvalid, TooManyTries, HostRefused; DatabaseUnavailable, if it cannot be known."""
+        actor = self.known(environ)
+        if actor is not None:
+            return actor
+        if _shows_a_key(environ):
+            raise self.refusal(address_of(environ, self._proxies))
+        raise KeyRequired
+
+    def known(self, environ: WSGIEnvironment) -> Actor | None:
+        """Who it is; None: nobody who is let in. Raises HostRefused; DatabaseUnavailable, if it cannot be known."""
         address = address_of(environ, self._proxies)
         if self._wide_open:
             if is_from_here(environ) and not names_this_machine(environ.get("HTTP_HOST", "")):
                 raise HostRefused  # a page of another site, in a browser of this machine
             return Actor(name=_ANYBODY, via="none", address=address, scopes=_EVERYTHING)
         ring = self.ring
-        shown = environ.get("HTTP_AUTHORIZATION", "")
-        bearer = shown[:7].lower() == "bearer "
-        if bearer and ring is not None:
-            key = ring.find(shown[7:].strip())
+        if ring is not None and _shows_a_key(environ):
+            key = ring.find(environ["HTTP_AUTHORIZATION"][7:].strip())
             if key is not None:
                 return _holder(key, "key", address)
         elif self.sessions is not None and ring is not None and "HTTP_COOKIE" in environ:
@@ -159,9 +166,7 @@ class Guard:
             if not names_this_machine(environ.get("HTTP_HOST", "")):
                 raise HostRefused
             return Actor(name=_HERE, via="loopback", address=address, scopes=_EVERYTHING)
-        if bearer:
-            raise self.refusal(address)
-        raise KeyRequired
+        return None
 
     def still(self, actor: Actor, access: tuple[Scope, ...]) -> bool:
         """Would he be let in again, who was a while ago? For answers that last. Raises DatabaseUnavailable, if it
@@ -210,6 +215,10 @@ class Guard:
 
     def token(self, session: Session) -> str:
         return "" if self.sessions is None else self.sessions.token(session)
+
+
+def _shows_a_key(environ: WSGIEnvironment) -> bool:
+    return str(environ.get("HTTP_AUTHORIZATION", ""))[:7].lower() == "bearer "
 
 
 def _holder(key: Live, via: str, address: str, session: Session | None = None) -> Actor:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -42,7 +42,7 @@ _HEADERS = (
 )
 _UNKEPT = ("Cache-Control", "no-store")  # last, to be left off where something else is said
 _PAGE_HEADERS = (*_HEADERS, ("Content-Security-Policy", _PAGE_POLICY), _UNKEPT)
-_API_HEADERS = (*_HEADERS, ("Content-Security-Policy", _API_POLICY), _UNKEPT)
+API_HEADERS = (*_HEADERS, ("Content-Security-Policy", _API_POLICY), _UNKEPT)
 
 
 class Around:
@@ -56,10 +56,7 @@ class Around:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         started = time.perf_counter()
-        told = environ.get("HTTP_X_REQUEST_ID", "")
-        request_id = told if _REQUEST_ID.fullmatch(told) else self._new_id()
-        environ[REQUEST_ID] = request_id
-        environ[GUARD] = self._guard
+        request_id = self.name(environ)
         status = route = ""
 
         def answered(line: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
@@ -69,16 +66,43 @@ class Around:
 
         token = log.bind(lambda: {"request_id": request_id})
         try:
-            self._traffic.began()
-            if log.is_audited() and not _quiet(environ):
-                log.audit("request.began", method=environ["REQUEST_METHOD"], path=_path(environ), **_who(environ))
+            self._began(environ)
             body = self._inner(environ, answered)
-            seconds = time.perf_counter() - started
-            self._traffic.ended(route, status, seconds)
-            _tell(environ, route, int(status), round(seconds * 1000, 2))
+            self._ended(environ, route, status, started)
         finally:
             log.unbind(token)
         return body
+
+    def name(self, environ: WSGIEnvironment) -> str:
+        """Give the request its id, and its guard."""
+        told = environ.get("HTTP_X_REQUEST_ID", "")
+        request_id: str = told if _REQUEST_ID.fullmatch(told) else self._new_id()
+        environ[REQUEST_ID] = request_id
+        environ[GUARD] = self._guard
+        return request_id
+
+    def tell(self, environ: WSGIEnvironment, route: str, started: float, event: str, facts: Mapping[str, Any]) -> str:
+        """Say all that there is to say of a request that has been answered well, and did `event`. Returns its id."""
+        request_id: str = environ[REQUEST_ID]
+        token = log.bind(lambda: {"request_id": request_id})
+        try:
+            self._began(environ)
+            if log.is_audited():
+                log.audit(event, **_who(environ), **facts)
+            self._ended(environ, route, "200", started)
+        finally:
+            log.unbind(token)
+        return request_id
+
+    def _began(self, environ: WSGIEnvironment) -> None:
+        self._traffic.began()
+        if log.is_audited() and not _quiet(environ):
+            log.audit("request.began", method=environ["REQUEST_METHOD"], path=_path(environ), **_who(environ))
+
+    def _ended(self, environ: WSGIEnvironment, route: str, status: str, started: float) -> None:
+        seconds = time.perf_counter() - started
+        self._traffic.ended(route, status, seconds)
+        _tell(environ, route, int(status), round(seconds * 1000, 2))
 
     def _new_id(self) -> str:
         """Many are drawn at once: at each question to the system another thread takes the interpreter."""
@@ -161,7 +185,7 @@ def _route(environ: WSGIEnvironment) -> str:
 
 
 def _dress(headers: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    dress, kept = _API_HEADERS, False
+    dress, kept = API_HEADERS, False
     for name, value in headers:
         match name.lower():
             case "content-type" if value.startswith(_PAGES):

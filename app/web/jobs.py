@@ -22,7 +22,8 @@ from app.web.answers import json_text
 from app.web.auth import current_actor
 from app.web.conditional import tag_of
 from app.web.exchange import said
-from app.web.models import JobState, Triggered, TriggerRequest, trigger_request
+from app.web.express import fail_as_before
+from app.web.models import JobState, Triggered, TriggerRequest
 from app.web.operations import ANY_KEY, Subject
 from app.web.options import WebOptions
 from app.web.problems import Code, InvalidRequest
@@ -60,14 +61,20 @@ class StatusQuery(BaseModel):
 
 
 def jobs(
-    queue: JobQueue, pipelines: Pipelines, options: WebOptions, tracer: Tracer, waiting: Waiting, drains: Drains
+    queue: JobQueue,
+    together: Together,
+    pipelines: Pipelines,
+    options: WebOptions,
+    asked: type[TriggerRequest],
+    tracer: Tracer,
+    waiting: Waiting,
+    drains: Drains,
 ) -> Subject:
     subject = Subject("jobs", "/api/v1", options.max_json_depth)
-    together = Together(queue)
 
     @subject.post(
         "/jobs/trigger",
-        body=trigger_request(options, pipelines),
+        body=asked,
         answer=Triggered,
         problems=(Code.IDEMPOTENCY_CONFLICT, Code.OUTSIDE_KEY_LIMITS, Code.QUEUE_DRAINING, *_DATABASE),
         scope=Scope.TRIGGER,
@@ -88,6 +95,7 @@ def jobs(
         drains.refuse(wanted.queue)
         facts = {"dataloader.queue": wanted.queue, "dataloader.task": wanted.task}
         with tracer.asking(traces.read(request.headers.get("traceparent")), facts) as part:
+            fail_as_before()
             enqueued = together.enqueue(wanted.new_job(part.traceparent))
         said(
             "job.trigger",

@@ -38,14 +38,19 @@ class Traffic:
         self._duration = Histogram(
             "request_duration_seconds", "Time to answer.", ("route",), buckets=_BUCKETS, registry=registry
         )
+        self._of: dict[tuple[str, str], tuple[Counter, Histogram]] = {}  # there are few, and looking one up takes long
         self.feedback = Counter("feedback_total", "Votes on the service.", ("vote",), registry=registry)
 
     def began(self) -> None:
         self._requests.inc()
 
     def ended(self, route: str, status: str, seconds: float) -> None:
-        self._responses.labels(route, status).inc()
-        self._duration.labels(route).observe(seconds)
+        of = self._of.get((route, status))
+        if of is None:
+            of = self._of[route, status] = self._responses.labels(route, status), self._duration.labels(route)
+        responses, duration = of
+        responses.inc()
+        duration.observe(seconds)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ JSON = "application/json"
 HTML = "text/html"
 FORM = "application/x-www-form-urlencoded"
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+Model = TypeVar("Model", bound=BaseModel)
 
 # Who may call an operation: anybody; whoever has a key; those whose key has one of these scopes.
 Access = tuple[Scope, ...]
@@ -31,7 +32,7 @@ OPEN: Access = ()
 ANY_KEY: Access = (Scope.READ, Scope.TRIGGER)
 _FORGOTTEN: Access = (Scope.ADMIN,)  # nobody said; a test refuses it
 
-_JSON_TYPES = frozenset({JSON, "application/json; charset=utf-8", "application/json;charset=utf-8"})
+PLAIN_JSON = frozenset({JSON, "application/json; charset=utf-8", "application/json;charset=utf-8"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,21 +218,26 @@ def _form(model: type[BaseModel], _: int) -> BaseModel:
 def _body(model: type[BaseModel], max_depth: int) -> BaseModel:
     """The validated body. All faults are told together, each with its field."""
     _must_be_json()
-    reading = read(_sent(), max_depth=max_depth)
+    return valid(model, _sent(), max_depth)
+
+
+def valid(model: type[Model], sent: bytes, max_depth: int) -> Model:
+    """What was sent, as the model has it. Raises NotJson, InvalidRequest."""
+    reading = read(sent, max_depth=max_depth)
     if not reading.faults and not isinstance(reading.value, dict):
         raise InvalidRequest([FieldFault("body", "is no JSON object; send one, as in {}")])
     try:
-        valid = model.model_validate(reading.value)
+        found = model.model_validate(reading.value)
     except ValidationError as error:
         raise InvalidRequest([*reading.faults, *_further(faults_of(error), reading.faults)]) from None
     if reading.faults:
         raise InvalidRequest(reading.faults)
-    return valid
+    return found
 
 
 def _must_be_json() -> None:
     sent = request.environ.get("CONTENT_TYPE", "")
-    if sent not in _JSON_TYPES:
+    if sent not in PLAIN_JSON:
         charset = request.mimetype_params.get("charset", "utf-8").lower()
         if request.mimetype != JSON or charset not in ("utf-8", "utf8"):
             raise UnsupportedMediaType(Code.UNSUPPORTED_MEDIA_TYPE.meaning)
