@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 _FIELD = re.compile(r"([A-Za-z0-9-]{1,64}): ([!-~](?:[ -~]{0,2000}[!-~])?)")
+_LENGTH = re.compile(r"[0-9]{1,15}")
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")
 _MOST_FIELDS = 50
 _NOT_HERE = frozenset({
@@ -39,6 +40,7 @@ def environ_of(head: bytes, path: str, client: str) -> dict[str, str] | None:
 def _is_plain(environ: Mapping[str, str]) -> bool:
     return (
         _HOST.fullmatch(environ.get("HTTP_HOST", "")) is not None
+        and _LENGTH.fullmatch(environ.get("CONTENT_LENGTH", "")) is not None
         and environ.get("HTTP_CONNECTION", "keep-alive").lower() == "keep-alive"
     )
 

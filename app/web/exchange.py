@@ -15,7 +15,7 @@ from flask import Response, current_app, render_template, request
 
 from app import log
 from app.web import problems
-from app.web.auth import GUARD, PAGE, REQUEST_ID, Guard, named
+from app.web.auth import ACTOR, GUARD, PAGE, REQUEST_ID, Actor, Guard, named
 from app.web.metrics import Traffic
 from app.web.openapi import template
 
@@ -81,12 +81,15 @@ class Around:
         environ[GUARD] = self._guard
         return request_id
 
-    def tell(self, environ: WSGIEnvironment, route: str, started: float, event: str, facts: Mapping[str, Any]) -> str:
-        """Say all that there is to say of a request that has been answered well, and did `event`. Returns its id."""
+    def tell(
+        self, environ: WSGIEnvironment, actor: Actor, route: str, started: float, event: str, facts: Mapping[str, Any]
+    ) -> str:
+        """Say all that there is to say of somebody's request that went well, and did `event`. Returns its id."""
         request_id: str = environ[REQUEST_ID]
         token = log.bind(lambda: {"request_id": request_id})
         try:
             self._began(environ)
+            environ[ACTOR] = actor
             if log.is_audited():
                 log.audit(event, **_who(environ), **facts)
             self._ended(environ, route, "200", started)

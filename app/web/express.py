@@ -20,7 +20,7 @@ from app.queue.job import Enqueued, NewJob
 from app.queue.keys import Scope
 from app.queue.together import Together
 from app.web.answers import json_text
-from app.web.auth import ACTOR, Guard
+from app.web.auth import Actor, Guard
 from app.web.exchange import API_HEADERS, Around
 from app.web.models import Triggered, TriggerRequest
 from app.web.operations import JSON, PLAIN_JSON, valid
@@ -65,6 +65,7 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     environ: WSGIEnvironment
+    actor: Actor
     new: NewJob
     act: str
     started: float
@@ -109,9 +110,8 @@ class Express:
             self._drains.refuse(asked.queue)
         except Exception:  # nothing has happened yet, and the ordinary way comes to the same
             return None
-        environ[ACTOR] = actor
         act = actor.act("trigger", self._around.name(environ))
-        return _Wanted(environ, asked.new_job(traces.read(environ.get("HTTP_TRACEPARENT"))), act.told(), started)
+        return _Wanted(environ, actor, asked.new_job(traces.read(environ.get("HTTP_TRACEPARENT"))), act.told(), started)
 
     def _told(self, one: _Wanted, made: Enqueued | Exception | None) -> Answer | Exception | None:
         if not isinstance(made, Enqueued):
@@ -120,7 +120,7 @@ class Express:
             "job_id": made.job_id, "queue": one.new.queue, "task": one.new.task, "created": made.created,
             "producer": one.new.producer,
         }  # fmt: skip
-        request_id = self._around.tell(one.environ, PATH, one.started, "job.trigger", facts)
+        request_id = self._around.tell(one.environ, one.actor, PATH, one.started, "job.trigger", facts)
         body = json_text(vars(Triggered(made.job_id, made.status))).encode()
         return Answer(
             f"Content-Type: {JSON}\r\nContent-Length: {len(body)}\r\nX-Request-ID: {request_id}\r\n{_DRESS}", body

@@ -13,8 +13,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from app.log import Alert, LogOptions, bound, bound_fields, get, set_up, tear_down
+from app.log import Alert, LogOptions, bound, bound_fields, get, hide, set_up, tear_down
 from app.log.lines import JsonLines, TextLines
 from app.log.masking import Masker
 
@@ -236,3 +238,51 @@ def test_the_names_that_alerts_rely_on_stay():
         "api.error",
         "webhook.disabled",
     }
+
+
+_SAID = st.one_of(
+    st.sampled_from(["hunter22", "a hunter22 b", "token=abc", "key", "https://u:p@h/", "é", "\x7f", "\x1b[2J"]),
+    st.text(max_size=8), st.integers(), st.floats(), st.booleans(), st.none(), st.binary(max_size=3),
+    st.lists(st.just("hunter22"), max_size=2), st.sampled_from([Alert.API_ERROR, 2**63, -(2**63), 2**63 - 1]),
+)  # fmt: skip
+_NAMES = st.sampled_from(
+    ["status", "path", "key_id", "password", "hunter22", "event", "inner_word", "token", "é", "a b", "sessions"]
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text(max_size=5), st.dictionaries(_NAMES, _SAID, max_size=5))
+@example("hunter22", {})
+@example("said", {"status": "hunt", "path": "er22"})
+@example("said", {"inner_word": "x"})
+def test_what_is_told_at_once_is_what_looking_at_each_field_would_tell(event, fields):
+    """A line in which nothing may have to be hidden takes a shorter way to the same text."""
+    lines = JsonLines(Masker(["hunter22"], ["inner"]), UTC)
+    record = logging.getLogger("x").makeRecord("x", logging.INFO, "", 0, event, (), None, "", {"fields": fields})
+
+    told = lines.format(record)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Masker, "lets_through", lambda masker, fields: False)
+        looked_at = lines.format(record)
+
+    assert told == looked_at
+
+
+def test_an_ordinary_line_takes_the_short_way():
+    lines = JsonLines(Masker(["hunter22"], ["inner"]), UTC)
+    fields = {"status": 200, "key_id": "dlk", "actor": "somebody", "duration_ms": 1.5, "ok": True, "none": None}
+
+    assert lines.masker.lets_through(fields)
+    for hidden in ({"password": "x"}, {"inner_word": "x"}, {"a": "hunter22"}, {"a": b"x"}, {"a": "Bearer abc"}):
+        assert not lines.masker.lets_through({**fields, **hidden})
+
+
+def test_a_secret_that_becomes_known_later_is_hidden_from_then_on():
+    lines = JsonLines(Masker(), UTC)
+    fields = {"said": "correct-horse-battery"}
+    assert lines.masker.lets_through(fields)
+
+    hide(["correct-horse-battery"])
+
+    assert not lines.masker.lets_through(fields)
+    assert not lines.masker.lets_through({"correct-horse-battery": 1})

@@ -257,6 +257,23 @@ def test_a_live_key_is_asked_for_alone(crowd, desk):
     assert made[0].job_id == made[1].job_id
 
 
+def test_one_caller_may_ask_for_many_and_is_told_which_must_be_asked_for_alone(desk, pool):
+    there = desk.queue.enqueue(job("old", idempotency_key="old"))
+    together = Together(JobQueue(pool))
+    news = [
+        job("a"), job("b", idempotency_key="new"), job("old", idempotency_key="old"), job("live", live_key="l"),
+        job("c", args={"x": object()}), job("d", idempotency_key="new"),
+    ]  # fmt: skip
+
+    made = together.enqueue_all([(new, None) for new in news])
+
+    kept = dict(desk.sql("SELECT lock_key, job_id::text FROM dl_jobs"))
+    assert [isinstance(one, Enqueued) and str(one.job_id) for one in made] == [kept["a"], kept["b"], False, False, False, False]
+    assert kept.keys() == {"a", "b", "old"}
+    assert kept["old"] == str(there.job_id)
+    assert together.enqueue_all([]) == []
+
+
 def test_very_many_at_once_are_each_answered(desk, pool):
     together = Together(JobQueue(pool))
 
