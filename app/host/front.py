@@ -26,7 +26,6 @@ from selectors import EVENT_READ, EVENT_WRITE
 from socket import SHUT_WR, socket
 from typing import Any
 
-from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.http import errors  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     STOP_KEEPALIVE_LINGER,
@@ -37,8 +36,9 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
 
 from app import log
 from app.host.arrival import Arrival, Need, Sizes
-from app.host.lane import LINE, LONG, Gone, Lane
-from app.web.express import Express, failed
+from app.host.lane import LONG, Gone, Lane, in_the_way
+from app.web.again import Again, once_more
+from app.web.express import Express
 from app.web.problems import MEDIA_TYPE, Code
 
 _log = log.get(__name__)
@@ -229,7 +229,7 @@ class Conn(TConn):  # type: ignore[misc]
     until = 0.0  # when it must be there
     held = 0  # bytes that are kept for it
     urgent = False
-    failure: Exception | None = None  # what the lane's asking came to
+    again: Again | None = None  # what it came to in the lane, from which it was sent on
     idle = False  # kept alive, until its client says something
     watched = False  # the poller tells when there is something to read
 
@@ -285,13 +285,12 @@ class Front(ThreadWorker):  # type: ignore[misc]
         super().init_process()
 
     def open_lane(self, express: Express | None) -> None:
-        """Let it answer what it can, unless somebody wants to hear of each request, or has a say in its answer."""
-        cfg, plain = self.cfg, Config()
-        told = cfg.accesslog or cfg.syslog or cfg.statsd_host or cfg.logconfig or cfg.logconfig_dict
-        hooked = any(getattr(cfg, hook) is not getattr(plain, hook) for hook in ("pre_request", "post_request"))
-        framed = cfg.is_ssl or cfg.proxy_protocol not in (False, "off")
-        if express is not None and cfg.keepalive and not (told or hooked or framed or cfg.max_requests):
-            self.lane = Lane(express, self, threads=cfg.threads)
+        """Let it answer what it can, unless somebody stands in the way of requests."""
+        closed = in_the_way(self.cfg, self.log) if express else "spans are drawn, or others stand in the app's way"
+        if express is None or closed is not None:
+            _log.info("api.lane.closed", why=closed)
+        else:
+            self.lane = Lane(express, self, threads=self.cfg.threads)
 
     def notify(self) -> None:
         """Tell the arbiter that we live: it looks every few seconds."""
@@ -397,7 +396,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
             self.urgent_in_hand += 1
         else:
             self.in_hand += 1
-        if self.lane is not None and self.alive and conn.arrival.data.startswith(LINE) and conn.arrival.is_simple:
+        if self.lane is not None and self.alive and self.lane.is_for(conn.arrival):
             self.lane.take(conn)
         else:
             self.ordinarily(conn)
@@ -454,7 +453,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
         sock = conn.sock
         outbox = conn.sock = Outbox(sock, self.limits)
         try:
-            with failed(conn.failure):
+            with once_more(conn.again):
                 return bool(self.handle_request(request, conn))
         finally:
             conn.sock, conn.unsent = sock, outbox.unsent
@@ -472,7 +471,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
             self.urgent_in_hand -= 1
         else:
             self.in_hand -= 1
-        conn.kept_alive, conn.failure = kept_alive, None
+        conn.kept_alive, conn.again = kept_alive, None
         self._hold(conn, len(conn.unsent))
         if self.held > self.limits.most_held:
             self._close(conn)

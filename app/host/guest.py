@@ -13,7 +13,7 @@ from app.host.arrival import Sizes
 from app.host.ending import STOP_MARGIN, Ending
 from app.host.front import Front, Limits
 from app.host.service import Service
-from app.web.application import EXPRESS
+from app.web.express import express_of
 
 _STUCK = 120.0  # seconds: far above any pause in which a pipeline holds the interpreter
 BLOCKED_AT_BIRTH = (signal.SIGTERM, signal.SIGQUIT)  # a signal between fork and handler would be the arbiter's copy's
@@ -72,7 +72,7 @@ class Host(Front):
         """Called when the app is loaded, just before requests are taken."""
         self.service = service
         self.limits = Limits(sizes=Sizes(body=max(service.settings.max_body_bytes, service.settings.max_batch_bytes)))
-        self.open_lane(service.app.extensions.get(EXPRESS))
+        self.open_lane(express_of(self.wsgi))
         self.ending = Ending(service, grace=service.settings.shutdown_grace_sec)
         self.ending.start()
         service.start()

@@ -2,10 +2,11 @@
 
 A request on its way through the threads of gunicorn and Flask changes threads four times, and at each time several wait
 for the interpreter. Here a thread takes all that wait, has them answered in one go, and the main thread hears of all of
-them at once. What is not plain goes the ordinary way, as if it had not been here.
+them at once. What is not plain goes the ordinary way, and what is not small.
 
-None is another's hostage: what is away for long is overtaken, and the database does not wait in here for a key that
-somebody else holds.
+Who waits in here waits for no other request, but for the statement that puts all their jobs into the queue together; it
+does not wait for anybody's key. A thread takes one after the other as it comes to look at them, so that those behind
+one that takes long are taken by the next thread.
 """
 
 from __future__ import annotations
@@ -15,21 +16,41 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gunicorn import SERVER  # type: ignore[import-untyped]
+from gunicorn.config import Config  # type: ignore[import-untyped]
+from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 from gunicorn.util import http_date  # type: ignore[import-untyped]
 
+from app import log
+from app.config.mounted import script_name
+from app.host.arrival import Arrival
 from app.host.plain import environ_of
-from app.web.express import PATH, Answer, Express
+from app.web.express import PATH, Answer, Express, Wanted
 
 if TYPE_CHECKING:
     from app.host.front import Conn
 
-LINE = f"POST {PATH} HTTP/1.1\r\n".encode()
-LONG = 0.1  # seconds that one is away, after which the next may go all the same
-_AT_ONCE = 1  # away, as a rule
+_log = log.get(__name__)
+_LINE = f"POST {PATH} HTTP/1.1\r\n".encode()
+_LARGEST = 16_384  # bytes of a request: what is larger would keep its company waiting, and fill the memory with it
+LONG = 0.1  # seconds that a thread is away, after which the next may go all the same
+_AT_ONCE = 1  # threads away, as a rule
 _MOST = 64  # requests in one go
+_LOOKING = 0.02  # seconds in which a thread goes on taking requests
+
+# gunicorn's settings that neither change how a request is read, answered or believed, nor tell anybody of it.
+_NO_SAY = frozenset({
+    "access_log_format", "backlog", "bind", "capture_output", "chdir", "check_config", "child_exit", "config",
+    "control_socket", "control_socket_disable", "control_socket_mode", "daemon", "default_proc_name",
+    "disable_redirect_access_to_syslog", "enable_stdio_inheritance", "errorlog", "graceful_timeout", "group",
+    "initgroups", "keepalive", "logger_class", "loglevel", "nworkers_changed", "on_exit", "on_reload", "on_starting",
+    "pidfile", "post_fork", "post_worker_init", "pre_exec", "pre_fork", "preload_app", "print_config", "proc_name",
+    "pythonpath", "raw_env", "reload", "reload_engine", "reload_extra_files", "reuse_port", "sendfile", "threads",
+    "timeout", "tmp_upload_dir", "umask", "user", "when_ready", "worker_abort", "worker_class", "worker_connections",
+    "worker_exit", "worker_int", "worker_tmp_dir", "workers", "wsgi_app",
+})  # fmt: skip
 
 
 class Hands(Protocol):
@@ -41,7 +62,20 @@ class Hands(Protocol):
     def finish(self, conn: Conn, *, kept_alive: bool) -> None: ...
 
 
-Gone = tuple["Conn", bool | None]  # None: it has not been answered
+Gone = tuple["Conn", bool | None]  # whether its connection may be used again; None: it has not been answered
+
+
+def in_the_way(cfg: Any, logger: Any) -> str | None:
+    """Who wants to hear of each request, or has a say in how it is read or answered. None: nobody would miss
+    gunicorn's own way."""
+    usual = Config().settings
+    if not cfg.keepalive:
+        return "keepalive"
+    if script_name():
+        return "SCRIPT_NAME"
+    if getattr(type(logger), "access", None) is not Logger.access:
+        return "logger_class"
+    return next((n for n, it in cfg.settings.items() if n not in _NO_SAY and it.get() != usual[n].get()), None)
 
 
 class Lane:
@@ -49,9 +83,13 @@ class Lane:
 
     def __init__(self, express: Express, hands: Hands, *, threads: int) -> None:
         self._express, self._hands, self._threads = express, hands, threads
-        self._waiting: deque[Conn] = deque()  # the main thread adds, a thread of the lane takes
+        self._waiting: deque[Conn] = deque()  # the main thread adds, those of the lane take
         self._away = 0
         self._sent_at = 0.0
+
+    @staticmethod
+    def is_for(arrival: Arrival) -> bool:
+        return arrival.data.startswith(_LINE) and len(arrival.data) <= _LARGEST and arrival.is_simple
 
     def take(self, conn: Conn) -> None:
         self._waiting.append(conn)
@@ -72,36 +110,46 @@ class Lane:
     def _back(self, done: Future[list[Gone]]) -> None:
         self._away -= 1
         self.look()
-        for conn, kept_alive in done.result():
+        for conn, kept_alive in done.result():  # `_answer` raises nothing
             if kept_alive is None:
                 self._hands.ordinarily(conn)
             else:
                 self._hands.finish(conn, kept_alive=kept_alive)
 
     def _answer(self) -> list[Gone]:
-        taken: list[Conn] = []
-        with suppress(IndexError):
-            while len(taken) < _MOST:
-                taken.append(self._waiting.popleft())
-        answered: dict[Conn, bool] = {}
+        """In a thread of its own."""
+        taken: dict[Conn, bool | None] = {}
+        asking: list[tuple[Conn, Wanted]] = []
+        asked: list[tuple[Conn, Wanted]] = []
         try:
-            self._try_to_answer(taken, answered)
-        except Exception as error:  # a bug of ours; whatever has happened until then must not happen twice
-            for conn in taken:
-                conn.failure = error
-        return [(conn, answered.get(conn)) for conn in taken]
+            self._take_all(taken, asking)
+            asked = asking
+            if asked:
+                self._answer_all(taken, asked)
+        except BaseException:  # a bug, or the end of the thread: nobody knows what was asked, and nobody asks twice
+            _log.exception(log.Alert.API_ERROR, path=PATH)
+            taken |= {conn: False for conn, _ in asked if taken[conn] is None and conn.again is None}
+        return list(taken.items())
 
-    def _try_to_answer(self, taken: Sequence[Conn], answered: dict[Conn, bool]) -> None:
-        plain = []
-        for conn in taken:
-            head, body = conn.arrival.parts(len(LINE))
-            environ = environ_of(head, PATH, conn.address)
-            if environ is not None:
-                plain.append((conn, environ, body))
-        answers = self._express.answer([(environ, body) for _, environ, body in plain])
+    def _take_all(self, taken: dict[Conn, bool | None], asking: list[tuple[Conn, Wanted]]) -> None:
+        until = time.monotonic() + _LOOKING
+        with suppress(IndexError):
+            while len(taken) < _MOST and time.monotonic() < until:
+                conn = self._waiting.popleft()
+                taken[conn] = None
+                head, body = conn.arrival.parts(len(_LINE))
+                environ = environ_of(head, PATH, conn.address)
+                wanted = None if environ is None else self._express.read(environ, body)
+                if isinstance(wanted, Wanted):
+                    asking.append((conn, wanted))
+                else:
+                    conn.again = wanted
+
+    def _answer_all(self, taken: dict[Conn, bool | None], asking: Sequence[tuple[Conn, Wanted]]) -> None:
+        answers = self._express.answer([wanted for _, wanted in asking])
         begin = f"HTTP/1.1 200 OK\r\nServer: {SERVER}\r\nDate: {http_date()}\r\nConnection: keep-alive\r\n"
-        for (conn, _, _), answer in zip(plain, answers, strict=True):
+        for (conn, _), answer in zip(asking, answers, strict=True):
             if isinstance(answer, Answer):
-                answered[conn] = self._hands.write(conn, f"{begin}{answer.fields}\r\n".encode("latin-1") + answer.body)
+                taken[conn] = self._hands.write(conn, f"{begin}{answer.fields}\r\n".encode("latin-1") + answer.body)
             else:
-                conn.failure = answer
+                conn.again = answer

@@ -26,7 +26,7 @@ from app.web.callers import networks
 from app.web.docs import docs
 from app.web.edits import edits
 from app.web.exchange import Around, fail
-from app.web.express import Express
+from app.web.express import EXPRESS, Express
 from app.web.feedback import feedback
 from app.web.infrastructure import Look, Probe, infrastructure
 from app.web.joblists import joblists
@@ -47,8 +47,7 @@ from app.web.waiting import Waiting
 from app.web.webhooks import webhooks
 from pipelines.contract import Pipelines
 
-# In the app's extensions: every operation there is; and who answers many triggers at once, if that may be done.
-OPERATIONS, EXPRESS = "dataloader.operations", "dataloader.express"
+OPERATIONS = "dataloader.operations"  # in the app's extensions: every operation there is
 
 
 def create_app(

@@ -146,6 +146,13 @@ class Guard:
             raise self.refusal(address_of(environ, self._proxies))
         raise KeyRequired
 
+    def knows_at_once(self, environ: WSGIEnvironment) -> bool:
+        """Can be told who it is without asking the database, and by the head alone?"""
+        if self._wide_open or self.ring is None:
+            return True
+        shown = environ["HTTP_AUTHORIZATION"][7:].strip() if _shows_a_key(environ) else None
+        return "HTTP_COOKIE" not in environ and self.ring.knows_at_once(shown)
+
     def known(self, environ: WSGIEnvironment) -> Actor | None:
         """Who it is; None: nobody who is let in. Raises HostRefused; DatabaseUnavailable, if it cannot be known."""
         address = address_of(environ, self._proxies)

@@ -15,6 +15,7 @@ from flask import Response, current_app, render_template, request
 
 from app import log
 from app.web import problems
+from app.web.again import before
 from app.web.auth import ACTOR, GUARD, PAGE, REQUEST_ID, Actor, Guard, named
 from app.web.metrics import Traffic
 from app.web.openapi import template
@@ -65,8 +66,10 @@ class Around:
             return start_response(line, [*headers, ("X-Request-ID", request_id), *_dress(headers)], exc_info)
 
         token = log.bind(lambda: {"request_id": request_id})
+        again = before()
         try:
-            self._began(environ)
+            if again is None or not again.told:
+                self._began(environ)
             body = self._inner(environ, answered)
             self._ended(environ, route, status, started)
         finally:
@@ -75,27 +78,42 @@ class Around:
 
     def name(self, environ: WSGIEnvironment) -> str:
         """Give the request its id, and its guard."""
-        told = environ.get("HTTP_X_REQUEST_ID", "")
-        request_id: str = told if _REQUEST_ID.fullmatch(told) else self._new_id()
+        again, told = before(), environ.get("HTTP_X_REQUEST_ID", "")
+        if again is None:
+            request_id: str = told if _REQUEST_ID.fullmatch(told) else self._new_id()
+        else:
+            request_id = again.request_id
         environ[REQUEST_ID] = request_id
         environ[GUARD] = self._guard
         return request_id
 
-    def tell(
-        self, environ: WSGIEnvironment, actor: Actor, route: str, started: float, event: str, facts: Mapping[str, Any]
-    ) -> str:
-        """Say all that there is to say of somebody's request that went well, and did `event`. Returns its id."""
-        request_id: str = environ[REQUEST_ID]
+    def begin(self, environ: WSGIEnvironment, request_id: str) -> None:
+        """Say that somebody's request is looked at; before it does anything."""
         token = log.bind(lambda: {"request_id": request_id})
         try:
             self._began(environ)
-            environ[ACTOR] = actor
+        finally:
+            log.unbind(token)
+
+    def end(
+        self,
+        environ: WSGIEnvironment,
+        request_id: str,
+        actor: Actor,
+        route: str,
+        started: float,
+        event: str,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Say that it went well, and did `event`."""
+        environ[ACTOR] = actor
+        token = log.bind(lambda: {"request_id": request_id})
+        try:
             if log.is_audited():
                 log.audit(event, **_who(environ), **facts)
             self._ended(environ, route, "200", started)
         finally:
             log.unbind(token)
-        return request_id
 
     def _began(self, environ: WSGIEnvironment) -> None:
         self._traffic.began()

@@ -1,24 +1,36 @@
 """Triggers that come at the same time, answered together and without Flask: half of what a trigger costs is the way
 to its code and back.
 
-Only what is plain is answered here: a sound request of somebody who may, whose job is new. Whatever else it is, a
-fault, a refusal, a key that is taken, the ordinary way finds out anew and tells; nothing has happened by then. One
-thing cannot be found out anew, and is handed over: what the database was asked for, and its answer lost, is asked once.
+Only what is plain is answered here: a sound request of somebody who may, whose job is new, and that can be looked at
+without waiting for anything. Whatever else it is, a fault, a refusal, a key that is taken, the ordinary way finds out
+anew and tells; nothing has happened by then. One thing cannot be found out anew, and is handed over: what the database
+was asked for, and its answer lost, is asked for once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from app import traces
+from flask import Flask
+from flask import app as flasks
+from flask.signals import (
+    appcontext_popped,
+    appcontext_pushed,
+    appcontext_tearing_down,
+    request_finished,
+    request_started,
+    request_tearing_down,
+)
+
+from app import log, traces
 from app.queue.job import Enqueued, NewJob
 from app.queue.keys import Scope
 from app.queue.together import Together
+from app.web.again import Again
 from app.web.answers import json_text
 from app.web.auth import Actor, Guard
 from app.web.exchange import API_HEADERS, Around
@@ -27,31 +39,28 @@ from app.web.operations import JSON, PLAIN_JSON, valid
 from app.web.options import WebOptions
 from app.web.queues import Drains
 from app.web.tasks import args_faults
-from pipelines.contract import Pipelines
+from pipelines.contract import Pipelines, Task
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 PATH = "/api/v1/jobs/trigger"
+EXPRESS = "dataloader.express"  # in the app's extensions
 _DRESS = "".join(f"{name}: {value}\r\n" for name, value in API_HEADERS)
+_SLOW = 0.005  # seconds that a task may take to look at its args, here where others wait for it
 
-_FAILURE: ContextVar[Exception | None] = ContextVar("what the request has come to already", default=None)
-
-
-@contextmanager
-def failed(error: Exception | None) -> Iterator[None]:
-    """The request that this thread answers within was asked of the database before, and came to this."""
-    token = _FAILURE.set(error)
-    try:
-        yield
-    finally:
-        _FAILURE.reset(token)
-
-
-def fail_as_before() -> None:
-    error = _FAILURE.get()
-    if error is not None:
-        raise error
+_SIGNALS = (
+    request_started, request_finished, request_tearing_down, appcontext_pushed, appcontext_popped,
+    appcontext_tearing_down,
+)  # fmt: skip
+_HOOKS = (
+    "before_request_funcs", "after_request_funcs", "teardown_request_funcs", "teardown_appcontext_funcs",
+    "url_value_preprocessors",
+)  # fmt: skip
+_WAY = (
+    "__call__", "wsgi_app", "request_context", "full_dispatch_request", "dispatch_request", "preprocess_request",
+    "process_response", "finalize_request", "make_response",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +72,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class Wanted:
+    """A plain request for a job."""
+
     environ: WSGIEnvironment
+    request_id: str
     actor: Actor
     new: NewJob
     act: str
@@ -84,44 +96,86 @@ class Express:
         asked: type[TriggerRequest],
         drains: Drains,
     ) -> None:
-        self._around, self._guard, self._together, self._drains = around, guard, together, drains
+        self.around = around
+        self._guard, self._together, self._drains = guard, together, drains
         self._pipelines, self._options, self._asked = pipelines, options, asked
+        self._slow: set[str] = set()  # tasks that take long to look at their args
 
-    def answer(self, requests: Sequence[tuple[WSGIEnvironment, bytes]]) -> list[Answer | Exception | None]:
-        """What each comes to. None: that is for the ordinary way to find out; an error: for it to tell (`failed`)."""
-        wanted = [self._wanted(environ, body) for environ, body in requests]
-        made = iter(self._together.enqueue_all([(one.new, one.act) for one in wanted if one is not None]))
-        return [None if one is None else self._told(one, next(made)) for one in wanted]
-
-    def _wanted(self, environ: WSGIEnvironment, body: bytes) -> _Wanted | None:
+    def read(self, environ: WSGIEnvironment, body: bytes) -> Wanted | Again:
+        """What is wanted; or that it is for the ordinary way to find out. Waits for nobody, but for a task that looks
+        at its args: if one takes long, that is known from then on."""
         started = time.perf_counter()
-        if environ.get("CONTENT_TYPE") not in PLAIN_JSON or len(body) > self._options.max_body_bytes:
-            return None
+        request_id = self.around.name(environ)
+        token = log.bind(lambda: {"request_id": request_id})
         try:
-            actor = self._guard.known(environ)
-            if actor is None or not actor.may((Scope.TRIGGER,)):
-                return None
-            self._guard.must_be_ours(environ, actor)
-            asked = valid(self._asked, body, self._options.max_json_depth)
-            if asked.live_key is not None or not actor.may_trigger(asked.task, asked.queue):
-                return None
-            if args_faults(self._pipelines.get(asked.task), asked.args):
-                return None
-            self._drains.refuse(asked.queue)
-        except Exception:  # nothing has happened yet, and the ordinary way comes to the same
-            return None
-        act = actor.act("trigger", self._around.name(environ))
-        return _Wanted(environ, actor, asked.new_job(traces.read(environ.get("HTTP_TRACEPARENT"))), act.told(), started)
+            return self._read(environ, body, request_id, started) or Again(request_id)
+        except BaseException:  # of a task's own, too: nothing has happened, and the ordinary way comes to the same
+            return Again(request_id)
+        finally:
+            log.unbind(token)
 
-    def _told(self, one: _Wanted, made: Enqueued | Exception | None) -> Answer | Exception | None:
+    def _read(self, environ: WSGIEnvironment, body: bytes, request_id: str, started: float) -> Wanted | None:
+        if environ.get("CONTENT_TYPE") not in PLAIN_JSON or not self._guard.knows_at_once(environ):
+            return None
+        actor = self._guard.known(environ)
+        if actor is None or not actor.may((Scope.TRIGGER,)) or len(body) > self._options.max_body_bytes:
+            return None
+        self._guard.must_be_ours(environ, actor)
+        asked = valid(self._asked, body, self._options.max_json_depth)
+        if asked.live_key is not None or not actor.may_trigger(asked.task, asked.queue):
+            return None
+        if self._has_faults(asked) or not self._drains.knows_at_once():
+            return None
+        self._drains.refuse(asked.queue)
+        act = actor.act("trigger", request_id).told()
+        return Wanted(
+            environ, request_id, actor, asked.new_job(traces.read(environ.get("HTTP_TRACEPARENT"))), act, started
+        )
+
+    def _has_faults(self, asked: TriggerRequest) -> bool:
+        """Or may have some, which it would take long to find out."""
+        task: Task | None = self._pipelines.get(asked.task)
+        if task is None or task.options.fit is None:
+            return False
+        if task.name in self._slow:
+            return True
+        began = time.perf_counter()
+        try:
+            return bool(args_faults(task, asked.args))
+        finally:
+            if time.perf_counter() - began > _SLOW:
+                self._slow.add(task.name)
+
+    def answer(self, wanted: Sequence[Wanted]) -> list[Answer | Again]:
+        """What each comes to. Never raises, but for what ends the thread."""
+        for one in wanted:
+            self.around.begin(one.environ, one.request_id)
+        made = self._together.enqueue_all([(one.new, one.act) for one in wanted])
+        return [self._told(one, came_to) for one, came_to in zip(wanted, made, strict=True)]
+
+    def _told(self, one: Wanted, made: Enqueued | Exception | None) -> Answer | Again:
         if not isinstance(made, Enqueued):
-            return made
+            return Again(one.request_id, told=True, failure=made)
         facts: dict[str, Any] = {
             "job_id": made.job_id, "queue": one.new.queue, "task": one.new.task, "created": made.created,
             "producer": one.new.producer,
         }  # fmt: skip
-        request_id = self._around.tell(one.environ, one.actor, PATH, one.started, "job.trigger", facts)
-        body = json_text(vars(Triggered(made.job_id, made.status))).encode()
+        try:
+            self.around.end(one.environ, one.request_id, one.actor, PATH, one.started, "job.trigger", facts)
+            body = json_text(vars(Triggered(made.job_id, made.status))).encode()
+        except Exception as error:  # the job is there, and is not asked for again
+            return Again(one.request_id, told=True, failure=error)
         return Answer(
-            f"Content-Type: {JSON}\r\nContent-Length: {len(body)}\r\nX-Request-ID: {request_id}\r\n{_DRESS}", body
+            f"Content-Type: {JSON}\r\nContent-Length: {len(body)}\r\nX-Request-ID: {one.request_id}\r\n{_DRESS}", body
         )
+
+
+def express_of(app: Any) -> Express | None:
+    """Who may answer in the app's place: None where somebody stands around it, or in the way through it."""
+    express = app.extensions.get(EXPRESS) if isinstance(app, Flask) else None
+    if express is None or app.wsgi_app is not express.around:
+        return None
+    ways = [getattr(type(app), name) for name in _WAY]
+    flasks_own = all(type(way) is FunctionType and way.__code__.co_filename == flasks.__file__ for way in ways)
+    heard = any(signal.receivers for signal in _SIGNALS) or any(getattr(app, hooks, None) for hooks in _HOOKS)
+    return express if flasks_own and not heard else None

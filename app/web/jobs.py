@@ -18,11 +18,11 @@ from app.queue.jobqueue import JobQueue
 from app.queue.keys import Scope
 from app.queue.together import Together
 from app.traces import Tracer
+from app.web.again import fail_as_before
 from app.web.answers import json_text
 from app.web.auth import current_actor
 from app.web.conditional import tag_of
 from app.web.exchange import said
-from app.web.express import fail_as_before
 from app.web.models import JobState, Triggered, TriggerRequest
 from app.web.operations import ANY_KEY, Subject
 from app.web.options import WebOptions

@@ -69,6 +69,13 @@ class KeyRing:
             return None
         return found
 
+    def knows_at_once(self, token: str | None) -> bool:
+        """Would nobody be kept waiting who asks about this key, or about there being any?"""
+        if self._ring is None or time.monotonic() - self._seen_at >= self._times.fresh:
+            return False
+        known = None if token is None else TOKEN.fullmatch(token)
+        return known is None or known[1] in self._by_id
+
     @property
     def configured(self) -> bool:
         """Was there ever a key? Raises DatabaseUnavailable, if it cannot be known."""

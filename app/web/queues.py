@@ -262,6 +262,10 @@ class Drains:
         self._rules: dict[str, Rule] = {}  # replaced whole by him, read by anyone
         self._look_at = 0.0  # likewise
 
+    def knows_at_once(self) -> bool:
+        """Would nobody be kept waiting by a look?"""
+        return self._look_at > 0.0 and (time.monotonic() < self._look_at or self._lock.locked())
+
     def refuse(self, queue: str) -> None:
         """Raises QueueDraining. With the database away nothing is refused here: the enqueue will say so."""
         if time.monotonic() >= self._look_at and self._lock.acquire(blocking=self._look_at == 0.0):

@@ -17,7 +17,7 @@ import psycopg2
 import pytest
 
 from tests.hostile.test_requests import BODIES
-from tests.support import Databases, Process, free_port
+from tests.support import Databases, Process, eventually, free_port
 from tests.support.running import QUICK, Running, ask
 from tests.support.sockets import TRIGGER, post, say
 
@@ -123,6 +123,35 @@ def test_a_key_that_a_transaction_holds_keeps_only_its_own_caller_waiting(servic
             holder.rollback()
             assert waits.result(60)[0] == 200
     assert Counter(answers) == {200: 20 * CLIENTS}
+
+
+def test_a_look_at_the_queues_that_hangs_keeps_one_waiting_and_not_its_company(service: Running):
+    over, took = threading.Event(), list[float]()
+
+    def asked(n: int, client: Client) -> list[Any]:
+        statuses = []
+        while not over.is_set():
+            began = time.perf_counter()
+            statuses.append(client.trigger(job())[0])
+            took.append(time.perf_counter() - began)
+        return statuses
+
+    with ThreadPoolExecutor(1) as aside, closing(psycopg2.connect(service.dsn)) as holder:  # type: ignore[attr-defined]
+        asking = aside.submit(crowd, service.port, asked)
+        eventually(lambda: len(took) > CLIENTS)
+        with holder.cursor() as cursor:
+            cursor.execute("LOCK TABLE dl_queues IN ACCESS EXCLUSIVE MODE")
+            before = len(took)
+            eventually(lambda: len(took) > before + 5 * CLIENTS)
+            time.sleep(2.5)
+        holder.rollback()
+        over.set()
+        assert set(asking.result(60)) == {200}
+    assert sum(one > 2 for one in took) <= 2
+
+
+def test_the_lane_is_open_as_the_service_is_shipped(service: Running):
+    assert not service.log("api.lane.closed")
 
 
 def test_with_connections_to_the_database_dying_each_is_asked_for_once_at_most(service: Running):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,35 +14,52 @@ from typing import Any
 
 import pytest
 from gunicorn.config import Config  # type: ignore[import-untyped]
+from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
+from app.config import Settings
 from app.errors import DatabaseUnavailable
 from app.host.arrival import Arrival, Sizes
 from app.host.front import Conn, Front
-from app.host.lane import LINE, LONG, Lane
-from app.web.express import Answer, fail_as_before, failed
+from app.host.guest import GunicornLog, gunicorn_settings
+from app.host.lane import LONG, Lane, in_the_way
+from app.web.again import Again
+from app.web.express import PATH, Answer, Wanted
 from tests.support import eventually
+
+LINE = f"POST {PATH} HTTP/1.1\r\n".encode()
 
 
 class Express:
-    """Answers by the text of the body; waits for those of "slow" until told to go on."""
+    """Reads the text of a body, and answers by it; waits for "slow" until told to go on."""
 
     def __init__(self) -> None:
-        self.go, self.batches = threading.Event(), list[list[str]]()
+        self.go, self.batches, self.read_by = threading.Event(), list[list[str]](), list[str]()
 
-    def answer(self, requests: Sequence[tuple[Any, bytes]]) -> list[Answer | Exception | None]:
-        bodies = [body.decode() for _, body in requests]
+    def read(self, environ: Any, body: bytes) -> Wanted | Again:
+        text = body.decode()
+        self.read_by.append(text)
+        if text == "slow to read":
+            assert self.go.wait(30)
+        if text == "the end, read":
+            raise SystemExit(3)
+        return Again("id") if text == "odd" else Wanted(environ, text, None, None, "", 0.0)  # type: ignore[arg-type]
+
+    def answer(self, wanted: Sequence[Wanted]) -> list[Answer | Again]:
+        bodies = [one.request_id for one in wanted]
         self.batches.append(bodies)
         if "slow" in bodies:
             assert self.go.wait(30)
         if "bug" in bodies:
             raise RuntimeError("a bug")
+        if "the end" in bodies:
+            raise SystemExit(3)
         return [self._one(body) for body in bodies]
 
     @staticmethod
-    def _one(body: str) -> Answer | Exception | None:
-        if body == "odd":
-            return None
-        return DatabaseUnavailable("away") if body == "lost" else Answer("X-Said: yes\r\n", body.encode())
+    def _one(body: str) -> Answer | Again:
+        if body == "lost":
+            return Again("id", told=True, failure=DatabaseUnavailable("away"))
+        return Answer("X-Said: yes\r\n", body.encode())
 
 
 class Door:
@@ -75,7 +93,8 @@ class Door:
 
 class Client:
     def __init__(self, body: str, *, head: bytes = b"Host: localhost", name: str = "") -> None:
-        self.name, self.address, self.failure = name or body, "127.0.0.1", None
+        self.name, self.address = name or body, "127.0.0.1"
+        self.again: Again | None = None
         self.arrival = Arrival(Sizes())
         self.arrival.take(LINE + head + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body.encode())
         assert self.arrival.is_simple
@@ -140,7 +159,7 @@ def test_what_is_not_plain_goes_the_ordinary_way_and_the_others_do_not(lane, doo
 
     assert door.ordinary == [odd, cookie]
     assert set(door.finished) == {slow, plain}
-    assert express.batches == [["slow"], ["odd", "2"]]
+    assert express.batches == [["slow"], ["2"]]
 
 
 def test_a_client_that_has_hung_up_is_let_go(lane, door):
@@ -151,29 +170,61 @@ def test_a_client_that_has_hung_up_is_let_go(lane, door):
     assert door.finished == {gone: False}
 
 
-def test_what_was_asked_for_and_not_answered_is_told_so_and_not_asked_again(lane, door):
+def test_what_was_asked_for_and_not_answered_goes_on_with_what_it_came_to(lane, door):
     lost = Client("lost")
     lane.take(lost)
     door.turn()
 
     assert door.ordinary == [lost]
-    with failed(lost.failure), pytest.raises(DatabaseUnavailable, match="away"):
-        fail_as_before()
-    fail_as_before()  # nobody else is told
+    assert lost.again is not None
+    assert isinstance(lost.again.failure, DatabaseUnavailable)
 
 
-def test_a_bug_is_told_to_everybody_and_nothing_is_asked_twice(lane, door, express):
-    slow, bug, other = Client("slow"), Client("bug"), Client("other")
-    for one in (slow, bug, other):
+@pytest.mark.parametrize("what", ["bug", "the end"])
+def test_when_nobody_knows_what_was_asked_nobody_asks_again_and_the_main_thread_goes_on(lane, door, express, what):
+    slow, odd, bug, other = Client("slow"), Client("odd"), Client(what), Client("other")
+    for one in (slow, odd, bug, other):
         lane.take(one)
         eventually(lambda: express.batches)
     express.go.set()
     door.turn()
     door.turn()
 
-    assert door.ordinary == [bug, other]
-    assert all(isinstance(one.failure, RuntimeError) for one in door.ordinary)
-    assert list(door.finished) == [slow]
+    assert door.ordinary == [odd], "it was not asked for"
+    assert door.finished == {slow: True, bug: False, other: False}
+    lane.take(after := Client("after"))
+    door.turn()
+    assert door.finished[after]
+
+
+def test_an_end_before_anything_was_asked_sends_all_the_ordinary_way(lane, door, express):
+    slow, end, other = Client("slow"), Client("the end, read"), Client("other")
+    for one in (slow, other, end):
+        lane.take(one)
+        eventually(lambda: express.batches)
+    express.go.set()
+    door.turn()
+    door.turn()
+
+    assert door.ordinary == [other, end]
+    assert express.batches == [["slow"]]
+
+
+def test_those_behind_one_that_takes_long_to_look_at_are_taken_by_the_next_thread(lane, door, express):
+    first, slow, behind = Client("first"), Client("slow to read"), [Client(f"{n}") for n in range(3)]
+    lane.take(first)
+    door.turn()
+    lane.take(slow)
+    eventually(lambda: "slow to read" in express.read_by)
+    for one in behind:
+        lane.take(one)
+    eventually(lambda: lane.look() or len(express.batches) == 2, timeout=20 * LONG + 10)
+    door.turn()
+
+    assert set(door.finished) == {first, *behind}
+    express.go.set()
+    door.turn()
+    assert door.finished[slow]
 
 
 def test_what_is_away_for_long_is_overtaken_but_not_by_more_threads_than_there_are(lane, door, express):
@@ -213,6 +264,20 @@ def test_a_request_is_simple_with_a_body_of_known_length_and_nothing_behind_it()
     assert not simple(b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
 
 
+def test_a_large_request_is_not_for_the_lane():
+    def is_for(body: bytes, *, line: bytes = LINE) -> bool:
+        arrival = Arrival(Sizes())
+        arrival.take(line + b"Host: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        return Lane.is_for(arrival)
+
+    assert is_for(b"{}")
+    assert is_for(b"x" * 16_000)
+    assert not is_for(b"x" * 17_000)
+    assert not is_for(b"{}", line=b"POST /api/v1/jobs/batch HTTP/1.1\r\n")
+    assert not is_for(b"{}", line=LINE.replace(b"1.1", b"1.0"))
+    assert not is_for(b"{}", line=LINE.replace(b"trigger", b"trigger?a=b"))
+
+
 @pytest.mark.parametrize(
     "setting",
     [
@@ -224,21 +289,55 @@ def test_a_request_is_simple_with_a_body_of_known_length_and_nothing_behind_it()
         {"post_request": lambda worker, request, environ, response: None},
         {"statsd_host": "localhost:8125"},
         {"certfile": __file__},
+        {"limit_request_fields": 4},
+        {"limit_request_field_size": 60},
+        {"limit_request_line": 100},
+        {"logconfig_json": __file__},
+        {"logconfig_dict": {"version": 1}},
+        {"secure_scheme_headers": {"X-Secure": "yes"}},
+        {"forwarder_headers": "REMOTE_USER"},
+        {"header_map": "refuse"},
+        {"permit_obsolete_folding": True},
+        {"strip_header_spaces": True},
+        {"syslog": True},
     ],
     ids=lambda setting: next(iter(setting)),
 )
-def test_there_is_no_lane_where_somebody_wants_to_hear_of_each_request_or_has_a_say_in_it(setting):
+def test_there_is_no_lane_where_somebody_wants_to_hear_of_each_request_or_has_a_say_in_it(setting, caplog):
     def opened(**more: Any) -> bool:
         front = Front.__new__(Front)
         front.cfg, front.lane = Config(), None
         for name, value in more.items():
             front.cfg.set(name, value)
+        front.log = Logger(Config())
         front.open_lane(Express())  # type: ignore[arg-type]
         return front.lane is not None
 
     assert opened()
-    assert opened(workers=3, threads=8, keepalive=75)
+    assert opened(workers=3, threads=8, keepalive=75, bind="127.0.0.1:1", proc_name="x", worker_connections=5)
+    caplog.set_level(logging.INFO)
     assert not opened(**setting)
+    assert [record.fields for record in caplog.records if record.message == "api.lane.closed"] == [
+        {"why": next(iter(setting))}
+    ]
+
+
+def test_there_is_no_lane_below_another_address_or_beside_a_logger_that_hears_of_each(monkeypatch):
+    class Hears(Logger):  # type: ignore[misc]
+        def access(self, *args: Any) -> None: ...
+
+    assert in_the_way(Config(), Logger(Config())) is None
+    assert in_the_way(Config(), Hears(Config())) == "logger_class"
+    monkeypatch.setenv("SCRIPT_NAME", "/below")
+    assert in_the_way(Config(), Logger(Config())) == "SCRIPT_NAME"
+
+
+def test_the_settings_that_we_give_gunicorn_leave_the_lane_open():
+    config = Config()
+    for name, value in gunicorn_settings(Settings.load({}, dotenv=None)).items():
+        config.set(name, value)
+
+    assert in_the_way(config, GunicornLog(config)) is None
 
 
 def test_a_connection_that_gunicorn_has_not_read_from_has_nothing_left_over():

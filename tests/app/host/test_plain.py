@@ -21,12 +21,13 @@ USUAL = (HOST, b"User-Agent: curl/8", b"Accept: */*", b"Content-Type: applicatio
 
 NAMES = st.sampled_from([
     "Host", "User-Agent", "Content-Type", "Content-Length", "Connection", "Transfer-Encoding", "Cookie", "Expect",
-    "X-Forwarded-For", "X-Forwarded-Proto", "x-request-id", "Authorization", "Script-Name", "SCRIPT_NAME", "X_Under",
+    "X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Ssl", "X-Forwarded-Protocol", "x-request-id",
+    "Authorization", "Script-Name", "SCRIPT_NAME", "X_Under",
     "Te", "Upgrade", "Bad Name", "Name\t", "", "ÿ", "x",
 ])  # fmt: skip
 VALUES = st.one_of(
     st.sampled_from(
-        ["localhost", "2", "keep-alive", "close", "chunked", "https", "a, b", "", " ", "\t2", "+2", "0002"]
+        ["localhost", "2", "keep-alive", "close", "chunked", "https", "on", "a, b", "", " ", "\t2", "+2", "0002"]
     ),
     st.text(st.characters(max_codepoint=255), max_size=12),
 )
@@ -66,6 +67,7 @@ def test_a_usual_head_is_read_as_gunicorn_reads_it():
 @settings(max_examples=600, deadline=None)
 @given(st.lists(st.tuples(NAMES, VALUES, BREAKS), max_size=6))
 @example([("Host", "a", "\r\n"), ("host", "b", "\r\n")])
+@example([("X-Forwarded-Ssl", "on", "\r\n"), ("X-Forwarded-Protocol", "nope", "\r\n")])
 @example([("Content-Length", "2", "\r\n"), ("Content-Length", "2", "\r\n")])
 def test_whatever_is_read_here_is_read_the_same_by_gunicorn(fields):
     lines = HOST + b"\r\n" + "".join(f"{name}: {value}{end}" for name, value, end in fields).encode("latin-1")

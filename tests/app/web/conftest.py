@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -110,6 +111,17 @@ class Broken:
 @pytest.fixture
 def broken() -> type[Broken]:
     return Broken
+
+
+@pytest.fixture
+def heard(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """All that is said, once, whatever was set up before. pytest itself listens to whoever tells the root nothing."""
+    for name in ("", "dataloader.audit", "dataloader.metric"):
+        caplog.set_level(logging.DEBUG, name or None)
+        logger = logging.getLogger(name)
+        if name and caplog.handler not in logger.handlers:
+            monkeypatch.setattr(logger, "propagate", True)
+    return caplog
 
 
 @pytest.fixture

@@ -11,14 +11,11 @@ from app import log
 
 
 @pytest.fixture
-def said(caplog, monkeypatch):
+def said(heard):
     """The lines said under a name: (event, fields)."""
-    for name in ("", "dataloader.audit", "dataloader.metric"):  # which an earlier test's set-up may have silenced
-        caplog.set_level(logging.DEBUG, name or None)
-        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
 
     def told(logger: str) -> list[tuple[str, dict[str, object]]]:
-        return [(record.message, dict(record.fields)) for record in caplog.records if record.name == logger]
+        return [(record.message, dict(record.fields)) for record in heard.records if record.name == logger]
 
     return told
 
