@@ -124,9 +124,8 @@ class Express:
         asked = valid(self._asked, body, self._options.max_json_depth)
         if asked.live_key is not None or not actor.may_trigger(asked.task, asked.queue):
             return None
-        if self._has_faults(asked) or not self._drains.knows_at_once():
+        if not self._drains.takes(asked.queue) or self._has_faults(asked):
             return None
-        self._drains.refuse(asked.queue)
         act = actor.act("trigger", request_id).told()
         return Wanted(
             environ, request_id, actor, asked.new_job(traces.read(environ.get("HTTP_TRACEPARENT"))), act, started

@@ -262,9 +262,21 @@ class Drains:
         self._rules: dict[str, Rule] = {}  # replaced whole by him, read by anyone
         self._look_at = 0.0  # likewise
 
-    def knows_at_once(self) -> bool:
-        """Would nobody be kept waiting by a look?"""
-        return self._look_at > 0.0 and (time.monotonic() < self._look_at or self._lock.locked())
+    def takes(self, queue: str) -> bool | None:
+        """Whether a queue takes new jobs, for somebody who waits for no look: one that is due is taken aside. None:
+        nobody has looked yet."""
+        if self._look_at == 0.0:
+            return None
+        if time.monotonic() >= self._look_at and self._lock.acquire(blocking=False):
+            threading.Thread(target=self._look_aside, name="queues", daemon=True).start()
+        rule = self._rules.get(queue)
+        return rule is None or rule.state is not QueueState.DRAINING
+
+    def _look_aside(self) -> None:
+        try:
+            self._look()
+        finally:
+            self._lock.release()
 
     def refuse(self, queue: str) -> None:
         """Raises QueueDraining. With the database away nothing is refused here: the enqueue will say so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from app.web import WebOptions, create_app
 from app.web.again import Again, fail_as_before, once_more
 from app.web.express import EXPRESS, PATH, Answer, Express, Wanted, express_of
 from pipelines.contract import Pipelines
+from tests.support import eventually
 from tests.support.desk import Desk
 
 JOB: dict[str, Any] = {"queue": "etl", "task": "noop", "lock_key": "noop"}
@@ -363,7 +365,7 @@ def test_a_task_that_takes_long_to_look_at_its_args_keeps_others_waiting_once(qu
     assert len(looked) == 1
 
 
-def test_what_would_have_to_be_looked_up_first_is_for_the_ordinary_way(queue, pipelines, pool, monkeypatch):
+def test_what_would_have_to_be_looked_up_first_is_for_the_ordinary_way(queue, pipelines, pool):
     keys = Keys(pool)
     token = keys.create(NewKey(name="n", scopes=frozenset({Scope.TRIGGER}), created_by="test"))[1]
     other = keys.create(NewKey(name="m", scopes=frozenset({Scope.TRIGGER}), created_by="test"))[1]
@@ -389,15 +391,27 @@ def test_what_would_have_to_be_looked_up_first_is_for_the_ordinary_way(queue, pi
     assert not express._guard.knows_at_once({"HTTP_AUTHORIZATION": strangers[0]})
     assert express._guard.knows_at_once({"HTTP_AUTHORIZATION": here["HTTP_AUTHORIZATION"]})
 
-    monkeypatch.setattr("app.web.queues._RULES_FRESH_SEC", 0.0)
-    express._drains._look_at = time.monotonic()
-    assert isinstance(express.read(*asked(head=here)), Again), (
-        "who looks at the queues keeps nobody waiting but himself"
-    )
-    with express._drains._lock:  # somebody looks: what was known a moment ago will do
-        assert isinstance(express.read(*asked(head=here)), Wanted)
     for key in keys.ring().keys:
         keys.revoke(key.id)
+
+
+def test_a_queue_that_drains_is_known_within_a_second_and_nobody_waits_for_the_look(express, desk, monkeypatch):
+    drains, go = express.express._drains, threading.Event()
+    rules = Queues.rules
+
+    def slow(queues: Queues) -> Any:
+        assert go.wait(30)
+        return rules(queues)
+
+    monkeypatch.setattr(Queues, "rules", slow)
+    monkeypatch.setattr("app.web.queues._RULES_FRESH_SEC", 0.0)
+    Queues(desk.session).rule("etl", state=QueueState.DRAINING)
+    drains._look_at = time.monotonic()  # the next look is due
+
+    assert [type(one) for one in express.answer([asked(), asked()])] == [Answer, Answer]
+    go.set()
+    eventually(lambda: drains.takes("etl") is False)
+    assert [type(one) for one in express.answer([asked(), asked(queue="other")])] == [Again, Answer]
 
 
 def test_a_database_that_is_away_is_told_of_by_the_ordinary_way(pipelines):
