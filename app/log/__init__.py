@@ -10,7 +10,7 @@ A library or an embedding process that never calls `set_up` gets ordinary record
 """
 
 from app.log.masking import conceal, hide, mask, scrub
-from app.log.setup import LogOptions, set_up, tear_down
+from app.log.setup import LogOptions, gathered, set_up, tear_down
 from app.log.speaking import (
     Alert,
     Log,
@@ -34,6 +34,7 @@ __all__ = [
     "bound",
     "bound_fields",
     "conceal",
+    "gathered",
     "get",
     "hide",
     "is_audited",

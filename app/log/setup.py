@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TextIO
@@ -36,8 +39,41 @@ class LogOptions:
     masked_keys: tuple[str, ...] = ()  # words that make a name a secret's, beside those that everybody knows
 
 
+# What this thread says in one breath, by who writes it; None: each line is written as it is said.
+_GATHERED: ContextVar[dict[Console, list[str]] | None] = ContextVar("lines that are written together", default=None)
+
+
+@contextmanager
+def gathered() -> Iterator[None]:
+    """What this thread says within is written to standard error in one piece, at the end: each time that something is
+    written another thread takes the interpreter."""
+    lines: dict[Console, list[str]] = {}
+    token = _GATHERED.set(lines)
+    try:
+        yield
+    finally:
+        _GATHERED.reset(token)
+        for console, of_its in lines.items():
+            console.write(of_its)
+
+
 class Console(logging.StreamHandler[TextIO]):
     """A terminal that was closed costs lines, and there is nobody left to tell."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = _GATHERED.get()
+        if lines is None:
+            super().emit(record)
+            return
+        try:
+            lines.setdefault(self, []).append(self.format(record))
+        except Exception:  # as the handler's own emit has it
+            self.handleError(record)
+
+    def write(self, lines: Sequence[str]) -> None:
+        with self.lock or nullcontext(), suppress(OSError, ValueError):  # the latter: it was closed
+            self.stream.write("".join(f"{line}{self.terminator}" for line in lines))
+            self.flush()
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass

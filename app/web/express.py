@@ -150,7 +150,8 @@ class Express:
         for one in wanted:
             self.around.begin(one.environ, one.request_id)
         made = self._together.enqueue_all([(one.new, one.act) for one in wanted])
-        return [self._told(one, came_to) for one, came_to in zip(wanted, made, strict=True)]
+        with log.gathered():
+            return [self._told(one, came_to) for one, came_to in zip(wanted, made, strict=True)]
 
     def _told(self, one: Wanted, made: Enqueued | Exception | None) -> Answer | Again:
         if not isinstance(made, Enqueued):
