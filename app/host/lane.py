@@ -1,8 +1,8 @@
 """The lane for triggers: those that wait at the same time are answered together, by one thread.
 
 A request on its way through the threads of gunicorn and Flask changes threads four times, and at each time several wait
-for the interpreter. Here a thread takes all that wait, has them answered in one go, and the main thread hears of all of
-them at once. What is not plain goes the ordinary way, and what is not small.
+for the interpreter. Here a thread takes all that wait, has them answered in one go, and the main thread sends all the
+answers. What is not plain goes the ordinary way, and what is not small.
 
 Who waits in here waits for no other request, but for the statement that puts all their jobs into the queue together; it
 does not wait for anybody's key. A thread takes one after the other as it comes to look at them, so that those behind
@@ -54,7 +54,7 @@ _NO_SAY = frozenset({
 
 
 class Hands(Protocol):
-    """What the lane needs of the door. But for `write`, called in the main thread."""
+    """What the lane needs of the door."""
 
     def submit(self, work: Callable[[], list[Gone]], after: Callable[[Future[list[Gone]]], None]) -> None: ...
     def write(self, conn: Conn, data: bytes) -> bool: ...
@@ -62,7 +62,7 @@ class Hands(Protocol):
     def finish(self, conn: Conn, *, kept_alive: bool) -> None: ...
 
 
-Gone = tuple["Conn", bool | None]  # whether its connection may be used again; None: it has not been answered
+Gone = tuple["Conn", bytes | None]  # its answer, b"": there will be none; None: it goes the ordinary way
 
 
 def in_the_way(cfg: Any, logger: Any) -> str | None:
@@ -92,15 +92,15 @@ class Lane:
         return arrival.data.startswith(_LINE) and len(arrival.data) <= _LARGEST and arrival.is_simple
 
     def take(self, conn: Conn) -> None:
+        """Called before `look`."""
         self._waiting.append(conn)
-        self.look()
 
     @property
     def waits(self) -> bool:
         return bool(self._waiting)
 
     def look(self) -> None:
-        """Send a thread, if that is due."""
+        """Send a thread, if that is due: when all that has come to the door by now is in here."""
         now = time.monotonic()
         if self._waiting and (self._away < _AT_ONCE or (now - self._sent_at > LONG and self._away < self._threads)):
             self._away += 1
@@ -109,16 +109,15 @@ class Lane:
 
     def _back(self, done: Future[list[Gone]]) -> None:
         self._away -= 1
-        self.look()
-        for conn, kept_alive in done.result():  # `_answer` raises nothing
-            if kept_alive is None:
+        for conn, answer in done.result():  # `_answer` raises nothing
+            if answer is None:
                 self._hands.ordinarily(conn)
-            else:
-                self._hands.finish(conn, kept_alive=kept_alive)
+            else:  # written here: the thread would have to wait for the interpreter after each
+                self._hands.finish(conn, kept_alive=bool(answer) and self._hands.write(conn, answer))
 
     def _answer(self) -> list[Gone]:
         """In a thread of its own."""
-        taken: dict[Conn, bool | None] = {}
+        taken: dict[Conn, bytes | None] = {}
         asking: list[tuple[Conn, Wanted]] = []
         asked: list[tuple[Conn, Wanted]] = []
         try:
@@ -128,10 +127,10 @@ class Lane:
                 self._answer_all(taken, asked)
         except BaseException:  # a bug, or the end of the thread: nobody knows what was asked, and nobody asks twice
             _log.exception(log.Alert.API_ERROR, path=PATH)
-            taken |= {conn: False for conn, _ in asked if taken[conn] is None and conn.again is None}
+            taken |= {conn: b"" for conn, _ in asked if taken[conn] is None and conn.again is None}
         return list(taken.items())
 
-    def _take_all(self, taken: dict[Conn, bool | None], asking: list[tuple[Conn, Wanted]]) -> None:
+    def _take_all(self, taken: dict[Conn, bytes | None], asking: list[tuple[Conn, Wanted]]) -> None:
         until = time.monotonic() + _LOOKING
         with suppress(IndexError):
             while len(taken) < _MOST and time.monotonic() < until:
@@ -145,11 +144,11 @@ class Lane:
                 else:
                     conn.again = wanted
 
-    def _answer_all(self, taken: dict[Conn, bool | None], asking: Sequence[tuple[Conn, Wanted]]) -> None:
+    def _answer_all(self, taken: dict[Conn, bytes | None], asking: Sequence[tuple[Conn, Wanted]]) -> None:
         answers = self._express.answer([wanted for _, wanted in asking])
         begin = f"HTTP/1.1 200 OK\r\nServer: {SERVER}\r\nDate: {http_date()}\r\nConnection: keep-alive\r\n"
         for (conn, _), answer in zip(asking, answers, strict=True):
             if isinstance(answer, Answer):
-                taken[conn] = self._hands.write(conn, f"{begin}{answer.fields}\r\n".encode("latin-1") + answer.body)
+                taken[conn] = f"{begin}{answer.fields}\r\n".encode("latin-1") + answer.body
             else:
                 conn.again = answer

@@ -66,6 +66,7 @@ class Door:
     """What the lane needs of the door; its main thread is the test's."""
 
     def __init__(self) -> None:
+        self.lane: Any = None
         self.pool = ThreadPoolExecutor(8)
         self.calls = SimpleQueue[Callable[[], None]]()
         self.written: dict[Any, bytes] = {}
@@ -89,6 +90,13 @@ class Door:
     def turn(self, seconds: float = 5.0) -> None:
         """One of the main thread, when something has come back."""
         self.calls.get(timeout=seconds)()
+        self.lane.look()
+
+    def come(self, *clients: Any) -> None:
+        """All in one turn of the main thread."""
+        for one in clients:
+            self.lane.take(one)
+        self.lane.look()
 
 
 class Client:
@@ -114,15 +122,16 @@ def express() -> Express:
 
 @pytest.fixture
 def lane(door: Door, express: Express) -> Lane:
-    return Lane(express, door, threads=4)  # type: ignore[arg-type]
+    made = door.lane = Lane(express, door, threads=4)  # type: ignore[arg-type]
+    return made
 
 
 def test_those_that_come_while_one_is_away_are_answered_together(lane, door, express):
     slow, others = Client("slow"), [Client(f"{n}") for n in range(5)]
-    lane.take(slow)
+    door.come(slow)
     eventually(lambda: express.batches)
     for one in others:
-        lane.take(one)
+        door.come(one)
     express.go.set()
     door.turn()
     door.turn()
@@ -134,7 +143,7 @@ def test_those_that_come_while_one_is_away_are_answered_together(lane, door, exp
 
 def test_an_answer_is_whole_and_says_what_gunicorns_would(lane, door):
     one = Client("hello")
-    lane.take(one)
+    door.come(one)
     door.turn()
 
     head, _, body = door.written[one].partition(b"\r\n\r\n")
@@ -151,7 +160,7 @@ def test_what_is_not_plain_goes_the_ordinary_way_and_the_others_do_not(lane, doo
     )
     plain = Client("2")
     for one in (slow, odd, cookie, plain):
-        lane.take(one)
+        door.come(one)
         eventually(lambda: express.batches)
     express.go.set()
     door.turn()
@@ -164,7 +173,7 @@ def test_what_is_not_plain_goes_the_ordinary_way_and_the_others_do_not(lane, doo
 
 def test_a_client_that_has_hung_up_is_let_go(lane, door):
     gone = Client("x", name="gone")
-    lane.take(gone)
+    door.come(gone)
     door.turn()
 
     assert door.finished == {gone: False}
@@ -172,7 +181,7 @@ def test_a_client_that_has_hung_up_is_let_go(lane, door):
 
 def test_what_was_asked_for_and_not_answered_goes_on_with_what_it_came_to(lane, door):
     lost = Client("lost")
-    lane.take(lost)
+    door.come(lost)
     door.turn()
 
     assert door.ordinary == [lost]
@@ -184,7 +193,7 @@ def test_what_was_asked_for_and_not_answered_goes_on_with_what_it_came_to(lane, 
 def test_when_nobody_knows_what_was_asked_nobody_asks_again_and_the_main_thread_goes_on(lane, door, express, what):
     slow, odd, bug, other = Client("slow"), Client("odd"), Client(what), Client("other")
     for one in (slow, odd, bug, other):
-        lane.take(one)
+        door.come(one)
         eventually(lambda: express.batches)
     express.go.set()
     door.turn()
@@ -192,7 +201,7 @@ def test_when_nobody_knows_what_was_asked_nobody_asks_again_and_the_main_thread_
 
     assert door.ordinary == [odd], "it was not asked for"
     assert door.finished == {slow: True, bug: False, other: False}
-    lane.take(after := Client("after"))
+    door.come(after := Client("after"))
     door.turn()
     assert door.finished[after]
 
@@ -200,7 +209,7 @@ def test_when_nobody_knows_what_was_asked_nobody_asks_again_and_the_main_thread_
 def test_an_end_before_anything_was_asked_sends_all_the_ordinary_way(lane, door, express):
     slow, end, other = Client("slow"), Client("the end, read"), Client("other")
     for one in (slow, other, end):
-        lane.take(one)
+        door.come(one)
         eventually(lambda: express.batches)
     express.go.set()
     door.turn()
@@ -212,12 +221,12 @@ def test_an_end_before_anything_was_asked_sends_all_the_ordinary_way(lane, door,
 
 def test_those_behind_one_that_takes_long_to_look_at_are_taken_by_the_next_thread(lane, door, express):
     first, slow, behind = Client("first"), Client("slow to read"), [Client(f"{n}") for n in range(3)]
-    lane.take(first)
+    door.come(first)
     door.turn()
-    lane.take(slow)
+    door.come(slow)
     eventually(lambda: "slow to read" in express.read_by)
     for one in behind:
-        lane.take(one)
+        door.come(one)
     eventually(lambda: lane.look() or len(express.batches) == 2, timeout=20 * LONG + 10)
     door.turn()
 
@@ -235,7 +244,7 @@ def test_what_is_away_for_long_is_overtaken_but_not_by_more_threads_than_there_a
         return len(express.batches) == count
 
     for n, one in enumerate(away):
-        lane.take(one)
+        door.come(one)
         eventually(partial(away_are, min(n + 1, 4)), timeout=20 * LONG + 10)
     assert lane.waits
     assert len(express.batches) == 4
