@@ -36,7 +36,7 @@ _log = log.get(__name__)
 _LINE = f"POST {PATH} HTTP/1.1\r\n".encode()
 _LARGEST = 16_384  # bytes of a request: what is larger would keep its company waiting, and fill the memory with it
 LONG = 0.1  # seconds that a thread is away, after which the next may go all the same
-_AT_ONCE = 1  # threads away, as a rule
+_WORTH = 4  # requests that are worth a second thread while one is away
 _MOST = 64  # requests in one go
 _LOOKING = 0.02  # seconds in which a thread goes on taking requests
 
@@ -101,8 +101,9 @@ class Lane:
 
     def look(self) -> None:
         """Send a thread, if that is due: when all that has come to the door by now is in here."""
-        now = time.monotonic()
-        if self._waiting and (self._away < _AT_ONCE or (now - self._sent_at > LONG and self._away < self._threads)):
+        now, waiting = time.monotonic(), len(self._waiting)
+        overdue = now - self._sent_at > LONG and self._away < self._threads
+        if waiting and (self._away == 0 or (self._away == 1 and waiting >= _WORTH) or overdue):
             self._away += 1
             self._sent_at = now
             self._hands.submit(self._answer, self._back)
