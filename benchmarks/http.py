@@ -1,6 +1,6 @@
 """What a request costs: trigger, status and health, against a Flask that does nothing.
 
-Takes about 4 minutes.
+Takes about 5 minutes.
 
 gunicorn serves, with 1, 2 and 3 processes of 8 threads: a Flask app with one route that answers a constant; the same
 with one plain INSERT of a job, which is the least that a trigger can do; and the API as it is shipped, without workers
@@ -79,8 +79,8 @@ class Taken:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options(__name__, rounds=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="for which each question is asked in each round")
+    parser = options(__name__, rounds=8)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for which each question is asked in each round")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 3], help="of gunicorn (default 1 2 3)")
     parser.add_argument("--client", choices=["wrk", "own"], default="wrk" if shutil.which("wrk") else "own")
     parser.add_argument("--files", action="store_true", help="with the metrics file and the audit file switched on")
