@@ -11,16 +11,13 @@ Behind TLS of gunicorn's own none of this applies: it takes a proxy, which gathe
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from http import HTTPStatus
 from queue import Empty
 from selectors import EVENT_READ, EVENT_WRITE
 from socket import SHUT_WR, socket
@@ -30,16 +27,16 @@ from gunicorn.http import errors  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     STOP_KEEPALIVE_LINGER,
     PollableMethodQueue,
-    TConn,
     ThreadWorker,
 )
 
 from app import log
-from app.host.arrival import Arrival, Need, Sizes
+from app.host.arrival import Need
+from app.host.client import AT_ONCE, LAST_BYTES, Conn, Limits, Outbox, send_some
 from app.host.lane import LONG, Gone, Lane, in_the_way
-from app.web.again import Again, once_more
+from app.host.refusals import OVERLOADED, REFUSED, TOO_SLOW, UNREADABLE, Refusal
+from app.web.again import once_more
 from app.web.express import Express
-from app.web.problems import MEDIA_TYPE, Code
 
 _log = log.get(__name__)
 _PIECE = 65_536
@@ -47,152 +44,8 @@ _URGENT = (b"GET /health ", b"HEAD /health ")
 _LOOK_EVERY = 0.5  # seconds between two looks for who has taken too long
 _ACCEPT_AT_ONCE = 64
 _DRAIN = 64 * 1024**2  # bytes read from a client that was refused while it sent, so that it can read why
-_LAST_BYTES = 1.0  # seconds for what a parser may find missing after all
-_SEND = 1024 * 1024  # bytes a turn
 _NOTIFY_EVERY = 0.5  # seconds
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How long, how many and how much. Times in seconds."""
-
-    sizes: Sizes = field(default_factory=Sizes)
-    head_sec: float = 10  # from the first byte, or from the connection, to the end of the head
-    body_sec: float = 20  # from there, beside what the slowest line tolerated takes
-    slowest: float = 50_000  # bytes a second
-    answer_sec: float = 30  # for a client to take its answer, beside what the slowest line takes
-    leave_sec: float = 10  # for a client to hang up after it; less when the service stops
-    patience_sec: float = 1  # what a client may have at least, however many others wait
-    queued: int = 256  # whole requests without a thread
-    held_bytes: int = 64 * 1024**2  # of all requests together, beside two of the largest
-
-    @property
-    def most_held(self) -> int:
-        return self.held_bytes + 2 * self.sizes.framed
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """An answer that needs no thread."""
-
-    status: HTTPStatus
-    code: Code
-    detail: str
-
-    def __bytes__(self) -> bytes:
-        body = json.dumps({
-            "type": f"/docs#{self.code.text}",
-            "title": self.code.title,
-            "status": self.status,
-            "detail": self.detail,
-            "code": self.code.text,
-            "errors": [],
-        }).encode()  # fmt: skip
-        again = "Retry-After: 1\r\n" if self.status is HTTPStatus.SERVICE_UNAVAILABLE else ""
-        head = (
-            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\nContent-Type: {MEDIA_TYPE}\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\nX-Content-Type-Options: nosniff\r\n"
-            f"Cache-Control: no-store\r\n{again}\r\n"
-        )
-        return head.encode("latin-1") + body
-
-
-def _no(status: HTTPStatus, detail: str, code: Code = Code.HTTP_ERROR) -> Refusal:
-    return Refusal(status, code, detail)
-
-
-_TOO_SLOW = _no(HTTPStatus.REQUEST_TIMEOUT, "The request did not come whole in time.")
-_OVERLOADED = _no(HTTPStatus.SERVICE_UNAVAILABLE, Code.OVERLOADED.meaning, Code.OVERLOADED)
-_REFUSED = {
-    Need.SMALLER_HEAD: _no(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request's head is too large."),
-    Need.SMALLER_BODY: _no(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, Code.BODY_TOO_LARGE.meaning, Code.BODY_TOO_LARGE),
-    Need.SOUND_CHUNKS: _no(HTTPStatus.BAD_REQUEST, "The body's chunks are not framed as RFC 9112 has it."),
-}
-_BAD = _no(HTTPStatus.BAD_REQUEST, "The request is no HTTP/1.1 request that can be read in one way only.")
-_UNREADABLE: dict[type[Exception], Refusal] = {
-    errors.LimitRequestLine: _no(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long."),
-    errors.LimitRequestHeaders: _REFUSED[Need.SMALLER_HEAD],
-    errors.ExpectationFailed: _no(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected."),
-    errors.ParseException: _BAD,
-}
-
-
-class Outbox:
-    """A socket to write an answer to that keeps nobody waiting: what the client does not take at once is kept. The head
-    of an answer of known length goes out with the beginning of its body."""
-
-    def __init__(self, sock: socket, limits: Limits) -> None:
-        self._sock, self._limits = sock, limits
-        self._head: bytes | None = None  # None: it has gone out
-        self._begun = False
-        self.unsent = bytearray()
-
-    def sendall(self, data: bytes) -> None:
-        if not self._begun:
-            self._begun = True
-            if b"\r\nContent-Length: " in data:
-                self._head = data
-                return
-        if self._head is not None:
-            data, self._head = self._head + data, None
-        self._send(data)
-
-    def end(self) -> None:
-        """Nothing more comes."""
-        if self._head is not None:
-            self._send(self._head)
-
-    def _send(self, data: bytes) -> None:
-        view = memoryview(data)
-        if not self.unsent:
-            view = view[_send(self._sock, view) :]
-        self.unsent += view
-        if len(self.unsent) > self._limits.held_bytes:  # more than fits in here: the thread waits for its client
-            try:
-                self._sock.settimeout(self._limits.answer_sec)
-                self._sock.sendall(self.unsent)
-            finally:
-                self._sock.setblocking(False)
-                self.unsent.clear()
-
-    send = sendall
-
-    def close(self) -> None:
-        """Not here: the poller still knows the socket, and only the main thread speaks to it."""
-
-    def shutdown(self, _how: int) -> None:
-        raise OSError(errno.ENOTCONN, "the main thread says good-bye")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-
-def _send(sock: socket, data: memoryview) -> int:
-    """As much as the socket takes without waiting, for it never does."""
-    sent = 0
-    with suppress(BlockingIOError):
-        while sent < len(data):
-            sent += sock.send(data[sent : sent + _SEND])
-    return sent
-
-
-class Patient:
-    """What a parser reads from, should it find missing what we have taken for whole: for a moment, all told."""
-
-    def __init__(self, sock: socket) -> None:
-        self._sock = sock
-        self.until = 0.0
-
-    def recv(self, size: int) -> bytes:
-        left = self.until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._sock.settimeout(left)
-        try:
-            return self._sock.recv(size)
-        finally:
-            self._sock.setblocking(False)
 
 
 class Calls(PollableMethodQueue):  # type: ignore[misc]
@@ -214,50 +67,6 @@ class Calls(PollableMethodQueue):  # type: ignore[misc]
         with suppress(Empty):
             for _ in range(self._queue.qsize()):
                 self._queue.get_nowait()()
-
-
-class Conn(TConn):  # type: ignore[misc]
-    """A client's connection, and the request that is on its way on it. Its socket never waits: to say so each time
-    would be a call of the system each time, and at each of those another thread takes the interpreter."""
-
-    arrival: Arrival
-    patient: Patient
-    unsent: bytearray  # of its answer
-    kept_alive = False
-    since = 0.0  # when that began
-    begun = 0.0  # when its first byte came; 0: none has
-    until = 0.0  # when it must be there
-    held = 0  # bytes that are kept for it
-    urgent = False
-    again: Again | None = None  # what it came to in the lane, from which it was sent on
-    idle = False  # kept alive, until its client says something
-    watched = False  # the poller tells when there is something to read
-
-    def expect(self, sizes: Sizes, limits: Limits) -> None:
-        self.arrival = Arrival(sizes)
-        self.unsent = bytearray()
-        self.since = time.monotonic()
-        self.until = self.since + limits.head_sec
-        self.begun = 0.0
-
-    def begin(self) -> None:
-        """Make ready for a thread: what has been gathered is the first that its parser reads."""
-        if not self.initialized:
-            self.init()
-            self.sock.setblocking(False)
-            self.patient = self.parser.unreader.sock = Patient(self.sock)
-        self.patient.until = time.monotonic() + _LAST_BYTES
-        self.parser.unreader.unread(self.arrival.whole())
-
-    def left_over(self) -> bytes:
-        rest: bytes = self.parser.unreader.take_buffered() if self.initialized else b""
-        return rest
-
-    @property
-    def address(self) -> str:
-        """Whose it is, as WSGI has it."""
-        told = self.client[0] if isinstance(self.client, tuple) else self.client
-        return told.decode() if isinstance(told, bytes) else str(told)
 
 
 class Front(ThreadWorker):  # type: ignore[misc]
@@ -368,12 +177,12 @@ class Front(ThreadWorker):  # type: ignore[misc]
             conn.until = conn.begun + self.limits.head_sec
         need = arrival.take(piece)
         self._hold(conn, len(arrival.data))
-        if need in _REFUSED:
-            self._refuse(conn, _REFUSED[need])
+        if need in REFUSED:
+            self._refuse(conn, REFUSED[need])
         elif need is Need.NOTHING:
             self._hand_over(conn)
         elif self.held > self.limits.most_held:
-            self._refuse(conn, _OVERLOADED)
+            self._refuse(conn, OVERLOADED)
         elif need is Need.BODY and before is Need.MORE:
             conn.until += self.limits.body_sec + arrival.expected_bytes / self.limits.slowest
             if arrival.expects:
@@ -389,7 +198,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
     def _hand_over(self, conn: Conn) -> None:
         conn.urgent = conn.arrival.line.startswith(_URGENT)
         if (self.urgent_in_hand if conn.urgent else self.in_hand) >= self.limits.queued + self.cfg.threads:
-            self._refuse(conn, _OVERLOADED)
+            self._refuse(conn, OVERLOADED)
             return
         del self.arriving[conn]
         if conn.urgent:
@@ -413,9 +222,9 @@ class Front(ThreadWorker):  # type: ignore[misc]
         """The whole answer; what its client does not take at once is kept. False: it has hung up."""
         with memoryview(data) as view:
             try:
-                sent = _send(conn.sock, view)
+                sent = send_some(conn.sock, view)
             except OSError as error:
-                _log.debug("api.client.gone", remote=_who(conn), error=str(error))
+                _log.debug("api.client.gone", remote=conn.address, error=str(error))
                 return False
         conn.unsent += data[sent:]
         return True
@@ -436,14 +245,14 @@ class Front(ThreadWorker):  # type: ignore[misc]
             request._expected_100_continue = False  # the body is here, or is not wanted
             if conn.arrival.too_long:
                 request.force_close()  # its body will never be read
-            return self._answer(request, conn) and conn.parser.finish_body(deadline=time.monotonic() + _LAST_BYTES)
+            return self._answer(request, conn) and conn.parser.finish_body(deadline=time.monotonic() + LAST_BYTES)
         except (StopIteration, errors.NoMoreData):
             return False
         except OSError as error:  # it hung up, or does not take its answer
-            _log.debug("api.client.gone", remote=_who(conn), error=str(error))
+            _log.debug("api.client.gone", remote=conn.address, error=str(error))
             return False
         except errors.ParseException as error:
-            self._tell(conn, next(said for kind, said in _UNREADABLE.items() if isinstance(error, kind)), error)
+            self._tell(conn, next(said for kind, said in UNREADABLE.items() if isinstance(error, kind)), error)
             return False
         except Exception as error:
             self.handle_error(None, conn.sock, conn.client, error)
@@ -487,7 +296,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
             return
         try:
             with memoryview(conn.unsent) as rest:
-                sent = _send(conn.sock, rest[:_SEND])
+                sent = send_some(conn.sock, rest[:AT_ONCE])
         except OSError:
             self._close(conn)
             return
@@ -538,7 +347,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
     def _let_go(self, late: Callable[[Conn], bool]) -> None:
         for conn in [conn for conn in self.arriving if late(conn)]:
             if conn.begun:
-                self._refuse(conn, _TOO_SLOW)
+                self._refuse(conn, TOO_SLOW)
             else:
                 self._drop(conn)
 
@@ -562,7 +371,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
         with suppress(OSError):
             conn.sock.send(bytes(refusal))
         why = refusal.detail if error is None else str(error)[:200]
-        _log.info("api.refused", status=refusal.status.value, remote=_who(conn), detail=why)
+        _log.info("api.refused", status=refusal.status.value, remote=conn.address, detail=why)
 
     def _leave(self, conn: Conn) -> None:
         """Say good-bye, and close when the other side has: or what it was told last may never reach it."""
@@ -605,7 +414,3 @@ class Front(ThreadWorker):  # type: ignore[misc]
         self._hold(conn, 0)
         self.nr_conns -= 1
         conn.close()
-
-
-def _who(conn: Conn) -> str:
-    return str(conn.client[0]) if isinstance(conn.client, tuple) and conn.client else ""

@@ -10,8 +10,9 @@ from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
 from app.config import Settings
 from app.host.arrival import Sizes
+from app.host.client import Limits
 from app.host.ending import STOP_MARGIN, Ending
-from app.host.front import Front, Limits
+from app.host.front import Front
 from app.host.service import Service
 from app.web.express import express_of
 

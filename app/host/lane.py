@@ -30,7 +30,7 @@ from app.host.plain import environ_of
 from app.web.express import PATH, Answer, Express, Wanted
 
 if TYPE_CHECKING:
-    from app.host.front import Conn
+    from app.host.client import Conn
 
 _log = log.get(__name__)
 _LINE = f"POST {PATH} HTTP/1.1\r\n".encode()

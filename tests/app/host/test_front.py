@@ -13,7 +13,8 @@ import pytest
 from gunicorn.util import close_graceful  # type: ignore[import-untyped]
 
 from app.host.arrival import Sizes
-from app.host.front import Limits, Outbox, _no
+from app.host.client import Limits, Outbox
+from app.host.refusals import no
 from app.web.problems import Code
 
 
@@ -26,14 +27,14 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def test_a_refusal_is_a_problem_with_its_code_and_says_when_to_come_back():
-    head, _, body = bytes(_no(HTTPStatus.SERVICE_UNAVAILABLE, "too much", Code.OVERLOADED)).partition(b"\r\n\r\n")
+    head, _, body = bytes(no(HTTPStatus.SERVICE_UNAVAILABLE, "too much", Code.OVERLOADED)).partition(b"\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
     assert b"Retry-After: 1" in head
     assert b"Connection: close" in head
     assert b"Content-Length: %d\r\n" % len(body) in head
     assert json.loads(body)["code"] == "overloaded"
-    assert b"Retry-After" not in bytes(_no(HTTPStatus.BAD_REQUEST, "no"))
+    assert b"Retry-After" not in bytes(no(HTTPStatus.BAD_REQUEST, "no"))
 
 
 def test_what_a_client_does_not_take_at_once_is_kept_in_order(pair):

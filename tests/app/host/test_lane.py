@@ -19,7 +19,8 @@ from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 from app.config import Settings
 from app.errors import DatabaseUnavailable
 from app.host.arrival import Arrival, Sizes
-from app.host.front import Conn, Front
+from app.host.client import Conn
+from app.host.front import Front
 from app.host.guest import GunicornLog, gunicorn_settings
 from app.host.lane import LONG, Lane, in_the_way
 from app.web.again import Again
