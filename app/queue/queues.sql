@@ -110,10 +110,10 @@ SELECT queue, state, concurrency, per_worker, NULL FROM dl_queues WHERE queue = 
 
 -- name: lead
 -- Be the one process that does the chores, for as long as this session lasts.
-SELECT pg_try_advisory_lock(1684828527, 3);
+SELECT pg_try_advisory_lock(1684828527, 5);
 
 -- name: led
 -- Is there one? A session lock of two numbers.
 SELECT EXISTS (SELECT FROM pg_locks
-                WHERE locktype = 'advisory' AND classid = 1684828527 AND objid = 3 AND objsubid = 2 AND granted
+                WHERE locktype = 'advisory' AND classid = 1684828527 AND objid = 5 AND objsubid = 2 AND granted
                   AND database = (SELECT oid FROM pg_database WHERE datname = current_database()));

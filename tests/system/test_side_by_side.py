@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import zipfile
@@ -12,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from app.client import Client, Request
-from app.queue.schema import migrate
+from app.queue.schema import SCHEMA_VERSION, migrate
 from tests.support import Process, eventually, free_port
 from tests.support.running import QUICK, Jobs, Runner, Running, ask
 
-(WHEEL,) = (Path(__file__).resolve().parents[1] / "releases").glob("dataloader-0.1.0-*.whl")
+ROOT = Path(__file__).resolve().parents[2]
+(WHEEL,) = (ROOT / "tests" / "releases").glob("dataloader-0.1.0-*.whl")
 NAPS = QUICK | {"DL_PIPELINES": "pipelines.noop"}
 
 
@@ -91,3 +93,37 @@ def test_jobs_of_an_old_worker_that_dies_are_finished_by_a_new_one(
     jobs.until({"succeeded": 1}, timeout=60)
     assert jobs.row(long[0]) == ("succeeded", 2)
     jobs.check()
+
+
+def test_a_worker_at_work_holds_no_lock_for_which_a_migration_or_a_new_part_of_the_journal_waits(
+    run: Runner, jobs: Jobs
+):
+    """It has two for as long as it lives: who does the chores, and who keeps house."""
+    run("worker").until_ready()
+    ours = "locktype = 'advisory' AND classid = 1684828527 AND objsubid = 2 AND granted"
+    eventually(lambda: {row[0] for row in ask(jobs.dsn, f"SELECT objid FROM pg_locks WHERE {ours}")} >= {4, 5})
+    ask(jobs.dsn, "UPDATE dl_schema SET fingerprint = 'of another release' RETURNING 1")
+
+    for parent in ("dl_job_events", "dl_job_logs"):
+        ask(jobs.dsn, "SET lock_timeout = '10s'; SELECT dl_move_on(%s)", parent)
+    migration = migrate(jobs.dsn, lock_timeout_sec=20)
+
+    assert migration.now == SCHEMA_VERSION
+    jobs.insert(seconds=0)
+    jobs.until({"succeeded": 1})
+
+
+def test_each_advisory_lock_of_two_numbers_has_one_meaning():
+    """The second number, by who uses it: a session's lock and a transaction's may not share one."""
+    users: dict[str, set[str]] = {}
+    for path in (ROOT / "schema.sql", *sorted((ROOT / "app" / "queue").glob("*.sql"))):
+        for number in re.findall(r"pg_(?:try_)?advisory_(?:xact_)?lock\(1684828527, (\d+)\)", path.read_text("utf-8")):
+            users.setdefault(number, set()).add(path.name)
+
+    assert users == {
+        "0": {"queries.sql"},
+        "2": {"rollups.sql"},
+        "3": {"schema.sql"},
+        "4": {"retention.sql"},
+        "5": {"queues.sql"},
+    }
