@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 PATH = "/api/v1/jobs/trigger"
 EXPRESS = "dataloader.express"  # in the app's extensions
 _DRESS = "".join(f"{name}: {value}\r\n" for name, value in API_HEADERS)
-_SLOW = 0.005  # seconds that a task may take to look at its args, here where others wait for it
+# Seconds that a task may take to look at its args, here where others wait for it; and for how long it is not asked here
+# if it took longer: that may have been the machine.
+_SLOW, _NOT_HERE_FOR = 0.02, 60.0
 
 _SIGNALS = (
     request_started, request_finished, request_tearing_down, appcontext_pushed, appcontext_popped,
@@ -99,11 +101,11 @@ class Express:
         self.around = around
         self._guard, self._together, self._drains = guard, together, drains
         self._pipelines, self._options, self._asked = pipelines, options, asked
-        self._slow: set[str] = set()  # tasks that take long to look at their args
+        self._slow: dict[str, float] = {}  # tasks that take long to look at their args, and until when they stay away
 
     def read(self, environ: WSGIEnvironment, body: bytes) -> Wanted | Again:
         """What is wanted; or that it is for the ordinary way to find out. Waits for nobody, but for a task that looks
-        at its args: if one takes long, that is known from then on."""
+        at its args: if one takes long, that is known for a while."""
         started = time.perf_counter()
         request_id = self.around.name(environ)
         token = log.bind(lambda: {"request_id": request_id})
@@ -136,14 +138,14 @@ class Express:
         task: Task | None = self._pipelines.get(asked.task)
         if task is None or task.options.fit is None:
             return False
-        if task.name in self._slow:
+        if time.monotonic() < self._slow.get(task.name, 0.0):
             return True
         began = time.perf_counter()
         try:
             return bool(args_faults(task, asked.args))
         finally:
             if time.perf_counter() - began > _SLOW:
-                self._slow.add(task.name)
+                self._slow[task.name] = time.monotonic() + _NOT_HERE_FOR
 
     def answer(self, wanted: Sequence[Wanted]) -> list[Answer | Again]:
         """What each comes to. Never raises, but for what ends the thread."""

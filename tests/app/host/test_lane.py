@@ -128,6 +128,16 @@ def lane(door: Door, express: Express, monkeypatch: pytest.MonkeyPatch) -> Lane:
     return made
 
 
+def behind_the_first(door: Door, express: Express, *clients: Client) -> None:
+    """The first is away while the others come; then it comes back, and the others after it."""
+    for one in clients:
+        door.come(one)
+        eventually(lambda: express.batches)
+    express.go.set()
+    door.turn()
+    door.turn()
+
+
 def test_those_that_come_while_one_is_away_are_answered_together(lane, door, express):
     slow, others = Client("slow"), [Client(f"{n}") for n in range(3)]
     door.come(slow)
@@ -178,12 +188,7 @@ def test_what_is_not_plain_goes_the_ordinary_way_and_the_others_do_not(lane, doo
         Client("1", head=b"Host: localhost\r\nCookie: a=b", name="cookie"),
     )
     plain = Client("2")
-    for one in (slow, odd, cookie, plain):
-        door.come(one)
-        eventually(lambda: express.batches)
-    express.go.set()
-    door.turn()
-    door.turn()
+    behind_the_first(door, express, slow, odd, cookie, plain)
 
     assert door.ordinary == [odd, cookie]
     assert set(door.finished) == {slow, plain}
@@ -211,12 +216,7 @@ def test_what_was_asked_for_and_not_answered_goes_on_with_what_it_came_to(lane, 
 @pytest.mark.parametrize("what", ["bug", "the end"])
 def test_when_nobody_knows_what_was_asked_nobody_asks_again_and_the_main_thread_goes_on(lane, door, express, what):
     slow, odd, bug, other = Client("slow"), Client("odd"), Client(what), Client("other")
-    for one in (slow, odd, bug, other):
-        door.come(one)
-        eventually(lambda: express.batches)
-    express.go.set()
-    door.turn()
-    door.turn()
+    behind_the_first(door, express, slow, odd, bug, other)
 
     assert door.ordinary == [odd], "it was not asked for"
     assert door.finished == {slow: True, bug: False, other: False}
@@ -227,12 +227,7 @@ def test_when_nobody_knows_what_was_asked_nobody_asks_again_and_the_main_thread_
 
 def test_an_end_before_anything_was_asked_sends_all_the_ordinary_way(lane, door, express):
     slow, end, other = Client("slow"), Client("the end, read"), Client("other")
-    for one in (slow, other, end):
-        door.come(one)
-        eventually(lambda: express.batches)
-    express.go.set()
-    door.turn()
-    door.turn()
+    behind_the_first(door, express, slow, other, end)
 
     assert door.ordinary == [other, end]
     assert express.batches == [["slow"]]
