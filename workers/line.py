@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from workers.attempt import Attempt
 
 QUICK = 0.020  # seconds a run, above which nothing is claimed ahead
-_HORIZON = 0.050  # seconds of work, at the present rate, that are claimed ahead of tiny jobs
+_HORIZON = 0.050  # seconds of work that are claimed ahead of tiny jobs
+_GROWTH = 4  # times the present rate that may be hoped for, while there is more than was asked for
 _MOST_AHEAD = 400  # jobs; beyond that a claim gets no cheaper
 _FRONT_EVERY = 0.05  # seconds of claims that go on where the last one ended, until one looks from the front again
 _FRONT_SHARE = 0.1  # of the time is spent on looking from the front, at most
@@ -42,6 +43,7 @@ class Line:
     look: int = 0  # at how many ready jobs a claim looks, if at more than it takes
     mark: Sequence[str] | None = None  # where the last claim ended; the claimer's, as the next
     front_at: float = 0.0  # when to look from the front again
+    full: bool = False  # the last claim brought all that was asked for; the claimer's
     mean_run: float = 0.1  # seconds, of the last runs; a rough mean: a lost update between threads does no harm
     ahead: int = 0  # how many are to be claimed ahead
     low: int = 0  # with so many left in the backlog more are claimed; read by anyone
@@ -70,7 +72,7 @@ class Line:
         return None if sort or now >= self.front_at else self.mark
 
     def went(self, mark: Sequence[str] | None, *, from_front: bool, full: bool, began: float, now: float) -> None:
-        self.mark = mark if full else None
+        self.mark, self.full = mark if full else None, full
         if from_front:
             self.front_at = now + max(_FRONT_EVERY, (now - began) / _FRONT_SHARE)
 
@@ -79,11 +81,17 @@ class Line:
 
     def reckon(self, now: float) -> None:
         """How far ahead to claim: what is done in a moment, and nothing ahead of jobs that are no moment's work. So a
-        crash costs no more than that, and what another process could begin at once is not held here."""
+        crash costs no more than that, and what another process could begin at once is not held here.
+
+        What the threads could do, by how long jobs take, is not what they do: they wait for each other, or for claims,
+        which bring more the more is asked for. So the rate counts as well, and a burst need not follow it step by step.
+        """
         begun = self.brought - len(self.backlog)
         if self.mean_run >= QUICK or self.ruling.limited or self.ruling.here is not None:
             self.ahead = 0
         else:
-            self.ahead = min(_MOST_AHEAD, int((begun - self.begun) / max(now - self.begun_at, 0.001) * _HORIZON))
+            rate = (begun - self.begun) / max(now - self.begun_at, 0.001) * (_GROWTH if self.full else 1)
+            able = self.threads / max(self.mean_run, 1e-6)
+            self.ahead = min(_MOST_AHEAD, int(min(rate, able) * _HORIZON))
         self.low = self.ahead * 3 // 8  # what is done while a claim of the rest is on its way
         self.begun, self.begun_at = begun, now

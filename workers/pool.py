@@ -148,6 +148,7 @@ class WorkerPool:
             connect_timeout=options.connect_timeout_sec,
             command_timeout=longest,
             plans_kept=role in ("claim", "settle", "renew"),
+            ahead=("claim_due", "settle") if role in ("claim", "settle") else (),
         )
 
     def _build(self, pipelines: Pipelines, echo: Write | None) -> None:

@@ -124,7 +124,7 @@ WITH picked AS MATERIALIZED (
            row_number() OVER (PARTITION BY j.lock_key ORDER BY j.priority, j.created_at, j.job_id) > 1
            OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS busy
       FROM dl_jobs j
-     WHERE j.job_id = ANY (string_to_array(current_setting('dl.picked'), ',')::uuid[])
+     WHERE j.job_id = ANY (string_to_array(current_setting('dl.picked', true), ',')::uuid[])
 ), chosen AS MATERIALIZED (
     SELECT job_id, priority, created_at, key_hash, n,
            CASE WHEN %(guard)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS free
@@ -132,7 +132,7 @@ WITH picked AS MATERIALIZED (
               FROM picked
              WHERE NOT busy
              ORDER BY n
-             LIMIT least(%(most)s::int, nullif(current_setting('dl.room'), '')::int)) best
+             LIMIT least(%(most)s::int, nullif(current_setting('dl.room', true), '')::int)) best
 ), blocked AS (
     SELECT job_id FROM picked WHERE busy UNION ALL SELECT job_id FROM chosen WHERE NOT free
 ), parked AS (
@@ -160,7 +160,7 @@ WITH picked AS MATERIALIZED (
 SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash,
        c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, c.progress, c.checkpoint,
        c.time_limit_sec, c.retry, c.crashes, c.traceparent, c.waited_sec,
-       current_setting('dl.skipped')::int + (SELECT count(*) FROM blocked)::int AS skipped,
+       current_setting('dl.skipped', true)::int + (SELECT count(*) FROM blocked)::int AS skipped,
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
           FROM dl_jobs
          WHERE status = 'queued' AND place = 'timed'

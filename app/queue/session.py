@@ -10,7 +10,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -34,6 +34,8 @@ _PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergej
 
 # Each line of the journal that a session writes is of a row that the same statement changes: nobody need look.
 _OURS = "SET dl.ours = 'yes'"
+
+_SOON = "SET LOCAL lock_timeout = '100ms'"
 
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
@@ -167,9 +169,11 @@ class Session:
         connect_timeout: float = 5.0,
         command_timeout: float = 30.0,
         plans_kept: bool = False,
+        ahead: Iterable[str] = (),
     ) -> None:
         """`plans_kept`: for the few statements that each job meets. Else the server makes a plan of its own for each
-        length of a list, though all of them come out the same: of a settlement of one job that is more than half."""
+        length of a list, though all of them come out the same: of a settlement of one job that is more than half.
+        `ahead`: statements that are planned as soon as there is a connection, not when the first job waits for them."""
         self.schema = schema
         self.generation = 0  # written under the lock; read by anyone
         self.lock = threading.RLock()
@@ -177,8 +181,9 @@ class Session:
         self._connect_timeout, self._command_timeout = connect_timeout, command_timeout
         self._statements = statements(schema)
         self._settings = f"{_PLANS}; {_OURS}" + ("; SET plan_cache_mode = force_generic_plan" if plans_kept else "")
+        self._ahead = tuple(ahead)
         self._wire: Wire | None = None
-        self._prepared: set[str] = set()
+        self._prepared: set[str] = set()  # names of statements, and of their parts
 
     def ask(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
         """Run a named statement as one message: all of it takes effect, or none."""
@@ -252,23 +257,41 @@ class Session:
             raise
         self._wire, self._prepared = wire, set()
         self.generation += 1
+        self._plan_ahead(wire)
         return wire
+
+    def _plan_ahead(self, wire: Wire) -> None:
+        """What is wrong with a statement is for those to hear who ask it, and nobody waits here for a migration."""
+        parts = {part.name: part for name in self._ahead for part in self._statements[name].parts}
+        if not parts:
+            return
+        steps = [_SOON, *(part.prepare() for part in parts.values()), *(part.plan for part in parts.values())]
+        try:
+            wire.ask(";\n".join(steps), None, self._command_timeout)
+            self._prepared.update(parts, self._ahead)
+        except psycopg2.Error:
+            if wire.closed:
+                raise
+            wire.ask("DEALLOCATE ALL", None, self._command_timeout)
 
     def _asked(self, statement: Statement, parameters: Mapping[str, Any]) -> list[Row]:
         wire = self._open()
         try:
             if statement.hasty:
                 return wire.ask(statement.text, parameters, self._command_timeout)
-            if statement.name not in self._prepared:
-                self._prepare(wire, statement)
+            self._prepare(wire, statement)
             return wire.ask(statement.execute, parameters, self._command_timeout)
         except psycopg2.Error as error:
             self._drop_if_broken(wire, error)
             raise
 
     def _prepare(self, wire: Wire, statement: Statement) -> None:
-        wire.ask(statement.prepare, None, self._command_timeout)
-        self._prepared.add(statement.name)
+        if statement.name in self._prepared:
+            return
+        new = [part for part in statement.parts if part.name not in self._prepared]
+        if new:
+            wire.ask(";\n".join(part.prepare() for part in new), None, self._command_timeout)
+        self._prepared.update({statement.name, *(part.name for part in new)})
 
     def _drop_if_broken(self, wire: Wire, error: psycopg2.Error) -> None:
         # 25006: read-only, after a failover.

@@ -224,3 +224,45 @@ def test_comments_and_notes_of_channels_are_left_alone():
 
     assert one.text == "SELECT 'dl_jobs', a\n  FROM \"s\".dl_jobs"
     assert one.execute == "EXECUTE dl_one_0"
+
+
+def prepared(session: Session) -> set[str]:
+    return {row[0] for row in session.command("SELECT name FROM pg_prepared_statements")}
+
+
+def test_what_is_to_be_planned_ahead_is_planned_when_the_connection_is_there(desk):
+    session = desk.another_session(plans_kept=True, ahead=("claim_due", "settle"))
+    parts = {"dl_sort_in_0", "dl_claim_0", "dl_claim_1", "dl_settle_0", "dl_settle_1"}
+
+    session.command("SELECT 1")
+
+    assert prepared(session) == parts
+    assert session.command("SELECT DISTINCT from_sql, generic_plans > 0 FROM pg_prepared_statements") == [(True, True)]
+    desk.enqueue()
+    assert len(desk.look(by=JobQueue(session))[0]) == 1
+    assert prepared(session) == parts, "a claim and one that sorts in have their parts in common"
+
+
+def test_a_statement_that_cannot_be_planned_is_no_matter_to_the_others(own_desk):
+    session = own_desk.another_session(plans_kept=True, ahead=("claim_due", "settle"))
+    own_desk.sql("ALTER TABLE dl_jobs RENAME COLUMN priority TO urgency")
+
+    assert session.ask("ping") == [(1,)]
+    assert prepared(session) == {"dl_ping_0"}
+
+    own_desk.sql("ALTER TABLE dl_jobs RENAME COLUMN urgency TO priority")
+    own_desk.enqueue()
+    assert len(own_desk.look(by=JobQueue(session))[0]) == 1
+    assert session.generation == 1
+
+
+def test_plans_that_would_have_to_wait_for_a_lock_are_made_later(own_desk):
+    session = own_desk.another_session(plans_kept=True, ahead=("claim_due", "settle"), command_timeout=GENEROUS)
+    with own_desk.connect() as other, other.cursor() as cursor:
+        cursor.execute("LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
+        assert session.ask("ping") == [(1,)]
+        assert session.command("SHOW lock_timeout") == [("0",)]
+
+    own_desk.enqueue()
+    assert len(own_desk.look(by=JobQueue(session))[0]) == 1
+    assert session.generation == 1
