@@ -152,6 +152,11 @@ class Hand:
             held = self._held
             return [a.job.key_hash for a in attempts if held.get(a.job.key_hash) is a]
 
+    @property
+    def holds(self) -> int:
+        """How many keys. Read by anyone."""
+        return len(self._held)
+
     def forget(self, attempts: Iterable[Attempt]) -> None:
         """They were given back."""
         with self.lock:
@@ -180,8 +185,9 @@ class Hands:
 
     @contextmanager
     def free(self) -> Iterator[Hand]:
-        """One that nobody uses now, or else the first; held until the end."""
-        for hand in self._hands:
+        """One that nobody uses now, or else the first; held until the end. Rather the one that holds less: what the
+        other one holds can be settled meanwhile."""
+        for hand in sorted(self._hands, key=lambda hand: hand.holds):
             if hand.lock.acquire(blocking=False):
                 break
         else:
