@@ -110,6 +110,8 @@ class Desk:
             if not any(other.idle for other in self.lines.values()):
                 self.rounded_at = clock()  # nobody had to claim until now
             line.idle += 1
+            if not line.backlog:
+                line.ran_dry(clock())
             if line.ruling.limited or line.ruling.here is not None:
                 line.dirty = True  # its run has made room
             try:
@@ -241,7 +243,7 @@ class Desk:
             self._back_off(line, error)
             return
         self.claimed_at = self.rounded_at = now = clock()
-        line.went(outlook.mark, from_front=after is None, full=taken >= most, began=began, now=now)
+        line.went(outlook.mark, taken, from_front=after is None, full=taken >= most, began=began, now=now)
         full = taken >= most
         self._look_ahead(line, outlook, full=full or after is not None, sorted_in=sort)
         if not full and after is not None:
@@ -314,8 +316,7 @@ class Desk:
         with self._lock:
             if self._stopping:  # the claim was on its way when the stop came
                 may_start, why = [], Release.SHUTDOWN
-            line.backlog.extend([(attempt, now) for attempt in may_start])
-            line.brought += len(may_start)
+            line.put(may_start, now)
             if len(may_start) > mine:
                 line.called.notify()  # and it wakes the next: tiny jobs are done before many threads are awake
         if len(may_start) < len(attempts):

@@ -11,7 +11,7 @@ from workers.attempt import Attempt
 
 QUICK = 0.020  # seconds a run, above which nothing is claimed ahead
 _HORIZON = 0.050  # seconds of work that are claimed ahead of tiny jobs
-_GROWTH = 4  # times the present rate that may be hoped for, while there is more than was asked for
+_GROWTH = 4  # times as many as the last claim brought, if that was all that it asked for; else no more than that
 _MOST_AHEAD = 400  # jobs; beyond that a claim gets no cheaper
 _FRONT_EVERY = 0.05  # seconds of claims that go on where the last one ended, until one looks from the front again
 _FRONT_SHARE = 0.1  # of the time is spent on looking from the front, at most
@@ -43,13 +43,15 @@ class Line:
     look: int = 0  # at how many ready jobs a claim looks, if at more than it takes
     mark: Sequence[str] | None = None  # where the last claim ended; the claimer's, as the next
     front_at: float = 0.0  # when to look from the front again
-    full: bool = False  # the last claim brought all that was asked for; the claimer's
+    hoped: int = 0  # how many there may be, by what the last claim brought; the claimer's
     mean_run: float = 0.1  # seconds, of the last runs; a rough mean: a lost update between threads does no harm
     ahead: int = 0  # how many are to be claimed ahead
     low: int = 0  # with so many left in the backlog more are claimed; read by anyone
     begun: int = 0  # how many had left the backlog at the last claim, and when that was
     begun_at: float = 0.0
     brought: int = 0  # how many were ever put into the backlog
+    dry_at: float | None = None  # since when a thread has found nothing there
+    dry_sec: float = 0.0  # and for how long before that, since the last claim
     ruling: Ruling = field(default_factory=Ruling)
 
     def wanted(self) -> int:
@@ -71,10 +73,24 @@ class Line:
         cleaned away there is walked over each time. What comes to stand there is seen soon enough."""
         return None if sort or now >= self.front_at else self.mark
 
-    def went(self, mark: Sequence[str] | None, *, from_front: bool, full: bool, began: float, now: float) -> None:
-        self.mark, self.full = mark if full else None, full
+    def went(
+        self, mark: Sequence[str] | None, taken: int, *, from_front: bool, full: bool, began: float, now: float
+    ) -> None:
+        self.mark = mark if full else None
+        self.hoped = taken * _GROWTH if full else taken
         if from_front:
             self.front_at = now + max(_FRONT_EVERY, (now - began) / _FRONT_SHARE)
+
+    def put(self, attempts: Sequence[Attempt], now: float) -> None:
+        self.backlog.extend([(attempt, now) for attempt in attempts])
+        self.brought += len(attempts)
+        if attempts and self.dry_at is not None:
+            self.dry_sec += now - self.dry_at
+            self.dry_at = None
+
+    def ran_dry(self, now: float) -> None:
+        if self.dry_at is None:
+            self.dry_at = now
 
     def ran(self, seconds: float) -> None:
         self.mean_run += (seconds - self.mean_run) * 0.2
@@ -83,15 +99,18 @@ class Line:
         """How far ahead to claim: what is done in a moment, and nothing ahead of jobs that are no moment's work. So a
         crash costs no more than that, and what another process could begin at once is not held here.
 
-        What the threads could do, by how long jobs take, is not what they do: they wait for each other, or for claims,
-        which bring more the more is asked for. So the rate counts as well, and a burst need not follow it step by step.
+        What the threads could do, by how long jobs take, is not what they do: they wait for each other. So the pace at
+        which they take jobs counts as well, while there are any: what they lack while a claim is on its way says
+        nothing of them.
         """
         begun = self.brought - len(self.backlog)
         if self.mean_run >= QUICK or self.ruling.limited or self.ruling.here is not None:
             self.ahead = 0
         else:
-            rate = (begun - self.begun) / max(now - self.begun_at, 0.001) * (_GROWTH if self.full else 1)
+            dry = self.dry_sec + (0.0 if self.dry_at is None else now - self.dry_at)
+            pace = (begun - self.begun) / max(now - self.begun_at - dry, 0.001)
             able = self.threads / max(self.mean_run, 1e-6)
-            self.ahead = min(_MOST_AHEAD, int(min(rate, able) * _HORIZON))
+            self.ahead = min(_MOST_AHEAD, self.hoped, int(min(pace, able) * _HORIZON))
         self.low = self.ahead * 3 // 8  # what is done while a claim of the rest is on its way
-        self.begun, self.begun_at = begun, now
+        self.begun, self.begun_at, self.dry_sec = begun, now, 0.0
+        self.dry_at = None if self.dry_at is None else now

@@ -16,6 +16,7 @@ from pipelines.contract import StopReason
 from workers.attempt import Attempt
 
 _log = log.get(__name__)
+_MANY = 50  # jobs that a claim brings: it is no small table any more
 
 
 class Roster:
@@ -84,6 +85,8 @@ class Hand:
                     self.restore()
                 raise
             self._claimed_by = self._session.generation
+            if len(claimed) >= _MANY:
+                self._session.outgrow()
             self.restore()  # the claim may have been sent on a new connection
             return claimed, outlook
 
@@ -153,9 +156,9 @@ class Hand:
             return [a.job.key_hash for a in attempts if held.get(a.job.key_hash) is a]
 
     @property
-    def holds(self) -> int:
-        """How many keys. Read by anyone."""
-        return len(self._held)
+    def asked(self) -> bool:
+        """Somebody asks something over the connection right now, be it one who needs no hand: a keeper."""
+        return self._session.busy
 
     def forget(self, attempts: Iterable[Attempt]) -> None:
         """They were given back."""
@@ -185,11 +188,12 @@ class Hands:
 
     @contextmanager
     def free(self) -> Iterator[Hand]:
-        """One that nobody uses now, or else the first; held until the end. Rather the one that holds less: what the
-        other one holds can be settled meanwhile."""
-        for hand in sorted(self._hands, key=lambda hand: hand.holds):
+        """One that nobody uses now, or else the first; held until the end."""
+        for hand in self._hands:
             if hand.lock.acquire(blocking=False):
-                break
+                if not hand.asked:
+                    break
+                hand.lock.release()
         else:
             hand = self._hands[0]
             hand.lock.acquire()

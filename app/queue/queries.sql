@@ -160,7 +160,7 @@ WITH picked AS MATERIALIZED (
 SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash,
        c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, c.progress, c.checkpoint,
        c.time_limit_sec, c.retry, c.crashes, c.traceparent, c.waited_sec,
-       current_setting('dl.skipped', true)::int + (SELECT count(*) FROM blocked)::int AS skipped,
+       current_setting('dl.skipped')::int + (SELECT count(*) FROM blocked)::int AS skipped,
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
           FROM dl_jobs
          WHERE status = 'queued' AND place = 'timed'

@@ -17,10 +17,13 @@ from typing import Any, cast
 import psycopg2
 from psycopg2 import extensions as ext
 
+from app import log
 from app.errors import DatabaseUnavailable
 from app.queue.audit import accompanied
 from app.queue.refusals import translated
-from app.queue.statements import Statement, statements
+from app.queue.statements import Statement, qualified, statements
+
+_log = log.get(__name__)
 
 Row = tuple[Any, ...]
 
@@ -35,7 +38,9 @@ _PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergej
 # Each line of the journal that a session writes is of a row that the same statement changes: nobody need look.
 _OURS = "SET dl.ours = 'yes'"
 
-_SOON = "SET LOCAL lock_timeout = '100ms'"
+_SOON = "SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '2s'"
+_SIZE = f"{_SOON}; SELECT pg_relation_size(to_regclass(%(jobs)s))"  # it takes a lock
+_SMALL = 131_072  # bytes of the jobs' table, below which plans are made of next to nothing
 
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
@@ -182,6 +187,8 @@ class Session:
         self._statements = statements(schema)
         self._settings = f"{_PLANS}; {_OURS}" + ("; SET plan_cache_mode = force_generic_plan" if plans_kept else "")
         self._ahead = tuple(ahead)
+        self._green = False  # what was planned ahead was planned when there was next to nothing
+        self._anew = False  # so it is to be planned once more
         self._wire: Wire | None = None
         self._prepared: set[str] = set()  # names of statements, and of their parts
 
@@ -210,6 +217,14 @@ class Session:
     def connected(self) -> bool:
         wire = self._wire
         return wire is not None and not wire.closed
+
+    @property
+    def busy(self) -> bool:
+        """Another thread asks something right now, or opens it."""
+        if self.lock.acquire(blocking=False):
+            self.lock.release()
+            return False
+        return True
 
     def notifications(self) -> list[tuple[str, str]]:
         with self.lock, translated():
@@ -261,18 +276,30 @@ class Session:
         return wire
 
     def _plan_ahead(self, wire: Wire) -> None:
-        """What is wrong with a statement is for those to hear who ask it, and nobody waits here for a migration."""
+        """What is wrong with a statement is for those to hear who ask it, and nobody waits here for a migration.
+
+        Plans outlive the table that they were made for. Of one that is all but empty the server may take an index that
+        is as good as any then, and walk along all of it once there are jobs: see `outgrow`.
+        """
         parts = {part.name: part for name in self._ahead for part in self._statements[name].parts}
         if not parts:
             return
         steps = [_SOON, *(part.prepare() for part in parts.values()), *(part.plan for part in parts.values())]
+        self._green, self._anew = True, False
         try:
-            wire.ask(";\n".join(steps), None, self._command_timeout)
+            ((size,),) = wire.ask(_SIZE, {"jobs": qualified(self.schema, "dl_jobs")}, self._connect_timeout)
+            wire.ask(";\n".join(steps), None, self._connect_timeout)
             self._prepared.update(parts, self._ahead)
-        except psycopg2.Error:
+            self._green = size is None or size < _SMALL
+        except psycopg2.Error as error:
             if wire.closed:
                 raise
-            wire.ask("DEALLOCATE ALL", None, self._command_timeout)
+            _log.debug("plans.not.made", session=self._name, error=str(error))
+            wire.ask("DEALLOCATE ALL", None, self._connect_timeout)
+
+    def outgrow(self) -> None:
+        """There are many jobs now: plans that were made of next to nothing would stay until statistics are taken."""
+        self._anew, self._green = self._anew or self._green, False
 
     def _asked(self, statement: Statement, parameters: Mapping[str, Any]) -> list[Row]:
         wire = self._open()
@@ -280,6 +307,9 @@ class Session:
             if statement.hasty:
                 return wire.ask(statement.text, parameters, self._command_timeout)
             self._prepare(wire, statement)
+            if self._anew:
+                wire.ask("DISCARD PLANS", None, self._command_timeout)
+                self._anew = False
             return wire.ask(statement.execute, parameters, self._command_timeout)
         except psycopg2.Error as error:
             self._drop_if_broken(wire, error)

@@ -72,16 +72,19 @@ def statements(schema: str) -> Mapping[str, Statement]:
     return found
 
 
+def qualified(schema: str, name: str) -> str:
+    return '"' + schema.replace('"', '""') + f'".{name}'
+
+
 def read(text: str, schema: str) -> Mapping[str, Statement]:
     """A name alone is followed by its parts; a name that equals a sum has those of others, in one message."""
     pieces = _NAME.split(text)[1:]
-    quoted = '"' + schema.replace('"', '""') + '"'
     found: dict[str, Statement] = {}
     for name, summands, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
         if summands is not None:
             found[name] = Statement(name, tuple(part for one in summands.split(" + ") for part in found[one].parts))
             continue
-        sql = _OURS.sub(lambda m: f"{quoted}.{m[1]}", _COMMENT.sub("", body))
+        sql = _OURS.sub(lambda m: qualified(schema, m[1]), _COMMENT.sub("", body))
         parts = [part.strip() for part in sql.split(";") if part.strip()]
         found[name] = Statement(
             name,

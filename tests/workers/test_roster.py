@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from threading import Event, Thread
 
 import pytest
 
 from app.errors import DatabaseUnavailable
+from app.queue.ids import draw_run_texts
 from app.queue.job import Claimed
 from app.queue.jobqueue import JobQueue
 from app.queue.session import Session
@@ -15,7 +17,7 @@ from pipelines.contract import StopReason
 from tests.support.desk import Desk
 from tests.support.waiting import eventually
 from workers.attempt import Attempt
-from workers.roster import Hand, Roster
+from workers.roster import Hand, Hands, Roster
 from workers.threads import clock
 
 
@@ -206,3 +208,71 @@ def test_the_first_reason_to_stop_stays_but_a_lost_lease_is_stronger(office: Off
         reasons.append(attempt.stopping)
 
     assert reasons == [StopReason.CANCEL, StopReason.CANCEL, StopReason.LEASE_LOST]
+
+
+# ── the two hands ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def hands(office: Office) -> tuple[Hand, Hand]:
+    other = office.desk.another_session()
+    return office.keys, Hand(other, JobQueue(other))
+
+
+def by_another(do: Callable[[], object]) -> Thread:
+    thread = Thread(target=do, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_claim_takes_the_hand_that_nobody_uses(hands: tuple[Hand, Hand]):
+    with Hands(*hands).free() as hand:
+        assert hand is hands[0]
+        inner: list[Hand] = []
+
+        def claim() -> None:
+            with Hands(*hands).free() as other:
+                inner.append(other)
+
+        by_another(claim).join(10.0)
+    assert inner == [hands[1]]
+
+
+def test_a_claim_does_not_wait_for_what_a_keeper_asks_over_a_hand(office: Office, hands: tuple[Hand, Hand]):
+    asking, over = Event(), Event()
+
+    def keep() -> None:
+        with office.session.lock:
+            asking.set()
+            over.wait(30.0)
+
+    keeper = by_another(keep)
+    asking.wait(10.0)
+    with Hands(*hands).free() as hand:
+        assert hand is hands[1]
+    over.set()
+    keeper.join(10.0)
+    with Hands(*hands).free() as hand:
+        assert hand is hands[0]
+
+
+def test_plans_of_an_empty_table_do_not_outlive_the_first_large_claim(dsn: str):
+    desk = Desk(dsn)
+    desk.sql("VACUUM ANALYZE dl_jobs")  # nothing is there, and the server is sure of that
+    session = desk.another_session(plans_kept=True, ahead=("claim_due", "settle"))
+    hand = Hand(session, JobQueue(session))
+
+    def claim(jobs: int) -> list[Claimed]:
+        claimed, _ = hand.claim("q", ["t"], draw_run_texts(jobs), "w", look=0, due=False, after=None)
+        return claimed
+
+    assert claim(10) == []
+    desk.sql("INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 2000) n")
+    assert len(claim(200)) == 200
+    assert len(claim(200)) == 200
+
+    for part in ("dl_claim_1(NULL, NULL, NULL, NULL)", f"dl_settle_1({', '.join(['NULL'] * 15)})"):
+        plan = "".join(row[0] for row in session.command(f"EXPLAIN EXECUTE {part}"))
+        assert "dl_jobs_pkey" in plan
+        assert "dl_jobs_created_idx" not in plan
+    desk.close()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from app.errors import DatabaseUnavailable, InvalidJob
+from app.queue.ids import draw_run_texts
 from app.queue.job import NewJob
 from app.queue.jobqueue import FRONT, JobQueue
-from app.queue.session import Session
+from app.queue.session import Session, Wire
 from app.queue.statements import read, statements
 from tests.support import eventually, free_port
 from tests.support.desk import Aside
@@ -230,39 +232,79 @@ def prepared(session: Session) -> set[str]:
     return {row[0] for row in session.command("SELECT name FROM pg_prepared_statements")}
 
 
-def test_what_is_to_be_planned_ahead_is_planned_when_the_connection_is_there(desk):
-    session = desk.another_session(plans_kept=True, ahead=("claim_due", "settle"))
-    parts = {"dl_sort_in_0", "dl_claim_0", "dl_claim_1", "dl_settle_0", "dl_settle_1"}
-
-    session.command("SELECT 1")
-
-    assert prepared(session) == parts
-    assert session.command("SELECT DISTINCT from_sql, generic_plans > 0 FROM pg_prepared_statements") == [(True, True)]
-    desk.enqueue()
-    assert len(desk.look(by=JobQueue(session))[0]) == 1
-    assert prepared(session) == parts, "a claim and one that sorts in have their parts in common"
+PARTS = {"dl_sort_in_0", "dl_claim_0", "dl_claim_1", "dl_settle_0", "dl_settle_1"}
 
 
-def test_a_statement_that_cannot_be_planned_is_no_matter_to_the_others(own_desk):
-    session = own_desk.another_session(plans_kept=True, ahead=("claim_due", "settle"))
+@pytest.fixture
+def forward(own_desk):
+    return own_desk.another_session(plans_kept=True, ahead=("claim_due", "settle"), command_timeout=120.0)
+
+
+def test_what_is_to_be_planned_ahead_is_planned_when_the_connection_is_there(own_desk, forward):
+    forward.command("SELECT 1")
+
+    assert prepared(forward) == PARTS
+    assert forward.command("SELECT DISTINCT generic_plans > 0 FROM pg_prepared_statements") == [(True,)]
+    assert forward.command("SHOW lock_timeout") == [("0",)]
+    assert forward.command("SHOW statement_timeout") == [("2min",)]
+
+
+def test_statements_have_their_parts_in_common(own_desk, forward):
+    own_desk.enqueue("one")
+    own_desk.enqueue("other")
+
+    for due in (False, True):
+        taken, _ = JobQueue(forward).claim("q", ["t"], draw_run_texts(1), "w", due=due)
+        assert len(taken) == 1
+
+    assert prepared(forward) == PARTS
+    assert forward.generation == 1
+
+
+def test_a_statement_that_cannot_be_planned_is_no_matter_to_the_others(own_desk, forward):
     own_desk.sql("ALTER TABLE dl_jobs RENAME COLUMN priority TO urgency")
 
-    assert session.ask("ping") == [(1,)]
-    assert prepared(session) == {"dl_ping_0"}
+    assert forward.ask("ping") == [(1,)]
+    assert prepared(forward) == {"dl_ping_0"}
 
     own_desk.sql("ALTER TABLE dl_jobs RENAME COLUMN urgency TO priority")
     own_desk.enqueue()
-    assert len(own_desk.look(by=JobQueue(session))[0]) == 1
-    assert session.generation == 1
+    assert len(own_desk.look(by=JobQueue(forward))[0]) == 1
+    assert forward.generation == 1
 
 
-def test_plans_that_would_have_to_wait_for_a_lock_are_made_later(own_desk):
-    session = own_desk.another_session(plans_kept=True, ahead=("claim_due", "settle"), command_timeout=GENEROUS)
+def test_plans_that_would_have_to_wait_for_a_lock_are_made_later(own_desk, forward):
+    began = time.monotonic()
     with own_desk.connect() as other, other.cursor() as cursor:
         cursor.execute("LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
-        assert session.ask("ping") == [(1,)]
-        assert session.command("SHOW lock_timeout") == [("0",)]
+        assert forward.ask("ping") == [(1,)]
+    assert time.monotonic() - began < GENEROUS
 
     own_desk.enqueue()
-    assert len(own_desk.look(by=JobQueue(session))[0]) == 1
-    assert session.generation == 1
+    assert len(own_desk.look(by=JobQueue(forward))[0]) == 1
+    assert forward.generation == 1
+
+
+def test_a_server_that_falls_silent_at_the_plans_is_given_up_as_one_that_does_not_open(own_desk, monkeypatch):
+    with SilentProxy(own_desk.dsn) as proxy:
+        session = Session(
+            proxy.dsn, name="x", plans_kept=True, ahead=("claim_due",), connect_timeout=0.5, command_timeout=120.0
+        )
+        really = Wire.ask
+
+        def silent(wire: Wire, sql: str, *rest: Any) -> Any:
+            if "EXPLAIN" in sql:
+                proxy.silence()
+            return really(wire, sql, *rest)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Wire, "ask", silent)
+            began = time.monotonic()
+            with pytest.raises(DatabaseUnavailable):
+                session.ask("ping")
+            assert time.monotonic() - began < GENEROUS
+            assert not session.connected
+
+        proxy.speak()
+        assert session.ask("ping") == [(1,)]
+        session.close()
