@@ -243,7 +243,7 @@ class Desk:
             self._back_off(line, error)
             return
         self.claimed_at = self.rounded_at = now = clock()
-        line.went(outlook.mark, taken, from_front=after is None, full=taken >= most, began=began, now=now)
+        line.went(outlook, taken, most, from_front=after is None, began=began, now=now)
         full = taken >= most
         self._look_ahead(line, outlook, full=full or after is not None, sorted_in=sort)
         if not full and after is not None:
@@ -276,6 +276,7 @@ class Desk:
             raise
         attempts = self._attempts(claimed, sent)
         self._hand_out(line, attempts, self._holding(hand, attempts), mine)
+        self._hands.brought(len(attempts))
         return len(attempts), outlook
 
     def _find(self, hand: Hand) -> None:
@@ -302,12 +303,7 @@ class Desk:
         return attempts
 
     def _hand_out(
-        self,
-        line: Line,
-        attempts: list[Attempt],
-        may_start: list[Attempt],
-        mine: int,
-        why: Release = Release.LOCK_BUSY,
+        self, line: Line, attempts: list[Attempt], may_start: list[Attempt], mine: int, why: Release = Release.LOCK_BUSY
     ) -> None:
         """Put what may start where threads find it, and give the rest back."""
         if not attempts:
@@ -424,7 +420,7 @@ class Desk:
             for line in self.lines.values():
                 with suppress(IndexError):  # taken by another a moment ago
                     while line.backlog and now - line.backlog[0][1] > _TOO_LONG:
-                        stale.append(line.backlog.popleft()[0])  # or the next one, which has found a thread all but so
+                        stale.append(line.take_back())  # or the next one, which has found a thread all but so
                         line.mean_run = max(line.mean_run, QUICK)
         for attempt in stale:
             self._give_back(attempt, HandedBack(Release.NOT_STARTED))

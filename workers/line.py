@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from app.queue.job import Outlook
 from workers.attempt import Attempt
 
 QUICK = 0.020  # seconds a run, above which nothing is claimed ahead
 _HORIZON = 0.050  # seconds of work that are claimed ahead of tiny jobs
-_GROWTH = 4  # times as many as the last claim brought, if that was all that it asked for; else no more than that
+_GROWTH = 4  # times as many as a claim has led to may be hoped for, if there were more
 _MOST_AHEAD = 400  # jobs; beyond that a claim gets no cheaper
 _FRONT_EVERY = 0.05  # seconds of claims that go on where the last one ended, until one looks from the front again
 _FRONT_SHARE = 0.1  # of the time is spent on looking from the front, at most
@@ -43,7 +44,8 @@ class Line:
     look: int = 0  # at how many ready jobs a claim looks, if at more than it takes
     mark: Sequence[str] | None = None  # where the last claim ended; the claimer's, as the next
     front_at: float = 0.0  # when to look from the front again
-    hoped: int = 0  # how many there may be, by what the last claim brought; the claimer's
+    hoped: int = 0  # how many there may be, by what the last claim brought; the claimer's, as the next
+    lay: int = 0  # in the backlog when it was sent
     mean_run: float = 0.1  # seconds, of the last runs; a rough mean: a lost update between threads does no harm
     ahead: int = 0  # how many are to be claimed ahead
     low: int = 0  # with so many left in the backlog more are claimed; read by anyone
@@ -73,20 +75,31 @@ class Line:
         cleaned away there is walked over each time. What comes to stand there is seen soon enough."""
         return None if sort or now >= self.front_at else self.mark
 
-    def went(
-        self, mark: Sequence[str] | None, taken: int, *, from_front: bool, full: bool, began: float, now: float
-    ) -> None:
-        self.mark = mark if full else None
-        self.hoped = taken * _GROWTH if full else taken
+    def went(self, outlook: Outlook, taken: int, most: int, *, from_front: bool, began: float, now: float) -> None:
+        """A claim that asked for `most` has brought so many to what lay here. Brought as many, there are more; else, if
+        it has looked at all, there were no more than that."""
+        self.mark = outlook.mark if taken >= most else None
+        if taken + outlook.skipped >= most:
+            self.hoped = (taken + self.lay) * _GROWTH
+        elif from_front:
+            self.hoped = taken + self.lay
         if from_front:
             self.front_at = now + max(_FRONT_EVERY, (now - began) / _FRONT_SHARE)
 
     def put(self, attempts: Sequence[Attempt], now: float) -> None:
+        if self.brought - len(self.backlog) == self.begun:  # nobody could take any but the one who was claiming
+            self.dry_sec, self.dry_at = now - self.begun_at, None
         self.backlog.extend([(attempt, now) for attempt in attempts])
         self.brought += len(attempts)
         if attempts and self.dry_at is not None:
             self.dry_sec += now - self.dry_at
             self.dry_at = None
+
+    def take_back(self) -> Attempt:
+        """The oldest, as if it had never been brought."""
+        attempt, _ = self.backlog.popleft()
+        self.brought -= 1
+        return attempt
 
     def ran_dry(self, now: float) -> None:
         if self.dry_at is None:
@@ -103,7 +116,8 @@ class Line:
         which they take jobs counts as well, while there are any: what they lack while a claim is on its way says
         nothing of them.
         """
-        begun = self.brought - len(self.backlog)
+        self.lay = len(self.backlog)
+        begun = self.brought - self.lay
         if self.mean_run >= QUICK or self.ruling.limited or self.ruling.here is not None:
             self.ahead = 0
         else:

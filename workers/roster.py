@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from pipelines.contract import StopReason
 from workers.attempt import Attempt
 
 _log = log.get(__name__)
-_MANY = 50  # jobs that a claim brings: it is no small table any more
+_MANY = 50  # jobs that a claim has brought: it is no small table any more
 
 
 class Roster:
@@ -85,8 +85,6 @@ class Hand:
                     self.restore()
                 raise
             self._claimed_by = self._session.generation
-            if len(claimed) >= _MANY:
-                self._session.outgrow()
             self.restore()  # the claim may have been sent on a new connection
             return claimed, outlook
 
@@ -155,6 +153,9 @@ class Hand:
             held = self._held
             return [a.job.key_hash for a in attempts if held.get(a.job.key_hash) is a]
 
+    def outgrow(self) -> None:
+        self._session.outgrow()
+
     @property
     def asked(self) -> bool:
         """Somebody asks something over the connection right now, be it one who needs no hand: a keeper."""
@@ -188,19 +189,30 @@ class Hands:
 
     @contextmanager
     def free(self) -> Iterator[Hand]:
-        """One that nobody uses now, or else the first; held until the end."""
-        for hand in self._hands:
-            if hand.lock.acquire(blocking=False):
-                if not hand.asked:
-                    break
-                hand.lock.release()
-        else:
+        """One that nobody uses now, or else the first; held until the end. One over which a keeper asks at this moment
+        comes after one that is free, and before one that settles: a keeper is brief."""
+        hand = self._taken(lambda hand: not hand.asked) or self._taken(lambda hand: True)
+        if hand is None:
             hand = self._hands[0]
             hand.lock.acquire()
         try:
             yield hand
         finally:
             hand.lock.release()
+
+    def _taken(self, such: Callable[[Hand], bool]) -> Hand | None:
+        for hand in self._hands:
+            if hand.lock.acquire(blocking=False):
+                if such(hand):
+                    return hand
+                hand.lock.release()
+        return None
+
+    def brought(self, jobs: int) -> None:
+        """A claim has brought so many."""
+        if jobs >= _MANY:
+            for hand in self._hands:
+                hand.outgrow()
 
     def restore(self) -> None:
         for hand in self._hands:

@@ -89,7 +89,7 @@ WITH op AS MATERIALIZED (
                                 ORDER BY priority, created_at, job_id
                                 LIMIT 1
                                   FOR NO KEY UPDATE SKIP LOCKED) p
-     WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running')
+     WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running' OFFSET 0)
 ), woken AS (
     UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue
 ), journal AS (

@@ -7,7 +7,8 @@
 --     looks until it commits. It is waited for in order of the hash; a claim, which has rows locked already, only tries.
 --   * Rows are locked in job_id order wherever several are waited for.
 --   * A job is looked up by `= ANY (ARRAY[id])`, not by `= id`. Plans are kept; by the latter, one that was made while the
---     table was empty may walk along all of the primary key, and compare each job with each that was asked for.
+--     table was empty may walk along all of the primary key, and compare each job with each that was asked for. For the
+--     same reason whether a key is held is asked with OFFSET 0: for each, and not for all of them together.
 -- A statement of several parts (between `;`) is one message and one transaction; each part sees what was committed when
 -- that part began. The last part's rows are the answer.
 
@@ -530,7 +531,7 @@ WITH RECURSIVE keys AS (
     SELECT lock_key
       FROM batch
      WHERE lock_key <> ALL (%(lately)s::text[])
-       AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = batch.lock_key AND r.status = 'running')
+       AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = batch.lock_key AND r.status = 'running' OFFSET 0)
        AND hashtext(lock_key)::bigint NOT IN (SELECT hash FROM held)
 )
 SELECT set_config('dl.seen', coalesce((SELECT max(lock_key) FROM batch), ''), true),
@@ -547,7 +548,7 @@ WITH next AS (
                                 ORDER BY priority, created_at, job_id
                                 LIMIT 1
                                   FOR NO KEY UPDATE SKIP LOCKED) p
-     WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running')
+     WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running' OFFSET 0)
 ), woken AS (
     UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue, j.lock_key
 )
@@ -594,7 +595,7 @@ WITH canceled AS (
                                 ORDER BY priority, created_at, job_id
                                 LIMIT 1
                                   FOR NO KEY UPDATE SKIP LOCKED) p
-     WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running')
+     WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running' OFFSET 0)
 ), woken AS (
     UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue
 ), journal AS (

@@ -189,6 +189,7 @@ class Session:
         self._ahead = tuple(ahead)
         self._green = False  # what was planned ahead was planned when there was next to nothing
         self._anew = False  # so it is to be planned once more
+        self._too_slow = False  # planning ahead has cost the last connection
         self._wire: Wire | None = None
         self._prepared: set[str] = set()  # names of statements, and of their parts
 
@@ -282,7 +283,8 @@ class Session:
         is as good as any then, and walk along all of it once there are jobs: see `outgrow`.
         """
         parts = {part.name: part for name in self._ahead for part in self._statements[name].parts}
-        if not parts:
+        if not parts or self._too_slow:
+            self._too_slow = False  # the next connection tries again
             return
         steps = [_SOON, *(part.prepare() for part in parts.values()), *(part.plan for part in parts.values())]
         self._green, self._anew = True, False
@@ -293,6 +295,7 @@ class Session:
             self._green = size is None or size < _SMALL
         except psycopg2.Error as error:
             if wire.closed:
+                self._too_slow = True
                 raise
             _log.debug("plans.not.made", session=self._name, error=str(error))
             wire.ask("DEALLOCATE ALL", None, self._connect_timeout)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from app.errors import DatabaseUnavailable
 from app.queue.ids import draw_run_texts
 from app.queue.job import Claimed
 from app.queue.jobqueue import JobQueue
-from app.queue.session import Session
+from app.queue.session import Session, Wire
 from pipelines.contract import StopReason
 from tests.support.desk import Desk
 from tests.support.waiting import eventually
@@ -238,41 +240,110 @@ def test_a_claim_takes_the_hand_that_nobody_uses(hands: tuple[Hand, Hand]):
     assert inner == [hands[1]]
 
 
+@contextmanager
+def used(lock: Any) -> Iterator[None]:
+    """By another thread."""
+    there, over = Event(), Event()
+
+    def use() -> None:
+        with lock:
+            there.set()
+            over.wait(60.0)
+
+    thread = by_another(use)
+    assert there.wait(10.0)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(10.0)
+
+
 def test_a_claim_does_not_wait_for_what_a_keeper_asks_over_a_hand(office: Office, hands: tuple[Hand, Hand]):
-    asking, over = Event(), Event()
-
-    def keep() -> None:
-        with office.session.lock:
-            asking.set()
-            over.wait(30.0)
-
-    keeper = by_another(keep)
-    asking.wait(10.0)
-    with Hands(*hands).free() as hand:
+    with used(office.session.lock), Hands(*hands).free() as hand:
         assert hand is hands[1]
-    over.set()
-    keeper.join(10.0)
     with Hands(*hands).free() as hand:
         assert hand is hands[0]
 
 
-def test_plans_of_an_empty_table_do_not_outlive_the_first_large_claim(dsn: str):
+def test_but_it_waits_for_a_keeper_rather_than_for_a_settlement(office: Office, hands: tuple[Hand, Hand]):
+    with used(hands[1].lock), used(office.session.lock), Hands(*hands).free() as hand:
+        assert hand is hands[0]
+
+
+@pytest.fixture
+def pair(dsn: str) -> Iterator[Pair]:
+    """A process's two hands, and what they ask."""
     desk = Desk(dsn)
-    desk.sql("VACUUM ANALYZE dl_jobs")  # nothing is there, and the server is sure of that
-    session = desk.another_session(plans_kept=True, ahead=("claim_due", "settle"))
-    hand = Hand(session, JobQueue(session))
-
-    def claim(jobs: int) -> list[Claimed]:
-        claimed, _ = hand.claim("q", ["t"], draw_run_texts(jobs), "w", look=0, due=False, after=None)
-        return claimed
-
-    assert claim(10) == []
-    desk.sql("INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 2000) n")
-    assert len(claim(200)) == 200
-    assert len(claim(200)) == 200
-
-    for part in ("dl_claim_1(NULL, NULL, NULL, NULL)", f"dl_settle_1({', '.join(['NULL'] * 15)})"):
-        plan = "".join(row[0] for row in session.command(f"EXPLAIN EXECUTE {part}"))
-        assert "dl_jobs_pkey" in plan
-        assert "dl_jobs_created_idx" not in plan
+    sessions = [desk.another_session(plans_kept=True, ahead=("claim_due", "settle")) for _ in range(2)]
+    yield Pair(desk, sessions, [Hand(session, JobQueue(session)) for session in sessions])
     desk.close()
+
+
+@dataclass
+class Pair:
+    desk: Desk
+    sessions: list[Session]
+    hands: list[Hand]
+
+    def fill(self) -> None:
+        self.desk.sql(
+            "INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 2000) n"
+        )
+
+    def claim(self, jobs: int, by: int = 0) -> int:
+        claimed, _ = self.hands[by].claim("q", ["t"], draw_run_texts(jobs), "w", look=0, due=False, after=None)
+        Hands(*self.hands).brought(len(claimed))
+        return len(claimed)
+
+    def plans(self, by: int) -> str:
+        parts = "dl_claim_1(NULL, NULL, NULL, NULL)", f"dl_settle_1({', '.join(['NULL'] * 15)})"
+        return "".join(row[0] for part in parts for row in self.sessions[by].command(f"EXPLAIN EXECUTE {part}"))
+
+
+@pytest.fixture
+def discarded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions that threw plans away."""
+    asked: list[str] = []
+    really = Wire.ask
+
+    def heard(wire: Wire, sql: str, *rest: Any) -> Any:
+        if "DISCARD" in sql:
+            asked.append(sql)
+        return really(wire, sql, *rest)
+
+    monkeypatch.setattr(Wire, "ask", heard)
+    return asked
+
+
+def test_plans_of_an_empty_table_do_not_outlive_the_first_large_claim(pair: Pair, discarded: list[str]):
+    pair.desk.sql("VACUUM ANALYZE dl_jobs")  # nothing is there, and the server is sure of that
+    assert [pair.claim(10, by) for by in (0, 1)] == [0, 0]
+    pair.fill()
+    assert [pair.claim(10, by) for by in (0, 1)] == [10, 10]
+    assert discarded == []
+
+    assert pair.claim(200) == 200
+    assert [pair.claim(10, by) for by in (0, 1, 0, 1)] == [10, 10, 10, 10]
+
+    assert len(discarded) == 2, "once over each connection"
+    for by in (0, 1):
+        assert "dl_jobs_pkey" in pair.plans(by)
+        assert "dl_jobs_created_idx" not in pair.plans(by)
+
+
+def test_plans_of_a_table_with_jobs_in_it_are_kept(pair: Pair, discarded: list[str]):
+    pair.fill()
+
+    assert [pair.claim(200, by) for by in (0, 1, 0, 1)] == [200] * 4
+    assert discarded == []
+
+
+def test_a_connection_that_was_lost_forgets_that_it_was_to_plan_anew(pair: Pair, discarded: list[str]):
+    assert pair.claim(10) == 0
+    pair.fill()
+    assert pair.claim(200) == 200
+    pair.sessions[0].close()
+
+    assert [pair.claim(10), pair.claim(10)] == [10, 10]
+    assert discarded == []

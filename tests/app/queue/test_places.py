@@ -17,6 +17,7 @@ from tests.support import Databases
 from tests.support.desk import Desk
 
 NOTHING = "{NULL,NULL,NULL,NULL,NULL}"  # of five runs
+NOBODY = "00000000-0000-0000-0000-000000000000"
 INDEXES = ("dl_jobs_ready_idx", "dl_jobs_timed_idx", "dl_jobs_parked_idx")
 
 
@@ -302,6 +303,10 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
         ("sort_in", {"queue": "q"}),
         ("take_back", {"queues": "{q}", "tasks": "{t}"}),
         ("delete_ended", {}),
+        ("cancel", {}),
+        ("settled_as", {}),
+        ("note_pending_stop", {"error": "it goes on", "reason": "cancel"}),
+        ("sweep", {"after": "", "most": 5, "lately": "{}"}),
     ],
 )
 def test_a_plan_that_is_kept_from_when_there_were_no_jobs_serves_ten_thousand(own_desk, name, more, analysed):
@@ -316,9 +321,14 @@ def test_a_plan_that_is_kept_from_when_there_were_no_jobs_serves_ten_thousand(ow
             "UPDATE dl_jobs SET available_at = now() - interval '1 s', place = 'timed', stray = true"
             " WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND place = 'timed' LIMIT 5)"
         )
-        return of_runs(desk, **({"statuses": "{" + ",".join(["succeeded"] * 5) + "}"} if name == "settle" else {}))
+        one, run, _ = running(desk, 1)[0]
+        single = {"job_id": one, "run_id": run}
+        return of_runs(
+            desk, **({"statuses": "{" + ",".join(["succeeded"] * 5) + "}"} if name == "settle" else {}), **single
+        )
 
-    for plan in plans(desk, name, {"statuses": "{}"} | more, fill=fill):
+    before = {"statuses": "{}", "job_id": NOBODY, "run_id": NOBODY}
+    for plan in plans(desk, name, before | more, fill=fill):
         assert not [node for node, _ in scans(plan) if node == "Seq Scan"]
         assert rows_read(plan) <= 20, json.dumps(plan, indent=1)
         if not analysed:  # else it may be taken for the primary key: decision 39 says what is left
