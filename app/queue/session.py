@@ -17,13 +17,10 @@ from typing import Any, cast
 import psycopg2
 from psycopg2 import extensions as ext
 
-from app import log
 from app.errors import DatabaseUnavailable
 from app.queue.audit import accompanied
 from app.queue.refusals import translated
 from app.queue.statements import Statement, qualified, statements
-
-_log = log.get(__name__)
 
 Row = tuple[Any, ...]
 
@@ -293,11 +290,10 @@ class Session:
             wire.ask(";\n".join(steps), None, self._connect_timeout)
             self._prepared.update(parts, self._ahead)
             self._green = size is None or size < _SMALL
-        except psycopg2.Error as error:
+        except psycopg2.Error:
             if wire.closed:
                 self._too_slow = True
                 raise
-            _log.debug("plans.not.made", session=self._name, error=str(error))
             wire.ask("DEALLOCATE ALL", None, self._connect_timeout)
 
     def outgrow(self) -> None:
