@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 PYTHONS := python3.13 python3.12 python3.11 python3 python3.14 python
 PROCESSES := 3
 COVERAGE :=
-# A pip of its own virtual environment has nothing to warn root about, and no newer version to tell of.
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+# What pip has to say about its configuration, indexes and versions matters when it fails, and only then: the user sees
+# all of it then, and none of it when all went well.
+PIP_LOG := $(VENV)/pip.log
+PIP := run_pip() { $(BIN)/python -m pip --disable-pip-version-check --no-input "$$@" >$(PIP_LOG) 2>&1 || \
+	{ code=$$?; cat $(PIP_LOG) >&2; echo "pip failed with exit code $$code; its output is above, and in $(PIP_LOG)." >&2; exit $$code; }; }; run_pip
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-emit-package dataloader --custom-compile-command 'make lock' \
 	pyproject.toml --group build

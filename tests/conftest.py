@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
@@ -38,6 +39,11 @@ FAST = {
     "max_connections": "200",
 }
 FOLDER = "DL_TEST_FOLDER"
+
+# How long an example takes depends on the machine: on a busy one slow examples and slow input are no fault. Every
+# other check of hypothesis stays. Built on the profile that hypothesis itself chooses, which in CI has a fixed seed.
+settings.register_profile("suite", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:

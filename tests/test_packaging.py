@@ -161,6 +161,32 @@ def test_make_passes_by_a_python_that_only_seems_to_be_there(tmp_path):
     assert done.stdout == f"Making {tmp_path}/venv with Python 3.12.9…\n"
 
 
+def make_installed(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
+    """`make .venv/.installed` where `python -m pip` is a program of the test's."""
+    venv = folder / "venv"
+    (venv / "bin").mkdir(parents=True)
+    put_python(venv / "bin", "python", body)
+    argv = ["make", "--no-print-directory", f"VENV={venv}", f"{venv}/.installed"]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_make_hides_pip_warnings_when_install_succeeds(tmp_path):
+    done = make_installed(tmp_path, "echo 'Collecting flask'; echo 'WARNING: Location is ignored' >&2")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Installing what requirements.lock names…\n"
+    assert done.stderr == ""
+
+
+def test_make_shows_all_pip_output_when_install_fails(tmp_path):
+    done = make_installed(tmp_path, "echo 'Collecting flask'; echo 'ERROR: no matching distribution' >&2; exit 3")
+
+    assert done.returncode != 0
+    for line in ("Collecting flask", "ERROR: no matching distribution", "pip failed with exit code 3"):
+        assert line in done.stderr
+    assert not (tmp_path / "venv" / ".installed").exists()
+
+
 def test_make_says_what_it_found_when_no_python_will_do(tmp_path):
     old = put_python(tmp_path, "python3", 'case "$*" in *version_info*) exit 1;; --version) echo "Python 3.9.2";; esac')
 

@@ -72,7 +72,6 @@ def test_every_operation_of_the_document_answers_as_it_is_described(service: Fla
             @settings(
                 max_examples=120 if long_run else 4,
                 derandomize=not long_run,
-                deadline=None,
                 database=None,
                 phases=[Phase.explicit, Phase.generate],
                 suppress_health_check=list(HealthCheck),

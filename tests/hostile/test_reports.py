@@ -228,7 +228,6 @@ def test_whatever_hypothesis_thinks_of_settles_as_a_result_as_progress_and_as_an
     @settings(
         max_examples=1_000 if long_run else 60,
         derandomize=not long_run,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -27,7 +27,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("request_", sorted(WHOLE))
 @given(cuts=st.lists(st.integers(1, 400), max_size=6))
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30, derandomize=True, database=None)
 def test_a_request_is_whole_at_its_last_byte_and_not_before(request_: bytes, cuts: list[int]):
     arrival = Arrival(SIZES)
     last = len(request_) - 1

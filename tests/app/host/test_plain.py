@@ -64,7 +64,7 @@ def test_a_usual_head_is_read_as_gunicorn_reads_it():
     assert environ == told(by_gunicorn(head) or {})
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.lists(st.tuples(NAMES, VALUES, BREAKS), max_size=6))
 @example([("Host", "a", "\r\n"), ("host", "b", "\r\n")])
 @example([("X-Forwarded-Ssl", "on", "\r\n"), ("X-Forwarded-Protocol", "nope", "\r\n")])

@@ -250,7 +250,7 @@ _NAMES = st.sampled_from(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.text(max_size=5), st.dictionaries(_NAMES, _SAID, max_size=5))
 @example("hunter22", {})
 @example("said", {"status": "hunt", "path": "er22"})

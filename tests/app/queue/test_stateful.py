@@ -266,7 +266,6 @@ def test_the_queue_does_what_a_model_of_it_does(shared_desk):
             stateful_step_count=30,
             derandomize="DL_TEST_EXAMPLES" not in os.environ,
             database=None,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

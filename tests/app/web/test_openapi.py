@@ -88,7 +88,7 @@ def _try_out(requests, excluded=()):
     More of them, and against all checks, are in tests/hostile/test_document.py.
     """
 
-    @settings(max_examples=3, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=3, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(case=requests)
     def answered_as_described(case):
         # What no JSON Schema can say (no NUL, no number beyond a column's) is refused though it is valid.

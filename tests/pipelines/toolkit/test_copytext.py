@@ -70,7 +70,7 @@ a_row = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(a_row, min_size=1, max_size=6))
 def test_copy_stores_what_a_plain_insert_would(db, rows):
     columns = ", ".join(f"{name} {kind}" for name, kind in KINDS.items())

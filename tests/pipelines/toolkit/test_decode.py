@@ -21,7 +21,7 @@ def lines(text):
 records = st.lists(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers(-9, 9)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(records, st.sampled_from(["\n", "\r\n", "\n\n"]), st.booleans())
 def test_every_object_of_a_file_comes_out_once_and_in_order(records, end, last_end):
     text = end.join(json.dumps(record) for record in records) + (end if last_end else "")

@@ -66,7 +66,7 @@ def test_nothing_is_nothing(packing):
     assert list(pieces(io.BytesIO(b""), packing=packing)) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from([name for name in PACKED if name not in ("plain", "two gzip members")]), st.data())
 def test_an_archive_cut_anywhere_is_named_as_truncated(name, data):
     packed = PACKED[name]
@@ -82,7 +82,7 @@ def test_an_archive_cut_anywhere_is_named_as_truncated(name, data):
         list(pieces(io.BytesIO(packed[:cut]), packing=packing))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=2000), st.integers(0, 3), st.booleans())
 def test_frames_of_every_kind_are_followed_to_their_end(content, repeat, checksum):
     blocks = content * 10**repeat
