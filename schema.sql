@@ -631,7 +631,9 @@ ALTER TABLE dl_workers
     ADD COLUMN IF NOT EXISTS listener  text,                         -- whether it hears notifications
     ADD COLUMN IF NOT EXISTS rss_bytes bigint,                       -- its memory, children left out
     -- Of each run at its last heartbeat: run_id, how old its progress is, and how far its stop has come.
-    ADD COLUMN IF NOT EXISTS doing     jsonb NOT NULL DEFAULT '[]';
+    ADD COLUMN IF NOT EXISTS doing     jsonb NOT NULL DEFAULT '[]',
+    ADD COLUMN IF NOT EXISTS queue_threads jsonb NOT NULL DEFAULT '{}',  -- queue -> threads that run its jobs; {}: an older process
+    ADD COLUMN IF NOT EXISTS stopping  bool NOT NULL DEFAULT false;  -- the process is shutting down and claims nothing more
 
 -- Whether a job fits a filter of lists and bulk operations: one meaning for both. It is one expression, so that the
 -- planner puts it in the place of the call and sees what it may use an index for.
@@ -1395,5 +1397,5 @@ END $$;
 
 -- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.
 INSERT INTO dl_schema (version, fingerprint, serves_from)
-SELECT 2, 'by hand', 1
- WHERE NOT EXISTS (SELECT FROM dl_schema WHERE version >= 2);
+SELECT 3, 'by hand', 1
+ WHERE NOT EXISTS (SELECT FROM dl_schema WHERE version >= 3);

@@ -42,17 +42,24 @@ class Control:
         self._tell_at = 0.0
         self._progress: dict[str, tuple[Any, float]] = {}  # run → its progress, and since when it is that
         self.draining = False  # read by anyone
+        self._stopping = False  # set by the thread that stops the pool
         self.loop = Loop("control", self.turn, died=died)
+
+    def stopping(self) -> None:
+        """Let the database know at once that this process claims nothing more."""
+        self._stopping, self._tell_at = True, 0.0
+        self.loop.ring()
 
     def turn(self) -> float:
         now = clock()
         due = now >= self._tell_at
         rules, draining = self._queues.told(
             self._worker_id,
-            self._desk.lines,
+            {name: line.threads for name, line in self._desk.lines.items()},
             listener=self._hearing(),
             rss_bytes=rss_bytes(),
             doing=self._doing(now) if due else None,
+            stopping=self._stopping,
         )
         if due:
             self._tell_at = now + self._every
@@ -79,6 +86,7 @@ class Control:
 def _told(attempt: Attempt, progress_age: float) -> Mapping[str, Any]:
     return {
         "run_id": attempt.job.run_text,
+        "queue": attempt.job.queue,
         "progress_age_sec": round(progress_age, 1),
         "stopping": None if attempt.stopping is None else attempt.stopping.value,
         "rung": attempt.rung,

@@ -180,7 +180,13 @@ class WorkerPool:
             doze=Doze(Sleep(sessions["claim"], self.id)),
         )
         info = WorkerInfo(
-            self.id, self.name, options.version, tuple(options.queues), pipelines.names, sum(options.queues.values())
+            self.id,
+            self.name,
+            options.version,
+            tuple(options.queues),
+            pipelines.names,
+            sum(options.queues.values()),
+            queue_threads=dict(options.queues),
         )
         self._heartbeat = Heartbeat(
             queue["renew"],
@@ -291,6 +297,7 @@ class WorkerPool:
     def stop_claiming(self) -> None:
         """From now on no job is begun. Returns at once, and may be called twice."""
         self._desk.stop()
+        self._ruled.stopping()
 
     def stop(self, grace: float) -> bool:
         """End everything: running jobs have `grace` seconds, are then asked to stop, and handed back.

@@ -281,6 +281,7 @@ class WorkerInfo:
     started_at: datetime | None = None
     seen_at: datetime | None = None
     alive: bool = True
+    queue_threads: Mapping[str, int] = field(default_factory=dict)  # how many of its threads run jobs of each queue
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,7 @@ class JobQueue:
                 "tasks": array(info.tasks),
                 "threads": info.threads,
                 "heartbeat_sec": heartbeat_sec,
+                "queue_threads": json.dumps(dict(info.queue_threads)),
             },
         )
 

@@ -699,9 +699,9 @@ SELECT complete, log_id, attempt, ts, level, stream, line
  ORDER BY log_id;
 
 -- name: register_worker
-INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)
+INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, queue_threads)
 VALUES (%(worker_id)s::uuid, %(name)s::text, %(version)s::text, %(queues)s::text[], %(tasks)s::text[], %(threads)s::int,
-        %(heartbeat_sec)s::float8)
+        %(heartbeat_sec)s::float8, %(queue_threads)s::jsonb)
     ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp();
 
 -- name: forget_worker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -156,15 +156,24 @@ class Queues:
     # ── by workers ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def told(
-        self, worker_id: UUID, queues: Iterable[str], *, listener: str, rss_bytes: int | None, doing: Any
+        self,
+        worker_id: UUID,
+        queues: Mapping[str, int],
+        *,
+        listener: str,
+        rss_bytes: int | None,
+        doing: Any,
+        stopping: bool = False,
     ) -> tuple[dict[str, Rule], bool]:
         """What is ruled about these queues, and whether this worker is to claim nothing more.
 
-        `doing` tells of its runs; None: it told so a moment ago, and nothing is written.
+        `queues` has the number of threads of each. `doing` describes its runs; with None nothing is written.
         """
         asked = {
             "worker_id": str(worker_id),
             "queues": array(queues),
+            "queue_threads": json.dumps(dict(queues)),
+            "stopping": stopping,
             "listener": listener,
             "rss_bytes": rss_bytes,
             "doing": None if doing is None else json.dumps(doing),

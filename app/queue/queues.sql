@@ -100,7 +100,9 @@ SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, w.started_a
 -- how it does meanwhile; NULL: it did so a moment ago.
 WITH me AS (
     UPDATE dl_workers
-       SET listener = %(listener)s::text, rss_bytes = %(rss_bytes)s::bigint, doing = %(doing)s::jsonb
+       SET listener = %(listener)s::text, rss_bytes = %(rss_bytes)s::bigint, doing = %(doing)s::jsonb,
+           queue_threads = %(queue_threads)s::jsonb, stopping = %(stopping)s::bool,
+           threads = coalesce((SELECT sum(n::int) FROM jsonb_each_text(%(queue_threads)s::jsonb) AS t (queue, n)), threads)
      WHERE worker_id = %(worker_id)s::uuid AND %(doing)s::jsonb IS NOT NULL
 )
 SELECT NULL AS queue, NULL AS state, NULL AS concurrency, NULL AS per_worker, draining

@@ -17,7 +17,7 @@ from app.queue.refusals import translated
 from app.queue.session import host_by_host
 from app.queue.statements import statements
 
-SCHEMA_VERSION = 2  # grows with each change of schema.sql that a running older version would notice
+SCHEMA_VERSION = 3  # grows with each change of schema.sql that a running older version would notice
 SERVES_FROM = 1  # the oldest version whose processes work on these tables: tests/system/test_side_by_side.py tries them
 
 _ONE_AT_A_TIME = 1684828528  # advisory lock: two migrations of one database

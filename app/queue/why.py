@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
@@ -17,14 +18,41 @@ MOST_AHEAD = 10_000  # jobs in front that are counted one by one
 _LATE_HEARTBEATS = 3
 _QUIET_SEC = 300.0  # progress that is older than that is told of
 _LONGEST_LINE = 300  # of an error, in a sentence
-_RECENT_MIN = 15  # over which the pace of a queue is reckoned; the statement has the same
+
+
+class ReasonCode(StrEnum):
+    """What programs go by; each stays as it is."""
+
+    QUEUE_PAUSED = "queue_paused"
+    QUEUE_DRAINING = "queue_draining"
+    QUEUE_AT_LIMIT = "queue_at_limit"
+    NO_WORKER = "no_worker"
+    TASK_UNKNOWN = "task_unknown"
+    WORKERS_DRAINING = "workers_draining"
+    NOT_DUE = "not_due"
+    KEY_BUSY = "key_busy"
+    KEY_LOCKED_ELSEWHERE = "key_locked_elsewhere"
+    KEY_FREED = "key_freed"
+    PER_WORKER_LIMIT = "per_worker_limit"
+    THREADS_BUSY = "threads_busy"
+    JOBS_AHEAD = "jobs_ahead"
+    NEXT = "next"
+    LEASE_EXPIRED = "lease_expired"
+    WORKER_SILENT = "worker_silent"
+    STOP_NOT_OBEYED = "stop_not_obeyed"
+    PROGRESS_OLD = "progress_old"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    LOST = "lost"
 
 
 @dataclass(frozen=True)
 class Reason:
     """One thing that holds a job, or explains it. The first of several is the one to look at."""
 
-    code: str
+    code: ReasonCode
     sentence: str
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -102,12 +130,13 @@ class Wait:
     running: int
     workers: int
     knowing: int
-    claiming: int
-    threads: int
+    stopping: int  # of those that know the task
+    eligible: int  # workers that know the task and claim
+    threads: int  # of the eligible ones, for this queue, as far as its per-worker limit lets them run
     busy: int
+    at_per_worker: int  # eligible workers that the per-worker limit keeps from claiming
     ahead: int
     ahead_of_key: int
-    started_lately: float | None
     workers_anywhere: int
 
 
@@ -124,14 +153,20 @@ def _waiting(job: Job, wait: Wait, usual: Happened) -> Explanation:
     )
 
 
-_PASSING = ("key_busy", "jobs_ahead", "threads_busy", "queue_at_limit")  # what passes without anybody doing anything
+_PASSING = (  # these pass by themselves
+    ReasonCode.KEY_BUSY,
+    ReasonCode.JOBS_AHEAD,
+    ReasonCode.THREADS_BUSY,
+    ReasonCode.PER_WORKER_LIMIT,
+    ReasonCode.QUEUE_AT_LIMIT,
+)
 
 
 def _why_waiting(job: Job, wait: Wait) -> Iterator[Reason]:
     yield from _of_the_queue(wait)
     if wait.stray:
         yield Reason(
-            "task_unknown",
+            ReasonCode.TASK_UNKNOWN,
             f"It was set aside because no live worker of queue {wait.queue!r} knows the task {wait.task!r}; "
             f"it is looked at again at {_at(wait.available_at)}, or as soon as one that does appears.",
             {"task": wait.task, "again_at": wait.available_at},
@@ -143,7 +178,9 @@ def _why_waiting(job: Job, wait: Wait) -> Iterator[Reason]:
             told = f"Try {wait.attempt} failed; the next one is not due before {_at(wait.available_at)}."
         else:
             told = f"It is not due before {_at(wait.available_at)}."
-        yield Reason("not_due", told, {"available_at": wait.available_at, "after_error": job.error is not None})
+        yield Reason(
+            ReasonCode.NOT_DUE, told, {"available_at": wait.available_at, "after_error": job.error is not None}
+        )
         return
     yield from _of_the_key(wait)
     if wait.place == "ready":
@@ -154,15 +191,15 @@ def _of_the_queue(wait: Wait) -> Iterator[Reason]:
     if wait.state != "open":
         by = f" by {wait.changed_by}" if wait.changed_by else ""
         note = f": {wait.note}" if wait.note else ""
-        verb = "paused" if wait.state == "paused" else "draining"
+        code = ReasonCode.QUEUE_PAUSED if wait.state == "paused" else ReasonCode.QUEUE_DRAINING
         yield Reason(
-            f"queue_{verb}",
-            f"Queue {wait.queue!r} is {verb} since {_at(wait.changed_at)}{by}{note}; nothing is claimed from it.",
+            code,
+            f"Queue {wait.queue!r} is {wait.state} since {_at(wait.changed_at)}{by}{note}; nothing is claimed from it.",
             {"queue": wait.queue, "since": wait.changed_at, "by": wait.changed_by, "note": wait.note},
         )
     elif wait.concurrency is not None and wait.running >= wait.concurrency:
         yield Reason(
-            "queue_at_limit",
+            ReasonCode.QUEUE_AT_LIMIT,
             f"Queue {wait.queue!r} may run {wait.concurrency} jobs at once, and {wait.running} run.",
             {"queue": wait.queue, "concurrency": wait.concurrency, "running": wait.running},
         )
@@ -172,21 +209,24 @@ def _of_workers(wait: Wait) -> Iterator[Reason]:
     if wait.workers == 0:
         other = f"; {wait.workers_anywhere} work on other queues" if wait.workers_anywhere else " at all"
         yield Reason(
-            "no_worker",
+            ReasonCode.NO_WORKER,
             f"No live worker works on queue {wait.queue!r}{other}.",
             {"queue": wait.queue, "workers_anywhere": wait.workers_anywhere},
         )
     elif wait.knowing == 0:
         yield Reason(
-            "task_unknown",
+            ReasonCode.TASK_UNKNOWN,
             f"None of the {wait.workers} live workers of queue {wait.queue!r} knows the task {wait.task!r}.",
             {"task": wait.task, "workers": wait.workers},
         )
-    elif wait.claiming == 0:
+    elif wait.eligible == 0:
+        drained = wait.knowing - wait.stopping
+        doing = [f"{n} {what}" for n, what in ((wait.stopping, "shutting down"), (drained, "drained")) if n]
         yield Reason(
-            "workers_draining",
-            f"All {wait.workers} live workers of queue {wait.queue!r} were told to claim nothing more.",
-            {"queue": wait.queue, "workers": wait.workers},
+            ReasonCode.WORKERS_DRAINING,
+            f"None of the {wait.knowing} live workers of queue {wait.queue!r} that know the task {wait.task!r} claims "
+            f"anything: {', '.join(doing)}.",
+            {"queue": wait.queue, "workers": wait.knowing, "stopping": wait.stopping},
         )
 
 
@@ -195,7 +235,7 @@ def _of_the_key(wait: Wait) -> Iterator[Reason]:
     if wait.holder is not None:
         since = wait.holder_since or wait.now
         yield Reason(
-            "key_busy",
+            ReasonCode.KEY_BUSY,
             f"Its key {wait.lock_key!r} is held by job {wait.holder}, which runs since {_at(since)} "
             f"({_for(wait.now, since)}) on {wait.holder_worker}.",
             facts | {"job_id": as_uuid(wait.holder), "since": since, "worker": wait.holder_worker},
@@ -203,7 +243,7 @@ def _of_the_key(wait: Wait) -> Iterator[Reason]:
     elif wait.pid is not None and wait.place == "parked":
         since_told = f" since {_at(wait.session_since)}" if wait.session_since else ""
         yield Reason(
-            "key_locked_elsewhere",
+            ReasonCode.KEY_LOCKED_ELSEWHERE,
             f"Its key {wait.lock_key!r} is locked by the session {wait.application or 'without a name'!r} (process "
             f"{wait.pid} of the server){since_told}, though no job runs with it: a run that lost its lease and goes "
             "on, or another service.",
@@ -211,47 +251,60 @@ def _of_the_key(wait: Wait) -> Iterator[Reason]:
         )
     elif wait.place == "parked":
         yield Reason(
-            "key_freed",
+            ReasonCode.KEY_FREED,
             f"Its key {wait.lock_key!r} was freed a moment ago; the sweep wakes the next job within a second.",
             facts,
         )
 
 
 def _of_the_row(wait: Wait) -> Iterator[Reason]:
-    if wait.threads and wait.busy >= wait.threads:
-        yield Reason(
-            "threads_busy",
-            f"All {wait.threads} threads of the workers that could run it are busy.",
-            {"threads": wait.threads, "busy": wait.busy},
-        )
+    facts = {"queue": wait.queue, "threads": wait.threads, "busy": wait.busy}
+    if wait.eligible and wait.busy >= wait.threads:
+        if wait.at_per_worker:
+            yield Reason(
+                ReasonCode.PER_WORKER_LIMIT,
+                f"Each worker process may run {wait.per_worker} jobs of queue {wait.queue!r} at once, and none of the "
+                f"{wait.eligible} that could run it has room: {wait.busy} run.",
+                facts | {"per_worker": wait.per_worker, "workers": wait.eligible},
+            )
+        else:
+            yield Reason(
+                ReasonCode.THREADS_BUSY,
+                f"All threads of the workers that could run it are busy: {wait.threads} for queue {wait.queue!r}.",
+                facts,
+            )
     if wait.ahead:
-        many = f"{wait.ahead}" if wait.ahead <= MOST_AHEAD else f"more than {MOST_AHEAD}"
+        many = _count(wait.ahead, "ready job") if wait.ahead <= MOST_AHEAD else f"more than {MOST_AHEAD} ready jobs"
         yield Reason(
-            "jobs_ahead",
-            f"{many} ready jobs of queue {wait.queue!r} come before it, by priority and age.",
+            ReasonCode.JOBS_AHEAD,
+            f"It waits behind {many} of queue {wait.queue!r}, by priority and age.",
             {"ahead": min(wait.ahead, MOST_AHEAD), "exact": wait.ahead <= MOST_AHEAD},
         )
 
 
 def _next(wait: Wait) -> Reason:
-    return Reason("next", "Nothing holds it: it is about to be claimed.", {"queue": wait.queue})
+    return Reason(ReasonCode.NEXT, "Nothing holds it: it is about to be claimed.", {"queue": wait.queue})
 
 
 def _estimate(wait: Wait, usual: Happened) -> Estimate | None:
-    if wait.place == "parked":
-        mean = usual.ran.mean
-        if mean is None:
-            return None
-        return Estimate(
-            mean * (wait.ahead_of_key + 1),
-            f"{wait.ahead_of_key + 1} jobs of its key before it, and jobs of {wait.task!r} take {mean:.1f} s as a rule",
-        )
-    if not wait.started_lately:
+    """From how long runs of the same task take; None if none has ended in the last days."""
+    mean = usual.ran.mean
+    if mean is None:
         return None
-    pace = wait.started_lately / (_RECENT_MIN * 60)
+    average = f"jobs of {wait.task!r} take {mean:.1f} s on average"
+    if wait.place == "parked":
+        before = wait.ahead_of_key + 1
+        return Estimate(mean * before, f"{_count(before, 'job')} of its key before it, and {average}")
+    slots, free = wait.threads, wait.threads - wait.busy
+    if wait.concurrency is not None:
+        slots, free = min(slots, wait.concurrency), min(free, wait.concurrency - wait.running)
+    if slots <= 0:
+        return None
+    free = max(0, free)
+    key_free_sec = 0.0 if wait.holder is None else mean
     return Estimate(
-        (wait.ahead + 1) / pace,
-        f"{wait.started_lately:.0f} jobs of queue {wait.queue!r} were started in the last {_RECENT_MIN} minutes",
+        max(key_free_sec, mean * max(0, wait.ahead + 1 - free) / slots),
+        f"{_count(wait.ahead, 'job')} before it, {free} of {_count(slots, 'thread')} free, and {average}",
     )
 
 
@@ -284,14 +337,14 @@ class Run:
 def _running(run: Run, usual: Happened) -> Iterator[Reason]:
     if run.lease_expires_at is not None and run.lease_expires_at < run.now:
         yield Reason(
-            "lease_expired",
+            ReasonCode.LEASE_EXPIRED,
             f"Its lease ran out {_for(run.now, run.lease_expires_at)} ago; a reaper takes it from {run.worker} soon.",
             {"lease_expires_at": run.lease_expires_at, "worker": run.worker},
         )
     elif not run.worker_alive:
         seen = f" since {_at(run.worker_seen_at)}" if run.worker_seen_at else ""
         yield Reason(
-            "worker_silent",
+            ReasonCode.WORKER_SILENT,
             f"Its worker {run.worker} was not heard of{seen}; the job is taken from it when its lease runs out at "
             f"{_at(run.lease_expires_at)}.",
             {"worker": run.worker, "seen_at": run.worker_seen_at, "lease_expires_at": run.lease_expires_at},
@@ -301,13 +354,13 @@ def _running(run: Run, usual: Happened) -> Iterator[Reason]:
         why = "cancel" if run.cancel_requested else run.stopping
         means = f"; the means tried last is {run.rung!r}" if run.rung else ""
         yield Reason(
-            "stop_not_obeyed",
+            ReasonCode.STOP_NOT_OBEYED,
             f"It was asked to stop ({why}) {_for(run.now, asked)} ago and has not come to a safe point{means}.",
             {"reason": why, "asked_at": run.asked_at, "rung": run.rung or "flag"},
         )
     if run.progress_age is not None and run.progress_age > _QUIET_SEC:
         yield Reason(
-            "progress_old",
+            ReasonCode.PROGRESS_OLD,
             f"Its progress has not changed for {_span(run.progress_age)}.",
             {"progress_age_sec": round(run.progress_age, 1)},
         )
@@ -327,7 +380,7 @@ def _since(run: Run, usual: Happened) -> Reason:
     if beat is not None:
         told += f"; its last heartbeat was {_span(beat)} ago"
     return Reason(
-        "running",
+        ReasonCode.RUNNING,
         told + ".",
         {
             "attempt": run.attempt,
@@ -366,13 +419,17 @@ def _ended(job: Job, tries: list[Try]) -> Reason:
         case _:
             begun = "before it began" if not tries else f"in {tried}"
             told = f"It was canceled at {at}, {begun}."
-    return Reason(job.status.value, told, facts)
+    return Reason(ReasonCode(job.status.value), told, facts)
 
 
 def _first_line(error: str | None) -> str:
     line = (error or "no error was told").strip().partition("\n")[0]
     line = line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"
     return line if line.endswith(".") else line + "."
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _at(moment: datetime | None) -> str:

@@ -9,11 +9,21 @@ SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true)
 
 WITH job AS (
     SELECT j.*, hashtext(j.lock_key)::bigint AS hash FROM dl_jobs j WHERE j.job_id = %(job_id)s::uuid
-), workers AS MATERIALIZED (
-    SELECT w.name, w.threads, w.draining, job.task = ANY (w.tasks) AS knows,
-           (SELECT count(*) FROM dl_jobs r WHERE r.status = 'running' AND r.worker = w.name) AS busy
-      FROM dl_workers w, job
+), serving AS MATERIALIZED (
+    -- Threads and busy ones of the job's queue alone. A run that lost its lease still has its thread: the database does
+    -- not count it as running any more, so its process reports it.
+    SELECT w.draining, w.stopping, job.task = ANY (w.tasks) AS knows, rule.per_worker,
+           coalesce((w.queue_threads ->> job.queue)::int, w.threads) AS threads,
+           (SELECT count(*) FROM dl_jobs r
+             WHERE r.status = 'running' AND r.worker = w.name AND r.queue = job.queue)
+           + (SELECT count(*) FROM jsonb_array_elements(w.doing) AS held
+               WHERE held ->> 'queue' = job.queue AND held ->> 'stopping' = 'lease_lost'
+                 AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.status = 'running' AND r.worker = w.name
+                                                         AND r.run_id::text = held ->> 'run_id')) AS busy
+      FROM dl_workers w CROSS JOIN job LEFT JOIN dl_queues rule ON rule.queue = job.queue
      WHERE job.queue = ANY (w.queues) AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
+), workers AS MATERIALIZED (
+    SELECT *, least(threads, per_worker) AS capacity, knows AND NOT draining AND NOT stopping AS eligible FROM serving
 )
 SELECT clock_timestamp() AS now, job.place::text, job.stray, job.available_at, job.created_at, job.queue, job.task,
        job.lock_key, job.attempt,
@@ -25,9 +35,11 @@ SELECT clock_timestamp() AS now, job.place::text, job.stray, job.available_at, j
        (SELECT count(*) FROM dl_jobs r WHERE r.status = 'running' AND r.queue = job.queue) AS running,
        (SELECT count(*) FROM workers) AS workers,
        (SELECT count(*) FROM workers WHERE knows) AS knowing,
-       (SELECT count(*) FROM workers WHERE NOT draining) AS claiming,
-       (SELECT coalesce(sum(threads), 0) FROM workers WHERE knows AND NOT draining) AS threads,
-       (SELECT coalesce(sum(least(busy, threads)), 0) FROM workers WHERE knows AND NOT draining) AS busy,
+       (SELECT count(*) FROM workers WHERE knows AND stopping) AS stopping,
+       (SELECT count(*) FROM workers WHERE eligible) AS eligible,
+       (SELECT coalesce(sum(capacity), 0)::int FROM workers WHERE eligible) AS threads,
+       (SELECT coalesce(sum(least(busy, capacity)), 0)::int FROM workers WHERE eligible) AS busy,
+       (SELECT count(*) FROM workers WHERE eligible AND per_worker <= threads AND busy >= per_worker) AS at_per_worker,
        (SELECT count(*)
           FROM (SELECT FROM dl_jobs a
                  WHERE job.place = 'ready' AND a.queue = job.queue AND a.status = 'queued' AND a.place = 'ready'
@@ -38,9 +50,6 @@ SELECT clock_timestamp() AS now, job.place::text, job.stray, job.available_at, j
                  WHERE job.place = 'parked' AND a.lock_key = job.lock_key AND a.status = 'queued' AND a.place = 'parked'
                    AND (a.priority, a.created_at, a.job_id) < (job.priority, job.created_at, job.job_id)
                  LIMIT %(bound)s::int + 1) ahead) AS ahead_of_key,
-       (SELECT sum(n)::float8 FROM dl_rollups r
-         WHERE r.span = 60 AND r.at >= clock_timestamp() - interval '15 minutes' AND r.queue = job.queue
-           AND r.what = 'started') AS started_lately,
        (SELECT count(*) FROM dl_workers w
          WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)) AS workers_anywhere
   FROM job

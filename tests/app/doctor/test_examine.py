@@ -16,6 +16,7 @@ from app.doctor.examine import Ways, examine
 from app.doctor.findings import Finding, Severity, worst
 from app.queue.examination import Examination, find_pooler
 from app.queue.pool import Pool
+from app.queue.schema import SCHEMA_VERSION
 from tests.support.desk import Desk
 from tests.support.pgbouncer import pooled
 
@@ -91,15 +92,16 @@ def test_what_was_changed_by_hand_is_found(own_desk, examined):
 
 @pytest.mark.parametrize(
     ("serves_from", "severity", "told"),
-    [(2, Severity.INFO, "they serve it as well"), (3, Severity.ERROR, "do not serve it")],
+    [(SCHEMA_VERSION, Severity.INFO, "they serve it as well"), (SCHEMA_VERSION + 1, Severity.ERROR, "do not serve it")],
 )
 def test_what_a_newer_version_has_made_is_no_drift(own_desk, examined, serves_from, severity, told):
-    own_desk.sql("INSERT INTO dl_schema VALUES (3, 'of a later release', now(), %s)", serves_from)
+    later = SCHEMA_VERSION + 1
+    own_desk.sql("INSERT INTO dl_schema VALUES (%s, 'of a later release', now(), %s)", later, serves_from)
     own_desk.sql("DROP INDEX dl_jobs_parked_idx")
 
     (finding,) = [one for one in examined() if one.check == "schema"]
 
-    assert (finding.severity, finding.facts["version"]) == (severity, 3)
+    assert (finding.severity, finding.facts["version"]) == (severity, later)
     assert told in finding.told
 
 

@@ -44,7 +44,7 @@ def test_a_job_that_nothing_holds_is_next_and_others_wait_behind_it_with_an_esti
     assert (codes(next_), next_.position) == (["next"], 1)
     assert (codes(behind), behind.position, behind.position_exact) == (["jobs_ahead"], 2, True)
     assert behind.estimate is not None
-    assert "were started in the last 15 minutes" in behind.estimate.basis
+    assert behind.estimate.basis.startswith("1 job before it, 2 of 2 threads free")
 
 
 def test_a_position_is_counted_up_to_a_bound(desk, why, monkeypatch):
@@ -142,6 +142,42 @@ def test_busy_threads_are_told(desk, why):
     desk.claimed("r")
 
     assert codes(why.explain(desk.enqueue("k"))) == ["threads_busy"]
+
+
+def test_estimate_comes_from_runs_of_the_same_task(desk, why):
+    worker(desk, threads=1)
+    for task, seconds in (("t", 3), ("slow", 600)):
+        desk.settle(desk.claimed(task, task=task))
+        desk.sql("UPDATE dl_job_events SET ts = ts - make_interval(secs => %s) WHERE kind = 'picked' AND job_id ="
+                 " (SELECT job_id FROM dl_jobs WHERE task = %s)", seconds, task)  # fmt: skip
+    while Rollups(desk.session).fold():
+        pass
+    desk.claimed("r")
+
+    estimate = why.explain(desk.enqueue("k")).estimate
+
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(3, abs=1)
+    assert "jobs of 't' take 3" in estimate.basis
+
+
+def test_worker_that_drains_does_not_count_as_one_that_claims(desk, why):
+    worker_id = worker(desk)
+    worker(desk, tasks=("other",), name="worker-2")
+    Queues(desk.session).drain_worker(worker_id, draining=True)
+
+    told = why.explain(desk.enqueue("k"))
+
+    assert codes(told) == ["workers_draining"]
+    assert told.reasons[0].sentence.endswith("claims anything: 1 drained.")
+
+
+def test_worker_of_older_release_counts_all_its_threads(desk, why):
+    worker(desk, threads=1)
+    desk.sql("UPDATE dl_workers SET threads = 2")
+    desk.claimed("r")
+
+    assert codes(why.explain(desk.enqueue("k"))) == ["next"]
 
 
 def test_a_running_job_is_told_with_its_worker_its_stop_and_what_is_usual(desk, why):
