@@ -40,6 +40,7 @@ class Reaper:
         self._queue, self._hands, self._clear_stale = queue, hands, clear_stale
         self._every, self._heartbeat, self._pause = every, heartbeat_sec, pause_sec
         self._suspects: dict[tuple[UUID, UUID | None], Suspect] = {}
+        self._server = ""  # that answered the last look; see Expired
         self._next_look = 0.0
         self._next_sweep = 0.0
         self._swept_to = ""
@@ -61,14 +62,18 @@ class Reaper:
         return min(_TICK, self._every)
 
     def _look(self, now: float) -> None:
-        """Take a run only if its lease was found expired twice, a heartbeat apart, by a server that has been up as
-        long: after an outage the owners must have had the time to renew."""
-        expired, up_sec = self._queue.expired()
-        if up_sec < self._heartbeat:
+        """Take a run only if its lease was found expired twice, a heartbeat apart, over one connection to a server that
+        has been up as long: after an outage the owners must have had the time to renew."""
+        expired = self._queue.expired()
+        if expired.server != self._server:
+            # A promoted standby has been up for long; what was suspected before the outage is suspected no more.
+            self._server = expired.server
+            self._suspects.clear()
+        if expired.up_sec < self._heartbeat:
             self._suspects.clear()
             return
         seen = clock()  # not before the question was answered: its answer may have taken as long as a heartbeat
-        found = {(job_id, run_id): (job_id, run_id, key) for job_id, run_id, key in expired}
+        found = {(job_id, run_id): (job_id, run_id, key) for job_id, run_id, key in expired.runs}
         self._suspects = {which: self._suspects.get(which) or Suspect(run, seen) for which, run in found.items()}
         dead = [suspect.run for suspect in self._suspects.values() if now - suspect.since >= self._heartbeat]
         if not dead:

@@ -114,6 +114,15 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Expired:
+    """The runs whose lease has run out, and the server that answered."""
+
+    runs: list[tuple[UUID, UUID | None, str]]  # job, run, lock_key
+    up_sec: float  # how long the server has been up
+    server: str  # another one after a restart, a promotion, or on a new connection
+
+
+@dataclass(frozen=True)
 class Enqueued:
     """The answer to an enqueue: the job that now stands for the request."""
 

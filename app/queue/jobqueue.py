@@ -18,6 +18,7 @@ from app.queue.job import (
     Claimed,
     Enqueued,
     Event,
+    Expired,
     Fate,
     Handback,
     Job,
@@ -330,11 +331,11 @@ class JobQueue:
 
     # ── for the dead, and for those that wait ───────────────────────────────────────────────────────────────────
 
-    def expired(self) -> tuple[list[tuple[UUID, UUID | None, str]], float]:
-        """The runs whose lease has run out as (job, run, lock_key), and how many seconds the server has been up."""
+    def expired(self) -> Expired:
+        """The runs whose lease has run out."""
         rows = self._ask("expired")
-        found = [(as_uuid(row[0]), as_uuid(row[1]) if row[1] else None, row[2]) for row in rows if row[0] is not None]
-        return found, rows[0][3]
+        runs = [(as_uuid(row[0]), as_uuid(row[1]) if row[1] else None, row[2]) for row in rows if row[0] is not None]
+        return Expired(runs, up_sec=rows[0][3], server=rows[0][4])
 
     def reap(self, runs: Sequence[tuple[UUID, UUID | None, str]], *, pause_sec: float) -> list[Reaped]:
         """Settle for the dead: those of the runs whose lease is still expired."""

@@ -450,9 +450,13 @@ SELECT r.run_id, r.status::text,
   FROM given_back LEFT JOIN released r ON true;
 
 -- name: expired
--- The reaper's look: runs whose lease has run out. And for how long has the server been up?
+-- The runs whose lease has run out, and the server that answers: for how long it has been up, and its name, which another
+-- server, timeline or session does not have. The timeline is that of the log that is being written: after a promotion
+-- pg_control_checkpoint() still has the former one, until the next checkpoint.
 SELECT j.job_id, j.run_id, j.lock_key,
-       extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8 AS up_sec
+       extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8 AS up_sec,
+       concat_ws(' ', left(pg_walfile_name(pg_current_wal_lsn()), 8), extract(epoch FROM pg_postmaster_start_time()),
+                 pg_backend_pid()) AS server
   FROM (VALUES (1)) AS always (one)
        LEFT JOIN dl_jobs j ON j.status = 'running' AND coalesce(j.lease_expires_at, '-infinity') < clock_timestamp();
 

@@ -21,6 +21,7 @@ from app.errors import DatabaseUnavailable
 from app.queue.audit import accompanied
 from app.queue.refusals import translated
 from app.queue.statements import Statement, qualified, statements
+from app.queue.timeline import MET, NOT_PERMITTED, TIMELINE
 
 Row = tuple[Any, ...]
 
@@ -116,9 +117,24 @@ def connect(dsn: str, *, name: str, timeout: float) -> Any:
         )
         _drive(connection, time.monotonic() + timeout)
         ext.register_type(_TIMES, connection)
+        try:
+            _refuse_former_primary(Wire(connection), timeout)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     return host_by_host(dsn, opened)
+
+
+def _refuse_former_primary(wire: Wire, timeout: float) -> None:
+    try:
+        rows = wire.ask(TIMELINE, None, timeout)
+    except psycopg2.Error as error:
+        if error.pgcode != NOT_PERMITTED:  # somebody has revoked the function: the timeline is not known
+            raise
+    else:
+        MET.check(*rows[0])
 
 
 def host_by_host(dsn: str, opened: Callable[[str], Any]) -> Any:

@@ -142,8 +142,8 @@ class Desk:
 
     def reap(self, *job_ids: UUID, pause_sec: float = 0.0) -> list[Reaped]:
         """Settle for the dead; of all that have expired, for those."""
-        found, _ = self.queue.expired()
-        return self.queue.reap([run for run in found if not job_ids or run[0] in job_ids], pause_sec=pause_sec)
+        found = self.queue.expired()
+        return self.queue.reap([run for run in found.runs if not job_ids or run[0] in job_ids], pause_sec=pause_sec)
 
     def lose(self, run: Claimed, *, pause_sec: float = 0.0) -> Reaped:
         """The worker dies: its lease runs out and the reaper comes."""

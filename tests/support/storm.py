@@ -110,7 +110,7 @@ class Storm:
         )
 
     def reap(self) -> None:
-        found, _ = self.queue.expired()
+        found = self.queue.expired().runs
         self.queue.reap(found, pause_sec=0)
 
     def sweep(self) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.queue.job import Reaped, Status
+from app.queue.job import Expired, Reaped, Status
 from workers import reaper as room
 from workers.reaper import Reaper
 
@@ -26,12 +26,12 @@ class Database:
     def __init__(self, times: Times) -> None:
         self._times = times
         self.dead: list[tuple[UUID, UUID | None, str]] = [(uuid4(), uuid4(), "k")]
-        self.up_sec, self.takes_sec = 3600.0, 0.0
+        self.up_sec, self.takes_sec, self.server = 3600.0, 0.0, "00000001 1.5 100"
         self.reaped: list[tuple[UUID, UUID | None, str]] = []
 
-    def expired(self) -> tuple[list[tuple[UUID, UUID | None, str]], float]:
+    def expired(self) -> Expired:
         self._times.now += self.takes_sec
-        return self.dead, self.up_sec
+        return Expired(self.dead, self.up_sec, self.server)
 
     def reap(self, runs: list[tuple[UUID, UUID | None, str]], *, pause_sec: float) -> list[Reaped]:
         self.reaped += runs
@@ -114,5 +114,24 @@ def test_after_a_restart_of_the_server_everybody_is_forgotten(times, database, r
     assert database.reaped == []
 
     times.now += HEARTBEAT
+    reaper.turn()
+    assert database.reaped == database.dead
+
+
+@pytest.mark.parametrize(
+    "server", ["00000002 1.5 100", "00000001 9.5 100", "00000001 1.5 200"], ids=["timeline", "server", "connection"]
+)
+def test_suspects_of_before_a_failover_are_not_reaped_after(times, database, reaper, server):
+    """A standby that is promoted has been up for long: its age does not show that the owners could not renew."""
+    reaper.turn()
+    database.server = server
+    times.now += 10 * HEARTBEAT
+    reaper.turn()
+    assert database.reaped == []
+    times.now += 0.9 * HEARTBEAT
+    reaper.turn()
+    assert database.reaped == []
+
+    times.now += 0.2 * HEARTBEAT
     reaper.turn()
     assert database.reaped == database.dead

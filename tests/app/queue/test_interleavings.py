@@ -83,7 +83,7 @@ def test_a_claim_that_has_its_row_but_not_yet_its_key_when_a_cancel_comes(desk):
 def test_a_reaper_that_meets_a_settlement_finds_the_run_gone(desk, end):
     run = desk.claimed()
     desk.expire(run.id)
-    found, _ = desk.queue.expired()
+    found = desk.queue.expired().runs
     with midway(desk) as owner:
         owner.settle([(run, Settlement(end, error="e", retry_in=60))])
         reaping = Aside(desk.another().reap, found, pause_sec=0)

@@ -444,20 +444,20 @@ def test_only_runs_whose_lease_ran_out_are_found_and_taken(desk):
     alive, dead = desk.claimed("a"), desk.claimed("b")
     desk.expire(dead.id)
 
-    found, up_sec = desk.queue.expired()
+    expired = desk.queue.expired()
 
-    assert found == [(dead.id, dead.run_id, "b")]
-    assert up_sec > 0
+    assert expired.runs == [(dead.id, dead.run_id, "b")]
+    assert expired.up_sec > 0
     both = [(run.id, run.run_id, run.lock_key) for run in (alive, dead)]
     assert [one.job_id for one in desk.queue.reap(both, pause_sec=0)] == [dead.id]
-    assert desk.queue.expired()[0] == []
+    assert desk.queue.expired().runs == []
     assert desk.status(alive.id) is Status.RUNNING
 
 
 def test_a_run_that_renewed_between_the_look_and_the_reaping_is_left(desk):
     run = desk.claimed()
     desk.expire(run.id)
-    found, _ = desk.queue.expired()
+    found = desk.queue.expired().runs
     desk.renew(run)
 
     assert desk.queue.reap(found, pause_sec=0) == []
@@ -505,7 +505,7 @@ def test_a_dead_run_whose_cancel_was_asked_for_is_canceled(desk):
 def test_two_reapers_take_a_dead_run_once(desk):
     run = desk.claimed()
     desk.expire(run.id)
-    found, _ = desk.queue.expired()
+    found = desk.queue.expired().runs
 
     assert len(desk.queue.reap(found, pause_sec=0)) == 1
     assert desk.another().reap(found, pause_sec=0) == []
@@ -514,7 +514,7 @@ def test_two_reapers_take_a_dead_run_once(desk):
 
 def test_a_leftover_run_without_an_owner_is_taken_too(desk):
     job_id = desk.insert(status="running", attempt=1)
-    ((found, run, key),), _ = desk.queue.expired()
+    ((found, run, key),) = desk.queue.expired().runs
     assert (found, run, key) == (job_id, None, "k")
 
     (reaped,) = desk.queue.reap([(found, run, key)], pause_sec=0)
