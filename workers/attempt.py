@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from app import log
-from app.queue.effects import Effects, Places, broke_off
+from app.queue.attempt_sessions import Places
+from app.queue.effects import Effects, broke_off
 from app.queue.job import Claimed, Release, Settlement, Status
 from pipelines.contract import Kind, Options, Stop, StopReason, Task
 from pipelines.retry import DEFAULT, Policy

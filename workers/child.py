@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from app import log
-from app.queue.effects import terminate_sessions_of
+from app.queue.attempt_sessions import end_sessions, servers_of, session_name
 from workers.attempt import Attempt
 from workers.outcome import Left
 from workers.threads import Bell, clock
@@ -359,4 +359,4 @@ class Child:
         self._held.close()
         places = self._attempt.tools.places
         if places is not None and self._channel is not None and (self._end is None or self._brought_down):
-            terminate_sessions_of(places, self._attempt.job_id, self._attempt.job.run_id)
+            end_sessions(servers_of(places), [session_name(self._attempt.job_id, self._attempt.job.run_id)])

@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from app.queue.effects import LARGEST_CHECKPOINT, Effects, Places
+from app.queue.attempt_sessions import Places
+from app.queue.effects import LARGEST_CHECKPOINT, Effects
 from app.queue.values import clean_json, clean_text
 from pipelines import contract, targets
 from pipelines.contract import Stop, StopReason, registry

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from app import log
 from app.queue.alerts import Alerts
-from app.queue.effects import Places
+from app.queue.attempt_sessions import Places
 from app.queue.job import Release, WorkerInfo
 from app.queue.jobqueue import JobQueue, Limits
 from app.queue.queues import Queues
@@ -210,6 +210,7 @@ class WorkerPool:
             pause_sec=min(5.0, options.heartbeat_sec / 2),
             clear_stale=self._desk.clear_stale,
             died=self._on_death,
+            places=self._places(),
         )
         self._courier = Courier(Webhooks(sessions["claim"]), options.courier, died=self._on_death)
         self._watch = Watch(Alerts(sessions["claim"]), every=options.alert_period_sec, died=self._on_death)
@@ -259,15 +260,19 @@ class WorkerPool:
         finally:
             self._stop_lock.release()
 
+    def _places(self) -> Places:
+        options = self._options
+        return Places(
+            dsn=options.dsn,
+            schema=options.schema,
+            targets=dict(options.targets),
+            connect_timeout_sec=options.connect_timeout_sec,
+        )
+
     def _tools(self) -> Tools:
         options = self._options
         return Tools(
-            places=Places(
-                dsn=options.dsn,
-                schema=options.schema,
-                targets=dict(options.targets),
-                connect_timeout_sec=options.connect_timeout_sec,
-            ),
+            places=self._places(),
             retry=options.retry,
             stop_grace_sec=options.stop_grace_sec,
             packages=options.packages,

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from app import log
 from app.log import Alert
+from app.queue.attempt_sessions import (
+    Places,
+    SessionsEnded,
+    end_sessions,
+    none_reached,
+    servers_of,
+    session_name,
+    targets_of,
+)
 from app.queue.jobqueue import JobQueue
 from workers.roster import Hands
 from workers.threads import Loop, clock
@@ -19,9 +30,12 @@ _SEEN_TO_LATELY = 30.0  # seconds for which a key that was swept is left to be c
 _SWEPT_AT_ONCE = 500
 
 
+DeadRun = tuple[UUID, UUID | None, str]  # job, run, lock_key
+
+
 @dataclass(frozen=True)
 class Suspect:
-    run: tuple[UUID, UUID | None, str]
+    run: DeadRun
     since: float  # when its lease was first seen to have run out
 
 
@@ -36,6 +50,7 @@ class Reaper:
         pause_sec: float,
         clear_stale: Callable[[], None],
         died: Callable[[str], None],
+        places: Places | None = None,
     ) -> None:
         self._queue, self._hands, self._clear_stale = queue, hands, clear_stale
         self._every, self._heartbeat, self._pause = every, heartbeat_sec, pause_sec
@@ -45,12 +60,18 @@ class Reaper:
         self._next_sweep = 0.0
         self._swept_to = ""
         self._lately: dict[str, float] = {}  # key → when it was swept
+        self._servers = {} if places is None else servers_of(places)
+        self._targets = {} if places is None else targets_of(places)
+        self._ending: set[tuple[UUID, UUID | None]] = set()  # runs whose sessions are being ended; the reaper's alone
+        self._ended: deque[tuple[list[DeadRun], SessionsEnded]] = deque()  # added to by the threads that end sessions
         self.looked_at = clock()  # read by anyone
         self.loop = Loop("reaper", self.turn, died=died)
 
     def turn(self) -> float:
         self._clear_stale()
         self._hands.restore()
+        while self._ended:
+            self._reap(*self._ended.popleft())
         now = clock()
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_EVERY
@@ -76,15 +97,52 @@ class Reaper:
         found = {(job_id, run_id): (job_id, run_id, key) for job_id, run_id, key in expired.runs}
         self._suspects = {which: self._suspects.get(which) or Suspect(run, seen) for which, run in found.items()}
         dead = [suspect.run for suspect in self._suspects.values() if now - suspect.since >= self._heartbeat]
-        if not dead:
+        if dead:
+            self.take(dead)
+
+    def take(self, runs: Sequence[DeadRun]) -> None:
+        """End the sessions of dead runs, then give their jobs on: at once where there is no session to look for, else
+        at the turn after a thread has ended them, so that a server that does not answer holds up nothing else."""
+        new = [run for run in runs if run[:2] not in self._ending]
+        if not new:
             return
-        for reaped in self._queue.reap(dead, pause_sec=self._pause):
+        names = [session_name(job_id, run_id) for job_id, run_id, _ in new if run_id is not None]
+        servers = self._servers_to_ask(names)
+        if not servers:
+            self._reap(new, SessionsEnded())
+            return
+        threading.Thread(target=self._end, args=(new, servers, names), name="end-sessions", daemon=True).start()
+        self._ending |= {run[:2] for run in new}
+
+    def _servers_to_ask(self, names: Sequence[str]) -> Mapping[str, str]:
+        """The targets, for only they know their sessions; the queue's own server only if it has some, which costs no
+        connection to find out. Of several hosts each may have been the primary a moment ago: all are asked."""
+        if not names or not self._servers:
+            return {}
+        if len(self._servers) - len(self._targets) == 1 and not self._queue.open_sessions(names):
+            return self._targets
+        return self._servers
+
+    def _end(self, runs: list[DeadRun], servers: Mapping[str, str], names: list[str]) -> None:
+        report = none_reached(servers)
+        try:
+            report = end_sessions(servers, names)
+        finally:  # whatever happens here, the jobs must go on
+            self._ended.append((runs, report))
+            self.loop.ring()
+
+    def _reap(self, runs: Sequence[DeadRun], sessions: SessionsEnded) -> None:
+        self._ending -= {run[:2] for run in runs}  # those that are not reaped below are found again
+        left = {
+            run_id: sessions.left_of(session_name(job_id, run_id)) for job_id, run_id, _ in runs if run_id is not None
+        }
+        for reaped in self._queue.reap(runs, pause_sec=self._pause, sessions_left=left):
             _log.warning(
                 Alert.REAPER_REQUEUED,
                 job=str(reaped.job_id), queue=reaped.queue, task=reaped.task, status=reaped.status.value,
-                attempt=reaped.attempt,
+                attempt=reaped.attempt, sessions_ended=sessions.ended, sessions_left=sessions.left_on,
             )  # fmt: skip
-        for job_id, run_id, _ in dead:
+        for job_id, run_id, _ in runs:
             self._suspects.pop((job_id, run_id), None)
 
     def _sweep(self, now: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from app.queue.effects import Places
+from app.queue.attempt_sessions import Places
 from app.queue.ids import draw_runs
 from app.queue.job import Claimed, Handback, Job, Release, Settlement
 from app.queue.jobqueue import JobQueue

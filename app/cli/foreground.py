@@ -21,7 +21,8 @@ from app.config import Settings
 from app.errors import DatabaseUnavailable, DataloaderError
 from app.host.service import Service, set_up_logging
 from app.log.setup import Console
-from app.queue.effects import Effects, Places
+from app.queue.attempt_sessions import Places
+from app.queue.effects import Effects
 from app.queue.job import Claimed, NewJob, Settlement, Status
 from app.queue.jobqueue import JobQueue
 from app.queue.session import Session

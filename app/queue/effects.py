@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +18,7 @@ import psycopg2
 from psycopg2 import extensions as ext
 
 from app.errors import DataloaderError, RunLost, UnknownTarget
+from app.queue.attempt_sessions import Places, session_name
 from app.queue.job import Enqueued, NewJob
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Handed
@@ -29,18 +29,6 @@ LARGEST_CHECKPOINT = 1_000_000  # bytes of JSON
 _PATIENCE = 5.0  # seconds to connect, and again to be answered, when sessions are to be stopped
 _CANCEL = "SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"
 _TERMINATE = "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"
-_TERMINATE_NAMED = """
-    SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %(name)s"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Where a run may write: the queue's own database, and the targets that the settings name."""
-
-    dsn: str
-    schema: str
-    targets: Mapping[str, str]
-    connect_timeout_sec: float = 10.0
 
 
 class Sealed(ext.connection):
@@ -231,16 +219,6 @@ class Effects:
         """Asked for at the last moment: a session that has ended meanwhile may have left its number to another."""
         with self._lock:
             return [pid for connection, dsn, pid in self._open.values() if dsn == of and not connection.closed]
-
-
-def session_name(job_id: UUID, run_id: UUID) -> str:
-    return f"dataloader:{job_id}:{str(run_id)[:8]}"
-
-
-def terminate_sessions_of(places: Places, job_id: UUID, run_id: UUID) -> int:
-    """End all sessions of a run: those that a killed process has left behind."""
-    name = session_name(job_id, run_id)
-    return sum(_tell(dsn, _TERMINATE_NAMED, name=name) for dsn in {places.dsn, *places.targets.values()})
 
 
 def broke_off(error: BaseException) -> bool:

@@ -337,14 +337,27 @@ class JobQueue:
         runs = [(as_uuid(row[0]), as_uuid(row[1]) if row[1] else None, row[2]) for row in rows if row[0] is not None]
         return Expired(runs, up_sec=rows[0][3], server=rows[0][4])
 
-    def reap(self, runs: Sequence[tuple[UUID, UUID | None, str]], *, pause_sec: float) -> list[Reaped]:
-        """Settle for the dead: those of the runs whose lease is still expired."""
+    def open_sessions(self, names: Sequence[str]) -> set[str]:
+        """Which of these names sessions on this server have."""
+        return {row[0] for row in self._ask("attempt_sessions", {"names": array(names)})}
+
+    def reap(
+        self,
+        runs: Sequence[tuple[UUID, UUID | None, str]],
+        *,
+        pause_sec: float,
+        sessions_left: Mapping[UUID, Sequence[str]] | None = None,
+    ) -> list[Reaped]:
+        """Settle for the dead: those of the runs whose lease is still expired. `sessions_left` has the targets on which
+        SQL of a run may still be active."""
+        left = sessions_left or {}
         rows = self._ask(
             "reap",
             {
                 "lock_keys": array(key for _, _, key in runs),
                 "job_ids": array(job_id for job_id, _, _ in runs),
                 "run_ids": array(run_id for _, run_id, _ in runs),
+                "sessions_left": array(_targets(left.get(run_id, ())) if run_id else None for _, run_id, _ in runs),
                 "pause_sec": pause_sec,
             },
         )
@@ -443,6 +456,10 @@ def _kept(value: Any, largest: int) -> str | None:
 
 def _progress(told: Mapping[str, Any] | None) -> str | None:
     return None if told is None else clean_json(dict(told), _LARGEST_PROGRESS)
+
+
+def _targets(names: Sequence[str]) -> str | None:
+    return json.dumps(list(names)) if names else None
 
 
 def _job(row: tuple[Any, ...]) -> Job:

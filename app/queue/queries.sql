@@ -466,8 +466,8 @@ SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
 
 WITH dead AS MATERIALIZED (
-    SELECT j.job_id, clock_timestamp() AS at
-      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS d (job_id, run_id)
+    SELECT j.job_id, clock_timestamp() AS at, d.sessions_left::jsonb AS sessions_left
+      FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(sessions_left)s::text[]) AS d (job_id, run_id, sessions_left)
            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[d.job_id]) AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
      WHERE coalesce(j.lease_expires_at, '-infinity') < clock_timestamp()
      ORDER BY d.job_id
@@ -477,12 +477,14 @@ WITH dead AS MATERIALIZED (
        SET status = CASE WHEN cancel_requested THEN 'canceled' WHEN attempt < max_attempts THEN 'queued' ELSE 'lost' END::dl_status,
            available_at = CASE WHEN attempt < max_attempts AND NOT cancel_requested
                                THEN at + make_interval(secs => %(pause_sec)s::float8 * attempt) ELSE j.available_at END,
-           error = 'the worker ' || coalesce(worker, '') || ' vanished: its lease ran out at ' || coalesce(lease_expires_at, at),
+           error = 'the worker ' || coalesce(worker, '') || ' vanished: its lease ran out at ' || coalesce(lease_expires_at, at)
+                   || coalesce(', and its SQL may still run on ' || (SELECT string_agg(target, ', ')
+                                                                       FROM jsonb_array_elements_text(dead.sessions_left) AS t (target)), ''),
            finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN at END,
            lease_expires_at = NULL
       FROM dead
      WHERE j.job_id = ANY (ARRAY[dead.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.error, j.webhook, dead.at
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.error, j.webhook, dead.at, dead.sessions_left
 ), next AS (
     SELECT p.job_id
       FROM (SELECT DISTINCT lock_key FROM reaped) freed
@@ -498,6 +500,7 @@ WITH dead AS MATERIALIZED (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, at, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
            jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', 'lease_expired', 'error', error)
+           || CASE WHEN sessions_left IS NULL THEN '{}' ELSE jsonb_build_object('sessions_left', sessions_left) END
       FROM reaped
 )
 SELECT job_id, queue, task, status::text, attempt,

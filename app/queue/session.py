@@ -144,20 +144,22 @@ def host_by_host(dsn: str, opened: Callable[[str], Any]) -> Any:
     the connection and hangs up, as a balancer does with nothing behind it.
     """
     last: Exception | None = None
-    for host in _hosts(dsn):
+    for host in each_host(dsn):
         try:
-            return opened(ext.make_dsn(dsn, **host))
+            return opened(host)
         except psycopg2.Error as error:
             last = error
     assert last is not None  # noqa: S101 - a DSN names at least one host, if only by default
     raise last
 
 
-def _hosts(dsn: str) -> list[dict[str, str]]:
+def each_host(dsn: str) -> list[str]:
+    """The DSN with one of its hosts each."""
     given = ext.parse_dsn(dsn)
     names = {key: given[key].split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
     most = max((len(values) for values in names.values()), default=1)
-    return [{key: values[n if len(values) > 1 else 0] for key, values in names.items()} for n in range(most)]
+    hosts = [{key: values[n if len(values) > 1 else 0] for key, values in names.items()} for n in range(most)]
+    return [str(ext.make_dsn(dsn, **host)) for host in hosts]
 
 
 def _drive(connection: Any, deadline: float) -> None:

@@ -11,7 +11,8 @@ from uuid import uuid4
 import pytest
 
 from app.errors import DatabaseUnavailable, IdempotencyConflict
-from app.queue.effects import Effects, Places
+from app.queue.attempt_sessions import Places
+from app.queue.effects import Effects
 from app.queue.job import Status
 from app.queue.values import Json
 from pipelines.contract import Checkpoint, Progress, Stop, StopReason, registry

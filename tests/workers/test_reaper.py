@@ -33,7 +33,9 @@ class Database:
         self._times.now += self.takes_sec
         return Expired(self.dead, self.up_sec, self.server)
 
-    def reap(self, runs: list[tuple[UUID, UUID | None, str]], *, pause_sec: float) -> list[Reaped]:
+    def reap(
+        self, runs: list[tuple[UUID, UUID | None, str]], *, pause_sec: float, sessions_left: Any = None
+    ) -> list[Reaped]:
         self.reaped += runs
         return [Reaped(job_id, "q", "t", Status.QUEUED, 1) for job_id, _, _ in runs]
 

@@ -12,7 +12,8 @@ import pytest
 from psycopg2 import extensions as ext
 
 from app.errors import RunLost, UnknownTarget
-from app.queue.effects import Effects, Places, broke_off, session_name, terminate_sessions_of
+from app.queue.attempt_sessions import Places, end_sessions, servers_of, session_name
+from app.queue.effects import Effects, broke_off
 from app.queue.job import NewJob, Settlement, Status
 from app.queue.jobqueue import settlement_values
 from tests.support import eventually
@@ -145,7 +146,7 @@ def test_a_lost_connection_is_replaced_for_the_next_transaction(desk, run):
     job, effects = run
     with effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "a")
-    terminate_sessions_of(effects._places, job.id, job.run_id)
+    end_sessions(servers_of(effects._places), [session_name(job.id, job.run_id)])
     with pytest.raises(psycopg2.Error), effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "b")
     with effects.transaction(checkpoint=none, final=None) as connection:
@@ -341,7 +342,7 @@ def test_the_sessions_of_another_run_of_the_job_are_spared(run):
     theirs = successor.connect("here")
     effects.connect("here")
 
-    assert terminate_sessions_of(effects._places, job.id, job.run_id) >= 1
+    assert end_sessions(servers_of(effects._places), [session_name(job.id, job.run_id)]).ended >= 1
     theirs.cursor().execute("SELECT 1")
     successor.close()
 

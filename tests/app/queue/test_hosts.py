@@ -10,7 +10,8 @@ import pytest
 
 from app.errors import DatabaseUnavailable
 from app.queue import schema
-from app.queue.effects import Effects, Places
+from app.queue.attempt_sessions import Places
+from app.queue.effects import Effects
 from app.queue.pool import Pool
 from app.queue.session import Session
 from tests.support.proxy import HangingUp

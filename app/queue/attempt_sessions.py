@@ -1,0 +1,157 @@
+"""Ends the sessions that attempts have open, on every server that the settings name.
+
+A server does not notice that a client has died while it runs the client's statement. So whoever gives a job on, after
+a death, a lost lease or a stop, first ends the sessions of the attempt, which carry its name as `application_name`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg2
+from psycopg2 import extensions as ext
+
+from app.queue.session import each_host
+from app.queue.statements import statements
+
+QUEUE_DATABASE = "queue database"  # the name in reports of the server that no target names
+TIMEOUT_SEC = 2.0  # to reach a server, and again for its sessions to end
+_LATE_SEC = 0.5  # beyond both, for a thread that waits for a name server
+_POLL_SEC, _MAX_POLL_SEC = 0.01, 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where an attempt may write: the queue's own database, and the targets that the settings name."""
+
+    dsn: str
+    schema: str
+    targets: Mapping[str, str]
+    connect_timeout_sec: float = 10.0
+
+
+@dataclass(frozen=True)
+class ServerSessions:
+    """What became of the sessions on one server."""
+
+    target: str
+    is_reached: bool
+    ended: int = 0
+    left: tuple[str, ...] = ()  # the names of those that are still there: of other roles, or of a stuck process
+
+
+@dataclass(frozen=True)
+class SessionsEnded:
+    servers: tuple[ServerSessions, ...] = ()
+
+    @property
+    def ended(self) -> int:
+        return sum(server.ended for server in self.servers)
+
+    @property
+    def is_done(self) -> bool:
+        return not any(server.left or not server.is_reached for server in self.servers)
+
+    @property
+    def left_on(self) -> list[str]:
+        """The targets on which something may still run."""
+        return [server.target for server in self.servers if server.left or not server.is_reached]
+
+    def left_of(self, name: str) -> list[str]:
+        """The targets on which a statement of the attempt with this name may still run."""
+        return [server.target for server in self.servers if name in server.left or not server.is_reached]
+
+
+def session_name(job_id: UUID, run_id: UUID) -> str:
+    """At most 63 bytes, which is what a server keeps of a name; the start of the run's id spares its successor."""
+    return f"dataloader:{job_id}:{str(run_id)[:8]}"
+
+
+def servers_of(places: Places) -> dict[str, str]:
+    """Every server of the settings by the name for reports, each account once. Every host of a DSN is a server of its
+    own: after a failover an attempt's session may be on the former one."""
+    servers: dict[str, str] = {}
+    named = {QUEUE_DATABASE: places.dsn, **places.targets} if places.dsn else dict(places.targets)
+    for name, dsn in named.items():
+        hosts = each_host(dsn)
+        for host in hosts:
+            label = name if len(hosts) == 1 else f"{name} at {ext.parse_dsn(host).get('host', 'its address')}"
+            if host not in servers.values():
+                servers[label] = host
+    return servers
+
+
+def targets_of(places: Places) -> dict[str, str]:
+    """The servers beside the queue's own database."""
+    own = set(each_host(places.dsn)) if places.dsn else set()
+    return {name: dsn for name, dsn in servers_of(places).items() if dsn not in own}
+
+
+def none_reached(servers: Iterable[str]) -> SessionsEnded:
+    return SessionsEnded(tuple(ServerSessions(target, is_reached=False) for target in servers))
+
+
+def end_sessions(
+    servers: Mapping[str, str], names: Iterable[str], *, timeout_sec: float = TIMEOUT_SEC
+) -> SessionsEnded:
+    """End the sessions of these names on all the servers at once, and wait until they are gone.
+
+    Returns after twice the timeout at the latest. Never raises: what could not be ended is in the report.
+    """
+    wanted = sorted(set(names))
+    if not wanted or not servers:
+        return SessionsEnded()
+    reports = {target: ServerSessions(target, is_reached=False) for target in servers}
+    threads = [
+        threading.Thread(
+            target=_end_on, args=(reports, target, dsn, wanted, timeout_sec), name="end-sessions", daemon=True
+        )
+        for target, dsn in servers.items()
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 2 * timeout_sec + _LATE_SEC
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return SessionsEnded(tuple(reports[target] for target in servers))
+
+
+def _end_on(
+    reports: dict[str, ServerSessions], target: str, dsn: str, names: Sequence[str], timeout_sec: float
+) -> None:
+    """The report of one server; each of its states replaces the one before, so that it is true whenever it is read."""
+    with suppress(psycopg2.Error), closing(_connect(dsn, timeout_sec)) as connection:
+        seen: set[int] = set()
+        deadline, pause = time.monotonic() + timeout_sec, _POLL_SEC
+        while True:
+            left = _end_once(connection, names)
+            seen |= left.keys()
+            reports[target] = ServerSessions(target, True, len(seen) - len(left), tuple(sorted(set(left.values()))))
+            if not left or time.monotonic() > deadline:
+                return
+            time.sleep(pause)  # pg_terminate_backend only sends the signal
+            pause = min(2 * pause, _MAX_POLL_SEC)
+
+
+def _end_once(connection: Any, names: Sequence[str]) -> dict[int, str]:
+    with connection.cursor() as cursor:
+        cursor.execute(statements("public")["end_attempt_sessions"].text, {"names": list(names)})
+        return {pid: name for pid, name, _ in cursor.fetchall()}
+
+
+def _connect(dsn: str, timeout_sec: float) -> Any:
+    """A blocking one: psycopg2 looks up the address of an asynchronous connection without releasing the GIL."""
+    connection = psycopg2.connect(
+        ext.make_dsn(dsn, target_session_attrs="any"),  # a former primary may have sessions, too
+        application_name="dataloader-stop",
+        connect_timeout=max(2, int(timeout_sec)),  # libpq knows no shorter one
+        tcp_user_timeout=int(timeout_sec * 1000),
+    )
+    connection.autocommit = True
+    return connection

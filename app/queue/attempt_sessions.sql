@@ -1,0 +1,18 @@
+-- The sessions that an attempt opened on a server, by their application name. These statements run on any server that
+-- the settings name: they read the catalog alone.
+
+-- name: attempt_sessions
+-- The names among these that a session of this server has at this moment, in whichever of its databases.
+SELECT DISTINCT application_name FROM pg_stat_activity WHERE application_name = ANY (%(names)s::text[]);
+
+-- name: end_attempt_sessions
+-- Ends the sessions of these names and lists them. One session of another role would fail the whole statement (42501),
+-- so the right to end it is looked up first.
+WITH sessions AS MATERIALIZED (
+    SELECT a.pid, a.application_name,
+           coalesce((pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
+                    AND (NOT r.rolsuper OR current_setting('is_superuser') = 'on'), false) AS may_end
+      FROM pg_stat_activity a LEFT JOIN pg_roles r ON r.oid = a.usesysid
+     WHERE a.application_name = ANY (%(names)s::text[]) AND a.pid <> pg_backend_pid()
+)
+SELECT pid, application_name, CASE WHEN may_end THEN pg_terminate_backend(pid) ELSE false END AS may_end FROM sessions;

@@ -1,0 +1,109 @@
+"""Sessions of an attempt are ended by their name, on every server that the settings name, and are then gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing, suppress
+from uuid import uuid4
+
+import psycopg2
+import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from app.queue.attempt_sessions import QUEUE_DATABASE, Places, end_sessions, servers_of, session_name, targets_of
+from tests.support import eventually
+from tests.support.proxy import SilentProxy
+
+LONG = "SELECT pg_sleep(60)"
+
+
+@pytest.fixture
+def name() -> str:
+    return session_name(uuid4(), uuid4())
+
+
+@pytest.fixture
+def other_role(desk):
+    """A role that is no superuser, with a password; its DSN."""
+    role = f"plain_{uuid4().hex[:8]}"
+    desk.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    yield make_dsn(desk.dsn, user=role, password="x")
+    desk.sql(f"DROP ROLE {role}")
+
+
+class Busy:
+    """A session in the middle of a long statement."""
+
+    def __init__(self, dsn: str, name: str) -> None:
+        self.connection = psycopg2.connect(dsn, application_name=name)
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        with suppress(psycopg2.Error):
+            self.connection.cursor().execute(LONG)
+
+    def close(self) -> None:
+        with suppress(psycopg2.Error):  # it was ended
+            self.connection.cancel()
+        self._thread.join(20)
+        self.connection.close()
+
+
+def active(desk, name: str) -> int:
+    return int(desk.one("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", name))
+
+
+def test_sessions_are_gone_when_ending_returns(desk, name):
+    sessions = [Busy(desk.dsn, name) for _ in range(3)]
+    eventually(lambda: active(desk, name) == 3)
+
+    report = end_sessions({"warehouse": desk.dsn}, [name])
+
+    assert active(desk, name) == 0
+    assert (report.is_done, report.ended, report.left_on) == (True, 3, [])
+    for session in sessions:
+        session.connection.close()
+
+
+def test_session_of_other_role_is_left_and_others_end(desk, name, other_role):
+    with closing(Busy(desk.dsn, name)):
+        mine = psycopg2.connect(other_role, application_name=name)
+        eventually(lambda: active(desk, name) == 2)
+
+        report = end_sessions({"warehouse": other_role}, [name], timeout_sec=0.3)
+
+        assert active(desk, name) == 1
+        assert (report.ended, report.left_on, report.left_of(name)) == (1, ["warehouse"], ["warehouse"])
+        assert report.left_of("another") == []
+    mine.close()
+
+
+def test_silent_servers_together_cost_one_timeout(desk, name):
+    with SilentProxy(desk.dsn) as one, SilentProxy(desk.dsn) as two, closing(Busy(desk.dsn, name)):
+        one.silence()
+        two.silence()
+        eventually(lambda: active(desk, name) == 1)
+        began = time.monotonic()
+
+        report = end_sessions({"one": one.dsn, "two": two.dsn, "three": desk.dsn}, [name], timeout_sec=1.0)
+
+        assert time.monotonic() - began < 4
+        assert active(desk, name) == 0
+        assert report.left_on == ["one", "two"]
+
+
+def test_every_host_of_a_target_is_a_server(dsn):
+    given = parse_dsn(dsn)
+    host, port = given.get("host", "/tmp"), given.get("port", "5432")
+    several = make_dsn(dsn, host=f"127.0.0.1,{host}", port=f"1,{port}")
+    places = Places(dsn=dsn, schema="public", targets={"same": dsn, "two": several, "other": make_dsn(dsn, dbname="x")})
+
+    assert list(servers_of(places)) == [QUEUE_DATABASE, "two at 127.0.0.1", "other"]
+    assert list(targets_of(places)) == ["two at 127.0.0.1", "other"]
+
+
+def test_name_fits_into_what_a_server_keeps(desk, name):
+    with closing(psycopg2.connect(desk.dsn, application_name=name)):
+        assert active(desk, name) == 1
