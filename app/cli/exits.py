@@ -16,6 +16,7 @@ from app.errors import (
     PortTaken,
     SchemaError,
 )
+from app.log import scrub
 
 
 class Exit(IntEnum):
@@ -96,4 +97,5 @@ def told(error: DataloaderError) -> Told:
     exit_, code, remedy = next((e, c, r) for kind, e, c, r in TABLE if isinstance(error, kind))
     if isinstance(error, Refused):
         return Told(exit_, error.code, error.detail, error.errors, remedy)
-    return Told(exit_, code, str(error), remedy=remedy)
+    # No error may show a password, whichever library has put one into its message.
+    return Told(exit_, code, scrub(str(error)), remedy=remedy)

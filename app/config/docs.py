@@ -23,6 +23,10 @@ With a fault nothing starts: all faults are told at once, each with its variable
 the exit code is {_EXIT}. A `DL_…` variable that is nearly one of these is such a fault; other names that are nearly
 right are only pointed out. Passwords are never shown, neither alone nor within `DL_DB_DSN`.
 
+**Passwords in a connection string.** Within `postgresql://…` write `%` as `%25`, `@` as `%40`, `:` as `%3A` and `/` as
+`%2F`. Within `host=… password=…` put a value with blanks between `'` and `'`. What libpq cannot read, in `DL_DB_DSN`,
+`DL_WORKER_DSN` or `DL_TARGETS`, is a fault like any other.
+
 **Which database.** `DL_DB_DSN` if given; else the server that `PG_HOST` names; else an embedded PostgreSQL with its
 data in `DL_DATA_DIR`. `PG_PORT`, `PG_USER`, `PG_PASSWORD` or `PG_DATABASE` without a server is a fault. libpq's own
 variables (`PGSSLMODE`, `PGPASSFILE`, …) do what they always do, yet do not choose the server.

@@ -7,7 +7,15 @@ from contextlib import contextmanager
 
 import psycopg2
 
-from app.errors import DatabaseUnavailable, InvalidJob, RightsMissing, SchemaMissing, SchemaOutdated
+from app.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    Fault,
+    InvalidJob,
+    RightsMissing,
+    SchemaMissing,
+    SchemaOutdated,
+)
 
 _MISSING = {"42P01", "42704", "3F000"}  # no such table, type or schema
 _DENIED = "42501"
@@ -40,3 +48,20 @@ def translated() -> Iterator[None]:
         if isinstance(error, psycopg2.DatabaseError) and not code:
             raise DatabaseUnavailable(told) from error  # the connection broke in the middle of an answer
         raise
+
+
+@contextmanager
+def readable_dsn() -> Iterator[None]:
+    """Raise ConfigError in place of libpq's refusal to read a connection string.
+
+    libpq repeats the whole string, password and all: neither its message nor the original error may leave this block.
+    """
+    try:
+        yield
+    except (psycopg2.ProgrammingError, UnicodeError, ValueError):
+        remedy = (
+            "write % as %25, and @ : / as %40 %3A %2F, in a password within postgresql://…; quote a value with blanks "
+            "within keyword=value pairs"
+        )
+        fault = Fault("DL_DB_DSN, DL_WORKER_DSN or DL_TARGETS", "a connection string that libpq cannot read", remedy)
+        raise ConfigError([fault]) from None

@@ -19,7 +19,7 @@ from psycopg2 import extensions as ext
 
 from app.errors import DatabaseUnavailable
 from app.queue.audit import accompanied
-from app.queue.refusals import translated
+from app.queue.refusals import readable_dsn, translated
 from app.queue.statements import Statement, qualified, statements
 from app.queue.timeline import MET, NOT_PERMITTED, TIMELINE
 
@@ -155,11 +155,12 @@ def host_by_host(dsn: str, opened: Callable[[str], Any]) -> Any:
 
 def each_host(dsn: str) -> list[str]:
     """The DSN with one of its hosts each."""
-    given = ext.parse_dsn(dsn)
-    names = {key: given[key].split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
-    most = max((len(values) for values in names.values()), default=1)
-    hosts = [{key: values[n if len(values) > 1 else 0] for key, values in names.items()} for n in range(most)]
-    return [str(ext.make_dsn(dsn, **host)) for host in hosts]
+    with readable_dsn():
+        given = ext.parse_dsn(dsn)
+        names = {key: given[key].split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
+        most = max((len(values) for values in names.values()), default=1)
+        hosts = [{key: values[n if len(values) > 1 else 0] for key, values in names.items()} for n in range(most)]
+        return [str(ext.make_dsn(dsn, **host)) for host in hosts]
 
 
 def _drive(connection: Any, deadline: float) -> None:

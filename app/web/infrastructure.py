@@ -86,7 +86,7 @@ def _schema(pool: Pool) -> SchemaPart:
         found = rows[0][0] if rows else None
         judge(Stand(*rows[0]) if rows else None, pool.schema, tables=True)
     except SchemaError as error:
-        return SchemaPart(False, str(error), found, SCHEMA_VERSION)
+        return SchemaPart(False, log.scrub(str(error)), found, SCHEMA_VERSION)
     return SchemaPart(True, None, found, SCHEMA_VERSION)
 
 
@@ -108,7 +108,10 @@ def _workers(probe: Probe | None) -> dict[str, Any] | None:
     if probe is None:
         return None
     try:
-        return {"ready": True, **probe()}
+        state = {"ready": True, **probe()}
     except Exception as error:  # whatever it is, /status must tell it rather than fail
         LOG.exception(log.Alert.API_ERROR, error=type(error).__name__)
         return {"ready": False, "detail": f"the worker pool cannot say how it is: {type(error).__name__}"}
+    if isinstance(state.get("detail"), str):
+        state["detail"] = log.scrub(state["detail"])  # it may quote a driver, and a driver its connection string
+    return state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg2.extensions import parse_dsn
 
@@ -78,3 +78,25 @@ def test_only_what_is_known_to_be_harmless_is_shown(text):
     assert "host=db" in shown
     assert "user=etl" in shown
     assert "=***" in shown
+
+
+PIECES = st.sampled_from([
+    "postgresql://", "postgres://", "u", ":", "pw", "@", "host", "[", "]", "::1", "/", "db", "?", "&", "=", "%", "%zz",
+    "%00", "%41", "%ff", "'", "\\", " ", "\t", "\n", "\v", "\xa0", "host=", "password=", "'a b'", "port=", "5432", ",",
+    "sslmode=require", "ssl=true", "é", "%C3%A9", "user=", "options=-c", "#", ";", "dbname=", "99999", "HOST=",
+    "\udcff",
+])  # fmt: skip
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    st.sampled_from(["", "postgresql://", "postgresql://u:p@h", "host=h "]), st.lists(PIECES, min_size=1, max_size=9)
+)
+def test_accepted_dsn_is_what_libpq_reads(start, pieces):
+    text = start + "".join(pieces)
+    try:
+        parameters = dsn.parse(text)
+    except ValueError:
+        return  # refused: libpq never sees it
+
+    assert parameters == {key: value for key, value in parse_dsn(text).items() if value}
