@@ -1,9 +1,14 @@
 """A request on its way in: its bytes as they come, and whether they are all there.
 
-It finds ends only (RFC 9112). What a request says, and whether it may say it, is for gunicorn's parser, which is handed
-the same bytes; only a chunked body that is wrongly framed is refused here, since the parser would find it in the midst
-of the app, and one of many chunks is handed on as one: for each chunk the parser copies all that follows, so that a few
-megabytes in chunks of a byte would keep a thread for hours.
+It finds ends only (RFC 9112). Everything else in a request is for gunicorn's parser, which gets the same bytes. Refused
+here is what that parser would read another way, or find out only while the app reads the body:
+
+- a length or a coding that does not give the body exactly one end: the parser would accept some of them and wait, in a
+  thread, for bytes that were not gathered;
+- wrongly framed chunks and trailers: the parser raises in the app, which is a 500;
+- more chunks than honest clients send: each costs the main thread some microseconds.
+
+A body of many chunks is handed on as one, without trailers: for each chunk the parser copies all that follows it.
 """
 
 from __future__ import annotations
@@ -20,9 +25,21 @@ _CHUNK = re.compile(
     rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[ \t]*" + _WORD + rb"(?:[ \t]*=[ \t]*(?:" + _WORD + rb"|" + _QUOTED + rb"))?)*"
 )
 _SIZE = re.compile(rb"[0-9A-Fa-f]+")
+_TRAILER = re.compile(rb"(" + _WORD + rb"):[\t -~\x80-\xff]*")
+_FORBIDDEN_TRAILERS = frozenset({b"authorization", b"content-length", b"host", b"te", b"trailer", b"transfer-encoding"})
+_MAX_TRAILER_COUNT = 100
+# One search instead of a split: a head of thousands of lines would keep the main thread.
+_FRAMING_FIELD = re.compile(
+    rb"\r\n(content-length|transfer-encoding|expect)([ \t]*):[ \t]*((?:[^\r]|\r(?!\n))*)", re.IGNORECASE
+)
 _LONGEST_CHUNK_LINE = 4096
-_DIGITS = re.compile(rb"[0-9]{1,15}")
+_DIGITS = re.compile(rb"[0-9]+")
+_MAX_LENGTH_DIGITS = 15
 _FREE_FRAMES = 65_536  # bytes: small bodies may come in any chunks
+# Clients write chunks of 4 kB and more, proxies what one read gives; a generator of lines sends one chunk a line.
+_FREE_CHUNK_COUNT = 1_000
+_MIN_CHUNK_BYTES = 1_024  # on average, of the chunks after those
+_MAX_EMPTY_LINES = 2  # before a request line; RFC 9112 2.2 asks for one at least
 
 
 class Need(Enum):
@@ -34,6 +51,10 @@ class Need(Enum):
     SMALLER_HEAD = auto()  # the rest: it is refused
     SMALLER_BODY = auto()
     SOUND_CHUNKS = auto()
+    FEWER_CHUNKS = auto()
+    ONE_FRAMING = auto()
+    KNOWN_CODING = auto()
+    REQUEST_LINE = auto()
 
 
 @dataclass(frozen=True)
@@ -67,7 +88,10 @@ class Arrival:
         self._body_at = 0
         self._ends_at: int | None = None  # None: the body is chunked
         self._chunk_at = 0
+        self._next_at = 0  # where a chunked one ends
         self._content = 0  # bytes of all chunks
+        self._chunk_count = 0
+        self._empty_line_count = 0
 
     def take(self, piece: bytes) -> Need:
         self.data += piece
@@ -80,14 +104,20 @@ class Arrival:
     def whole(self) -> bytes:
         """The request as the parser is to see it, and what came behind it."""
         data, at, content = self.data, self._body_at, bytearray()
-        if self._ends_at is not None or not self._content:
+        if self._ends_at is not None:
             return bytes(data)
         while at < self._chunk_at:
             begin = data.index(b"\r\n", at) + 2
             size = int(_SIZE.match(data, at)[0], 16)  # type: ignore[index] # it was passed over before
             content += memoryview(data)[begin : begin + size]
             at = begin + size + 2
-        return b"".join((data[: self._body_at], b"%x\r\n" % len(content), content, b"\r\n", data[self._chunk_at :]))
+        one_chunk = b"%x\r\n%s\r\n" % (len(content), content) if content else b""
+        return b"".join((data[: self._body_at], one_chunk, b"0\r\n\r\n", data[self._next_at :]))
+
+    @property
+    def is_chunked(self) -> bool:
+        """Does its body come in chunks? Known once the head has been read."""
+        return self._ends_at is None
 
     @property
     def is_simple(self) -> bool:
@@ -112,6 +142,10 @@ class Arrival:
         while self.data.startswith(b"\r\n"):  # left over from the body before, by some clients
             del self.data[:2]
             self._searched = 0
+            self._empty_line_count += 1
+            if self._empty_line_count > _MAX_EMPTY_LINES:
+                self.need = Need.REQUEST_LINE
+                return
         found = self.data.find(_HEAD_END, max(0, self._searched - 3))
         self._searched = len(self.data)
         if found > self._sizes.head or (found < 0 and len(self.data) > self._sizes.head):
@@ -121,24 +155,33 @@ class Arrival:
             self._read_head(bytes(self.data[:found]))
 
     def _read_head(self, head: bytes) -> None:
-        lengths, codings = [], []
-        for line in head.split(b"\r\n")[1:]:
-            name, _, value = line.partition(b":")
+        lengths, codings, sound = [], [], True
+        for name, blank, value in _FRAMING_FIELD.findall(head):
             match name.lower():
                 case b"content-length":
-                    lengths.append(value.strip(b" \t"))
+                    lengths.append(value.rstrip(b" \t"))
                 case b"transfer-encoding":
-                    codings.append(value.strip(b" \t").lower())
+                    codings += [coding.strip(b" \t").lower() for coding in value.split(b",")]
                 case b"expect":
-                    self.expects = value.strip(b" \t").lower() == b"100-continue"
-        self.need = Need.BODY
-        if codings == [b"chunked"] and not lengths:
-            return
-        if codings or not all(map(_DIGITS.fullmatch, lengths)) or len(lengths) > 1:
-            lengths = []  # of two minds about its own end: the parser refuses it at once
-        length = int(lengths[0]) if lengths else 0
-        self.too_long = length > self._sizes.body
-        self._ends_at = self._body_at + (0 if self.too_long else length)
+                    self.expects = value.rstrip(b" \t").lower() == b"100-continue"
+            sound = sound and not blank  # a blank before the colon: some read it as the field, others do not
+        if not sound:
+            self.need = Need.ONE_FRAMING
+        elif codings:
+            self.need = Need.ONE_FRAMING if lengths else _need_for(codings)
+        else:
+            self._read_length(lengths)
+
+    def _read_length(self, lengths: list[bytes]) -> None:
+        if len(lengths) > 1 or not all(map(_DIGITS.fullmatch, lengths)):
+            self.need = Need.ONE_FRAMING
+        elif lengths and len(lengths[0]) > _MAX_LENGTH_DIGITS:
+            self.need = Need.SMALLER_BODY
+        else:
+            self.need = Need.BODY
+            length = int(lengths[0]) if lengths else 0
+            self.too_long = length > self._sizes.body
+            self._ends_at = self._body_at + (0 if self.too_long else length)
 
     def _find_end(self) -> None:
         if self._ends_at is not None:
@@ -153,15 +196,13 @@ class Arrival:
     def _next_chunk(self) -> bool:
         """Pass over one chunk; False: it is not all here."""
         end = self.data.find(b"\r\n", self._chunk_at, self._chunk_at + _LONGEST_CHUNK_LINE)
-        if end < 0:
-            if len(self.data) - self._chunk_at >= _LONGEST_CHUNK_LINE or b"\n" in self.data[self._chunk_at :]:
+        line = None if end < 0 else _CHUNK.fullmatch(self.data, self._chunk_at, end)
+        if line is None:
+            begun = len(self.data) - self._chunk_at
+            if end >= 0 or begun >= _LONGEST_CHUNK_LINE or b"\n" in self.data[self._chunk_at :]:
                 self.need = Need.SOUND_CHUNKS
             return False
-        told = _CHUNK.fullmatch(self.data, self._chunk_at, end)
-        if told is None:
-            self.need = Need.SOUND_CHUNKS
-            return False
-        size = int(told[1], 16)
+        size = int(line[1], 16)
         if size == 0:
             return self._find_trailers(end)
         if self._content + size > self._sizes.body:
@@ -174,6 +215,10 @@ class Arrival:
             self.need = Need.SOUND_CHUNKS
             return False
         self._chunk_at, self._content = after + 2, self._content + size
+        self._chunk_count += 1
+        if self._chunk_count > _FREE_CHUNK_COUNT + self._content // _MIN_CHUNK_BYTES:
+            self.need = Need.FEWER_CHUNKS
+            return False
         if self._chunk_at - self._body_at - self._content > self._sizes.frames(self._content):
             self.need = Need.SMALLER_BODY
             return False
@@ -181,8 +226,25 @@ class Arrival:
 
     def _find_trailers(self, last_line_end: int) -> bool:
         found = self.data.find(_HEAD_END, last_line_end)
-        if found >= 0:
-            self.need = Need.NOTHING
-        elif len(self.data) - last_line_end > self._sizes.head:
+        end = len(self.data) if found < 0 else found
+        if end - last_line_end > self._sizes.head or self.data.count(b"\r\n", last_line_end, end) > _MAX_TRAILER_COUNT:
             self.need = Need.SMALLER_HEAD
+        elif found >= 0:
+            trailers = bytes(self.data[last_line_end + 2 : found]).split(b"\r\n") if found > last_line_end else []
+            self.need = Need.NOTHING if all(map(_is_trailer, trailers)) else Need.SOUND_CHUNKS
+            self._next_at = found + len(_HEAD_END)
         return False
+
+
+def _need_for(codings: list[bytes]) -> Need:
+    """What must happen next with a body of these transfer codings (RFC 9112, 6.1 and 6.3)."""
+    if codings == [b"chunked"]:
+        return Need.BODY
+    if codings[-1] == b"chunked" and codings.count(b"chunked") == 1:
+        return Need.KNOWN_CODING
+    return Need.ONE_FRAMING  # its end cannot be known
+
+
+def _is_trailer(line: bytes) -> bool:
+    field = _TRAILER.fullmatch(line)
+    return field is not None and field[1].lower() not in _FORBIDDEN_TRAILERS

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from socket import socket
 from typing import Any
 
+from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import TConn  # type: ignore[import-untyped]
 
 from app.host.arrival import Arrival, Sizes
 from app.web.again import Again
+from app.web.problems import UnreadableBody
 
 LAST_BYTES = 1.0  # seconds for what a parser may find missing after all
 AT_ONCE = 1024 * 1024  # bytes that are sent in one turn
@@ -112,6 +115,35 @@ class Patient:
             return self._sock.recv(size)
         finally:
             self._sock.setblocking(False)
+
+
+class ReadableBody:
+    """A body for the app to read: what gunicorn's parser finds wrong in it is the client's error, not the app's.
+
+    Without it a bad chunk behind TLS of gunicorn's own, where nothing is gathered, is a 500 and an alert.
+    """
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+
+    def read(self, size: int | None = None) -> bytes:
+        return self._checked(self._body.read, size)
+
+    def readline(self, size: int | None = None) -> bytes:
+        return self._checked(self._body.readline, size)
+
+    def readlines(self, size: int | None = None) -> list[bytes]:
+        return list(self)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
+    @staticmethod
+    def _checked(read: Callable[[int | None], bytes], size: int | None) -> bytes:
+        try:
+            return read(size)
+        except ParseException as error:
+            raise UnreadableBody from error
 
 
 class Conn(TConn):  # type: ignore[misc]

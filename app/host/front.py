@@ -24,6 +24,7 @@ from socket import SHUT_WR, socket
 from typing import Any
 
 from gunicorn.http import errors  # type: ignore[import-untyped]
+from gunicorn.http.body import ChunkedReader  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     STOP_KEEPALIVE_LINGER,
     PollableMethodQueue,
@@ -32,9 +33,9 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
 
 from app import log
 from app.host.arrival import Need
-from app.host.client import AT_ONCE, LAST_BYTES, Conn, Limits, Outbox, send_some
+from app.host.client import AT_ONCE, LAST_BYTES, Conn, Limits, Outbox, ReadableBody, send_some
 from app.host.lane import LONG, Gone, Lane, in_the_way
-from app.host.refusals import OVERLOADED, REFUSED, TOO_SLOW, UNREADABLE, Refusal
+from app.host.refusals import BAD_REQUEST, OVERLOADED, REFUSED, TOO_SLOW, UNREADABLE, Refusal
 from app.web.again import once_more
 from app.web.express import Express
 
@@ -43,6 +44,7 @@ _PIECE = 65_536
 _URGENT = (b"GET /health ", b"HEAD /health ")
 _LOOK_EVERY = 0.5  # seconds between two looks for who has taken too long
 _ACCEPT_AT_ONCE = 64
+_ACCEPT_SEC = 0.002  # in one turn, with the first requests of the connections accepted
 _DRAIN = 64 * 1024**2  # bytes read from a client that was refused while it sent, so that it can read why
 _NOTIFY_EVERY = 0.5  # seconds
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -115,6 +117,7 @@ class Front(ThreadWorker):  # type: ignore[misc]
             super().accept(listener)
             return
         # Beside others of its kind one at a time: the first to wake would have them all, and the others nothing to do.
+        until = time.monotonic() + _ACCEPT_SEC
         for _ in range(_ACCEPT_AT_ONCE if self.cfg.workers == 1 else 1):
             if self.nr_conns >= self.worker_connections:
                 return
@@ -126,6 +129,8 @@ class Front(ThreadWorker):  # type: ignore[misc]
                 return
             self.nr_conns += 1
             self._await(Conn(self.cfg, sock, address, listener.getsockname()), b"")  # which makes it non-blocking
+            if time.monotonic() > until:
+                return  # the rest at the next turn: clients that come back after each refusal would keep it here
 
     def _await(self, conn: Conn, rest: bytes) -> None:
         """Wait for the connection's next request, of which `rest` has come already."""
@@ -242,6 +247,10 @@ class Front(ThreadWorker):  # type: ignore[misc]
         try:
             conn.begin()
             request = next(conn.parser)
+            if isinstance(request.body.reader, ChunkedReader) is not conn.arrival.is_chunked:
+                # It would wait, in this thread, for a body that was not gathered.
+                self._tell(conn, BAD_REQUEST)
+                return False
             request._expected_100_continue = False  # the body is here, or is not wanted
             if conn.arrival.too_long:
                 request.force_close()  # its body will never be read
@@ -267,6 +276,14 @@ class Front(ThreadWorker):  # type: ignore[misc]
         finally:
             conn.sock, conn.unsent = sock, outbox.unsent
             outbox.end()
+
+    def handle_request(self, req: Any, conn: Any) -> Any:
+        body = req.body
+        req.body = ReadableBody(body)
+        try:
+            return super().handle_request(req, conn)
+        finally:
+            req.body = body  # the parser reads what the app has left, and expects errors of its own
 
     def finish_request(self, conn: Any, fs: Future[Any]) -> None:
         """The main thread's part of the end of a request."""

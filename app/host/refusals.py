@@ -47,12 +47,25 @@ OVERLOADED = no(HTTPStatus.SERVICE_UNAVAILABLE, Code.OVERLOADED.meaning, Code.OV
 REFUSED = {
     Need.SMALLER_HEAD: no(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request's head is too large."),
     Need.SMALLER_BODY: no(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, Code.BODY_TOO_LARGE.meaning, Code.BODY_TOO_LARGE),
-    Need.SOUND_CHUNKS: no(HTTPStatus.BAD_REQUEST, "The body's chunks are not framed as RFC 9112 has it."),
+    Need.SOUND_CHUNKS: no(HTTPStatus.BAD_REQUEST, "The body's chunks or trailers are not framed as RFC 9112 has it."),
+    Need.FEWER_CHUNKS: no(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "The body comes in too many small chunks; send it in chunks of 1 kB or more, or with a Content-Length.",
+        Code.BODY_TOO_LARGE,
+    ),
+    Need.ONE_FRAMING: no(
+        HTTPStatus.BAD_REQUEST,
+        "The end of the body cannot be known; send one Content-Length, or the one Transfer-Encoding chunked.",
+    ),
+    Need.KNOWN_CODING: no(
+        HTTPStatus.NOT_IMPLEMENTED, "The only Transfer-Encoding that is understood is chunked, and chunked alone."
+    ),
+    Need.REQUEST_LINE: no(HTTPStatus.BAD_REQUEST, "More than two empty lines came in place of a request."),
 }
-_BAD = no(HTTPStatus.BAD_REQUEST, "The request is no HTTP/1.1 request that can be read in one way only.")
+BAD_REQUEST = no(HTTPStatus.BAD_REQUEST, "The request is no HTTP/1.1 request that can be read in one way only.")
 UNREADABLE: dict[type[Exception], Refusal] = {
     errors.LimitRequestLine: no(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long."),
     errors.LimitRequestHeaders: REFUSED[Need.SMALLER_HEAD],
     errors.ExpectationFailed: no(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected."),
-    errors.ParseException: _BAD,
+    errors.ParseException: BAD_REQUEST,
 }

@@ -217,6 +217,12 @@ class BatchRefused(Exception):
         self.report = report
 
 
+class UnreadableBody(BadRequest):
+    """The framing of a request's body turned out to be wrong while the app read it."""
+
+    description = "The body's chunks or trailers are not framed as RFC 9112 has it."
+
+
 class NotReady(Exception):
     """Some part of the service is missing; the report says which."""
 

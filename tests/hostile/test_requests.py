@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -58,6 +58,7 @@ def deep(levels: int) -> bytes:
 ACCEPTED = {
     "a plain job": post(job()),
     "a body in many small chunks": chunked([bytes([byte]) for byte in job()]),
+    "a body in a thousand chunks": chunked([bytes([byte]) for byte in job().ljust(1_000)]),
     "chunks with extensions and trailers": chunked([job()], end=b"0;x=y\r\nX-Trailer: 1\r\n\r\n"),
     "headers in lower case": post(job()).replace(b"Content-", b"content-"),
     "a type of a thousand parameters": post(job(), kind="application/json" + "; a=b" * 1000),
@@ -125,6 +126,12 @@ HEADS = {
     "a chunk that is longer than it says": chunked([], end=b"1\r\nabc\r\n0\r\n\r\n"),
     "a chunk line without end": chunked([], end=b"1;" + b"x" * 20_000),
     "chunks ended by line feeds": chunked([], end=b"1\na\n0\n\n"),
+    "10,000 chunks of a byte": chunked([b"x"] * 10_000),
+    "a trailer without a colon": chunked([job()], end=b"0\r\nbad\r\n\r\n"),
+    "a trailer with a bare line feed": chunked([job()], end=b"0\r\nX: a\nY: b\r\n\r\n"),
+    "a length as a trailer": chunked([job()], end=b"0\r\nContent-Length: 5\r\n\r\n"),
+    "a thousand trailers": chunked([job()], end=b"0\r\n" + b"X: y\r\n" * 1_000 + b"\r\n"),
+    "a hundred thousand empty lines first": b"\r\n" * 100_000 + post(job()),
     "trailers without end": chunked([], end=b"0\r\n" + b"X: y\r\n" * 20_000),
     "two lengths that differ": head("POST", TRIGGER, "Content-Length: 5", "Content-Length: 6") + b"hello!",
     "a list of lengths": head("POST", TRIGGER, "Content-Length: 5, 6") + b"hello!",
@@ -225,13 +232,48 @@ def test_what_is_hostile_is_refused_in_words(service: Running):
     assert not any(line.get("traceback") for line in service.said()), "no bug of ours was met"
 
 
-def test_a_body_in_a_hundred_thousand_chunks_is_read_as_soon_as_one_of_a_single_piece(service: Running):
-    """gunicorn's parser copies all that follows for each chunk: minutes of a thread for two megabytes."""
-    whole = chunked([b" " * 16] * 100_000).replace(TRIGGER.encode(), b"/api/v1/jobs/batch", 1)
+def test_body_in_two_thousand_chunks_is_read_at_once(service: Running):
+    """gunicorn's parser copies all that follows for each chunk: minutes of a thread for a few megabytes."""
+    whole = chunked([b" " * 2_048] * 2_000).replace(TRIGGER.encode(), b"/api/v1/jobs/batch", 1)
 
     reply = say(service.port, whole, timeout=20)
 
     assert (reply.status, reply.json()["code"]) == (400, "invalid_json")
+
+
+def test_body_in_too_many_chunks_is_413_and_closed(service: Running):
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as client:
+        client.sendall(chunked([b"x"] * 1_001, end=b""))  # it does not end: the answer does not wait for the rest
+        reply = read_reply(client)
+
+    assert (reply.status, reply.json()["code"]) == (413, "body_too_large")
+    assert "Content-Length" in reply.json()["detail"]
+
+
+@pytest.mark.parametrize("codings", ["gzip, chunked", "identity, chunked", "gzip,\tCHUNKED"])
+def test_stacked_transfer_codings_are_501_and_closed(service: Running, codings: str):
+    """As many as there are threads, and none of them ends: a thread would be given to each, to read the rest."""
+    sent = head("POST", TRIGGER, "Content-Type: application/json", f"Transfer-Encoding: {codings}", close=False)
+
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+            for _ in range(THREADS)
+        ]
+        for client in clients:
+            client.sendall(sent + b"1\r\n{\r\n")
+        replies = [read_reply(client) for client in clients]
+
+    assert {(reply.status, reply.json()["code"]) for reply in replies} == {(501, "http_error")}
+
+
+def test_a_bad_trailer_is_400_without_an_alert(service: Running):
+    alerts = len(service.log("api.error"))
+
+    reply = say(service.port, chunked([job()], end=b"0\r\nbad\r\n\r\n"))
+
+    assert reply.status == 400
+    assert len(service.log("api.error")) == alerts
 
 
 def test_requests_one_after_another_on_one_connection_are_answered_in_order(service: Running):

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from http import HTTPStatus
 
 import pytest
+from gunicorn.config import Config  # type: ignore[import-untyped]
+from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]
 from gunicorn.util import close_graceful  # type: ignore[import-untyped]
 
 from app.host.arrival import Sizes
-from app.host.client import Limits, Outbox
+from app.host.client import Limits, Outbox, ReadableBody
 from app.host.refusals import no
-from app.web.problems import Code
+from app.web.problems import Code, UnreadableBody
 
 
 @pytest.fixture
@@ -113,3 +115,30 @@ def test_what_may_be_held_leaves_room_for_two_of_the_largest_bodies():
     limits = Limits(sizes=Sizes(body=10_000_000), held_bytes=100)
 
     assert limits.most_held > 2 * 10_000_000
+
+
+BODIES = {
+    b"3\r\nabc\r\n0\r\nbad\r\n\r\n": "a trailer without a colon",
+    b"zz\r\n": "a size of letters",
+    b"1\r\nabc\r\n": "a chunk that is longer than its size",
+}
+
+
+@pytest.mark.parametrize("body", BODIES, ids=BODIES.get)
+def test_parser_error_in_a_body_is_a_bad_request(body: bytes):
+    """As the app meets it behind TLS of gunicorn's own, where nothing is gathered first."""
+    head = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    request = next(RequestParser(Config(), iter([head + body]), ("127.0.0.1", 1)))
+
+    with pytest.raises(UnreadableBody):
+        ReadableBody(request.body).read()
+
+    assert request.body.failed, "the connection is not used again"
+
+
+def test_readable_body_gives_lines_and_rest_unchanged():
+    head = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n"
+    request = next(RequestParser(Config(), iter([head + b"a\nbb\nccc"]), ("127.0.0.1", 1)))
+    body = ReadableBody(request.body)
+
+    assert (body.readline(), body.read(2), list(body), body.read()) == (b"a\n", b"bb", [b"\n", b"ccc"], b"")
