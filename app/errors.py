@@ -19,6 +19,7 @@ DataloaderError
 ├── RunLost                   the run that asks does not own its job any more
 ├── UnknownTarget             DL_TARGETS names no such database
 ├── InvalidKey                an API key cannot be made like this
+├── NoOperatorKey             with this API key there would be keys, and none that may operate
 ├── KeyNotFound
 ├── NotRetryable              only a failed, canceled or lost job can be retried
 ├── NotEditable               only a waiting job can be changed
@@ -163,6 +164,10 @@ class NotRetryable(DataloaderError):
 
 class InvalidKey(DataloaderError):
     """An API key cannot be made like this; the message says why."""
+
+
+class NoOperatorKey(DataloaderError):
+    """An API key without the scope `operate` or `admin` would be made while no valid key has one."""
 
 
 class KeyNotFound(DataloaderError):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli import text
+from app.cli.invocation import dataloader_command
 from app.cli.service import json_option, show_table, usage
+from app.errors import NoOperatorKey
 
 if TYPE_CHECKING:
     from app.queue.keys import Key
@@ -51,6 +53,7 @@ def keys() -> None:
 @click.option(
     "--expires", "lives_sec", type=usage(parse_span), metavar="SPAN", help="How long it is valid: 12h, 90d.  [for ever]"
 )
+@click.option("--allow-lockout", is_flag=True, help="Make it even if no valid key has the scope operate or admin.")
 @json_option
 def create(
     *,
@@ -59,11 +62,15 @@ def create(
     tasks: Sequence[str],
     queues: Sequence[str],
     lives_sec: float | None,
+    allow_lockout: bool,
     as_json: bool,
 ) -> None:
     """Make a key for NAME, such as the team or the program that will use it, and show it: this once, and never again.
 
+    The first key has to have the scope admin or operate: as soon as there is a key, every caller needs one.
+
     \b
+      dataloader keys create admin --scope admin
       dataloader keys create dashboard --scope read
       dataloader keys create billing --scope trigger --task load.cbr.rates --expires 90d
       dataloader keys create on-call --scope operate
@@ -73,16 +80,18 @@ def create(
     from app import wiring  # noqa: PLC0415 - the driver is not for client commands
 
     with wiring.keys("keys create") as (ring, who):
-        made, token = ring.create(
-            wiring.NewKey(
-                name=name,
-                scopes=frozenset(wiring.Scope(scope) for scope in scopes),
-                created_by=who,
-                tasks=frozenset(tasks) or None,
-                queues=frozenset(queues) or None,
-                lives_sec=lives_sec,
-            )
+        new = wiring.NewKey(
+            name=name,
+            scopes=frozenset(wiring.Scope(scope) for scope in scopes),
+            created_by=who,
+            tasks=frozenset(tasks) or None,
+            queues=frozenset(queues) or None,
+            lives_sec=lives_sec,
         )
+        try:
+            made, token = ring.create(new, allow_lockout=allow_lockout)
+        except NoOperatorKey as error:
+            raise NoOperatorKey(_lockout(str(error), scopes)) from error
     if as_json:
         click.echo(text.json_text({"key": token, **_told(made)}))
         return
@@ -127,6 +136,15 @@ def revoke(*, which: str, as_json: bool) -> None:
         click.echo(text.json_text({"keys": [_told(key) for key in ended]}))
     else:
         click.echo("\n".join(f"Revoked the key {key.id} of {text.clean(key.name)}." for key in ended))
+
+
+def _lockout(found: str, scopes: Sequence[str]) -> str:
+    return (
+        f"{found}, and this one would have {' and '.join(scopes)} alone. As soon as there is a key, every caller needs "
+        "one; none could cancel or change a job then.\n"
+        f"Make a key for yourself first:  {dataloader_command()} keys create admin --scope admin\n"
+        "Or make this one all the same:  add --allow-lockout"
+    )
 
 
 def _told(key: Key) -> dict[str, object]:

@@ -14,7 +14,7 @@ from app.queue.pool import Pool
 
 _log = log.get(__name__)
 _REMEDY = (
-    "make one with `dataloader keys create NAME --scope SCOPE`, or listen on 127.0.0.1, or let everybody in who can "
+    "make one with `dataloader keys create NAME --scope admin`, or listen on 127.0.0.1, or let everybody in who can "
     "reach it with DL_AUTH=none"
 )
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from app.errors import InvalidKey, KeyNotFound
+from app.errors import InvalidKey, KeyNotFound, NoOperatorKey
 from app.queue.values import array, checked_text
 
 if TYPE_CHECKING:
@@ -106,9 +106,14 @@ class Keys:
         self.source = source
         self._ask = source.ask
 
-    def create(self, new: NewKey) -> tuple[Key, str]:
-        """Make a key. The text beside it is the key itself, told this once and kept nowhere. Raises InvalidKey."""
+    def create(self, new: NewKey, *, allow_lockout: bool = True) -> tuple[Key, str]:
+        """Make a key. The text beside it is the key itself, told this once and kept nowhere.
+
+        Raises InvalidKey, and NoOperatorKey unless a lockout is allowed.
+        """
         _check(new)
+        if not allow_lockout and self._would_lock_out(new):
+            raise NoOperatorKey("no valid API key has the scope operate or admin")
         key_id = secrets.token_hex(6)
         token = f"dlk_{key_id}_{secrets.token_hex(24)}"
         rows = self._ask(
@@ -125,6 +130,13 @@ class Keys:
             },
         )
         return _key(rows[0]), token
+
+    def _would_lock_out(self, new: NewKey) -> bool:
+        """Return whether with this key there are keys, and none that may operate: every caller would then need a key,
+        and no key could cancel or change a job."""
+        if Scope.OPERATE in frozenset[Scope]().union(*(scope.implied for scope in new.scopes)):
+            return False
+        return not any(Scope.OPERATE in key.scopes for key in self.ring().keys)
 
     def all(self) -> list[Key]:
         """Every key there ever was, the newest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,13 +32,38 @@ def run(dsn, monkeypatch, tmp_path):
     return ran
 
 
+@pytest.mark.parametrize("scopes", [("read",), ("trigger",), ("read", "trigger")])
+def test_first_key_without_operate_is_refused_with_command(run, scopes):
+    wanted = ["keys", "create", "x", *(word for scope in scopes for word in ("--scope", scope))]
+
+    refused = run(*wanted)
+
+    assert refused.exit_code == 4
+    assert "no valid API key has the scope operate or admin" in refused.stderr
+    assert json.loads(run("keys", "list", "--json").stdout) == {"keys": []}
+    (command,) = re.findall(r"first:  (.+)$", refused.stderr, re.MULTILINE)
+    assert run(*shlex.split(command.partition("dataloader ")[2])).exit_code == 0
+    assert run(*wanted).exit_code == 0, "an administrator's key is there"
+
+
+def test_limited_key_after_revoked_admin_is_refused(run):
+    run("keys", "create", "boss", "--scope", "operate")
+    run("keys", "revoke", "boss")
+
+    refused = run("keys", "create", "x", "--scope", "read", "--json")
+
+    assert (refused.exit_code, json.loads(refused.stderr)["code"]) == (4, "refused")
+    assert run("keys", "create", "x", "--scope", "read", "--allow-lockout").exit_code == 0
+
+
 def test_a_key_is_shown_once_and_works(run, dsn):
+    run("keys", "create", "boss", "--scope", "admin")
     made = run("keys", "create", "billing", "--scope", "trigger", "--task", "noop", "--expires", "90d")
 
     assert made.exit_code == 0, made.output
     token = made.stdout.strip()
     pool = Pool(dsn, size=1, overflow=0)
-    (live,) = Keys(pool).ring().keys
+    (live,) = (key for key in Keys(pool).ring().keys if key.name == "billing")
     assert re.fullmatch(r"dlk_[0-9a-f]{12}_[0-9a-f]{48}", token)
     assert (live.name, live.tasks) == ("billing", frozenset({"noop"}))
     assert 89 * 86400 < (live.seconds_left or 0) <= 90 * 86400
@@ -46,7 +72,7 @@ def test_a_key_is_shown_once_and_works(run, dsn):
     assert "billing" in shown
     assert token[17:] not in shown
 
-    (line,) = Audit(pool).entries(subject="key")
+    line, _ = Audit(pool).entries(subject="key")
     assert (line.action, line.via) == ("keys create", "command")
     assert line.actor.startswith("account ")
     assert line.after["digest"] == "…"
@@ -55,7 +81,7 @@ def test_a_key_is_shown_once_and_works(run, dsn):
 
 def test_a_key_is_revoked_by_its_name_and_by_its_id(run, dsn):
     for name in ("one", "two", "two"):
-        run("keys", "create", name, "--scope", "read", "--json")
+        run("keys", "create", name, "--scope", "operate", "--json")
     ids = [key["key_id"] for key in json.loads(run("keys", "list", "--json").stdout)["keys"]]
 
     assert run("keys", "revoke", "two").stdout.count("Revoked") == 2
