@@ -217,8 +217,8 @@ class BulkNotFound(DataloaderError):
 class BulkMismatch(DataloaderError):
     def __init__(self, expected: int, found: int) -> None:
         super().__init__(
-            f"{found} jobs fit, and {expected} were expected; nothing was changed: look at them again, and ask with "
-            "the number that the dry run told"
+            f"found {found} job{'' if found == 1 else 's'}, expected {expected}; nothing was changed: count again with "
+            "a dry run, and ask with its number"
         )
         self.found = found
 

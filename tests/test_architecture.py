@@ -22,15 +22,20 @@ ROOMS: dict[str, frozenset[str]] = {
     "app.errors": frozenset(),
     "app.config": frozenset({"app.errors"}),
     "app.addresses": frozenset(),
+    "app.wording": frozenset(),
     "app.traces": frozenset({"app.errors"}),
     "app.log": frozenset({"app.errors"}),
-    "app.queue": frozenset({"app.errors"}),
+    "app.queue": frozenset({"app.errors", "app.wording"}),
     "app.postgres": frozenset({"app.errors"}),
     "app.client": frozenset({"app.errors", "app.queue.job", "app.telling"}),
     "app.telling": frozenset(),
-    "app.doctor": frozenset({"app.errors", "app.queue"}),
-    "app.web": frozenset({"app.addresses", "app.traces", "app.queue", "app.errors", "app.log", "pipelines"}),
-    "workers": frozenset({"app.addresses", "app.traces", "app.queue", "app.errors", "app.log", "pipelines"}),
+    "app.doctor": frozenset({"app.errors", "app.queue", "app.wording"}),
+    "app.web": frozenset(
+        {"app.addresses", "app.traces", "app.queue", "app.errors", "app.log", "app.wording", "pipelines"}
+    ),
+    "workers": frozenset(
+        {"app.addresses", "app.traces", "app.queue", "app.errors", "app.log", "app.wording", "pipelines"}
+    ),
     "pipelines": frozenset(),
 }
 # These wire the rooms together, and may import them all.

@@ -19,6 +19,7 @@ from app import log
 from app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
 from app.queue.job import Said
 from app.queue.jobqueue import JobQueue
+from app.wording import counted
 from workers.capture import LEVELS, Capture, Speaker, Voice, Write
 from workers.threads import Loop, clock
 
@@ -154,7 +155,7 @@ class JobLogs:
 
     def _tell_gap(self, amount: _Amount, line: _Line) -> None:
         if amount.left_out:
-            self._note(line, f"… {amount.left_out:,} lines left out …")
+            self._note(line, f"… {counted(amount.left_out, 'line')} left out …")
             amount.left_out = 0
             amount.last.clear()
 
@@ -174,7 +175,7 @@ class JobLogs:
             last = () if self._crowded() else tuple(amount.last)
             left_out = amount.left_out - len(last)
             if left_out:
-                self._note(_Line(key, clock(), "", "", ""), f"… {left_out:,} lines left out …")
+                self._note(_Line(key, clock(), "", "", ""), f"… {counted(left_out, 'line')} left out …")
             for line in last:
                 self._keep(line)
         self.loop.ring()

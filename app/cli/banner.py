@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.client import DEFAULT_URL
+from app.wording import counted
 
 if TYPE_CHECKING:
     from app.config import Settings
@@ -52,4 +53,4 @@ def address(host: str, port: int) -> str:
 def _workers(settings: Settings) -> str:
     if not settings.workers:
         return "none: WORKERS_JSON names no queue"
-    return ", ".join(f"{w.queue} × {w.concurrency} thread{'s' if w.concurrency > 1 else ''}" for w in settings.workers)
+    return ", ".join(f"{w.queue} × {counted(w.concurrency, 'thread')}" for w in settings.workers)

@@ -9,6 +9,7 @@ import click
 from app.cli import text
 from app.cli.exits import Exit
 from app.cli.service import json_option
+from app.wording import counted
 
 if TYPE_CHECKING:
     from app.doctor.findings import Finding
@@ -37,7 +38,11 @@ def doctor(*, everything: bool, as_json: bool) -> None:
         for finding in shown:
             _show(finding)
         fine = len(findings) - len(shown)
-        click.echo(f"{fine} checks found nothing wrong; --all shows them." if fine else "That was all.")
+        click.echo(
+            f"{counted(fine, 'check')} found nothing wrong; --all shows {'it' if fine == 1 else 'them'}."
+            if fine
+            else "That was all."
+        )
     click.get_current_context().exit({"error": Exit.NOT_DONE, "warning": Exit.DOUBTFUL}.get(worst, Exit.OK))
 
 

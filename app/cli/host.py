@@ -15,6 +15,7 @@ from app.cli import text
 from app.cli.banner import serve_banner, worker_banner
 from app.cli.exits import Exit
 from app.cli.service import json_option, show_table, usage
+from app.wording import counted
 
 if TYPE_CHECKING:
     from app.config import QueueWorkers, Settings
@@ -115,7 +116,7 @@ def prune(*, dry_run: bool, as_json: bool) -> None:
         return
     did = "Would delete" if dry_run else "Deleted"
     for (status, task), n in sorted(swept.jobs.items()):
-        click.echo(f"{did} {n:,} jobs of {task} that ended as {status}.")
+        click.echo(f"{did} {counted(n, 'job')} of {task} that ended as {status}.")
     for part in swept.parts:
         click.echo(f"{'Would drop' if dry_run else 'Dropped'} {part}.")
     if swept.more:

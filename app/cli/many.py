@@ -15,6 +15,7 @@ import click
 from app.cli.exits import Exit
 from app.cli.service import Service
 from app.client import BatchItem, ClientError
+from app.wording import counted
 
 QUEUE = "etl.default"
 AT_ONCE = 1_000  # lines a request,
@@ -138,6 +139,8 @@ def _tell(service: Service, tally: _Tally, prefix: str) -> None:
         "refused": tally.refused,
     }
     more = len(tally.refused) - TOLD
-    service.show(said, [f"{tally.told()}.", *([f"{more:,} refused lines were not shown."] if more > 0 else [])])
+    service.show(
+        said, [f"{tally.told()}.", *([f"{counted(more, 'more refused line')} not shown."] if more > 0 else [])]
+    )
     if tally.refused:
         click.get_current_context().exit(Exit.REFUSED)

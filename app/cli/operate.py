@@ -13,6 +13,7 @@ from app.cli.exits import Exit
 from app.cli.service import Service, asks_service, usage
 from app.cli.words import filter_of, filters, parse_moment, parse_object
 from app.client.operations import JobFilter
+from app.wording import counted
 
 job_argument = click.argument("job_id", type=click.UUID)
 _DAY_SEC, _HOUR_SEC, _MINUTE_SEC = 86_400, 3_600, 60
@@ -147,17 +148,19 @@ def bulk(
         if bulk_id is None:
             raise click.UsageError("name the operation: dataloader bulk stop BULK_ID")
         stopped = api.bulk_cancel(bulk_id)
-        service.show(stopped, [f"{stopped['action']} is {stopped['state']}: {stopped['changed']} jobs were changed."])
+        service.show(
+            stopped, [f"{stopped['action']} is {stopped['state']}: {counted(stopped['changed'], 'job')} changed."]
+        )
         return
     wanted: JobFilter = filter_of(which)  # type: ignore[assignment] # the options have the filter's names
     if dry_run or expected is None:
-        counted = api.bulk_count(action=action, filter=wanted)
-        many = f"{'' if counted['exact'] else 'about '}{counted['jobs']} jobs"
+        count = api.bulk_count(action=action, filter=wanted)
+        many = f"{'' if count['exact'] else 'about '}{counted(count['jobs'], 'job')}"
         if dry_run:
-            service.show(counted, [f"It would be {many}."])
+            service.show(count, [f"It would be {many}."])
             return
         click.confirm(f"{action} {many}?", abort=True, err=True)
-        expected = counted["jobs"] if counted["exact"] else 2 * counted["jobs"]
+        expected = count["jobs"] if count["exact"] else 2 * count["jobs"]
     more = {} if priority is None else {"priority": priority}
     begun = api.bulk_start(action=action, filter=wanted, expected=expected, **more)
     service.show(begun, [f"{begun['bulk_id']} is {begun['state']}; `dataloader bulk list` tells how far it has come."])

@@ -7,6 +7,7 @@ from typing import Any
 
 from app.doctor.findings import Finding, error, info, ok, warning
 from app.queue.examination import Table, Transaction
+from app.wording import counted
 
 LONG_SEC = 300.0
 _VERY_LONG_SEC = 3600.0
@@ -74,7 +75,11 @@ def judge_queue(told: Mapping[str, Any]) -> Iterator[Finding]:
     found = [*_without_workers(told), *_running(told), *_keys(told), *_telling(told)]
     yield from found
     if not found:
-        yield ok("queue", f"{told['live']} worker processes live, and nothing waits in vain", live=told["live"])
+        yield ok(
+            "queue",
+            f"{counted(told['live'], 'live worker process', 'live worker processes')}, and nothing waits in vain",
+            live=told["live"],
+        )
 
 
 def _without_workers(told: Mapping[str, Any]) -> Iterator[Finding]:
@@ -99,7 +104,7 @@ def _running(told: Mapping[str, Any]) -> Iterator[Finding]:
         job, worker, seconds = expired[0]
         yield error(
             "expired_leases",
-            f"{len(expired)} runs have lost their lease and nobody takes them back, such as job {job} of {worker}, "
+            f"{counted(len(expired), 'run')} lost the lease and nobody takes it back, such as job {job} of {worker}, "
             f"{seconds:.0f} s ago",
             "every worker process has a reaper: is one alive?",
             runs=expired,
@@ -108,7 +113,8 @@ def _running(told: Mapping[str, Any]) -> Iterator[Finding]:
         job, worker, why = unstopped[0]
         yield warning(
             "stuck_jobs",
-            f"{len(unstopped)} runs were told to stop and go on, such as job {job} of {worker}: {why or 'canceled'}",
+            f"asked to stop and still running: {counted(len(unstopped), 'run')}, such as job {job} of {worker}: "
+            f"{why or 'canceled'}",
             "the end of their worker process ends them; the pipeline needs safe points",
             runs=unstopped,
         )
@@ -119,8 +125,8 @@ def _keys(told: Mapping[str, Any]) -> Iterator[Finding]:
         key, pid, name = foreign[0]
         yield warning(
             "foreign_keys",
-            f"{len(foreign)} keys that jobs wait for are held by sessions without such a job: {key!r} by "
-            f"{name or 'a session'} (pid {pid})",
+            f"held by sessions without such a job: {counted(len(foreign), 'key')} that jobs wait for, such as "
+            f"{key!r} by {name or 'a session'} (pid {pid})",
             f"a zombie run, or another service with the same key: let it end, or SELECT pg_terminate_backend({pid})",
             keys=foreign,
         )
@@ -130,11 +136,11 @@ def _telling(told: Mapping[str, Any]) -> Iterator[Finding]:
     if told["webhooks_disabled"]:
         yield warning(
             "webhooks_disabled",
-            f"{told['webhooks_disabled']} webhooks are switched off",
+            f"switched off: {counted(told['webhooks_disabled'], 'webhook')}",
             "dataloader webhooks list, ping, and edit --on",
         )
     if told["alerts_firing"]:
-        yield warning("alerts", f"{told['alerts_firing']} alerts fire", "dataloader alerts list")
+        yield warning("alerts", f"firing: {counted(told['alerts_firing'], 'alert')}", "dataloader alerts list")
 
 
 def _named(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from importlib.resources import files
 from app.doctor.findings import Finding, error, info, ok, warning
 from app.queue.examination import Thing
 from app.queue.schema import SCHEMA_VERSION, Stand
+from app.wording import counted
 
 CATALOGUE = "catalogue.json"
 _MANY = 12
@@ -64,7 +65,10 @@ def judge_schema(
     yield from drift[:_MANY]
     if len(drift) > _MANY:
         yield error(
-            "schema", f"and {len(drift) - _MANY} more differences", "dataloader migrate", more=len(drift) - _MANY
+            "schema",
+            f"and {counted(len(drift) - _MANY, 'more difference')}",
+            "dataloader migrate",
+            more=len(drift) - _MANY,
         )
     faults = list(_faults(found))
     yield from faults

@@ -157,7 +157,7 @@ class Bulk:
             patience_sec=_LOOK_SEC,
         )
         if operation.matched + len(page.jobs) > operation.expected:
-            told = f"more than the {operation.expected} jobs fit that were expected; {operation.changed} were changed"
+            told = f"more jobs fit than the {operation.expected} expected; changed so far: {operation.changed}"
             self._ask("end_bulk", {"bulk_id": str(operation.id), "state": "stopped", "error": told})
             return
         edge = page.next

@@ -13,6 +13,7 @@ from app.queue.job import Job, Status
 from app.queue.jobqueue import Source, as_uuid
 from app.queue.lists import Lists, Try
 from app.queue.rollups import Happened, Rollups
+from app.wording import counted
 
 MOST_AHEAD = 10_000  # jobs in front that are counted one by one
 _LATE_HEARTBEATS = 3
@@ -200,7 +201,7 @@ def _of_the_queue(wait: Wait) -> Iterator[Reason]:
     elif wait.concurrency is not None and wait.running >= wait.concurrency:
         yield Reason(
             ReasonCode.QUEUE_AT_LIMIT,
-            f"Queue {wait.queue!r} may run {wait.concurrency} jobs at once, and {wait.running} run.",
+            f"Queue {wait.queue!r} may run {counted(wait.concurrency, 'job')} at once; running now: {wait.running}.",
             {"queue": wait.queue, "concurrency": wait.concurrency, "running": wait.running},
         )
 
@@ -263,8 +264,8 @@ def _of_the_row(wait: Wait) -> Iterator[Reason]:
         if wait.at_per_worker:
             yield Reason(
                 ReasonCode.PER_WORKER_LIMIT,
-                f"Each worker process may run {wait.per_worker} jobs of queue {wait.queue!r} at once, and none of the "
-                f"{wait.eligible} that could run it has room: {wait.busy} run.",
+                f"Each worker process may run {counted(wait.per_worker or 0, 'job')} of queue {wait.queue!r} at once, and "
+                f"none of the {wait.eligible} that could run it has room: {wait.busy} run.",
                 facts | {"per_worker": wait.per_worker, "workers": wait.eligible},
             )
         else:
@@ -274,7 +275,7 @@ def _of_the_row(wait: Wait) -> Iterator[Reason]:
                 facts,
             )
     if wait.ahead:
-        many = _count(wait.ahead, "ready job") if wait.ahead <= MOST_AHEAD else f"more than {MOST_AHEAD} ready jobs"
+        many = counted(wait.ahead, "ready job") if wait.ahead <= MOST_AHEAD else f"more than {MOST_AHEAD} ready jobs"
         yield Reason(
             ReasonCode.JOBS_AHEAD,
             f"It waits behind {many} of queue {wait.queue!r}, by priority and age.",
@@ -294,7 +295,7 @@ def _estimate(wait: Wait, usual: Happened) -> Estimate | None:
     average = f"jobs of {wait.task!r} take {mean:.1f} s on average"
     if wait.place == "parked":
         before = wait.ahead_of_key + 1
-        return Estimate(mean * before, f"{_count(before, 'job')} of its key before it, and {average}")
+        return Estimate(mean * before, f"{counted(before, 'job')} of its key before it, and {average}")
     slots, free = wait.threads, wait.threads - wait.busy
     if wait.concurrency is not None:
         slots, free = min(slots, wait.concurrency), min(free, wait.concurrency - wait.running)
@@ -304,7 +305,7 @@ def _estimate(wait: Wait, usual: Happened) -> Estimate | None:
     key_free_sec = 0.0 if wait.holder is None else mean
     return Estimate(
         max(key_free_sec, mean * max(0, wait.ahead + 1 - free) / slots),
-        f"{_count(wait.ahead, 'job')} before it, {free} of {_count(slots, 'thread')} free, and {average}",
+        f"{counted(wait.ahead, 'job')} before it, {free} of {counted(slots, 'thread')} free, and {average}",
     )
 
 
@@ -426,10 +427,6 @@ def _first_line(error: str | None) -> str:
     line = (error or "no error was told").strip().partition("\n")[0]
     line = line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"
     return line if line.endswith(".") else line + "."
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _at(moment: datetime | None) -> str:

@@ -23,6 +23,7 @@ from app.queue.keys import Scope
 from app.web.jobs import NoSuchId
 from app.web.operations import HTML, Handler, Subject
 from app.web.options import WebOptions
+from app.wording import counted
 
 SEEN, VERSION = "X-Seen", "X-Version"  # what the reader has of a part, and what it is sent
 ACTED = {303: "To the page of what was changed; without a session to /login.", 409: "Why it was not done."}
@@ -130,6 +131,10 @@ class Words:
     @staticmethod
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:,.0f}".replace(",", " ")
+
+    @staticmethod
+    def counted(count: int, noun: str) -> str:
+        return counted(count, noun).replace(",", " ")
 
     @staticmethod
     def share(value: float | None) -> str:

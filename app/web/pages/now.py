@@ -21,6 +21,7 @@ from app.queue.queues import QueueLine, Queues, QueueState, WorkerLine
 from app.queue.rollups import Happened, LastRun, Rollups
 from app.web.operations import HTML, Subject
 from app.web.pages.frame import Frame, Unreadable, Words, progress_of
+from app.wording import counted
 
 MOST_RUNNING = 50
 _LONG_WAIT_SEC = 300.0  # a ready job that waits longer is told of
@@ -105,7 +106,9 @@ def _failing(tasks: dict[str, Happened]) -> Iterator[Problem]:
         rate = happened.failure_rate or 0.0
         if rate >= _BAD_RATE:
             bad, all_ = happened.failed + happened.lost, happened.ended - happened.canceled
-            yield Problem(f"{name} failed {bad} of {all_} times in the last hour", f"/tasks/{quote(name, safe='')}")
+            yield Problem(
+                f"{name} failed {bad} of {counted(all_, 'time')} in the last hour", f"/tasks/{quote(name, safe='')}"
+            )
 
 
 def _stuck(
@@ -134,9 +137,8 @@ def _stands(job: JobRow, at: datetime, still: float, runs: list[LastRun], words:
     ran = (at - job.started_at).total_seconds() if job.started_at else 0.0
     longest = max((run.ran_sec or 0.0 for run in runs if run.outcome == "succeeded"), default=0.0)
     if longest and job.attempt == 1 and ran > max(_LONG_RUN_SEC, _LONG_RUN_TIMES * longest):
-        return (
-            f"has run for {words.took(ran)}; none of its last {len(runs)} runs took longer than {words.took(longest)}"
-        )
+        usual = f"none of its last {counted(len(runs), 'run')} took longer than {words.took(longest)}"
+        return f"has run for {words.took(ran)}; {usual}"
     return None
 
 
@@ -156,19 +158,15 @@ def _queues(lines: list[QueueLine], words: Words) -> Iterator[Problem]:
 
 def _waiting(line: QueueLine) -> str:
     about = "" if line.ready_exact else "about "
-    return f"{about}{line.ready} job waits" if line.ready == 1 else f"{about}{line.ready} jobs wait"
+    return f"{about}{counted(line.ready, 'job')} {'waits' if line.ready == 1 else 'wait'}"
 
 
 def _workers(workers: list[WorkerLine], words: Words) -> Iterator[Problem]:
     for worker in workers:
         if not worker.alive:
-            holds = f"; it held {_jobs(len(worker.running))}" if worker.running else ""
+            holds = f"; it held {counted(len(worker.running), 'job')}" if worker.running else ""
             yield Problem(f"The worker {worker.name} was last seen {words.ago(worker.seen_at)}{holds}", "/workers")
         elif worker.listener not in (None, "listening") and worker.seen_at - worker.started_at > _JUST_STARTED:
             yield Problem(f"The worker {worker.name} hears no notifications ({worker.listener}); it polls", "/workers")
     if not any(worker.alive for worker in workers):
         yield Problem("No worker is alive: nothing will run", "/workers")
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"

@@ -152,7 +152,7 @@ document.addEventListener("click", async (event) => {
     place.hidden = rows === 0;
     const next = part.querySelector("a[rel=next]");
     href = next ? new URL(next.getAttribute("href"), location.href).href : "";
-    told.textContent = `${looked.toLocaleString("en").replaceAll(",", "\u202f")} jobs looked at${more.dataset.to ? `, back to ${more.dataset.to}` : ": all there are"}; ${rows} found.`;
+    told.textContent = `${looked.toLocaleString("en").replaceAll(",", "\u202f")} ${looked === 1 ? "job" : "jobs"} looked at${more.dataset.to ? `, back to ${more.dataset.to}` : ": all there are"}; ${rows} found.`;
   }
   document.body.dataset.searching = "over";
   if (href) {

@@ -91,7 +91,7 @@ def test_a_bulk_operation_is_counted_asked_for_listed_and_stopped(run, desk):
     bulk_id = begun.stdout.split()[0]
     assert "0 of 2" in run("bulk", "list").output
     assert run("bulk", "stop").exit_code == Exit.USAGE
-    assert "0 jobs were changed" in run("bulk", "stop", bulk_id).output
+    assert "0 jobs changed" in run("bulk", "stop", bulk_id).output
     assert run("bulk", "cancel", "--expected", 5).exit_code == Exit.REFUSED
 
 

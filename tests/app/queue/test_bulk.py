@@ -100,7 +100,7 @@ def test_finished_jobs_are_deleted_and_waiting_ones_given_another_priority(desk,
 
 def test_another_number_than_expected_changes_nothing(desk, bulk):
     desk.enqueue("a")
-    with pytest.raises(BulkMismatch, match="1 jobs fit, and 2 were expected"):
+    with pytest.raises(BulkMismatch, match="found 1 job, expected 2"):
         bulk.start(Action.CANCEL, ALL, expected=2)
     assert bulk.list() == []
 
@@ -113,7 +113,7 @@ def test_where_too_many_fit_to_be_counted_it_stops_at_the_number_that_was_expect
 
     assert over.state is BulkState.STOPPED
     assert over.error is not None
-    assert "more than the 5 jobs fit" in over.error
+    assert "more jobs fit than the 5 expected" in over.error
     assert statuses(desk, *job_ids).count(Status.CANCELED) == over.changed == 3
 
 

@@ -1,0 +1,8 @@
+"""Numbers in sentences for people."""
+
+from __future__ import annotations
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """`1 job`, `2 jobs`, `12,000 jobs`."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

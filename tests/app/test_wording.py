@@ -1,0 +1,48 @@
+"""Counts in sentences agree with their nouns, everywhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from app.wording import counted
+from tests.support.processes import ROOT
+
+# A number that may be 1, then a plural: `{n} jobs`, `{{ words.number(n) }} jobs`, `${n} jobs`.
+NOUNS = "jobs|runs|threads|workers|processes|keys|sessions|webhooks|alerts|checks|lines|events|times|differences"
+PLURAL = re.compile(rf"\{{([^{{}}]+)\}}\}}? (?:more )?({NOUNS})\b")
+NEVER_ONE = {"_RECENT_MIN", "MOST_AHEAD", "threads", "most", "job.crashes + 1"}
+NO_COUNT = {
+    "run.max_attempts",  # "Try 1 of 5 runs on …": a verb
+    "lock_key!r",
+    "dataloader_command()",
+    "action.value",
+    "it.action.value",
+    "it.action.value|capitalize",
+    '"More" if wanted.sort != "-created_at" else "Older"',
+}
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "0 jobs"), (1, "1 job"), (2, "2 jobs"), (12_000, "12,000 jobs")])
+def test_noun_agrees_with_count(count, shown):
+    assert counted(count, "job") == shown
+
+
+def test_plural_of_other_form_is_given():
+    assert (counted(1, "process", "processes"), counted(3, "process", "processes")) == ("1 process", "3 processes")
+
+
+def test_no_message_puts_a_plural_behind_any_count():
+    files = [
+        path for top in ("app", "workers") for kind in ("*.py", "*.html", "*.js") for path in (ROOT / top).rglob(kind)
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in files
+        if "vendor" not in path.parts
+        for match in PLURAL.finditer(path.read_text(encoding="utf-8"))
+        if match[1].strip(" {") not in NEVER_ONE | NO_COUNT
+    ]
+
+    assert found == []
