@@ -76,7 +76,10 @@ def jobs(service: Service, *, limit: int, **which: Any) -> None:
         empty="No job fits.",
     )
     if not service.as_json and found["next"] is not None and len(found["jobs"]) < limit:
-        click.echo(f"Older jobs than {found['looked_to']} were not looked at; narrow it with --created-to.", err=True)
+        click.echo(
+            f"Older jobs than {text.local_time(found['looked_to'])} were not looked at; narrow it with --created-to.",
+            err=True,
+        )
 
 
 @click.command(short_help="A job's journal.")
@@ -125,11 +128,16 @@ def logs(
         lines = service.client.follow(job_id, tail=tail, on_outage=watch.outage_note(), **which)
     else:
         lines = _pages(service.client, job_id, tail, which)
+    shown = False
     try:
         for line in lines:
             click.echo(text.json_line(line.said) if service.as_json else text.log_line(line))
+            shown = True
     except KeyboardInterrupt:
         click.get_current_context().exit(Exit.INTERRUPTED)
+    if not shown and not service.as_json:
+        narrowed = any(value is not None for value in which.values())
+        click.echo("No log output fits." if narrowed else "No log output.", err=True)
 
 
 def _pages(client: Client, job_id: UUID, tail: int | None, which: dict[str, Any]) -> Iterator[JobLogLine]:
@@ -144,6 +152,9 @@ def follow(service: Service, job_id: UUID, **more: str) -> None:
     """Watch a job, and end the command with a code that tells how the job ended. `more` goes into the JSON answer."""
     with_face = watch.face(as_json=service.as_json)
     state = watch.until_final(service.client, job_id, with_face, url_hint=service.url_hint)
+    result = None if state is None else watch.result(service.client, state)
     if state is not None and service.as_json:
-        click.echo(text.json_text({**state.said, **more}))
+        click.echo(text.json_text({**state.said, **({} if result is None else {"result": result}), **more}))
+    elif result is not None:
+        click.echo(f"result: {text.json_line(result)}")
     click.get_current_context().exit(watch.outcome(state))

@@ -13,6 +13,7 @@ import click
 from app.cli import ask, audit, doctor, host, keys, local, operate, text, told, trigger
 from app.cli.exits import Exit, Told
 from app.cli.exits import told as told_of
+from app.cli.metavars import name_values
 from app.cli.service import AS_JSON
 from app.errors import DataloaderError
 
@@ -87,6 +88,7 @@ for _command in (
     told.alerts,
 ):
     cli.add_command(_command)
+name_values(cli)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -26,11 +26,15 @@ def show(service: Service, *, job_id: UUID) -> None:
     """Everything about one job: what it is, its args and result, and each try with its error."""
     job = service.client.api.job_detail(job_id)
     hidden = {"tries", "traceback", "args", "result", "progress", "checkpoint", "children", "parent", "key_holder"}
-    lines = [f"{name:<18} {_word(value)}" for name, value in job.items() if name not in hidden and value is not None]
+    lines = [
+        f"{name:<18} {_fact(name, value)}" for name, value in job.items() if name not in hidden and value is not None
+    ]
     lines += [f"{name:<18} {_word(job[name])}" for name in ("args", "progress", "result") if job[name] is not None]
     for one in job["tries"]:
-        ended = "goes on" if one["outcome"] is None else f"{one['outcome']} at {one['ended_at']}"
-        lines.append(f"try {one['attempt']:<14} from {one['started_at']} on {_word(one['worker'])}: {ended}")
+        ended = "goes on" if one["outcome"] is None else f"{one['outcome']} at {text.local_time(one['ended_at'])}"
+        lines.append(
+            f"try {one['attempt']:<14} from {text.local_time(one['started_at'])} on {_word(one['worker'])}: {ended}"
+        )
         lines += [f"  {text.clean(one['error'])}"] if one["error"] else []
     service.show(job, lines)
 
@@ -138,7 +142,13 @@ def bulk(
     if action == "list":
         found = api.bulk_list()
         rows = [
-            (one["bulk_id"], one["action"], one["state"], f"{one['changed']} of {one['expected']}", one["created_at"])
+            (
+                one["bulk_id"],
+                one["action"],
+                one["state"],
+                f"{one['changed']} of {one['expected']}",
+                text.local_time(one["created_at"]),
+            )
             for one in found["operations"]
         ]
         names = ("operation", "action", "state", "jobs", "asked")
@@ -262,6 +272,10 @@ def task_numbers(service: Service, *, period: Any) -> None:
     ]
     names = ("task", "succeeded", "failed", "rate", "p50", "p95", "last")
     service.table({"numbers": found["numbers"]}, names, rows, whole=("task",), empty="No job has run yet.")
+
+
+def _fact(name: str, value: Any) -> str:
+    return text.local_time(value) if name.endswith("_at") and isinstance(value, str) else _word(value)
 
 
 def _word(value: Any) -> str:

@@ -80,8 +80,12 @@ def progress_text(progress: Mapping[str, Any]) -> str:
     return f"{_figure(so_far.done)} of {_figure(so_far.total)}{unit} ({so_far.done / so_far.total:.0%})"
 
 
-def local_time(at: datetime | None) -> str:
-    return "" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+def local_time(at: datetime | str | None) -> str:
+    """A time in this machine's zone, with its offset: what is shown can be given to --created-from and the like."""
+    if at is None:
+        return ""
+    moment = datetime.fromisoformat(at) if isinstance(at, str) else at
+    return moment.astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def state_line(state: JobState) -> str:

@@ -45,10 +45,16 @@ def webhooks_list(service: Service) -> None:
 
 @webhooks.command("add", short_help="Have somebody told.")
 @click.argument("to", metavar="ADDRESS")
-@click.option("--event", "events", type=click.Choice(EVENTS), multiple=True, help="Of this; may be repeated.")
+@click.option(
+    "--event",
+    "events",
+    type=click.Choice(EVENTS),
+    multiple=True,
+    help="Send this event; else every end of a job. May be repeated.",
+)
 @click.option("--queue", help="Only of jobs of this queue.")
 @click.option("--task", help="Only of jobs of this task.")
-@click.option("--description", help="For people.")
+@click.option("--description", help="What it is for; shown to people.")
 @asks_service
 def webhooks_add(service: Service, *, to: str, events: tuple[str, ...], **more: Any) -> None:
     """Have ADDRESS told of every end of a job, or of what --event names. The secret is shown now, and never again."""
@@ -58,12 +64,14 @@ def webhooks_add(service: Service, *, to: str, events: tuple[str, ...], **more: 
 
 @webhooks.command("edit", short_help="Change a webhook, switch it off or on.")
 @click.argument("webhook_id", type=click.UUID)
-@click.option("--to", help="Where to.", metavar="ADDRESS")
-@click.option("--event", "events", type=click.Choice(EVENTS), multiple=True, help="Of this alone; may be repeated.")
+@click.option("--to", help="The new address.", metavar="ADDRESS")
+@click.option(
+    "--event", "events", type=click.Choice(EVENTS), multiple=True, help="Send this event alone; may be repeated."
+)
 @click.option("--queue", help="Only of jobs of this queue; '' for all.")
 @click.option("--task", help="Only of jobs of this task; '' for all.")
-@click.option("--description", help="For people.")
-@click.option("--on/--off", "active", default=None, help="Whether it is told anything.")
+@click.option("--description", help="What it is for; shown to people.")
+@click.option("--on/--off", "active", default=None, help="Switch it on or off.")
 @asks_service
 def webhooks_edit(service: Service, *, webhook_id: UUID, to: str | None, events: tuple[str, ...], **more: Any) -> None:
     """Change what is named; the rest stays."""
@@ -135,7 +143,7 @@ def webhooks_delivery(service: Service, *, delivery_id: UUID) -> None:
 
 def _try_line(one: dict[str, Any]) -> str:
     told = text.clean(one["error"] or one["answer"])[:_SHORT]
-    return f"{one['at']}  {one['status'] or '-'}  {one['duration_ms']:.0f} ms  {told}"
+    return f"{text.local_time(one['at'])}  {one['status'] or '-'}  {one['duration_ms']:.0f} ms  {told}"
 
 
 @webhooks.command("redeliver", short_help="Send something once more.")
@@ -159,8 +167,7 @@ def alerts_list(service: Service, *, everything: bool) -> None:
     """List the alerts that fire, the newest first."""
     found = service.client.alerts(firing=not everything)
     rows = [
-        (one.began_at.isoformat(timespec="seconds"), "over" if one.ended_at else "firing", one.name, one.detail)
-        for one in found
+        (text.local_time(one.began_at), "over" if one.ended_at else "firing", one.name, one.detail) for one in found
     ]
     service.table(
         {"alerts": [one.said for one in found]},
@@ -191,7 +198,7 @@ def alerts_rules(service: Service) -> None:
 @click.option("--threshold", type=float, required=True, help="A share below 1 for failure_rate, else seconds.")
 @click.option("--queue", help="Only for this queue.")
 @click.option("--task", help="Only for this task.")
-@click.option("--window", "window_sec", type=float, help="The window, in seconds.")
+@click.option("--window", "window_sec", type=float, help="How far back the rule looks, in seconds.")
 @click.option("--min-runs", type=click.IntRange(min=1), help="How many runs the window must have.")
 @asks_service
 def alerts_add(service: Service, *, name: str, kind: str, threshold: float, **more: Any) -> None:
@@ -204,9 +211,9 @@ def alerts_add(service: Service, *, name: str, kind: str, threshold: float, **mo
 @alerts.command("edit", short_help="Change a rule's numbers, switch it off or on.")
 @click.argument("rule_id", type=click.UUID)
 @click.option("--threshold", type=float, help="A share below 1 for failure_rate, else seconds.")
-@click.option("--window", "window_sec", type=float, help="The window, in seconds.")
+@click.option("--window", "window_sec", type=float, help="How far back the rule looks, in seconds.")
 @click.option("--min-runs", type=click.IntRange(min=1), help="How many runs the window must have.")
-@click.option("--on/--off", "active", default=None, help="Whether it is looked at.")
+@click.option("--on/--off", "active", default=None, help="Switch the rule on or off.")
 @asks_service
 def alerts_edit(service: Service, *, rule_id: UUID, **more: Any) -> None:
     """Change what is named; the rest stays."""

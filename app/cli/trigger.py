@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import click
 
 from app.cli.ask import follow
+from app.cli.invocation import dataloader_command
 from app.cli.many import QUEUE, trigger_lines
 from app.cli.service import Service, asks_service, usage
 from app.cli.words import parse_moment, parse_object, parse_pair
@@ -190,4 +191,7 @@ def from_file(file: IO[str] | None) -> dict[str, Any]:
 
 
 def _what_next(service: Service, job_id: UUID, status: str) -> list[str]:
-    return [f"Job {job_id} is {status}.", f"  watch it:  dataloader status {job_id} --watch{service.url_hint}"]
+    return [
+        f"Job {job_id} is {status}.",
+        f"  watch it:  {dataloader_command()} status {job_id} --watch{service.url_hint}",
+    ]

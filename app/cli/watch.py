@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 from uuid import UUID
 
 import click
 
 from app.cli import text
 from app.cli.exits import Exit
-from app.client import Client, JobState, ServiceUnavailable
+from app.cli.invocation import dataloader_command
+from app.client import Client, JobState, Refused, ServiceUnavailable
 from app.queue.job import Status
 
 
@@ -103,12 +104,22 @@ def until_final(client: Client, job_id: UUID, face: Face, *, url_hint: str = "")
     except KeyboardInterrupt:
         click.echo(
             f"\nNo longer watching; job {job_id} goes on.\n"
-            f"  watch it again:  dataloader status {job_id} --watch{url_hint}\n"
-            f"  stop it:         dataloader cancel {job_id}{url_hint}",
+            f"  watch it again:  {dataloader_command()} status {job_id} --watch{url_hint}\n"
+            f"  stop it:         {dataloader_command()} cancel {job_id}{url_hint}",
             err=True,
         )
         return None
     return last
+
+
+def result(client: Client, state: JobState) -> Any:
+    """What the job returned; None if that was nothing, or if the caller's key may not read it."""
+    if state.status is not Status.SUCCEEDED:
+        return None
+    try:
+        return client.api.job_detail(state.job_id).get("result")
+    except (Refused, ServiceUnavailable):
+        return None  # how it ended is known and shown; a key for triggering alone may not see more
 
 
 def outcome(state: JobState | None) -> Exit:

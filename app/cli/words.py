@@ -70,10 +70,14 @@ def filters(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--lock-key", help="Only jobs with this key."),
             click.option("--partition-key", help="Only jobs of this slice of work."),
             click.option("--producer", help="Only jobs that this one asked for."),
-            click.option("--created-from", type=usage(parse_moment), help="Only jobs made then or later (RFC 3339)."),
-            click.option("--created-to", type=usage(parse_moment), help="Only jobs made before."),
+            click.option(
+                "--created-from",
+                type=usage(parse_moment),
+                help="Only jobs made then or later (RFC 3339).",
+            ),
+            click.option("--created-to", type=usage(parse_moment), help="Only jobs made before this time."),
             click.option("--finished-from", type=usage(parse_moment), help="Only jobs that ended then or later."),
-            click.option("--finished-to", type=usage(parse_moment), help="Only jobs that ended before."),
+            click.option("--finished-to", type=usage(parse_moment), help="Only jobs that ended before this time."),
             click.option("--text", "words", help="Only jobs with this text in their args or error."),
         )
     ):

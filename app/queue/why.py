@@ -264,8 +264,8 @@ def _of_the_row(wait: Wait) -> Iterator[Reason]:
         if wait.at_per_worker:
             yield Reason(
                 ReasonCode.PER_WORKER_LIMIT,
-                f"Each worker process may run {counted(wait.per_worker or 0, 'job')} of queue {wait.queue!r} at once, and "
-                f"none of the {wait.eligible} that could run it has room: {wait.busy} run.",
+                f"Each worker process may run {counted(wait.per_worker or 0, 'job')} of queue {wait.queue!r} at once, "
+                f"and none of the {wait.eligible} that could run it has room: {wait.busy} run.",
                 facts | {"per_worker": wait.per_worker, "workers": wait.eligible},
             )
         else:

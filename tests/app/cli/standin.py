@@ -89,6 +89,8 @@ class Standin:
                 wanted = {name: values[0] for name, values in asked.query.items() if name != "limit"}
                 found = [j for j in self.jobs.values() if wanted.items() <= j.items()]
                 return Answer(body={"jobs": found[: int(asked.query["limit"][0])], "next": None, "looked_to": None})
+            case ("GET", "jobs", job_id) if job_id in self.jobs:
+                return Answer(body={**_state(self.jobs[job_id]), "result": self.jobs[job_id].get("result")})
             case ("GET", "jobs", job_id, "logs") if job_id in self.jobs:
                 return self._logs(job_id, asked.query)
             case (_, "jobs", job_id, action) if job_id in self.jobs:

@@ -195,6 +195,16 @@ def test_logs_show_what_a_job_said_behind_when_and_how_gravely(run, service):
     assert second.endswith("INFO        [31mred\tand a tab")
 
 
+def test_logs_of_silent_job_say_so_beside_the_output(run, service):
+    job_id = service.add()
+
+    shown = run("logs", job_id)
+
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (0, "", "No log output.\n")
+    assert run("logs", job_id, "--attempt", "2").stderr == "No log output fits.\n"
+    assert run("logs", job_id, "--json").output == ""
+
+
 def test_logs_of_many_lines_are_read_page_by_page(run, service):
     job_id = service.add()
     service.say(job_id, *(f"line {n}" for n in range(2500)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Callable, Iterator
 from uuid import UUID, uuid4
 
@@ -64,6 +66,29 @@ def test_jobs_are_found_shown_and_explained(run, desk):
     assert "No live worker works on queue 'q'" in run("why", waiting).output
     assert run("why", uuid4()).exit_code == Exit.NOT_FOUND
     assert json.loads(run("show", job.id, "--json").output)["status"] == "failed"
+
+
+@pytest.fixture
+def five_hours_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This machine's clock is in another zone than the database's."""
+    monkeypatch.setenv("TZ", "XYZ-5")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_times_of_all_commands_show_this_machines_zone(run, desk, five_hours_ahead):
+    job = desk.claimed("k", max_attempts=1)
+    desk.settle(job, Status.FAILED, error="disk full")
+    run("bulk", "retry", "--expected", 1)
+
+    for words in (("status", job.id), ("show", job.id), ("jobs",), ("events", job.id), ("bulk", "list"), ("audit",)):
+        shown = run(*words).stdout
+        times = re.findall(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*", shown)
+        assert times, words
+        assert [at for at in times if not at.endswith("+05:00")] == [], words
+    assert json.loads(run("show", job.id, "--json").stdout)["created_at"].endswith("Z"), "JSON stays as it came"
 
 
 def test_jobs_are_edited_cloned_and_deleted(run, desk):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from app.cli import text
+from app.cli.words import parse_moment
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,11 @@ def test_progress_is_told_with_numbers_where_there_are_any(progress, shown):
 def test_a_time_is_shown_on_the_clock_of_this_machine():
     at = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
-    assert text.local_time(at) == at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    shown = text.local_time(at)
+
+    assert shown == at.astimezone().isoformat(sep=" ", timespec="seconds")
+    assert parse_moment(shown) == at, "what is shown can be given to an option"
+    assert text.local_time("2026-11-21T10:00:00Z") == shown
 
 
 def test_columns_are_as_wide_as_their_widest_cell():

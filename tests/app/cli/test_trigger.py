@@ -154,6 +154,27 @@ def test_watching_shows_the_job_to_its_end(run, service):
     ]
 
 
+def test_watch_prints_result_at_the_end(run, service):
+    life = {"status": "succeeded", "attempt": 1, "result": {"rows": 3, "кто": "\u202e"}}
+    service.next_lives = [life]
+
+    shown = run("trigger", "noop", "--watch")
+
+    assert shown.stdout.splitlines()[-1] == 'result: {"rows": 3, "кто": "\\u202e"}'
+
+    service.next_lives = [life]
+    assert json.loads(run("trigger", "noop", "--watch", "--json").stdout)["result"]["rows"] == 3
+
+
+def test_watch_without_right_to_read_result_still_succeeds(run, service):
+    job_id = service.add({"status": "succeeded"})
+    service.unruly.extend([None, problem(403, "scope_missing", "it takes a key with the scope read")])
+
+    shown = run("status", job_id, "--watch")
+
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "succeeded")
+
+
 def test_watching_a_job_that_fails_exits_with_1(run, service):
     service.next_lives = [{"status": "failed", "attempt": 5, "error": "ValueError: no"}]
 
