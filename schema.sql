@@ -358,11 +358,22 @@ CREATE INDEX IF NOT EXISTS dl_job_logs_job_idx ON dl_job_logs (job_id, log_id);
 
 -- One row a schema change that was applied. A process of an older version starts on these tables if they serve it:
 -- `serves_from` is the oldest version that was tried with them; NULL: nobody says so.
-CREATE TABLE IF NOT EXISTS dl_schema (
-    version     int         NOT NULL,
-    fingerprint text        NOT NULL,
-    applied_at  timestamptz NOT NULL DEFAULT clock_timestamp()
-);
+--
+-- A row of version 0 records that the tables held jobs before they had versions: nothing was ever deleted from them, and
+-- workers delete nothing until DL_RETENTION=true asks for it.
+DO $$
+BEGIN
+    IF to_regclass('dl_schema') IS NULL THEN
+        CREATE TABLE dl_schema (
+            version     int         NOT NULL,
+            fingerprint text        NOT NULL,
+            applied_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+        );
+        INSERT INTO dl_schema (version, fingerprint)
+        SELECT 0, 'tables without versions'
+         WHERE EXISTS (SELECT FROM dl_jobs) OR EXISTS (SELECT FROM dl_job_events);
+    END IF;
+END $$;
 
 ALTER TABLE dl_schema ADD COLUMN IF NOT EXISTS serves_from int;
 

@@ -28,6 +28,11 @@ def migrate(settings: Settings) -> Migration:
         database.close()
 
 
+def preview_held(settings: Settings) -> house.Swept | None:
+    """What retention would delete, were it not held since an upgrade from version 0."""
+    return house.preview_held(settings)
+
+
 def prune(settings: Settings, *, dry: bool, told: Callable[[int], None]) -> house.Swept:
     set_up_logging(settings)
     return house.prune(settings, dry=dry, told=told)
@@ -48,4 +53,16 @@ def keys(command: str) -> Iterator[tuple[Keys, str]]:
         yield ring, act.actor
 
 
-__all__ = ["Keys", "NewKey", "Scope", "examine", "keys", "migrate", "prune", "roles_text", "serve", "work"]
+__all__ = [
+    "Keys",
+    "NewKey",
+    "Scope",
+    "examine",
+    "keys",
+    "migrate",
+    "preview_held",
+    "prune",
+    "roles_text",
+    "serve",
+    "work",
+]

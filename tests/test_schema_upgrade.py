@@ -414,7 +414,7 @@ def test_many_migrations_at_once_are_one(old):
         done = list(threads.map(migrate, [old.dsn] * 4))
 
     assert sorted(bool(one.steps) for one in done) == [False, False, False, True]
-    assert old.one("SELECT count(*) FROM dl_schema") == 1
+    assert old.one("SELECT count(*) FROM dl_schema WHERE version > 0") == 1
 
 
 def test_a_migration_that_cannot_get_at_the_tables_gives_up_whole(old):

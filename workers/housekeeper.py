@@ -40,12 +40,15 @@ class Housekeeper:
         ages: Ages,
         *,
         deletes: bool,
+        is_requested: bool = False,
         died: Callable[[str], None],
         first_after: float = _PRUNE_EVERY / 2,
     ) -> None:
         self._held, self._working = held, working
         self._retention = Retention(working, ages)
         self._deletes = deletes
+        self._is_requested = is_requested  # then also from tables that were upgraded from version 0
+        self._is_hold_logged = False
         self._ours = -1  # the connection, by its generation, that holds the house's lock
         self._prune_at = clock() + first_after
         self._try_at = 0.0
@@ -81,7 +84,7 @@ class Housekeeper:
         began = clock()
         for part in self._retention.keep_parts():
             _log.info("part.made", part=part)
-        if not self._deletes:
+        if not self._deletes or self._is_held():
             self._prune_at = clock() + _PRUNE_EVERY
             self._working.close()
             return
@@ -97,6 +100,18 @@ class Housekeeper:
         self._prune_at = clock() + (min(5.0, max(0.05, took)) if pruned.full else _PRUNE_EVERY)
         if not pruned.full:
             self._working.close()
+
+    def _is_held(self) -> bool:
+        if self._is_requested or not self._retention.is_held:
+            return False
+        if not self._is_hold_logged:
+            self._is_hold_logged = True
+            _log.warning(
+                "retention.held",
+                detail="the tables were upgraded from version 0: nothing is deleted; DL_RETENTION=true deletes what is "
+                "older than DL_KEEP_…, DL_RETENTION=false keeps everything; `dataloader prune --dry-run` lists it",
+            )
+        return True
 
     def _note(self, pruned: Pruned) -> None:
         self._batch.update(pruned.jobs)

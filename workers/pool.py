@@ -79,6 +79,7 @@ class PoolOptions:
     logs: LogLimits = field(default_factory=LogLimits)  # of what jobs say
     ages: Ages = field(default_factory=Ages)  # how long things are kept
     deletes: bool = True  # what is older than that
+    is_retention_requested: bool = False  # so that it deletes also from tables that were upgraded from version 0
     courier: CourierOptions = field(default_factory=CourierOptions)
     alert_period_sec: float = 15.0
     tracer: Tracer = field(default_factory=Quiet)
@@ -226,7 +227,12 @@ class WorkerPool:
         )
         self._clerk = Clerk(Queues(sessions["claim"]), self._session("clerk"), died=self._on_death)
         self._house = Housekeeper(
-            sessions["renew"], self._session("house"), options.ages, deletes=options.deletes, died=self._on_death
+            sessions["renew"],
+            self._session("house"),
+            options.ages,
+            deletes=options.deletes,
+            is_requested=options.is_retention_requested,
+            died=self._on_death,
         )
         self._pipelines = pipelines
         self._workers = [

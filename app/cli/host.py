@@ -87,9 +87,12 @@ def migrate(*, roles: bool, as_json: bool) -> None:
     if roles:
         click.echo(wiring.roles_text(_settings().schema), nl=False)
         return
-    done = wiring.migrate(_settings())
+    settings = _settings()
+    done = wiring.migrate(settings)
+    held = wiring.preview_held(settings) if done.found == 0 else None
     if as_json:
-        click.echo(text.json_text({"found": done.found, "now": done.now, "steps": list(done.steps)}))
+        kept = {} if held is None else {"retention_held": True, "jobs_held": sum(held.jobs.values())}
+        click.echo(text.json_text({"found": done.found, "now": done.now, "steps": list(done.steps), **kept}))
         return
     before = "no tables" if done.found is None else f"version {done.found}"
     if done.found == done.now and not done.steps:
@@ -97,6 +100,20 @@ def migrate(*, roles: bool, as_json: bool) -> None:
     else:
         done_now = f"Found {before}; the tables are now at version {done.now}."
         click.echo("\n".join([done_now, *(f"  {step}" for step in done.steps)]))
+    if held is not None:
+        click.echo(_held_text(sum(held.jobs.values()), more=held.more))
+
+
+def _held_text(jobs: int, *, more: bool) -> str:
+    """After an upgrade from tables without versions: what would be deleted, and how to start or forbid that."""
+    count = f"{'more than ' if more else ''}{jobs:,} {'job' if jobs == 1 else 'jobs'}"
+    return (
+        f"Nothing is deleted from these tables until you ask for it. {count} and their events are older than the "
+        "DL_KEEP_… settings allow.\n"
+        "  To see them: dataloader prune --dry-run\n"
+        "  To let workers delete them, now and from now on: set DL_RETENTION=true\n"
+        "  To keep everything: set DL_RETENTION=false, or nothing"
+    )
 
 
 @click.command(short_help="Delete what ended long ago.")
@@ -105,7 +122,8 @@ def migrate(*, roles: bool, as_json: bool) -> None:
 def prune(*, dry_run: bool, as_json: bool) -> None:
     """Delete jobs that ended longer ago than the DL_KEEP_… settings say, and parts of the journal and of the logs.
 
-    Workers do the same by themselves, unless DL_RETENTION is false. Idempotency keys of deleted jobs are kept.
+    Workers do the same by themselves, unless DL_RETENTION is false, or is not given and the tables were upgraded from
+    version 0. Idempotency keys of deleted jobs are kept.
     """
     from app import wiring  # noqa: PLC0415 - as above
 

@@ -299,7 +299,11 @@ class Settings(BaseSettings):
     )
 
     retention: bool = _switch(
-        Group.RETENTION, "DL_RETENTION", True, "Whether workers delete what is older than the ages below."
+        Group.RETENTION,
+        "DL_RETENTION",
+        True,
+        "Whether workers delete what is older than the ages below. In a database that was upgraded from tables without "
+        "versions they do so only if this is given, as true.",
     )
     keep_succeeded_days: float = _days(
         "DL_KEEP_SUCCEEDED_DAYS", 14.0, "After how many days a job that succeeded is deleted."
@@ -615,6 +619,16 @@ class Settings(BaseSettings):
         known += tasks.secrets(self.tasks)
         known += self.named_secrets.values()
         return tuple(known)
+
+    @property
+    def is_retention_decided(self) -> bool:
+        """Whether DL_RETENTION is given at all."""
+        return "DL_RETENTION" in self._sources
+
+    @property
+    def is_retention_requested(self) -> bool:
+        """Whether DL_RETENTION is given as true, rather than true by default."""
+        return self.retention and self.is_retention_decided
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from app.doctor.findings import Finding, error, worst
-from app.doctor.queue import LONG_SEC, judge_queue, judge_tables, judge_transactions
+from app.doctor.queue import LONG_SEC, judge_queue, judge_retention, judge_tables, judge_transactions
 from app.doctor.schema import expected, judge_rights, judge_schema, wanted_rights
 from app.doctor.server import SETTINGS, Budget, judge_pooler, judge_server
 from app.errors import DataloaderError
@@ -23,6 +23,7 @@ class Ways:
     workers: str | None
     timeout_sec: float
     api_connections: int
+    is_retention_decided: bool = False  # the settings say whether old jobs are deleted
 
 
 def examine(ask: Examination, ways: Ways) -> list[Finding]:
@@ -49,6 +50,7 @@ def examine(ask: Examination, ways: Ways) -> list[Finding]:
     look("queue", queue)
     look("bloat", lambda: judge_tables(ask.tables()))
     look("transactions", lambda: judge_transactions(ask.transactions(older_sec=LONG_SEC)))
+    look("retention", lambda: judge_retention(ask.is_retention_held(), is_decided=ways.is_retention_decided))
     look("pooler", lambda: _poolers(ways))
     return [*judge_server(told, ahead, Budget(live, ways.api_connections)), *findings]
 

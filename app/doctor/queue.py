@@ -30,6 +30,15 @@ def judge_tables(tables: Sequence[Table]) -> Iterator[Finding]:
         yield ok("bloat", f"no table is bloated; together they take {size / 2**20:,.0f} MB", bytes=size)
 
 
+def judge_retention(is_held: bool, *, is_decided: bool) -> Iterator[Finding]:
+    if is_held and not is_decided:
+        yield info(
+            "retention",
+            "the tables were upgraded from version 0, and workers delete nothing from them",
+            "DL_RETENTION=true lets workers delete what is older than DL_KEEP_…, DL_RETENTION=false keeps everything",
+        )
+
+
 def judge_transactions(found: Sequence[Transaction]) -> Iterator[Finding]:
     for one in found:
         facts = {**vars(one)}

@@ -30,6 +30,7 @@ def examine_service(settings: Settings) -> list[Finding]:
             workers=None if settings.worker_dsn is None else settings.worker_dsn.get_secret_value(),
             timeout_sec=settings.pg_connect_timeout,
             api_connections=settings.pg_pool_size + settings.pg_max_overflow,
+            is_retention_decided=settings.is_retention_decided,
         )
         try:
             return examine(Examination(pool), ways)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.config import Settings
@@ -43,13 +44,27 @@ def ages_of(settings: Settings) -> Ages:
     )
 
 
+def preview_held(settings: Settings) -> Swept | None:
+    """What workers would delete if they were not held since the upgrade from version 0; None: they are not held."""
+    if not settings.retention or settings.is_retention_requested:
+        return None
+    with _retention(settings) as retention:
+        return _swept(retention, dry=True, told=lambda _: None) if retention.is_held else None
+
+
 def prune(settings: Settings, *, dry: bool, told: Callable[[int], None]) -> Swept:
     """Delete all that is older than its age, batch by batch; `told` hears after each how many jobs that were."""
+    with _retention(settings) as retention:
+        return _swept(retention, dry=dry, told=told)
+
+
+@contextmanager
+def _retention(settings: Settings) -> Iterator[Retention]:
     database = Database(settings)
     try:
         pool = Pool(database.dsn(), size=1, overflow=0, schema=settings.schema, application_name="dataloader-prune")
         try:
-            return _swept(Retention(pool, ages_of(settings)), dry=dry, told=told)
+            yield Retention(pool, ages_of(settings))
         finally:
             pool.close()
     finally:

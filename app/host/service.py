@@ -236,6 +236,7 @@ class Service:
             ),
             ages=ages_of(settings),
             deletes=settings.retention,
+            is_retention_requested=settings.is_retention_requested,
         )
 
     def _courier_options(self) -> CourierOptions:

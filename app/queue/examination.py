@@ -94,6 +94,10 @@ class Examination:
     def catalogue(self) -> dict[str, Thing]:
         return {name: Thing(form, fault) for name, form, fault in self._ask("catalogue", {"schema": self._schema})}
 
+    def is_retention_held(self) -> bool:
+        """Whether the tables were upgraded from version 0, and are cleaned only on request."""
+        return bool(self._ask("retention_held")[0][0])
+
     def tables(self) -> list[Table]:
         return [Table(*row) for row in self._ask("doctor_tables", {"schema": self._schema})]
 

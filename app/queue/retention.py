@@ -52,6 +52,11 @@ class Retention:
     def __init__(self, source: Source, ages: Ages) -> None:
         self._source, self._ask, self._ages = source, source.ask, ages
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the tables were upgraded from version 0, whose jobs nothing was ever to delete."""
+        return bool(self._ask("retention_held", {})[0][0])
+
     def prune(self, *, most: int = 500, dry: bool = False) -> Pruned:
         """Delete the next batch of jobs, with their journal; `dry`: only say which."""
         asked = {

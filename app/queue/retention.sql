@@ -5,6 +5,10 @@
 -- Is it our turn? The lock is the session's, so the answer holds as long as the connection does.
 SELECT pg_try_advisory_lock(1684828527, 4);
 
+-- name: retention_held
+-- Do the tables come from before versions? Nothing was ever deleted from those.
+SELECT EXISTS (SELECT FROM dl_schema WHERE version = 0);
+
 -- name: retire_keys
 -- First step: the keys of what is about to be deleted are written down. "Unique for ever" outlives the job.
 SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '10s', true),

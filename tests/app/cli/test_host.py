@@ -47,6 +47,7 @@ def wiring(monkeypatch: pytest.MonkeyPatch) -> Wiring:
     wired, module = Wiring(), ModuleType("app.wiring")
     for name in ("serve", "work", "migrate"):
         setattr(module, name, lambda settings, _name=name, **options: wired._called(_name, settings, **options))
+    module.preview_held = lambda settings: None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "app.wiring", module)
     monkeypatch.setattr(app, "wiring", module, raising=False)
     return wired

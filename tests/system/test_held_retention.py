@@ -1,0 +1,104 @@
+"""Nothing is deleted from tables that were upgraded from version 0 until DL_RETENTION=true asks for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli.command import cli
+from app.config import Settings
+from app.wiring import examine
+from tests.support.desk import Desk
+from tests.support.processes import Process
+from tests.support.waiting import eventually
+from tests.test_schema_upgrade import BEFORE
+
+JOBS = 300
+OLD_ROWS = f"""
+INSERT INTO dl_jobs (queue, task, lock_key, status, idempotency_key, created_at, finished_at)
+SELECT 'q', 't', 'k' || n, CASE n % 2 WHEN 0 THEN 'succeeded' ELSE 'failed' END::dl_status, 'i' || n,
+       now() - interval '401 days', now() - interval '400 days'
+  FROM generate_series(1, {JOBS}) n;
+INSERT INTO dl_job_events (job_id, queue, kind, ts) SELECT job_id, queue, 'done', finished_at FROM dl_jobs;
+"""
+# A worker whose first look at retention comes at once, not half a minute after its start.
+WORKER = """
+from workers import housekeeper
+housekeeper._PRUNE_EVERY = 0.2
+housekeeper.Housekeeper.__init__.__kwdefaults__["first_after"] = 0.0
+from app.queue.retention import Retention
+keep_parts = Retention.keep_parts
+def keep_parts_and_print(self):
+    print("retention pass", flush=True)
+    return keep_parts(self)
+Retention.keep_parts = keep_parts_and_print
+from app.cli.command import main
+main(["worker"])
+"""
+
+
+@pytest.fixture
+def old(empty_dsn):
+    desk = Desk(empty_dsn)
+    desk.sql(BEFORE)
+    desk.sql(OLD_ROWS)
+    yield desk
+    desk.close()
+
+
+def migrate(desk: Desk, *options: str) -> str:
+    shown = CliRunner().invoke(cli, ["migrate", *options], env={"DL_DB_DSN": desk.dsn})
+    assert shown.exit_code == 0, shown.output
+    return shown.stdout
+
+
+def counts(desk: Desk) -> tuple[int, int]:
+    return desk.one("SELECT count(*) FROM dl_jobs"), desk.one("SELECT count(*) FROM dl_job_events WHERE kind = 'done'")
+
+
+def worker(desk: Desk, folder: Path, **env: str) -> Process:
+    env = {"DL_DB_DSN": desk.dsn, "DL_PIPELINES": "pipelines.noop", "DL_LOG_FORMAT": "json", **env}
+    return Process.python(WORKER, output=folder / f"worker{len(env)}.log", env=env)
+
+
+def findings(desk: Desk, **env: str) -> list[str]:
+    return [f.check for f in examine(Settings.load({"DL_DB_DSN": desk.dsn, **env}, dotenv=None)) if f.severity]
+
+
+def test_upgrade_from_version_0_deletes_nothing_until_asked(old, tmp_path):
+    shown = migrate(old)
+
+    assert f"{JOBS} jobs and their events are older" in shown
+    assert "DL_RETENTION=true" in shown
+    assert "DL_RETENTION=false" in shown
+    assert "retention" in findings(old)
+    with worker(old, tmp_path) as held:
+        held.wait_for("retention.held")
+        eventually(lambda: held.text.count("retention pass") > 2, 60, lambda: held.text)
+        assert counts(old) == (JOBS, JOBS)
+    migrate(old)
+    assert counts(old) == (JOBS, JOBS)
+
+    assert "retention" not in findings(old, DL_RETENTION="true")
+    with worker(old, tmp_path, DL_RETENTION="true"):
+        eventually(lambda: counts(old) == (0, 0), 60, lambda: str(counts(old)))
+    assert old.one("SELECT count(*) FROM dl_retired_keys") == JOBS
+
+
+def test_migrate_as_json_has_what_is_held(old):
+    shown = json.loads(migrate(old, "--json"))
+
+    assert (shown["found"], shown["retention_held"], shown["jobs_held"]) == (0, True, JOBS)
+
+
+def test_new_installation_is_not_held(dsn, tmp_path):
+    desk = Desk(dsn)
+    desk.sql(OLD_ROWS)
+    with worker(desk, tmp_path) as running:
+        eventually(lambda: counts(desk) == (0, 0), 60, lambda: str(counts(desk)))
+        assert "retention.held" not in running.text
+    assert "retention" not in findings(desk)
+    desk.close()
