@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+from pipelines.toolkit.networks import Address, embedded_ipv4, is_public
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolve = Callable[[str, int], Sequence[str]]
 
 LONGEST_URL = 2_000
 _PORTS = {"http": 80, "https": 443}
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class Unwelcome(ValueError):
@@ -141,20 +141,11 @@ def _literal(host: str) -> Address | None:
 def _require_welcome(host: str, address: Address, allowed: Allowed) -> None:
     if allowed.address(address):
         return
-    meant = _meant(address)
-    if meant != address and allowed.address(meant):
+    embedded = embedded_ipv4(address)
+    if embedded is not None and allowed.address(embedded):
         return
-    if not meant.is_global or meant.is_multicast or meant.is_reserved:
+    if not is_public(address):
         _refuse(host, f"the address {address}, which is not public")
-
-
-def _meant(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 one, where a gateway would unpack it."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address in _NAT64:
-            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else address)
-    return address
 
 
 def _refuse(host: str, what: str) -> None:

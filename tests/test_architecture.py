@@ -21,7 +21,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "app": frozenset(),
     "app.errors": frozenset(),
     "app.config": frozenset({"app.errors"}),
-    "app.addresses": frozenset(),
+    "app.addresses": frozenset({"pipelines.toolkit.networks"}),
     "app.wording": frozenset(),
     "app.traces": frozenset({"app.errors"}),
     "app.log": frozenset({"app.errors"}),

@@ -46,7 +46,8 @@ def extracted(
     """Write the archive's files below the folder, and yield each when it is whole.
 
     Refused are names that lead elsewhere (absolute, with `..`, of devices), links and special files, a name that comes
-    twice, more than `most` members, and more bytes than Bounds allow, counted as they come.
+    twice or is both a file and a folder, more than `most` members, and more bytes than Bounds allow, counted as they
+    come.
     """
     bounds, ctx = bounds or Bounds(), ctx or Unattended()
     packed, written = archive.stat().st_size, 0
@@ -69,7 +70,11 @@ def _place(folder: Path, member: _Member) -> Path:
     if not member.plain or member.stream is None:
         raise UnsafePath(f"{member.name[:80]!r} in the archive is no plain file: links and devices are not made")
     path = inside(folder, *member.name.split("/"))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)  # if the caller's own folder is a file, that is no fault of the archive
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UnsafePath(f"{member.name[:80]!r} in the archive lies below a name that is a file already") from None
     if path.exists() or path.is_symlink():
         raise UnsafePath(f"{member.name[:80]!r} is there already, or comes twice in the archive")
     return path

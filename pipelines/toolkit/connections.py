@@ -21,12 +21,12 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.poolmanager import PoolManager
 
 from pipelines.toolkit.errors import SourceRefused, SourceTooSlow
+from pipelines.toolkit.networks import is_public
 from pipelines.toolkit.safepoint import SafePoint
 
 Connected = Callable[[socket.socket], None]
 
 _LOOK_EVERY = 0.2  # seconds
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # stands for the IPv4 address in its last four bytes
 
 
 class Sockets:
@@ -43,7 +43,7 @@ class Sockets:
     def add_public(self, sock: socket.socket) -> None:
         """Take it only if it leads to the public Internet: asked of the socket, since a name may change its mind."""
         host = sock.getpeername()[0]
-        if not is_public(host):
+        if not is_public(ipaddress.ip_address(host.partition("%")[0])):
             raise SourceRefused(
                 f"it redirects to {host}, which is a private address; allow_private_redirects allows it"
             )
@@ -55,16 +55,6 @@ class Sockets:
             for sock in self._open:
                 with suppress(OSError):
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS sockets have one that is not made for threads
-
-
-def is_public(host: str) -> bool:
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        if address in _NAT64:
-            address = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        else:
-            address = address.ipv4_mapped or address.sixtofour or address
-    return address.is_global and not address.is_multicast
 
 
 class Watch:

@@ -14,6 +14,8 @@ NOBODY = Allowed()
         "http://169.254.169.254/latest/meta-data", "http://192.168.0.1:8080/", "http://0.0.0.0/", "http://[::1]/",
         "http://[::ffff:10.0.0.1]/", "http://[64:ff9b::a00:1]/", "http://[2002:a00:1::]/", "http://[fe80::1]/",
         "http://224.0.0.1/", "http://localhost/", "http://a.localhost./", "http://100.64.0.1/", "http://[fd00::1]/",
+        "http://[fec0::1]/", "http://[3fff::1]/", "http://192.0.0.8/", "http://[::ffff:192.0.0.8]/",
+        "http://[2001:0:4136:e378:8000:63bf:f7f7:f7f7]/",
     ],
 )  # fmt: skip
 def test_what_is_not_public_is_refused_however_it_is_written(url):

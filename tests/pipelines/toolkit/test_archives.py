@@ -57,6 +57,22 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path, pack, name):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("pack", [as_zip, as_tar])
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a", "a/b/c"), ("a/b", "a"), ("a/b", "a/b/c/d")], ids=" then ".join)
+def test_name_that_is_file_and_folder_is_refused(tmp_path, pack, names):
+    archive = pack(tmp_path / "packed", dict.fromkeys(names, b"x"))
+
+    with pytest.raises(UnsafePath, match="already"):
+        list(extracted(archive, tmp_path / "out"))
+
+
+def test_folder_of_the_caller_that_is_a_file_is_no_unsafe_path(tmp_path):
+    (tmp_path / "out").touch()
+
+    with pytest.raises(FileExistsError):
+        list(extracted(as_zip(tmp_path / "packed", {"a": b"x"}), tmp_path / "out"))
+
+
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_of_a_tar_are_refused(tmp_path, kind):
     with tarfile.open(tmp_path / "a", "w") as packed:

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.contract import Stop
 from pipelines.toolkit import sources
-from pipelines.toolkit.connections import Sockets, Watch, is_public
+from pipelines.toolkit.connections import Sockets, Watch
 from pipelines.toolkit.errors import (
     SourceAnswered,
     SourceBroken,
@@ -466,18 +466,27 @@ class TestRedirects:
             request.redirected(302, "https://a.example/x", "http://a.example/x")
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "::1", "fe80::1%eth0", "fd00::1", "0.0.0.0",
-     "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "224.0.0.1", "100.64.0.1"],
-)  # fmt: skip
-def test_addresses_that_are_not_of_the_public_internet_are_known(host):
-    assert not is_public(host)
+class Peer(socket.socket):
+    """A socket that leads to an address of a test's choice."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        self.host = host
+
+    def getpeername(self):
+        return (self.host, 443)
 
 
-@pytest.mark.parametrize("host", ["8.8.8.8", "2606:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"])
-def test_addresses_of_the_public_internet_are_known(host):
-    assert is_public(host)
+@pytest.mark.parametrize("host", ["10.1.2.3", "fe80::1%eth0", "::ffff:10.0.0.1", "fec0::1", "3fff::1", "192.0.0.8"])
+def test_socket_to_a_private_address_is_refused(host):
+    with Peer(host) as peer, pytest.raises(SourceRefused, match="private"):
+        Sockets().add_public(peer)
+
+
+@pytest.mark.parametrize("host", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"])
+def test_socket_to_a_public_address_is_taken(host):
+    with Peer(host) as peer:
+        Sockets().add_public(peer)
 
 
 def test_a_proxy_is_used_and_may_be_private(site):
