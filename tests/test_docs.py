@@ -38,6 +38,7 @@ SQL_TEXT = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "app/que
 OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 A_BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 EVENT_LINES = re.compile(r"INSERT INTO dl_job_events.*?(?=jsonb_build_object)", re.DOTALL)
+LOUD_LINE = re.compile(r"\b(?:_log|LOG)\.(warning|error|exception)\(\s*\"([a-z_.]+)\"")
 WHY_JOBS_WAIT = "-- why do jobs wait?"
 
 
@@ -113,6 +114,18 @@ def test_every_statement_is_described():
 
 def test_every_event_for_alerts_is_described():
     assert not_named({*Alert}, OPERATIONS) == set()
+
+
+def test_every_loud_log_event_is_described_with_its_level():
+    written: dict[str, set[str]] = {}
+    for path in [*(ROOT / "app").rglob("*.py"), *(ROOT / "workers").rglob("*.py")]:
+        for level, event in LOUD_LINE.findall(path.read_text(encoding="utf-8")):
+            written.setdefault(event, set()).add(level.replace("exception", "error"))
+    rows = re.findall(r"^\| (`[a-z_.`, ]+`) \| ([a-z, ]+) \|", OPERATIONS, re.MULTILINE)
+    described = {name: set(levels.split(", ")) for names, levels in rows for name in re.findall(r"[a-z_.]+", names)}
+
+    assert len(written) > 20
+    assert {event: levels for event, levels in written.items() if not levels <= described.get(event, set())} == {}
 
 
 def test_every_word_of_the_context_is_described():

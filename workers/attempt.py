@@ -179,14 +179,14 @@ class Attempt(JobContext):
         job = self.job
         args: dict[str, Any] | str = {} if job.args_text == "{}" else self._args()
         if isinstance(args, str):
-            return refused(args)
+            return self.refuse(args)
         if job.checkpoint_text is not None:
             try:
                 checkpoint = json.loads(job.checkpoint_text)
             except (ValueError, RecursionError) as error:
-                return refused(f"the checkpoint cannot be decoded: {error}")
+                return self.refuse(f"the checkpoint cannot be decoded: {error}")
             if isinstance(checkpoint, dict) and checkpoint.keys() == _DROPPED:
-                return refused(f"the checkpoint cannot be read: {checkpoint['$dropped']}")
+                return self.refuse(f"the checkpoint cannot be read: {checkpoint['$dropped']}")
             self.begin_with(job.progress_text, checkpoint)
         self.began = now
         try:
@@ -227,6 +227,11 @@ class Attempt(JobContext):
         if self._reason is not None:
             return self.end_of_stop()
         return HandedBack(Release.NOT_STARTED) if task is None else None
+
+    def refuse(self, why: str) -> Ending:
+        """End the attempt before its task begins, with the reason in the job's own log too."""
+        self.tools.log(self.job.id, self.job.attempt, "ERROR", "note", why)
+        return refused(why)
 
     def end_of_stop(self) -> Ending:
         reason = self._reason or StopReason.CANCEL

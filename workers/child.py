@@ -346,9 +346,7 @@ class Child:
         attempt = self._attempt
         attempt.rung = rung
         self._brought_down = True
-        _log.warning(
-            "stop.rung", rung=rung, job=str(attempt.job.id), task=attempt.job.task, reason=str(attempt.stopping)
-        )
+        _log.info("stop.rung", rung=rung, job=str(attempt.job.id), task=attempt.job.task, reason=str(attempt.stopping))
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 

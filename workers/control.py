@@ -64,7 +64,7 @@ class Control:
         if due:
             self._tell_at = now + self._every
         if draining != self.draining:
-            _log.warning("worker.drains" if draining else "worker.claims.again")
+            _log.info("worker.drains" if draining else "worker.claims.again")
         self.draining = draining
         for name, rule in rules.items():
             if rule.per_worker is not None:

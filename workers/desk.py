@@ -19,11 +19,11 @@ from contextlib import suppress
 
 from app import log
 from app.errors import DatabaseUnavailable
-from app.log import Alert
 from app.queue.ids import draw_run_texts
 from app.queue.job import Claimed, Outlook, Release
 from app.queue.jobqueue import JobQueue
 from workers.attempt import Attempt, Tools
+from workers.attempt_log import BackoffLog
 from workers.doze import Doze
 from workers.line import QUICK, Line, Ruling
 from workers.listener import Heard, Hearing, Listener
@@ -75,6 +75,8 @@ class Desk:
         self._poll_at = 0.0
         self._until_at = 0.0  # how long the leader listens; written by it, read by anyone
         self._overdue = _AGAIN
+        self._away = False  # the last claim found no database
+        self._backoff_log = BackoffLog()
         self._unsure: tuple[list[str], float, str] | None = None  # runs of a claim whose answer was lost
         self.claimed_at = clock()  # when a claim last came back; read by anyone
         self.rounded_at = clock()  # when a round was last completed: a claim, or a wait for a word that can be heard
@@ -243,6 +245,10 @@ class Desk:
             self._back_off(line, error)
             return
         self.claimed_at = self.rounded_at = now = clock()
+        if self._away:
+            _log.info("database.back", keeper="claim")
+            self._away = False
+        self._backoff_log.report(line.queue, outlook.busy_keys or ())
         line.went(outlook, taken, most, from_front=after is None, began=began, now=now)
         full = taken >= most
         self._look_ahead(line, outlook, full=full or after is not None, sorted_in=sort)
@@ -317,6 +323,8 @@ class Desk:
                 line.called.notify()  # and it wakes the next: tiny jobs are done before many threads are awake
         if len(may_start) < len(attempts):
             starting = {id(attempt) for attempt in may_start}
+            if why is Release.LOCK_BUSY:
+                self._backoff_log.report(line.queue, {a.job.lock_key for a in attempts if id(a) not in starting})
             for attempt in attempts:
                 if id(attempt) not in starting:
                     self._give_back(attempt, HandedBack(why))
@@ -366,7 +374,9 @@ class Desk:
             line.dirty = True
             self._backing_off = True
             self._poll_at = min(self._poll_at, clock() + _DEAF_POLL)
-        _log.warning(Alert.CLAIM_BACKOFF, queue=line.queue, error=str(error))
+        if not self._away:
+            _log.warning("database.away", keeper="claim", error=str(error))
+        self._away = True
 
     def _set_strays_aside(self, line: Line) -> None:
         now = clock()

@@ -86,7 +86,7 @@ class Heartbeat:
         job = attempt.job
         (again,) = self._queue.renew([News(job.id, job.run_id)], late_sec=3 * self._every)
         if not again.owned and self._lives(attempt):
-            _log.warning("lease.lost", job=str(job.id), run=str(job.run_id), reason="not ours any more")
+            _log.info("lease.lost", job=str(job.id), run=str(job.run_id), reason="not ours any more")
             self._tally.lease_lost()
             attempt.stop(StopReason.LEASE_LOST)
 
@@ -99,7 +99,7 @@ class Heartbeat:
         for attempt in self._roster.all():
             over = attempt.finished or attempt.stopping is StopReason.LEASE_LOST
             if not over and not attempt.lease.trusted(now):
-                _log.warning(
+                _log.info(
                     "lease.lost", job=str(attempt.job.id), run=str(attempt.job.run_id), reason="not renewed in time"
                 )
                 self._tally.lease_lost()

@@ -57,7 +57,7 @@ class Ladder:
             if self._can(attempt, rung):
                 attempt.rung = rung
                 self._climbed[attempt.job.run_text] = now
-                _log.warning(
+                _log.info(
                     "stop.rung", rung=rung, job=str(attempt.job.id), task=attempt.job.task, reason=str(attempt.stopping)
                 )
                 self._do(attempt, rung)

@@ -30,7 +30,6 @@ from workers.outcome import (
     failed,
     failure_of,
     readable_policy,
-    refused,
     success,
 )
 from workers.secrets import NoSecret, veiled
@@ -50,7 +49,9 @@ def run_apart(attempt: Attempt, task: Task, args: dict[str, Any]) -> Ending:
     except Unstarted as unstarted:
         error = unstarted.error
         if isinstance(error, OSError) and error.errno in _OUT_OF_ROOM:  # the machine's fault, and not the job's
-            return failed(Failure(describe(error), None, Answer.SNOOZE, _ROOM_AGAIN), attempt.left())
+            left = attempt.left()
+            left = replace(left, notes={**(left.notes or {}), "code": "out_of_resources"})
+            return failed(Failure(describe(error), None, Answer.SNOOZE, _ROOM_AGAIN), left)
         return failed(failure_of(attempt.job, error, attempt.options, attempt.tools.retry), attempt.left())
 
 
@@ -91,7 +92,7 @@ def _recipe(attempt: Attempt, task: Task, *, parent: int) -> dict[str, Any]:
 def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Ending:
     assert task.command is not None  # noqa: S101 - a task of this kind has one
     if attempt.veil:
-        return refused(
+        return attempt.refuse(
             "a command's arguments can be read by everybody on its machine, so they hold no secret; give it in the "
             'command\'s env, as in {"env": {"TOKEN": {"$secret": "name"}}}'
         )
@@ -99,9 +100,9 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Ending:
         argv = task.argv(args)
         given = _environment(attempt, task.command)
     except Fail as error:
-        return refused(f"the command's arguments: {error}")
+        return attempt.refuse(f"the command's arguments: {error}")
     except NoSecret as error:
-        return refused(str(error))
+        return attempt.refuse(str(error))
     env = {
         "PYTHONUNBUFFERED": "1",  # its log is to be read while it runs
         **given,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from app import log
-from app.log import Alert
 from app.queue.attempt_sessions import (
     Places,
     SessionsEnded,
@@ -20,6 +19,7 @@ from app.queue.attempt_sessions import (
     targets_of,
 )
 from app.queue.jobqueue import JobQueue
+from workers.attempt_log import log_reaped
 from workers.roster import Hands
 from workers.threads import Loop, clock
 
@@ -137,11 +137,7 @@ class Reaper:
             run_id: sessions.left_of(session_name(job_id, run_id)) for job_id, run_id, _ in runs if run_id is not None
         }
         for reaped in self._queue.reap(runs, pause_sec=self._pause, sessions_left=left):
-            _log.warning(
-                Alert.REAPER_REQUEUED,
-                job=str(reaped.job_id), queue=reaped.queue, task=reaped.task, status=reaped.status.value,
-                attempt=reaped.attempt, sessions_ended=sessions.ended, sessions_left=sessions.left_on,
-            )  # fmt: skip
+            log_reaped(reaped, sessions_ended=sessions.ended, sessions_left=sessions.left_on)
         for job_id, run_id, _ in runs:
             self._suspects.pop((job_id, run_id), None)
 

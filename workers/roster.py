@@ -142,7 +142,7 @@ class Hand:
             self._generation = self._session.generation
             for attempt, (locked, _) in zip(held, answers, strict=True):
                 if not locked:
-                    _log.warning("key.lost", job=str(attempt.job.id), lock_key=attempt.job.lock_key)
+                    _log.info("key.lost", job=str(attempt.job.id), lock_key=attempt.job.lock_key)
                     attempt.stop(StopReason.KEY_LOST)
 
     def of(self, attempts: Iterable[Attempt]) -> list[int]:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from app import log
 from app.errors import InvalidJob
-from app.log import Alert
 from app.queue.job import SUCCEEDED, Fate, Handback, Settlement, Status
 from workers.attempt import Attempt
+from workers.attempt_log import log_abandoned, log_settled
 from workers.outcome import Abandoned, Ending, Finished, HandedBack
 from workers.roster import Hand, Roster
 from workers.tally import Tally
@@ -141,7 +141,8 @@ class Settler:
                     self._together([ended], hand, write)
                 return
             bare = Settlement(Status.FAILED, error=f"the attempt's end could not be written down: {error}")
-            fates = self._settle([batch[0]._replace(how=bare)], hand)
+            batch = [batch[0]._replace(how=bare)]
+            fates = self._settle(batch, hand)
         self._roster.drop(ended.attempt for ended in batch)
         self.written += len(batch)
         self._report(batch, fates)
@@ -170,21 +171,17 @@ class Settler:
             hand.give_back([attempt for attempt in attempts if attempt.hand is hand])
 
     def _give_up(self, ended: Ended) -> None:
-        job = ended.attempt.job
-        how = "lease_lost" if isinstance(ended.how, Abandoned) else "database_away"
-        _log.error(Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason=how)
+        log_abandoned(ended.attempt, "lease_lost" if isinstance(ended.how, Abandoned) else "database_away")
 
     def _report(self, batch: Sequence[Ended], fates: Sequence[Fate]) -> None:
         ended = []
-        for (attempt, _), fate in zip(batch, fates, strict=True):
+        for (attempt, how), fate in zip(batch, fates, strict=True):
             if fate.status is not None:
                 ended.append((attempt, fate.status))
+                log_settled(attempt, how, fate.status)
                 continue
             self._tally.fenced()
-            job = attempt.job
-            _log.error(
-                Alert.COMPLETE_FAILED, job=str(job.id), run=str(job.run_id), attempt=job.attempt, reason="not_ours"
-            )
+            log_abandoned(attempt, "not_ours")
         self._tell(ended)
 
     def _tell(self, ends: Sequence[tuple[Attempt, Status]]) -> None:

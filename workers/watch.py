@@ -22,7 +22,8 @@ class Watch:
     def turn(self) -> float:
         found = self._alerts.look(every_sec=self._every)
         if found.begun or found.over:
-            _log.warning("alerts.changed", begun=found.begun, over=found.over)
+            write = _log.warning if found.begun else _log.info
+            write("alerts.changed", begun=found.begun, over=found.over)
         if clock() >= self._prune_at:
             self._alerts.prune(keep_sec=_KEEP)
             self._prune_at = clock() + _PRUNE_EVERY

@@ -527,6 +527,7 @@ class QueueTold(TypedDict):
 
 class Readiness(TypedDict):
     ready: bool
+    state: Literal["ready", "starting", "not_ready"]
     database: DatabasePart
     schema: SchemaPart | None
     pool: dict[str, Any] | None

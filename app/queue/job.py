@@ -184,6 +184,7 @@ class Outlook:
     skipped: int  # ready jobs looked at in vain, their key being busy: others may stand behind them, look at once
     due_in: float | None  # seconds until the next timed job; None: there is none
     mark: Sequence[str] | None = None  # the place of the last job taken; None: none was
+    busy_keys: Sequence[str] | None = None  # keys for which jobs were parked
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,10 @@ class Reaped:
     task: str
     status: Status
     attempt: int
+    run_id: UUID | None = None
+    max_attempts: int = 0
+    error: str | None = None
+    available_at: datetime | None = None  # of one that was given back: when it may run again
 
 
 @dataclass(frozen=True)

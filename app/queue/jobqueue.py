@@ -220,7 +220,7 @@ class JobQueue:
                 "after": FRONT if after is None else array(after),
             },
         )
-        outlook = Outlook(*rows[0][-3:])
+        outlook = Outlook(*rows[0][-4:])
         return [_claimed(row) for row in rows if row[0] is not None], outlook
 
     def find_claimed(self, run_ids: Sequence[UUID | str]) -> list[Claimed]:
@@ -361,7 +361,10 @@ class JobQueue:
                 "pause_sec": pause_sec,
             },
         )
-        return [Reaped(as_uuid(row[0]), row[1], row[2], Status(row[3]), row[4]) for row in rows]
+        return [
+            Reaped(as_uuid(row[0]), row[1], row[2], Status(row[3]), row[4], row[5] and as_uuid(row[5]), *row[6:9])
+            for row in rows
+        ]
 
     def sweep(self, *, after: str, lately: Iterable[str], most: int = 500) -> Sweep:
         """Repair parked jobs whose key is free, among the next keys after `after`, but for those seen to lately."""
@@ -497,4 +500,4 @@ def _float(text: str) -> float | str:
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:
-    return Claimed._make(row[:-3])  # the last three are the outlook
+    return Claimed._make(row[:-4])  # the last four are the outlook

@@ -101,8 +101,8 @@ SELECT dl_ring(queue) FROM (SELECT DISTINCT queue FROM sorted WHERE queue <> %(q
 -- the way from its front to the first row that is still there is long.
 -- Every row of the answer carries the outlook: `skipped` rows that were looked at in vain, for they were parked or
 -- somebody is changing their key at this moment (others may be ready behind them: look again at once), `due_in` seconds
--- until the next timed job; its first row also the place of the last one taken, `mark`. One row with no job_id: nothing
--- was taken.
+-- until the next timed job; its first row also the place of the last one taken, `mark`, and the keys for which jobs were
+-- parked, `busy_keys`. One row with no job_id: nothing was taken.
 WITH first AS (
     SELECT job_id, lock_key
       FROM dl_jobs
@@ -137,7 +137,7 @@ WITH picked AS MATERIALIZED (
 ), blocked AS (
     SELECT job_id FROM picked WHERE busy UNION ALL SELECT job_id FROM chosen WHERE NOT free
 ), parked AS (
-    UPDATE dl_jobs j SET place = 'parked' FROM blocked WHERE j.job_id = ANY (ARRAY[blocked.job_id])
+    UPDATE dl_jobs j SET place = 'parked' FROM blocked WHERE j.job_id = ANY (ARRAY[blocked.job_id]) RETURNING j.lock_key
 ), claimed AS (
     UPDATE dl_jobs j
        SET status = 'running', place = 'timed', stray = false, attempt = least(j.attempt + 1, j.max_attempts),
@@ -167,7 +167,9 @@ SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash
          WHERE status = 'queued' AND place = 'timed'
            AND available_at > '-infinity' AND available_at < 'infinity') AS due_in,
        CASE c.n WHEN 1 THEN (SELECT ARRAY[priority::text, created_at::text, job_id::text]
-                               FROM chosen ORDER BY n DESC LIMIT 1) END AS mark
+                               FROM chosen ORDER BY n DESC LIMIT 1) END AS mark,
+       CASE WHEN c.n IS NOT DISTINCT FROM (SELECT min(n) FROM claimed)
+            THEN (SELECT array_agg(DISTINCT lock_key) FROM parked) END AS busy_keys
   FROM (VALUES (1)) AS always (one) LEFT JOIN claimed c ON true
  ORDER BY c.n;
 
@@ -175,9 +177,10 @@ SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash
 
 -- name: set_aside
 -- queued -> queued, later: ready jobs whose task neither this process nor any live worker of the queue knows. They must
--- not stand in front of others. The pause grows with the age; a worker that knows the task ends it (take_back).
+-- not stand in front of others. The pause grows with the age; a worker that knows the task ends it (take_back). A job that
+-- was deferred before and merely keeps waiting gets no event and does not count.
 WITH stray AS (
-    SELECT job_id
+    SELECT job_id, stray AS again
       FROM dl_jobs j
      WHERE queue = %(queue)s::text AND status = 'queued' AND place = 'ready' AND task <> ALL (%(tasks)s::text[])
        AND NOT EXISTS (SELECT FROM dl_workers w
@@ -193,14 +196,15 @@ WITH stray AS (
                                                     greatest(interval '5 seconds', (clock_timestamp() - j.created_at) / 2))
       FROM stray
      WHERE j.job_id = ANY (ARRAY[stray.job_id])
-    RETURNING j.job_id, j.queue, j.task, j.attempt
+    RETURNING j.job_id, j.queue, j.task, j.attempt, stray.again
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'requeue',
            jsonb_build_object('status', 'queued', 'attempt', attempt, 'reason', 'unknown_task')
       FROM aside
+     WHERE NOT again
 )
-SELECT task, count(*) FROM aside GROUP BY task;
+SELECT task, count(*) FROM aside WHERE NOT again GROUP BY task;
 
 -- name: take_back
 -- queued -> queued, now: jobs that were set aside and whose task this worker knows.
@@ -224,7 +228,7 @@ SELECT j.job_id::text, j.run_id::text, j.queue, j.task, dl_text(j.args), j.lock_
        j.time_limit_sec, dl_text(j.retry), j.crashes, j.traceparent,
        date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
                                                     j.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
-       0 AS skipped, NULL AS due_in, NULL AS mark
+       0 AS skipped, NULL AS due_in, NULL AS mark, NULL AS busy_keys
   FROM dl_jobs j
  WHERE j.status = 'running' AND j.run_id = ANY (%(run_ids)s::uuid[]);
 
@@ -484,7 +488,8 @@ WITH dead AS MATERIALIZED (
            lease_expires_at = NULL
       FROM dead
      WHERE j.job_id = ANY (ARRAY[dead.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.error, j.webhook, dead.at, dead.sessions_left
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.max_attempts, j.error, j.available_at,
+              j.webhook, dead.at, dead.sessions_left
 ), next AS (
     SELECT p.job_id
       FROM (SELECT DISTINCT lock_key FROM reaped) freed
@@ -503,7 +508,7 @@ WITH dead AS MATERIALIZED (
            || CASE WHEN sessions_left IS NULL THEN '{}' ELSE jsonb_build_object('sessions_left', sessions_left) END
       FROM reaped
 )
-SELECT job_id, queue, task, status::text, attempt,
+SELECT job_id, queue, task, status::text, attempt, run_id, max_attempts, error, available_at,
        (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
        (SELECT dl_tell(array_agg(job_id)) FROM reaped
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS told

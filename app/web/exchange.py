@@ -27,6 +27,8 @@ LOG = log.get("app.web")
 
 # Asked for by machines every few seconds: heard, but not in the log of an ordinary day.
 _QUIET = frozenset({"/health", "/health/started", "/health/ready", "/health/consuming", "/metrics", "/status"})
+# Refused with a 503, and no fault of ours: a part is not ready yet, or the places of waiting requests are taken.
+_NO_FAULT = (problems.NotReady, problems.TooManyWaiting)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}", re.ASCII)
 _IDS_AT_ONCE = 64
 _PAGES = ("text/html", "text/css", "text/javascript")
@@ -142,7 +144,7 @@ def fail(error: Exception) -> Response:
     response = problems.answer(error, request.environ[REQUEST_ID])
     if request.environ.get(PAGE):
         response = _page_of(response)
-    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, _NO_FAULT):
         _tell_error(error, response.status_code)
     return response
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from app import log
 from app.errors import DatabaseUnavailable, SchemaError
@@ -28,10 +29,13 @@ class Look:
 
     def __init__(self, queue: JobQueue, options: WebOptions, probe: Probe | None, pool: Pool | None) -> None:
         self._pool, self._probe = pool, probe
+        self._was_ready = False  # once it is true it stays so
         self._database = Bounded(lambda: _look(queue, pool), patience_sec=options.status_patience_sec)
 
     def __call__(self) -> Readiness:
-        return _readiness(self._database, self._pool, self._probe)
+        found = _readiness(self._database, self._pool, self._probe)
+        self._was_ready = self._was_ready or found.ready
+        return found if self._was_ready else replace(found, state="starting")
 
 
 def infrastructure(look: Look, options: WebOptions) -> Subject:
@@ -70,7 +74,7 @@ def _outline(found: Readiness) -> Readiness:
     """For a stranger: what is ready, and nothing of how it does."""
     schema = None if found.schema is None else SchemaPart(found.schema.ready, None, None, SCHEMA_VERSION)
     workers = None if found.workers is None else {"ready": bool(found.workers["ready"])}
-    return Readiness(found.ready, DatabasePart(found.database.ready, None, None), schema, None, workers)
+    return Readiness(found.ready, found.state, DatabasePart(found.database.ready, None, None), schema, None, workers)
 
 
 def _look(queue: JobQueue, pool: Pool | None) -> Seen:
@@ -100,7 +104,8 @@ def _readiness(database: Bounded[Seen], pool: Pool | None, probe: Probe | None) 
         there, schema = DatabasePart(False, "does not answer", None), None
     workers = _workers(probe)
     ready = there.ready and (schema is None or schema.ready) and (workers is None or bool(workers["ready"]))
-    return Readiness(ready, there, schema, None if pool is None else vars(pool.stats()), workers)
+    state: Literal["ready", "not_ready"] = "ready" if ready else "not_ready"
+    return Readiness(ready, state, there, schema, None if pool is None else vars(pool.stats()), workers)
 
 
 def _workers(probe: Probe | None) -> dict[str, Any] | None:

@@ -410,6 +410,7 @@ class Readiness:
     """What is there and what is missing. Null: this process has none, or it could not be asked."""
 
     ready: bool
+    state: Literal["ready", "starting", "not_ready"]  # starting: the process has not been ready yet
     database: DatabasePart
     schema: SchemaPart | None
     pool: dict[str, Any] | None

@@ -135,7 +135,7 @@ def test_a_frozen_worker_that_thaws_after_its_lease_records_nothing(run: Runner,
     jobs.let_go()
 
     jobs.until({"succeeded": 2})
-    eventually(lambda: len(zombie.log("worker.complete.failed")) == 2, message=lambda: zombie.process.text)
+    eventually(lambda: len(zombie.log("attempt.abandoned")) == 2, message=lambda: zombie.process.text)
     assert {jobs.row(job) for job in (*patient, *deaf)} == {("succeeded", 2)}
     results = ask(jobs.dsn, "SELECT DISTINCT result->>'attempt' FROM dl_jobs")
     assert results == [("2",)]

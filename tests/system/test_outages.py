@@ -77,7 +77,7 @@ def test_an_end_is_given_up_once_the_lease_cannot_be_trusted(run_there: Runner, 
     server.stop()
     running.process.wait_for("lease.lost")
     jobs.let_go()
-    running.process.wait_for("worker.complete.failed")
+    running.process.wait_for("attempt.abandoned")
     server.start()
 
     jobs.until({"succeeded": 1})

@@ -27,7 +27,7 @@ def test_a_run_that_lost_its_job_is_stopped_and_writes_nothing(plant: Plant, sai
 
     eventually(lambda: plant.stopped, SOON)
     assert plant.stopped == ["lease_lost"]
-    eventually(lambda: said("worker.complete.failed"), SOON)
+    eventually(lambda: said("attempt.abandoned"), SOON)
     assert plant.desk.status(job) is Status.RUNNING
     assert plant.payloads(job, "done") == []
     plant.desk.sql("DELETE FROM dl_jobs")  # its journal knows nothing of the run that was made up
@@ -73,7 +73,7 @@ def test_a_run_whose_lease_cannot_be_renewed_in_time_is_stopped_before_anybody_m
 
         assert plant.stopped == ["lease_lost"]
         assert plant.desk.one("SELECT lease_expires_at > clock_timestamp() FROM dl_jobs"), "too late"
-    eventually(lambda: said("worker.complete.failed"), SOON)
+    eventually(lambda: said("attempt.abandoned"), SOON)
     plant.until(job, Status.RUNNING)
     assert plant.payloads(job, "done") == []
 

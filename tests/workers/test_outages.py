@@ -134,7 +134,7 @@ def test_an_end_is_given_up_when_its_lease_cannot_be_trusted_any_more(far_plant:
 
     far_plant.gate.open()
 
-    (line,) = eventually(lambda: said("worker.complete.failed"), SOON)
+    (line,) = eventually(lambda: said("attempt.abandoned"), SOON)
     assert line["job"] == str(job)
     server.start()
     far_plant.desk = type(far_plant.desk)(server.dsn)
@@ -173,7 +173,7 @@ def test_a_silent_network_stops_a_run_in_time_even_where_commands_may_take_long(
 
         proxy.silence()
 
-        (line,) = eventually(lambda: said("worker.complete.failed"), SOON)
+        (line,) = eventually(lambda: said("attempt.abandoned"), SOON)
         assert (line["job"], line["reason"]) == (str(job), "lease_lost")
         assert plant.desk.status(job) is Status.RUNNING
 
@@ -203,4 +203,4 @@ def test_what_a_stop_could_not_write_down_is_said(far_plant: Plant, server, said
 
     assert pool.stop(grace=10) is True
 
-    assert [line["job"] for line in said("worker.complete.failed")] == [str(job)]
+    assert [line["job"] for line in said("attempt.abandoned")] == [str(job)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from typing import Any
@@ -140,3 +141,18 @@ def _execute(dsn: str, statement: str) -> None:
             cursor.execute(statement)
     finally:
         connection.close()
+
+
+def test_status_while_starting_is_no_error_in_the_log(queue, pool, heard):
+    answers = [{"ready": False, "detail": "the worker pool is starting"}] * 3 + [{"ready": True}, {"ready": False}]
+    client: Any = create_app(
+        queue, Pipelines(), WebOptions(version="1"), probe=lambda: answers.pop(0), pool=pool
+    ).test_client()
+
+    starting = [client.get(path) for path in ("/status", "/health/started", "/health/ready")]
+    ready, gone = client.get("/status"), client.get("/status")
+
+    assert [response.status_code for response in starting] == [503, 503, 503]
+    assert starting[0].json["state"] == "starting"
+    assert (ready.json["state"], gone.status_code, gone.json["state"]) == ("ready", 503, "not_ready")
+    assert [record.getMessage() for record in heard.records if record.levelno > logging.INFO] == []
