@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from pipelines.contract import Args, Checkpoint, Progress, Stop, StopReason, describe
+from pipelines.progress import check_progress
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,10 @@ def _take(step: Any, context: FakeContext) -> Stop | None:
         case Progress(done, total, unit):
             context.progress(done, total, unit)
         case Mapping():
+            check_progress(step)
             context.note(step)
+        case _:
+            check_progress(step)
     try:
         context.check()
     except Stop as stop:

@@ -20,6 +20,7 @@ from app.queue.job import NewJob, Settlement, Status
 from app.queue.jobqueue import settlement_values
 from app.queue.values import Json, clean_json
 from pipelines.contract import Checkpoint, Progress, Stop, StopReason
+from pipelines.progress import check_progress
 from workers.secrets import NOTHING_HIDDEN, Veil
 
 _log = log.get("pipeline")
@@ -272,7 +273,10 @@ class JobContext:
             case Progress(done, total, unit):
                 self.progress(done, total, unit)
             case Mapping():
+                check_progress(step)
                 self._note(step)
+            case _:
+                check_progress(step)
         try:
             self.check()
         except Stop as stop:

@@ -16,6 +16,7 @@ from app.queue.effects import Effects
 from app.queue.job import Status
 from app.queue.values import Json
 from pipelines.contract import Checkpoint, Progress, Stop, StopReason, registry
+from pipelines.progress import NotProgress
 from tests.support import eventually, hostile  # noqa: F401 - registers its tasks
 from tests.support.desk import Desk
 from workers.context import Facts, JobContext
@@ -122,6 +123,13 @@ def test_counts_go_on_only_where_the_try_before_is_gone_on_with(ctx, cursor, row
 def test_what_a_generator_yields(ctx, step, progress, cursor):
     assert ctx.take(step) is None
     assert ctx.news() == (progress, cursor)
+
+
+@pytest.mark.parametrize("row", [{"id": 7, "name": "Ann"}, (7, "Ann")])
+def test_yielded_row_never_becomes_progress(ctx, row):
+    with pytest.raises(NotProgress):
+        ctx.take(row)
+    assert ctx.news() == (None, None)
 
 
 # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────────
