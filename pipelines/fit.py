@@ -20,9 +20,10 @@ FieldFault = tuple[str, str]  # where, such as `rows[3].name`; and what is wrong
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_NAME, _LONGEST_MESSAGE, _MOST_TOLD = 64, 300, 20
+MISSING, UNKNOWN = "is required", "is no argument of this task; leave it out"
 _MESSAGES = {
-    "missing": "is required",
-    "extra_forbidden": "is no argument of this task; leave it out",
+    "missing": MISSING,
+    "extra_forbidden": UNKNOWN,
     "union_tag_invalid": "is of a kind that this task does not know",  # the library repeats the tag
     "uuid_parsing": "Input should be a valid UUID",  # and here what it stumbled over
 }

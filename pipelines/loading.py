@@ -14,8 +14,8 @@ from pipelines import retry
 from pipelines.registry import Pipelines, registry
 
 _OWN = __name__.rpartition(".")[0]
-_NO_TASKS = tuple(f"{_OWN}.{name}" for name in ("contract", "fit", "loading", "options", "registry", "retry", "task",
-                                                "template", "toolkit"))  # fmt: skip
+_NO_TASKS = tuple(f"{_OWN}.{name}" for name in ("contract", "fit", "loading", "options", "progress", "registry",
+                                                "retry", "task", "template", "toolkit"))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def _register(name: str, told: Any, into: Pipelines) -> None:
         into.command(name, options.pop("command"), **options)
     else:
         found = _find(options.pop("call"))
+        options.setdefault("isolation", "process")  # it may have no safe point: only a process can be ended for certain
         into.register(name, **options)(found)
 
 

@@ -31,6 +31,8 @@ class Options:
     lock_key: str | None = None  # likewise; a template such as "customer:{id}"
     memory_mb: int | None = None  # of a process of its own, as the next one
     cpu_sec: int | None = None
+    connection_check: bool = True  # likewise: PGOPTIONS makes servers notice that it is gone
+    argv: tuple[str, ...] | None = None  # likewise: what its code finds as the arguments of its command line
 
     def __post_init__(self) -> None:
         told: object = self.isolation
@@ -43,6 +45,10 @@ class Options:
             _check_positive(name, getattr(self, name), whole=True)
             if getattr(self, name) is not None and self.isolation != "process":
                 raise ValueError(f"{name} limits a process of its own: it needs isolation='process'")
+        if self.argv is not None:
+            _check_argv(self.argv)
+            if self.isolation != "process":
+                raise ValueError("argv belongs to a whole process: it needs isolation='process'")
         _check_text("queue", self.queue)
         _check_text("lock_key", self.lock_key)
         _ = self.fit, self.key
@@ -54,6 +60,13 @@ class Options:
     @cached_property
     def key(self) -> Template | None:
         return None if self.lock_key is None else Template(self.lock_key)
+
+
+def _check_argv(argv: Any) -> None:
+    if not isinstance(argv, tuple) or not all(isinstance(item, str) and "\0" not in item for item in argv):
+        raise ValueError('argv is a list of texts, such as ["--date", "{date}"]')
+    for item in argv:
+        Template(item)
 
 
 def _check_positive(name: str, told: Any, *, whole: bool) -> None:
@@ -94,8 +107,13 @@ class Command:
     def fill(self, args: Mapping[str, Any]) -> tuple[str, ...]:
         """What to run: a text as it is, anything else as JSON. Raises ValueError that names the argument which is
         missing, or which holds what no program can be given."""
-        filled = tuple(Template(item).fill(args) for item in self.argv)
-        for item, template in zip(filled, self.argv, strict=True):
-            if "\0" in item:
-                raise ValueError(f"an argument of {template!r} holds the character NUL, which no program can be given")
-        return filled
+        return fill_argv(self.argv, args)
+
+
+def fill_argv(templates: tuple[str, ...], args: Mapping[str, Any]) -> tuple[str, ...]:
+    """The items with the arguments in them. Raises ValueError as `Command.fill` does."""
+    filled = tuple(Template(item).fill(args) for item in templates)
+    for item, template in zip(filled, templates, strict=True):
+        if "\0" in item:
+            raise ValueError(f"an argument of {template!r} holds the character NUL, which no program can be given")
+    return filled

@@ -41,6 +41,8 @@ class Pipelines:
         lock_key: str | None = None,
         memory_mb: int | None = None,
         cpu_sec: int | None = None,
+        connection_check: bool = True,
+        argv: Sequence[str] | None = None,
     ) -> Callable[[F], F]:
         """Make a callable a task. The callable is returned as it was.
 
@@ -48,8 +50,13 @@ class Pipelines:
         `context` or annotated `Context`. A callable that needs several named values gets `args` spread over its
         parameters; `spread=True` asks for that where it cannot be told, as with `def load(customer_id)`. With a
         pydantic model as `args`, a first parameter that is annotated with it gets the model instead of the object.
+
+        A `main()` that parses a command line gets `argv`, in which `{date}` is replaced by that argument of the job: it
+        is called with nothing, or with that list if it has a parameter that it needs.
         """
         _check_name(name)
+        if isinstance(argv, str):
+            raise TypeError(f"argv is a list, such as [{argv!r}]")
         options = Options(
             args=args,
             retry=retry,
@@ -61,6 +68,8 @@ class Pipelines:
             lock_key=lock_key,
             memory_mb=memory_mb,
             cpu_sec=cpu_sec,
+            connection_check=connection_check,
+            argv=None if argv is None else tuple(argv),
         )
 
         def keep(call: F) -> F:
@@ -89,7 +98,7 @@ class Pipelines:
         _check_name(name)
         if isinstance(argv, str):
             raise TypeError("a command is a list of texts: no shell takes it apart")
-        if "spread" in options or options.get("isolation", "process") != "process":
+        if options.keys() & {"spread", "argv"} or options.get("isolation", "process") != "process":
             raise ValueError("a command always has a process of its own, and names its arguments itself")
         how = Options(**{**options, "isolation": "process", "rules": _rules(no_retry, rules)})
         secrets = {name: str(name_of(told)) for name, told in (env or {}).items() if isinstance(told, Mapping)}

@@ -9,15 +9,17 @@ from enum import StrEnum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pipelines.fit import FieldFault, Unfit
-from pipelines.options import Command, Options
+from pipelines.fit import MISSING, UNKNOWN, FieldFault, Unfit, path
+from pipelines.options import Command, Options, fill_argv
 from pipelines.references import not_about
 from pipelines.retry import Fail
+from pipelines.template import Template
 
 if TYPE_CHECKING:
     from pipelines.contract import Context
 
 Args = dict[str, Any]
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Kind(StrEnum):
@@ -51,7 +53,37 @@ class Task:
                 self.options.fit.read(args)
             except Unfit as unfit:
                 faults = list(unfit.faults)
+        known = {where for where, _ in faults}
+        faults += [fault for fault in self._call_faults(args) if fault[0] not in known]
         return not_about(faults, args)
+
+    @property
+    def checks_args(self) -> bool:
+        """Whether `check_args` may find anything: by a model, by the callable's signature, or by placeholders."""
+        return self.options.fit is not None or self.spread or self.options.argv is not None or self.command is not None
+
+    def _call_faults(self, args: Mapping[str, Any]) -> list[FieldFault]:
+        """Args that the callable cannot be called with: it lacks one that it needs, or does not know one."""
+        if self.options.argv is not None or self.command is not None:
+            templates = self.options.argv or () if self.command is None else self.command.argv
+            names = dict.fromkeys(name for item in templates for name in Template(item).names)
+            return [(path([name]), MISSING) for name in names if name not in args]
+        if self._named is None:
+            return []
+        needed, known, takes_more = self._named
+        missing = [(path([name]), MISSING) for name in needed if name not in args]
+        return missing + [(path([name]), UNKNOWN) for name in args if name not in known and not takes_more]
+
+    @cached_property
+    def _named(self) -> tuple[list[str], set[str], bool] | None:
+        """Of a callable whose args are spread: the names that it needs, those that it knows, and whether it takes any;
+        None where that cannot be known."""
+        if not self.spread or not has_signature(self.call):
+            return None
+        found = [p for p in parameters(self.call) if not (self.takes_context and p.name == self._context_name)]
+        named = [p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        takes_more = any(p.kind is p.VAR_KEYWORD for p in found)
+        return [p.name for p in named if p.default is p.empty], {p.name for p in named}, takes_more
 
     def args_schema(self) -> dict[str, Any] | None:
         """JSON Schema of the args, if the task says what it takes."""
@@ -73,6 +105,19 @@ class Task:
         """Call it: a value, a generator, a coroutine or an async generator, by `kind`. Raises `Fail` for args that do
         not fit, which a row that another service has written may hold."""
         read = self._read(args)
+        faults = self._call_faults(args)
+        if faults:
+            raise Fail(f"the args do not fit: {Unfit(faults)}")
+        try:
+            return self._call(args, read, context)
+        except TypeError as error:
+            if _is_inside(error, depth=2):
+                raise
+            raise Fail(f"the task's callable cannot be called like this: {error}") from error
+
+    def _call(self, args: Args, read: Any, context: Context) -> Any:
+        if self.options.argv is not None:
+            return _exit_code_of(self.call(*self._main_arguments(args)))
         if self.spread:
             named = {**args, self._context_name: context} if self.takes_context else args
             return self.call(**named)
@@ -80,6 +125,18 @@ class Task:
         if self.takes_context:
             return self.call(given, context)
         return self.call(given) if self.takes_args else self.call()
+
+    def _main_arguments(self, args: Args) -> list[Any]:
+        """Of a `main()`: nothing, or its command line where it has a parameter that it needs."""
+        needs_list = any(p.default is p.empty and p.kind in _POSITIONAL for p in parameters(self.call))
+        return [list(self.command_line(args))] if needs_list else []
+
+    def command_line(self, args: Args) -> tuple[str, ...]:
+        """What a `main()` finds in `sys.argv`, after the program's name. Raises `Fail` for args that do not fit."""
+        try:
+            return fill_argv(self.options.argv or (), args)
+        except ValueError as error:
+            raise Fail(str(error)) from None
 
     def argv(self, args: Args) -> tuple[str, ...]:
         """What to run, of a command. Raises `Fail` for args that do not fit."""
@@ -113,7 +170,7 @@ def describe(name: str, call: Callable[..., Any], *, spread: bool | None = None)
     """Read off a callable what kind of pipeline it is and what it wants to be given."""
     if not callable(call):
         raise TypeError(f"task {name!r}: {call!r} cannot be called")
-    positional = [p for p in parameters(call) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [p for p in parameters(call) if p.kind in _POSITIONAL]
     needed = [p for p in positional if p.default is p.empty]
     takes_context = any(_is_context(p) for p in (parameters(call) if spread else positional[1:2]))
     if spread is None:
@@ -155,6 +212,30 @@ def parameters(call: Callable[..., Any]) -> list[inspect.Parameter]:
         return list(inspect.signature(call).parameters.values())
     except (TypeError, ValueError):  # a built-in that does not say: give it the args
         return [inspect.Parameter("args", inspect.Parameter.POSITIONAL_ONLY)]
+
+
+def _exit_code_of(result: Any) -> Any:
+    """A whole number that a `main()` returns is its exit code, as in a console script."""
+    if type(result) is int:
+        raise SystemExit(result)
+    return result
+
+
+def has_signature(call: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(call)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_inside(error: BaseException, *, depth: int) -> bool:
+    """Whether an error was raised within the callable, rather than by the attempt to call it: it has frames beyond
+    ours."""
+    trace = error.__traceback__
+    for _ in range(depth):
+        trace = None if trace is None else trace.tb_next
+    return trace is not None
 
 
 def _is_context(parameter: inspect.Parameter) -> bool:

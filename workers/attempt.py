@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from app import log
-from app.queue.attempt_sessions import Places
+from app.queue.attempt_sessions import QUEUE_DATABASE, Places
 from app.queue.effects import Effects, broke_off
 from app.queue.job import Claimed, Release, Settlement, Status
 from pipelines.contract import Kind, Options, Stop, StopReason, Task
 from pipelines.retry import DEFAULT, Policy
+from workers.child_environment import ConnectionCheck
 from workers.context import Facts, JobContext
 from workers.drive import drive
 from workers.lease import Lease
@@ -63,6 +65,12 @@ class Tools:
     follow_up_lease_sec: int = 60
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
 
+    @cached_property
+    def connection_check(self) -> ConnectionCheck:
+        """Of isolated processes and programs, whose code opens its own connections."""
+        places = self.places
+        return ConnectionCheck({} if places is None else {QUEUE_DATABASE: places.dsn, **places.targets})
+
 
 _NO_TOOLS = Tools()
 
@@ -84,6 +92,8 @@ class Attempt(JobContext):
     ended: float | None = None  # and when it has ended
     stop_asked_at: float | None = None  # set once, by whoever stops it
     rung: str | None = None  # the last one that was climbed
+    sessions_left: Sequence[str] = ()  # the servers on which a statement of its process may still run
+    must_end_now = False  # its process is killed without further stop steps; set once, by the pool that stops
     hand: Hand | None = None  # who claimed it, holds its key and writes down its end
     traced_as: str | None = None  # the trace context of this very try, if one is drawn; set before it begins
     effects: Effects | None = None  # made when the pipeline asks for the first one
@@ -154,11 +164,22 @@ class Attempt(JobContext):
             self.stop_asked_at, self.rung = clock(), "flag"
         super().stop(reason)
 
+    def kill_process(self) -> None:
+        """End its process at once: the worker is about to leave, and nothing of the attempt may outlive it."""
+        self.must_end_now = True
+        with self._lock:
+            wake = self._on_stop
+        if wake is not None:
+            wake()
+
     def left(self) -> Left:
         progress, cursor = self.news()
-        if progress is None and cursor is None and self.stop_asked_at is None:
+        if progress is None and cursor is None and self.stop_asked_at is None and not self.sessions_left:
             return NOTHING
-        return Left(progress, cursor, self._how_it_was_stopped())
+        notes = self._how_it_was_stopped()
+        if self.sessions_left:
+            notes = {**(notes or {}), "sessions_left": list(self.sessions_left)}
+        return Left(progress, cursor, notes)
 
     def _how_it_was_stopped(self) -> dict[str, Any] | None:
         if self.stop_asked_at is None or self._reason is None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from app import log
-from app.queue.attempt_sessions import end_sessions, servers_of, session_name
+from app.queue.attempt_sessions import Places, end_sessions, servers_of, session_name
 from workers.attempt import Attempt
 from workers.outcome import Left
 from workers.threads import Bell, clock
@@ -323,6 +323,9 @@ class Child:
             return
         if attempt.stop_asked_at is None or self._has_exited():
             return
+        if attempt.must_end_now:
+            self._signal("sigkill", signal.SIGKILL)
+            return
         if self._climbed_at is None:
             self._climbed_at = now
             if self._channel is None:
@@ -356,5 +359,12 @@ class Child:
                 pipe.close()
         self._held.close()
         places = self._attempt.tools.places
-        if places is not None and self._channel is not None and (self._end is None or self._brought_down):
-            end_sessions(servers_of(places), [session_name(self._attempt.job_id, self._attempt.job.run_id)])
+        if places is not None:  # its code may have opened connections of its own, which a statement keeps open
+            self._end_sessions(places)
+
+    def _end_sessions(self, places: Places) -> None:
+        attempt = self._attempt
+        report = end_sessions(servers_of(places), [session_name(attempt.job_id, attempt.job.run_id)])
+        attempt.sessions_left = report.left_on
+        if report.left_on:
+            _log.warning("sessions.left", job=str(attempt.job_id), task=attempt.job.task, sessions_left=report.left_on)

@@ -27,7 +27,7 @@ from pipelines.retry import Fixed, decide
 from workers.capture import LEVELS, told
 from workers.context import Facts, JobContext
 from workers.drive import drive
-from workers.outcome import came_from_stop, describe
+from workers.outcome import came_from_stop, describe, hint_of
 from workers.secrets import Veil
 
 _NEWS_EVERY = 0.1
@@ -197,6 +197,7 @@ def _run(recipe: dict[str, Any], context: JobContext) -> dict[str, Any]:
         cursor = None if recipe["checkpoint"] is None else json.loads(recipe["checkpoint"])
         context.begin_with(recipe["progress"], cursor)
         context.check()
+        sys.argv = [context.task, *task.command_line(args)]  # ours is of no use to it
         _limit(recipe)
         result = drive(task, args, context)
         return _finished(context) or _value(result, context.facts.max_result_bytes)
@@ -211,7 +212,10 @@ def _task(recipe: dict[str, Any], context: JobContext) -> contract.Task | str:
     places = recipe["places"]
     if places is not None:
         targets.configure(recipe["endpoints"], places["targets"], recipe["tokens"], otherwise=lambda: places["dsn"])
-    loading = contract.load(recipe["packages"], recipe["tasks"])
+    own = recipe["tasks"].get(context.task)  # a task of the settings needs no module but its own
+    loading = (
+        contract.load(recipe["packages"], recipe["tasks"]) if own is None else contract.load((), {context.task: own})
+    )
     task = registry.get(context.task)
     if task is not None:
         return task
@@ -236,7 +240,7 @@ def _failure(context: JobContext, options: contract.Options, error: BaseExceptio
     )
     return {
         "how": "error",
-        "told": clean_text(describe(error), _LONGEST_ERROR),
+        "told": clean_text(describe(error) + hint_of(error, options), _LONGEST_ERROR),
         "traceback": clean_text("".join(traceback.format_exception(error)), _LONGEST_TRACEBACK),
         "answer": verdict.answer.value,
         "pause": verdict.pause,

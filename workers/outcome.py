@@ -72,7 +72,8 @@ def failure_of(job: Claimed, error: BaseException, options: Options, default: Po
     """What to do about an error: the job's own policy counts first, then its task's."""
     policy = readable_policy(job, options, default)
     verdict = decide(error, attempt=job.attempt, max_attempts=job.max_attempts, policy=policy, rules=options.rules)
-    return Failure(describe(error), "".join(traceback.format_exception(error)), verdict.answer, verdict.pause)
+    told = describe(error) + hint_of(error, options)
+    return Failure(told, "".join(traceback.format_exception(error)), verdict.answer, verdict.pause)
 
 
 def readable_policy(job: Claimed, options: Options, default: Policy) -> Policy:
@@ -148,6 +149,23 @@ def describe(error: BaseException) -> str:
     except Exception:  # an exception whose own __str__ fails still ended the attempt
         said = "(it could not be printed)"
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+_COMMAND_LINE_PARSERS = ("argparse", "optparse", "click")
+_USAGE_ERROR = 2  # their exit code
+
+
+def hint_of(error: BaseException, options: Options) -> str:
+    """What to change where a callable has parsed a command line that is not its own; else nothing."""
+    if not isinstance(error, SystemExit) or error.code != _USAGE_ERROR or options.argv is not None:
+        return ""
+    modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    if not any(module.partition(".")[0] in _COMMAND_LINE_PARSERS for module in modules):
+        return ""
+    return (
+        "; it has parsed a command line, and as a task it has none of its own: give it one by the option"
+        ' argv, such as ["--date", "{date}"]'
+    )
 
 
 def _with(end: Settlement, left: Left) -> Settlement:

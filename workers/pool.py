@@ -47,6 +47,7 @@ from workers.worker import Worker
 
 _log = log.get(__name__)
 _HURRY = 0.5  # seconds for what takes stop_sec otherwise, when somebody is in a hurry
+_KILL_TIMEOUT_SEC = 6.0  # for killed processes to end, and their sessions on all servers
 _GLANCE = 0.05  # how often a stop looks whether somebody is
 _MOST_THREADS = 500  # of one queue, whatever a rule says
 _KEEPER_DIED = 70  # exit code: a thread that the others rely on has met a bug
@@ -333,7 +334,7 @@ class WorkerPool:
             return True
         for attempt in self._roster.all():
             attempt.stop(StopReason.SHUTDOWN)
-        if self._join_workers(self._patience):
+        if self._join_workers(self._patience) or self._kill_processes():
             return True
         for worker in self._workers:
             stubborn = worker.current
@@ -341,6 +342,16 @@ class WorkerPool:
                 _log.error("job.will.not.stop", job=str(stubborn.job.id), task=stubborn.job.task)
                 self._hand_back_unstopped(stubborn)
         return False
+
+    def _kill_processes(self) -> bool:
+        """What runs in processes of its own does not outlive this one, nor do its sessions. True: no thread is left."""
+        isolated = [(worker, a) for worker in self._workers if (a := worker.current) is not None and not a.in_thread]
+        for _, attempt in isolated:
+            attempt.kill_process()
+        deadline = clock() + (_HURRY if self._hurried.is_set() else _KILL_TIMEOUT_SEC)
+        for worker, _ in isolated:
+            worker.join(max(0.0, deadline - clock()))
+        return not any(worker.alive for worker in self._workers)
 
     def hurry(self) -> None:
         """Ask running jobs to stop now: a `stop` on its way does not wait for the end of the grace."""

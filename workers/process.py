@@ -11,15 +11,18 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
-from pipelines.contract import Fail, Kind, StopReason, Task
+from app.queue.attempt_sessions import session_name
+from pipelines.contract import Fail, Kind, Options, StopReason, Task
 from pipelines.options import Command
 from pipelines.retry import Answer
 from workers.attempt import Attempt
 from workers.child import Child, Exit, Unstarted
+from workers.child_environment import session_variables
 from workers.outcome import (
     Abandoned,
     Ending,
@@ -65,7 +68,8 @@ def _run_child(attempt: Attempt, task: Task) -> Ending:
             raise Unstarted(error) from error
         until_started.enter_context(theirs)
         begin = f"import sys; sys.path[:] = {paths!r}; from workers.childmain import main; main({theirs.fileno()})"
-        child = Child(attempt, [sys.executable, "-c", begin], channel=ours, inherit=(theirs.fileno(),))
+        env = {**os.environ, **_session_variables(attempt, task.options, os.environ.get("PGOPTIONS", ""))}
+        child = Child(attempt, [sys.executable, "-c", begin], channel=ours, inherit=(theirs.fileno(),), env=env)
     child.send(_recipe(attempt, task, parent=child.pid))
     return _ending(attempt, child.watch())
 
@@ -106,6 +110,7 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Ending:
     env = {
         "PYTHONUNBUFFERED": "1",  # its log is to be read while it runs
         **given,
+        **_session_variables(attempt, task.options, given.get("PGOPTIONS", "")),
         "DL_JOB_ID": str(attempt.job_id),
         "DL_ATTEMPT": str(attempt.attempt),
     }
@@ -118,8 +123,26 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Ending:
     left = how.left(attempt)
     if how.code == 0:
         return success({"exit_code": 0}, left)
+    _log_withheld(attempt, env)
     told = RuntimeError(f"{how.describe()}{child.last_words()}")
     return failed(_without_traceback(failure_of(attempt.job, told, attempt.options, attempt.tools.retry)), left)
+
+
+def _log_withheld(attempt: Attempt, env: Mapping[str, str]) -> None:
+    """Name the variables of libpq that a failed program was not given: it may have looked for its server there."""
+    names = sorted(name for name in os.environ if name.startswith("PG") and name not in env)
+    if names:
+        attempt.tools.log(
+            attempt.job_id, attempt.attempt, "WARNING", "log",
+            f"the program was not given these variables of the worker: {', '.join(names)}; name those that it needs in"
+            " the task's inherit, or set its own in env",
+        )  # fmt: skip
+
+
+def _session_variables(attempt: Attempt, options: Options, own_options: str) -> dict[str, str]:
+    check = options.connection_check and attempt.tools.connection_check.is_accepted()
+    name = session_name(attempt.job_id, attempt.job.run_id)
+    return session_variables(name, own_options=own_options, check=check)
 
 
 def _environment(attempt: Attempt, command: Command) -> dict[str, str]:

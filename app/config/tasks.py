@@ -33,6 +33,10 @@ def _texts(told: Any) -> bool:
     return isinstance(told, list) and bool(told) and all(isinstance(item, str) and "\0" not in item for item in told)
 
 
+def _argv(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) and "\0" not in item for item in value)
+
+
 def _rules(told: Any) -> bool:
     return isinstance(told, dict) and all(rule in ("retry", "fail") or _number(rule) for rule in told.values())
 
@@ -58,12 +62,14 @@ _ANY: dict[str, _Check] = {
     "lock_key": (_text, 'a text such as "customer:{id}"'),
     "memory_mb": (_whole, "a whole number greater than 0"),
     "cpu_sec": (_whole, "a whole number greater than 0"),
+    "connection_check": (lambda told: isinstance(told, bool), "true or false"),
 }
 _OF_A_CALL: dict[str, _Check] = {
     "call": (lambda told: _text(told) and bool(_PATH.fullmatch(told)), "a path such as company.loads:rates"),
     "isolation": (lambda told: told in ("thread", "process"), "thread or process"),
     "interrupt": (lambda told: isinstance(told, bool), "true or false"),
     "spread": (lambda told: isinstance(told, bool), "true or false"),
+    "argv": (_argv, 'a list of texts such as ["--date", "{date}"]'),
 }
 _OF_A_COMMAND: dict[str, _Check] = {
     "command": (_texts, "a list of texts, the program first"),

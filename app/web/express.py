@@ -136,7 +136,7 @@ class Express:
     def _has_faults(self, asked: TriggerRequest) -> bool:
         """Or may have some, which it would take long to find out."""
         task: Task | None = self._pipelines.get(asked.task)
-        if task is None or task.options.fit is None:
+        if task is None or not task.checks_args:
             return False
         if time.monotonic() < self._slow.get(task.name, 0.0):
             return True

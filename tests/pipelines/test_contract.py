@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.contract import Context, Kind, Pipelines, Stop, StopReason, TaskConflict, describe, load
+from pipelines.contract import Context, Fail, Kind, Pipelines, Stop, StopReason, TaskConflict, describe, load
 
 CONTEXT: Any = object()
 
@@ -115,9 +115,53 @@ def test_one_named_value_is_spread_when_that_is_asked_for():
     assert describe("t", one_value).start({"customer_id": 7}, CONTEXT) == {"customer_id": 7}
 
 
-def test_a_value_that_is_missing_is_a_type_error_of_the_job():
-    with pytest.raises(TypeError, match="since"):
-        describe("t", spread_values).start({"customer_id": 7}, CONTEXT)
+@pytest.mark.parametrize(
+    ("args", "faults"),
+    [
+        ({"customer_id": 7}, {"since": "is required"}),
+        ({**ARGS, "untill": 1}, {"untill": "is no argument of this task; leave it out"}),
+        ({}, {"customer_id": "is required", "since": "is required"}),
+        ({**ARGS, "limit": 1}, {}),
+    ],
+)
+def test_args_that_do_not_fit_signature_are_named(args, faults):
+    task = describe("t", spread_values)
+
+    assert dict(task.check_args(args)) == faults
+    if faults:
+        with pytest.raises(Fail, match=f"the args do not fit: {next(iter(faults))}"):
+            task.start(args, CONTEXT)
+
+
+def test_context_of_a_spread_callable_is_no_argument():
+    task = describe("t", spread_with_context)
+
+    assert task.check_args(ARGS) == []
+    assert dict(task.check_args({**ARGS, "ctx": 1})) == {"ctx": "is no argument of this task; leave it out"}
+
+
+def test_any_name_fits_a_callable_that_takes_any():
+    assert describe("t", lambda a, **more: more, spread=True).check_args({"a": 1, "b": 2}) == []
+    assert describe("t", builtins.dict, spread=True).check_args({"b": 2}) == []
+
+
+def test_secret_fits_any_parameter():
+    assert describe("t", spread_values).check_args({"customer_id": {"$secret": "id"}, "since": 1}) == []
+
+
+def test_callable_that_cannot_be_called_fails_without_retry():
+    def needs_more(args, *, day): ...
+
+    with pytest.raises(Fail, match="cannot be called like this.*day"):
+        describe("t", needs_more).start({}, CONTEXT)
+
+
+def test_type_error_from_inside_the_callable_is_its_own():
+    def fails(args):
+        return len(args["n"])
+
+    with pytest.raises(TypeError, match="has no len"):
+        describe("t", fails).start({"n": 1}, CONTEXT)
 
 
 def generator(args) -> Iterator[int]:

@@ -41,3 +41,11 @@ def test_it_is_registered_as_a_generator_with_a_context():
 
     assert task is not None
     assert (task.kind.value, task.takes_args, task.takes_context, task.spread) == ("generator", True, True, False)
+
+
+def test_sleep_that_is_no_number_is_refused_by_name():
+    task = registry.get("noop")
+    assert task is not None
+
+    assert [where for where, _ in task.check_args({"sleep1": "x", "sleep3": None})] == ["sleep1", "sleep3"]
+    assert task.check_args({"sleep1": 1, "sleep2": "0.5", "n": 7}) == []

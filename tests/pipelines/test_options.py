@@ -398,7 +398,9 @@ def test_a_command_whose_args_do_not_fit_fails_its_job(known):
         task_of(known).argv({})
 
 
-@pytest.mark.parametrize("wrong", [{"spread": True}, {"isolation": "thread"}, {"colour": "red"}, {"no_retry": "X"}])
+@pytest.mark.parametrize(
+    "wrong", [{"spread": True}, {"argv": ["x"]}, {"isolation": "thread"}, {"colour": "red"}, {"no_retry": "X"}]
+)
 def test_a_command_has_no_other_options(known, wrong):
     with pytest.raises((TypeError, ValueError)):
         known.command("legacy", ["x"], **wrong)
@@ -499,6 +501,70 @@ def test_a_module_or_package_that_cannot_be_imported_is_named_and_the_others_are
     assert set(loading.failures) == {"company_broken", "company_nowhere"}
     assert "no_such_module" in loading.failures["company_broken"]
     assert loading.modules == ("company_rates",)
+
+
+def test_call_of_the_settings_is_isolated_unless_it_says_otherwise(known, company):
+    calls = {"plain": "company_rates:load", "threaded": {"call": "company_rates:load", "isolation": "thread"}}
+
+    assert load([], calls, into=known).failures == {}
+    known.register("of_code")(lambda args: args)
+
+    isolation = {task.name: task.options.isolation for task in known}
+    assert isolation == {"plain": "process", "threaded": "thread", "of_code": "thread"}
+
+
+def test_argv_of_a_call_is_filled_from_args(known, company):
+    load([], {"main": {"call": "company_rates:Rates.load", "argv": ["--day", "{day}", "{{x}}"]}}, into=known)
+    task = known.get("main")
+
+    assert task.command_line({"day": "2026-11-22"}) == ("--day", "2026-11-22", "{x}")
+    assert task.check_args({"day": 1, "more": 2}) == []
+    assert task.check_args({}) == [("day", "is required")]
+    with pytest.raises(Fail, match="'day' is missing"):
+        task.command_line({})
+    with pytest.raises(Fail, match="NUL"):
+        task.command_line({"day": "\0"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"argv": ["x"]}, "needs isolation='process'"),
+        ({"argv": ["{a!r}"], "isolation": "process"}, "name of an argument"),
+        ({"argv": [7], "isolation": "process"}, "list of texts"),
+        ({"argv": "--day", "isolation": "process"}, "argv is a list"),
+    ],
+)
+def test_argv_that_cannot_be_is_refused(known, wrong, why):
+    with pytest.raises((TypeError, ValueError), match=why):
+        task_of(known, **wrong)
+
+
+def test_main_gets_its_list_if_it_needs_one(known):
+    argv = {"argv": ["--day", "{day}"], "isolation": "process"}
+    known.register("bare", **argv)(lambda: "called")
+    known.register("default", **argv)(lambda argv=None: argv)
+    known.register("needs", **argv)(lambda argv: argv)
+
+    assert known.get("bare").start({"day": 1}, None) == "called"
+    assert known.get("default").start({"day": 1}, None) is None
+    assert known.get("needs").start({"day": 1}, None) == ["--day", "1"]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_whole_number_that_main_returns_is_its_exit_code(known, code):
+    known.register("main", argv=[], isolation="process")(lambda: code)
+
+    with pytest.raises(SystemExit) as left:
+        known.get("main").start({}, None)
+    assert left.value.code == code
+
+
+def test_placeholder_of_a_command_without_its_argument_is_named(known):
+    task = known.command("legacy", ["x", "--date={date}", "{date}"])
+
+    assert task.check_args({}) == [("date", "is required")]
+    assert task.check_args({"date": 1, "more": 2}) == []
 
 
 def test_settings_may_say_more_of_a_task_that_a_module_registers(known, company):

@@ -1,0 +1,221 @@
+"""SQL of code that opens its own connections ends before the next attempt of its job, or the next job of its key,
+begins, whatever ends the attempt.
+
+The legacy code writes rows by one long statement in autocommit, so a session that outlives its attempt is seen in the
+table. Both kinds of legacy task run in each case: a callable of DL_TASKS, and a program.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from app.queue.jobqueue import JobQueue
+from app.queue.pool import Pool
+from app.queue.schema import migrate
+from tests.support import Databases, Process, eventually
+from tests.support.running import Runner, Running, ask
+
+PROGRAM = str(Path(__file__).parents[1] / "support" / "legacy_loads.py")
+TASKS: dict[str, dict[str, Any]] = {
+    "call": {"call": "tests.support.legacy_loads:write_rows"},
+    "program": {"command": [sys.executable, PROGRAM, "{dsn}", "{load}", "{seconds}"]},
+}
+KINDS = tuple(TASKS)
+STOP_STEP_SEC = 0.3
+LEASE_SEC = 3
+SETTINGS = {
+    "DL_TASKS": json.dumps(
+        {name: {**task, "retry": {"kind": "fixed", "seconds": 0.1}} for name, task in TASKS.items()}
+    ),
+    "DL_PIPELINES": "pipelines.noop",
+    "DL_HEARTBEAT_SEC": "0.5",
+    "DL_STOP_GRACE_SEC": str(STOP_STEP_SEC),
+    "DL_SHUTDOWN_GRACE_SEC": "0.2",
+    "DL_CLAIM_BACKOFF_SEC": "1",
+}
+ROWS_TABLE = """
+    CREATE TABLE legacy_rows (
+        load text NOT NULL, session int NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp())"""
+
+
+class Service:
+    """Workers on one database, and what the legacy code has written there."""
+
+    def __init__(self, run: Runner, dsn: str) -> None:
+        self.dsn, self._run = dsn, run
+        self.queue = JobQueue(Pool(dsn))
+        self._workers: list[Running] = []
+
+    def worker(self) -> Running:
+        """The only one: of those that an earlier case has left the others are ended, which run nothing any more."""
+        left, *others = [w for w in self._workers if w.process.exit_code is None] or [self.start()]
+        for other in others:
+            other.stop()
+        self._workers = [left]
+        return left
+
+    def start(self) -> Running:
+        self._workers.append(self._run("worker", **SETTINGS).until_ready())
+        return self._workers[-1]
+
+    def insert(self, kind: str, load: str, *, time_limit: float | None = None) -> UUID:
+        """A job whose statement takes much longer than the test. Its load is its key, too."""
+        args = json.dumps({"dsn": self.dsn, "load": load, "seconds": 90})
+        ((job,),) = ask(
+            self.dsn,
+            "INSERT INTO dl_jobs (queue, task, lock_key, args, lease_ttl_sec, time_limit_sec)"
+            " VALUES ('q', %s, %s, %s, %s, %s) RETURNING job_id::text",
+            kind, load, args, LEASE_SEC, time_limit,
+        )  # fmt: skip
+        return UUID(job)
+
+    def sessions(self, load: str) -> list[tuple[float, float, int]]:
+        """First row, last row and number of rows of each session of a load, in the order of their beginning."""
+        rows = ask(
+            self.dsn,
+            "SELECT extract(epoch FROM min(at))::float, extract(epoch FROM max(at))::float, count(*)::int"
+            " FROM legacy_rows WHERE load = %s GROUP BY session ORDER BY 1",
+            load,
+        )
+        return [(first, last, count) for first, last, count in rows]
+
+    def until_written(self, load: str, session: int) -> None:
+        """Until this session of the load, counted from 1, has written for about a second."""
+
+        def has_written() -> bool:
+            found = self.sessions(load)
+            return len(found) >= session and found[session - 1][2] >= 8
+
+        eventually(has_written, message=lambda: f"{load}: {self.sessions(load)} {self.text}", period=0.05)
+
+    def check_apart(self, load: str) -> None:
+        """The first session has ended before the second began, although both had the time to write."""
+        self.until_written(load, 2)
+        (_, last, _), (first, _, _), *_ = self.sessions(load)
+        assert last < first, f"{load}: the first session wrote for {last - first:.1f} s beside the second"
+
+    @property
+    def text(self) -> str:
+        return "\n".join(worker.process.text for worker in self._workers)
+
+    def cancel(self, *jobs: UUID) -> None:
+        for job in jobs:
+            self.queue.cancel(job)
+        for job in jobs:
+            eventually(partial(self.has_ended, job), message=lambda: self.text, period=0.05)
+
+    def has_ended(self, job_id: UUID) -> bool:
+        job = self.queue.get(job_id)
+        return job is not None and job.status.final
+
+
+@pytest.fixture(scope="module")
+def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One database and its workers for all cases of this file."""
+    folder = tmp_path_factory.mktemp("legacy")
+    with databases.fresh() as dsn, ExitStack() as running:
+        migrate(dsn)
+        ask(dsn, ROWS_TABLE)
+
+        def start(*args: str, env: dict[str, str]) -> Process:
+            output = folder / f"process-{len(list(folder.iterdir()))}.log"
+            return running.enter_context(Process.dataloader(*args, output=output, env=env))
+
+        yield Service(Runner(start, dsn), dsn)
+
+
+@pytest.fixture
+def loads(service: Service, request: pytest.FixtureRequest) -> Iterator[Callable[..., dict[str, UUID]]]:
+    """Insert a job of each kind and wait for its first rows: jobs by load. They are canceled in the end."""
+    started: list[UUID] = []
+
+    def insert(**options: float) -> dict[str, UUID]:
+        jobs = {
+            f"{request.node.name} {kind}": service.insert(kind, f"{request.node.name} {kind}", **options)
+            for kind in KINDS
+        }
+        started.extend(jobs.values())
+        return jobs
+
+    yield insert
+    service.worker()
+    service.cancel(*started)
+
+
+def test_killed_worker_sql_ends_before_next_attempt(service, loads):
+    doomed = service.worker()
+    jobs = loads()
+    for load in jobs:
+        service.until_written(load, 1)
+
+    doomed.process.kill()
+    service.start()
+
+    for load in jobs:
+        service.check_apart(load)
+
+
+def test_lost_lease_sql_ends_before_next_attempt(service, loads):
+    frozen = service.worker()
+    jobs = loads()
+    for load in jobs:
+        service.until_written(load, 1)
+
+    frozen.process.signal(signal.SIGSTOP)
+    heir = service.start()
+    eventually(lambda: len(heir.log("reaper.requeued")) >= len(jobs), message=lambda: heir.process.text)
+    frozen.process.signal(signal.SIGCONT)
+
+    for load in jobs:
+        service.check_apart(load)
+
+
+def test_canceled_sql_ends_before_next_job_of_its_key(service, loads):
+    service.worker()
+    first = loads()
+    for load in first:
+        service.until_written(load, 1)
+    second = [service.insert(load.rpartition(" ")[2], load) for load in first]
+
+    for job in first.values():
+        service.queue.cancel(job)
+
+    for load in first:
+        service.check_apart(load)
+    for job in first.values():
+        assert service.queue.get(job).status == "canceled"
+        (end,) = [event.payload for event in service.queue.events(job) if event.kind == "canceled"]
+        # Flag and query for a callable, then SIGTERM; a second more for a machine that is busy.
+        assert end["stopped_after_sec"] < 2 * STOP_STEP_SEC + 2
+    service.cancel(*second)
+
+
+def test_time_limit_ends_sql_before_next_attempt(service, loads):
+    service.worker()
+    jobs = loads(time_limit=2)
+
+    for load in jobs:
+        service.check_apart(load)
+
+
+def test_shutdown_ends_sql_before_next_attempt(service, loads):
+    leaving = service.worker()
+    jobs = loads()
+    for load in jobs:
+        service.until_written(load, 1)
+
+    assert leaving.stop() == 0
+    service.start()
+
+    for load in jobs:
+        service.check_apart(load)

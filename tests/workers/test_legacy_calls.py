@@ -1,0 +1,171 @@
+"""Callables of DL_TASKS and programs that know nothing of this project."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from app.queue.attempt_sessions import session_name
+from app.queue.job import Job, Settlement, Status
+from pipelines.contract import Fail, Pipelines, load
+from tests.support.claims import Said, attempt_with
+from tests.support.plant import Plant
+from tests.support.waiting import eventually
+from workers.pool import WorkerPool
+
+MODULE = "tests.support.legacy_main"
+INTERVAL = "client_connection_check_interval"
+SHOW = "import os; print(os.environ.get('PGAPPNAME'), os.environ.get('PGOPTIONS'), os.environ.get('PGHOST'))"
+
+
+def pool_with(plant: Plant, tasks: dict[str, Any], **options: Any) -> WorkerPool:
+    known = Pipelines()
+    assert load([], tasks, into=known).failures == {}
+    return plant.pool(pipelines=known, tasks=tasks, **({"stop_grace_sec": 0.3} | options))
+
+
+def ended(plant: Plant, task: str, status: Status = Status.SUCCEEDED, **args: Any) -> Job:
+    return plant.until(plant.add(task, args=args, max_attempts=1), status)
+
+
+@pytest.mark.parametrize(("check", "interval"), [(True, "2s"), (False, "0")])
+def test_own_connection_carries_name_and_check(plant, check, interval):
+    pool_with(plant, {"show": {"call": f"{MODULE}:show_session", "connection_check": check}})
+    job = ended(plant, "show", dsn=plant.dsn, setting=INTERVAL)
+
+    assert job.run_id is not None
+    assert job.result == [session_name(job.id, job.run_id), interval]
+
+
+def program(code: str, **command: Any) -> tuple[Any, Said]:
+    said, known = Said(), Pipelines()
+    known.command("t", [sys.executable, "-c", code], **command)
+    attempt = attempt_with(said, task="t")
+    return attempt.run(known.get("t")), said
+
+
+def test_program_gets_our_name_and_its_own_options_last(monkeypatch):
+    monkeypatch.setenv("PGOPTIONS", "-c of=service")
+    _, said = program(SHOW, env={"PGOPTIONS": "-c work_mem=1MB", "PGAPPNAME": "mine"})
+
+    (line,) = said.of("stdout")
+    assert line.startswith("dataloader:")
+    assert INTERVAL in line
+    assert line.endswith("-c work_mem=1MB None")
+    assert "of=service" not in line
+
+
+def test_program_without_check_has_our_name_alone():
+    _, said = program(SHOW, connection_check=False)
+
+    (line,) = said.of("stdout")
+    assert line.startswith("dataloader:")
+    assert line.endswith(" None None")
+
+
+def test_failed_program_is_told_names_of_withheld_variables(monkeypatch):
+    monkeypatch.setenv("PGHOST", "db.internal")
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    monkeypatch.setenv("PGUSER", "etl")
+    end, said = program("raise SystemExit(1)", inherit=["PGUSER"], env={"PGDATABASE": "x"})
+
+    assert end.status is Status.QUEUED
+    (line,) = [line for line in said.of("log") if "not given" in line]
+    assert "PGHOST, PGPASSWORD;" in line
+    assert "hunter2" not in line
+    assert not [name for name in ("PGUSER", "PGDATABASE", "PGAPPNAME", "PGOPTIONS") if name in line]
+
+
+def test_program_that_succeeds_is_told_nothing(monkeypatch):
+    monkeypatch.setenv("PGHOST", "db.internal")
+
+    assert program("pass")[1].of("log") == []
+
+
+# ── main() ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_main_parses_the_argv_of_its_task(plant):
+    pool_with(plant, {"main": {"call": f"{MODULE}:main", "argv": ["--day", "{day}", "--code={code}"]}})
+
+    assert ended(plant, "main", day="2026-11-22", code=0).result is None
+    assert ended(plant, "main", Status.FAILED, day="2026-11-22", code=3).error == "SystemExit: 3"
+
+
+def test_main_without_argv_fails_with_a_hint(plant):
+    pool_with(plant, {"main": f"{MODULE}:main"})
+
+    error = ended(plant, "main", Status.FAILED).error
+    assert error is not None
+    assert error.startswith("SystemExit: 2; it has parsed a command line")
+    assert "option argv" in error
+
+
+def test_main_in_a_thread_fails_with_a_hint_too():
+    known = Pipelines()
+    known.register("t")(lambda: argparse.ArgumentParser().parse_args(["--unknown"]))
+    end = attempt_with(task="t").run(known.get("t"))
+
+    assert isinstance(end, Settlement)
+    assert "option argv" in str(end.error)
+
+
+def test_exit_code_of_its_own_has_no_hint():
+    known = Pipelines()
+    known.register("t")(lambda: sys.exit(2))
+    end = attempt_with(task="t").run(known.get("t"))
+
+    assert isinstance(end, Settlement)
+    assert end.error == "SystemExit: 2"
+
+
+def test_args_that_do_not_fit_are_not_retried():
+    known = Pipelines()
+    known.register("t")(lambda customer_id, since: None)
+    end = attempt_with(task="t", args_text='{"customer_id": 7}').run(known.get("t"))
+
+    assert isinstance(end, Settlement)
+    assert (end.status, end.error) == (Status.FAILED, f"{Fail.__name__}: the args do not fit: since: is required")
+
+
+# ── its end ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sessions(plant: Plant, job_id: UUID) -> list[int]:
+    """Backends that run a statement of the job."""
+    rows = plant.desk.sql(
+        "SELECT pid FROM pg_stat_activity WHERE starts_with(application_name, %s) AND state = 'active'",
+        f"dataloader:{job_id}:",
+    )
+    return [pid for (pid,) in rows]
+
+
+def test_cancel_ends_a_blocking_call_and_its_query(plant):
+    pool_with(plant, {"sleeps": f"{MODULE}:sleep_in_sql"})
+    job_id = plant.add("sleeps", args={"dsn": plant.dsn, "seconds": 600})
+    eventually(lambda: sessions(plant, job_id))
+
+    plant.desk.queue.cancel(job_id)
+    plant.until(job_id, Status.CANCELED)
+
+    assert sessions(plant, job_id) == []
+    assert plant.payloads(job_id, "canceled")[0]["stopped_by"] in ("query", "sigterm")
+
+
+def test_shutdown_ends_a_process_that_has_stop_steps_left(plant):
+    pool = pool_with(plant, {"sleeps": f"{MODULE}:sleep_in_sql"}, stop_grace_sec=60, stop_sec=0.2)
+    job_id = plant.add("sleeps", args={"dsn": plant.dsn, "seconds": 600}, lease_ttl_sec=60)
+    eventually(lambda: sessions(plant, job_id))
+
+    began = time.monotonic()
+    assert pool.stop(grace=0.0)
+
+    assert time.monotonic() - began < 30
+    assert sessions(plant, job_id) == []
+    assert plant.desk.job(job_id).status is Status.QUEUED
+    assert plant.desk.job(job_id).attempt == 0
