@@ -1,6 +1,13 @@
 """For `gunicorn wsgi:app`: the settings' address and threads, and the worker pool's life inside a gunicorn worker."""
 
+# ruff: noqa: E402 - the first statement is for the time that the other imports take
+
+import signal
 import sys
+
+from app.host.early_signals import leave_on
+
+leave_on(signal.SIGTERM)  # the arbiter's handler replaces it
 
 from app.config import Settings
 from app.errors import ConfigError

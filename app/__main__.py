@@ -1,6 +1,21 @@
-"""`python -m app` is `dataloader`."""
+"""The `dataloader` command; `python -m app` is the same."""
 
-from app.cli import main
+import signal
+import sys
+
+from app.host.early_signals import leave_on
+
+_SERVICES = ("serve", "worker")
+
+
+def main() -> None:
+    """The console script. Does not return."""
+    if sys.argv[1:2] and sys.argv[1] in _SERVICES:
+        leave_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    from app.cli import main as run_command  # noqa: PLC0415 - the imports take a second, in which signals may come
+
+    run_command()
+
 
 if __name__ == "__main__":
     main()

@@ -6,4 +6,5 @@ ending.py     how a process ends: by a note from a signal handler, within a time
 guest.py      the service inside a gunicorn worker: `dataloader serve` and `gunicorn wsgi:app` alike
 web.py        `dataloader serve`: gunicorn for a person's terminal
 worker.py     `dataloader worker`: no HTTP
+early_signals.py  signals before any of them is imported
 """
