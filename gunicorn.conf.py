@@ -17,7 +17,7 @@ from app.host.guest import gunicorn_settings
 from app.host.service import set_up_logging
 
 try:
-    _settings = Settings.load()
+    _settings = Settings.load(loads_pipelines=True)
 except ConfigError as error:
     sys.stderr.write(f"Error: {error}\n")
     sys.exit(error.exit_code)

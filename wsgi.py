@@ -3,7 +3,7 @@
 from app.config import Settings
 from app.host.service import Service, set_up_logging
 
-settings = Settings.load()
+settings = Settings.load(loads_pipelines=True)
 set_up_logging(settings)
 service = Service(settings)
 app = service.app

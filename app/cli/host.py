@@ -19,6 +19,7 @@ from app.wording import counted
 
 if TYPE_CHECKING:
     from app.config import QueueWorkers, Settings
+    from app.host.startup import Startup
 
 
 def parse_queue(told: str) -> tuple[str, int]:
@@ -40,10 +41,10 @@ def serve(*, host: str | None, port: int | None, no_workers: bool) -> None:
     """
     from app import wiring  # noqa: PLC0415 - Flask, pydantic and the driver are not for client commands
 
-    settings = _settings(app_host=host, app_port=port)
+    settings = _settings(loads_pipelines=True, app_host=host, app_port=port)
 
-    def banner(database: str) -> None:
-        click.echo(serve_banner(settings, database, workers=not no_workers))
+    def banner(startup: Startup) -> None:
+        click.echo(serve_banner(settings, startup, workers=not no_workers))
 
     click.get_current_context().exit(wiring.serve(settings, workers=not no_workers, banner=banner))
 
@@ -66,10 +67,11 @@ def worker(*, queues: tuple[tuple[str, int], ...], workers_json: str | None) -> 
         workers_json = json.dumps([{"queue": queue, "concurrency": threads} for queue, threads in queues])
     from app import wiring  # noqa: PLC0415 - as above
 
-    settings = _settings(workers=None if workers_json is None else _queue_workers(workers_json))
+    workers = None if workers_json is None else _queue_workers(workers_json)
+    settings = _settings(loads_pipelines=True, workers=workers)
 
-    def banner(database: str) -> None:
-        click.echo(worker_banner(settings, database))
+    def banner(startup: Startup) -> None:
+        click.echo(worker_banner(settings, startup))
 
     click.get_current_context().exit(wiring.work(settings, banner=banner))
 
@@ -200,11 +202,11 @@ def version() -> str:
         return "(not installed: run from its sources)"
 
 
-def _settings(**given: Any) -> Settings:
+def _settings(*, loads_pipelines: bool = False, **given: Any) -> Settings:
     """The settings of the environment, with what the command line says over them."""
     from app.config import Settings  # noqa: PLC0415 - as above
 
-    settings = Settings.load()
+    settings = Settings.load(loads_pipelines=loads_pipelines)
     return settings.model_copy(update={name: value for name, value in given.items() if value is not None})
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,6 +113,28 @@ def _one_file_for_two(settings: Settings) -> Iterator[tuple[Among, Fault]]:
         if other != variables:
             found = f"{name!r}, the file that {other[1]} names already"
             yield frozenset({*variables, *other}), Fault(name_variable, found, "a name of its own would do")
+
+
+def unimportable(packages: Iterable[str]) -> Iterator[Fault]:
+    """Packages and modules that are nowhere. None is imported: an import may begin anything."""
+    for name in packages:
+        if not _is_there(name):
+            remedy = f"a package on the path of Python, or in {str(Path.cwd())!r}, would do"
+            yield Fault("DL_PIPELINES", f"{name!r}, which cannot be imported: there is no such module", remedy)
+
+
+def _is_there(name: str) -> bool:
+    top, *below = name.split(".")
+    full, path = top, [*sys.path, str(Path.cwd())]
+    try:
+        spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, path)
+        for part in below:
+            full = f"{full}.{part}"
+            places = None if spec is None else spec.submodule_search_locations
+            spec = None if places is None else PathFinder.find_spec(full, list(places))
+    except (ImportError, ValueError):
+        return full in sys.modules
+    return spec is not None
 
 
 def misspelt(given: Iterable[str], known: Iterable[str]) -> tuple[list[Fault], list[str]]:

@@ -519,9 +519,16 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     @classmethod
-    def load(cls, environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env")) -> Self:
+    def load(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        dotenv: Path | None = Path(".env"),
+        loads_pipelines: bool = False,
+    ) -> Self:
         """The settings of the environment (by default the process's own), then of the `.env` file.
 
+        For a process that loads the pipelines, a package of DL_PIPELINES that is nowhere is a fault too.
         Raises ConfigError with every fault that could be found.
         """
         here = dict(os.environ if environ is None else environ)
@@ -532,6 +539,8 @@ class Settings(BaseSettings):
         faulty = {fault.variable for fault in more}
         faults += more
         faults += [fault for among, fault in checks.contradictions(settings, given) if not among & faulty]
+        if loads_pipelines:
+            faults += checks.unimportable(settings.pipelines)
         misspelt, warnings = checks.misspelt(given, cls.variables())
         faults += misspelt
         if faults:

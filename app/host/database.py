@@ -7,6 +7,7 @@ import threading
 from app.config import Settings
 from app.config.dsn import masked
 from app.errors import DatabaseUnavailable, SchemaMissing
+from app.host.outage import describe_outage
 from app.postgres import EmbeddedServer
 from app.queue import schema
 
@@ -67,6 +68,10 @@ class Database:
         if self._embedded is not None:
             return self._embedded.describe()
         return f"{masked(self.dsn())}, schema {self._settings.schema}"
+
+    def describe_outage(self, error: DatabaseUnavailable) -> str:
+        """What keeps the service from its database, for people; never with a password."""
+        return describe_outage(str(error), self.dsn())
 
     def close(self) -> None:
         """Stop an embedded server, if nobody else uses it. In a forked child: only let go of what was inherited."""

@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from importlib import metadata
@@ -18,10 +19,11 @@ from prometheus_client.registry import Collector
 from app import log, traces
 from app.addresses import Allowed
 from app.config import Settings
-from app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaError
+from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, Fault, SchemaError
 from app.host.database import Database
 from app.host.house import ages_of
 from app.host.numbers import ProcessNumbers
+from app.host.startup import last_error
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Keys
 from app.queue.pool import Pool
@@ -82,6 +84,7 @@ class Service:
         self._failed = False  # it never will
         self._stopping = threading.Event()
         self._lock = threading.Lock()
+        self.on_ready: Callable[[], None] = lambda: None  # called once, by the thread that starts everything
 
     @cached_property
     def loading(self) -> contract.Loading:
@@ -91,9 +94,13 @@ class Service:
             sys.path.append(here)  # packages that the settings name may stand beside the process
         places.configure(*self.settings.places(), otherwise=self._worker_dsn)
         loading = contract.load(self.settings.pipelines, self.settings.tasks)
+        faults = [
+            _unimportable(name, loading.failures[name]) for name in self.settings.pipelines if name in loading.failures
+        ]
+        if faults:
+            raise ConfigError(faults)
         for module, trace in loading.failures.items():
-            last = trace.strip().rsplit("\n", 1)[-1]
-            _log.error("pipeline.broken", module=module, error=last, traceback=trace)
+            _log.error("pipeline.broken", module=module, error=last_error(trace), traceback=trace)
         return loading
 
     @cached_property
@@ -166,6 +173,9 @@ class Service:
             self._prepare_schema()
             if self._works:
                 self._start_workers()
+            if not self._stopping.is_set():
+                with suppress(OSError, ValueError):  # a terminal that is gone is no reason not to work
+                    self.on_ready()
         except DatabaseUnavailable:
             if not self._stopping.is_set():
                 raise
@@ -289,6 +299,11 @@ class Service:
     def close(self) -> None:
         """Let go of the database: the last thing to do."""
         self.database.close()
+
+
+def _unimportable(package: str, trace: str) -> Fault:
+    found = f"{package!r}, which cannot be imported: {last_error(trace)}"
+    return Fault("DL_PIPELINES", found, "mend it (`dataloader tasks` shows the whole traceback), or leave it out")
 
 
 def _reached(dsn: Callable[[], str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -13,30 +14,36 @@ from typing import Any
 from flask import Flask
 from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
+from gunicorn.errors import AppImportError  # type: ignore[import-untyped]
 
 from app import log
 from app.config import Settings
-from app.errors import DatabaseUnavailable, PortTaken
+from app.errors import ConfigError, DatabaseUnavailable, PortTaken
 from app.host.database import Database
 from app.host.door import try_the_door
 from app.host.guest import BLOCKED_AT_BIRTH, Host, gunicorn_settings
 from app.host.service import Service, set_up_logging
+from app.host.startup import Startup
 
 _log = log.get(__name__)
 DID_NOT_BEGIN = 70  # exit code: a bug keeps the service from starting; the log names it
 
 
-def serve(settings: Settings, *, workers: bool, banner: Callable[[str], None]) -> int:
+def serve(settings: Settings, *, workers: bool, banner: Callable[[Startup], None]) -> int:
     """Run until told to stop; returns the exit code. Raises what a person can mend before anything is started."""
     set_up_logging(settings)
     with _early_signals() as early, _listening(settings.app_host, settings.app_port) as door:
         database = Database(settings)
         try:
-            _prepare(database)
+            outage = _prepare(database)
+            starting = None if outage is None else Startup(database.describe(), outage)
             try_the_door(settings, database, [settings.app_host])
             if early.notes:
                 return 0
-            return _run(settings, workers, door, early, database, banner)
+            # Its parts are made after the fork, where they are first asked for.
+            service = Service(settings, workers=workers)
+            service.on_ready = lambda: banner(Startup(service.database.describe(), None, service.loading.failures))
+            return _run(service, door, early, database, lambda: None if starting is None else banner(starting))
         finally:
             database.close()
 
@@ -85,39 +92,52 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield door
 
 
-def _prepare(database: Database) -> None:
-    """A schema that cannot be used is told at once; a database that is away may come back."""
+def _prepare(database: Database) -> str | None:
+    """A schema that cannot be used is told at once; a database that is away may come back. Returns what is away."""
     try:
         database.prepare()
     except DatabaseUnavailable as error:
         _log.warning("database.away", error=str(error), detail="serving without it until it is back")
+        return database.describe_outage(error)
+    return None
 
 
 def _run(
-    settings: Settings,
-    workers: bool,
-    door: socket.socket,
-    early: Early,
-    database: Database,
-    banner: Callable[[str], None],
+    service: Service, door: socket.socket, early: Early, database: Database, on_listening: Callable[[], None]
 ) -> int:
-    service = Service(settings, workers=workers)  # its parts are made after the fork, where they are first asked for
-
     def let_go(arbiter: Arbiter, worker: Host) -> None:
         database.close()  # the worker's share in an embedded server is its own, for it may outlive the arbiter
 
-    options = gunicorn_settings(settings) | {
+    def move_in(worker: Host) -> None:
+        if worker.age > 1:  # in place of one that died: the terminal knows already what is where
+            service.on_ready = lambda: None
+        worker.move_in(service)
+
+    options = gunicorn_settings(service.settings) | {
         "bind": f"fd://{door.detach()}",  # gunicorn's from here on: it closes it
-        "when_ready": lambda arbiter: banner(database.describe()),
+        "when_ready": lambda arbiter: on_listening(),
         "post_fork": let_go,
-        "post_worker_init": lambda worker: worker.move_in(service),
+        "post_worker_init": move_in,
     }
+    arbiter = os.getpid()
     try:
-        Server(options, lambda: service.app, early).run()
+        Server(options, lambda: _load(service), early).run()
     except SystemExit as end:
+        if os.getpid() != arbiter:
+            raise  # a worker that cannot begin: gunicorn knows its own codes, and no others
         # gunicorn has codes of its own for a worker that cannot begin.
+        if end.code == Arbiter.APP_LOAD_ERROR:
+            return ConfigError.exit_code
         return DID_NOT_BEGIN if end.code else 0
     return 0
+
+
+def _load(service: Service) -> Flask:
+    """gunicorn prints the text of this one error, and ends with its own code for it."""
+    try:
+        return service.app
+    except ConfigError as error:
+        raise AppImportError(f"Error: {error}") from error
 
 
 class Server(BaseApplication):  # type: ignore[misc]

@@ -12,12 +12,13 @@ from app.errors import ConfigError, DatabaseUnavailable, Fault
 from app.host.ending import DID_NOT_END, Ending
 from app.host.porch import Porch, porch
 from app.host.service import Service, set_up_logging
+from app.host.startup import Startup
 
 _log = log.get(__name__)
 _LOOK = 1.0  # seconds between two looks at the threads
 
 
-def work(settings: Settings, *, banner: Callable[[str], None]) -> int:
+def work(settings: Settings, *, banner: Callable[[Startup], None]) -> int:
     """Run jobs until SIGTERM, SIGINT or SIGHUP; returns the exit code. Raises what a person can mend."""
     if not settings.workers:
         raise ConfigError([Fault("WORKERS_JSON", "no queue", "name one to work on, or use --queue")])
@@ -26,9 +27,11 @@ def work(settings: Settings, *, banner: Callable[[str], None]) -> int:
     ending = Ending(service, grace=settings.shutdown_grace_sec)
     _listen_to_signals(ending)
     try:
-        _prepare(service)
+        outage = _prepare(service)
         _ = service.loading  # by the main thread, as some libraries ask for it
-        banner(service.database.describe())
+        if outage is not None:
+            banner(Startup(service.database.describe(), outage))
+        service.on_ready = lambda: banner(Startup(service.database.describe(), None, service.loading.failures))
         with porch(settings.app_host, settings.probe_port, lambda: Porch(service.probe, service.collectors())):
             ending.start()
             service.start()
@@ -48,11 +51,14 @@ def _listen_to_signals(ending: Ending) -> None:
         signal.signal(number, leave_a_note)
 
 
-def _prepare(service: Service) -> None:
+def _prepare(service: Service) -> str | None:
+    """What is not there yet, if anything."""
     try:
         service.database.prepare()
     except DatabaseUnavailable as error:
         _log.warning("database.away", error=str(error), detail="waiting for it")
+        return service.database.describe_outage(error)
+    return None
 
 
 def _watch(service: Service, ending: Ending) -> int:

@@ -6,6 +6,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from app.config.dsn import parse, write
 from app.queue.schema import SCHEMA_VERSION
 from tests.support import PrivateServer, Process, eventually, free_port
 from tests.support.running import Jobs, Runner, ask, servers_of
@@ -115,19 +118,64 @@ def test_a_service_that_still_waits_for_its_database_stops_when_told_to(
 
 
 def test_a_module_that_cannot_be_imported_is_named_and_the_others_work(run: Runner, jobs: Jobs):
-    broken = "tests.support.etl_broken,tests.support.nowhere"
-    running = [run(host, DL_PIPELINES=broken) for host in ("serve", "worker")]
+    running = [run(host, DL_PIPELINES="tests.support.etl_broken") for host in ("serve", "worker")]
 
     for one in running:
         one.until_ready()
         said = {line["module"]: line["error"] for line in one.log("pipeline.broken")}
-        assert said == {
-            "tests.support.etl_broken.crooked": "RuntimeError: the ruler is crooked",
-            "tests.support.nowhere": "ModuleNotFoundError: No module named 'tests.support.nowhere'",
-        }
+        assert said == {"tests.support.etl_broken.crooked": "RuntimeError: the ruler is crooked"}
+        one.process.wait_for("    tests.support.etl_broken.crooked: RuntimeError: the ruler is crooked")
     assert running[0].get("/status")[1]["workers"]["broken_modules"] == sorted(said)
     jobs.insert("test.straight")
     jobs.until({"succeeded": 1})
+
+
+@pytest.mark.parametrize("host", ["serve", "worker"])
+def test_missing_package_is_refused_with_all_other_faults(run: Runner, host: str):
+    running = run(host, DL_PIPELINES="pipelines,acme_nowhere,tests.support.nowhere", DEBUG="much")
+
+    assert running.process.wait() == 78
+    for fault in (
+        "'acme_nowhere', which cannot be imported",
+        "'tests.support.nowhere', which",
+        "DEBUG: found 'much'",
+    ):
+        assert fault in running.process.text
+    assert "ready at" not in running.process.text
+
+
+@pytest.mark.parametrize("host", ["serve", "worker"])
+def test_package_whose_import_fails_is_refused(run: Runner, tmp_path: Path, host: str):
+    (tmp_path / "acme_sad").mkdir()
+    (tmp_path / "acme_sad/__init__.py").write_text("raise RuntimeError('no licence')")
+
+    running = run(host, DL_PIPELINES="acme_sad", PYTHONPATH=str(tmp_path))
+
+    assert running.process.wait() == 78
+    assert "DL_PIPELINES: found 'acme_sad', which cannot be imported: RuntimeError: no licence" in running.process.text
+    assert "Traceback" not in running.process.text
+
+
+@pytest.mark.parametrize(("host", "ready"), [("serve", "is ready at"), ("worker", "dataloader works")])
+def test_ready_is_printed_once_database_is_there(
+    start: Callable[..., Process], server: PrivateServer, host: str, ready: str
+):
+    server.stop()
+    running = Runner(start, server.dsn)(host)
+    running.process.wait_for("not ready: waiting for the database at")
+    assert ready not in running.process.text
+
+    server.start()
+    running.process.wait_for(ready)
+
+
+@pytest.mark.parametrize(("host", "ready"), [("serve", "is ready at"), ("worker", "dataloader works")])
+def test_missing_database_is_named_with_what_creates_it(start: Callable[..., Process], dsn: str, host: str, ready: str):
+    running = Runner(start, write({**parse(dsn), "dbname": "not_there"}))(host)
+
+    running.process.wait_for("not ready: database 'not_there' does not exist")
+    assert "createdb" in running.process.text
+    assert ready not in running.process.text
 
 
 def test_the_api_alone_and_a_worker_alone_meet_in_the_database(run: Runner, jobs: Jobs):

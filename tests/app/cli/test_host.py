@@ -15,6 +15,7 @@ import pytest
 import app
 from app.config import QueueWorkers, docs
 from app.errors import DatabaseUnavailable, EmbeddedServerError, SchemaTooNew
+from app.host.startup import Startup
 from pipelines import contract
 
 
@@ -37,7 +38,7 @@ class Wiring:
         if isinstance(self.answer, Exception):
             raise self.answer
         if "banner" in options:
-            options["banner"]("the database of this test")
+            options["banner"](Startup("the database of this test"))
         return self.answer
 
 
