@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from app.cli import ask, audit, doctor, host, keys, local, operate, text, told, trigger
+from app.cli import ask, audit, doctor, host, keys, local, operate, skeleton, text, told, trigger
 from app.cli.exits import Exit, Told
 from app.cli.exits import told as told_of
 from app.cli.metavars import name_values
@@ -63,7 +63,7 @@ for _command in (
     host.tasks,
     doctor.doctor,
     local.run,
-    local.new_pipeline,
+    skeleton.new_pipeline,
     trigger.trigger,
     ask.status,
     ask.cancel,

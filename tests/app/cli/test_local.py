@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from app.cli import skeleton
 from app.queue import schema
 from tests.app.cli.test_watch import ON_A_TERMINAL
 from tests.support import Process, eventually
@@ -228,32 +230,69 @@ def test_a_database_that_goes_away_is_waited_for(interrupted, server):
 # ── new-pipeline ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_skeleton_works_and_its_test_passes(run, home, monkeypatch):
+def shell(command, folder):
+    """Run a printed command as it is pasted: no PYTHONPATH, and what `make run` installs."""
+    env = {name: value for name, value in clean_environment().items() if not name.startswith("PYTEST")}
+    return subprocess.run(
+        ["sh", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.mark.parametrize(("options", "package"), [((), "my_pipelines"), (("--dir", "acme_new/etl"), "acme_new.etl")])
+def test_printed_commands_of_skeleton_work_as_pasted(run, home, monkeypatch, options, package):
     monkeypatch.chdir(home)
 
-    shown = run("new-pipeline", "load.orders", "--dir", "acme_new")
+    shown = run("new-pipeline", "load.orders", *options)
 
     assert shown.exit_code == 0
-    assert "Wrote acme_new/load_orders.py" in shown.stdout
-    assert "DL_PIPELINES=pipelines,acme_new dataloader run load.orders" in shown.stdout
-    tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/acme_new/test_load_orders.py"],
-        cwd=home, env=environment({}), capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert "2 passed" in tested.stdout, tested.stdout + tested.stderr
+    assert f"Wrote {package.replace('.', '/')}/load_orders.py" in shown.stdout
+    commands = dict(re.findall(r"^  (\w+) it: +(.+)$", shown.stdout, re.MULTILINE))
+    assert "pytest" not in commands["test"]
+    tested = shell(commands["test"], home)
+    assert "Ran 2 tests" in tested.stderr, tested.stdout + tested.stderr
+    assert tested.returncode == 0, tested.stderr
+    ran = shell(commands["run"], home)
+    assert json.loads(ran.stdout) == {"days": 1}, ran.stderr
+    setting, _, rest = commands["serve"].partition(" ")
+    assert setting == f"DL_PIPELINES=pipelines,{package}"
+    assert rest.endswith("dataloader serve")
+    listed = shell(f"{setting} {rest.removesuffix('serve')}tasks", home)
+    assert "load.orders" in listed.stdout
+    assert "noop" in listed.stdout, "the shipped package is not hidden"
+
+
+@pytest.mark.parametrize("name", ["pipelines", "app", "workers", "json", "app/etl"])
+def test_package_that_would_hide_an_installed_one_is_refused(run, home, monkeypatch, name):
+    monkeypatch.chdir(home)
+
+    refused = run("new-pipeline", "load.orders", "--dir", name)
+
+    assert refused.exit_code == 2
+    assert "would hide the installed package" in refused.stderr
+    assert [path.name for path in home.iterdir()] == ["acme_run"]
+
+
+def test_in_checkout_skeleton_joins_shipped_pipelines(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(skeleton, "_in_checkout", lambda: True)
+
+    shown = run("new-pipeline", "load.orders").stdout
+
+    assert "Wrote pipelines/load_orders.py" in shown
+    assert "DL_PIPELINES" not in shown
 
 
 def test_nothing_is_overwritten(run, home, monkeypatch):
     monkeypatch.chdir(home)
     run("new-pipeline", "orders")
-    Path("pipelines/orders.py").write_text("mine")
+    Path("my_pipelines/orders.py").write_text("mine")
 
     again = run("new-pipeline", "orders")
 
     assert again.exit_code == 2
-    assert "pipelines/orders.py and tests/pipelines/test_orders.py exists already" in again.stderr
-    assert Path("pipelines/orders.py").read_text() == "mine"
-    assert "dataloader run other" in run("new-pipeline", "other").stdout
+    assert "my_pipelines/orders.py and tests/my_pipelines/test_orders.py exist already" in again.stderr
+    assert Path("my_pipelines/orders.py").read_text() == "mine"
+    assert "run other" in run("new-pipeline", "other").stdout
 
 
 @pytest.mark.parametrize(

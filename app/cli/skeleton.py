@@ -1,0 +1,157 @@
+"""new-pipeline: a pipeline that works as it is written, and a test of it that needs nothing but what is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+from pathlib import Path
+
+import click
+
+import app
+from app.cli.invocation import dataloader_command, python_command
+from app.cli.service import usage
+
+_OWN = "pipelines"  # the package of a checkout of dataloader itself
+_DEFAULT = "my_pipelines"  # of any other project
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
+
+_MODULE = '''"""{task}: write here what it loads, from where, and into what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pipelines.contract import Args, Context, Progress, register
+
+
+@register("{task}")
+def {function}(args: Args, ctx: Context) -> Iterator[Any]:
+    days = args.get("days", [])
+    for done, day in enumerate(days, 1):
+        ctx.log.info("day loaded", day=day, rows=_load(day))
+        yield Progress(done, len(days), "days")
+    return {{"days": len(days)}}
+
+
+def _load(day: str) -> int:
+    """Load one day so that loading it twice changes nothing; returns how many rows there were."""
+    return len(day)  # … yours …
+'''
+
+_TEST = '''"""Run it with `python -m unittest {path}`; pytest runs it too."""
+
+from __future__ import annotations
+
+import unittest
+
+from {module} import {function}
+
+from pipelines.contract import Stop
+from pipelines.testing import FakeContext, run
+
+DAYS = {{"days": ["2030-01-30", "2030-01-31"]}}
+
+
+class {case}(unittest.TestCase):
+    def test_loads_each_day_and_reports_progress(self) -> None:
+        ctx = FakeContext()
+
+        self.assertEqual(run({function}, DAYS, ctx), {{"days": 2}})
+        self.assertEqual(ctx.progresses[-1], {{"processed": 2, "total": 2, "unit": "days"}})
+        self.assertEqual([line.fields["day"] for line in ctx.logs], DAYS["days"])
+
+    def test_stop_ends_it_between_two_days(self) -> None:
+        ctx = FakeContext(stop_after=0)
+
+        with self.assertRaises(Stop):
+            run({function}, DAYS, ctx)
+        self.assertEqual(len(ctx.logs), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
+'''
+
+
+def parse_name(given: str) -> str:
+    if not _NAME.fullmatch(given) or any(keyword.iskeyword(part) for part in given.split(".")):
+        raise ValueError(f"{given!r} is no name for a task; one looks like load.orders")
+    return given
+
+
+def parse_folder(given: str) -> Path:
+    folder = Path(given)
+    if folder.is_absolute() or not folder.parts or not all(part.isidentifier() for part in folder.parts):
+        raise ValueError(f"{given!r} is no package below this folder; one looks like {_DEFAULT}, or acme/etl")
+    hidden = _hidden_by(folder.parts[0])
+    if hidden is not None:
+        raise ValueError(
+            f"a folder {folder.parts[0]!r} here would hide the installed package of that name, in {str(hidden)!r}; "
+            f"choose another name, such as {_DEFAULT}"
+        )
+    return folder
+
+
+@click.command("new-pipeline", short_help="Write the skeleton of a pipeline and of its test.")
+@click.argument("name", type=usage(parse_name))
+@click.option(
+    "--dir",
+    "folder",
+    type=usage(parse_folder),
+    help=f"The package to put it in, below this folder.  [default: {_DEFAULT}; {_OWN} in a checkout of dataloader]",
+)
+def new_pipeline(*, name: str, folder: Path | None) -> None:
+    """Write a pipeline NAME that works, and a test of it that passes, to be changed into what you need.
+
+    Nothing that is there is overwritten. The last lines are the commands that test it, run it and serve it.
+    """
+    folder = folder or Path(_OWN if _in_checkout() else _DEFAULT)
+    function = name.replace(".", "_")
+    module, test = folder / f"{function}.py", Path("tests") / folder / f"test_{function}.py"
+    there = [str(path) for path in (module, test) if path.exists()]
+    if there:
+        exist = "exist" if len(there) > 1 else "exists"
+        raise click.UsageError(f"{' and '.join(there)} {exist} already; choose another name, or remove it first")
+    dotted = ".".join((*folder.parts, function))
+    case = "".join(part.title() for part in function.split("_")) + "Test"
+    made = [_write(module, _MODULE.format(task=name, function=function))]
+    made += [_write(test, _TEST.format(path=test, module=dotted, function=function, case=case))]
+    if not (folder / "__init__.py").exists():
+        made.insert(0, _write(folder / "__init__.py", '"""Pipelines of our own."""\n'))
+    click.echo("\n".join([*(f"Wrote {path}" for path in made), *_next(name, folder, test)]))
+
+
+def _next(name: str, folder: Path, test: Path) -> list[str]:
+    package = ".".join(folder.parts)
+    loads = "" if folder.parts[0] == _OWN else f"DL_PIPELINES={_OWN},{package} "
+    command = f"{loads}{dataloader_command()}"
+    return [
+        f"  test it:   {python_command()} -m unittest {test}",
+        f"  run it:    {command} run {name} --arg 'days=[\"2030-01-31\"]' --local",
+        f"  serve it:  {command} serve",
+    ]
+
+
+def _in_checkout() -> bool:
+    return Path(app.__file__).resolve().parents[1] == Path.cwd().resolve()
+
+
+def _hidden_by(package: str) -> Path | None:
+    """Where an importable package of this name is that a folder here would hide."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    places = [] if spec is None else [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
+    here = Path.cwd().resolve()
+    elsewhere = [Path(place) for place in places if here not in Path(place).resolve().parents]
+    return elsewhere[0] if elsewhere else None
+
+
+def _write(path: Path, content: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    return path
