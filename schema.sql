@@ -447,6 +447,16 @@ CREATE OR REPLACE FUNCTION dl_request_hash(queue text, task text, args jsonb) RE
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN encode(sha256(convert_to(jsonb_build_array(queue, task, args)::text, 'UTF8')), 'hex');
 
+-- Whether a running job's lease has run out. Others may have written any time into the row: a lease ends no later than
+-- its length after the last heartbeat, and one that is further away than its length and a day, with no heartbeat before
+-- that, is none. Its owner, if it lives, writes both with each heartbeat.
+CREATE OR REPLACE FUNCTION dl_lease_is_over(lease_expires_at timestamptz, heartbeat_at timestamptz, lease_ttl_sec int)
+    RETURNS bool LANGUAGE sql VOLATILE PARALLEL SAFE
+    RETURN coalesce(lease_expires_at, '-infinity') < clock_timestamp()
+        OR heartbeat_at < clock_timestamp() - make_interval(secs => lease_ttl_sec)
+        OR least(lease_expires_at, coalesce(heartbeat_at, 'infinity'))
+           > clock_timestamp() + make_interval(days => 1, secs => lease_ttl_sec);
+
 -- Which process waits to be rung for a queue (asleep), and which will look again by itself (not asleep: it has more to do
 -- than threads). Lost when the server crashes, as are the connections of those who wrote it.
 CREATE UNLOGGED TABLE IF NOT EXISTS dl_watch (
@@ -531,6 +541,11 @@ BEGIN
         RAISE unique_violation USING MESSAGE = 'an idempotency_key belongs to a job that was deleted',
               CONSTRAINT = 'dl_retired_keys_pkey', TABLE = 'dl_retired_keys';
     END IF;
+    IF EXISTS (SELECT FROM fresh WHERE status = 'queued' AND (cancel_requested OR max_attempts < 1)) THEN
+        UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- dl_jobs_end_queued sees to them
+          FROM fresh f
+         WHERE j.job_id = f.job_id AND f.status = 'queued' AND (f.cancel_requested OR f.max_attempts < 1);
+    END IF;
     PERFORM dl_ring(queue) FROM (SELECT DISTINCT queue FROM fresh WHERE status = 'queued' ORDER BY queue) queues;
     RETURN NULL;
 END $$;
@@ -559,6 +574,65 @@ BEGIN
                 jsonb_build_object('status', 'queued', 'attempt', NEW.attempt, 'reason', 'by_hand'));
     END IF;
     RETURN NEW;
+END $$;
+
+-- A queued job whose cancel was asked for by a plain UPDATE is canceled, and one that may have no attempt has failed: both
+-- without a run, with their event and deliveries, as by the statement `cancel`. That one moves the status itself, and does
+-- not come here.
+--
+-- The row is locked already, so the key's lock is not waited for: whoever has it may wait for the row. If it is not to be
+-- had at once, the sweep unblocks the key's next job a second later.
+CREATE OR REPLACE FUNCTION dl_jobs_end_queued() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' SET enable_seqscan = off AS $$
+DECLARE
+    ending    dl_status := CASE WHEN NEW.cancel_requested THEN 'canceled' ELSE 'failed' END;
+    message   text := CASE WHEN NOT NEW.cancel_requested THEN 'max_attempts is 0: the job may have no attempt' END;
+    unblocked text;
+BEGIN
+    UPDATE dl_jobs
+       SET status = ending, place = 'timed', stray = false, finished_at = clock_timestamp(), error = coalesce(message, error)
+     WHERE job_id = NEW.job_id AND status = 'queued' AND (cancel_requested OR max_attempts < 1);
+    IF NOT FOUND THEN
+        RETURN NULL;  -- the same transaction has changed it again
+    END IF;
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    VALUES (NEW.job_id, NEW.queue, clock_timestamp(), ending::text,
+            jsonb_strip_nulls(jsonb_build_object('status', ending, 'attempt', NEW.attempt, 'error', message,
+                                                 'reason', CASE ending WHEN 'failed' THEN 'no_attempts' ELSE 'sql' END)));
+    -- Asked first: a lock for each key of a large UPDATE would fill the server's lock table.
+    IF EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND place = 'parked')
+       AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key))
+       AND NOT EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'running') THEN
+        UPDATE dl_jobs
+           SET place = 'ready'
+         WHERE job_id = (SELECT p.job_id FROM dl_jobs p
+                          WHERE p.lock_key = NEW.lock_key AND p.status = 'queued' AND p.place = 'parked'
+                            AND NOT p.cancel_requested AND p.max_attempts > 0
+                          ORDER BY p.priority, p.created_at, p.job_id
+                          LIMIT 1
+                            FOR NO KEY UPDATE SKIP LOCKED)
+        RETURNING queue INTO unblocked;
+        IF FOUND THEN
+            PERFORM dl_ring(unblocked);
+        END IF;
+    END IF;
+    IF NEW.webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL) THEN
+        PERFORM dl_tell(ARRAY[NEW.job_id]);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- The cancel of a running job, whoever asks for it: its worker is notified.
+CREATE OR REPLACE FUNCTION dl_jobs_cancel_running() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' AS $$
+BEGIN
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    VALUES (NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
+            jsonb_build_object('status', 'running', 'attempt', NEW.attempt));
+    IF NEW.run_id IS NOT NULL THEN
+        PERFORM pg_notify('dl_control', 'cancel ' || NEW.run_id);
+    END IF;
+    RETURN NULL;
 END $$;
 
 CREATE OR REPLACE FUNCTION dl_jobs_placed() RETURNS trigger
@@ -590,6 +664,15 @@ CREATE OR REPLACE TRIGGER dl_jobs_gate BEFORE UPDATE ON dl_jobs
     WHEN (NEW.status = 'queued' AND NEW.place = OLD.place
           AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
     EXECUTE FUNCTION dl_jobs_moved_by_hand();
+CREATE OR REPLACE TRIGGER dl_jobs_end_queued AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1))
+    EXECUTE FUNCTION dl_jobs_end_queued();
+
+CREATE OR REPLACE TRIGGER dl_jobs_cancel_running AFTER UPDATE OF cancel_requested ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
+    EXECUTE FUNCTION dl_jobs_cancel_running();
 DROP TRIGGER IF EXISTS dl_jobs_put_back ON dl_jobs;  -- of before
 DROP FUNCTION IF EXISTS dl_jobs_to_the_gate();
 DROP FUNCTION IF EXISTS dl_jobs_to_the_start();
@@ -1404,6 +1487,15 @@ BEGIN
             EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', found.signature);
         END IF;
     END LOOP;
+END $$;
+
+-- Queued jobs that no plain UPDATE of before has ended: a cancel that was asked for, or no attempt.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM dl_schema WHERE version >= 3) THEN
+        UPDATE dl_jobs SET cancel_requested = cancel_requested
+         WHERE status = 'queued' AND (cancel_requested OR max_attempts < 1);
+    END IF;
 END $$;
 
 -- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.

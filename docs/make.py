@@ -21,8 +21,10 @@ MOVES = {
     Move.CLAIM: "by a worker: takes the job for one attempt, with a fresh `run_id` and a lease; `attempt` grows by one",
     Move.SETTLE: "by the owning run: how the attempt ended; `queued` after an error with attempts left, and a pause",
     Move.RELEASE: "by the owning run: handed back, and the attempt with it; `canceled` if that was asked for",
-    Move.CANCEL: "by a caller: at once while it is queued. Of a running one only the flag `cancel_requested` is raised",
+    Move.CANCEL: "by a caller: at once while it is queued, also when a plain `UPDATE` sets `cancel_requested`. Of a "
+    "running one only that flag is raised, and its worker is notified",
     Move.REAP: "by any reaper: the lease ran out; `queued` with attempts left, else `lost`; or `canceled` if asked for",
+    Move.REFUSE: "by the database: `max_attempts` is 0, so that the job may have no attempt",
     Move.RETRY: "by a person: the same job under the same id, with all its attempts before it",
 }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -155,7 +156,8 @@ class WorkerPool:
 
     def _build(self, pipelines: Pipelines, echo: Write | None) -> None:
         options, sessions = self._options, self._sessions
-        queue = {role: JobQueue(session, limits=options.limits) for role, session in sessions.items()}
+        limits = replace(options.limits, min_lease_sec=math.ceil(2 * options.heartbeat_sec))
+        queue = {role: JobQueue(session, limits=limits) for role, session in sessions.items()}
         self._logs = JobLogs(
             queue["renew"],
             options.logs,

@@ -118,6 +118,16 @@ def _running(told: Mapping[str, Any]) -> Iterator[Finding]:
             "every worker process has a reaper: is one alive?",
             runs=expired,
         )
+    if odd := told["odd_leases"]:
+        job, worker, until, heartbeat = odd[0]
+        yield warning(
+            "odd_leases",
+            f"{len(odd)} running jobs have a lease or a heartbeat in a future that no worker writes, such as job {job} "
+            f"of {worker or 'no worker'}: lease until {until}, heartbeat {heartbeat or 'never'}",
+            "another service has written it, or the server's clock was set back; the job is taken from its worker "
+            "lease_ttl_sec after its last heartbeat; claims and heartbeats write lease_expires_at, nothing else should",
+            runs=odd,
+        )
     if unstopped := told["unstopped"]:
         job, worker, why = unstopped[0]
         yield warning(

@@ -49,7 +49,7 @@ UPDATE dl_bulk
  WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running';
 
 -- name: bulk_cancel
--- queued -> canceled; running: the flag, and a word to its worker. Like `cancel`, for many.
+-- queued -> canceled; running: the flag, of which a trigger notifies its worker. Like `cancel`, for many.
 SELECT bulk_id FROM dl_bulk
  WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (seen_at, seen_id) = (%(at)s::timestamptz, %(id)s::uuid)
    FOR UPDATE;
@@ -78,7 +78,7 @@ WITH op AS MATERIALIZED (
            place = 'timed', stray = false, cancel_requested = true
       FROM meant
      WHERE j.job_id = ANY (ARRAY[meant.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
+    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
 ), next AS (
     SELECT p.job_id
       FROM (SELECT DISTINCT lock_key FROM canceled WHERE status = 'canceled') freed
@@ -94,9 +94,9 @@ WITH op AS MATERIALIZED (
     UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'canceled' ELSE 'cancel_requested' END,
-           jsonb_build_object('status', status, 'attempt', attempt)
+    SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
       FROM canceled
+     WHERE status = 'canceled'
 ), on_ AS (
     UPDATE dl_bulk b
        SET seen_at = %(to_at)s::timestamptz, seen_id = %(to_id)s::uuid, tries = 0, error = NULL,
@@ -107,7 +107,6 @@ WITH op AS MATERIALIZED (
 )
 SELECT (SELECT changed FROM on_),
        (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
-       (SELECT count(pg_notify('dl_control', 'cancel ' || run_id)) FROM canceled WHERE status = 'running') AS rung,
        (SELECT dl_tell(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS told;
 

@@ -158,6 +158,12 @@ SELECT jsonb_build_object(
            'expired', (SELECT coalesce(jsonb_agg(jsonb_build_array(job_id, worker, round(extract(epoch FROM clock_timestamp() - lease_expires_at)))), '[]')
                          FROM (SELECT job_id, worker, lease_expires_at FROM dl_jobs
                                 WHERE status = 'running' AND lease_expires_at < clock_timestamp() - interval '2 minutes' LIMIT 50) e),
+           'odd_leases', (SELECT coalesce(jsonb_agg(jsonb_build_array(job_id, worker, lease_expires_at, heartbeat_at)), '[]')
+                            FROM (SELECT job_id, worker, lease_expires_at, heartbeat_at FROM dl_jobs
+                                   WHERE status = 'running'
+                                     AND greatest(lease_expires_at, heartbeat_at)
+                                         > clock_timestamp() + make_interval(secs => lease_ttl_sec + 60)
+                                   LIMIT 50) o),
            'unstopped', (SELECT coalesce(jsonb_agg(jsonb_build_array(job_id, worker, left(error, 200))), '[]')
                            FROM (SELECT job_id, worker, error FROM dl_jobs
                                   WHERE status = 'running' AND (error IS NOT NULL OR cancel_requested AND heartbeat_at > started_at + interval '10 minutes')

@@ -32,6 +32,7 @@ class Move(StrEnum):
     CANCEL = "cancel"
     REAP = "reap"
     RETRY = "retry"
+    REFUSE = "refuse"
 
 
 # The whole machine: which move may lead from which status to which.
@@ -39,6 +40,7 @@ class Move(StrEnum):
 TRANSITIONS: Mapping[tuple[Status, Move], frozenset[Status]] = {
     (Status.QUEUED, Move.CLAIM): frozenset({Status.RUNNING}),
     (Status.QUEUED, Move.CANCEL): frozenset({Status.CANCELED}),
+    (Status.QUEUED, Move.REFUSE): frozenset({Status.FAILED}),
     (Status.RUNNING, Move.SETTLE): frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.QUEUED}),
     (Status.RUNNING, Move.RELEASE): frozenset({Status.QUEUED, Status.CANCELED}),
     (Status.RUNNING, Move.REAP): frozenset({Status.QUEUED, Status.LOST, Status.CANCELED}),

@@ -60,6 +60,7 @@ class Source(Protocol):
 @dataclass(frozen=True)
 class Limits:
     largest_result: int = 1_000_000  # bytes of JSON
+    min_lease_sec: int = 1  # what a worker can renew in time: two heartbeats
 
 
 class JobQueue:
@@ -218,6 +219,7 @@ class JobQueue:
                 "worker": worker,
                 "guard": guard,
                 "after": FRONT if after is None else array(after),
+                "min_lease_sec": self._limits.min_lease_sec,
             },
         )
         outlook = Outlook(*rows[0][-4:])
@@ -258,6 +260,7 @@ class JobQueue:
                 "progress": array(_progress(run.progress) for run in news),
                 "checkpoints": array(self._json(run.checkpoint) for run in news),
                 "late_sec": late_sec,
+                "min_lease_sec": self._limits.min_lease_sec,
             },
         )
         return [Renewal(as_uuid(run_id), *said) for run_id, *said in rows]

@@ -98,7 +98,8 @@ SELECT dl_ring(queue) FROM (SELECT DISTINCT queue FROM sorted WHERE queue <> %(q
 -- job is parked. They outlive a claim that fails: whoever sent it must then give up the session. From a queue that is
 -- paused nothing is taken, and from a limited one no more than it has room for. With `after`, a (priority, created_at,
 -- job_id), ready rows up to that one are passed over: where a transaction of hours keeps the index from being cleaned,
--- the way from its front to the first row that is still there is long.
+-- the way from its front to the first row that is still there is long. A lease shorter than `min_lease_sec`, which is what
+-- the process can renew in time, is lengthened to that, in the row too: reapers and renewals go by the row.
 -- Every row of the answer carries the outlook: `skipped` rows that were looked at in vain, for they were parked or
 -- somebody is changing their key at this moment (others may be ready behind them: look again at once), `due_in` seconds
 -- until the next timed job; its first row also the place of the last one taken, `mark`, and the keys for which jobs were
@@ -142,9 +143,10 @@ WITH picked AS MATERIALIZED (
     UPDATE dl_jobs j
        SET status = 'running', place = 'timed', stray = false, attempt = least(j.attempt + 1, j.max_attempts),
            run_id = (%(run_ids)s::uuid[])[chosen.n], worker = %(worker)s::text,
+           lease_ttl_sec = greatest(j.lease_ttl_sec, %(min_lease_sec)s::int),
            error = NULL, traceback = NULL, result = NULL,
            started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
-           lease_expires_at = clock_timestamp() + make_interval(secs => j.lease_ttl_sec)
+           lease_expires_at = clock_timestamp() + make_interval(secs => greatest(j.lease_ttl_sec, %(min_lease_sec)s::int))
       FROM chosen
      WHERE j.job_id = ANY (ARRAY[chosen.job_id]) AND chosen.free
     RETURNING chosen.n, j.job_id, j.run_id::text, j.queue, j.task, dl_text(j.args) AS args, j.lock_key, chosen.key_hash,
@@ -246,7 +248,8 @@ SELECT held.n, pg_try_advisory_lock(held.key_hash) AS locked,
 SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[]) AS freed (key_hash);
 
 -- name: renew
--- running -> running: one statement for all runs of a process. Progress is NULL where it has not changed. A row that
+-- running -> running: one statement for all runs of a process. A lease that somebody has made shorter than this process
+-- can renew is lengthened again. Progress is NULL where it has not changed. A row that
 -- somebody else has locked is left out, so that one held row cannot cost all the others their lease; for each run the
 -- answer says whether it was renewed, and if not, whether it is still its owner's.
 WITH held AS (
@@ -261,7 +264,8 @@ WITH held AS (
 ), renewed AS (
     UPDATE dl_jobs j
        SET heartbeat_at = clock_timestamp(),
-           lease_expires_at = clock_timestamp() + make_interval(secs => j.lease_ttl_sec),
+           lease_ttl_sec = greatest(j.lease_ttl_sec, %(min_lease_sec)s::int),
+           lease_expires_at = clock_timestamp() + make_interval(secs => greatest(j.lease_ttl_sec, %(min_lease_sec)s::int)),
            progress = coalesce(mine.progress::jsonb, j.progress),
            checkpoint = coalesce(mine.checkpoint::jsonb, j.checkpoint)
       FROM mine
@@ -462,7 +466,7 @@ SELECT j.job_id, j.run_id, j.lock_key,
        concat_ws(' ', left(pg_walfile_name(pg_current_wal_lsn()), 8), extract(epoch FROM pg_postmaster_start_time()),
                  pg_backend_pid()) AS server
   FROM (VALUES (1)) AS always (one)
-       LEFT JOIN dl_jobs j ON j.status = 'running' AND coalesce(j.lease_expires_at, '-infinity') < clock_timestamp();
+       LEFT JOIN dl_jobs j ON j.status = 'running' AND dl_lease_is_over(j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec);
 
 -- name: reap
 -- running -> queued | lost | canceled: for a run whose lease was found expired twice and still is.
@@ -473,7 +477,7 @@ WITH dead AS MATERIALIZED (
     SELECT j.job_id, clock_timestamp() AS at, d.sessions_left::jsonb AS sessions_left
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(sessions_left)s::text[]) AS d (job_id, run_id, sessions_left)
            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[d.job_id]) AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
-     WHERE coalesce(j.lease_expires_at, '-infinity') < clock_timestamp()
+     WHERE dl_lease_is_over(j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec)
      ORDER BY d.job_id
        FOR NO KEY UPDATE OF j SKIP LOCKED
 ), reaped AS (
@@ -481,7 +485,7 @@ WITH dead AS MATERIALIZED (
        SET status = CASE WHEN cancel_requested THEN 'canceled' WHEN attempt < max_attempts THEN 'queued' ELSE 'lost' END::dl_status,
            available_at = CASE WHEN attempt < max_attempts AND NOT cancel_requested
                                THEN at + make_interval(secs => %(pause_sec)s::float8 * attempt) ELSE j.available_at END,
-           error = 'the worker ' || coalesce(worker, '') || ' vanished: its lease ran out at ' || coalesce(lease_expires_at, at)
+           error = 'the worker ' || coalesce(worker, '') || ' vanished: its lease ran out at ' || least(lease_expires_at, at)
                    || coalesce(', and its SQL may still run on ' || (SELECT string_agg(target, ', ')
                                                                        FROM jsonb_array_elements_text(dead.sessions_left) AS t (target)), ''),
            finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN at END,
@@ -584,8 +588,8 @@ SELECT (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM sorted) q)
        (SELECT count(*) FROM sorted) AS jobs;
 
 -- name: cancel
--- queued -> canceled, at once, wherever it waits; running: the flag, and a word to its worker. A finished job is left as
--- it is. A claim that meets it: exactly one wins, for both wait on the row.
+-- queued -> canceled, at once, wherever it waits; running: the flag, of which dl_jobs_cancel_running notifies its worker. A
+-- finished job is left as it is. A claim that meets it: exactly one wins, for both wait on the row.
 SELECT count(pg_advisory_xact_lock(1684828526, hashtext(lock_key)))
   FROM (SELECT lock_key FROM dl_jobs WHERE job_id = %(job_id)s::uuid AND status::text = 'queued') k;
 
@@ -596,7 +600,7 @@ WITH canceled AS (
            place = 'timed', stray = false, cancel_requested = true
      WHERE j.job_id = %(job_id)s::uuid
        AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
+    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
 ), next AS (
     SELECT p.job_id
       FROM (SELECT lock_key FROM canceled WHERE status = 'canceled') freed
@@ -612,13 +616,12 @@ WITH canceled AS (
     UPDATE dl_jobs j SET place = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id]) RETURNING j.queue
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'canceled' ELSE 'cancel_requested' END,
-           jsonb_build_object('status', status, 'attempt', attempt)
+    SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
       FROM canceled
+     WHERE status = 'canceled'
 )
 SELECT c.status::text,
        (SELECT count(dl_ring(queue)) FROM (SELECT DISTINCT queue FROM woken) w) AS woken,
-       CASE c.status WHEN 'running' THEN pg_notify('dl_control', 'cancel ' || c.run_id) END AS rung,
        (SELECT dl_tell(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS told
   FROM canceled c;

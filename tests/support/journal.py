@@ -48,6 +48,8 @@ def move_of(line: Line, before: Status) -> Move:
         return Move.RELEASE
     if reason == "retry":
         return Move.RETRY
+    if reason == "no_attempts":
+        return Move.REFUSE
     if line.kind == "canceled" and before is Status.QUEUED:
         return Move.CANCEL
     return Move.SETTLE

@@ -92,3 +92,16 @@ def test_a_beat_is_as_young_as_the_last_that_came_through(plant: Plant):
     first = time.monotonic()
 
     eventually(lambda: pool.state().heartbeat_age_sec < time.monotonic() - first - 0.5, SOON)
+
+
+def test_lease_shorter_than_heartbeats_can_renew_is_lengthened(plant: Plant):
+    plant.listening(heartbeat_sec=1.0)
+    job = plant.desk.insert(task="held", lease_ttl_sec=1)
+    plant.gate.until_inside(1)
+    first = expiry(plant, job)
+    eventually(lambda: (expiry(plant, job) - first).total_seconds() > 3, SOON)
+    assert plant.desk.job(job).lease_ttl_sec == 2
+    plant.desk.sql("UPDATE dl_jobs SET lease_ttl_sec = 1")
+    eventually(lambda: plant.desk.job(job).lease_ttl_sec == 2, SOON)
+
+    assert (plant.stopped, plant.desk.job(job).attempt) == ([], 1)

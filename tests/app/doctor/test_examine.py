@@ -160,7 +160,8 @@ def test_what_waits_in_vain_is_found(own_desk: Desk, examined):
     )
     own_desk.enqueue("a", queue="nowhere")
     own_desk.enqueue("b", task="nobody.knows")
-    expired, stuck = own_desk.claimed("c"), own_desk.claimed("d")
+    expired, stuck, odd = own_desk.claimed("c"), own_desk.claimed("d"), own_desk.claimed("e")
+    own_desk.sql("UPDATE dl_jobs SET lease_expires_at = 'infinity' WHERE job_id = %s", str(odd.id))
     own_desk.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 h' WHERE job_id = %s", str(expired.id))
     own_desk.sql("UPDATE dl_jobs SET error = 'stop pending: …' WHERE job_id = %s", str(stuck.id))
     own_desk.insert("held", place="parked")
@@ -174,6 +175,7 @@ def test_what_waits_in_vain_is_found(own_desk: Desk, examined):
     assert "nobody.knows" in found["tasks_without_worker"].facts["tasks"]
     assert str(expired.id) in found["expired_leases"].told
     assert str(stuck.id) in found["stuck_jobs"].told
+    assert f"{odd.id} of worker-1: lease until infinity" in found["odd_leases"].told
     assert "'held'" in found["foreign_keys"].told
     assert {"webhooks_disabled", "alerts"} <= set(found)
     assert "queue" not in found

@@ -200,7 +200,16 @@ def of_runs(desk: Desk, **more: str) -> dict[str, Any]:
 
 
 def test_a_claim_walks_the_ready_index_and_reads_what_it_takes(crowded):
-    asked = {"queue": "q", "tasks": "{t}", "most": 5, "look": 5, "run_ids": "{}", "worker": "w", "guard": True}
+    asked = {
+        "queue": "q",
+        "tasks": "{t}",
+        "most": 5,
+        "look": 5,
+        "run_ids": "{}",
+        "worker": "w",
+        "guard": True,
+        "min_lease_sec": 1,
+    }
     pick, take = plans(crowded, "claim", asked | {"after": FRONT})
 
     assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
@@ -215,7 +224,16 @@ def test_a_claim_from_a_mark_begins_to_read_there(crowded):
         " WHERE queue = 'q' AND task = 't' AND status = 'queued' AND place = 'ready'"
         " ORDER BY priority, created_at, job_id OFFSET 20 LIMIT 1"
     )
-    asked = {"queue": "q", "tasks": "{t}", "most": 5, "look": 5, "run_ids": "{}", "worker": "w", "guard": True}
+    asked = {
+        "queue": "q",
+        "tasks": "{t}",
+        "most": 5,
+        "look": 5,
+        "run_ids": "{}",
+        "worker": "w",
+        "guard": True,
+        "min_lease_sec": 1,
+    }
     pick, _ = plans(crowded, "claim", asked | {"after": array(mark)})
 
     assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
@@ -267,7 +285,7 @@ def test_what_is_due_is_found_by_the_timed_index(crowded):
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("renew", {"late_sec": 60}),
+        ("renew", {"late_sec": 60, "min_lease_sec": 1}),
         (
             "settle",
             {
@@ -293,8 +311,20 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("claim", {"queue": "q", "tasks": "{t}", "most": 5, "look": 5, "worker": "w", "guard": False, "after": FRONT}),
-        ("renew", {"late_sec": 60}),
+        (
+            "claim",
+            {
+                "queue": "q",
+                "tasks": "{t}",
+                "most": 5,
+                "look": 5,
+                "worker": "w",
+                "guard": False,
+                "after": FRONT,
+                "min_lease_sec": 1,
+            },
+        ),
+        ("renew", {"late_sec": 60, "min_lease_sec": 1}),
         ("settle", {"guards": "{}"} | dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
         ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}", "guards": "{}"}),
         ("reap", {"pause_sec": 1}),

@@ -18,6 +18,14 @@ def listener(desk):
     return desk.listener()
 
 
+@pytest.fixture
+def webhook(desk):
+    """Something wants to know of every end."""
+    desk.sql("INSERT INTO dl_webhooks (url, secret) VALUES ('http://a', 'x')")
+    yield
+    desk.sql("DELETE FROM dl_webhooks; DELETE FROM dl_deliveries")
+
+
 # ── INSERT ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -221,6 +229,149 @@ def test_the_key_of_a_running_job_cannot_be_given_to_a_second_one_by_hand(desk):
         connection.cursor().execute(
             "UPDATE dl_jobs SET status = 'running', lock_key = 'k' WHERE job_id = %s", (str(other),)
         )
+
+
+# ── max_attempts = 0 ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ended_without_run(desk, job_id, status: Status) -> None:
+    job = desk.job(job_id)
+    assert (job.status, job.attempt, job.run_id, desk.place(job_id)) == (status, 0, None, "timed")
+    assert job.finished_at is not None
+    assert desk.claim() == []
+    desk.check()
+
+
+@pytest.mark.parametrize("available_at", ["2001-02-03", "2999-01-01"])
+def test_job_without_attempts_fails_without_a_run(desk, webhook, available_at):
+    job_id = desk.insert(max_attempts=0, available_at=available_at)
+
+    ended_without_run(desk, job_id, Status.FAILED)
+    assert desk.job(job_id).error == "max_attempts is 0: the job may have no attempt"
+    assert desk.kinds(job_id) == ["queued", "failed"]
+    assert desk.queue.events(job_id)[-1].payload["error"] == desk.job(job_id).error
+    assert desk.sql("SELECT event FROM dl_deliveries") == [("job.failed",)]
+
+
+def test_jobs_with_attempts_of_the_same_insert_stay(desk):
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, max_attempts)"
+        " SELECT 'q', 't', 'k' || n, n % 2 FROM generate_series(1, 10) n"
+    )
+
+    assert desk.sql("SELECT status::text, count(*) FROM dl_jobs GROUP BY 1 ORDER BY 1") == [
+        ("failed", 5),
+        ("queued", 5),
+    ]
+    assert len(desk.claim(10)) == 5
+
+
+def test_attempts_taken_away_from_a_queued_job_fail_it(desk):
+    job_id = desk.enqueue()
+
+    desk.sql("UPDATE dl_jobs SET max_attempts = 0")
+
+    ended_without_run(desk, job_id, Status.FAILED)
+    assert desk.queue.retry(job_id).status is Status.FAILED
+    desk.check()
+
+
+# ── cancel_requested ────────────────────────────────────────────────────────────────────────────────────────────────
+
+CANCEL = "UPDATE dl_jobs SET cancel_requested = true"
+
+
+@pytest.mark.parametrize("place", ["timed", "ready", "parked"])
+def test_cancel_by_update_ends_a_queued_job_at_once(desk, webhook, place):
+    columns = {"available_at": "2999-01-01"} if place == "timed" else {}
+    job_id = desk.insert(webhook='{"url": "http://b"}', **columns)
+    if place == "parked":
+        desk.sql("UPDATE dl_jobs SET place = 'parked'")
+    assert desk.place(job_id) == place
+
+    desk.sql(CANCEL)
+    desk.sql(CANCEL)
+
+    ended_without_run(desk, job_id, Status.CANCELED)
+    assert desk.job(job_id).error is None
+    assert desk.kinds(job_id) == ["queued", "canceled"]
+    assert desk.sql("SELECT event, url FROM dl_deliveries ORDER BY url") == [
+        ("job.canceled", "http://b"),
+        ("job.canceled", None),
+    ]
+
+
+def test_cancel_by_update_unblocks_next_job_of_the_key(desk, listener):
+    first, second, third = desk.enqueue(priority=1), desk.enqueue(priority=2), desk.enqueue(priority=3)
+    desk.sql("UPDATE dl_jobs SET place = 'parked' WHERE job_id <> %s", str(first))
+    listener.heard()
+
+    desk.sql(CANCEL + " WHERE job_id <> %s", str(third))
+
+    assert [desk.status(job_id) for job_id in (first, second)] == [Status.CANCELED] * 2
+    assert desk.place(third) == "ready"
+    assert listener.heard() == ["q"]
+    assert [run.id for run in desk.claim()] == [third]
+
+
+def test_cancel_by_update_unblocks_nothing_while_the_key_runs(desk):
+    desk.claimed()
+    second, third = desk.enqueue(), desk.enqueue()
+    assert desk.claim(2) == []
+
+    desk.sql(CANCEL + " WHERE job_id = %s", str(second))
+
+    assert (desk.status(second), desk.place(third)) == (Status.CANCELED, "parked")
+
+
+def test_cancel_by_update_leaves_a_held_key_to_the_sweep(desk):
+    """To wait for the key's lock with the row locked would be a deadlock with whoever waits for the row."""
+    first, second = desk.enqueue(), desk.enqueue()
+    desk.sql("UPDATE dl_jobs SET place = 'parked' WHERE job_id = %s", str(second))
+    with desk.held() as step:
+        step("SELECT pg_advisory_xact_lock(1684828526, hashtext('k'))")
+        desk.sql(CANCEL + " WHERE job_id = %s", str(first))
+
+    assert (desk.status(first), desk.place(second)) == (Status.CANCELED, "parked")
+    assert desk.sweep() == ("k",)
+
+
+def test_cancel_by_update_notifies_worker_of_a_running_job_once(desk):
+    control = desk.listener("dl_control")
+    run = desk.claimed()
+
+    desk.sql(CANCEL)
+    desk.sql(CANCEL)
+    desk.queue.cancel(run.id)
+
+    assert control.heard() == [f"cancel {run.run_id}"]
+    assert desk.kinds(run.id) == ["queued", "picked", "cancel_requested"]
+    assert desk.settle(run, Status.FAILED).status is Status.CANCELED
+    desk.check()
+
+
+def test_cancel_by_update_of_a_finished_job_changes_nothing(desk):
+    run = desk.claimed()
+    desk.settle(run)
+
+    desk.sql(CANCEL)
+
+    assert (desk.status(run.id), desk.kinds(run.id)) == (Status.SUCCEEDED, ["queued", "picked", "done"])
+
+
+def test_job_inserted_with_its_cancel_asked_for_is_canceled(desk):
+    ended_without_run(desk, desk.insert(cancel_requested=True), Status.CANCELED)
+
+
+def test_cancel_by_update_of_many_jobs_takes_no_lock_for_each_key(desk):
+    """The server's lock table has room for some thousand."""
+    desk.sql("INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 300) n")
+
+    with desk.held() as step:
+        step(CANCEL)
+        (held,) = step("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+    assert held == (0,)
+    assert desk.one("SELECT count(*) FROM dl_jobs WHERE status = 'canceled'") == 300
 
 
 # ── in a schema of its own ──────────────────────────────────────────────────────────────────────────────────────────

@@ -110,14 +110,11 @@ def test_what_python_cannot_decode_is_claimed_and_can_be_settled(desk):
 
 def test_a_job_put_into_the_queue_with_its_attempts_used_up_never_counts_past_them(desk):
     desk.insert("a", attempt=5)
-    desk.insert("b", max_attempts=0)
 
-    runs = desk.claim(2)
+    (run,) = desk.claim()
 
-    assert [run.attempt for run in runs] == [5, 0]
-    assert desk.release(runs[1]).status is Status.QUEUED
-    assert desk.job(runs[1].id).attempt == 0
-    assert desk.lose(runs[0]).status is Status.LOST
+    assert run.attempt == 5
+    assert desk.lose(run).status is Status.LOST
 
 
 def test_a_try_begins_with_a_clean_sheet_whatever_the_one_before_left(desk):
@@ -452,6 +449,22 @@ def test_only_runs_whose_lease_ran_out_are_found_and_taken(desk):
     assert [one.job_id for one in desk.queue.reap(both, pause_sec=0)] == [dead.id]
     assert desk.queue.expired().runs == []
     assert desk.status(alive.id) is Status.RUNNING
+
+
+@pytest.mark.parametrize("until", ["infinity", "2999-01-01"])
+@pytest.mark.parametrize(
+    ("heartbeat_at", "is_over"),
+    [("now() - interval '61 s'", True), ("now() - interval '50 s'", False), ("NULL", True), ("'infinity'", True)],
+)
+def test_lease_far_in_the_future_ends_after_its_last_heartbeat(desk, until, heartbeat_at, is_over):
+    run = desk.claimed(lease_ttl_sec=60)
+    desk.sql(f"UPDATE dl_jobs SET lease_expires_at = %s, heartbeat_at = {heartbeat_at}", until)
+
+    assert [job_id for job_id, _, _ in desk.queue.expired().runs] == [run.id] * is_over
+    both = [(run.id, run.run_id, run.lock_key)]
+    assert [one.job_id for one in desk.queue.reap(both, pause_sec=0)] == [run.id] * is_over
+    if is_over:
+        assert "infinity" not in desk.job(run.id).error
 
 
 def test_a_run_that_renewed_between_the_look_and_the_reaping_is_left(desk):

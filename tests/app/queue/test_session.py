@@ -194,7 +194,7 @@ def test_a_refused_value_leaves_the_connection_as_it_was(desk):
 def test_a_statement_of_several_parts_takes_effect_whole_or_not_at_all(desk):
     desk.make_due(desk.insert("due", available_at="2999-01-01"))
     bad = {"queue": "q", "tasks": "{t}", "most": 1, "look": 1, "run_ids": "{not a uuid}", "worker": "w", "guard": False}
-    bad["after"] = FRONT
+    bad |= {"after": FRONT, "min_lease_sec": 1}
 
     with pytest.raises(InvalidJob):
         desk.session.ask("claim_due", bad)

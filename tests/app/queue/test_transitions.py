@@ -51,6 +51,16 @@ def cancel(desk: Desk, run: Claimed) -> None:
     desk.queue.cancel(run.id)
 
 
+def cancel_by_update(desk: Desk, run: Claimed) -> None:
+    desk.sql("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", str(run.id))
+
+
+def refuse(desk: Desk, run: Claimed) -> None:
+    most = desk.job(run.id).max_attempts
+    desk.sql("UPDATE dl_jobs SET max_attempts = 0 WHERE job_id = %s", str(run.id))
+    desk.sql("UPDATE dl_jobs SET max_attempts = %s WHERE job_id = %s", most, str(run.id))
+
+
 def retry(desk: Desk, run: Claimed) -> None:
     with suppress(NotRetryable):
         desk.queue.retry(run.id)
@@ -84,6 +94,8 @@ STATEMENTS: tuple[tuple[Move, Callable[[Desk, Claimed], None]], ...] = (
     *((Move.SETTLE, settle(end)) for end in ENDS),
     *((Move.RELEASE, release(why)) for why in Release),
     (Move.CANCEL, cancel),
+    (Move.CANCEL, cancel_by_update),
+    (Move.REFUSE, refuse),
     (Move.REAP, reap),
     (Move.REAP, reap_expired),
     (Move.RETRY, retry),
