@@ -1,5 +1,8 @@
 # dataloader without a PostgreSQL: name one with DL_DB_DSN or PG_HOST. See compose.yaml for all of it together.
-FROM python:3.13-slim AS build
+# By digest: --build-arg PYTHON_IMAGE=python:3.13-slim@sha256:… (docs/deploying.md, "Images by digest").
+ARG PYTHON_IMAGE=python:3.13-slim
+
+FROM ${PYTHON_IMAGE} AS build
 
 WORKDIR /build
 RUN python -m venv /opt/dataloader
@@ -16,7 +19,7 @@ COPY pipelines pipelines
 RUN pip install --no-deps --no-build-isolation . && pip uninstall --yes pip
 
 
-FROM python:3.13-slim
+FROM ${PYTHON_IMAGE}
 
 RUN useradd --system --uid 10001 --home-dir /srv/dataloader --create-home dataloader
 COPY --from=build /opt/dataloader /opt/dataloader

@@ -53,6 +53,18 @@ def test_the_image_follows_the_rules_for_images():
     ran(tool("hadolint"), ROOT / "Dockerfile")
 
 
+def test_every_base_image_can_be_set_by_digest():
+    """Without an edit: what is written here is a default only."""
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+    images = [it["image"] for it in (compose["x-dataloader"], *compose["services"].values()) if "image" in it]
+
+    assert set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
+    assert dockerfile.index("ARG PYTHON_IMAGE=") < dockerfile.index("FROM "), "else it is none of FROM's"
+    assert "PYTHON_IMAGE" in compose["x-dataloader"]["build"]["args"]
+    assert all(re.fullmatch(r"\$\{[A-Z]+_IMAGE:-[\w:.]+\}", image) for image in images), images
+
+
 def test_compose_is_what_compose_understands():
     ran(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", ROOT / "compose.yaml")
 
