@@ -14,7 +14,7 @@ from app.queue.alerts import Alerts, Firing, NewRule, Rule, RuleKind
 from app.queue.jobqueue import Source
 from app.queue.keys import Scope
 from app.web.exchange import said
-from app.web.models import INT4_MAX, LONGEST_LIST
+from app.web.models import INT4_MAX, LONGEST_LIST, need_one_of
 from app.web.operations import Subject
 from app.web.options import WebOptions
 from app.web.problems import Code
@@ -68,7 +68,9 @@ class NewAlertRule(BaseModel):
 class AlertRuleChange(BaseModel):
     """What is to be another way; what is left out stays."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, json_schema_extra=need_one_of(null_counts=False)
+    )
 
     threshold: Threshold | None = Field(None, description="Above it the rule is broken.")
     window_sec: Window | None = Field(None, description="The window, in seconds.")

@@ -61,6 +61,8 @@ def _needed(told: Any, schemas: Mapping[str, Any]) -> Iterator[str]:
 def _references(told: Any) -> Iterator[str]:
     if isinstance(told, Mapping):
         for key, value in told.items():
+            if key == "$ref" and not value.startswith(_REFERENCE):
+                continue  # a refusal that all operations share
             if key == "$ref":
                 yield value.removeprefix(_REFERENCE)
             else:

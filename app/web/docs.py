@@ -63,9 +63,17 @@ class Route:
         self.summary = operation["summary"]
         self.description = operation.get("description", "")
         self.parameters = operation.get("parameters", [])
-        self.responses = operation["responses"]
+        self.responses = {status: _resolved(it, whole) for status, it in operation["responses"].items()}
         self.fields = _fields(operation, whole)
         self.example = json.dumps({f["name"]: f["example"] for f in self.fields if f["example"] is not None}, indent=2)
+
+
+def _resolved(response: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A response that operations share stands under the components."""
+    if "$ref" not in response:
+        return response
+    found: Mapping[str, Any] = whole["components"]["responses"][response["$ref"].rsplit("/", 1)[-1]]
+    return found
 
 
 def _fields(operation: Mapping[str, Any], whole: Mapping[str, Any]) -> list[dict[str, Any]]:

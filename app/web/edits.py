@@ -19,7 +19,18 @@ from app.web.auth import current_actor
 from app.web.conditional import Versioned, demanded
 from app.web.exchange import said
 from app.web.jobs import job_id_of
-from app.web.models import INT4_MAX, POLICIES, JobDetail, Triggered, read_indexed, read_moment, read_name, read_retry
+from app.web.models import (
+    INT4_MAX,
+    NAME_PATTERN,
+    POLICIES,
+    JobDetail,
+    Triggered,
+    need_one_of,
+    read_indexed,
+    read_moment,
+    read_name,
+    read_retry,
+)
 from app.web.operations import Subject
 from app.web.options import WebOptions
 from app.web.problems import Code, InvalidRequest
@@ -42,7 +53,7 @@ Policy = Annotated[
 ]
 Indexed = Annotated[str, Field(max_length=1000), AfterValidator(read_indexed)]
 Name = Annotated[
-    str, Field(min_length=1, max_length=1000, json_schema_extra={"pattern": r"\S"}), AfterValidator(read_name)
+    str, Field(min_length=1, max_length=1000, json_schema_extra={"pattern": NAME_PATTERN}), AfterValidator(read_name)
 ]
 _NULLABLE = ("time_limit_sec", "retry")  # null means: as the task says
 
@@ -51,7 +62,7 @@ class JobChange(BaseModel):
     """What a waiting job shall have instead; what is left out stays. Null in `time_limit_sec` and `retry`: as the task
     says."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, json_schema_extra=need_one_of(null_counts=True))
 
     priority: Annotated[int, Field(ge=0, le=INT4_MAX)] | None = Field(None, description="Smaller runs first.")
     available_at: Moment = Field(None, description="Not before this time (RFC 3339 with a zone).")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -87,15 +87,27 @@ def read_retry(told: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _need_a_task(schema: dict[str, Any]) -> None:
-    """What else is required depends on the task, which no JSON Schema can say."""
-    schema["required"] = ["task"]
+# A text that is neither blank nor holds NUL.
+NAME_PATTERN = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
+
+
+def need_one_of(*, but: frozenset[str] = frozenset(), null_counts: bool) -> Any:
+    """For a model's JSON Schema: a request names one of its fields at least. `null_counts`: null is a change too."""
+
+    def need(schema: dict[str, Any]) -> None:
+        fields = [field for field in schema["properties"] if field not in but]
+        schema["anyOf"] = [
+            {"required": [field]} | ({} if null_counts else {"properties": {field: {"not": {"type": "null"}}}})
+            for field in fields
+        ]
+
+    return need
 
 
 class TriggerRequest(BaseModel):
     """A request for a job. The limits are set by `trigger_request`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, json_schema_extra=_need_a_task)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     queue: str
     task: str
@@ -125,7 +137,7 @@ def trigger_request(options: WebOptions, pipelines: Pipelines) -> type[TriggerRe
     text = Annotated[str, Field(max_length=options.max_text_length)]
     name = Annotated[
         str,
-        Field(min_length=1, max_length=options.max_text_length, json_schema_extra={"pattern": r"\S"}),
+        Field(min_length=1, max_length=options.max_text_length, json_schema_extra={"pattern": NAME_PATTERN}),
         AfterValidator(read_name),
     ]
     indexed = Annotated[str, Field(max_length=options.max_text_length), AfterValidator(read_indexed)]
@@ -214,7 +226,26 @@ def trigger_request(options: WebOptions, pipelines: Pipelines) -> type[TriggerRe
         ),
     }
     fill: Any = model_validator(mode="before")(defaults_of(pipelines))
-    return create_model("TriggerRequest", __base__=TriggerRequest, __validators__={"fill": fill}, **fields)
+
+    class Described(TriggerRequest):
+        model_config = ConfigDict(json_schema_extra=_required_of(pipelines))
+
+    return create_model("TriggerRequest", __base__=Described, __validators__={"fill": fill}, **fields)
+
+
+def _required_of(pipelines: Pipelines) -> Callable[[dict[str, Any]], None]:
+    """For the JSON Schema of a trigger: `queue` and `lock_key` may be left out only where the task has a default."""
+
+    def require(schema: dict[str, Any]) -> None:
+        schema["required"] = ["task"]
+        schema["allOf"] = []
+        for field in ("queue", "lock_key"):
+            tasks = sorted(task.name for task in pipelines if getattr(task.options, field) is not None)
+            given: dict[str, Any] = {"required": [field]}
+            known = {"properties": {"task": {"enum": tasks}}}
+            schema["allOf"].append({"anyOf": [given, known]} if tasks else given)
+
+    return require
 
 
 def _at_least(shortest: int) -> Any:

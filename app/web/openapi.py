@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
-from pydantic.json_schema import JsonSchemaMode
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
+from pydantic_core.core_schema import StringSchema
 
 from app.web.operations import HTML, JSON, Operation, Subject
 from app.web.problems import MEDIA_TYPE, Code, Problem
@@ -17,6 +18,16 @@ API_VERSION = "1.0.0"
 _IN_COMPONENTS = "#/components/schemas/{model}"
 _PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 _EVERYWHERE = (Code.INTERNAL,)
+_NO_NUL = r"^[^\u0000]*$"  # PostgreSQL keeps no NUL in a text
+# Answered before an operation is known, so by all of them.
+_REFUSED_AT_THE_DOOR = {
+    408: ("RequestTooSlow", "The request did not come whole in time; the connection is closed."),
+    414: ("AddressTooLong", "The address has more than 8,190 bytes; the connection is closed."),
+    431: (
+        "HeadersTooLarge",
+        "The headers have more than 64 kB, one of them more than 8 kB, or they are more than 100.",
+    ),
+}
 _PATHS = {"job_id": "The job's id, as the trigger returned it."}
 
 _TAGS = {
@@ -73,16 +84,33 @@ def document(subjects: Iterable[Subject]) -> dict[str, Any]:
             "title": "dataloader",
             "version": API_VERSION,
             "description": "Long ETL jobs in one PostgreSQL table, run by threads. Errors are problem+json (RFC 9457) "
-            "with a stable `code`.",
+            "with a stable `code`. Every path also answers `OPTIONS` with its methods in `Allow`, without a key, and "
+            "`HEAD` where it has `GET`. No text in a request may hold the character NUL, at any depth.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "tags": [{"name": name, "description": about} for name, about in _TAGS.items() if name in used],
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": _SECURITY},
+        "components": {"schemas": schemas, "responses": _door_responses(), "securitySchemes": _SECURITY},
     }
 
 
-@cache
+class _Requests(GenerateJsonSchema):
+    """Requests say what pydantic does not know: that no text may hold NUL."""
+
+    def str_schema(self, schema: StringSchema) -> JsonSchemaValue:
+        found = super().str_schema(schema)
+        return {**found, "pattern": _NO_NUL} if self.mode == "validation" and "pattern" not in found else found
+
+
+def _door_responses() -> dict[str, Any]:
+    code = {"properties": {"code": {"enum": [Code.HTTP_ERROR.text]}}}
+    schema = {"allOf": [{"$ref": "#/components/schemas/Problem"}, code]}
+    return {
+        name: {"description": about, "content": {MEDIA_TYPE: {"schema": schema}}}
+        for name, about in _REFUSED_AT_THE_DOOR.values()
+    }
+
+
 @cache  # there are as many rules as routes, and each request asks for its own
 def template(rule: str) -> str:
     """Flask's `<job:job_id>` as the document's `{job_id}`."""
@@ -96,7 +124,7 @@ def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
     kinds[Problem] = "serialization"
     for kind, mode in kinds.items():
         adapters.append((kind.__name__, mode, TypeAdapter(kind)))  # type: ignore[arg-type]
-    _, found = TypeAdapter.json_schemas(adapters, ref_template=_IN_COMPONENTS)
+    _, found = TypeAdapter.json_schemas(adapters, ref_template=_IN_COMPONENTS, schema_generator=_Requests)
     schemas: dict[str, Any] = found["$defs"]
     return dict(sorted(schemas.items()))
 
@@ -127,6 +155,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
     for status, when in operation.pages.items():
         there = told["responses"].setdefault(str(status), {"description": when, "content": {}})
         there["content"][operation.media_type] = {"schema": {"type": "string"}}
+    for refused, (name, _) in _REFUSED_AT_THE_DOOR.items():
+        told["responses"].setdefault(str(refused), {"$ref": f"#/components/responses/{name}"})
     return told
 
 
@@ -163,7 +193,7 @@ def _header_parameters(operation: Operation) -> list[dict[str, Any]]:
 def _query_parameters(query: type[BaseModel] | None) -> list[dict[str, Any]]:
     if query is None:
         return []
-    schema = query.model_json_schema()
+    schema = query.model_json_schema(schema_generator=_Requests)
     return [_query_parameter(name, _inlined(about, schema)) for name, about in schema["properties"].items()]
 
 

@@ -20,7 +20,7 @@ from app.queue.queues import QueueLine, Queues, QueueState, Rule, WorkerLine
 from app.queue.rollups import Chart, Happened, Period, Rollups, Times
 from app.web.auth import current_actor
 from app.web.exchange import said
-from app.web.models import INT4_MAX, read_indexed
+from app.web.models import INT4_MAX, need_one_of, read_indexed
 from app.web.operations import ANY_KEY, Subject
 from app.web.options import WebOptions
 from app.web.problems import Code
@@ -41,7 +41,12 @@ class QueuesQuery(BaseModel):
 class QueueChange(BaseModel):
     """What shall hold for a queue; what is left out stays. Null takes a limit away."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        json_schema_extra=need_one_of(but=frozenset({"queue"}), null_counts=True),
+    )
 
     queue: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(read_indexed)] = Field(
         description="Which queue; it need not have any job yet."

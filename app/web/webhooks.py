@@ -20,7 +20,7 @@ from app.queue.webhooks import ENDS, SUBSCRIBABLE, Delivery, DeliveryState, Try,
 from app.web.answers import json_text
 from app.web.auth import current_actor
 from app.web.exchange import said
-from app.web.models import LONGEST_LIST
+from app.web.models import LONGEST_LIST, need_one_of
 from app.web.operations import Subject
 from app.web.options import WebOptions
 from app.web.problems import Code
@@ -52,7 +52,9 @@ class NewWebhook(BaseModel):
 class WebhookChange(BaseModel):
     """What is to be another way; what is left out stays."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, json_schema_extra=need_one_of(null_counts=False)
+    )
 
     url: Url | None = Field(None, description="Where to POST to.")
     events: EventNames | None = Field(None, description="Of what to tell.")

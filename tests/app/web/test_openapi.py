@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
+from app.web import WebOptions
 from app.web.__main__ import document_text
+from app.web.models import trigger_request
 from app.web.problems import Code
+from pipelines.contract import Pipelines
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,6 +65,105 @@ def test_the_limits_of_the_settings_are_in_the_document(app_without_database):
     assert fields["queue"]["maxLength"] == 77
     assert fields["lease_ttl_sec"]["default"] == 33
     assert fields["lease_ttl_sec"]["minimum"] == 16
+
+
+def schema_of(client, name):
+    """A component's schema with all that it refers to, to validate requests by."""
+    document = client.get("/openapi.json").json
+    return Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": document["components"]})
+
+
+A_JOB = {"queue": "q", "task": "noop", "lock_key": "k"}
+CHANGES = {
+    "JobChange": ({"priority": 1}, {}),
+    "QueueChange": ({"queue": "q", "note": None}, {"queue": "q"}),
+    "AlertRuleChange": ({"active": True}, {"active": None}),
+    "WebhookChange": ({"active": True}, {"active": None}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_schema_of_a_change_wants_a_field(client, name):
+    something, nothing = CHANGES[name]
+
+    assert schema_of(client, name).is_valid(something)
+    assert not schema_of(client, name).is_valid(nothing)
+
+
+def test_schema_of_a_trigger_wants_queue_and_key(client):
+    for field in ("queue", "task", "lock_key"):
+        assert not schema_of(client, "TriggerRequest").is_valid({**A_JOB, field: "a\0b"})
+        assert not schema_of(client, "TriggerRequest").is_valid({**A_JOB, field: " \n"})
+        assert not schema_of(client, "TriggerRequest").is_valid({it: A_JOB[it] for it in A_JOB if it != field})
+
+    assert schema_of(client, "TriggerRequest").is_valid(A_JOB)
+
+
+def test_schema_of_a_trigger_knows_tasks_with_defaults():
+    tasks = Pipelines()
+    tasks.register("keyed", queue="q", lock_key="k")(lambda ctx: None)
+    tasks.register("bare")(lambda ctx: None)
+    schema = trigger_request(WebOptions(version="1"), tasks).model_json_schema()
+    trigger = Draft202012Validator(schema)
+
+    assert trigger.is_valid({"task": "keyed"})
+    assert not trigger.is_valid({"task": "bare"})
+    assert trigger.is_valid({**A_JOB, "task": "bare"})
+
+
+def test_texts_of_requests_hold_no_nul_in_the_document(client):
+    """Of bodies and of queries: every text has a pattern that NUL does not fit."""
+    document = client.get("/openapi.json").json
+    schemas = document["components"]["schemas"]
+    bodies = [
+        content["schema"]["$ref"].rsplit("/", 1)[-1]
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        for content in operation.get("requestBody", {}).get("content", {}).values()
+    ]
+    queries = [
+        parameter["schema"]
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        for parameter in operation.get("parameters", ())
+        if parameter["in"] == "query"
+    ]
+    found = list(texts([schemas[name]["properties"] for name in set(bodies)])) + list(texts(queries))
+
+    assert len(found) > 50
+    assert [text for text in found if re.search(text.get("pattern", ""), "a\0b")] == []
+
+
+def texts(schema):
+    """The schemas of plain texts inside another."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "string" and not {"format", "enum", "const"} & set(schema):
+            yield schema
+        for value in schema.values():
+            yield from texts(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from texts(value)
+
+
+def test_every_operation_tells_what_the_door_refuses(client):
+    document = client.get("/openapi.json").json
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+
+    assert all({"408", "414", "431"} <= set(operation["responses"]) for operation in operations)
+    for name in ("RequestTooSlow", "AddressTooLong", "HeadersTooLarge"):
+        assert "application/problem+json" in document["components"]["responses"][name]["content"]
+
+
+def test_every_path_answers_options_as_the_document_has_it(client):
+    document = client.get("/openapi.json").json
+    assert "`OPTIONS`" in document["info"]["description"]
+
+    for path, methods in document["paths"].items():
+        answer = client.options(re.sub(r"\{\w+\}", "00000000-0000-0000-0000-000000000000", path))
+        known = {method.upper() for method in methods} | {"OPTIONS"} | ({"HEAD"} if "get" in methods else set())
+        assert answer.status_code == 200, path
+        assert known <= set(answer.allow), path
 
 
 @pytest.mark.timeout(300)  # every operation there is
