@@ -1074,13 +1074,28 @@ CREATE TABLE IF NOT EXISTS dl_audit (
 CREATE INDEX IF NOT EXISTS dl_audit_subject_idx ON dl_audit (subject_id, audit_id);
 CREATE INDEX IF NOT EXISTS dl_audit_at_idx ON dl_audit USING brin (at);
 
+-- For whom a transaction acts: what dl.act says, of an account that could write the audit itself; NULL: it says nothing. Of
+-- any other account, whatever it has set, the account. The audit's triggers have the owner's rights, and would write in any
+-- name otherwise. The setting `role` is that of the caller, also within a function that has the owner's rights.
+CREATE OR REPLACE FUNCTION dl_act(operation text) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    caller text := coalesce(nullif(current_setting('role', true), 'none'), session_user);
+BEGIN
+    IF has_table_privilege(session_user, 'dl_audit', 'INSERT') OR has_table_privilege(caller, 'dl_audit', 'INSERT') THEN
+        RETURN nullif(current_setting('dl.act', true), '')::jsonb;
+    END IF;
+    RETURN jsonb_build_object('action', coalesce(nullif(current_setting('dl.function', true), ''), lower(operation)),
+                              'actor', session_user, 'via', 'sql');
+END $$;
+
 -- Written by whoever says for whom he acts, in dl.act of his transaction; all else, such as claims, heartbeats and ends,
 -- pays for one look at that setting. Arguments: the subject, the column that names it, columns that do not count,
 -- columns whose values are not shown: of an object the keys that differ are, of anything else that it differs.
 CREATE OR REPLACE FUNCTION dl_audit_row() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    act    jsonb := current_setting('dl.act')::jsonb;
+    act    jsonb := dl_act(TG_OP);
     uncounted text[] := string_to_array(TG_ARGV[2], ',');
     unshown   text[] := string_to_array(TG_ARGV[3], ',');
     older  jsonb := CASE WHEN TG_OP = 'INSERT' THEN '{}' ELSE to_jsonb(OLD) - uncounted END;
@@ -1118,9 +1133,12 @@ $$;
 CREATE OR REPLACE FUNCTION dl_audit_jobs_inserted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    act  jsonb := current_setting('dl.act')::jsonb;
+    act  jsonb := dl_act(TG_OP);
     made bigint := (SELECT count(*) FROM fresh);
 BEGIN
+    IF act IS NULL THEN
+        RETURN NULL;
+    END IF;
     IF made = 1 OR act ? 'each' THEN  -- one, as nearly always, or several that are each somebody's own
         INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, after)
         SELECT w.act ->> 'action', w.act ->> 'actor', w.act ->> 'key_id', w.act ->> 'via', w.act ->> 'address',
@@ -1142,7 +1160,8 @@ END $$;
 
 CREATE OR REPLACE TRIGGER dl_jobs_audit_ins AFTER INSERT ON dl_jobs
     REFERENCING NEW TABLE AS fresh
-    FOR EACH STATEMENT WHEN (current_setting('dl.act', true) <> '') EXECUTE FUNCTION dl_audit_jobs_inserted();
+    FOR EACH STATEMENT WHEN (current_setting('dl.act', true) <> '' OR current_setting('dl.function', true) <> '')
+    EXECUTE FUNCTION dl_audit_jobs_inserted();
 
 CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
     FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
@@ -1315,7 +1334,8 @@ $$;
 -- With `whole`, either all of them are created or exist, or none is made.
 CREATE OR REPLACE FUNCTION dl_enqueue_many(jobs jsonb, whole bool DEFAULT false)
     RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off
+    SET dl.function = 'dl_enqueue' AS $$
 #variable_conflict use_column
 DECLARE
     told  jsonb := jobs;

@@ -141,6 +141,51 @@ def test_an_enqueuer_enqueues_and_sees_nothing(roles, dsn, sql):
         do(roles["enqueuer"], sql)
 
 
+FORGED = '{"action": "key_make", "actor": "the boss", "via": "session", "address": "10.0.0.1"}'
+ONE = "SELECT dl_enqueue(queue => 'q', task => 't', lock_key => 'k')"
+LINES = "SELECT action, actor, via, address, subject FROM dl_audit ORDER BY audit_id"
+
+
+@pytest.mark.parametrize(
+    "act", ["", "not JSON", FORGED, f'{{"each": {{"x": {FORGED}}}}}'], ids=["none", "bad", "one", "each"]
+)
+def test_enqueuer_is_audited_under_its_own_name(roles, dsn, act):
+    login = parse_dsn(roles["enqueuer"])["user"]
+    do(roles["enqueuer"], f"SET dl.act = %s; SET dl.ours = 'yes'; {ONE}", act)
+    many = json.dumps([{"queue": "q", "task": "t", "lock_key": str(n)} for n in range(2)])
+    do(roles["enqueuer"], "SET LOCAL dl.act = %s; SELECT * FROM dl_enqueue_many(%s)", act, many)
+
+    assert do(dsn, LINES) == [("dl_enqueue", login, "sql", None, "job")] * 2
+    assert do(dsn, "SELECT DISTINCT db_user FROM dl_audit") == [(login,)]
+
+
+def test_account_that_may_insert_jobs_is_audited_under_its_own_name(roles, dsn):
+    login = parse_dsn(roles["enqueuer"])["user"]
+    do(dsn, f"GRANT INSERT ON dl_jobs TO {login}")
+    do(roles["enqueuer"], "SET dl.act = %s; INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')", FORGED)
+
+    assert do(dsn, LINES) == [("insert", login, "sql", None, "job")]
+
+
+def test_service_is_audited_as_it_says_also_by_set_role(roles, dsn):
+    login, prefix = parse_dsn(roles["service"])["user"], parse_dsn(roles["service"])["user"].removesuffix("_login")
+    do(roles["service"], f"{ONE}; SET dl.act = %s; {ONE}", FORGED)
+    do(
+        dsn,
+        f"ALTER ROLE {login} NOINHERIT; GRANT {prefix} TO {login} WITH INHERIT FALSE"
+        if is_16(dsn)
+        else f"ALTER ROLE {login} NOINHERIT",
+    )
+    do(roles["service"], f"SET ROLE {prefix}; SET dl.act = %s; {ONE}", FORGED)
+
+    assert do(dsn, LINES) == [("key_make", "the boss", "session", "10.0.0.1", "job")] * 2
+
+
+def is_16(dsn: str) -> bool:
+    """From this version on a membership is inherited or not by itself."""
+    return bool(do(dsn, "SELECT current_setting('server_version_num')::int >= 160000")[0][0])
+
+
 def test_an_account_that_may_only_insert_jobs_can_do_so_whether_or_not_there_are_roles(dsn, request):
     login = "only_" + re.sub(r"\W", "_", parse_dsn(dsn)["dbname"])[-30:]
     do(dsn, f"CREATE ROLE {login} LOGIN PASSWORD 'x'; GRANT INSERT (queue, task, lock_key) ON dl_jobs TO {login}")
