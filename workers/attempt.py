@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -63,6 +65,7 @@ class Tools:
     vault: Vault = NO_VAULT  # where secrets are that args refer to
     max_result_bytes: int = 1_000_000
     follow_up_lease_sec: int = 60
+    isolates: bool = True  # False: what asks for a process of its own runs in the thread, too; a program never does
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
 
     @cached_property
@@ -196,7 +199,9 @@ class Attempt(JobContext):
         if early is not None or task is None:
             return early or HandedBack(Release.NOT_STARTED)
         self.options = task.options
-        self.in_thread = task.kind is not Kind.COMMAND and task.options.isolation == "thread"
+        self.in_thread = task.kind is not Kind.COMMAND and (
+            task.options.isolation == "thread" or not self.tools.isolates
+        )
         job = self.job
         args: dict[str, Any] | str = {} if job.args_text == "{}" else self._args()
         if isinstance(args, str):
@@ -278,7 +283,8 @@ class Attempt(JobContext):
 
     def _ending(self, task: Task, args: dict[str, Any]) -> Ending:
         try:
-            result = drive(task, args, self)
+            with _command_line(task, args):
+                result = drive(task, args, self)
         except Stop:
             return self._settled() or self.end_of_stop()
         except SystemExit as exit_:
@@ -324,6 +330,20 @@ class Attempt(JobContext):
             self._thread = None
         for _ in range(2):  # the interpreter looks for it where a loop turns back
             pass
+
+
+@contextmanager
+def _command_line(task: Task, args: dict[str, Any]) -> Iterator[None]:
+    """What a `main()` finds as its command line where it has no process of its own: on a terminal, or in a test."""
+    if task.options.argv is None:
+        yield
+        return
+    before = sys.argv
+    sys.argv = [task.name, *task.command_line(args)]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _told_plainly(error: BaseException) -> Settlement:

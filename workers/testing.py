@@ -35,7 +35,7 @@ def drain(
     session = Session(dsn, name="dataloader-drain", schema=schema)
     try:
         queue = JobQueue(session)
-        tools = Tools(places=Places(dsn=dsn, schema=schema, targets=dict(targets or {})))
+        tools = Tools(places=Places(dsn=dsn, schema=schema, targets=dict(targets or {})), isolates=False)
         ran: list[Job] = []
         while (job := _claim(queue, pipelines, queues)) is not None:
             if len(ran) >= most:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 from uuid import UUID, uuid4
@@ -268,16 +268,15 @@ def _locally(service: Service, task: Task, args: dict[str, Any], show: Show, not
         connect_timeout_sec=settings.pg_connect_timeout,
     )
     vault = Vault(settings.named_secrets, settings.secrets_dir, settings.secrets_allow)
-    tools = Tools(places=places, stop_grace_sec=settings.stop_grace_sec, vault=vault, log=show.line)
+    tools = Tools(places=places, stop_grace_sec=settings.stop_grace_sec, vault=vault, isolates=False, log=show.line)
     attempt = _attempt(task, args, tools)
     attempt.effects = LocalEffects(places, attempt.facts.job_id, attempt.facts.run_id)
-    here = replace(task, options=replace(task.options, isolation="thread"))
     capture = Capture(show.line)
     ends: list[Ending] = []
 
     def work() -> None:
         with capture.of(attempt):
-            ends.append(attempt.run(here))
+            ends.append(attempt.run(task))
 
     capture.install()
     try:

@@ -603,6 +603,8 @@ class TaskOptions(TypedDict):
     interrupt: bool
     memory_mb: int | None
     cpu_sec: int | None
+    connection_check: bool
+    argv: list[str] | None
 
 
 class TaskRun(TypedDict):

@@ -77,6 +77,8 @@ class TaskOptions:
     interrupt: bool
     memory_mb: int | None
     cpu_sec: int | None
+    connection_check: bool
+    argv: list[str] | None
 
     @classmethod
     def of(cls, task: Task) -> TaskOptions:
@@ -91,6 +93,8 @@ class TaskOptions:
             interrupt=said.interrupt,
             memory_mb=said.memory_mb,
             cpu_sec=said.cpu_sec,
+            connection_check=said.connection_check,
+            argv=None if said.argv is None else list(said.argv),
         )
 
 

@@ -97,6 +97,16 @@ def test_main_parses_the_argv_of_its_task(plant):
     assert ended(plant, "main", Status.FAILED, day="2026-11-22", code=3).error == "SystemExit: 3"
 
 
+def test_main_has_its_argv_in_a_thread_of_a_terminal_or_test():
+    before, known = sys.argv, Pipelines()
+    known.register("t", argv=["--day", "{day}"], isolation="process", memory_mb=500)(lambda: sys.argv[1:])
+    end = attempt_with(task="t", args_text='{"day": "x"}', tools={"isolates": False}).run(known.get("t"))
+
+    assert isinstance(end, Settlement)
+    assert end.result == ["--day", "x"]
+    assert sys.argv is before
+
+
 def test_main_without_argv_fails_with_a_hint(plant):
     pool_with(plant, {"main": f"{MODULE}:main"})
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from app.web import WebOptions, create_app
 from app.web.models import POLICIES
 from pipelines.contract import Pipelines, read_policy
+from pipelines.noop import Sleeps
 from pipelines.retry import Exponential
 
 TRIGGER = "/api/v1/jobs/trigger"
@@ -193,6 +194,23 @@ def test_every_kind_of_policy_is_described():
         read_policy({"kind": "another"})
 
 
+def test_args_that_cannot_fit_the_signature_are_400_by_field(client, queue, pipelines):
+    pipelines.register("spread")(lambda customer_id, since: None)
+    pipelines.register("noop", args=Sleeps)(lambda args: None)
+    job = {"queue": "etl", "lock_key": "k"}
+
+    spread = client.post(TRIGGER, json={**job, "task": "spread", "args": {"customer_id": 7, "sinse": 1}})
+    noop = client.post(TRIGGER, json={**job, "task": "noop", "args": {"sleep1": "x"}})
+
+    assert faults(spread) == {
+        "args.since": "is required",
+        "args.sinse": "is no argument of this task; leave it out",
+    }
+    assert list(faults(noop)) == ["args.sleep1"]
+    fits = client.post(TRIGGER, json={**job, "task": "spread", "args": {"customer_id": 7, "since": 1}})
+    assert fits.status_code == 200, fits.text
+
+
 def test_the_tasks_known_here_are_listed_with_their_options_and_args(client):
     listed = {task["name"]: task for task in client.get("/api/v1/tasks").json["tasks"]}
 
@@ -211,6 +229,8 @@ def test_the_tasks_known_here_are_listed_with_their_options_and_args(client):
             "interrupt": False,
             "memory_mb": None,
             "cpu_sec": None,
+            "connection_check": True,
+            "argv": None,
         },
         "args_schema": None,
     }
