@@ -10,6 +10,7 @@ DataloaderError
 │   ├── SchemaTooNew          upgrade dataloader instead
 │   └── RightsMissing         the account may not do this: run what `dataloader migrate --roles` prints
 ├── EmbeddedServerError       the embedded PostgreSQL cannot be started
+├── ProgramMissing            a program that a command starts is not installed
 ├── PortTaken                 somebody else listens there: exit code 69
 ├── JobNotFound
 ├── WebhookNotFound
@@ -101,6 +102,10 @@ class RightsMissing(SchemaError):
 
 class EmbeddedServerError(DataloaderError):
     """The embedded PostgreSQL could not be found, made or started."""
+
+
+class ProgramMissing(DataloaderError):
+    """A program that a command starts is not installed."""
 
 
 class PortTaken(DataloaderError):

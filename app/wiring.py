@@ -9,6 +9,7 @@ from app.config import Settings
 from app.doctor.findings import Finding
 from app.host import account, doctor, house, web, worker
 from app.host.database import Database
+from app.host.psql import psql
 from app.host.service import set_up_logging
 from app.queue.audit import acting
 from app.queue.keys import Keys, NewKey, Scope
@@ -17,6 +18,15 @@ from app.queue.schema import Migration
 
 serve = web.serve
 work = worker.work
+
+
+def dsn(settings: Settings) -> str:
+    """The connection string, with its password. Asked of the embedded server, which is started for it if need be."""
+    database = Database(settings)
+    try:
+        return database.dsn()
+    finally:
+        database.close()
 
 
 def migrate(settings: Settings) -> Migration:
@@ -57,11 +67,13 @@ __all__ = [
     "Keys",
     "NewKey",
     "Scope",
+    "dsn",
     "examine",
     "keys",
     "migrate",
     "preview_held",
     "prune",
+    "psql",
     "roles_text",
     "serve",
     "work",

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from app.cli import ask, audit, doctor, host, keys, local, operate, skeleton, text, told, trigger
+from app.cli import ask, audit, doctor, host, keys, local, operate, shell, skeleton, text, told, trigger
 from app.cli.exits import Exit, Told
 from app.cli.exits import told as told_of
 from app.cli.metavars import name_values
@@ -64,6 +64,8 @@ for _command in (
     doctor.doctor,
     local.run,
     skeleton.new_pipeline,
+    shell.psql,
+    shell.completion,
     trigger.trigger,
     ask.status,
     ask.cancel,

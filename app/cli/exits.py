@@ -14,6 +14,7 @@ from app.errors import (
     JobNotFound,
     KeyNotFound,
     PortTaken,
+    ProgramMissing,
     SchemaError,
 )
 from app.log import scrub
@@ -45,7 +46,7 @@ MEANING = {
     Exit.REFUSED: "the service refused: something is invalid, or in conflict with what is there",
     Exit.DOUBTFUL: "`doctor`: something is doubtful, and nothing wrong",
     Exit.SCHEMA: "the tables in the database are not those of this version",
-    Exit.UNAVAILABLE: "the service or the database does not answer; `serve`: the port is taken",
+    Exit.UNAVAILABLE: "the service or the database does not answer; `serve`: the port is taken; `psql`: there is none",
     Exit.FAULT: "the service failed, or something else answers at its address",
     Exit.EMBEDDED: "the embedded PostgreSQL cannot be started",
     Exit.CONFIG: "the configuration has faults",
@@ -75,6 +76,7 @@ TABLE: tuple[tuple[type[DataloaderError], Exit, str, str], ...] = (
         "`dataloader config` shows where it is looked for.",
     ),
     (PortTaken, Exit.UNAVAILABLE, "port_taken", ""),
+    (ProgramMissing, Exit.UNAVAILABLE, "program_missing", ""),
     (EmbeddedServerError, Exit.EMBEDDED, "embedded_server", "DL_DB_DSN names a server of your own instead."),
     (
         ServiceUnavailable,

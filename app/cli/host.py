@@ -147,11 +147,24 @@ def prune(*, dry_run: bool, as_json: bool) -> None:
 
 @click.command(short_help="Show every setting.")
 @click.option("--docs", is_flag=True, help="Print the page that describes every variable, in Markdown.")
+@click.option("--dsn", is_flag=True, help="Only print the database's connection string, WITH its password.")
 @json_option
-def config(*, docs: bool, as_json: bool) -> None:
-    """Show every setting with its value, where it comes from and its default. Secrets are masked."""
+def config(*, docs: bool, dsn: bool, as_json: bool) -> None:
+    """Show every setting with its value, where it comes from and its default. Secrets are masked.
+
+    --dsn shows what is masked elsewhere, for a program that is to reach the same database; `dataloader psql` needs no
+    such thing. The embedded server's socket is there while the service runs.
+    """
     from app.config import docs as pages  # noqa: PLC0415 - as above
 
+    if docs and dsn:
+        raise click.UsageError("--docs and --dsn print different things; use one of them")
+    if dsn:
+        from app import wiring  # noqa: PLC0415 - as above
+
+        found = wiring.dsn(_settings())
+        click.echo(text.json_text({"dsn": found}) if as_json else found)
+        return
     if docs:
         click.echo(pages.configuration(), nl=False)
         return

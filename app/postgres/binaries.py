@@ -90,6 +90,15 @@ def _local_folders() -> Iterator[Path]:
             yield folder
 
 
+def find_program(name: str) -> Path | None:
+    """A client program such as psql: on PATH, else of the newest server in the usual places, else of the wheel."""
+    found = shutil.which(name)
+    if found is not None:
+        return Path(found)
+    folders = [*_usual_places(), *([folder] if (folder := wheel_folder()) is not None else [])]
+    return next((folder / name for folder in folders if os.access(folder / name, os.X_OK)), None)
+
+
 def _on_path() -> Iterator[Path]:
     found = shutil.which("postgres")
     if found is not None:
