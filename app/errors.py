@@ -19,6 +19,7 @@ DataloaderError
 ├── RuleExists                an alert rule of this name is there already
 ├── RunLost                   the run that asks does not own its job any more
 ├── UnknownTarget             DL_TARGETS names no such database
+├── SessionsRefused           an attempt that was stopped or has ended opens no more connections
 ├── InvalidKey                an API key cannot be made like this
 ├── NoOperatorKey             with this API key there would be keys, and none that may operate
 ├── KeyNotFound
@@ -153,8 +154,16 @@ class RunLost(DataloaderError):
 
 class UnknownTarget(DataloaderError):
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        listed = ", ".join(known) or "none"
-        super().__init__(f"there is no target {name!r}; DL_TARGETS names {listed}")
+        listed = f" among {', '.join(sorted(known))}" if known else ""
+        super().__init__(
+            f"there is no target {name!r}{listed}; "
+            f'name it in DL_TARGETS, such as {{"{name}": "postgresql://user:password@host/database"}}'
+        )
+
+
+class SessionsRefused(DataloaderError):
+    def __init__(self, job_id: UUID) -> None:
+        super().__init__(f"job {job_id}: this attempt was stopped or has ended, and opens no more connections")
 
 
 class NotRetryable(DataloaderError):

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from app import log
-from app.queue.attempt_sessions import QUEUE_DATABASE, Places
+from app.queue.attempt_sessions import QUEUE_DATABASE, Places, SessionsEnded
 from app.queue.effects import Effects, broke_off
 from app.queue.job import Claimed, Release, Settlement, Status
 from pipelines.contract import Kind, Options, Stop, StopReason, Task
 from pipelines.retry import DEFAULT, Policy
 from workers.child_environment import ConnectionCheck
-from workers.context import Facts, JobContext
+from workers.context import Facts, JobContext, note_unchecked_target
 from workers.drive import drive
 from workers.lease import Lease
 from workers.outcome import (
@@ -135,7 +135,9 @@ class Attempt(JobContext):
     def _with_effects(self) -> Effects:
         with self._lock:
             if self.effects is None and self.tools.places is not None:
-                self.effects = Effects(self.tools.places, self.job.id, self.job.run_id)
+                self.effects = Effects(self.tools.places, self.job.id, self.job.run_id, unchecked=note_unchecked_target)
+                if self.refuses_sessions:
+                    self.effects.refuse()
         return super()._with_effects()
 
     @property
@@ -223,7 +225,7 @@ class Attempt(JobContext):
         finally:
             self.ended = clock()
             if self.effects is not None:
-                self.effects.close()
+                self.report_sessions(self.effects.close())  # before its end is written, and its key given on
 
     def _args(self) -> dict[str, Any] | str:
         """With their secrets in them; or why there are none."""
@@ -319,6 +321,17 @@ class Attempt(JobContext):
             self._interrupted = True
             given = ctypes.py_object(Interrupt)
             return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), given))
+
+    def end_sessions(self) -> None:
+        """End its sessions, and open no more. May take seconds where a server does not answer."""
+        self.refuse_sessions()
+        if self.effects is not None:
+            self.report_sessions(self.effects.terminate())
+
+    def report_sessions(self, sessions: SessionsEnded) -> None:
+        if sessions.ended or not sessions.is_done:
+            level = _log.info if sessions.is_done else _log.warning
+            level("sessions.ended", job=str(self.job_id), ended=sessions.ended, left_on=sessions.left_on)
 
     def _no_more_interrupts(self) -> None:
         """From here on the thread is the worker's own again; an interrupt on its way arrives here at the latest.

@@ -299,7 +299,7 @@ class Child:
                 attempt.replace_progress(progress)
             case {"checkpoint": cursor}:
                 with suppress(ValueError):
-                    attempt.checkpoint(cursor)
+                    attempt.keep_checkpoint(cursor)
             case {"log": [str(level), str(stream), str(text)]}:
                 attempt.tools.log(attempt.job_id, attempt.attempt, level, stream, text)
             case {"end": {"how": str(how), **more}} if how in _ENDS and _ENDS[how] <= more.keys():

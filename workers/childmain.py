@@ -25,7 +25,7 @@ from pipelines.contract import Stop, StopReason, registry
 from pipelines.references import put_in
 from pipelines.retry import Fixed, decide
 from workers.capture import LEVELS, told
-from workers.context import Facts, JobContext
+from workers.context import Facts, JobContext, note_unchecked_target
 from workers.drive import drive
 from workers.outcome import came_from_stop, describe, hint_of
 from workers.secrets import Veil
@@ -154,10 +154,14 @@ def _context(recipe: dict[str, Any]) -> JobContext:
     facts["job_id"], facts["run_id"] = UUID(facts["job_id"]), UUID(facts["run_id"])
     known = Facts(**facts)
     places = recipe["places"]
-    context = JobContext(known, None if places is None else Effects(Places(**places), known.job_id, known.run_id))
+    context = JobContext(known, None if places is None else _effects(Places(**places), known))
     if recipe["secrets"]:
         context.veil = Veil(recipe["secrets"])
     return context
+
+
+def _effects(places: Places, facts: Facts) -> Effects:
+    return Effects(places, facts.job_id, facts.run_id, unchecked=note_unchecked_target)
 
 
 def _obey(parent: Parent, context: JobContext) -> None:

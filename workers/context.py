@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +16,14 @@ from typing import Any
 from uuid import UUID
 
 from app import log
-from app.errors import RunLost
+from app.errors import RunLost, SessionsRefused
 from app.queue.effects import LARGEST_CHECKPOINT, Effects
 from app.queue.job import NewJob, Settlement, Status
 from app.queue.jobqueue import settlement_values
 from app.queue.values import Json, clean_json
 from pipelines.contract import Checkpoint, Progress, Stop, StopReason
 from pipelines.progress import check_progress
+from workers.outcome import came_from_stop
 from workers.secrets import NOTHING_HIDDEN, Veil
 
 _log = log.get("pipeline")
@@ -46,22 +49,26 @@ class Facts:
 
 
 class JobLog:
-    """The job's own log: what is said here carries the job's id, and is kept with it."""
+    """The job's own log: a line carries the job's id, and is kept with it. After the line each is a safe point."""
+
+    def __init__(self, safe_point: Callable[[], None]) -> None:
+        self._safe_point = safe_point
 
     def debug(self, message: str, /, **fields: Any) -> None:
         _log.debug(message, **fields)
+        self._safe_point()
 
     def info(self, message: str, /, **fields: Any) -> None:
         _log.info(message, **fields)
+        self._safe_point()
 
     def warning(self, message: str, /, **fields: Any) -> None:
         _log.warning(message, **fields)
+        self._safe_point()
 
     def error(self, message: str, /, **fields: Any) -> None:
         _log.error(message, **fields)
-
-
-_OUR_LOG = JobLog()
+        self._safe_point()
 
 
 class JobContext:
@@ -71,7 +78,6 @@ class JobContext:
     asked for, and a field that nobody has set is its class's.
     """
 
-    log = _OUR_LOG
     veil: Veil = NOTHING_HIDDEN  # over the secrets of its args; set before it begins
     _progress: dict[str, Any] | None = None  # replaced whole by the pipeline, read by the heartbeat
     _told: dict[str, Any] | None = None  # the one last written; by the heartbeat alone
@@ -88,6 +94,8 @@ class JobContext:
     _alarm: threading.Event | None = None  # of a pipeline that sleeps; made under the lock
     _stop_reasons: frozenset[StopReason] = frozenset()  # all that were given; under the lock
     _on_stop: Callable[[], object] | None = None  # set and cleared by the pipeline's thread, under the lock
+    _job_log: JobLog | None = None
+    refuses_sessions = False  # set once, by whoever stops it, under the lock
 
     def __init__(self, facts: Facts, effects: Effects | None) -> None:
         self.facts, self.effects = facts, effects
@@ -120,11 +128,23 @@ class JobContext:
     def resume(self) -> Any:
         return self._cursor
 
+    @property
+    def log(self) -> JobLog:
+        if self._job_log is None:
+            self._job_log = JobLog(self._safe_point)
+        return self._job_log
+
     def check(self) -> None:
         if self._reason is None and not self._trusted():
             self.stop(StopReason.LEASE_LOST)
         if self._reason is not None:
             raise Stop(self._reason)
+
+    def _safe_point(self) -> None:
+        """As `check`, but for code that cleans up after the stop: there a second Stop would cut the clean-up short."""
+        handled = sys.exc_info()[1]
+        if handled is None or not _is_clean_up_after(handled):
+            self.check()
 
     def _trusted(self) -> bool:
         return True
@@ -140,6 +160,7 @@ class JobContext:
 
     def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
         self._note({"processed": done, "total": total, "unit": unit} | more)
+        self._safe_point()
 
     def count(self, **numbers: int | float) -> None:
         with self._noting:
@@ -147,8 +168,13 @@ class JobContext:
             for name, more in numbers.items():
                 counts[name] = counts.get(name, 0) + more
             self._progress = {**(self._progress or {}), "counts": counts}
+        self._safe_point()
 
     def checkpoint(self, cursor: Any) -> None:
+        self.keep_checkpoint(cursor)
+        self._safe_point()
+
+    def keep_checkpoint(self, cursor: Any) -> None:
         self._cursor = _snapshot(self.veil.value(cursor), min(LARGEST_CHECKPOINT, self.facts.max_result_bytes))
         news = Json.NULL if self._cursor is None else self._cursor
         if self._within:
@@ -169,6 +195,7 @@ class JobContext:
         available_at: datetime | None = None,
         max_attempts: int | None = None,
     ) -> UUID:
+        self._safe_point()
         given = self.veil.referring(args or {}) if self.veil else args or {}
         new = NewJob(
             queue=queue or self.facts.queue,
@@ -231,6 +258,8 @@ class JobContext:
         except RunLost as error:
             self.stop(StopReason.LEASE_LOST)
             raise Stop(StopReason.LEASE_LOST) from error
+        except SessionsRefused as error:
+            raise self._refusal(error) from error
         except BaseException:
             self._asked = asked
             raise
@@ -246,7 +275,28 @@ class JobContext:
             self._staged = None
 
     def connect(self, name: str) -> Any:
-        return self._with_effects().connect(name)
+        self._safe_point()
+        if not self._trusted():
+            self.check()
+        try:
+            connection = self._with_effects().connect(name)
+        except SessionsRefused as error:
+            raise self._refusal(error) from error
+        if not self._trusted():  # it may have been frozen meanwhile, and somebody else may have the job
+            connection.close()
+            self.check()
+        return connection
+
+    def _refusal(self, error: SessionsRefused) -> BaseException:
+        return error if self._reason is None else Stop(self._reason)
+
+    def refuse_sessions(self) -> None:
+        """From now on it opens no connection: its lease is not trusted, or the last step of a stop was taken."""
+        with self._lock:
+            self.refuses_sessions = True
+            effects = self.effects
+        if effects is not None:
+            effects.refuse()
 
     def _with_effects(self) -> Effects:
         if self.effects is None:
@@ -269,9 +319,9 @@ class JobContext:
         """What a generator yields: progress, a checkpoint, or only the mark of a safe point."""
         match step:
             case Checkpoint(cursor):
-                self.checkpoint(cursor)
+                self.keep_checkpoint(cursor)
             case Progress(done, total, unit):
-                self.progress(done, total, unit)
+                self._note({"processed": done, "total": total, "unit": unit})
             case Mapping():
                 check_progress(step)
                 self._note(step)
@@ -347,6 +397,21 @@ class JobContext:
             self._told = progress  # type: ignore[assignment]  # the dict that news() gave
         if cursor is not None:
             self._news_told = cursor
+
+
+def _is_clean_up_after(handled: BaseException) -> bool:
+    """Is this the exception that a stop raises, in whichever kind of pipeline? Its handlers clean up."""
+    return isinstance(handled, asyncio.CancelledError | GeneratorExit) or came_from_stop(handled)
+
+
+_unchecked_targets: set[str] = set()  # added to by any attempt's thread
+
+
+def note_unchecked_target(target: str, error: str) -> None:
+    """A server refuses to watch its clients: one line for each target."""
+    if target not in _unchecked_targets:
+        _unchecked_targets.add(target)
+        _log.warning("client_check.refused", target=target, error=error)
 
 
 def _snapshot(cursor: Any, most: int) -> Any:

@@ -36,6 +36,8 @@ class Ladder:
         running = [a for a in self._roster.all() if a.began is not None and a.ended is None]
         for attempt in running:
             self._limit(attempt, now)
+            if attempt.stopping is StopReason.LEASE_LOST and attempt.in_thread and not attempt.refuses_sessions:
+                self._end_sessions(attempt)  # no grace: the job may be given on when the lease has run out
             if attempt.stop_asked_at is not None and attempt.in_thread:
                 self._climb(attempt, now)
         if self._climbed:
@@ -74,10 +76,16 @@ class Ladder:
                 self._aside(effects.cancel)
             case "interrupt", _:
                 attempt.interrupt()
-            case "terminate", Effects() as effects:
-                self._aside(effects.terminate)
+            case "terminate", _:
+                self._end_sessions(attempt)
             case _:
+                self._end_sessions(attempt)
                 self._say_pending(attempt)
+
+    def _end_sessions(self, attempt: Attempt) -> None:
+        attempt.refuse_sessions()
+        if attempt.effects is not None:
+            self._aside(attempt.end_sessions)
 
     def _say_pending(self, attempt: Attempt) -> None:
         """A thread cannot be ended from outside: say so, rather than claim that it was."""

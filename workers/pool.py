@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 from app import log
 from app.queue.alerts import Alerts
-from app.queue.attempt_sessions import Places
+from app.queue.attempt_sessions import TIMEOUT_SEC, Places
 from app.queue.job import Release, WorkerInfo
 from app.queue.jobqueue import JobQueue, Limits
 from app.queue.queues import Queues
@@ -338,12 +338,20 @@ class WorkerPool:
             attempt.stop(StopReason.SHUTDOWN)
         if self._join_workers(self._patience) or self._kill_processes():
             return True
-        for worker in self._workers:
-            stubborn = worker.current
-            if worker.alive and stubborn is not None:
-                _log.error("job.will.not.stop", job=str(stubborn.job.id), task=stubborn.job.task)
-                self._hand_back_unstopped(stubborn)
+        stubborn = [a for worker in self._workers if worker.alive and (a := worker.current) is not None]
+        self._end_sessions(stubborn)
+        for attempt in stubborn:
+            _log.error("job.will.not.stop", job=str(attempt.job.id), task=attempt.job.task)
+            self._hand_back_unstopped(attempt)
         return False
+
+    def _end_sessions(self, attempts: Sequence[Attempt]) -> None:
+        """Before they are handed back: their threads go on, but their statements do not."""
+        threads = [threading.Thread(target=attempt.end_sessions, daemon=True) for attempt in attempts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * TIMEOUT_SEC + 1)
 
     def _kill_processes(self) -> bool:
         """What runs in processes of its own does not outlive this one, nor do its sessions. True: no thread is left."""

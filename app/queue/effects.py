@@ -11,14 +11,15 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import psycopg2
 from psycopg2 import extensions as ext
 
-from app.errors import DataloaderError, RunLost, UnknownTarget
-from app.queue.attempt_sessions import Places, session_name
+from app.errors import DataloaderError, RunLost, SessionsRefused, UnknownTarget
+from app.queue.attempt_sessions import QUEUE_DATABASE, Places, SessionsEnded, end_sessions, session_name
 from app.queue.job import Enqueued, NewJob
 from app.queue.jobqueue import JobQueue
 from app.queue.pool import Handed
@@ -28,10 +29,24 @@ from app.queue.values import array, clean_json
 LARGEST_CHECKPOINT = 1_000_000  # bytes of JSON
 _PATIENCE = 5.0  # seconds to connect, and again to be answered, when sessions are to be stopped
 _CANCEL = "SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"
-_TERMINATE = "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"
+
+# With these a server notices that a client has gone: by the first a silent network, by the second a socket that was
+# closed during a statement. Servers before 14 refuse the second, as do systems that cannot report a closed socket.
+_KEEPALIVES = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
+_CHECK_CLIENT = "SET client_connection_check_interval = '2s'"
 
 
-class Sealed(ext.connection):
+class Tracked(ext.connection):
+    """A connection that remembers that it broke: its statement may still run on the server."""
+
+    is_broken = False
+
+    def close(self) -> None:
+        self.is_broken = self.is_broken or self.closed > 1
+        super().close()
+
+
+class Sealed(Tracked):
     """The connection to the queue's own database. Within `transaction` nobody else may commit: what is committed beside
     it has passed no fence."""
 
@@ -63,13 +78,31 @@ class Sealed(ext.connection):
             raise RuntimeError(f"{what} within ctx.transaction(): it commits by itself, at the end of its block")
 
 
+@dataclass(frozen=True)
+class Opened:
+    connection: Any
+    target: str
+    dsn: str  # of the one host
+    pid: int  # of its backend
+
+
 class Effects:
     """Used by the pipeline's thread; `cancel` and `terminate` are called by whoever stops it."""
 
-    def __init__(self, places: Places, job_id: UUID, run_id: UUID) -> None:
-        self._places, self._job_id, self._run_id = places, job_id, run_id
+    def __init__(
+        self,
+        places: Places,
+        job_id: UUID,
+        run_id: UUID,
+        *,
+        unchecked: Callable[[str, str], None] = lambda target, error: None,  # the server does not watch its clients
+    ) -> None:
+        self._places, self._job_id, self._run_id, self._unchecked = places, job_id, run_id, unchecked
+        self._name = session_name(job_id, run_id)
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[Any, str, int]] = {}  # id → connection, its DSN, its backend; under the lock
+        self._open: dict[int, Opened] = {}  # by the connection's id; under the lock, as the two below
+        self._broken: dict[str, str] = {}  # servers on which a statement may run whose connection is gone: DSN → target
+        self._refusing = False
         self._own: Any = None  # the connection to the queue's database, kept between transactions
         self._inside = False
         self.doubtful = False  # the last commit was sent, and not answered: nobody knows what became of it
@@ -78,11 +111,12 @@ class Effects:
     # ── for the pipeline ────────────────────────────────────────────────────────────────────────────────────────
 
     def connect(self, name: str) -> Any:
-        """A connection to a target of the settings."""
-        dsn = self._places.targets.get(name) or self._places.targets.get("default")
-        if dsn is None:
-            raise UnknownTarget(name, tuple(self._places.targets))
-        return self._connect(dsn, ext.connection)
+        """A connection to a target of the settings: its own, else that of `default`, else the queue's database."""
+        targets = self._places.targets
+        dsn = targets.get(name) or targets.get("default") or self._places.dsn
+        if not dsn:
+            raise UnknownTarget(name, tuple(targets))
+        return self._connect(dsn, Tracked, name)
 
     @contextmanager
     def transaction(
@@ -150,6 +184,7 @@ class Effects:
 
     def _home(self) -> Any:
         """The queue's own database, with nothing left of what may have been done there outside a transaction."""
+        self._refuse_if_over()
         if self._own is not None and not self._own.closed:
             with suppress(psycopg2.Error):
                 self._own.rollback()
@@ -158,46 +193,87 @@ class Effects:
             self._own = self._connect(self._places.dsn, Sealed)
         return self._own
 
-    def _connect(self, dsn: str, factory: type[Any]) -> Any:
-        connection = host_by_host(
-            dsn,
-            lambda way: psycopg2.connect(
+    def _connect(self, dsn: str, factory: type[Any], target: str = QUEUE_DATABASE) -> Any:
+        self._refuse_if_over()
+
+        def opened(way: str) -> Opened:
+            connection = psycopg2.connect(
                 way,
-                application_name=session_name(self._job_id, self._run_id),
+                application_name=self._name,
                 keepalives_idle=10,
                 keepalives_interval=5,
                 keepalives_count=3,
                 tcp_user_timeout=30_000,
                 connect_timeout=max(2, int(self._places.connect_timeout_sec)),
                 connection_factory=factory,
-            ),
-        )
-        with self._lock:
-            self._open = {key: kept for key, kept in self._open.items() if not kept[0].closed} | {
-                id(connection): (connection, dsn, connection.info.backend_pid)
-            }
-        return connection
+            )
+            return Opened(connection, target, way, connection.info.backend_pid)
 
-    def close(self) -> None:
-        """Roll back and close whatever the pipeline has left open."""
+        new: Opened = host_by_host(dsn, opened)
         with self._lock:
+            self._forget_closed()
+            self._open[id(new.connection)] = new
+        try:
+            self._refuse_if_over()  # the stop may have come while it was being opened
+            self._have_client_checked(new)
+        except BaseException:
+            new.connection.close()
+            raise
+        return new.connection
+
+    def _have_client_checked(self, new: Opened) -> None:
+        """By SET, for in the DSN an unknown setting refuses the connection; and committed, for a rollback undoes it."""
+        new.connection.autocommit = True
+        with new.connection.cursor() as cursor:
+            cursor.execute(_KEEPALIVES)
+            try:
+                cursor.execute(_CHECK_CLIENT)
+            except psycopg2.Error as error:
+                if new.connection.closed:
+                    raise
+                self._unchecked(new.target, str(error.diag.message_primary or error))
+        new.connection.autocommit = False
+
+    def _refuse_if_over(self) -> None:
+        if self._refusing:
+            raise SessionsRefused(self._job_id)
+
+    def _forget_closed(self) -> None:
+        for key, opened in list(self._open.items()):
+            if opened.connection.closed:
+                if opened.connection.is_broken or opened.connection.closed > 1:
+                    self._broken[opened.dsn] = opened.target
+                del self._open[key]
+
+    def close(self) -> SessionsEnded:
+        """Roll back and close whatever the pipeline has left open. Where a statement may still run, for a thread that
+        was left behind waits for it or its connection broke, end the sessions and wait until they are gone."""
+        with self._lock:
+            self._refusing = True
+            self._forget_closed()
             left, self._open, self._own = list(self._open.values()), {}, None
-        for connection, dsn, pid in left:
-            with suppress(psycopg2.Error, OSError):
-                if connection.closed:
-                    continue
-                if connection.info.transaction_status == ext.TRANSACTION_STATUS_ACTIVE:
-                    # A thread that the pipeline has left behind is still in a question, and close() would wait for it.
-                    _tell(dsn, _TERMINATE, pids=array([pid]))
-                    _cut(connection)
-                connection.close()
+            servers, self._broken = self._broken, {}
+        for opened in left:
+            if not _closed_in_order(opened.connection):
+                servers[opened.dsn] = opened.target
+        return self._end_on(servers)
+
+    def _end_on(self, servers: Mapping[str, str]) -> SessionsEnded:
+        targets = list(servers.values())
+        hosts = {dsn: ext.parse_dsn(dsn).get("host", "its address") for dsn in servers}
+        labels = {dsn: name if targets.count(name) == 1 else f"{name} at {hosts[dsn]}" for dsn, name in servers.items()}
+        return end_sessions({labels[dsn]: dsn for dsn in servers}, [self._name])
 
     # ── for whoever stops it ────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def in_use(self) -> bool:
         with self._lock:
-            return any(not connection.closed for connection, _, _ in self._open.values())
+            return any(not opened.connection.closed for opened in self._open.values())
+
+    def refuse(self) -> None:
+        """From now on no session is opened."""
+        self._refusing = True
 
     def cancel(self) -> int:
         """Cancel what the sessions are doing: a thread that is blocked in libpq wakes with QueryCanceled.
@@ -206,19 +282,35 @@ class Effects:
         """
         return self._each(_CANCEL)
 
-    def terminate(self) -> int:
-        """End the sessions."""
-        return self._each(_TERMINATE)
+    def terminate(self) -> SessionsEnded:
+        """End the sessions, open no more, and wait until they are gone."""
+        self.refuse()
+        with self._lock:
+            servers = self._broken | {opened.dsn: opened.target for opened in self._open.values()}
+        return self._end_on(servers)
 
     def _each(self, statement: str) -> int:
         with self._lock:
-            servers = {dsn for _, dsn, _ in self._open.values()}
+            servers = {opened.dsn for opened in self._open.values()}
         return sum(_tell(dsn, statement, pids=lambda dsn=dsn: array(self._backends(dsn))) for dsn in servers)
 
     def _backends(self, of: str) -> Iterable[int]:
         """Asked for at the last moment: a session that has ended meanwhile may have left its number to another."""
         with self._lock:
-            return [pid for connection, dsn, pid in self._open.values() if dsn == of and not connection.closed]
+            return [o.pid for o in self._open.values() if o.dsn == of and not o.connection.closed]
+
+
+def _closed_in_order(connection: Any) -> bool:
+    """Close it; False: the server may not notice, and go on with a statement."""
+    try:
+        if connection.info.transaction_status == ext.TRANSACTION_STATUS_ACTIVE:
+            _cut(connection)  # close() would wait for the thread that is still in a statement
+            connection.close()
+            return False
+        connection.close()
+    except (psycopg2.Error, OSError):
+        return False
+    return not connection.is_broken
 
 
 def broke_off(error: BaseException) -> bool:

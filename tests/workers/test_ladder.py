@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.queue.attempt_sessions import SessionsEnded
 from app.queue.job import Claimed, Status
 from pipelines.contract import StopReason, registry
 from tests.support import rungs
@@ -156,6 +157,7 @@ def test_a_server_that_is_away_does_not_make_the_stops_of_others_late(plant, mon
     pool = ladder(plant)
     let_go = threading.Event()
     monkeypatch.setattr("app.queue.effects._tell", lambda *_, **__: let_go.wait(20) and 0)
+    monkeypatch.setattr("app.queue.effects.end_sessions", lambda *_: let_go.wait(20) and SessionsEnded())
     stuck = plant.add("thread.query")
     has_begun(plant, stuck)
     other = plant.add("thread.heed", time_limit_sec=1, max_attempts=1)

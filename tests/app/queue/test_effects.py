@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from uuid import uuid4
 
 import psycopg2
@@ -17,6 +18,7 @@ from app.queue.effects import Effects, broke_off
 from app.queue.job import NewJob, Settlement, Status
 from app.queue.jobqueue import settlement_values
 from tests.support import eventually
+from tests.support.desk import Aside
 
 
 @pytest.fixture
@@ -162,7 +164,7 @@ def test_sessions_carry_the_job_and_can_be_cancelled_and_ended(desk, run):
     assert connection.info.dsn_parameters["application_name"] == session_name(job.id, job.run_id)
     assert effects.in_use
     assert effects.cancel() == 1
-    assert effects.terminate() == 1
+    assert effects.terminate().ended == 1
     eventually(
         lambda: (
             not desk.one(
@@ -192,15 +194,24 @@ def test_closing_leaves_no_session(desk, run):
 
 
 def test_an_unknown_target_is_named_with_those_there_are(run):
-    _, effects = run
-    with pytest.raises(UnknownTarget, match="no target 'elsewhere'; DL_TARGETS names here"):
+    effects = Effects(Places(dsn="", schema="public", targets={"here": "host=/nowhere"}), uuid4(), uuid4())
+    with pytest.raises(UnknownTarget, match="no target 'elsewhere' among here; name it in DL_TARGETS, such as {"):
         effects.connect("elsewhere")
+
+
+def test_unnamed_target_is_the_queue_database(desk):
+    for name in ("default", "any"):
+        effects = Effects(Places(dsn=desk.dsn, schema="public", targets={}), uuid4(), uuid4())
+        cursor = effects.connect(name).cursor()
+        cursor.execute("SELECT current_database()")
+        assert cursor.fetchone() == (desk.one("SELECT current_database()"),)
+        effects.close()
 
 
 def test_stopping_a_server_that_is_not_there_reaches_nobody():
     effects = Effects(Places(dsn="host=/nowhere", schema="public", targets={}), uuid4(), uuid4())
 
-    assert (effects.cancel(), effects.terminate(), effects.in_use) == (0, 0, False)
+    assert (effects.cancel(), effects.terminate().ended, effects.in_use) == (0, 0, False)
 
 
 # ── commits that nobody heard of ────────────────────────────────────────────────────────────────────────────────────
@@ -306,6 +317,60 @@ def test_the_fence_is_found_whatever_the_search_path(desk, run):
     assert effects.enqueue(NewJob(queue="q", task="next", lock_key="n")).created
 
 
+# ── servers that watch their clients ───────────────────────────────────────────────────────────────────────────────
+
+
+def setting(connection, name):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting(%s)", (name,))
+        return cursor.fetchone()[0]
+
+
+def test_session_watches_its_client_even_after_a_rollback(run):
+    _, effects = run
+    with pytest.raises(ValueError, match="no"), effects.transaction(checkpoint=none, final=None) as home:
+        raise ValueError("no")
+    target = effects.connect("here")
+    target.rollback()
+
+    for connection in (home, target):
+        assert setting(connection, "client_connection_check_interval") == "2s"
+        assert not connection.autocommit
+
+
+def test_server_that_refuses_the_check_is_done_without_it(monkeypatch, desk, run):
+    job, _ = run
+    refused = []
+    monkeypatch.setattr("app.queue.effects._CHECK_CLIENT", "SET no_such_setting = '2s'")
+    places = Places(dsn=desk.dsn, schema="public", targets={"here": desk.dsn})
+    effects = Effects(places, job.id, job.run_id, unchecked=lambda target, error: refused.append((target, error)))
+
+    effects.connect("here").cursor().execute("SELECT 1")
+    effects.close()
+
+    assert refused == [("here", 'unrecognized configuration parameter "no_such_setting"')]
+
+
+def test_statement_of_a_broken_connection_is_gone_after_close(monkeypatch, desk, run):
+    """Its pipeline has even closed it: the server goes on until it is made to end."""
+    job, effects = run
+    monkeypatch.setattr("app.queue.effects._CHECK_CLIENT", "SELECT 1")  # else that would end it, a moment later
+    connection = effects.connect("here")
+    statement = Aside(connection.cursor().execute, "SELECT pg_sleep(60)")
+    named = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    eventually(lambda: desk.one(f"{named} AND wait_event = 'PgSleep'", session_name(job.id, job.run_id)))
+    with socket.socket(fileno=socket.dup(connection.fileno())) as other:
+        other.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(psycopg2.Error):
+        statement.result()
+    connection.close()
+    assert desk.one(named, session_name(job.id, job.run_id)) == 1
+
+    assert effects.close().ended == 1
+
+    assert desk.one(named, session_name(job.id, job.run_id)) == 0
+
+
 # ── stopping what is at work ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -353,7 +418,7 @@ def test_a_server_that_says_nothing_is_waited_for_no_longer_than_patience(monkey
     effects.connect("here")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection, and that is all
         dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=x user=x"
-        effects._open = {key: (kept[0], dsn, kept[2]) for key, kept in effects._open.items()}
+        effects._open = {key: replace(opened, dsn=dsn) for key, opened in effects._open.items()}
 
         assert effects.cancel() == 0
 
