@@ -13,7 +13,7 @@ from app.config import Settings
 from app.errors import ConfigError
 from app.host.database import Database
 from app.host.door import try_the_door
-from app.host.guest import gunicorn_settings
+from app.host.guest import BLOCKED_AT_BIRTH, block_signals_at_birth, gunicorn_settings
 from app.host.service import set_up_logging
 
 try:
@@ -27,6 +27,7 @@ globals().update(gunicorn_settings(_settings))
 
 def on_starting(server):  # type: ignore[no-untyped-def]
     set_up_logging(_settings)
+    block_signals_at_birth()
     if _settings.dsn is None and _settings.auth != "none":
         return  # the embedded server is not there yet; without a key others are not let in, whoever is listened to
     hosts = [
@@ -37,6 +38,10 @@ def on_starting(server):  # type: ignore[no-untyped-def]
     except ConfigError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(error.exit_code)
+
+
+def pre_exec(server):  # type: ignore[no-untyped-def]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_AT_BIRTH)  # it was forked too, and a mask outlives exec
 
 
 def post_worker_init(worker):  # type: ignore[no-untyped-def]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -39,6 +41,18 @@ def gunicorn_settings(settings: Settings) -> dict[str, Any]:
         "errorlog": None,
         "loglevel": "warning",
     }
+
+
+def block_signals_at_birth() -> None:
+    """For the arbiter of `gunicorn wsgi:app`. A SIGTERM between fork and `init_signals` would be swallowed by the
+    worker's copy of the arbiter's handler, and the arbiter would wait for that worker until the grace is over."""
+    arbiter = os.getpid()
+
+    def mask(how: int) -> None:
+        if os.getpid() == arbiter:  # a worker that forks has this hook too
+            signal.pthread_sigmask(how, BLOCKED_AT_BIRTH)
+
+    os.register_at_fork(before=partial(mask, signal.SIG_BLOCK), after_in_parent=partial(mask, signal.SIG_UNBLOCK))
 
 
 def _bracketed(host: str) -> str:

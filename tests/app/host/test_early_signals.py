@@ -79,6 +79,32 @@ def test_sigterm_during_imports_ends_with_code_0(tmp_path: Path, command: str, m
         assert process.wait(30) == 0
 
 
+SIGTERM_AT_BIRTH = """
+exec(open("gunicorn.conf.py").read())
+
+def post_fork(server, worker):
+    import os, pathlib, time
+    os.kill(os.getppid(), signal.SIGTERM)
+    until = time.monotonic() + 3
+    while time.monotonic() < until:  # the arbiter sends it on: it is pending here, or lost
+        status = pathlib.Path("/proc/self/status").read_text()
+        pending = next(line for line in status.splitlines() if line.startswith("ShdPnd:"))
+        if int(pending.split()[1], 16) & 1 << signal.SIGTERM - 1:
+            break
+        time.sleep(0.02)
+"""
+
+
+def test_sigterm_to_a_newborn_gunicorn_worker_is_not_lost(dsn: str, tmp_path: Path):
+    config = tmp_path / "config.py"
+    config.write_text(SIGTERM_AT_BIRTH)
+    command = [sys.executable, "-m", "gunicorn", "--config", str(config), "wsgi:app"]
+    env = {**QUICK, "DL_DB_DSN": dsn, "APP_PORT": str(free_port())}
+
+    with Process(command, env=env, output=tmp_path / "output") as process:
+        assert process.wait(30) == 0
+
+
 def test_sigterm_during_imports_ends_a_client_command(tmp_path: Path):
     """Only services have a clean stop: a command that was interrupted has not done its work."""
     (tmp_path / "click.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(600)\n")
