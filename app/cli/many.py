@@ -14,6 +14,7 @@ import click
 
 from app.cli.exits import Exit
 from app.cli.service import Service
+from app.cli.text import clean
 from app.client import BatchItem, ClientError
 from app.wording import counted
 
@@ -30,6 +31,7 @@ class _Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     refused: list[dict[str, Any]] = field(default_factory=list)
     bytes: int = 0
+    warnings: set[str] = field(default_factory=set)
 
     def told(self) -> str:
         parts = [f"{self.outcomes[name]:,} {word}" for name, word in _WORDS.items() if self.outcomes[name]]
@@ -102,7 +104,13 @@ def _batches(lines: Iterator[_Line]) -> Iterator[list[_Line]]:
 
 def _send(service: Service, batch: list[_Line], tally: _Tally, say: Callable[[str], None]) -> None:
     requests = {line.number: line.request for line in batch if isinstance(line.request, dict)}
-    items = dict(zip(requests, _triggered(service, list(requests.values())), strict=True))
+
+    def warn(text: str) -> None:
+        if text not in tally.warnings and not service.as_json:
+            say(f"Warning: {clean(text)}")
+        tally.warnings.add(text)
+
+    items = dict(zip(requests, _triggered(service, list(requests.values()), warn), strict=True))
     for line in batch:
         item = items.get(line.number)
         outcome, why = ("invalid", str(line.request)) if item is None else (item.outcome, item.why)
@@ -114,13 +122,13 @@ def _send(service: Service, batch: list[_Line], tally: _Tally, say: Callable[[st
                 say(f"line {line.number}: {why}")
 
 
-def _triggered(service: Service, requests: list[dict[str, Any]]) -> list[BatchItem]:
+def _triggered(service: Service, requests: list[dict[str, Any]], warn: Callable[[str], None]) -> list[BatchItem]:
     """What a line does not say is the task's to say; of a task that has no default, or is not known, ours stands."""
-    items = service.client.trigger_many(requests)
+    items = service.client.trigger_many(requests, on_warning=warn)
     again = [n for n, item in enumerate(items) if _lacks_defaults(item, requests[n])]
     if again:
         filled = [{"queue": QUEUE, "lock_key": requests[n]["task"], **requests[n]} for n in again]
-        for n, item in zip(again, service.client.trigger_many(filled), strict=True):
+        for n, item in zip(again, service.client.trigger_many(filled, on_warning=warn), strict=True):
             items[n] = item
     return items
 
@@ -137,6 +145,7 @@ def _tell(service: Service, tally: _Tally, prefix: str) -> None:
         **{name: tally.outcomes[name] for name in _WORDS},
         "idempotency_key": prefix,
         "refused": tally.refused,
+        "warnings": sorted(tally.warnings),
     }
     more = len(tally.refused) - TOLD
     service.show(

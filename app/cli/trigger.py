@@ -14,6 +14,7 @@ from app.cli.ask import follow
 from app.cli.invocation import dataloader_command
 from app.cli.many import QUEUE, trigger_lines
 from app.cli.service import Service, asks_service, usage
+from app.cli.text import clean
 from app.cli.words import parse_moment, parse_object, parse_pair
 from app.client import Client, FieldError, Refused, Request, Triggered
 
@@ -80,6 +81,7 @@ from app.client import Client, FieldError, Refused, Request, Triggered
     metavar="JSON",
     help='How long to wait between tries, such as {"kind": "fixed", "seconds": 60}.  [default: the task\'s]',
 )
+@click.option("--strict", is_flag=True, help="Put nothing into the queue that no live worker would run.")
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 @asks_service
 def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
@@ -103,6 +105,7 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
     live_key: str | None,
     time_limit: int | None,
     retry: dict[str, Any] | None,
+    strict: bool,
     watching: bool,
 ) -> None:
     """Put a job of TASK into the queue.
@@ -113,6 +116,9 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
       dataloader trigger noop --arg sleep1=1 --arg sleep2=2 --watch
       dataloader trigger load.cbr.rates --args '{"date": "2026-11-20", "currencies": ["USD"]}'
       dataloader trigger noop --available-at "in 5m" --priority 10
+
+    If no live worker would run the job (a misspelt task or queue, say) a warning is printed to standard error; with
+    --strict nothing is put into the queue then, and the exit code is 4.
 
     With --watch the exit code tells how the job ended: 0 if it succeeded, 1 if not.
 
@@ -127,6 +133,8 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
     if lines is not None:
         if watching:
             raise click.UsageError("--watch follows one job; with --from there are many")
+        if strict:
+            raise click.UsageError("--strict is for one job; with --from the warnings are printed")
         given = {
             "task": task, "queue": queue, "lock_key": lock_key,
             "args": {**from_file(args_file), **(args_text or {}), **dict(pairs)} or None,
@@ -158,7 +166,9 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
         time_limit_sec=time_limit,
         retry=retry,
     )
-    triggered = _trigger(service.client, request)
+    triggered = _trigger(service.client, request, strict=strict)
+    for warning in triggered.warnings:
+        click.echo(f"Warning: {clean(warning)}", err=True)
     if watching and not service.as_json:
         click.echo(f"Job {triggered.job_id} is {triggered.status}.")
     elif not watching:
@@ -169,16 +179,16 @@ def trigger(  # noqa: PLR0913 - one parameter for each option, all by name
         follow(service, triggered.job_id, idempotency_key=key)
 
 
-def _trigger(client: Client, request: Request) -> Triggered:
+def _trigger(client: Client, request: Request, *, strict: bool) -> Triggered:
     """What is not said is the task's to say; of one that has no default, or that the API does not know, ours stands."""
     usual: dict[str, Any] = {"queue": QUEUE, "lock_key": request.task}
     try:
-        return client.trigger(request)
+        return client.trigger(request, strict=strict)
     except Refused as refused:
         missing = {error.field for error in refused.errors if error == FieldError(error.field, "is required")}
         if not missing or not missing <= usual.keys() or any(getattr(request, name) is not None for name in missing):
             raise
-        return client.trigger(replace(request, **{name: usual[name] for name in missing}))
+        return client.trigger(replace(request, **{name: usual[name] for name in missing}), strict=strict)
 
 
 def from_file(file: IO[str] | None) -> dict[str, Any]:

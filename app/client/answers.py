@@ -46,6 +46,11 @@ class Triggered:
     status: Status
     said: dict[str, Any] = field(repr=False)
 
+    @property
+    def warnings(self) -> list[str]:
+        """Why the job may never run; empty if there is no reason to doubt it."""
+        return [str(text) for text in self.said.get("warnings") or ()]
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:

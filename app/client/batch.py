@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -33,12 +33,16 @@ class BatchItem:
 
 class Batches(Transport):
     def trigger_many(
-        self, requests: Sequence[Request | Mapping[str, Any]], *, all_or_none: bool = False
+        self,
+        requests: Sequence[Request | Mapping[str, Any]],
+        *,
+        all_or_none: bool = False,
+        on_warning: Callable[[str], None] = lambda _: None,
     ) -> list[BatchItem]:
         """Put up to 10,000 jobs into the queue with one request; an outcome for each, in their order.
 
         Sent again when its answer is lost if each has an idempotency key. With `all_or_none` nothing is done unless all
-        can be, and the outcomes say which cannot.
+        can be, and the outcomes say which cannot. `on_warning` is called with each reason why some may never run.
         """
         bodies = [request.body() if isinstance(request, Request) else dict(request) for request in requests]
         if not bodies:
@@ -51,6 +55,8 @@ class Batches(Transport):
             if conflict.code != "batch_refused":
                 raise
             said = conflict.problem
+        for text in said.get("warnings") or ():
+            on_warning(str(text))
         with understood(self.url):
             return [_item(item) for item in said["items"]]
 

@@ -88,6 +88,7 @@ class BatchAnswer(TypedDict):
     invalid: int
     left_out: int
     items: list[BatchItem]
+    warnings: list[str]
 
 
 class BatchItem(TypedDict):
@@ -646,6 +647,7 @@ class TriggerRequest(TypedDict):
 class Triggered(TypedDict):
     job_id: str
     status: Status
+    warnings: NotRequired[list[str]]
 
 
 class WebhookChange(TypedDict):
@@ -742,6 +744,7 @@ class Api(Calling):
         self,
         *,
         task: str,
+        strict: bool | None = None,
         queue: str | Unset = UNSET,
         lock_key: str | Unset = UNSET,
         args: dict[str, Any] | Unset = UNSET,
@@ -764,11 +767,14 @@ class Api(Calling):
         already and its present status, as does any request with the `live_key` of a job that waits or runs. A
         task that this process does not know is accepted; another worker may know it. Of one that it knows the
         args are checked, and `queue` and `lock_key` may be left out if the task has them. A `traceparent`
-        header (W3C Trace Context) makes the job a part of the caller's trace.
+        header (W3C Trace Context) makes the job a part of the caller's trace. `warnings` say why the job may
+        never run: no live worker knows its task or serves its queue, or the queue is paused. With `strict`
+        such a request is refused instead, and nothing is done.
         """
         said = self.call(
             "POST",
             "/api/v1/jobs/trigger",
+            query={"strict": strict},
             body={
                 "queue": queue,
                 "task": task,

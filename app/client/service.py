@@ -50,10 +50,12 @@ class Client(Batches, Telling, Transport):
         """Every operation of the API, one method each; its answers are JSON as it came."""
         return Api(self._ask)
 
-    def trigger(self, request: Request) -> Triggered:
-        """Put a job into the queue. Raises `Conflict` if the idempotency key belongs to another request."""
+    def trigger(self, request: Request, *, strict: bool = False) -> Triggered:
+        """Put a job into the queue. Raises `Conflict` if the idempotency key belongs to another request, and if no live
+        worker would run the job and `strict` is set; without it the answer has `warnings`."""
         keyed = request.idempotency_key is not None
-        said = self._ask("POST", "/api/v1/jobs/trigger", body=request.body(), repeatable=keyed)
+        path = "/api/v1/jobs/trigger?strict=true" if strict else "/api/v1/jobs/trigger"
+        said = self._ask("POST", path, body=request.body(), repeatable=keyed)
         with understood(self.url):
             return Triggered(UUID(said["job_id"]), Status(said["status"]), said)
 

@@ -92,6 +92,15 @@ class WorkerLine:
     running: tuple[WorkerRun, ...]
 
 
+@dataclass(frozen=True)
+class LiveWorker:
+    """What one or more live worker processes serve."""
+
+    queues: frozenset[str]
+    tasks: frozenset[str]
+    claims: bool = True  # not drained, not shutting down
+
+
 class Queues:
     def __init__(self, source: Source) -> None:
         self._ask: Callable[..., list[tuple[Any, ...]]] = source.ask
@@ -136,6 +145,10 @@ class Queues:
             "by": by,
         }
         return _rule(self._ask("rule_queue", asked)[0])
+
+    def live_workers(self) -> list[LiveWorker]:
+        """What the live worker processes serve."""
+        return [LiveWorker(frozenset(row[0]), frozenset(row[1]), row[2]) for row in self._ask("live_workers")]
 
     def workers(self) -> list[WorkerLine]:
         """The worker processes that were seen of late, the living first."""

@@ -95,6 +95,12 @@ SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, w.started_a
  ORDER BY alive DESC, w.started_at DESC
  LIMIT 1000;
 
+-- name: live_workers
+-- What live worker processes serve, each kind of them once.
+SELECT DISTINCT queues, tasks, NOT draining AND NOT stopping AS claims
+  FROM dl_workers
+ WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec);
+
 -- name: worker_rules
 -- What a worker process is told: the rules of its queues, and (the row without a queue) whether it is to drain. It tells
 -- how it does meanwhile; NULL: it did so a moment ago.

@@ -14,7 +14,7 @@ from app.queue.jobqueue import JobQueue
 from app.queue.keys import Keys
 from app.queue.lists import Lists
 from app.queue.pool import Pool
-from app.queue.queues import Queues
+from app.queue.queues import LiveWorker, Queues
 from app.queue.together import Together
 from app.traces import Quiet, Tracer
 from app.web.alerts import alerts
@@ -89,7 +89,8 @@ def create_app(
     app.wsgi_app = around  # type: ignore[method-assign]
     look = Look(queue, options, probe, pool)
     source, closing = queue.source, closing or threading.Event()
-    together, asked, drains = Together(queue), trigger_request(options, pipelines), Drains(Queues(source))
+    own = None if probe is None else (lambda: LiveWorker(frozenset(options.queues), frozenset(pipelines.names)))
+    together, asked, drains = Together(queue), trigger_request(options, pipelines), Drains(Queues(source), own)
     if tracer is None or isinstance(tracer, Quiet):  # a span is drawn by the thread that asks
         app.extensions[EXPRESS] = Express(around, guard, together, pipelines, options, asked, drains)
     waiting = Waiting(Lists(source), options.most_waiting, closing)

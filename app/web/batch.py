@@ -28,6 +28,7 @@ from pipelines.contract import Pipelines
 
 MOST = 10_000
 _FAULTS_TOLD = 20  # of one item
+_MAX_WARNINGS = 20  # of one batch
 
 
 class BatchRequest(BaseModel):
@@ -73,7 +74,10 @@ class BatchItem:
 
 @dataclass(frozen=True)
 class BatchAnswer:
-    """What became of a batch: how many of each outcome, and each request's own, in their order."""
+    """What became of a batch: how many of each outcome, and each request's own, in their order.
+
+    `warnings` say why some of its jobs may never run.
+    """
 
     created: int
     exists: int
@@ -81,6 +85,7 @@ class BatchAnswer:
     invalid: int
     left_out: int
     items: list[BatchItem]
+    warnings: list[str]
 
 
 def batch(source: Source, pipelines: Pipelines, options: WebOptions, drains: Drains) -> Subject:
@@ -111,7 +116,7 @@ def batch(source: Source, pipelines: Pipelines, options: WebOptions, drains: Dra
         spoilt = whole and len(sound) < len(checked)
         made = iter([Made(Outcome.LEFT_OUT, None, None)] * len(sound) if spoilt else jobs.enqueue(sound, whole=whole))
         items = [_item(n, job if isinstance(job, ItemProblem) else next(made)) for n, job in enumerate(checked)]
-        answer = _answer(items)
+        answer = _answer(items, _warnings(sound))
         said("job.batch", jobs=len(items), created=answer.created, exists=answer.exists, mode=wanted.mode)
         if whole and answer.created + answer.exists < len(items):
             raise BatchRefused(vars(answer))
@@ -130,6 +135,14 @@ def batch(source: Source, pipelines: Pipelines, options: WebOptions, drains: Dra
         except (InvalidRequest, OutsideKeyLimits, DataloaderError) as error:
             return _problem(error)
         return valid.new_job()
+
+    def _warnings(wanted: Sequence[NewJob]) -> list[str]:
+        found: dict[str, None] = {}
+        for queue, task in dict.fromkeys((job.queue, job.task) for job in wanted):
+            found.update(dict.fromkeys(drains.doubts(queue, task)))
+            if len(found) >= _MAX_WARNINGS:
+                break
+        return [*found][:_MAX_WARNINGS]
 
     return subject
 
@@ -152,7 +165,7 @@ def _problem(error: Exception) -> ItemProblem:
     return ItemProblem(code.text, code.title, code.status, str(error), errors)
 
 
-def _answer(items: list[BatchItem]) -> BatchAnswer:
+def _answer(items: list[BatchItem], warnings: list[str]) -> BatchAnswer:
     tally = Counter(item.outcome for item in items)
     return BatchAnswer(
         created=tally[Outcome.CREATED],
@@ -161,4 +174,5 @@ def _answer(items: list[BatchItem]) -> BatchAnswer:
         invalid=tally[Outcome.INVALID],
         left_out=tally[Outcome.LEFT_OUT],
         items=items,
+        warnings=warnings,
     )

@@ -135,7 +135,7 @@ def edits(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject
         problems=(Code.JOB_NOT_FOUND, Code.IDEMPOTENCY_CONFLICT, *_DATABASE),
         scope=Scope.OPERATE,
     )
-    def job_clone(wanted: JobClone, job_id: str) -> Triggered:
+    def job_clone(wanted: JobClone, job_id: str) -> dict[str, Any]:
         """Make a new job like this one, with other args if given.
 
         Its idempotency key, its live key and its parent are not taken over.
@@ -151,7 +151,7 @@ def edits(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Subject
             raise InvalidRequest(faults)
         made = queue.enqueue(new)
         said("job.clone", job_id=made.job_id, cloned_from=old.id, queue=new.queue, task=new.task)
-        return Triggered(made.job_id, made.status)
+        return Triggered(made.job_id, made.status).answer()
 
     @subject.delete(
         "/jobs/<job:job_id>",

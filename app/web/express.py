@@ -126,7 +126,9 @@ class Express:
         asked = valid(self._asked, body, self._options.max_json_depth)
         if asked.live_key is not None or not actor.may_trigger(asked.task, asked.queue):
             return None
-        if not self._drains.takes(asked.queue) or self._has_faults(asked):
+        if not self._drains.takes(asked.queue) or self._drains.may_have_doubts(asked.queue, asked.task):
+            return None
+        if self._has_faults(asked):
             return None
         act = actor.act("trigger", request_id).told()
         return Wanted(
@@ -164,7 +166,7 @@ class Express:
         }  # fmt: skip
         try:
             self.around.end(one.environ, one.request_id, one.actor, PATH, one.started, "job.trigger", facts)
-            body = json_text(vars(Triggered(made.job_id, made.status))).encode()
+            body = json_text(Triggered(made.job_id, made.status).answer()).encode()
         except Exception as error:  # the job is there, and is not asked for again
             return Again(one.request_id, told=True, failure=error)
         return Answer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from flask import request
@@ -13,7 +13,7 @@ from werkzeug.routing import BaseConverter
 
 from app import traces
 from app.errors import JobNotFound
-from app.queue.job import Job
+from app.queue.job import Job, Status
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Scope
 from app.queue.together import Together
@@ -26,7 +26,7 @@ from app.web.exchange import said
 from app.web.models import JobState, Triggered, TriggerRequest
 from app.web.operations import ANY_KEY, Subject
 from app.web.options import WebOptions
-from app.web.problems import Code, InvalidRequest
+from app.web.problems import Code, InvalidRequest, WouldNotRun
 from app.web.queues import Drains
 from app.web.tasks import args_faults
 from app.web.waiting import LONGEST_WAIT_SEC, Waiting
@@ -60,6 +60,14 @@ class StatusQuery(BaseModel):
     ] = 0
 
 
+class StrictQuery(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    strict: Annotated[
+        bool, Field(description="Refuse what no live worker would run, instead of answering with `warnings`.")
+    ] = False
+
+
 def jobs(
     queue: JobQueue,
     together: Together,
@@ -75,11 +83,18 @@ def jobs(
     @subject.post(
         "/jobs/trigger",
         body=asked,
+        query=StrictQuery,
         answer=Triggered,
-        problems=(Code.IDEMPOTENCY_CONFLICT, Code.OUTSIDE_KEY_LIMITS, Code.QUEUE_DRAINING, *_DATABASE),
+        problems=(
+            Code.IDEMPOTENCY_CONFLICT,
+            Code.OUTSIDE_KEY_LIMITS,
+            Code.QUEUE_DRAINING,
+            Code.WOULD_NOT_RUN,
+            *_DATABASE,
+        ),
         scope=Scope.TRIGGER,
     )
-    def trigger(wanted: TriggerRequest) -> Triggered:
+    def trigger(wanted: TriggerRequest, how: StrictQuery) -> dict[str, Any]:
         """Put a job into the queue.
 
         Idempotent when `idempotency_key` is given: the same request again answers with the job that is there already
@@ -87,12 +102,18 @@ def jobs(
         process does not know is accepted; another worker may know it. Of one that it knows the args are checked, and
         `queue` and `lock_key` may be left out if the task has them. A `traceparent` header (W3C Trace Context) makes
         the job a part of the caller's trace.
+
+        `warnings` say why the job may never run: no live worker knows its task or serves its queue, or the queue is
+        paused. With `strict` such a request is refused instead, and nothing is done.
         """
         current_actor().must_trigger(wanted.task, wanted.queue)
         faults = args_faults(pipelines.get(wanted.task), wanted.args)
         if faults:
             raise InvalidRequest(faults)
         drains.refuse(wanted.queue)
+        warnings = drains.doubts(wanted.queue, wanted.task)
+        if warnings and how.strict:
+            raise WouldNotRun(warnings)
         facts = {"dataloader.queue": wanted.queue, "dataloader.task": wanted.task}
         with tracer.asking(traces.read(request.headers.get("traceparent")), facts) as part:
             fail_as_before()
@@ -105,7 +126,8 @@ def jobs(
             created=enqueued.created,
             producer=wanted.producer,
         )
-        return Triggered(enqueued.job_id, enqueued.status)
+        waits = enqueued.status is Status.QUEUED
+        return Triggered(enqueued.job_id, enqueued.status, warnings if waits else []).answer()
 
     @subject.get(
         "/jobs/<job:job_id>/status",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -239,9 +239,9 @@ def _required_of(pipelines: Pipelines) -> Callable[[dict[str, Any]], None]:
     def require(schema: dict[str, Any]) -> None:
         schema["required"] = ["task"]
         schema["allOf"] = []
-        for field in ("queue", "lock_key"):
-            tasks = sorted(task.name for task in pipelines if getattr(task.options, field) is not None)
-            given: dict[str, Any] = {"required": [field]}
+        for required in ("queue", "lock_key"):
+            tasks = sorted(task.name for task in pipelines if getattr(task.options, required) is not None)
+            given: dict[str, Any] = {"required": [required]}
             known = {"properties": {"task": {"enum": tasks}}}
             schema["allOf"].append({"anyOf": [given, known]} if tasks else given)
 
@@ -281,10 +281,15 @@ def _message(detail: ErrorDetails) -> str:
 
 @dataclass(frozen=True)
 class Triggered:
-    """The job that now stands for the request."""
+    """The job that now stands for the request. `warnings`: why it may never run; only there if there is a reason."""
 
     job_id: UUID
     status: Status
+    warnings: list[str] = field(default_factory=list)
+
+    def answer(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"job_id": self.job_id, "status": self.status}
+        return found | {"warnings": self.warnings} if self.warnings else found
 
 
 @dataclass(frozen=True)

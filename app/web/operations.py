@@ -162,6 +162,8 @@ class Subject:
         answered = _text_response(media_type)
         if media_type == JSON:
             answered = _tagged_response if conditional else _json_response
+        if body is not None and query is not None:
+            return lambda **path: answered(handler(sent(body, self.max_json_depth), _query(query), **path))
         if body is not None:
             return lambda **path: answered(handler(sent(body, self.max_json_depth), **path))
         if query is not None:

@@ -97,6 +97,11 @@ class Code(Enum):
     NOT_EDITABLE = (409, "The job cannot be changed", "Only a job that waits can be changed; any can be cloned.")
     NOT_DELETABLE = (409, "The job cannot be deleted", "Only a job that is over can be deleted; cancel it first.")
     QUEUE_DRAINING = (409, "The queue takes no new jobs", "It is being drained; `detail` has the note that was left.")
+    WOULD_NOT_RUN = (
+        409,
+        "No live worker would run the job",
+        "`strict` was asked for; `warnings` say what stands against it, and nothing was done.",
+    )
     BULK_MISMATCH = (
         409,
         "Another number of jobs fits than was expected",
@@ -223,6 +228,14 @@ class UnreadableBody(BadRequest):
     description = "The body's chunks or trailers are not framed as RFC 9112 has it."
 
 
+class WouldNotRun(Exception):
+    """A strict trigger of a job that no live worker would run."""
+
+    def __init__(self, warnings: Sequence[str]) -> None:
+        super().__init__("; ".join(warnings))
+        self.report = {"warnings": [*warnings]}
+
+
 class NotReady(Exception):
     """Some part of the service is missing; the report says which."""
 
@@ -269,6 +282,7 @@ TABLE: Mapping[type[BaseException], Code] = {
     SchemaError: Code.SCHEMA_MISMATCH,
     TooManyWaiting: Code.TOO_MANY_WAITING,
     NotReady: Code.NOT_READY,
+    WouldNotRun: Code.WOULD_NOT_RUN,
     BaseException: Code.INTERNAL,
 }
 
@@ -336,7 +350,7 @@ def _members(error: Exception) -> Mapping[str, Any]:
         return {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}
     if isinstance(error, BulkMismatch):
         return {"found": error.found}
-    if isinstance(error, NotReady | BatchRefused):
+    if isinstance(error, NotReady | BatchRefused | WouldNotRun):
         return error.report
     return {}
 

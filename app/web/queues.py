@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Self
@@ -16,9 +17,10 @@ from pydantic_core import PydanticCustomError
 from app.errors import DataloaderError, QueueDraining
 from app.queue.jobqueue import Source
 from app.queue.keys import Scope
-from app.queue.queues import QueueLine, Queues, QueueState, Rule, WorkerLine
+from app.queue.queues import LiveWorker, QueueLine, Queues, QueueState, Rule, WorkerLine
 from app.queue.rollups import Chart, Happened, Period, Rollups, Times
 from app.web.auth import current_actor
+from app.web.doubts import MayName, doubts
 from app.web.exchange import said
 from app.web.models import INT4_MAX, need_one_of, read_indexed
 from app.web.operations import ANY_KEY, Subject
@@ -27,6 +29,8 @@ from app.web.problems import Code
 
 _DATABASE = (Code.DATABASE_UNAVAILABLE, Code.SCHEMA_MISMATCH)
 _RULES_FRESH_SEC = 1.0
+_DOUBTS_FRESH_SEC = 0.2
+_TOO_OLD_SEC = 5.0  # after a pause without triggers
 _LIMITS = ("concurrency", "per_worker")
 
 Limit = Annotated[int, Field(ge=1, le=INT4_MAX)]
@@ -259,50 +263,81 @@ class ChartTold:
 
 
 class Drains:
-    """Which queues take no new jobs: known for a second, so that a trigger pays nothing for it."""
+    """What is ruled about queues and what live workers serve: known for a second, so that a trigger pays nothing for
+    it. `own` is what the workers of this process serve, which are not in the database yet when it starts."""
 
-    def __init__(self, queues: Queues) -> None:
-        self._queues = queues
+    def __init__(self, queues: Queues, own: Callable[[], LiveWorker] | None = None) -> None:
+        self._queues, self._own = queues, own
         self._lock = threading.Lock()  # held by the one who looks
-        self._rules: dict[str, Rule] = {}  # replaced whole by him, read by anyone
-        self._look_at = 0.0  # likewise
+        self._rules: dict[str, Rule] = {}  # replaced whole by that thread, read by anyone
+        self._workers: list[LiveWorker] | None = None  # likewise; None: not known
+        self._looked_at: float | None = None  # likewise
 
     def takes(self, queue: str) -> bool | None:
-        """Whether a queue takes new jobs, for somebody who waits for no look: one that is due is taken aside. None:
-        nobody has looked yet."""
-        if self._look_at == 0.0:
+        """Whether a queue takes new jobs, for a caller that waits for no look: one that is due is taken aside. None:
+        what is known is too old."""
+        age = self._age()
+        if age > _TOO_OLD_SEC:
             return None
-        if time.monotonic() >= self._look_at and self._lock.acquire(blocking=False):
+        if age >= _RULES_FRESH_SEC and self._lock.acquire(blocking=False):
             threading.Thread(target=self._look_aside, name="queues", daemon=True).start()
         rule = self._rules.get(queue)
         return rule is None or rule.state is not QueueState.DRAINING
 
-    def _look_aside(self) -> None:
-        try:
-            self._look()
-        finally:
-            self._lock.release()
-
     def refuse(self, queue: str) -> None:
         """Raises QueueDraining. With the database away nothing is refused here: the enqueue will say so."""
-        if time.monotonic() >= self._look_at and self._lock.acquire(blocking=self._look_at == 0.0):
+        if self._age() >= _RULES_FRESH_SEC and self._lock.acquire(blocking=self._looked_at is None):
             try:
-                self._look()
+                self._look(_RULES_FRESH_SEC)
             finally:
                 self._lock.release()
         rule = self._rules.get(queue)
         if rule is not None and rule.state is QueueState.DRAINING:
             raise QueueDraining(queue, rule.note)
 
-    def _look(self) -> None:
-        """Nobody waits for it but the first: a slow answer must not hold up every trigger."""
-        if time.monotonic() < self._look_at:
+    def may_have_doubts(self, queue: str, task: str) -> bool:
+        """By what is known already: whether there may be reason to doubt that a job will run."""
+        return bool(self._doubts(queue, task))
+
+    def doubts(self, queue: str, task: str) -> list[str]:
+        """Why a job may never run. Before there is any, what is known is made new: a worker may just have started."""
+        if not self._doubts(queue, task):
+            return []
+        if self._lock.acquire(timeout=_DOUBTS_FRESH_SEC):  # else somebody's look takes long
+            try:
+                self._look(_DOUBTS_FRESH_SEC)
+            finally:
+                self._lock.release()
+        caller = current_actor()
+        return self._doubts(queue, task, may_name_queue=caller.may_know_queue, may_name_task=caller.may_know)
+
+    def _doubts(self, queue: str, task: str, **may_name: MayName) -> list[str]:
+        workers = self._workers
+        if workers is None:
+            return []
+        if self._own is not None and not any(queue in worker.queues for worker in workers):
+            workers = [*workers, self._own()]
+        return doubts(queue, task, workers, self._rules.get(queue), **may_name)
+
+    def _age(self) -> float:
+        looked_at = self._looked_at
+        return math.inf if looked_at is None else time.monotonic() - looked_at
+
+    def _look_aside(self) -> None:
+        try:
+            self._look(_RULES_FRESH_SEC)
+        finally:
+            self._lock.release()
+
+    def _look(self, fresh_sec: float) -> None:
+        """With the lock. Only the first caller waits for it: a slow answer must not hold up every trigger."""
+        if self._age() < fresh_sec:
             return  # somebody has looked meanwhile
         try:
-            self._rules = self._queues.rules()
+            self._rules, self._workers = self._queues.rules(), self._queues.live_workers()
         except DataloaderError:
-            self._rules = {}
-        self._look_at = time.monotonic() + _RULES_FRESH_SEC
+            self._rules, self._workers = {}, None
+        self._looked_at = time.monotonic()
 
 
 def queues(source: Source, options: WebOptions) -> Subject:

@@ -106,7 +106,7 @@ def test_times_ids_flags_and_filters_are_sent_as_the_service_reads_them(client, 
     assert [job["job_id"] for job in found["jobs"]] == [str(job_id)]
     assert found["count"] == {"jobs": 1, "exact": True}
     assert counted == {"jobs": 1, "exact": True}
-    with pytest.raises(Conflict, match="were expected"):
+    with pytest.raises(Conflict, match="expected 9"):
         client.api.bulk_start(action="cancel", filter={}, expected=9)
 
 

@@ -56,6 +56,7 @@ class Standin:
         self.next_lives: list[dict[str, Any] | Answer] = []  # the lives of a job that will be triggered
         self.keys: dict[str, str] = {}
         self.missing: dict[str, str] = {}  # what it says of fields that a trigger leaves out
+        self.warnings: list[str] = []  # of each trigger
         self.url = ""
         self.closing = threading.Event()
 
@@ -112,7 +113,8 @@ class Standin:
             self.keys[body.get("idempotency_key", job_id)] = job_id
         elif self.jobs[job_id]["task"] != body["task"]:
             return problem(409, "idempotency_conflict", f"the key already belongs to job {job_id}", job_id=job_id)
-        return Answer(body={"job_id": job_id, "status": self.jobs[job_id]["status"]})
+        warnings = {"warnings": self.warnings} if self.warnings else {}
+        return Answer(body={"job_id": job_id, "status": self.jobs[job_id]["status"], **warnings})
 
     def _about(self, job_id: str, action: str) -> Answer:
         job = self.jobs[job_id]

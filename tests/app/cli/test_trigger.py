@@ -264,3 +264,22 @@ def test_what_is_no_time_is_refused_with_examples(told):
 
 def test_a_time_keeps_its_moment():
     assert parse_moment("2026-11-21T06:00:00+03:00") == datetime(2026, 11, 21, 3, tzinfo=UTC)
+
+
+def test_warnings_are_printed_to_standard_error(run, service):
+    service.warnings = ["no live worker knows 'nop'; did you mean 'noop'?"]
+
+    shown = run("trigger", "nop")
+
+    assert shown.exit_code == 0
+    assert shown.stderr == "Warning: no live worker knows 'nop'; did you mean 'noop'?\n"
+
+
+def test_strict_trigger_that_is_refused_exits_with_4(run, service):
+    service.unruly.append(problem(409, "would_not_run", "no live worker knows 'nop'"))
+
+    shown = run("trigger", "nop", "--strict")
+
+    assert shown.exit_code == 4
+    assert "no live worker knows 'nop'" in shown.stderr
+    assert service.asked[0].query == {"strict": ["true"]}

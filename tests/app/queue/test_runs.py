@@ -534,3 +534,19 @@ def test_a_leftover_run_without_an_owner_is_taken_too(desk):
 
     assert reaped.status is Status.QUEUED
     assert [(one.id, one.attempt) for one in desk.claim()] == [(job_id, 2)]
+
+
+def test_job_of_unknown_task_that_keeps_waiting_gets_one_event(desk):
+    job_id = desk.enqueue("k", task="strange")
+
+    first = desk.queue.set_aside("q", ["t"])
+    for _ in range(3):
+        desk.make_due(job_id)
+        desk.look()
+        desk.queue.promote()
+        again = desk.queue.set_aside("q", ["t"])
+
+    assert (first, again) == ({"strange": 1}, {})
+    assert desk.kinds(job_id) == ["queued", "requeue"]
+    assert desk.job(job_id).error == "no live worker knows the task 'strange'"
+    assert desk.place(job_id) == "timed"

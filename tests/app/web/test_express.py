@@ -36,6 +36,12 @@ HERE = {"REQUEST_METHOD": "POST", "PATH_INFO": PATH, "REMOTE_ADDR": "127.0.0.1",
 TRACE = "00-11111111111111111111111111111111-2222222222222222-01"
 
 
+@pytest.fixture(autouse=True)
+def _every_job_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker is live here; what that means for a trigger is tested in test_doubts.py."""
+    monkeypatch.setattr("app.web.queues.doubts", lambda *_, **__: [])
+
+
 @pytest.fixture
 def app(queue: JobQueue, pipelines: Pipelines, pool: Pool) -> Flask:
     return create_app(queue, pipelines, WebOptions(version="1.2.3"), pool=pool)
@@ -120,7 +126,7 @@ def test_each_gets_a_job_of_its_own_as_it_was_asked_for(express, desk):
 def test_whatever_is_not_plain_is_left_to_the_ordinary_way_untouched(express, desk):
     desk.queue.enqueue(NewJob(**JOB, idempotency_key="taken"))
     Queues(desk.session).rule("closed", state=QueueState.DRAINING)
-    express.express._drains._look_at = 0.0
+    express.express._drains._looked_at = None
     express.express._drains.refuse("any")
     odd = {
         "no JSON": (HERE, b"{"),
@@ -409,7 +415,7 @@ def test_a_queue_that_drains_is_known_within_a_second_and_nobody_waits_for_the_l
     monkeypatch.setattr(Queues, "rules", slow)
     monkeypatch.setattr("app.web.queues._RULES_FRESH_SEC", 0.0)
     Queues(desk.session).rule("etl", state=QueueState.DRAINING)
-    drains._look_at = time.monotonic()  # the next look is due
+    drains._looked_at = time.monotonic() - 1.0  # the next look is due
 
     assert [type(one) for one in express.answer([asked(), asked()])] == [Answer, Answer]
     go.set()

@@ -25,8 +25,9 @@ def test_the_answer_to_a_trigger_is_the_job_and_its_status(client, request_body)
     response = client.post("/api/v1/jobs/trigger", json=request_body)
 
     assert response.status_code == 200
-    assert list(response.json) == ["job_id", "status"]
+    assert list(response.json) == ["job_id", "status", "warnings"]
     assert response.json["status"] == "queued"
+    assert response.json["warnings"] == ["no worker process is live; the job waits until one is started"]
 
 
 def test_a_task_that_nobody_here_knows_is_accepted(client, request_body):

@@ -1,0 +1,55 @@
+"""Reasons to doubt that a job will ever run, by what the live workers are known to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+
+from app.queue.queues import LiveWorker, QueueState, Rule
+
+NO_WORKER = "no worker process is live; the job waits until one is started"
+_MAX_COMPARED = 200  # characters of a name for which a similar one is looked for
+_SIMILARITY = 0.75
+
+MayName = Callable[[str], bool]
+
+
+def doubts(
+    queue: str,
+    task: str,
+    workers: Sequence[LiveWorker],
+    rule: Rule | None,
+    *,
+    may_name_queue: MayName = lambda _: True,
+    may_name_task: MayName = lambda _: True,
+) -> list[str]:
+    """What stands against a job of this task in this queue; empty if some live worker would claim it.
+
+    A similar name is suggested if the caller may know it.
+    """
+    found = []
+    if rule is not None and rule.state is QueueState.PAUSED:
+        note = f": {rule.note}" if rule.note else ""
+        found.append(f"queue {queue!r} is paused{note}")
+    if not workers:
+        return [*found, NO_WORKER]
+    serving = [worker for worker in workers if queue in worker.queues]
+    knowing = [worker for worker in serving if task in worker.tasks]
+    if not serving:
+        names = {name for worker in workers for name in worker.queues if may_name_queue(name)}
+        found.append(f"no live worker serves queue {queue!r}{_similar(queue, names)}")
+    if not any(task in worker.tasks for worker in workers):
+        names = {name for worker in serving or workers for name in worker.tasks if may_name_task(name)}
+        found.append(f"no live worker knows {task!r}{_similar(task, names)}")
+    elif serving and not knowing:
+        found.append(f"no live worker of queue {queue!r} knows {task!r}")
+    elif knowing and not any(worker.claims for worker in knowing):
+        found.append(f"all live workers of queue {queue!r} that know {task!r} are drained or shut down")
+    return found
+
+
+def _similar(name: str, names: Iterable[str]) -> str:
+    if len(name) > _MAX_COMPARED:
+        return ""
+    near = get_close_matches(name, sorted(n for n in names if len(n) <= _MAX_COMPARED), n=1, cutoff=_SIMILARITY)
+    return f"; did you mean {near[0]!r}?" if near else ""
