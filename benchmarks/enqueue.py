@@ -1,6 +1,7 @@
 """How fast jobs are put into the queue: one by one, many at once, through SQL, with many sessions listening.
 
-    python -m benchmarks.enqueue [--rows 20000] [--ones 400] [--listeners 0,10,50] [--rounds 3] [--processes]
+    python -m benchmarks.enqueue [--rows 20000] [--ones 400] [--listeners 0,10,50] [--rounds 3] [--ways sql]
+                                [--processes]
 
 Ways: `one` (the API's statement, a commit a job, four threads), `many` (what the batch endpoint sends, without HTTP,
 10,000 a statement), `api` (the batch endpoint's whole way through Flask, in this process), `sql` (dl_enqueue_many),
@@ -45,6 +46,9 @@ def main() -> None:
     parser.add_argument("--ones", type=int, default=2_000, help="a round of the way that makes one at a time")
     parser.add_argument("--listeners", default="0,10,50")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--ways", default="one,many,api,sql,insert", help="of these; insert is what they are compared with"
+    )
     parser.add_argument("--processes", action="store_true", help="real worker processes, not only their sessions")
     asked = parser.parse_args()
     counts = [int(count) for count in asked.listeners.split(",")]
@@ -55,6 +59,8 @@ def main() -> None:
             for count in counts:
                 with fresh_database(server_dsn) as dsn, listening(dsn, count, processes=asked.processes):
                     for way, make in ways(dsn).items():
+                        if way not in asked.ways.split(","):
+                            continue
                         rows = asked.ones if way == "one" else asked.rows
                         make(min(rows, 100))  # connections are open, plans are made
                         ask(dsn, "CHECKPOINT")
@@ -174,11 +180,23 @@ def plain(dsn: str, rows: int) -> None:
 
 
 def show(rates: dict[tuple[str, int], list[float]], counts: list[int]) -> None:
+    show_against_insert(rates, counts)
     print(f"\njobs/s, and of the rate with {counts[0]} listening\n")
     print(f"{'way':<8}" + "".join(f"{f'{count} listening':>22}" for count in counts))
     for way in dict.fromkeys(way for way, _ in rates):
         middle = [statistics.median(rates[way, count]) for count in counts]
         print(f"{way:<8}" + "".join(f"{rate:>15,.0f} ({rate / middle[0]:.2f})" for rate in middle))
+
+
+def show_against_insert(rates: dict[tuple[str, int], list[float]], counts: list[int]) -> None:
+    """Each way's rate in a round, divided by the plain INSERT's of the same round: the median, and the extremes."""
+    print("\nof the plain INSERT of the same round: median (least to greatest)\n")
+    for way in dict.fromkeys(way for way, _ in rates):
+        shown = []
+        for count in counts:
+            ratios = sorted(a / b for a, b in zip(rates[way, count], rates["insert", count], strict=True))
+            shown.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        print(f"{way:<8}" + "".join(f"{text:>24}" for text in shown))
 
 
 if __name__ == "__main__":

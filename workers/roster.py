@@ -59,6 +59,7 @@ class Hand:
         self.lock = threading.RLock()  # held over each question: keys are taken and given back one batch at a time
         self._session = session
         self._held: dict[int, Attempt] = {}
+        self._unlocked: set[int] = set()  # of these: those that the present connection could not lock again
         self._generation = -1
         self._claimed_by = -1  # the connection of the last claim
 
@@ -90,7 +91,7 @@ class Hand:
 
     def hold(self, attempts: Sequence[Attempt]) -> list[Attempt]:
         """Of the last claim: returns the attempts that may start. Raises DatabaseUnavailable, and then holds none."""
-        with self.lock:
+        with self.lock, self._session.lock:  # see held_keys
             for attempt in attempts:
                 attempt.hand = self
             if self._session.generation != self._claimed_by:
@@ -103,7 +104,7 @@ class Hand:
                 else:
                     self._held[attempt.job.key_hash] = attempt
                     may_start.append(attempt)
-            if refused:
+            if refused and self._session.connected:
                 self.queue.unguard(refused)
             return may_start
 
@@ -140,6 +141,7 @@ class Hand:
             held = list(self._held.values())
             answers = self.queue.guard([attempt.job.run for attempt in held])
             self._generation = self._session.generation
+            self._unlocked = {a.job.key_hash for a, (locked, _) in zip(held, answers, strict=True) if not locked}
             for attempt, (locked, _) in zip(held, answers, strict=True):
                 if not locked:
                     _log.info("key.lost", job=str(attempt.job.id), lock_key=attempt.job.lock_key)
@@ -150,8 +152,17 @@ class Hand:
         with self.lock:
             if not self._session.connected or self._session.generation != self._generation:
                 return []
-            held = self._held
-            return [a.job.key_hash for a in attempts if held.get(a.job.key_hash) is a]
+            held, unlocked = self._held, self._unlocked
+            return [
+                a.job.key_hash for a in attempts if held.get(a.job.key_hash) is a and a.job.key_hash not in unlocked
+            ]
+
+    @contextmanager
+    def held_keys(self, attempts: Iterable[Attempt]) -> Iterator[list[int]]:
+        """The same, for a statement that gives them back. Until then no other thread may replace the connection: the
+        new one holds no lock, and the server would log a warning for each."""
+        with self.lock, self._session.lock:
+            yield self.of(attempts)
 
     def outgrow(self) -> None:
         self._session.outgrow()
@@ -168,11 +179,11 @@ class Hand:
             for attempt in attempts:
                 if held.get(attempt.job.key_hash) is attempt:
                     del held[attempt.job.key_hash]
+                    self._unlocked.discard(attempt.job.key_hash)
 
     def give_back(self, attempts: Sequence[Attempt]) -> None:
         """Of runs that have ended without a settlement."""
-        with self.lock:
-            hashes = self.of(attempts)
+        with self.held_keys(attempts) as hashes:
             try:
                 if hashes:
                     self.queue.unguard(hashes)

@@ -150,7 +150,8 @@ class Settler:
     def _settle(self, batch: Sequence[Ended], hand: Hand) -> list[Fate]:
         attempts = [ended.attempt for ended in batch]
         ends = [(ended.attempt.job, ended.how) for ended in batch]
-        fates = hand.queue.settle(ends, guards=hand.of(attempts))  # type: ignore[arg-type]  # only settlements are here
+        with hand.held_keys(attempts) as guards:
+            fates = hand.queue.settle(ends, guards=guards)  # type: ignore[arg-type]  # only settlements are here
         hand.forget(attempts)
         return fates
 
@@ -161,7 +162,8 @@ class Settler:
             if isinstance(e.how, HandedBack)
         ]
         attempts = [ended.attempt for ended in batch]
-        fates = hand.queue.release(runs, guards=hand.of(attempts))
+        with hand.held_keys(attempts) as guards:
+            fates = hand.queue.release(runs, guards=guards)
         hand.forget(attempts)
         return fates
 

@@ -145,6 +145,45 @@ def test_a_run_whose_key_was_taken_by_another_session_meanwhile_is_stopped(offic
     assert [line["lock_key"] for line in said("key.lost")] == ["robbed"]
 
 
+def warnings(office: Office) -> list[str]:
+    """What the server has warned the present connection of since `warn`."""
+    assert office.session._wire is not None
+    return [notice for notice in office.session._wire._connection.notices if "WARNING" in notice]
+
+
+def test_key_lost_with_its_connection_is_not_given_back(office: Office):
+    """The server would log a warning for each: "you don't own a lock of type ExclusiveLock"."""
+    lost, kept = office.attempt("lost"), office.attempt("kept")
+    office.keys.take([lost, kept])
+    office.cut()
+    office.desk.sql("SELECT pg_advisory_lock(hashtext('lost'))")
+    with pytest.raises(DatabaseUnavailable):
+        office.session.command("SELECT 1")
+    office.keys.restore()
+    office.session.command("SET client_min_messages = warning")
+
+    assert office.keys.of([lost, kept]) == [kept.job.key_hash]
+    office.keys.give_back([lost, kept])
+    assert warnings(office) == []
+    office.session.ask("unguard", {"key_hashes": "{1}"})
+    assert len(warnings(office)) == 1, "warnings are seen"
+
+
+def test_connection_is_not_replaced_while_keys_are_given_back(office: Office):
+    attempt = office.attempt("k")
+    office.keys.take([attempt])
+    office.session.command("SET client_min_messages = warning")
+    before = office.session.generation
+    with office.keys.held_keys([attempt]) as guards:
+        closer = Thread(target=office.session.close)
+        closer.start()
+        office.keys.queue.unguard(guards)
+        assert (guards, warnings(office)) == ([attempt.job.key_hash], [])
+        assert office.session.generation == before
+    closer.join()
+    assert not office.session.connected
+
+
 def test_taking_a_key_on_a_new_connection_takes_those_of_the_old_one_again(office: Office):
     first = office.attempt("first")
     office.keys.take([first])
@@ -302,7 +341,7 @@ class Pair:
         return len(claimed)
 
     def plans(self, by: int) -> str:
-        parts = "dl_claim_1(NULL, NULL, NULL, NULL)", f"dl_settle_1({', '.join(['NULL'] * 15)})"
+        parts = "dl_claim_1(NULL, NULL, NULL, NULL, NULL)", f"dl_settle_1({', '.join(['NULL'] * 15)})"
         return "".join(row[0] for part in parts for row in self.sessions[by].command(f"EXPLAIN EXECUTE {part}"))
 
 
