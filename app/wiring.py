@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from app.config import Settings
 from app.doctor.findings import Finding
-from app.host import account, doctor, house, web, worker
+from app.host import account, doctor, house, repair, web, worker
 from app.host.database import Database
 from app.host.psql import psql
 from app.host.service import set_up_logging
@@ -31,11 +31,7 @@ def dsn(settings: Settings) -> str:
 
 def migrate(settings: Settings) -> Migration:
     set_up_logging(settings)
-    database = Database(settings)
-    try:
-        return database.migrate()
-    finally:
-        database.close()
+    return repair.migrate(settings)
 
 
 def preview_held(settings: Settings) -> house.Swept | None:

@@ -45,8 +45,8 @@ def examine(ask: Examination, ways: Ways) -> list[Finding]:
         return judge_queue(seen)
 
     made = expected()
-    look("schema", lambda: judge_schema(ask.catalogue(), made, ask.stand))
-    look("rights", lambda: judge_rights(ask.missing_rights(wanted_rights(made)), told["user"]))
+    look("schema", lambda: judge_schema(ask.catalogue(), made, ask.stand, ask.schema))
+    look("rights", lambda: judge_rights(ask.missing_rights(wanted_rights(made)), told["user"], ask.schema))
     look("queue", queue)
     look("bloat", lambda: judge_tables(ask.tables()))
     look("transactions", lambda: judge_transactions(ask.transactions(older_sec=LONG_SEC)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ def judge_tables(tables: Sequence[Table]) -> Iterator[Finding]:
         yield warning(
             "bloat",
             f"{table.name} has {table.dead:,} dead rows beside {table.live:,} live ones; vacuum was there {ago}",
-            f"VACUUM {table.name}; if they stay, a transaction below keeps them",
+            f"VACUUM {table.name}; if they stay, end the transactions below first",
             table=table.name, dead=table.dead, live=table.live, bytes=table.size,
         )  # fmt: skip
     if not bloated:
@@ -46,7 +47,7 @@ def judge_transactions(found: Sequence[Transaction]) -> Iterator[Finding]:
             yield warning(
                 "transactions",
                 f"the replication slot {one.name} ({one.state}) keeps dead rows from vacuum",
-                f"let its reader catch up, or SELECT pg_drop_replication_slot('{one.name}')",
+                f"SELECT pg_drop_replication_slot('{one.name}'); or let its reader catch up",
                 **facts,
             )
         elif one.which == "prepared":
@@ -68,9 +69,9 @@ def _session(one: Transaction, facts: Mapping[str, Any]) -> Finding:
     told += f", {one.state}" if one.state else ""
     told += f": {one.query}" if one.query else ""
     end = f"SELECT pg_terminate_backend({one.which})"
-    remedy = f"let it end, or {end}; meanwhile vacuum takes away no dead row"
+    remedy = f"{end}; or let it end: until then vacuum removes no dead row"
     if one.name.startswith("dataloader-"):
-        return error("transactions", told, f"none of ours is ever that long: {end}", **facts)
+        return error("transactions", told, f"{end}; none of ours is ever that long", **facts)
     say = warning if one.here and ((one.age_sec or 0) > _VERY_LONG_SEC or one.state.startswith("idle")) else info
     return say("transactions", told, remedy, **facts)
 
@@ -96,14 +97,16 @@ def _without_workers(told: Mapping[str, Any]) -> Iterator[Finding]:
         yield error(
             "queues_without_worker",
             f"jobs wait in {_named(queues)}, where no live worker works",
-            "start one: dataloader worker --queue NAME:THREADS; or is the name misspelt in the trigger?",
+            " ".join(["dataloader worker", *(f"--queue {shlex.quote(f'{name}:1')}" for name in queues)])
+            + "; if the trigger misspelt a name: dataloader bulk cancel --queue NAME",
             queues=queues,
         )
     if tasks := told["tasks_without_worker"]:
         yield error(
             "tasks_without_worker",
             f"no live worker knows {_named(tasks)}, which jobs wait for",
-            "is the module in DL_PIPELINES, and does it import? `dataloader tasks` tells, on the worker's machine",
+            "name the package that has it in DL_PIPELINES of a worker, and start that again; `dataloader tasks` lists "
+            "what is found; if the trigger misspelt a task: dataloader bulk cancel --task NAME",
             tasks=tasks,
         )
 
@@ -115,7 +118,7 @@ def _running(told: Mapping[str, Any]) -> Iterator[Finding]:
             "expired_leases",
             f"{counted(len(expired), 'run')} lost the lease and nobody takes it back, such as job {job} of {worker}, "
             f"{seconds:.0f} s ago",
-            "every worker process has a reaper: is one alive?",
+            "dataloader worker; the reaper of any worker process takes them back",
             runs=expired,
         )
     if odd := told["odd_leases"]:
@@ -134,7 +137,8 @@ def _running(told: Mapping[str, Any]) -> Iterator[Finding]:
             "stuck_jobs",
             f"asked to stop and still running: {counted(len(unstopped), 'run')}, such as job {job} of {worker}: "
             f"{why or 'canceled'}",
-            "the end of their worker process ends them; the pipeline needs safe points",
+            f"end the worker process {worker} with SIGTERM: after DL_SHUTDOWN_GRACE_SEC it leaves them; the pipeline "
+            "needs safe points",
             runs=unstopped,
         )
 
@@ -146,20 +150,25 @@ def _keys(told: Mapping[str, Any]) -> Iterator[Finding]:
             "foreign_keys",
             f"held by sessions without such a job: {counted(len(foreign), 'key')} that jobs wait for, such as "
             f"{key!r} by {name or 'a session'} (pid {pid})",
-            f"a zombie run, or another service with the same key: let it end, or SELECT pg_terminate_backend({pid})",
+            "; ".join(f"SELECT pg_terminate_backend({holder})" for holder in sorted({pid for _, pid, _ in foreign}))
+            + "; an attempt that lost its lease, or another service with the same key",
             keys=foreign,
         )
 
 
 def _telling(told: Mapping[str, Any]) -> Iterator[Finding]:
-    if told["webhooks_disabled"]:
+    if webhooks := told["webhooks_disabled"]:
         yield warning(
             "webhooks_disabled",
-            f"switched off: {counted(told['webhooks_disabled'], 'webhook')}",
-            "dataloader webhooks list, ping, and edit --on",
+            f"switched off: {counted(len(webhooks), 'webhook')}",
+            "; ".join(f"dataloader webhooks edit {webhook} --on" for webhook in webhooks),
         )
     if told["alerts_firing"]:
-        yield warning("alerts", f"firing: {counted(told['alerts_firing'], 'alert')}", "dataloader alerts list")
+        yield warning(
+            "alerts",
+            f"firing: {counted(told['alerts_firing'], 'alert')}",
+            "dataloader alerts list names each; it ends with its cause",
+        )
 
 
 def _named(names: Sequence[str]) -> str:

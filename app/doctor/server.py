@@ -8,11 +8,13 @@ from typing import Any
 
 from app.doctor.findings import Finding, error, info, ok, warning
 from app.queue.examination import Pooler
+from app.queue.repair import quoted
 
 _OLDEST, _BILLION = 150_000, 1_000_000_000
 _CLOCK_ODD, _CLOCK_WRONG = 2.0, 30.0  # seconds
 _LOGGED_SOON_MS = 10_000
 _NOTIFICATIONS_ODD = 0.05
+_RELOAD = "SELECT pg_reload_conf()"
 
 SETTINGS = (
     "fsync", "full_page_writes", "synchronous_commit", "autovacuum", "track_counts", "max_connections",
@@ -37,19 +39,19 @@ class Budget:
 def judge_server(told: Mapping[str, Any], ahead_sec: float, budget: Budget) -> Iterator[Finding]:
     settings: Mapping[str, str] = told["settings"]
     yield _version(told)
-    yield from _durability(settings)
+    yield from _durability(told, settings)
     yield from _vacuum(told, settings)
     yield _writable(told, settings)
     yield _connections(told, settings, budget)
-    yield from _logging(settings)
-    yield from _timeouts(settings)
+    yield from _logging(told, settings)
+    yield from _timeouts(told, settings)
     yield _clock(ahead_sec)
     yield _notifications(told)
     if not told["sees_others"] and not told["superuser"]:
         yield info(
             "sees_others",
             f"{told['user']} does not see what sessions of other roles do, so some of this stays unsaid",
-            f"as a superuser: GRANT pg_read_all_stats TO {told['user']}",
+            f"GRANT pg_read_all_stats TO {quoted(told['user'])}; as a superuser",
         )
 
 
@@ -59,15 +61,15 @@ def _version(told: Mapping[str, Any]) -> Finding:
     return ok("server_version", f"PostgreSQL {told['version_text']}")
 
 
-def _durability(settings: Mapping[str, str]) -> Iterator[Finding]:
+def _durability(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
     for name, why in (("fsync", "a crash may lose everything"), ("full_page_writes", "a crash may tear pages")):
         if settings[name] == "off":
-            yield error(name, f"{name} is off: {why}", f"ALTER SYSTEM SET {name} = on, and reload")
+            yield error(name, f"{name} is off: {why}", f"ALTER SYSTEM SET {name} = on; {_RELOAD}")
     if settings["synchronous_commit"] == "off":
         yield warning(
             "synchronous_commit",
             "synchronous_commit is off: a crash loses jobs that were accepted, and ends that were written",
-            "ALTER SYSTEM (or ROLE) SET synchronous_commit = on",
+            f"ALTER ROLE {quoted(told['user'])} SET synchronous_commit = on",
         )
     if (
         all(settings[name] == "on" for name in ("fsync", "full_page_writes"))
@@ -81,7 +83,7 @@ def _vacuum(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Fi
         yield error(
             "autovacuum",
             "autovacuum does not run: dead rows stay, and claims get slower by the hour",
-            "ALTER SYSTEM SET autovacuum = on, and track_counts = on, and reload",
+            f"ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; {_RELOAD}",
         )
     age = int(told["frozen_age"])
     if age > _BILLION:
@@ -89,7 +91,7 @@ def _vacuum(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Fi
         yield say(
             "wraparound",
             f"the oldest row is {age:,} transactions old; at 2,147 million the server stops taking writes",
-            "VACUUM (FREEZE), as a superuser, and find out what keeps autovacuum from it: see the transactions below",
+            "VACUUM (FREEZE); as a superuser, after the transactions below have ended",
             age=age,
         )
     else:
@@ -98,12 +100,16 @@ def _vacuum(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Fi
 
 def _writable(told: Mapping[str, Any], settings: Mapping[str, str]) -> Finding:
     if told["in_recovery"]:
-        return error("writable", "the server is a standby and takes no writes", "point the service at the primary")
+        return error(
+            "writable",
+            "the server is a standby and takes no writes",
+            "name the primary in DL_DB_DSN, or SELECT pg_promote()",
+        )
     if "on" in (settings["default_transaction_read_only"], settings["transaction_read_only"]):
         return error(
             "writable",
             "transactions are read-only by default",
-            f"ALTER ROLE {told['user']} SET default_transaction_read_only = off; also ALTER DATABASE, ALTER SYSTEM",
+            f"ALTER ROLE {quoted(told['user'])} SET default_transaction_read_only = off",
         )
     return ok("writable", "the server takes writes")
 
@@ -118,46 +124,57 @@ def _connections(told: Mapping[str, Any], settings: Mapping[str, str], budget: B
         return warning(
             "connections",
             f"the service may need {budget.needed} connections, and {most} are to be had",
-            "raise max_connections, or lower PG_POOL_SIZE and PG_MAX_OVERFLOW; each worker process takes four",
+            _more_connections(told, settings, budget, limits),
             **facts,
         )
     return ok("connections", f"up to {budget.needed} connections are needed, {most} are to be had", **facts)
 
 
-def _logging(settings: Mapping[str, str]) -> Iterator[Finding]:
+def _more_connections(told: Mapping[str, Any], settings: Mapping[str, str], budget: Budget, limits: list[int]) -> str:
+    """The statement that raises the limit which is too low; or fewer connections are asked for."""
+    less = "or lower PG_POOL_SIZE and PG_MAX_OVERFLOW"
+    if 0 <= told["role_limit"] < budget.needed:
+        return f"ALTER ROLE {quoted(told['user'])} CONNECTION LIMIT {budget.needed}; {less}"
+    if limits and min(limits) < budget.needed:
+        return f"ALTER DATABASE {quoted(told['database'])} CONNECTION LIMIT {budget.needed}; {less}"
+    kept = int(settings["superuser_reserved_connections"]) + int(settings.get("reserved_connections") or 0)
+    return f"ALTER SYSTEM SET max_connections = {budget.needed + kept}; and restart the server; {less}"
+
+
+def _logging(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
     slow = int(settings["log_min_duration_statement"])
     if settings["log_statement"] in ("mod", "all"):
-        found = f"log_statement is {settings['log_statement']}"
+        found, name, value = f"log_statement is {settings['log_statement']}", "log_statement", "none"
     elif 0 <= slow < _LOGGED_SOON_MS:
-        found = f"log_min_duration_statement is {slow} ms"
+        found, name, value = f"log_min_duration_statement is {slow} ms", "log_min_duration_statement", "-1"
     else:
         yield ok("statement_logging", "the server's log does not hold statements, nor what jobs were given in them")
         return
     yield warning(
         "statement_logging",
         f"{found}: the args of jobs stand in the server's log",
-        "ALTER ROLE … SET log_statement = none; keep secrets out of args in any case",
+        f"ALTER ROLE {quoted(told['user'])} SET {name} = {value}; as a superuser",
     )
 
 
-def _timeouts(settings: Mapping[str, str]) -> Iterator[Finding]:
+def _timeouts(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
     if int(settings["idle_session_timeout"]):
         yield error(
             "idle_session_timeout",
             f"idle_session_timeout is {settings['idle_session_timeout']} ms: it ends listeners and keys' sessions",
-            "ALTER ROLE … SET idle_session_timeout = 0",
+            f"ALTER ROLE {quoted(told['user'])} SET idle_session_timeout = 0",
         )
     if int(settings.get("transaction_timeout") or 0):
         yield warning(
             "transaction_timeout",
             f"transaction_timeout is {settings['transaction_timeout']} ms: longer loads into this database are ended",
-            "ALTER ROLE … SET transaction_timeout = 0, if pipelines load into this database",
+            f"ALTER ROLE {quoted(told['user'])} SET transaction_timeout = 0; needed if pipelines load into this one",
         )
     if not int(settings["idle_in_transaction_session_timeout"]):
         yield info(
             "idle_in_transaction",
             "nothing ends a session that forgets its transaction: it would keep vacuum from all dead rows",
-            "ALTER DATABASE … SET idle_in_transaction_session_timeout = '10min', for what else uses the database",
+            f"ALTER DATABASE {quoted(told['database'])} SET idle_in_transaction_session_timeout = '10min'",
         )
 
 

@@ -10,6 +10,7 @@ from app.errors import DatabaseUnavailable, SchemaMissing
 from app.host.outage import describe_outage
 from app.postgres import EmbeddedServer
 from app.queue import schema
+from app.queue.repair import Repairs
 
 
 class Database:
@@ -45,9 +46,12 @@ class Database:
         self._embedded = embedded
         return dsn
 
-    def migrate(self) -> schema.Migration:
+    def migrate(self, repairs: Repairs | None = None) -> schema.Migration:
         return schema.migrate(
-            self.worker_dsn(), self._settings.schema, connect_timeout=self._settings.pg_connect_timeout
+            self.worker_dsn(),
+            self._settings.schema,
+            connect_timeout=self._settings.pg_connect_timeout,
+            repairs=repairs,
         )
 
     def prepare(self) -> None:

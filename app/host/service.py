@@ -23,6 +23,7 @@ from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, Fa
 from app.host.database import Database
 from app.host.house import ages_of
 from app.host.numbers import ProcessNumbers
+from app.host.pooler import describe_pooler
 from app.host.startup import last_error
 from app.queue.jobqueue import JobQueue
 from app.queue.keys import Keys
@@ -41,6 +42,7 @@ from workers.secrets import Vault
 _log = log.get(__name__)
 _STOP_SEC = 10.0  # for jobs that were asked to stop; less for somebody whose grace is short
 _SCHEMA_AGAIN = 2.0  # seconds between two tries to reach the database for its schema
+_POOLER_CHECK_SEC = 30.0
 _LOOK_AGAIN_SEC = 15.0  # for how long the database's own numbers serve all scrapes
 
 
@@ -172,6 +174,7 @@ class Service:
         try:
             self._prepare_schema()
             if self._works:
+                self._wait_for_sessions()
                 self._start_workers()
             if not self._stopping.is_set():
                 with suppress(OSError, ValueError):  # a terminal that is gone is no reason not to work
@@ -198,6 +201,18 @@ class Service:
                     _log.info("schema.ready")
                 self._fault = None
                 return
+
+    def _wait_for_sessions(self) -> None:
+        """Until workers have sessions of their own: without them two attempts could hold one key."""
+        timeout = self.settings.pg_connect_timeout
+        while not self._stopping.is_set():
+            fault = describe_pooler(self._worker_dsn(), timeout=timeout)
+            if fault is None:
+                self._fault = None
+                return
+            _log.error("worker.pooler", error=fault)
+            self._fault = fault
+            self._stopping.wait(_POOLER_CHECK_SEC)
 
     def _dsn(self) -> str:
         return _reached(self.database.dsn)

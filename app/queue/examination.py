@@ -63,7 +63,7 @@ class Pooler:
 
 class Examination:
     def __init__(self, source: Source) -> None:
-        self._schema = source.schema
+        self.schema = self._schema = source.schema
         self._ask: Callable[..., list[tuple[Any, ...]]] = source.ask
 
     def server(self, settings: Iterable[str]) -> tuple[Mapping[str, Any], float]:

@@ -46,7 +46,7 @@ WITH ours AS (
       FROM ours JOIN pg_trigger t ON t.tgrelid = ours.oid AND NOT t.tgisinternal
     UNION ALL
     SELECT 'function', p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')',
-           md5(coalesce(p.prosrc, '') || coalesce(pg_get_function_sqlbody(p.oid), '')) || CASE WHEN p.prosecdef THEN ' definer' ELSE '' END, NULL
+           md5(coalesce(p.prosrc, '') || coalesce(replace(pg_get_function_sqlbody(p.oid), quote_ident(%(schema)s::text) || '.', ''), '')) || CASE WHEN p.prosecdef THEN ' definer' ELSE '' END, NULL
       FROM pg_proc p
      WHERE p.pronamespace = to_regnamespace(quote_ident(%(schema)s::text)) AND starts_with(p.proname, 'dl_')
     UNION ALL
@@ -54,7 +54,7 @@ WITH ours AS (
       FROM pg_type t
      WHERE t.typnamespace = to_regnamespace(quote_ident(%(schema)s::text)) AND t.typtype = 'e' AND starts_with(t.typname, 'dl_')
 )
-SELECT kind || ' ' || name, replace(form, quote_ident(%(schema)s::text) || '.', ''), fault FROM said ORDER BY 1;
+SELECT kind || ' ' || replace(name, quote_ident(%(schema)s::text) || '.', ''), replace(form, quote_ident(%(schema)s::text) || '.', ''), fault FROM said ORDER BY 1;
 
 -- name: doctor_server
 -- The server, the role, and the settings that matter to a queue.
@@ -62,6 +62,7 @@ SELECT jsonb_build_object(
            'version', current_setting('server_version_num')::int,
            'version_text', current_setting('server_version'),
            'user', current_user,
+           'database', current_database(),
            'superuser', (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
            'sees_others', pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
            'in_recovery', pg_is_in_recovery(),
@@ -171,5 +172,6 @@ SELECT jsonb_build_object(
            'foreign_keys', (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(p.lock_key, h.pid, coalesce(h.application_name, ''))), '[]')
                               FROM parked p JOIN held h ON h.hash = hashtext(p.lock_key)::bigint
                              WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = p.lock_key AND r.status = 'running')),
-           'webhooks_disabled', (SELECT count(*) FROM dl_webhooks WHERE disabled_at IS NOT NULL),
+           'webhooks_disabled', (SELECT coalesce(jsonb_agg(webhook_id), '[]')
+                                   FROM (SELECT webhook_id FROM dl_webhooks WHERE disabled_at IS NOT NULL LIMIT 50) w),
            'alerts_firing', (SELECT count(*) FROM dl_alerts WHERE ended_at IS NULL))::text;

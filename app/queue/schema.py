@@ -14,6 +14,7 @@ from psycopg2 import sql
 
 from app.errors import SchemaMissing, SchemaOutdated, SchemaTooNew
 from app.queue.refusals import translated
+from app.queue.repair import Repairs
 from app.queue.session import host_by_host
 from app.queue.statements import statements
 
@@ -60,11 +61,17 @@ def schema_text() -> str:
 
 
 def migrate(
-    dsn: str, schema: str = "public", *, connect_timeout: float = 5.0, lock_timeout_sec: float = 30.0
+    dsn: str,
+    schema: str = "public",
+    *,
+    connect_timeout: float = 5.0,
+    lock_timeout_sec: float = 30.0,
+    repairs: Repairs | None = None,
 ) -> Migration:
     """Bring the queue's tables to this version: all of it in one transaction, or nothing.
 
-    Newer tables that serve this version are left as they are; others are refused.
+    Newer tables that serve this version are left as they are; others are refused. `repairs`: objects that were dropped
+    or changed since, put back by applying the file again.
     """
     text = schema_text()
     fingerprint = hashlib.sha256(text.encode()).hexdigest()
@@ -75,7 +82,7 @@ def migrate(
         if found is not None and found.newer:
             judge(found, schema, tables=True)
             return Migration(schema, found.version, found.version, ())
-        if found == Stand(SCHEMA_VERSION, fingerprint, SERVES_FROM):
+        if repairs is None and found == Stand(SCHEMA_VERSION, fingerprint, SERVES_FROM):
             return Migration(schema, SCHEMA_VERSION, SCHEMA_VERSION, ())
         before = _objects(cursor, schema)
         name = sql.Identifier(schema)
@@ -84,8 +91,16 @@ def migrate(
             cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
         cursor.execute(sql.SQL("SET LOCAL search_path TO {}").format(name))
         cursor.execute("SET LOCAL client_min_messages = warning")
+        for statement in repairs.before if repairs else ():
+            cursor.execute(statement)
         cursor.execute(text)
-        _record(cursor, fingerprint)
+        for statement in repairs.after if repairs else ():
+            cursor.execute(statement)
+        if found != Stand(SCHEMA_VERSION, fingerprint, SERVES_FROM):
+            _record(cursor, fingerprint)
+        if repairs:
+            steps = tuple(f"restored {name}" for name in repairs.names)
+            return Migration(schema, _found_version(found, before), SCHEMA_VERSION, steps)
         after = _objects(cursor, schema)
         return Migration(schema, _found_version(found, before), SCHEMA_VERSION, _steps(before, after))
 

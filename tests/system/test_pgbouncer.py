@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from app.client import Client, Request
+from app.config import Settings
 from app.queue.schema import migrate
-from tests.support import Process, eventually
+from app.wiring import examine
+from tests.support import Process
 from tests.support.pgbouncer import pooled
+from tests.support.processes import free_port
 from tests.support.running import Jobs, Runner, Running, ask
 
 
@@ -59,8 +66,34 @@ def test_a_job_is_canceled_through_it(start: Callable[..., Process], dsn: str, b
     assert running.stop() == 0
 
 
-def test_a_worker_behind_it_says_that_it_hears_nothing(start: Callable[..., Process], bouncer: str, jobs: Jobs):
-    running = Runner(start, bouncer)("serve")
-    running.process.wait_for_port(running.port)
+@pytest.mark.parametrize("host", ["serve", "worker"])
+def test_worker_behind_it_stays_unready_and_starts_nothing(
+    start: Callable[..., Process], bouncer: str, jobs: Jobs, host: str
+):
+    probes = {"DL_PROBE_PORT": str(free_port())} if host == "worker" else {}
+    running = Runner(start, bouncer)(host, **probes)
+    port = int(probes.get("DL_PROBE_PORT", running.port))
+    running.process.wait_for("worker.pooler")
+    running.process.wait_for_port(port)
+    waiting = jobs.insert("test.nap")
 
-    eventually(lambda: (running.get("/status")[1]["workers"] or {}).get("listener") == "deaf", 40, period=0.1)
+    status, found = get(port, "/status" if host == "serve" else "/health/ready")
+
+    assert status == 503
+    if host == "serve":
+        assert "DL_WORKER_DSN" in found["workers"]["detail"]
+    assert [line for line in running.process.lines if "worker.pooler" in line and '"ERROR"' in line.upper()]
+    assert "listener.listening" not in running.process.text
+    assert jobs.row(waiting[0]) == ("queued", 0)
+    finding = [one for one in examine(Settings.load({"DL_DB_DSN": bouncer}, dotenv=None)) if one.check == "pooler"]
+    assert "DL_WORKER_DSN" in finding[0].remedy
+    assert running.stop() == 0
+
+
+def get(port: int, path: str) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, json.load(refused)

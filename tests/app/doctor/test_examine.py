@@ -59,8 +59,12 @@ def test_the_catalogue_is_what_the_schema_makes(dsn):
 
 BROKEN = [
     ("DROP INDEX dl_jobs_parked_idx", "the index dl_jobs_parked_idx is missing", "dataloader migrate"),
-    ("ALTER TABLE dl_jobs ALTER COLUMN priority TYPE bigint", "the column dl_jobs.priority is not", "by hand"),
-    ("ALTER TABLE dl_jobs ALTER COLUMN queue DROP NOT NULL", "the column dl_jobs.queue is not", "by hand"),
+    (
+        "ALTER TABLE dl_jobs ALTER COLUMN priority TYPE bigint",
+        "the column dl_jobs.priority is not",
+        "TYPE integer USING",
+    ),
+    ("ALTER TABLE dl_jobs ALTER COLUMN queue DROP NOT NULL", "the column dl_jobs.queue is not", "SET NOT NULL"),
     ("DROP TRIGGER dl_jobs_gate ON dl_jobs", "the trigger dl_jobs.dl_jobs_gate is missing", "dataloader migrate"),
     ("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd", "dl_jobs_notify_upd is not enabled", "ENABLE TRIGGER"),
     ("DROP TABLE dl_rollups", "the table dl_rollups is missing", "dataloader migrate"),
@@ -74,7 +78,7 @@ BROKEN = [
         "the index dl_jobs_created_idx is not valid",
         "REINDEX INDEX CONCURRENTLY dl_jobs_created_idx",
     ),
-    ("ALTER TYPE dl_status ADD VALUE 'odd'", "the type dl_status is not", "by hand"),
+    ("ALTER TYPE dl_status ADD VALUE 'odd'", "the type dl_status is not", "no statement takes a value"),
 ]
 
 

@@ -22,9 +22,9 @@ FINE: dict[str, str] = {
 
 def judged(ahead: float = 0.0, budget: Budget | None = None, settings: Any = None, **told: Any) -> dict[str, Severity]:
     server = {
-        "version": 160000, "version_text": "16", "user": "dl", "superuser": False, "sees_others": True,
-        "in_recovery": False, "connections": 5, "role_limit": -1, "database_limit": -1, "frozen_age": 1000,
-        "notification_queue_usage": 0.0, "settings": FINE | (settings or {}), **told,
+        "version": 160000, "version_text": "16", "user": "dl", "database": "jobs", "superuser": False,
+        "sees_others": True, "in_recovery": False, "connections": 5, "role_limit": -1, "database_limit": -1,
+        "frozen_age": 1000, "notification_queue_usage": 0.0, "settings": FINE | (settings or {}), **told,
     }  # fmt: skip
     return {one.check: one.severity for one in judge_server(server, ahead, budget or Budget(2, 16))}
 
