@@ -43,6 +43,8 @@ def doctor(*, everything: bool, as_json: bool) -> None:
             if fine
             else "That was all."
         )
+    if any(finding.check == "database" for finding in findings):
+        click.get_current_context().exit(Exit.UNAVAILABLE)
     click.get_current_context().exit({"error": Exit.NOT_DONE, "warning": Exit.DOUBTFUL}.get(worst, Exit.OK))
 
 

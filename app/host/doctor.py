@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 from app.config import Settings
+from app.config import dsn as dsn_text
 from app.doctor.examine import Ways, examine
-from app.doctor.findings import Finding
+from app.doctor.findings import UNREACHABLE, Finding, error
+from app.errors import DatabaseUnavailable
 from app.host.database import Database
+from app.log import scrub
 from app.queue.examination import Examination
 from app.queue.pool import Pool
 
 
 def examine_service(settings: Settings) -> list[Finding]:
-    """Raises DatabaseUnavailable when there is nothing to examine."""
+    """All findings; of a database that does not answer, that alone."""
+    try:
+        return _examine(settings)
+    except DatabaseUnavailable as outage:
+        return [_unreachable(settings, str(outage))]
+
+
+def _unreachable(settings: Settings, reason: str) -> Finding:
+    given = "" if settings.dsn is None else settings.dsn.get_secret_value()
+    parameters = dsn_text.parse(given)
+    host = parameters.get("host") or parameters.get("hostaddr") or "the local socket"
+    port = parameters.get("port") or "5432"
+    return error(
+        UNREACHABLE,
+        f"the database at {host} port {port} does not answer: {scrub(' '.join(reason.split()))}",
+        "start the server, or correct DL_DB_DSN or PG_HOST: `dataloader config` shows what is in force, and "
+        f"`pg_isready -h {host} -p {port}` whether something answers there",
+        host=host,
+        port=port,
+        reason=scrub(reason),
+    )
+
+
+def _examine(settings: Settings) -> list[Finding]:
     database = Database(settings)
     try:
         dsn = database.dsn()

@@ -141,7 +141,7 @@ def fail(error: Exception) -> Response:
     """Flask's handler of every error: the problem that tells it, and a line in the log if it is ours."""
     if isinstance(error, problems.KeyRequired) and request.environ.get(PAGE):
         return _to_login()
-    response = problems.answer(error, request.environ[REQUEST_ID])
+    response = problems.answer(error, request.environ[REQUEST_ID], is_read=request.method in ("GET", "HEAD"))
     if request.environ.get(PAGE):
         response = _page_of(response)
     if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, _NO_FAULT):

@@ -44,6 +44,7 @@ from app.web.strictjson import MOST_FAULTS, FieldFault, NotJson
 
 MEDIA_TYPE = "application/problem+json"
 _TOLD_AT_ONCE = 3
+_READ_FAILED = "The database does not answer, so nothing was read; ask again after `Retry-After` seconds."
 _CHALLENGE = 'Bearer realm="dataloader"'
 
 
@@ -315,15 +316,15 @@ def code_of(error: BaseException) -> Code:
     return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
 
 
-def answer(error: Exception, request_id: str) -> Response:
-    """The response that tells an error to the caller."""
+def answer(error: Exception, request_id: str, *, is_read: bool = False) -> Response:
+    """The response that tells an error to the caller. `is_read`: the request changes nothing."""
     code = code_of(error)
     status = (error.code or code.status) if isinstance(error, HTTPException) else code.status
     problem: dict[str, Any] = {
         "type": f"/docs#{code.text}",
         "title": code.title,
         "status": status,
-        "detail": _detail(error, code),
+        "detail": _READ_FAILED if is_read and code is Code.DATABASE_UNAVAILABLE else _detail(error, code),
         "code": code.text,
         "request_id": request_id,
         "errors": [{"field": f.field, "message": f.message} for f in _field_faults(error)],
