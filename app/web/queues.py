@@ -31,6 +31,8 @@ _DATABASE = (Code.DATABASE_UNAVAILABLE, Code.SCHEMA_MISMATCH)
 _RULES_FRESH_SEC = 1.0
 _DOUBTS_FRESH_SEC = 0.2
 _TOO_OLD_SEC = 5.0  # after a pause without triggers
+_LOOK_SEC = 0.5  # for which a trigger waits for a look, and
+_FIRST_LOOK_SEC = 10.0  # for the first one, without which nothing is known
 _LIMITS = ("concurrency", "per_worker")
 
 Limit = Annotated[int, Field(ge=1, le=INT4_MAX)]
@@ -268,10 +270,11 @@ class Drains:
 
     def __init__(self, queues: Queues, own: Callable[[], LiveWorker] | None = None) -> None:
         self._queues, self._own = queues, own
-        self._lock = threading.Lock()  # held by the one who looks
-        self._rules: dict[str, Rule] = {}  # replaced whole by that thread, read by anyone
+        self._lock = threading.Lock()  # held while a look is on its way
+        self._rules: dict[str, Rule] = {}  # replaced whole by the look, read by anyone
         self._workers: list[LiveWorker] | None = None  # likewise; None: not known
         self._looked_at: float | None = None  # likewise
+        self._began_at, self._done = 0.0, threading.Event()  # of the look that is on its way, or was the last
 
     def takes(self, queue: str) -> bool | None:
         """Whether a queue takes new jobs, for a caller that waits for no look: one that is due is taken aside. None:
@@ -279,18 +282,16 @@ class Drains:
         age = self._age()
         if age > _TOO_OLD_SEC:
             return None
-        if age >= _RULES_FRESH_SEC and self._lock.acquire(blocking=False):
-            threading.Thread(target=self._look_aside, name="queues", daemon=True).start()
+        if age >= _RULES_FRESH_SEC:
+            self._begin_look()
         rule = self._rules.get(queue)
         return rule is None or rule.state is not QueueState.DRAINING
 
     def refuse(self, queue: str) -> None:
         """Raises QueueDraining. With the database away nothing is refused here: the enqueue will say so."""
-        if self._age() >= _RULES_FRESH_SEC and self._lock.acquire(blocking=self._looked_at is None):
-            try:
-                self._look(_RULES_FRESH_SEC)
-            finally:
-                self._lock.release()
+        age = self._age()
+        if age >= _RULES_FRESH_SEC and (self._begin_look() or age == math.inf):
+            self._done.wait(_FIRST_LOOK_SEC if age == math.inf else _LOOK_SEC)
         rule = self._rules.get(queue)
         if rule is not None and rule.state is QueueState.DRAINING:
             raise QueueDraining(queue, rule.note)
@@ -303,11 +304,9 @@ class Drains:
         """Why a job may never run. Before there is any, what is known is made new: a worker may just have started."""
         if not self._doubts(queue, task):
             return []
-        if self._lock.acquire(timeout=_DOUBTS_FRESH_SEC):  # else somebody's look takes long
-            try:
-                self._look(_DOUBTS_FRESH_SEC)
-            finally:
-                self._lock.release()
+        if self._age() >= _DOUBTS_FRESH_SEC:
+            self._begin_look()
+            self._done.wait(max(0.0, self._began_at + _LOOK_SEC - time.monotonic()))
         caller = current_actor()
         return self._doubts(queue, task, may_name_queue=caller.may_know_queue, may_name_task=caller.may_know)
 
@@ -323,21 +322,23 @@ class Drains:
         looked_at = self._looked_at
         return math.inf if looked_at is None else time.monotonic() - looked_at
 
-    def _look_aside(self) -> None:
-        try:
-            self._look(_RULES_FRESH_SEC)
-        finally:
-            self._lock.release()
+    def _begin_look(self) -> bool:
+        """Look, in a thread of its own: one that hangs holds up no trigger. False: a look is on its way already."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._began_at, self._done = time.monotonic(), threading.Event()
+        threading.Thread(target=self._look, args=(self._done,), name="queues", daemon=True).start()
+        return True
 
-    def _look(self, fresh_sec: float) -> None:
-        """With the lock. Only the first caller waits for it: a slow answer must not hold up every trigger."""
-        if self._age() < fresh_sec:
-            return  # somebody has looked meanwhile
+    def _look(self, done: threading.Event) -> None:
         try:
             self._rules, self._workers = self._queues.rules(), self._queues.live_workers()
         except DataloaderError:
             self._rules, self._workers = {}, None
-        self._looked_at = time.monotonic()
+        finally:
+            self._looked_at = time.monotonic()
+            self._lock.release()
+            done.set()
 
 
 def queues(source: Source, options: WebOptions) -> Subject:

@@ -45,24 +45,26 @@ def test_healthy_day_has_no_line_of_warning_or_above(starting: Running, run: Run
     client = Client(f"http://127.0.0.1:{serve.port}")
     lasting = {"trace": str(jobs.trace), "file": str(jobs.file)}
     naps = {**lasting, "seconds": 0.05}
+    first = client.trigger(Request(queue="q", task="test.nap", lock_key="first", args=naps), strict=True)
+    assert first.warnings == [], "of a service that was started a moment ago"
     for n in range(40):  # some of them wait for a key
         client.trigger(Request(queue="q", task="test.nap", lock_key=f"k{n % 9}", args=naps, idempotency_key=f"n{n}"))
     later = "now() + interval '2 s'"
     ask(jobs.dsn, f"UPDATE dl_jobs SET available_at = {later} WHERE job_id = %s", jobs.insert("test.nap")[0])
-    jobs.until({"succeeded": 41})
+    jobs.until({"succeeded": 42})
 
     running = client.trigger(Request(queue="q", task="test.until", lock_key="u", args=lasting)).job_id
     queued = client.trigger(Request(queue="q", task="test.until", lock_key="u", args=lasting)).job_id
-    jobs.until_began(42)
+    jobs.until_began(43)
     for job_id in (queued, running):
         client.cancel(job_id)
-    jobs.until({"succeeded": 41, "canceled": 2})
+    jobs.until({"succeeded": 42, "canceled": 2})
     handed_back = jobs.insert("test.until", 2)
-    jobs.until_began(44)
+    jobs.until_began(45)
     heir = run("worker").until_ready()
     assert serve.stop() == 0
     jobs.let_go()
-    jobs.until({"succeeded": 43, "canceled": 2})
+    jobs.until({"succeeded": 44, "canceled": 2})
 
     assert {jobs.row(job) for job in handed_back} == {("succeeded", 1)}
     idle_until = ask(jobs.dsn, "SELECT clock_timestamp() + interval '3 s'")[0][0]
