@@ -92,7 +92,9 @@ ALTER TABLE dl_jobs
     -- How often a process of its own died under it.
     ADD COLUMN IF NOT EXISTS crashes int NOT NULL DEFAULT 0,
     -- The job whose run asked for this one.
-    ADD COLUMN IF NOT EXISTS parent_id uuid;
+    ADD COLUMN IF NOT EXISTS parent_id uuid,
+    -- The process that claimed the run, while it runs. NULL: none that can be proved dead, or one of an older version.
+    ADD COLUMN IF NOT EXISTS worker_id uuid;
 
 -- The journal and the jobs' logs grow with every move and every line, and are got rid of by the part: a part holds the
 -- rows of some days and is dropped whole. The numbers tell the time: the first one of a part is a hundred thousand times
@@ -729,6 +731,36 @@ ALTER TABLE dl_workers
     ADD COLUMN IF NOT EXISTS queue_threads jsonb NOT NULL DEFAULT '{}',  -- queue -> threads that run its jobs; {}: an older process
     ADD COLUMN IF NOT EXISTS stopping  bool NOT NULL DEFAULT false;  -- the process is shutting down and claims nothing more
 
+ALTER TABLE dl_workers
+    -- What names the process on its host, for processes beside it to prove its death. NULL: its lease alone decides.
+    ADD COLUMN IF NOT EXISTS boot_id        text,
+    ADD COLUMN IF NOT EXISTS pid_namespace  text,
+    ADD COLUMN IF NOT EXISTS time_namespace text,
+    ADD COLUMN IF NOT EXISTS pid            int,
+    ADD COLUMN IF NOT EXISTS start_time     bigint,  -- in clock ticks after boot
+    -- A file that the process, and each process that it starts for a job, holds a lock on; and the tasks that have such.
+    ADD COLUMN IF NOT EXISTS lock_file      text,
+    ADD COLUMN IF NOT EXISTS child_tasks    text[] NOT NULL DEFAULT '{}',
+    -- DL_WORKER_NAME, which at most one process has, and how many held it one after the other.
+    ADD COLUMN IF NOT EXISTS worker_name    text,
+    ADD COLUMN IF NOT EXISTS incarnation    bigint,
+    ADD COLUMN IF NOT EXISTS superseded_by  uuid,         -- the process that has taken over its name
+    ADD COLUMN IF NOT EXISTS burial_at      timestamptz;  -- when a process last began to take its jobs over
+
+-- A process of an older version claims a run and leaves worker_id as it is: that of an earlier run, whose process may be
+-- dead. Our own claims set it, and all ends of a run clear it, so that one that stays the same is not this run's.
+CREATE OR REPLACE FUNCTION dl_jobs_claimed_by_another() RETURNS trigger
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.worker_id := NULL;
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_claimed BEFORE UPDATE OF run_id ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.worker_id = OLD.worker_id AND NEW.run_id IS DISTINCT FROM OLD.run_id)
+    EXECUTE FUNCTION dl_jobs_claimed_by_another();
+
 -- Whether a job fits a filter of lists and bulk operations: one meaning for both. It is one expression, so that the
 -- planner puts it in the place of the call and sees what it may use an index for.
 CREATE OR REPLACE FUNCTION dl_job_fits(j dl_jobs, wanted jsonb) RETURNS bool
@@ -1166,7 +1198,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_audit_ins AFTER INSERT ON dl_jobs
 CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
     FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
     EXECUTE FUNCTION dl_audit_row('job', 'job_id',
-        'place,stray,run_id,worker,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash',
+        'place,stray,run_id,worker,worker_id,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash',
         'args,progress,result,error,traceback,checkpoint,webhook');  -- a webhook's URL may have a token in it
 
 CREATE OR REPLACE TRIGGER dl_queues_audit AFTER INSERT OR UPDATE OR DELETE ON dl_queues

@@ -133,6 +133,7 @@ _REASONS = [
     "|---|---|---|",
     "| `error` | | the pipeline raised; with `error` and `pause_sec`, by default 30 s × attempt |",
     "| `lease_expired` | | the reaper took it from a run that went silent |",
+    "| `process_died` | | its worker process is proved dead; from the second time on with a pause |",
     "| `retry` | yes | a person queued a finished job again; `attempt` starts at 0 |",
     "| `by_hand` | yes | someone set a job to `queued` with an UPDATE of their own |",
     "| `unknown_task` | yes | no live worker of the queue knows the task; the status was `queued` before, too |",

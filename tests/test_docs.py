@@ -101,10 +101,11 @@ def test_every_status_is_described():
 
 def test_every_kind_of_event_and_every_reason_is_described():
     kinds = set(re.findall(r"'(\w+)'", " ".join(EVENT_LINES.findall(SQL_TEXT))))
-    reasons = {*re.findall(r"'reason', '(\w+)'", SQL_TEXT), *Release}
+    reaped = re.findall(r"THEN '(\w+)' ELSE '(\w+)' END AS reason", SQL_TEXT)
+    reasons = {*re.findall(r"'reason', '(\w+)'", SQL_TEXT), *(reason for both in reaped for reason in both), *Release}
 
     assert {"queued", "picked", "requeue", "done", "heartbeat", "cancel_requested"} <= kinds
-    assert {"retry", "lease_expired", "by_hand"} <= reasons
+    assert {"retry", "lease_expired", "process_died", "by_hand"} <= reasons
     assert not_named(kinds | reasons, page("docs/job-lifecycle.md")) == set()
 
 

@@ -38,6 +38,7 @@ from workers.outcome import (
     stopped,
     success,
 )
+from workers.process_lock import ProcessLock
 from workers.secrets import NO_VAULT, WORD, NoSecret, Vault, scrubbed, uncover
 from workers.threads import clock
 
@@ -66,6 +67,7 @@ class Tools:
     max_result_bytes: int = 1_000_000
     follow_up_lease_sec: int = 60
     isolates: bool = True  # False: what asks for a process of its own runs in the thread, too; a program never does
+    process_lock: ProcessLock = field(default_factory=ProcessLock)  # inherited by each process of a job
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
 
     @cached_property
@@ -76,6 +78,11 @@ class Tools:
 
 
 _NO_TOOLS = Tools()
+
+
+def may_have_child(task: Task) -> bool:
+    """Whether the task's runs have a process of their own."""
+    return task.kind is Kind.COMMAND or task.options.isolation != "thread"
 
 
 class Interrupt(Stop):
@@ -201,9 +208,7 @@ class Attempt(JobContext):
         if early is not None or task is None:
             return early or HandedBack(Release.NOT_STARTED)
         self.options = task.options
-        self.in_thread = task.kind is not Kind.COMMAND and (
-            task.options.isolation == "thread" or not self.tools.isolates
-        )
+        self.in_thread = not may_have_child(task) or (task.kind is not Kind.COMMAND and not self.tools.isolates)
         job = self.job
         args: dict[str, Any] | str = {} if job.args_text == "{}" else self._args()
         if isinstance(args, str):

@@ -39,7 +39,7 @@ def log_settled(attempt: Attempt, end: Ending, status: Status) -> None:
     _write(status, facts)
 
 
-def log_reaped(reaped: Reaped, **sessions: Any) -> None:
+def log_reaped(reaped: Reaped, *, reason: str = "lease_expired", **sessions: Any) -> None:
     """Report an attempt whose process vanished or lost its lease, with what became of its database sessions."""
     facts: dict[str, Any] = {
         "job": str(reaped.job_id), "run": reaped.run_id and str(reaped.run_id), "queue": reaped.queue,
@@ -52,7 +52,7 @@ def log_reaped(reaped: Reaped, **sessions: Any) -> None:
     if reaped.status is Status.QUEUED:
         facts["retry_at"] = _text_of(reaped.available_at)
         _log.info(Alert.REAPER_REQUEUED, **facts)
-    _write(reaped.status, facts | {"reason": "lease_expired", "error": _first_line(reaped.error)})
+    _write(reaped.status, facts | {"reason": reason, "error": _first_line(reaped.error)})
 
 
 def log_abandoned(attempt: Attempt, reason: str) -> None:

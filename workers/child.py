@@ -112,7 +112,7 @@ class Child:
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.PIPE,
-                        pass_fds=(theirs.fileno(), *inherit),
+                        pass_fds=(theirs.fileno(), *inherit, *attempt.tools.process_lock.inherited()),
                         cwd=cwd,
                         env=env,
                         start_new_session=True,

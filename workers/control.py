@@ -42,6 +42,7 @@ class Control:
         self._tell_at = 0.0
         self._progress: dict[str, tuple[Any, float]] = {}  # run → its progress, and since when it is that
         self.draining = False  # read by anyone
+        self._told_hearing = ""
         self._stopping = False  # set by the thread that stops the pool
         self.loop = Loop("control", self.turn, died=died)
 
@@ -52,17 +53,18 @@ class Control:
 
     def turn(self) -> float:
         now = clock()
-        due = now >= self._tell_at
+        hearing = self._hearing()
+        due = now >= self._tell_at or hearing != self._told_hearing  # which a new holder of our name goes by
         rules, draining = self._queues.told(
             self._worker_id,
             {name: line.threads for name, line in self._desk.lines.items()},
-            listener=self._hearing(),
+            listener=hearing,
             rss_bytes=rss_bytes(),
             doing=self._doing(now) if due else None,
             stopping=self._stopping,
         )
         if due:
-            self._tell_at = now + self._every
+            self._tell_at, self._told_hearing = now + self._every, hearing
         if draining != self.draining:
             _log.info("worker.drains" if draining else "worker.claims.again")
         self.draining = draining

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -16,6 +17,7 @@ from workers.tally import Tally
 from workers.threads import Loop, clock
 
 _log = log.get(__name__)
+_FROZEN_SEC = 3.0  # between two turns, of which there is one a second
 _TICK = 1.0  # seconds: how fresh progress is, and how late a lost lease is noticed
 
 
@@ -27,19 +29,33 @@ class Heartbeat:
         *,
         every: float,
         info: WorkerInfo,
+        register: Callable[[], object],
         listen: Callable[[float], bool],
         died: Callable[[str], None],
         tally: Tally | None = None,
     ) -> None:
         self._tally = tally or Tally()
         self._queue, self._roster, self._every, self._info, self._listen = queue, roster, every, info, listen
+        self._register = register
+        self._beat_wanted = threading.Event()
+        self._turned_at = clock()
         self._next_tick = self._next_beat = 0.0
         self._known = False  # the database knows this worker
         self.beat_at = clock()  # when a beat last came through; read by anyone
         self.loop = Loop("heartbeat", self.turn, died=died, away=min(0.5, every / 2))
 
+    def beat_now(self) -> None:
+        """Beat at once: another process asks whether this one lives. May be called by any thread."""
+        self._beat_wanted.set()
+        self.loop.ring()
+
     def turn(self) -> float:
         now = clock()
+        # After a pause of the whole process its jobs may have been given to others meanwhile.
+        if self._beat_wanted.is_set() or now - self._turned_at > _FROZEN_SEC:
+            self._beat_wanted.clear()
+            self._next_tick = self._next_beat = 0.0
+        self._turned_at = now
         if now >= self._next_tick:  # or it was called away from listening, as it is all the time by tiny jobs
             try:
                 self._beat(now)
@@ -106,7 +122,7 @@ class Heartbeat:
                 attempt.stop(StopReason.LEASE_LOST)
 
     def _say_alive(self) -> None:
-        self._queue.register_worker(self._info, heartbeat_sec=self._every)
+        self._register()
         if not self._known:
             self._queue.take_back(self._info.queues, self._info.tasks)
             self._known = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,10 +31,11 @@ class Heard:
 class Listener:
     """Used by one thread at a time: whoever has the lead. Never raises for a database that is away."""
 
-    def __init__(self, session: Session, *, echo_every: float) -> None:
+    def __init__(self, session: Session, *, echo_every: float, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called when `hearing` has changed."""
         self.hearing = Hearing.AWAY  # read by anyone
         self.echoed_at: float | None = None  # when the echo was last heard; read by anyone
-        self._session, self._echo_every = session, echo_every
+        self._session, self._echo_every, self._changed = session, echo_every, changed
         self._channel = ""
         self._generation = -1
         self._next_try = 0.0
@@ -81,9 +83,10 @@ class Listener:
             self._lost(str(error))
             return
         if echoed:
-            if self.hearing is not Hearing.LISTENING:
+            before, self.hearing, self.echoed_at = self.hearing, Hearing.LISTENING, clock()
+            if before is not Hearing.LISTENING:
                 _log.info("listener.listening")
-            self.hearing, self.echoed_at = Hearing.LISTENING, clock()
+                self._changed()
         else:
             self._session.close()
             self._become(Hearing.DEAF, "its own echo did not come back")
@@ -95,7 +98,8 @@ class Listener:
     def _become(self, hearing: Hearing, why: str) -> None:
         if self.hearing is not hearing:
             _log.warning("listener.lost", hearing=hearing.value, error=why)
-        self.hearing = hearing
+            self.hearing = hearing
+            self._changed()
         self._next_try = clock() + _RETRY
 
     def _until_next_duty(self) -> float:

@@ -7,14 +7,17 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
 from app import log
+from app.errors import DatabaseUnavailable
 from app.queue.alerts import Alerts
 from app.queue.attempt_sessions import TIMEOUT_SEC, Places
-from app.queue.job import Release, WorkerInfo
+from app.queue.deaths import Deaths
+from app.queue.job import HostFacts, Release, WorkerInfo
 from app.queue.jobqueue import JobQueue, Limits
 from app.queue.queues import Queues
 from app.queue.retention import Ages
@@ -24,11 +27,13 @@ from app.queue.webhooks import Webhooks
 from app.traces import Quiet, Tracer
 from pipelines.contract import Pipelines, StopReason
 from pipelines.retry import DEFAULT, Policy
-from workers.attempt import Attempt, Tools
+from workers import process_identity
+from workers.attempt import Attempt, Tools, may_have_child
 from workers.capture import Write
 from workers.clerk import Clerk
 from workers.control import Control
 from workers.courier import Courier, CourierOptions
+from workers.death_watch import DeathWatch, WatchOptions
 from workers.desk import Desk
 from workers.doze import Doze
 from workers.heartbeat import Heartbeat
@@ -37,6 +42,8 @@ from workers.joblog import JobLogs, LogLimits
 from workers.ladder import Ladder
 from workers.listener import Hearing, Listener
 from workers.outcome import HandedBack
+from workers.process_identity import Identity
+from workers.process_lock import ProcessLock
 from workers.reaper import Reaper
 from workers.roster import Hand, Hands, Roster
 from workers.secrets import NO_VAULT, Vault
@@ -45,6 +52,7 @@ from workers.tally import Counted, Tally
 from workers.threads import Loop, clock
 from workers.watch import Watch
 from workers.worker import Worker
+from workers.worker_name import NameClaim
 
 _log = log.get(__name__)
 _HURRY = 0.5  # seconds for what takes stop_sec otherwise, when somebody is in a hurry
@@ -70,6 +78,7 @@ class PoolOptions:
     version: str = "0"
     retry: Policy = DEFAULT
     stop_grace_sec: float = 5.0  # for each rung of the ladder that makes an attempt end
+    worker_name: str | None = None  # that at most one process has
     packages: tuple[str, ...] = ()  # what a job's own process loads, as this one has
     tasks: Mapping[str, Any] = field(default_factory=dict)
     endpoints: Mapping[str, str] = field(default_factory=dict)
@@ -129,6 +138,11 @@ class WorkerPool:
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._options, self._died = options, died
         self._dead: list[str] = []
+        self._process_lock = ProcessLock()
+        self._identity: Identity | None = None  # read when the threads are started: a fork before changes it
+        self._facts = HostFacts()
+        self._is_superseded = False  # the heartbeat's
+        self._registered = threading.Event()
         self._sessions = {role: self._session(role) for role in ("listen", "claim", "settle", "renew")}
         self._build(pipelines, echo)
         self._began = False
@@ -146,7 +160,7 @@ class WorkerPool:
             longest = min(longest, max(1.0, options.heartbeat_sec))  # the heartbeat waits for both, and leases for it
         return Session(
             options.dsn,
-            name=f"dataloader-{role}",
+            name=f"dataloader-{role}:{self.id}",  # which finds the sessions of this process when it is dead
             schema=options.schema,
             connect_timeout=options.connect_timeout_sec,
             command_timeout=longest,
@@ -166,9 +180,9 @@ class WorkerPool:
             echo=echo,
         )
         self._roster, self._tally = Roster(), Tally()
-        self._hands = Hands(*(Hand(sessions[role], queue[role]) for role in ("settle", "claim")))
+        self._hands = Hands(*(Hand(sessions[role], queue[role], self.id) for role in ("settle", "claim")))
         self._settler = Settler(self._roster, died=self._on_death, tally=self._tally)
-        self._listener = Listener(sessions["listen"], echo_every=options.heartbeat_sec)
+        self._listener = Listener(sessions["listen"], echo_every=options.heartbeat_sec, changed=self._hearing_changed)
         self._desk = Desk(
             dict(options.queues),
             queue=queue["claim"],
@@ -183,7 +197,7 @@ class WorkerPool:
             give_back=self._settler.write,
             doze=Doze(Sleep(sessions["claim"], self.id)),
         )
-        info = WorkerInfo(
+        self._info = info = WorkerInfo(
             self.id,
             self.name,
             options.version,
@@ -197,6 +211,7 @@ class WorkerPool:
             self._roster,
             every=options.heartbeat_sec,
             info=info,
+            register=self._register,
             listen=self._desk.stand_in,
             died=self._on_death,
             tally=self._tally,
@@ -216,6 +231,7 @@ class WorkerPool:
             died=self._on_death,
             places=self._places(),
         )
+        self._death_watch = self._watch_for_deaths(queue["claim"])
         self._courier = Courier(Webhooks(sessions["claim"]), options.courier, died=self._on_death)
         self._watch = Watch(Alerts(sessions["claim"]), every=options.alert_period_sec, died=self._on_death)
         self._ruled = Control(
@@ -242,6 +258,61 @@ class WorkerPool:
             self._worker(name, n) for name, threads in options.queues.items() for n in range(1, threads + 1)
         ]
 
+    def _watch_for_deaths(self, queue: JobQueue) -> DeathWatch:
+        options = self._options
+        deaths = Deaths(queue.source)
+        name_claim = None
+        if options.worker_name is not None:
+            name_claim = NameClaim(deaths, self.id, options.worker_name, superseded=self._superseded)
+        return DeathWatch(
+            deaths,
+            queue,
+            WatchOptions(self.id, pause_sec=min(5.0, options.heartbeat_sec / 2), places=self._places()),
+            identity=lambda: self._identity,
+            name_claim=name_claim,
+            died=self._on_death,
+        )
+
+    def _identify(self) -> None:
+        """Read what others need to prove the death of this process: in the process whose threads run the jobs."""
+        self._identity = identity = process_identity.read_identity()
+        self._process_lock.take(self.id)
+        path = self._process_lock.path
+        tasks = ((name, self._pipelines.get(name)) for name in self._pipelines.names)
+        self._facts = HostFacts(
+            **({} if identity is None else vars(identity)),
+            lock_file=None if path is None else str(path),
+            child_tasks=tuple(name for name, task in tasks if task is not None and may_have_child(task)),
+            worker_name=self._options.worker_name,
+        )
+
+    def _register(self) -> None:
+        deaths = Deaths(self._sessions["renew"])
+        beat = deaths.beat(self._info, self._facts, heartbeat_sec=self._options.heartbeat_sec)
+        self._death_watch.learn(beat)
+        self._registered.set()
+
+    def _superseded(self) -> None:
+        """Another process holds the name and has taken the jobs over: end as if the leases were lost. This process has
+        been given up for dead, so that it must not claim; a service manager starts it again."""
+        if self._is_superseded:
+            return
+        self._is_superseded = True
+        _log.error("worker_name.taken", name=self._options.worker_name, worker=self.name)
+        self.stop_claiming()
+        for attempt in self._roster.all():
+            attempt.stop(StopReason.LEASE_LOST)
+        threading.Thread(target=self._leave, name="superseded", daemon=True).start()
+
+    def _leave(self) -> None:
+        deadline = clock() + 2 * self._options.stop_grace_sec
+        while len(self._roster) and clock() < deadline and not self._stopped.wait(_GLANCE):
+            pass
+        with suppress(DatabaseUnavailable):
+            JobQueue(self._sessions["renew"]).forget_worker(self.id)
+        if not self._stopped.is_set():
+            self._on_death("worker-name")
+
     def _worker(self, name: str, n: int) -> Worker:
         return Worker(
             f"worker-{name}-{n}",
@@ -253,6 +324,7 @@ class WorkerPool:
             process=self.name,
             tracer=self._options.tracer,
             died=self._on_death,
+            registered=self._registered,
         )
 
     def _widen(self, name: str, threads: int) -> None:
@@ -291,6 +363,7 @@ class WorkerPool:
             vault=options.vault,
             max_result_bytes=options.limits.largest_result,
             follow_up_lease_sec=options.follow_up_lease_sec,
+            process_lock=self._process_lock,
             log=self._logs.write,
         )
 
@@ -299,6 +372,7 @@ class WorkerPool:
     def start(self) -> None:
         """Start the keepers, then those they keep. The database need not be there yet."""
         self._began = True
+        self._identify()
         for loop in self._keepers:
             loop.start()
         self._logs.start()
@@ -311,6 +385,7 @@ class WorkerPool:
     def stop_claiming(self) -> None:
         """From now on no job is begun. Returns at once, and may be called twice."""
         self._desk.stop()
+        self._registered.set()
         self._ruled.stopping()
 
     def stop(self, grace: float) -> bool:
@@ -399,6 +474,7 @@ class WorkerPool:
             self._ruled,
             self._clerk,
             self._house,
+            self._death_watch,
         )
         return [keeper.loop for keeper in keepers]
 
@@ -416,6 +492,7 @@ class WorkerPool:
         for role in ("listen", "claim", "renew"):
             self._sessions[role].close()
         if not any(worker.alive for worker in self._workers):
+            self._process_lock.release()
             self._sessions["settle"].close()
             self._desk.close()
 
@@ -467,6 +544,9 @@ class WorkerPool:
         job = attempt.job
         return {"job_id": str(job.id), "task": job.task, "queue": job.queue, "attempt": job.attempt}
 
+    def _hearing_changed(self) -> None:
+        self._ruled.loop.ring()
+
     def _control(self, word: str) -> None:
         verb, _, run_id = word.partition(" ")
         if verb == "deliver":
@@ -475,6 +555,8 @@ class WorkerPool:
             self._ruled.loop.ring()
         if verb == "bulk":
             self._clerk.loop.ring()
+        if (verb == "beat" and run_id == str(self.id)) or (verb == "started" and run_id == self._facts.boot_id):
+            self._heartbeat.beat_now()  # and hear of the process that has started
         if verb == "cancel":
             attempt = self._roster.find(_uuid(run_id))
             if attempt is not None:

@@ -54,8 +54,8 @@ class Hand:
     zombie that goes on although its lease is gone.
     """
 
-    def __init__(self, session: Session, queue: JobQueue) -> None:
-        self.queue = queue
+    def __init__(self, session: Session, queue: JobQueue, worker_id: UUID | None = None) -> None:
+        self.queue, self._worker_id = queue, worker_id
         self.lock = threading.RLock()  # held over each question: keys are taken and given back one batch at a time
         self._session = session
         self._held: dict[int, Attempt] = {}
@@ -78,7 +78,15 @@ class Hand:
         with self.lock:
             try:
                 claimed, outlook = self.queue.claim(
-                    queue, tasks, run_ids, worker, look=look, guard=True, due=due, after=after
+                    queue,
+                    tasks,
+                    run_ids,
+                    worker,
+                    look=look,
+                    guard=True,
+                    due=due,
+                    after=after,
+                    worker_id=self._worker_id,
                 )
             except BaseException:
                 self._session.close()  # it may have locked the keys of a claim that has not come to pass

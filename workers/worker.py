@@ -32,11 +32,13 @@ class Worker:
         process: str,
         died: Callable[[str], None],
         tracer: Tracer,
+        registered: threading.Event,
     ) -> None:
         self.name, self.queue = name, queue
         self.current: Attempt | None = None  # set by the thread, read by anyone
         self._desk, self._settler, self._pipelines, self._logs = desk, settler, pipelines, logs
         self._process, self._died, self._tracer = process, died, tracer
+        self._registered = registered  # the death of a process that nobody knows could not be proved: it claims nothing
         self._quiet = isinstance(tracer, Quiet)
         self._line = desk.lines[queue]
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -55,6 +57,7 @@ class Worker:
 
     def _work(self) -> None:
         try:
+            self._registered.wait()
             while (attempt := self._desk.next(self._line)) is not None:
                 self.current = attempt
                 self._attempt(attempt)

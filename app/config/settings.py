@@ -257,6 +257,16 @@ class Settings(BaseSettings):
         3600,
     )
 
+    worker_name: Text | None = _knob(
+        Group.WORKERS,
+        "DL_WORKER_NAME",
+        None,
+        "A name that at most one worker process has at a time, such as that of a StatefulSet's pod: a process that "
+        "starts takes over the jobs of a dead one of this name at once, wherever it ran. Never the same for several "
+        "processes.",
+        "a short text",
+    )
+
     endpoints: Endpoints = _knob(
         Group.PIPELINES,
         "DL_ENDPOINTS",

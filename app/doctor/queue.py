@@ -82,7 +82,7 @@ def _age(one: Transaction) -> str:
 
 
 def judge_queue(told: Mapping[str, Any]) -> Iterator[Finding]:
-    found = [*_without_workers(told), *_running(told), *_keys(told), *_telling(told)]
+    found = [*_without_workers(told), *_running(told), *_keys(told), *_names(told), *_telling(told)]
     yield from found
     if not found:
         yield ok(
@@ -154,6 +154,17 @@ def _keys(told: Mapping[str, Any]) -> Iterator[Finding]:
             + "; an attempt that lost its lease, or another service with the same key",
             keys=foreign,
         )
+
+
+def _names(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    for name, workers in facts["shared_names"]:
+        yield error(
+            "shared_worker_names",
+            f"{len(workers)} live worker processes have DL_WORKER_NAME={name}: {_named(workers)}",
+            "give each a name of its own, or none: they take no jobs from each other while both live, and a frozen one"
+            " loses its jobs",
+            name=name, workers=workers,
+        )  # fmt: skip
 
 
 def _telling(told: Mapping[str, Any]) -> Iterator[Finding]:

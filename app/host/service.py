@@ -245,6 +245,7 @@ class Service:
             stop_sec=min(_STOP_SEC, max(2.0, settings.shutdown_grace_sec)),
             version=version(),
             stop_grace_sec=settings.stop_grace_sec,
+            worker_name=settings.worker_name,
             follow_up_lease_sec=settings.default_lease_ttl_sec,
             packages=tuple(settings.pipelines),
             tasks=dict(settings.tasks),

@@ -172,6 +172,12 @@ SELECT jsonb_build_object(
            'foreign_keys', (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(p.lock_key, h.pid, coalesce(h.application_name, ''))), '[]')
                               FROM parked p JOIN held h ON h.hash = hashtext(p.lock_key)::bigint
                              WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = p.lock_key AND r.status = 'running')),
+           'shared_names', (SELECT coalesce(jsonb_agg(jsonb_build_array(worker_name, workers) ORDER BY worker_name), '[]')
+                              FROM (SELECT worker_name, jsonb_agg(name ORDER BY started_at) AS workers
+                                      FROM dl_workers
+                                     WHERE worker_name IS NOT NULL AND superseded_by IS NULL AND NOT stopping
+                                       AND seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
+                                     GROUP BY worker_name HAVING count(*) > 1) shared),
            'webhooks_disabled', (SELECT coalesce(jsonb_agg(webhook_id), '[]')
                                    FROM (SELECT webhook_id FROM dl_webhooks WHERE disabled_at IS NOT NULL LIMIT 50) w),
            'alerts_firing', (SELECT count(*) FROM dl_alerts WHERE ended_at IS NULL))::text;

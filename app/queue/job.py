@@ -301,6 +301,20 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True)
+class HostFacts:
+    """What a worker process tells of itself so that others can prove its death. None: not known."""
+
+    boot_id: str | None = None
+    pid_namespace: str | None = None
+    time_namespace: str | None = None
+    pid: int | None = None
+    start_time: int | None = None
+    lock_file: str | None = None
+    child_tasks: tuple[str, ...] = ()  # tasks that run in a process of their own
+    worker_name: str | None = None  # the name that at most one process has
+
+
+@dataclass(frozen=True)
 class Event:
     """A line of the journal."""
 

@@ -21,6 +21,7 @@ from app.queue.job import (
     Expired,
     Fate,
     Handback,
+    HostFacts,
     Job,
     LogLine,
     LogPage,
@@ -169,9 +170,12 @@ class JobQueue:
 
     # ── by workers ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def register_worker(self, info: WorkerInfo, *, heartbeat_sec: float) -> None:
-        """Say that a worker lives, and what it knows."""
-        self._ask(
+    def register_worker(
+        self, info: WorkerInfo, *, heartbeat_sec: float, facts: HostFacts | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Register a worker, or note that it lives. `Deaths.beat` reads the answer."""
+        facts = facts or HostFacts()
+        return self._ask(
             "register_worker",
             {
                 "worker_id": str(info.id),
@@ -182,6 +186,8 @@ class JobQueue:
                 "threads": info.threads,
                 "heartbeat_sec": heartbeat_sec,
                 "queue_threads": json.dumps(dict(info.queue_threads)),
+                **vars(facts),
+                "child_tasks": array(facts.child_tasks),
             },
         )
 
@@ -203,6 +209,7 @@ class JobQueue:
         guard: bool = False,
         due: bool = True,
         after: Sequence[str] | None = None,
+        worker_id: UUID | None = None,
     ) -> tuple[list[Claimed], Outlook]:
         """Take as many ready jobs as run ids were drawn, and learn when to look again. `look` at more than that where
         many are expected to be parked for their key. With `due` what has fallen due becomes ready first. What stands
@@ -217,6 +224,7 @@ class JobQueue:
                 "look": max(look, len(run_ids)),
                 "run_ids": plain_array(run_ids),
                 "worker": worker,
+                "worker_id": None if worker_id is None else str(worker_id),
                 "guard": guard,
                 "after": FRONT if after is None else array(after),
                 "min_lease_sec": self._limits.min_lease_sec,
@@ -350,9 +358,10 @@ class JobQueue:
         *,
         pause_sec: float,
         sessions_left: Mapping[UUID, Sequence[str]] | None = None,
+        worker_id: UUID | None = None,
     ) -> list[Reaped]:
-        """Settle for the dead: those of the runs whose lease is still expired. `sessions_left` has the targets on which
-        SQL of a run may still be active."""
+        """Settle for the dead: those of the runs whose lease is still expired, or that are still of this process, which
+        is proved dead. `sessions_left` has the targets on which SQL of a run may still be active."""
         left = sessions_left or {}
         rows = self._ask(
             "reap",
@@ -362,6 +371,7 @@ class JobQueue:
                 "run_ids": array(run_id for _, run_id, _ in runs),
                 "sessions_left": array(_targets(left.get(run_id, ())) if run_id else None for _, run_id, _ in runs),
                 "pause_sec": pause_sec,
+                "worker_id": None if worker_id is None else str(worker_id),
             },
         )
         return [

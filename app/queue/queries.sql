@@ -142,7 +142,7 @@ WITH picked AS MATERIALIZED (
 ), claimed AS (
     UPDATE dl_jobs j
        SET status = 'running', place = 'timed', stray = false, attempt = least(j.attempt + 1, j.max_attempts),
-           run_id = (%(run_ids)s::uuid[])[chosen.n], worker = %(worker)s::text,
+           run_id = (%(run_ids)s::uuid[])[chosen.n], worker = %(worker)s::text, worker_id = %(worker_id)s::uuid,
            lease_ttl_sec = greatest(j.lease_ttl_sec, %(min_lease_sec)s::int),
            error = NULL, traceback = NULL, result = NULL,
            started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
@@ -357,7 +357,7 @@ WITH told AS MATERIALIZED (  -- or a row that was renewed while this waited for 
            crashes = j.crashes + mine.crashed,
            available_at = CASE WHEN mine.ends = 'queued' THEN at + make_interval(secs => mine.pause) ELSE j.available_at END,
            finished_at = CASE WHEN mine.ends <> 'queued' THEN at END,
-           lease_expires_at = NULL
+           lease_expires_at = NULL, worker_id = NULL
       FROM mine
      WHERE j.job_id = ANY (ARRAY[mine.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, mine.status AS told,
@@ -401,7 +401,7 @@ SELECT DISTINCT ON (r.run_id) r.run_id, e.payload ->> 'status' AS status
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
        JOIN dl_job_events e ON e.job_id = r.job_id AND e.payload ->> 'run_id' = r.run_id::text
  WHERE e.kind IN ('done', 'failed', 'canceled', 'requeue')
-   AND coalesce(e.payload ->> 'reason', 'error') NOT IN ('lease_expired', 'upgrade')
+   AND coalesce(e.payload ->> 'reason', 'error') NOT IN ('lease_expired', 'process_died', 'upgrade')
  ORDER BY r.run_id, e.event_id DESC;
 
 -- name: release
@@ -426,7 +426,7 @@ WITH mine AS MATERIALIZED (
            progress = coalesce(mine.progress::jsonb, j.progress),
            checkpoint = coalesce(mine.checkpoint::jsonb, j.checkpoint),
            finished_at = CASE WHEN cancel_requested THEN at END,
-           lease_expires_at = NULL
+           lease_expires_at = NULL, worker_id = NULL
       FROM mine
      WHERE j.job_id = ANY (ARRAY[mine.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, mine.reason, mine.notes, mine.at
@@ -469,31 +469,44 @@ SELECT j.job_id, j.run_id, j.lock_key,
        LEFT JOIN dl_jobs j ON j.status = 'running' AND dl_lease_is_over(j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec);
 
 -- name: reap
--- running -> queued | lost | canceled: for a run whose lease was found expired twice and still is.
+-- running -> queued | lost | canceled: for a run whose lease was found expired twice and still is; or, with `worker_id`,
+-- whose process is proved dead. The first such death of a job costs no pause, for hosts and processes die; from the
+-- second on the job may be what kills them.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
 
 WITH dead AS MATERIALIZED (
-    SELECT j.job_id, clock_timestamp() AS at, d.sessions_left::jsonb AS sessions_left
+    SELECT j.job_id, clock_timestamp() AS at, d.sessions_left::jsonb AS sessions_left,
+           CASE WHEN %(worker_id)s::uuid IS NULL THEN 'lease_expired' ELSE 'process_died' END AS reason,
+           CASE WHEN %(worker_id)s::uuid IS NULL OR EXISTS (
+                     SELECT FROM dl_job_events e
+                      WHERE e.job_id = j.job_id AND e.kind = 'requeue' AND e.payload ->> 'reason' = 'process_died'
+                        AND NOT EXISTS (SELECT FROM dl_job_events r
+                                         WHERE r.job_id = j.job_id AND r.event_id > e.event_id AND r.kind = 'requeue'
+                                           AND r.payload ->> 'reason' = 'retry'))
+                THEN %(pause_sec)s::float8 * j.attempt ELSE 0 END AS pause
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(sessions_left)s::text[]) AS d (job_id, run_id, sessions_left)
            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[d.job_id]) AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
-     WHERE dl_lease_is_over(j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec)
+     WHERE CASE WHEN %(worker_id)s::uuid IS NULL THEN dl_lease_is_over(j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec)
+                ELSE j.worker_id = %(worker_id)s::uuid END
      ORDER BY d.job_id
        FOR NO KEY UPDATE OF j SKIP LOCKED
 ), reaped AS (
     UPDATE dl_jobs j
        SET status = CASE WHEN cancel_requested THEN 'canceled' WHEN attempt < max_attempts THEN 'queued' ELSE 'lost' END::dl_status,
            available_at = CASE WHEN attempt < max_attempts AND NOT cancel_requested
-                               THEN at + make_interval(secs => %(pause_sec)s::float8 * attempt) ELSE j.available_at END,
-           error = 'the worker ' || coalesce(worker, '') || ' vanished: its lease ran out at ' || least(lease_expires_at, at)
+                               THEN at + make_interval(secs => dead.pause) ELSE j.available_at END,
+           error = 'the worker ' || coalesce(worker, '')
+                   || CASE dead.reason WHEN 'process_died' THEN ' died: its process is gone'
+                                       ELSE ' vanished: its lease ran out at ' || least(lease_expires_at, at) END
                    || coalesce(', and its SQL may still run on ' || (SELECT string_agg(target, ', ')
                                                                        FROM jsonb_array_elements_text(dead.sessions_left) AS t (target)), ''),
            finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN at END,
-           lease_expires_at = NULL
+           lease_expires_at = NULL, worker_id = NULL
       FROM dead
      WHERE j.job_id = ANY (ARRAY[dead.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.max_attempts, j.error, j.available_at,
-              j.webhook, dead.at, dead.sessions_left
+              j.webhook, dead.at, dead.reason, dead.sessions_left
 ), next AS (
     SELECT p.job_id
       FROM (SELECT DISTINCT lock_key FROM reaped) freed
@@ -508,7 +521,7 @@ WITH dead AS MATERIALIZED (
 ), journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, at, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
-           jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', 'lease_expired', 'error', error)
+           jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', reason, 'error', error)
            || CASE WHEN sessions_left IS NULL THEN '{}' ELSE jsonb_build_object('sessions_left', sessions_left) END
       FROM reaped
 )
@@ -712,17 +725,6 @@ WITH job AS (
 SELECT complete, log_id, attempt, ts, level, stream, line
   FROM job LEFT JOIN found ON true
  ORDER BY log_id;
-
--- name: register_worker
-INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, queue_threads)
-VALUES (%(worker_id)s::uuid, %(name)s::text, %(version)s::text, %(queues)s::text[], %(tasks)s::text[], %(threads)s::int,
-        %(heartbeat_sec)s::float8, %(queue_threads)s::jsonb)
-    ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp();
-
--- name: forget_worker
--- This one, and any that has not been seen for a day.
-DELETE FROM dl_workers
- WHERE worker_id = %(worker_id)s::uuid OR seen_at < clock_timestamp() - interval '1 day';
 
 -- name: workers
 SELECT worker_id, name, version, queues, tasks, threads, started_at, seen_at,

@@ -76,7 +76,7 @@ WITH state AS MATERIALIZED (
     SELECT k.*, CASE kind WHEN 'done' THEN 'succeeded' WHEN 'requeue' THEN 'retried' ELSE kind END AS outcome
       FROM known k
      WHERE kind IN ('done', 'failed', 'canceled', 'lost')
-        OR kind = 'requeue' AND prior = 'picked' AND reason IN ('error', 'lease_expired')
+        OR kind = 'requeue' AND prior = 'picked' AND reason IN ('error', 'lease_expired', 'process_died')
 ), facts AS (
     SELECT ts, queue, task, 'queued' AS what, 0 AS bucket, 0 AS sec
       FROM known WHERE kind = 'queued' OR kind = 'requeue' AND reason IN ('retry', 'by_hand')

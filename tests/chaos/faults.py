@@ -99,7 +99,8 @@ class WorkerFrozenKeysEnded(WorkerFrozen):
     def _end_sessions(self) -> list[Any]:
         with suppress(psycopg2.Error):  # the other lane may have the server down just now
             return self.world.primary.ask(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dataloader-settle'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name LIKE 'dataloader-settle:%'"
             )
         return []
 
@@ -372,19 +373,19 @@ class SessionsTerminated(Fault):
 
 
 class ListenTerminated(SessionsTerminated):
-    name, pattern = "pg_terminate_backend: listen", "dataloader-listen"
+    name, pattern = "pg_terminate_backend: listen", "dataloader-listen:%"
 
 
 class ClaimTerminated(SessionsTerminated):
-    name, pattern = "pg_terminate_backend: claim", "dataloader-claim"
+    name, pattern = "pg_terminate_backend: claim", "dataloader-claim:%"
 
 
 class SettleTerminated(SessionsTerminated):
-    name, pattern = "pg_terminate_backend: settle and keys", "dataloader-settle"
+    name, pattern = "pg_terminate_backend: settle and keys", "dataloader-settle:%"
 
 
 class RenewTerminated(SessionsTerminated):
-    name, pattern = "pg_terminate_backend: renew", "dataloader-renew"
+    name, pattern = "pg_terminate_backend: renew", "dataloader-renew:%"
 
 
 class ApiTerminated(SessionsTerminated):

@@ -140,7 +140,7 @@ def _runs(history: History, wall: float) -> dict[str, int]:
         "claimed": sum(line.kind == "picked" for line in lines),
         "begun, as their witness saw them": len({word.run_id for word in history.words}),
         "tried again after an error": reasons["error"],
-        "recovered from the dead": reasons["lease_expired"],
+        "recovered from the dead": reasons["lease_expired"] + reasons["process_died"],
         "handed back at a shutdown": reasons["shutdown"],
         "handed back for their key": reasons["lock_busy"],
         "handed back unstarted": reasons["not_started"],
@@ -169,7 +169,7 @@ def recoveries(history: History, injected: Sequence[Injected], deaths: Sequence[
         for n, line in enumerate(lines[:-1]):
             death = by_pid.get(_pid(line) or 0)
             after = next((later for later in lines[n + 1 :] if later.kind not in ("heartbeat", "stop_pending")), None)
-            if death is None or after is None or after.payload.get("reason") != "lease_expired":
+            if death is None or after is None or after.payload.get("reason") not in _REAPED:
                 continue
             died = death.at + wall
             if not line.at.timestamp() < died < after.at.timestamp():
@@ -186,6 +186,7 @@ def recoveries(history: History, injected: Sequence[Injected], deaths: Sequence[
 
 
 _ECHO = 2.0  # seconds for which a fault of the database is still felt when it is over
+_REAPED = ("lease_expired", "process_died")
 
 
 def _pid(line: Line) -> int | None:

@@ -42,7 +42,7 @@ def move_of(line: Line, before: Status) -> Move:
     reason = line.payload.get("reason")
     if line.kind == "picked":
         return Move.CLAIM
-    if reason == "lease_expired":
+    if reason in ("lease_expired", "process_died"):
         return Move.REAP
     if reason in _RELEASES:
         return Move.RELEASE

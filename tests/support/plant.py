@@ -124,9 +124,9 @@ class Plant:
         rows = self.desk.sql(
             "SELECT application_name, pid FROM pg_stat_activity"
             " WHERE datname = current_database() AND application_name LIKE 'dataloader-%%'"
-            "   AND application_name <> 'dataloader-clerk'"  # one process of all has it
+            "   AND application_name NOT LIKE 'dataloader-clerk%%'"  # one process of all has it
         )
-        return {name.removeprefix("dataloader-"): pid for name, pid in rows}
+        return {name.removeprefix("dataloader-").partition(":")[0]: pid for name, pid in rows}
 
     def cut(self, role: str) -> None:
         """End one of the pool's connections from the server's side, and wait until it is gone."""

@@ -34,7 +34,7 @@ def test_a_killed_process_costs_no_more_than_a_moments_jobs_a_try(at_full_speed,
             not ask(
                 jobs.dsn,
                 "SELECT FROM pg_stat_activity"
-                " WHERE datname = current_database() AND application_name IN ('dataloader-claim', 'dataloader-settle')",
+                " WHERE datname = current_database() AND application_name ~ '^dataloader-(claim|settle):'",
             )
         )
     )

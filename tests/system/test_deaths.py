@@ -30,7 +30,7 @@ def test_jobs_of_a_killed_worker_are_run_again_by_another(run: Runner, jobs: Job
     jobs.until({"succeeded": 23})
     for job in begun:
         assert jobs.row(job) == ("succeeded", 2)
-        assert ("requeue", "lease_expired") in jobs.events(job)
+        assert ("requeue", "process_died") in jobs.events(job)
     assert {jobs.row(job) for job in rest} == {("succeeded", 1)}
     assert len(jobs.traced("ended")) == 23
     jobs.check()

@@ -11,7 +11,7 @@ def clerks(plant: Plant) -> int:
     return int(
         plant.desk.one(
             "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name = 'dataloader-clerk'"
+            " WHERE datname = current_database() AND application_name LIKE 'dataloader-clerk:%%'"
         )
     )
 

@@ -96,7 +96,9 @@ def test_a_run_whose_key_was_stolen_while_its_session_was_gone_is_stopped(plant:
 
     with plant.desk.held() as step:
         eventually(lambda: step("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'")[0][0])
-        step("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dataloader-settle'")
+        step(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dataloader-settle:%%'"
+        )
 
     thief.result()
     eventually(lambda: plant.stopped, SOON)

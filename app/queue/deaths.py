@@ -1,0 +1,87 @@
+"""Worker processes as they make themselves known to each other, and how the jobs of a dead one are taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from app.queue.job import HostFacts, WorkerInfo
+from app.queue.jobqueue import JobQueue, Source, as_uuid
+
+
+@dataclass(frozen=True)
+class OtherWorker:
+    """Another worker process: of the same host, or with the same name."""
+
+    id: UUID
+    name: str
+    boot_id: str | None
+    pid_namespace: str | None
+    time_namespace: str | None
+    pid: int | None
+    start_time: int | None
+    lock_file: str | None
+    worker_name: str | None
+    listener: str | None
+    heartbeat_sec: float
+    is_stopping: bool
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The answer to a beat."""
+
+    is_superseded: bool = False  # another process has taken over this one's name
+    is_new: bool = True  # the database did not know this process
+    incarnation: int | None = None  # of the name: how many have held it one after the other
+    others: Sequence[OtherWorker] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """A run that a dead process has left."""
+
+    job_id: UUID
+    run_id: UUID
+    lock_key: str
+    may_have_child: bool
+
+
+class Deaths:
+    def __init__(self, source: Source) -> None:
+        self._ask, self._queue = source.ask, JobQueue(source)
+
+    def beat(self, info: WorkerInfo, facts: HostFacts, *, heartbeat_sec: float) -> Beat:
+        """Make this process known, and learn which others it may outlive."""
+        rows = self._queue.register_worker(info, heartbeat_sec=heartbeat_sec, facts=facts)
+        is_superseded, is_new, incarnation = rows[0][:3]
+        others = tuple(OtherWorker(as_uuid(row[3]), *row[4:15]) for row in rows if row[3] is not None)
+        return Beat(is_superseded, is_new, incarnation, others)
+
+    def ask_to_beat(self, worker_id: UUID) -> datetime:
+        """Ask a process to beat at once; return the time from which on a beat is its answer."""
+        asked_at: datetime = self._ask("ask_to_beat", {"worker_id": str(worker_id)})[0][0]
+        return asked_at
+
+    def supersede(self, worker_id: UUID, *, by: UUID, asked_at: datetime) -> bool | None:
+        """Take over the name of a process that has not beaten since. False: it lives; None: it is not there."""
+        rows = self._ask("supersede_worker", {"worker_id": str(worker_id), "by": str(by), "asked_at": asked_at})
+        return bool(rows[0][0]) if rows else None
+
+    def begin_burial(self, worker_id: UUID, *, again_sec: float) -> bool:
+        """Be the one process that takes over from a dead one, for so many seconds."""
+        return bool(self._ask("begin_burial", {"worker_id": str(worker_id), "again_sec": again_sec}))
+
+    def runs_of(self, worker_id: UUID) -> list[HeldRun]:
+        rows = self._ask("runs_of_worker", {"worker_id": str(worker_id)})
+        return [HeldRun(as_uuid(job_id), as_uuid(run_id), key, child) for job_id, run_id, key, child in rows]
+
+    def end_sessions(self, worker_id: UUID) -> int:
+        """End the queue's own sessions of a process; return how many there were still. Ending takes a moment."""
+        return int(self._ask("end_worker_sessions", {"worker_id": str(worker_id)})[0][1])
+
+    def forget(self, worker_id: UUID) -> None:
+        """Nothing is left of a dead process."""
+        self._ask("forget_dead_worker", {"worker_id": str(worker_id)})

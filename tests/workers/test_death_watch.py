@@ -1,0 +1,185 @@
+"""How a pool takes over from a process that is dead: planted beside it, as its row and its runs tell of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from app.queue.deaths import Deaths
+from app.queue.ids import draw_runs
+from app.queue.job import HostFacts, Status, WorkerInfo
+from tests.support.plant import Plant
+from tests.support.waiting import eventually
+from workers.process_identity import Identity, read_identity
+from workers.process_lock import ProcessLock
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="proof needs /proc")
+SOON = 20.0
+
+
+class Planted:
+    """Another worker process, with a job of a minute's lease."""
+
+    def __init__(self, plant: Plant, folder: Path) -> None:
+        self.plant, self.id = plant, uuid4()
+        self.lock = ProcessLock()
+        self.lock.take(self.id, (folder,))
+        self._deaths = Deaths(plant.desk.session)
+
+    def registers(self, identity: Identity, **facts: Any) -> None:
+        info = WorkerInfo(self.id, "planted:1", "1", ("planted",), ("quick", "apart"), 1)
+        told = HostFacts(**{**vars(identity), "lock_file": str(self.lock.path), **facts})
+        self._deaths.beat(info, told, heartbeat_sec=10)
+
+    def claims(self, task: str = "quick", queue: str = "q") -> UUID:
+        job_id = self.plant.add(task, lease_ttl_sec=60, queue=queue)
+        claimed, _ = self.plant.desk.queue.claim(queue, [task], draw_runs(1), "planted:1", worker_id=self.id)
+        assert [job.id for job in claimed] == [job_id]
+        return job_id
+
+
+@pytest.fixture
+def planted(plant: Plant, tmp_path: Path) -> Iterator[Planted]:
+    made = Planted(plant, tmp_path)
+    yield made
+    made.lock.release()
+
+
+@pytest.fixture
+def me() -> Identity:
+    found = read_identity()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def dead(me: Identity) -> Identity:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return replace(me, pid=process.pid)
+
+
+def test_job_of_a_reused_pid_is_taken_over(plant: Plant, planted: Planted, me: Identity):
+    """The pid is that of this very process, which started at another time."""
+    planted.registers(replace(me, start_time=me.start_time - 1))
+    job = planted.claims()
+    plant.pool()
+    assert plant.until(job, Status.SUCCEEDED, SOON).attempt == 2
+    eventually(lambda: plant.desk.one("SELECT count(*) FROM dl_workers") == 1)
+
+
+def test_job_of_a_live_process_is_left_to_it(plant: Plant, planted: Planted, me: Identity, dead: Identity, tmp_path):
+    planted.registers(me)
+    job = planted.claims()
+    other = Planted(plant, tmp_path)
+    other.registers(dead)
+    taken = other.claims()
+    plant.pool()
+    plant.until(taken, Status.SUCCEEDED, SOON)
+    assert plant.desk.status(job) is Status.RUNNING
+    other.lock.release()
+    plant.desk.settle(plant.desk.queue.find_claimed([_run(plant, job)])[0])
+
+
+@pytest.mark.parametrize("elsewhere", [{"boot_id": "x"}, {"pid_namespace": "x"}, {"time_namespace": "x"}])
+def test_job_of_another_host_is_left_to_its_lease(
+    plant: Plant, planted: Planted, dead: Identity, tmp_path: Path, elsewhere: dict[str, Any]
+):
+    planted.registers(replace(dead, **elsewhere))
+    job = planted.claims()
+    near = Planted(plant, tmp_path)
+    near.registers(dead)
+    taken = near.claims()
+    plant.pool()
+    plant.until(taken, Status.SUCCEEDED, SOON)
+    assert plant.desk.status(job) is Status.RUNNING
+    near.lock.release()
+    plant.desk.settle(plant.desk.queue.find_claimed([_run(plant, job)])[0])
+
+
+def _run(plant: Plant, job: UUID) -> UUID:
+    return UUID(str(plant.desk.one("SELECT run_id FROM dl_jobs WHERE job_id = %s", str(job))))
+
+
+def test_sessions_of_a_dead_process_end_before_its_jobs_go_on(plant: Plant, planted: Planted, dead: Identity):
+    """One of them may still be about to commit a claim."""
+    planted.registers(dead)
+    session = plant.desk.another_session(name=f"dataloader-claim:{planted.id}")
+    session.command("BEGIN")
+    ((pid,),) = session.command("SELECT pg_backend_pid()")
+    job = plant.add("quick", lease_ttl_sec=60)
+    session.command(
+        "UPDATE dl_jobs SET status = 'running', place = 'timed', run_id = gen_random_uuid(), attempt = 1,"
+        f" worker_id = '{planted.id}', lease_expires_at = now() + interval '1 min' WHERE job_id = '{job}'"
+    )
+    plant.pool()
+    assert plant.until(job, Status.SUCCEEDED, SOON).attempt == 1  # the claim has not come to pass
+    assert plant.desk.sessions(f"pid = {pid}") == 0
+
+
+def test_claim_that_commits_late_is_found(plant: Plant, planted: Planted, dead: Identity, monkeypatch):
+    """The first look finds no run; the claim is committed while the sessions are being ended."""
+    planted.registers(dead)
+    looks: list[int] = []
+    real, committed = Deaths.end_sessions, list[UUID]()
+
+    def once_late(self: Deaths, worker_id: UUID) -> int:
+        if worker_id == planted.id and not looks:
+            looks.append(1)
+            return real(self, worker_id)
+        if worker_id == planted.id and not committed:
+            committed.append(planted.claims(queue="nobody's"))
+        return real(self, worker_id)
+
+    monkeypatch.setattr(Deaths, "end_sessions", once_late)
+    plant.desk.another_session(name=f"dataloader-claim:{planted.id}").ask("ping")
+    plant.pool()
+    eventually(lambda: committed, SOON)
+    assert plant.until(committed[0], Status.QUEUED, SOON).attempt == 1
+    assert plant.payloads(committed[0], "requeue")[0]["reason"] == "process_died"
+
+
+def test_run_with_a_process_waits_for_the_lock_and_others_do_not(plant: Plant, planted: Planted, dead: Identity):
+    plant.pipelines.register("apart")(plant._quick)
+    planted.registers(dead, child_tasks=("apart",))
+    apart, plain = planted.claims("apart"), planted.claims("quick")
+    plant.pool()
+    plant.until(plain, Status.SUCCEEDED, SOON)
+    assert plant.desk.status(apart) is Status.RUNNING
+    assert planted.lock.descriptor is not None
+    os.close(planted.lock.descriptor)
+    planted.lock.descriptor = None
+    assert plant.until(apart, Status.SUCCEEDED, SOON).attempt == 2
+
+
+def test_run_with_a_process_and_no_lock_file_is_left_to_its_lease(plant: Plant, planted: Planted, dead: Identity):
+    plant.pipelines.register("apart")(plant._quick)
+    planted.registers(dead, child_tasks=("apart",), lock_file=None)
+    apart, plain = planted.claims("apart"), planted.claims("quick")
+    plant.pool()
+    plant.until(plain, Status.SUCCEEDED, SOON)
+    assert plant.desk.status(apart) is Status.RUNNING
+    plant.desk.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
+    plant.until(apart, Status.SUCCEEDED, SOON)
+    assert plant.payloads(apart, "requeue")[0]["reason"] == "lease_expired"
+
+
+def test_watch_asks_no_question_while_all_live(plant: Plant, planted: Planted, me: Identity, monkeypatch):
+    """A look at the others is one at /proc."""
+    planted.registers(me)
+    pool = plant.listening(heartbeat_sec=30.0)
+    watch = pool._death_watch
+    eventually(lambda: planted.id in watch._known)
+    asked: list[str] = []
+    monkeypatch.setattr(watch._deaths, "_ask", lambda name, *_: asked.append(name))
+    turn = watch.loop.last_turn
+    eventually(lambda: watch.loop.last_turn > turn + 1.0)
+    assert asked == []

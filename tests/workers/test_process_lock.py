@@ -1,0 +1,92 @@
+"""The lock that the last of a worker's processes gives back by its end."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.support.waiting import eventually
+from workers import process_lock
+from workers.process_lock import LockState, ProcessLock, probe_lock
+
+
+def taken(folder: Path) -> tuple[ProcessLock, Path]:
+    lock = ProcessLock()
+    lock.take(uuid4(), (folder,))
+    assert lock.path is not None
+    return lock, lock.path
+
+
+def test_lock_is_held_until_its_last_process_has_ended(tmp_path: Path):
+    lock, path = taken(tmp_path / "run")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert probe_lock(path) is LockState.HELD
+    (descriptor,) = lock.inherited()
+    child = subprocess.Popen(["sleep", "600"], pass_fds=[descriptor], start_new_session=True)
+    try:
+        kept = path.with_suffix(".kept")
+        kept.hardlink_to(path)
+        lock.release()
+        assert probe_lock(kept) is LockState.HELD
+    finally:
+        child.kill()
+        child.wait()
+    eventually(lambda: probe_lock(kept) is LockState.FREE)
+
+
+def test_clean_end_removes_the_file(tmp_path: Path):
+    lock, path = taken(tmp_path)
+    lock.release()
+    assert not path.exists()
+    assert lock.inherited() == ()
+
+
+def test_descriptor_is_not_inherited_unless_it_is_passed(tmp_path: Path):
+    lock, path = taken(tmp_path)
+    child = subprocess.Popen(["sleep", "600"], close_fds=False)
+    try:
+        kept = path.with_suffix(".kept")
+        kept.hardlink_to(path)
+        lock.release()
+        assert probe_lock(kept) is LockState.FREE
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_missing_or_strange_file_says_nothing(tmp_path: Path):
+    assert probe_lock(tmp_path / "missing") is LockState.UNKNOWN
+    assert probe_lock(tmp_path) is LockState.UNKNOWN
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "target").touch()
+    assert probe_lock(tmp_path / "link") is LockState.UNKNOWN
+
+
+def test_folder_that_does_not_work_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    lock = ProcessLock()
+    lock.take(uuid4(), (tmp_path / "file", tmp_path / "no" / "where", open_to_all, tmp_path / "good"))
+    assert lock.path is not None
+    assert lock.path.parent == tmp_path / "good"
+    lock.release()
+
+
+def test_remote_file_system_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    device = tmp_path.stat().st_dev
+    number = f"{device >> 8 & 0xFFF}:{device & 0xFF}"
+    mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr(process_lock, "_MOUNTS", mounts)
+    mounts.write_text(f"22 27 {number} / /x rw,relatime shared:1 - nfs4 host:/x rw\n")
+    lock = ProcessLock()
+    lock.take(uuid4(), (tmp_path,))
+    assert lock.inherited() == ()
+    mounts.write_text(f"22 27 {number} / /x rw,relatime shared:1 - ext4 /dev/x rw\n")
+    lock.take(uuid4(), (tmp_path,))
+    assert lock.path is not None
+    lock.release()

@@ -1,0 +1,129 @@
+"""A lock file that says whether a process, or anything that it started, still lives.
+
+The process holds an flock on a file of its own; the processes of jobs inherit the descriptor, and with it the lock. The
+lock is free only when the last of them has ended: a job's process may outlive its worker, for ever in a session of its
+own. The file stands in the first of these folders that works, on a local file system:
+
+    /run/user/UID/dataloader      where the system keeps one for the user
+    /run/dataloader               if this account may write there, or make it
+    TEMP/dataloader-UID           the folder for temporary files
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from uuid import UUID
+
+from app import log
+
+_log = log.get(__name__)
+_MOUNTS = Path("/proc/self/mountinfo")
+_DEVICE, _AFTER_OPTIONS = 2, "-"  # fields of a line of mountinfo: the device, and the one before the file system's type
+# Locks of these may be those of several machines, or none.
+_REMOTE = ("nfs", "cifs", "smb", "9p", "ceph", "afs", "fuse", "lustre", "gluster", "ocfs2", "gfs2", "virtiofs")
+
+
+class LockState(StrEnum):
+    FREE = "free"
+    HELD = "held"  # by the process, or by one that it started
+    UNKNOWN = "unknown"  # the file cannot be read, or is not there
+
+
+class ProcessLock:
+    """Made where the threads of the process are started, so that a fork before does not share it."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self.descriptor: int | None = None  # to be inherited by each process that is started for a job
+
+    def take(self, worker_id: UUID, folders: tuple[Path, ...] = ()) -> None:
+        """Create and lock the file. Where that is impossible there is none, and no proof for jobs with a process."""
+        for folder in folders or tuple(_folders()):
+            try:
+                _prepare(folder)
+                if _is_remote(folder):
+                    continue
+                path = folder / f"{worker_id}.lock"
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(descriptor)
+                continue
+            self.path, self.descriptor = path, descriptor
+            return
+        _log.warning("process_lock.missing", detail="no runtime folder can be written to; leases alone decide")
+
+    def inherited(self) -> tuple[int, ...]:
+        """The descriptors for a process that is started for a job."""
+        return () if self.descriptor is None else (self.descriptor,)
+
+    def release(self) -> None:
+        """At a clean end. A child that lives on keeps its lock, but nobody looks for it any more."""
+        descriptor, self.descriptor = self.descriptor, None
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.unlink()
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def probe_lock(path: Path) -> LockState:
+    """Whether anything still holds the lock in this file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return LockState.UNKNOWN
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return LockState.UNKNOWN
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two observers do not mislead each other
+    except BlockingIOError:
+        return LockState.HELD
+    except OSError:
+        return LockState.UNKNOWN
+    finally:
+        os.close(descriptor)
+    return LockState.FREE
+
+
+def _folders() -> Iterator[Path]:
+    user = os.getuid()
+    if Path(f"/run/user/{user}").is_dir():
+        yield Path(f"/run/user/{user}/dataloader")
+    yield Path("/run/dataloader")
+    yield Path(tempfile.gettempdir()) / f"dataloader-{user}"
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder, for this account alone; raise OSError if it belongs to another."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(folder)
+    if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
+        raise PermissionError(folder)
+
+
+def _is_remote(folder: Path) -> bool:
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        fields = line.split(" ")
+        if fields[_DEVICE] == number and _AFTER_OPTIONS in fields:
+            return fields[fields.index(_AFTER_OPTIONS) + 1].startswith(_REMOTE)
+    return False
