@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,20 +41,24 @@ class FollowUp:
 
 
 class FakeLog:
-    def __init__(self, told: list[Told]) -> None:
-        self._told = told
+    def __init__(self, lines: list[Told], safe_point: Callable[[], None]) -> None:
+        self._lines, self._safe_point = lines, safe_point
 
     def debug(self, message: str, /, **fields: Any) -> None:
-        self._told.append(Told("debug", message, fields))
+        self._add("debug", message, fields)
 
     def info(self, message: str, /, **fields: Any) -> None:
-        self._told.append(Told("info", message, fields))
+        self._add("info", message, fields)
 
     def warning(self, message: str, /, **fields: Any) -> None:
-        self._told.append(Told("warning", message, fields))
+        self._add("warning", message, fields)
 
     def error(self, message: str, /, **fields: Any) -> None:
-        self._told.append(Told("error", message, fields))
+        self._add("error", message, fields)
+
+    def _add(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        self._lines.append(Told(level, message, fields))
+        self._safe_point()
 
 
 class FakeContext:
@@ -79,7 +84,7 @@ class FakeContext:
         self.task, self.attempt, self.max_attempts = task, attempt, max_attempts
         self.resume, self.traceparent = resume, traceparent
         self.logs: list[Told] = []
-        self.log = FakeLog(self.logs)
+        self.log = FakeLog(self.logs, self._safe_point)
         self.progresses: list[dict[str, Any]] = []  # each as callers of the API would see it
         self.checkpoints: list[Any] = []
         self.follow_ups: list[FollowUp] = []
@@ -88,15 +93,25 @@ class FakeContext:
         self.finished_with: Any = None  # the result of a final transaction
         self.finished = False
         self._stop_after, self._reason = stop_after, StopReason.CANCEL
+        self._stopped = False
         self._connect, self._database = connect, database
 
     def stop(self, reason: StopReason = StopReason.CANCEL) -> None:
         """From now on every safe point raises `Stop`."""
-        self._stop_after, self._reason = 0, reason
+        self._stop_after, self._reason, self._stopped = 0, reason, True
 
     def check(self) -> None:
         self.safe_points += 1
         if self._stop_after is not None and self.safe_points > self._stop_after:
+            self._stopped = True
+            raise Stop(self._reason)
+
+    def _safe_point(self) -> None:
+        """Every other call raises too once the stop has come, but for clean-up after it. Those are not counted."""
+        handled = sys.exc_info()[1]
+        while handled is not None and not isinstance(handled, Stop | GeneratorExit | asyncio.CancelledError):
+            handled = handled.__context__
+        if self._stopped and handled is None:
             raise Stop(self._reason)
 
     def sleep(self, seconds: float) -> None:
@@ -105,12 +120,14 @@ class FakeContext:
 
     def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
         self.note({"processed": done, "total": total, "unit": unit, **more})
+        self._safe_point()
 
     def count(self, **numbers: int | float) -> None:
         counts = dict(self._last().get("counts", {}))
         for name, more in numbers.items():
             counts[name] = counts.get(name, 0) + more
         self.note({"counts": counts})
+        self._safe_point()
 
     def note(self, given: Mapping[str, Any]) -> None:
         """What a generator yields as progress."""
@@ -122,6 +139,7 @@ class FakeContext:
     def checkpoint(self, cursor: Any) -> None:
         self.checkpoints.append(cursor)
         self.resume = cursor
+        self._safe_point()
 
     def enqueue(
         self,
@@ -135,6 +153,7 @@ class FakeContext:
         available_at: datetime | None = None,
         max_attempts: int | None = None,
     ) -> UUID:
+        self._safe_point()
         given = {
             "queue": queue, "lock_key": lock_key, "idempotency_key": idempotency_key, "priority": priority,
             "available_at": available_at, "max_attempts": max_attempts,
@@ -155,6 +174,7 @@ class FakeContext:
             self.finished, self.finished_with = True, result
 
     def connect(self, name: str) -> Any:
+        self._safe_point()
         if self._connect is None:
             raise RuntimeError(f"this context has no target {name!r}; FakeContext(connect=…) gives it connections")
         return self._connect(name)
@@ -194,17 +214,17 @@ async def _walk_async(steps: AsyncGenerator[Any, None], context: FakeContext) ->
 
 
 def _take(step: Any, context: FakeContext) -> Stop | None:
-    match step:
-        case Checkpoint(cursor):
-            context.checkpoint(cursor)
-        case Progress(done, total, unit):
-            context.progress(done, total, unit)
-        case Mapping():
-            check_progress(step)
-            context.note(step)
-        case _:
-            check_progress(step)
     try:
+        match step:
+            case Checkpoint(cursor):
+                context.checkpoint(cursor)
+            case Progress(done, total, unit):
+                context.progress(done, total, unit)
+            case Mapping():
+                check_progress(step)
+                context.note(step)
+            case _:
+                check_progress(step)
         context.check()
     except Stop as stop:
         return stop

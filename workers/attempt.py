@@ -334,9 +334,10 @@ class Attempt(JobContext):
             self.report_sessions(self.effects.terminate())
 
     def report_sessions(self, sessions: SessionsEnded) -> None:
-        if sessions.ended or not sessions.is_done:
-            level = _log.info if sessions.is_done else _log.warning
-            level("sessions.ended", job=str(self.job_id), ended=sessions.ended, left_on=sessions.left_on)
+        if not sessions.is_done:
+            _log.warning("sessions.left", job=str(self.job_id), task=self.job.task, sessions_left=sessions.left_on)
+        elif sessions.ended:
+            _log.info("sessions.ended", job=str(self.job_id), task=self.job.task, ended=sessions.ended)
 
     def _no_more_interrupts(self) -> None:
         """From here on the thread is the worker's own again; an interrupt on its way arrives here at the latest.

@@ -411,7 +411,7 @@ def note_unchecked_target(target: str, error: str) -> None:
     """A server refuses to watch its clients: one line for each target."""
     if target not in _unchecked_targets:
         _unchecked_targets.add(target)
-        _log.warning("client_check.refused", target=target, error=error)
+        _log.warning("connection_check.off", target=target, error=error)
 
 
 def _snapshot(cursor: Any, most: int) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from app.queue.job import Status
 from pipelines.contract import Context, Pipelines, Stop, StopReason
+from pipelines.testing import FakeContext
 from tests.support.plant import Plant
 from workers.testing import drain
 
@@ -135,3 +137,17 @@ def test_connect_is_refused_once_the_lease_is_not_trusted(at_stop: Callable[...,
     drain(plant.dsn, tasks, ["q"])
 
     assert opened == []
+
+
+@pytest.mark.parametrize("name", ["progress", "count", "checkpoint", "enqueue", "connect", "log.info"])
+def test_fake_context_stops_the_same_loops(name: str):
+    ctx = FakeContext(connect=lambda name: closing(None))
+    ctx.stop()
+
+    with pytest.raises(Stop):
+        CALLS[name](ctx)
+    try:
+        ctx.check()
+    except Stop:
+        ctx.log.info("cleaning up")
+    assert ctx.logs[-1].message == "cleaning up"
