@@ -74,7 +74,8 @@ class Tools:
     def connection_check(self) -> ConnectionCheck:
         """Of isolated processes and programs, whose code opens its own connections."""
         places = self.places
-        return ConnectionCheck({} if places is None else {QUEUE_DATABASE: places.dsn, **places.targets})
+        own = {QUEUE_DATABASE: places.dsn} if places is not None and places.dsn else {}
+        return ConnectionCheck(own if places is None else {**own, **places.targets})
 
 
 _NO_TOOLS = Tools()

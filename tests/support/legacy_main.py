@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import psycopg2
 
@@ -13,6 +14,10 @@ def main() -> int:
     parser.add_argument("--code", type=int, default=0)
     given = parser.parse_args()
     return int(given.code)
+
+
+def loaded_modules() -> list[str]:
+    return sorted(sys.modules)
 
 
 def show_session(dsn: str, setting: str) -> list[str]:

@@ -10,11 +10,12 @@ from uuid import UUID
 
 import pytest
 
-from app.queue.attempt_sessions import session_name
+from app.queue.attempt_sessions import Places, session_name
 from app.queue.job import Job, Settlement, Status
 from pipelines.contract import Fail, Pipelines, load
 from tests.support.claims import Said, attempt_with
 from tests.support.plant import Plant
+from tests.support.processes import free_port
 from tests.support.waiting import eventually
 from workers.pool import WorkerPool
 
@@ -40,6 +41,16 @@ def test_own_connection_carries_name_and_check(plant, check, interval):
 
     assert job.run_id is not None
     assert job.result == [session_name(job.id, job.run_id), interval]
+
+
+def test_call_loads_no_module_but_its_own():
+    tasks, known = {"t": f"{MODULE}:loaded_modules"}, Pipelines()
+    load([], tasks, into=known)
+    end = attempt_with(task="t", tools={"packages": ("pipelines",), "tasks": tasks}).run(known.get("t"))
+
+    assert isinstance(end, Settlement)
+    assert MODULE in end.result
+    assert "pipelines.noop" not in end.result
 
 
 def program(code: str, **command: Any) -> tuple[Any, Said]:
@@ -85,6 +96,21 @@ def test_program_that_succeeds_is_told_nothing(monkeypatch):
     monkeypatch.setenv("PGHOST", "db.internal")
 
     assert program("pass")[1].of("log") == []
+
+
+def test_server_that_does_not_answer_is_named_by_the_event(said):
+    gone = Places(dsn="", schema="public", targets={"gone": f"host=127.0.0.1 port={free_port()} dbname=x"})
+    known = Pipelines()
+    known.command("t", [sys.executable, "-c", SHOW])
+    said_by_job = Said()
+    end = attempt_with(said_by_job, task="t", tools={"places": gone}).run(known.get("t"))
+
+    assert isinstance(end, Settlement)
+    assert end.notes is not None
+    assert end.notes["sessions_left"] == ["gone"]
+    assert [fields["sessions_left"] for fields in said("sessions.left")] == [["gone"]]
+    assert said("connection_check.off") == [{"servers": {"gone": "unreachable"}}]
+    assert said_by_job.of("stdout")[0].endswith(" None None")
 
 
 # ── main() ──────────────────────────────────────────────────────────────────────────────────────────────────────────
