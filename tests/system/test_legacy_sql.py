@@ -2,7 +2,8 @@
 begins, whatever ends the attempt.
 
 The legacy code writes rows by one long statement in autocommit, so a session that outlives its attempt is seen in the
-table. Both kinds of legacy task run in each case: a callable of DL_TASKS, and a program.
+table. Both kinds of legacy task run in each case: a callable of DL_TASKS, and a program. They have no connection check
+unless the case is about it: within two seconds it would hide sessions that should have been ended by their name.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ TASKS: dict[str, dict[str, Any]] = {
 KINDS = tuple(TASKS)
 STOP_STEP_SEC = 0.3
 LEASE_SEC = 3
+RETRY = {"kind": "fixed", "seconds": 0.1}
+CHECKED = {f"checked {kind}": {**task, "retry": RETRY} for kind, task in TASKS.items()}
+UNCHECKED = {kind: {**task, "retry": RETRY, "connection_check": False} for kind, task in TASKS.items()}
 SETTINGS = {
-    "DL_TASKS": json.dumps(
-        {name: {**task, "retry": {"kind": "fixed", "seconds": 0.1}} for name, task in TASKS.items()}
-    ),
+    "DL_TASKS": json.dumps(CHECKED | UNCHECKED),
     "DL_PIPELINES": "pipelines.noop",
     "DL_HEARTBEAT_SEC": "0.5",
     "DL_STOP_GRACE_SEC": str(STOP_STEP_SEC),
@@ -68,14 +70,14 @@ class Service:
         self._workers.append(self._run("worker", **SETTINGS).until_ready())
         return self._workers[-1]
 
-    def insert(self, kind: str, load: str, *, time_limit: float | None = None) -> UUID:
+    def insert(self, task: str, load: str, *, time_limit: float | None = None) -> UUID:
         """A job whose statement takes much longer than the test. Its load is its key, too."""
         args = json.dumps({"dsn": self.dsn, "load": load, "seconds": 90})
         ((job,),) = ask(
             self.dsn,
             "INSERT INTO dl_jobs (queue, task, lock_key, args, lease_ttl_sec, time_limit_sec)"
             " VALUES ('q', %s, %s, %s, %s, %s) RETURNING job_id::text",
-            kind, load, args, LEASE_SEC, time_limit,
+            task, load, args, LEASE_SEC, time_limit,
         )  # fmt: skip
         return UUID(job)
 
@@ -97,6 +99,11 @@ class Service:
             return len(found) >= session and found[session - 1][2] >= 8
 
         eventually(has_written, message=lambda: f"{load}: {self.sessions(load)} {self.text}", period=0.05)
+
+    def is_written(self, load: str) -> bool:
+        """Whether a session of the load still runs its statement."""
+        running = "SELECT 1 FROM pg_stat_activity WHERE pid IN (SELECT session FROM legacy_rows WHERE load = %s)"
+        return bool(ask(self.dsn, running, load))
 
     def check_apart(self, load: str) -> None:
         """The first session has ended before the second began, although both had the time to write."""
@@ -139,11 +146,9 @@ def loads(service: Service, request: pytest.FixtureRequest) -> Iterator[Callable
     """Insert a job of each kind and wait for its first rows: jobs by load. They are canceled in the end."""
     started: list[UUID] = []
 
-    def insert(**options: float) -> dict[str, UUID]:
-        jobs = {
-            f"{request.node.name} {kind}": service.insert(kind, f"{request.node.name} {kind}", **options)
-            for kind in KINDS
-        }
+    def insert(prefix: str = "", **options: float) -> dict[str, UUID]:
+        names = {f"{request.node.name} {kind}": f"{prefix}{kind}" for kind in KINDS}
+        jobs = {load: service.insert(task, load, **options) for load, task in names.items()}
         started.extend(jobs.values())
         return jobs
 
@@ -152,14 +157,25 @@ def loads(service: Service, request: pytest.FixtureRequest) -> Iterator[Callable
     service.cancel(*started)
 
 
+def test_connection_check_alone_ends_sql_of_a_killed_worker(service, loads):
+    doomed = service.worker()
+    jobs = loads("checked ")
+    for load in jobs:
+        service.until_written(load, 1)
+
+    doomed.process.kill()
+
+    eventually(lambda: not any(map(service.is_written, jobs)), message="nobody else has ended the sessions")
+
+
 def test_killed_worker_sql_ends_before_next_attempt(service, loads):
     doomed = service.worker()
     jobs = loads()
     for load in jobs:
         service.until_written(load, 1)
+    service.start()
 
     doomed.process.kill()
-    service.start()
 
     for load in jobs:
         service.check_apart(load)
@@ -213,9 +229,9 @@ def test_shutdown_ends_sql_before_next_attempt(service, loads):
     jobs = loads()
     for load in jobs:
         service.until_written(load, 1)
+    service.start()
 
     assert leaving.stop() == 0
-    service.start()
 
     for load in jobs:
         service.check_apart(load)
