@@ -67,6 +67,11 @@ class Database:
         except SchemaMissing:
             self.migrate()
 
+    def revive(self, stopping: threading.Event) -> bool:
+        """Start the embedded server again if it is gone; returns whether it was."""
+        embedded = self._embedded
+        return embedded is not None and embedded.revive(stopping)
+
     def describe(self) -> str:
         """For people; never with a password."""
         if self._embedded is not None:

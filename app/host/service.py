@@ -20,6 +20,7 @@ from app import log, traces
 from app.addresses import Allowed
 from app.config import Settings
 from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, Fault, SchemaError
+from app.host import revival
 from app.host.database import Database
 from app.host.house import ages_of
 from app.host.numbers import ProcessNumbers
@@ -169,6 +170,9 @@ class Service:
     def start(self) -> None:
         """Prepare the schema and start the worker pool; waits for neither: the database may be away."""
         threading.Thread(target=self._start, name="starter", daemon=True).start()
+        if self.database.is_embedded:
+            arguments = (self.database, self._stopping)
+            threading.Thread(target=revival.watch, args=arguments, name="postgres-watch", daemon=True).start()
 
     def _start(self) -> None:
         try:

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,6 +87,23 @@ class EmbeddedServer:
                 ) from error
             atexit.register(self.stop)
         return self.dsn
+
+    def revive(self, stopping: threading.Event) -> bool:
+        """Start the server again if it is gone and we still have our share in it; returns whether it was.
+
+        Not if `stopping` is set: a service that ends must not start what it is about to stop.
+        """
+        running = self._running
+        if running is None or running.by != os.getpid() or running.cluster.postmaster() is not None:
+            return False
+        with turn(self._data_dir / "turn.lock", patience_sec=PATIENCE_SEC):
+            # Another sharer may have started it while we waited, and we may have stopped it ourselves.
+            if stopping.is_set() or self._running is not running or running.cluster.postmaster() is not None:
+                return False
+            if not running.cluster.exists:
+                raise EmbeddedServerError(f"{running.cluster.folder} is gone; put it back, or start the service again")
+            self._run(running.cluster, running.binaries)
+            return True
 
     def stop(self) -> None:
         """Give up our share; the last one stops the server. A forked child only lets go of its parent's."""
