@@ -1166,11 +1166,12 @@ CREATE OR REPLACE FUNCTION dl_audit_jobs_inserted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     act  jsonb := dl_act(TG_OP);
-    made bigint := (SELECT count(*) FROM fresh);
+    made bigint;
 BEGIN
     IF act IS NULL THEN
         RETURN NULL;
     END IF;
+    made := (SELECT count(*) FROM fresh);
     IF made = 1 OR act ? 'each' THEN  -- one, as nearly always, or several that are each somebody's own
         INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, after)
         SELECT w.act ->> 'action', w.act ->> 'actor', w.act ->> 'key_id', w.act ->> 'via', w.act ->> 'address',
@@ -1383,6 +1384,58 @@ BEGIN
     IF jsonb_typeof(told) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a JSON array of requests is needed';
     END IF;
+    -- As nearly always: none has a key that a job may have already, and nothing is wrong with any. All are put in at once,
+    -- and only if one is missing then it is found out which one, and why.
+    IF NOT jsonb_path_exists(told, '$[*].idempotency_key') AND NOT jsonb_path_exists(told, '$[*].live_key') THEN
+        BEGIN
+            WITH new AS (
+                INSERT INTO dl_jobs (queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
+                                     lease_ttl_sec, producer, consumer_group, time_limit_sec, retry, parent_id, webhook,
+                                     traceparent, place, created_at)
+                SELECT r.queue, r.task, coalesce(nullif(r.args, 'null'), '{}'), r.lock_key, coalesce(r.partition_key, ''),
+                       coalesce(r.priority, 100), coalesce(r.available_at, clock_timestamp()), coalesce(r.max_attempts, 5),
+                       coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.time_limit_sec, nullif(r.retry, 'null'),
+                       r.parent_id, nullif(r.webhook, 'null'), r.traceparent,
+                       CASE WHEN r.available_at > clock_timestamp() THEN 'timed' ELSE 'ready' END::dl_place,
+                       now() + r.n * interval '1 microsecond'  -- so that they are claimed in their order
+                  FROM ROWS FROM (
+                           jsonb_to_recordset(told) AS (queue text, task text, lock_key text, args jsonb, partition_key text,
+                               priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int, producer text,
+                               consumer_group text, time_limit_sec int, retry jsonb, parent_id uuid, webhook jsonb,
+                               traceparent text),
+                           jsonb_array_elements(told)) WITH ORDINALITY
+                       AS r (queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
+                             producer, consumer_group, time_limit_sec, retry, parent_id, webhook, traceparent, item, n)
+                 WHERE btrim(r.queue, E' \t\n\r\f\v') <> '' AND octet_length(r.queue) <= 2000
+                   AND btrim(r.task, E' \t\n\r\f\v') <> '' AND octet_length(r.task) <= 2000
+                   AND btrim(r.lock_key, E' \t\n\r\f\v') <> '' AND octet_length(r.lock_key) <= 2000
+                   AND (jsonb_typeof(r.args) IN ('object', 'null')) IS NOT FALSE
+                   AND (r.item - '{queue,task,lock_key,args}'::text[] = '{}'
+                        OR r.item - '{queue,task,lock_key,args,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[] = '{}'
+                           AND (octet_length(r.partition_key) <= 2000) IS NOT FALSE
+                           AND (r.priority >= 0) IS NOT FALSE
+                           AND (r.available_at >= '0001-01-01' AND r.available_at < '9999-12-31') IS NOT FALSE
+                           AND (r.max_attempts >= 1) IS NOT FALSE
+                           AND (r.lease_ttl_sec >= 1) IS NOT FALSE
+                           AND (r.time_limit_sec >= 1) IS NOT FALSE
+                           AND (octet_length(r.producer) <= 2000) IS NOT FALSE
+                           AND (octet_length(r.consumer_group) <= 2000) IS NOT FALSE
+                           AND (jsonb_typeof(r.retry) IN ('object', 'null')) IS NOT FALSE
+                           AND (jsonb_typeof(r.webhook) IN ('object', 'null')) IS NOT FALSE)
+                RETURNING job_id, created_at
+            )
+            SELECT array_agg(job_id ORDER BY created_at) INTO new FROM new;
+            IF cardinality(new) = jsonb_array_length(told) THEN
+                RETURN QUERY SELECT i.n, 'created', i.id, 'queued', NULL::text, NULL::text
+                               FROM unnest(new) WITH ORDINALITY AS i (id, n);
+                RETURN;
+            END IF;
+            RAISE EXCEPTION USING ERRCODE = 'DL002';  -- what this block has written is undone
+        EXCEPTION WHEN data_exception OR SQLSTATE 'DL002' THEN
+            NULL;
+        END;
+    END IF;
+
     BEGIN
         SELECT coalesce(array_agg(a), '{}') INTO asked FROM dl_asked(told) a;
     EXCEPTION WHEN data_exception THEN

@@ -59,7 +59,7 @@ def main() -> None:
             for count in counts:
                 with fresh_database(server_dsn) as dsn, listening(dsn, count, processes=asked.processes):
                     for way, make in ways(dsn).items():
-                        if way not in asked.ways.split(","):
+                        if way not in (*asked.ways.split(","), "insert"):
                             continue
                         rows = asked.ones if way == "one" else asked.rows
                         make(min(rows, 100))  # connections are open, plans are made

@@ -176,3 +176,36 @@ def test_a_role_that_may_only_enqueue_needs_no_right_to_the_tables(own_desk):
         connection.rollback()
     finally:
         desk.sql("DROP OWNED BY dl_only_enqueues; DROP ROLE dl_only_enqueues")
+
+
+ODD: tuple[Any, ...] = (
+    *("", " \t\n", "x" * 2000, "x" * 2001, "é" * 1001, "null", "infinity", "2030-01-01", "0001-01-01 BC", "9999-12-31"),
+    *(0, 1, -1, 2**31, 1.5, True, None, [], {}, {"a": 1}),
+)
+FIELDS = (
+    *(
+        "args",
+        "partition_key",
+        "priority",
+        "available_at",
+        "max_attempts",
+        "lease_ttl_sec",
+        "producer",
+        "consumer_group",
+    ),
+    *("time_limit_sec", "retry", "parent_id", "webhook", "traceparent", "surprise", "$fault"),
+)
+
+
+def test_batch_looked_at_as_a_whole_is_judged_as_row_by_row(desk):
+    """Rows without keys are put in at once if nothing is wrong; a key of one sends all of them the longer way."""
+    good: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
+    rows: list[Any] = [good | {field: value} for field in FIELDS for value in ODD]
+    rows += [good | {field: value} for field in good for value in ODD if not isinstance(value, str) or len(value) < 500]
+    rows += [{"queue": "q", "task": "t"}, {}, [], "text", None, 5]
+    ask = "SELECT outcome, status, field, detail FROM dl_enqueue_many(%s) ORDER BY n LIMIT 1"
+    keyed = good | {"live_key": "of another row"}
+    for row in rows:
+        (at_once,) = desk.sql(ask, json.dumps([row]))
+        by_row, _ = desk.sql(ask.replace("LIMIT 1", "LIMIT 2"), json.dumps([row, keyed]))
+        assert at_once == by_row, row
