@@ -72,8 +72,8 @@ def failure_of(job: Claimed, error: BaseException, options: Options, default: Po
     """What to do about an error: the job's own policy counts first, then its task's."""
     policy = readable_policy(job, options, default)
     verdict = decide(error, attempt=job.attempt, max_attempts=job.max_attempts, policy=policy, rules=options.rules)
-    told = describe(error) + hint_of(error, options)
-    return Failure(told, "".join(traceback.format_exception(error)), verdict.answer, verdict.pause)
+    message = describe(error) + hint_of(error, options)
+    return Failure(message, "".join(traceback.format_exception(error)), verdict.answer, verdict.pause)
 
 
 def readable_policy(job: Claimed, options: Options, default: Policy) -> Policy:

@@ -503,7 +503,7 @@ def test_a_module_or_package_that_cannot_be_imported_is_named_and_the_others_are
     assert loading.modules == ("company_rates",)
 
 
-def test_call_of_the_settings_is_isolated_unless_it_says_otherwise(known, company):
+def test_call_of_settings_is_isolated_unless_it_opts_out(known, company):
     calls = {"plain": "company_rates:load", "threaded": {"call": "company_rates:load", "isolation": "thread"}}
 
     assert load([], calls, into=known).failures == {}

@@ -165,7 +165,7 @@ def test_connection_check_alone_ends_sql_of_a_killed_worker(service, loads):
 
     doomed.process.kill()
 
-    eventually(lambda: not any(map(service.is_written, jobs)), message="nobody else has ended the sessions")
+    eventually(lambda: not any(map(service.is_written, jobs)), message="the sessions have ended without a reaper")
 
 
 def test_killed_worker_sql_ends_before_next_attempt(service, loads):

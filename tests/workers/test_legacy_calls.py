@@ -79,7 +79,7 @@ def test_program_without_check_has_our_name_alone():
     assert line.endswith(" None None")
 
 
-def test_failed_program_is_told_names_of_withheld_variables(monkeypatch):
+def test_failed_program_logs_names_of_withheld_variables(monkeypatch):
     monkeypatch.setenv("PGHOST", "db.internal")
     monkeypatch.setenv("PGPASSWORD", "hunter2")
     monkeypatch.setenv("PGUSER", "etl")
@@ -92,7 +92,7 @@ def test_failed_program_is_told_names_of_withheld_variables(monkeypatch):
     assert not [name for name in ("PGUSER", "PGDATABASE", "PGAPPNAME", "PGOPTIONS") if name in line]
 
 
-def test_program_that_succeeds_is_told_nothing(monkeypatch):
+def test_program_that_succeeds_logs_no_withheld_variables(monkeypatch):
     monkeypatch.setenv("PGHOST", "db.internal")
 
     assert program("pass")[1].of("log") == []
@@ -102,15 +102,15 @@ def test_server_that_does_not_answer_is_named_by_the_event(said):
     gone = Places(dsn="", schema="public", targets={"gone": f"host=127.0.0.1 port={free_port()} dbname=x"})
     known = Pipelines()
     known.command("t", [sys.executable, "-c", SHOW])
-    said_by_job = Said()
-    end = attempt_with(said_by_job, task="t", tools={"places": gone}).run(known.get("t"))
+    job_log = Said()
+    end = attempt_with(job_log, task="t", tools={"places": gone}).run(known.get("t"))
 
     assert isinstance(end, Settlement)
     assert end.notes is not None
     assert end.notes["sessions_left"] == ["gone"]
     assert [fields["sessions_left"] for fields in said("sessions.left")] == [["gone"]]
     assert said("connection_check.off") == [{"servers": {"gone": "unreachable"}}]
-    assert said_by_job.of("stdout")[0].endswith(" None None")
+    assert job_log.of("stdout")[0].endswith(" None None")
 
 
 # ── main() ──────────────────────────────────────────────────────────────────────────────────────────────────────────
