@@ -10,6 +10,7 @@ from app.host.early_signals import leave_on
 leave_on(signal.SIGTERM)  # the arbiter's handler replaces it
 
 from app.config import Settings
+from app.config.checks import shared_name
 from app.errors import ConfigError
 from app.host.database import Database
 from app.host.door import try_the_door
@@ -27,6 +28,9 @@ globals().update(gunicorn_settings(_settings))
 
 def on_starting(server):  # type: ignore[no-untyped-def]
     set_up_logging(_settings)
+    if faults := shared_name(_settings, server.cfg.workers):
+        sys.stderr.write(f"Error: {ConfigError(faults)}\n")
+        sys.exit(ConfigError.exit_code)
     block_signals_at_birth()
     if _settings.dsn is None and _settings.auth != "none":
         return  # the embedded server is not there yet; without a key others are not let in, whoever is listened to

@@ -50,6 +50,12 @@ def test_it_serves_and_works_on_the_database_it_is_given(gunicorn: Gunicorn, dsn
     jobs.check()
 
 
+def test_name_for_several_worker_processes_is_refused(gunicorn: Gunicorn, dsn: str):
+    refused = gunicorn("--workers", "2", DL_DB_DSN=dsn, DL_WORKER_NAME="etl-0", DL_AUTH="none")
+    assert refused.process.wait() == 78
+    assert "DL_WORKER_NAME" in refused.process.text
+
+
 def test_without_a_database_it_has_one_of_its_own_and_leaves_none_behind(gunicorn: Gunicorn, run_folder: Path):
     home = run_folder / "gunicorns-home"
     home.mkdir()

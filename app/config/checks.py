@@ -98,6 +98,14 @@ def _is_a_file(path: Path) -> bool:
         return False
 
 
+def shared_name(settings: Settings, processes: int) -> list[Fault]:
+    """What is wrong with a worker name in a service of several worker processes."""
+    if settings.worker_name is None or processes <= 1 or not settings.workers:
+        return []
+    found = f"{settings.worker_name!r} for {processes} worker processes of one service"
+    return [Fault("DL_WORKER_NAME", found, "a name is for one process: one worker process, or no name, would do")]
+
+
 def _one_file_for_two(settings: Settings) -> Iterator[tuple[Among, Fault]]:
     files = [
         ("LOG_PATH", "LOG_FILE_NAME", settings.log_path, settings.log_file_name),
