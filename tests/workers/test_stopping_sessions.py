@@ -1,0 +1,97 @@
+"""A thread that goes on after every stop step keeps no session: they are ended before its job is given on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import psycopg2
+import pytest
+
+from pipelines.contract import Context, Pipelines, Stop, StopReason
+from tests.support import eventually
+from tests.support.dead_sql import TABLES, WRITES_ON
+from tests.support.plant import Plant
+
+REFUSED = "refused"
+
+
+class Deaf:
+    """Ignores every stop, while a thread of its own is in a statement; then it wants another connection."""
+
+    def __init__(self, plant: Plant) -> None:
+        plant.desk.sql(TABLES)
+        self.plant, self.came = plant, list[str]()
+        self.tasks = Pipelines()
+        self.tasks.register("deaf")(self._run)
+
+    def _run(self, args: dict[str, Any], ctx: Context) -> None:
+        connection = ctx.connect("default")
+        connection.autocommit = True
+        writer = threading.Thread(target=self._write, args=(connection, ctx.job_id))
+        writer.start()
+        self.plant.gate.pass_through("deaf")
+        writer.join()
+        try:
+            ctx.connect("default")
+            self.came.append("a connection")
+        except Stop:
+            self.came.append(REFUSED)
+            raise
+
+    def _write(self, connection: Any, job_id: UUID) -> None:
+        with suppress(psycopg2.Error):
+            connection.cursor().execute(WRITES_ON.format(job=job_id, commit="COMMIT;"))
+
+    def begin(self, **options: Any) -> tuple[Any, UUID]:
+        pool = self.plant.pool(pipelines=self.tasks, targets={"default": self.plant.dsn}, **options)
+        job_id = self.plant.add("deaf", lease_ttl_sec=30)
+        eventually(lambda: self.plant.desk.one("SELECT count(*) FROM written"))
+        return pool, job_id
+
+    def sessions(self) -> int:
+        return self.plant.desk.sessions("application_name LIKE 'dataloader:%%'")
+
+
+@pytest.fixture
+def deaf(plant: Plant) -> Deaf:
+    return Deaf(plant)
+
+
+def test_shutdown_ends_sessions_of_a_deaf_thread(plant: Plant, deaf: Deaf):
+    pool, job_id = deaf.begin(stop_sec=0.3, stop_grace_sec=60.0)
+
+    assert not pool.stop(grace=0)
+
+    assert plant.payloads(job_id, "requeue")[0]["reason"] == "shutdown"
+    late = "SELECT count(*) FROM written WHERE at > (SELECT ts FROM dl_job_events WHERE kind = 'requeue')"
+    assert plant.desk.one(late) == 0
+    assert deaf.sessions() == 0
+    plant.gate.open()
+    eventually(lambda: deaf.came == [REFUSED], message=lambda: str(deaf.came))
+
+
+@pytest.mark.parametrize(
+    ("stop", "grace_sec"),
+    [
+        (lambda attempt: attempt.stop(StopReason.LEASE_LOST), 60.0),
+        (lambda attempt: attempt.stop(StopReason.CANCEL), 0.1),
+    ],
+    ids=["lease lost, without grace", "cancel, after its steps"],
+)
+def test_deaf_thread_has_no_session_after_the_stop(
+    plant: Plant, deaf: Deaf, stop: Callable[[Any], None], grace_sec: float
+):
+    pool, _ = deaf.begin(stop_grace_sec=grace_sec)
+    (attempt,) = pool._roster.all()
+
+    stop(attempt)
+
+    eventually(lambda: deaf.sessions() == 0, 20)
+    eventually(lambda: attempt.refuses_sessions, 20)
+    assert pool._roster.all() == [attempt]  # its key stays with it
+    plant.gate.open()
+    eventually(lambda: deaf.came == [REFUSED], message=lambda: str(deaf.came))
