@@ -341,7 +341,7 @@ class Pair:
         return len(claimed)
 
     def plans(self, by: int) -> str:
-        parts = "dl_claim_1(NULL, NULL, NULL, NULL, NULL)", f"dl_settle_1({', '.join(['NULL'] * 15)})"
+        parts = "dl_claim_1(NULL, NULL, NULL, NULL, NULL, NULL)", f"dl_settle_1({', '.join(['NULL'] * 15)})"
         return "".join(row[0] for part in parts for row in self.sessions[by].command(f"EXPLAIN EXECUTE {part}"))
 
 
