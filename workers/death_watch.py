@@ -20,7 +20,7 @@ from app.queue.jobqueue import JobQueue
 from workers import process_identity
 from workers.attempt_log import log_reaped
 from workers.process_identity import Identity, Proof
-from workers.process_lock import LockState, probe_lock
+from workers.process_lock import LockState, probe_lock, remove_lock
 from workers.threads import Loop, clock
 from workers.worker_name import NameClaim
 
@@ -29,6 +29,7 @@ _LOOK_INTERVAL_SEC = 0.25
 _BURIAL_INTERVAL_SEC = 0.5  # between two looks at a dead process that has left something behind
 _BURIAL_LEASE_SEC = 5.0  # after which another process takes over from the dead one, too
 _HELD_LOCK_INTERVAL_SEC = 5.0  # between two questions about runs whose processes live
+_STUCK_SESSIONS_INTERVAL_SEC = 5.0
 _SESSIONS_TIMEOUT_SEC = 2.0
 _SESSIONS_POLL_SEC = 0.02
 
@@ -47,7 +48,9 @@ class Burial:
     def lock(self) -> LockState:
         """Whether a process that the dead one started lives. The name is the operator's promise that none does, unless
         one is seen."""
-        found = LockState.UNKNOWN if self.other.lock_file is None else probe_lock(Path(self.other.lock_file))
+        found = (
+            LockState.UNKNOWN if self.other.lock_file is None else probe_lock(Path(self.other.lock_file), self.other.id)
+        )
         if found is LockState.UNKNOWN and self.proof is Proof.NAME_TAKEN:
             return LockState.FREE
         return found
@@ -119,7 +122,7 @@ class DeathWatch:
         """End the sessions, give the jobs on, and look again until neither sessions nor jobs are left: a claim that the
         process had sent may be committed after the first look."""
         other = burial.other
-        if burial.waits_for_lock and burial.lock() is LockState.HELD and clock() < burial.next_question_at:
+        if burial.waits_for_lock and burial.lock() is not LockState.FREE and clock() < burial.next_question_at:
             return
         if not burial.is_ours:
             if not self._deaths.begin_burial(other.id, again_sec=_BURIAL_LEASE_SEC):
@@ -137,14 +140,16 @@ class DeathWatch:
             burial.next_question_at = clock() + _HELD_LOCK_INTERVAL_SEC
         elif not sessions_left and not free:
             self._end_burial(burial)
+        elif sessions_left and not free:
+            burial.next_at = clock() + _STUCK_SESSIONS_INTERVAL_SEC  # this account may not end them
         else:
             burial.next_at = 0.0  # one more look, now that the sessions are gone
 
     def _end_burial(self, burial: Burial) -> None:
         other = burial.other
-        self._deaths.forget(other.id)
+        self._deaths.end_burial(other.id)
         if other.lock_file is not None and burial.lock() is LockState.FREE:
-            Path(other.lock_file).unlink(missing_ok=True)
+            remove_lock(Path(other.lock_file), other.id)
         del self._burials[other.id]
         with self._lock:
             self._known.pop(other.id, None)

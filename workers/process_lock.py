@@ -50,7 +50,7 @@ class ProcessLock:
                 _prepare(folder)
                 if _is_remote(folder):
                     continue
-                path = folder / f"{worker_id}.lock"
+                path = folder / _file_name(worker_id)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError:
                 continue
@@ -77,9 +77,22 @@ class ProcessLock:
             os.close(descriptor)
 
 
-def probe_lock(path: Path) -> LockState:
-    """Whether anything still holds the lock in this file."""
+def remove_lock(path: Path, worker_id: UUID) -> None:
+    """Remove the file of a dead process. The path comes from a table, so only a file of ours in our folders goes."""
+    if path.name == _file_name(worker_id) and path.parent in _folders():
+        with suppress(OSError):
+            path.unlink()
+
+
+def _file_name(worker_id: UUID) -> str:
+    return f"{worker_id}.lock"
+
+
+def probe_lock(path: Path, worker_id: UUID) -> LockState:
+    """Whether anything still holds the lock in this file. To open anything but a file might have effects of its own."""
     try:
+        if path.name != _file_name(worker_id) or not stat.S_ISREG(path.lstat().st_mode):
+            return LockState.UNKNOWN
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return LockState.UNKNOWN

@@ -82,6 +82,6 @@ class Deaths:
         """End the queue's own sessions of a process; return how many there were still. Ending takes a moment."""
         return int(self._ask("end_worker_sessions", {"worker_id": str(worker_id)})[0][1])
 
-    def forget(self, worker_id: UUID) -> None:
+    def end_burial(self, worker_id: UUID) -> None:
         """Nothing is left of a dead process."""
-        self._ask("forget_dead_worker", {"worker_id": str(worker_id)})
+        self._ask("end_burial", {"worker_id": str(worker_id)})

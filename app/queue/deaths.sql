@@ -24,6 +24,7 @@ SELECT me.superseded_by IS NOT NULL, me.is_new, me.incarnation,
   FROM me
        LEFT JOIN dl_workers w
               ON w.worker_id <> %(worker_id)s::uuid
+             AND w.dead_at IS NULL
              AND (w.boot_id = %(boot_id)s::text AND w.pid_namespace = %(pid_namespace)s::text
                   AND w.time_namespace = %(time_namespace)s::text
                   OR w.worker_name = %(worker_name)s::text);
@@ -53,7 +54,7 @@ SELECT EXISTS (SELECT FROM taken) FROM dl_workers WHERE worker_id = %(worker_id)
 -- another does so now, or it is done.
 UPDATE dl_workers
    SET burial_at = clock_timestamp()
- WHERE worker_id = %(worker_id)s::uuid
+ WHERE worker_id = %(worker_id)s::uuid AND dead_at IS NULL
    AND (burial_at IS NULL OR burial_at < clock_timestamp() - make_interval(secs => %(again_sec)s::float8))
 RETURNING worker_id;
 
@@ -67,13 +68,20 @@ SELECT j.job_id, j.run_id, j.lock_key, j.task = ANY (w.child_tasks) AS may_have_
 -- name: end_worker_sessions
 -- End the queue's own sessions of a process, of which each has its worker_id in its name. How many are left? Of those that
 -- this account may not end, too.
-SELECT count(*) FILTER (WHERE pg_has_role(usesysid, 'USAGE') AND pg_terminate_backend(pid)), count(*)
-  FROM pg_stat_activity
- WHERE starts_with(application_name, 'dataloader-') AND right(application_name, 37) = ':' || %(worker_id)s::text
-   AND pid <> pg_backend_pid();
+WITH sessions AS MATERIALIZED (
+    SELECT a.pid,
+           coalesce((pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
+                    AND (NOT r.rolsuper OR current_setting('is_superuser') = 'on'), false) AS may_end
+      FROM pg_stat_activity a LEFT JOIN pg_roles r ON r.oid = a.usesysid
+     WHERE starts_with(a.application_name, 'dataloader-') AND right(a.application_name, 37) = ':' || %(worker_id)s::text
+       AND a.pid <> pg_backend_pid()
+)
+SELECT count(*) FILTER (WHERE CASE WHEN may_end THEN pg_terminate_backend(pid) ELSE false END), count(*) FROM sessions;
 
--- name: forget_dead_worker
+-- name: end_burial
+-- Nothing is left of a dead process: neither sessions nor runs. Its row stays for lists and alerts, as that of any process
+-- that fell silent.
 WITH marks AS (
     DELETE FROM dl_watch WHERE worker_id = %(worker_id)s::uuid
 )
-DELETE FROM dl_workers WHERE worker_id = %(worker_id)s::uuid;
+UPDATE dl_workers SET dead_at = clock_timestamp() WHERE worker_id = %(worker_id)s::uuid;

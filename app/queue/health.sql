@@ -175,7 +175,7 @@ SELECT jsonb_build_object(
            'shared_names', (SELECT coalesce(jsonb_agg(jsonb_build_array(worker_name, workers) ORDER BY worker_name), '[]')
                               FROM (SELECT worker_name, jsonb_agg(name ORDER BY started_at) AS workers
                                       FROM dl_workers
-                                     WHERE worker_name IS NOT NULL AND superseded_by IS NULL AND NOT stopping
+                                     WHERE worker_name IS NOT NULL AND superseded_by IS NULL AND dead_at IS NULL AND NOT stopping
                                        AND seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
                                      GROUP BY worker_name HAVING count(*) > 1) shared),
            'webhooks_disabled', (SELECT coalesce(jsonb_agg(webhook_id), '[]')

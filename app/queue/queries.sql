@@ -728,7 +728,7 @@ SELECT complete, log_id, attempt, ts, level, stream, line
 
 -- name: workers
 SELECT worker_id, name, version, queues, tasks, threads, started_at, seen_at,
-       seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec) AS alive
+       seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec) AND dead_at IS NULL AS alive
   FROM dl_workers
  ORDER BY started_at;
 

@@ -84,7 +84,7 @@ WITH running AS MATERIALIZED (
     SELECT job_id, queue, task, attempt, started_at, heartbeat_at, worker FROM dl_jobs WHERE status = 'running' LIMIT 10000
 )
 SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, w.started_at, w.seen_at,
-       w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AS alive, w.draining, w.listener,
+       w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive, w.draining, w.listener,
        w.rss_bytes,
        coalesce((SELECT jsonb_agg(jsonb_build_object('job_id', r.job_id, 'queue', r.queue, 'task', r.task,
                                                      'attempt', r.attempt, 'started_at', r.started_at,

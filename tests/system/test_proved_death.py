@@ -56,7 +56,7 @@ def test_killed_worker_jobs_start_on_its_neighbour_at_once(run: Runner, jobs: Jo
     jobs.until_began(2, SOON)
     assert len(neighbour.log("worker.found_dead")) == 1
     finish(jobs, job)
-    eventually(lambda: ask(jobs.dsn, "SELECT pid FROM dl_workers") == [(neighbour.process.pid,)])
+    eventually(lambda: ask(jobs.dsn, "SELECT pid FROM dl_workers WHERE dead_at IS NOT NULL") == [(doomed.process.pid,)])
 
 
 def test_neighbour_that_started_first_learns_of_a_new_process(run: Runner, jobs: Jobs):

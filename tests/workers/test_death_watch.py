@@ -73,7 +73,9 @@ def test_job_of_a_reused_pid_is_taken_over(plant: Plant, planted: Planted, me: I
     job = planted.claims()
     plant.pool()
     assert plant.until(job, Status.SUCCEEDED, SOON).attempt == 2
-    eventually(lambda: plant.desk.one("SELECT count(*) FROM dl_workers") == 1)
+    eventually(
+        lambda: plant.desk.sql("SELECT worker_id FROM dl_workers WHERE dead_at IS NOT NULL") == [(str(planted.id),)]
+    )
 
 
 def test_job_of_a_live_process_is_left_to_it(plant: Plant, planted: Planted, me: Identity, dead: Identity, tmp_path):

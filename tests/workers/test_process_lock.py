@@ -10,31 +10,40 @@ import pytest
 
 from tests.support.waiting import eventually
 from workers import process_lock
-from workers.process_lock import LockState, ProcessLock, probe_lock
+from workers.process_lock import LockState, ProcessLock, probe_lock, remove_lock
+
+WORKER = uuid4()
 
 
 def taken(folder: Path) -> tuple[ProcessLock, Path]:
     lock = ProcessLock()
-    lock.take(uuid4(), (folder,))
+    lock.take(WORKER, (folder,))
     assert lock.path is not None
     return lock, lock.path
+
+
+def kept(path: Path) -> Path:
+    """The same file in another folder: a clean end removes the first."""
+    other = path.parent / "kept" / path.name
+    other.parent.mkdir()
+    other.hardlink_to(path)
+    return other
 
 
 def test_lock_is_held_until_its_last_process_has_ended(tmp_path: Path):
     lock, path = taken(tmp_path / "run")
     assert path.stat().st_mode & 0o777 == 0o600
-    assert probe_lock(path) is LockState.HELD
+    assert probe_lock(path, WORKER) is LockState.HELD
     (descriptor,) = lock.inherited()
     child = subprocess.Popen(["sleep", "600"], pass_fds=[descriptor], start_new_session=True)
     try:
-        kept = path.with_suffix(".kept")
-        kept.hardlink_to(path)
+        other = kept(path)
         lock.release()
-        assert probe_lock(kept) is LockState.HELD
+        assert probe_lock(other, WORKER) is LockState.HELD
     finally:
         child.kill()
         child.wait()
-    eventually(lambda: probe_lock(kept) is LockState.FREE)
+    eventually(lambda: probe_lock(other, WORKER) is LockState.FREE)
 
 
 def test_clean_end_removes_the_file(tmp_path: Path):
@@ -48,21 +57,35 @@ def test_descriptor_is_not_inherited_unless_it_is_passed(tmp_path: Path):
     lock, path = taken(tmp_path)
     child = subprocess.Popen(["sleep", "600"], close_fds=False)
     try:
-        kept = path.with_suffix(".kept")
-        kept.hardlink_to(path)
+        other = kept(path)
         lock.release()
-        assert probe_lock(kept) is LockState.FREE
+        assert probe_lock(other, WORKER) is LockState.FREE
     finally:
         child.kill()
         child.wait()
 
 
 def test_missing_or_strange_file_says_nothing(tmp_path: Path):
-    assert probe_lock(tmp_path / "missing") is LockState.UNKNOWN
-    assert probe_lock(tmp_path) is LockState.UNKNOWN
-    (tmp_path / "link").symlink_to(tmp_path / "target")
+    path = tmp_path / f"{WORKER}.lock"
+    assert probe_lock(path, WORKER) is LockState.UNKNOWN
+    path.mkdir()
+    assert probe_lock(path, WORKER) is LockState.UNKNOWN
+    path.rmdir()
     (tmp_path / "target").touch()
-    assert probe_lock(tmp_path / "link") is LockState.UNKNOWN
+    path.symlink_to(tmp_path / "target")
+    assert probe_lock(path, WORKER) is LockState.UNKNOWN
+    assert probe_lock(tmp_path / "target", WORKER) is LockState.UNKNOWN
+
+
+def test_only_a_lock_file_in_a_runtime_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process_lock, "_folders", lambda: iter([tmp_path / "ours"]))
+    for folder in ("ours", "theirs"):
+        (tmp_path / folder).mkdir()
+        for name in (f"{WORKER}.lock", "passwd"):
+            (tmp_path / folder / name).touch()
+            remove_lock(tmp_path / folder / name, WORKER)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["ours/passwd", f"theirs/{WORKER}.lock", "theirs/passwd"]
 
 
 def test_folder_that_does_not_work_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -196,8 +196,10 @@ def test_name_taken_from_a_silent_process_is_found_at_its_beat(
     asked_at = deaths.ask_to_beat(predecessor)
     assert listener.heard() == [f"beat {predecessor}"]
     assert deaths.supersede(predecessor, by=uuid4(), asked_at=asked_at) is True
-    assert beat(predecessor).is_superseded
-    deaths.forget(predecessor)
+    deaths.end_burial(predecessor)
+    found = beat(predecessor)
+    assert (found.is_superseded, found.is_new) == (True, False)
+    desk.sql("DELETE FROM dl_workers")
     assert deaths.supersede(predecessor, by=uuid4(), asked_at=asked_at) is None
 
 
@@ -207,8 +209,9 @@ def test_one_process_at_a_time_takes_over(deaths: Deaths, beat: Callable[..., Be
     assert deaths.begin_burial(worker, again_sec=60)
     assert not deaths.begin_burial(worker, again_sec=60)
     assert deaths.begin_burial(worker, again_sec=0)
-    deaths.forget(worker)
+    deaths.end_burial(worker)
     assert not deaths.begin_burial(worker, again_sec=0)
+    assert beat(uuid4()).others == ()
 
 
 def test_sessions_of_one_process_alone_are_ended(desk: Desk, deaths: Deaths):
