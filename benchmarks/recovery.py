@@ -1,6 +1,6 @@
 """How soon a job of a killed worker is tried again, at default settings.
 
-Takes about 6 minutes.
+Takes about 4 minutes.
 
 Each worker is a process of its own and works on a job that lasts. A round is a `kill -9` of the one that has the job,
 and its time ends with the claim of the next attempt, by the database's clock; so the server must be on this machine.
@@ -30,7 +30,7 @@ WORKERS = '[{"queue":"bench","concurrency":1}]'
 DEADLINE_SEC = 120.0
 Found = TypeVar("Found")
 INSERT = "INSERT INTO dl_jobs (queue, task, lock_key, args) VALUES ('bench', 'noop', %s, %s) RETURNING job_id"
-ARGS = '{"sleep1": 4}'
+ARGS = '{"sleep1": 3}'
 ATTEMPT = "SELECT ts FROM dl_job_events WHERE job_id = %s AND kind = 'picked' AND (payload ->> 'attempt')::int = %s"
 OWNER = "SELECT w.pid FROM dl_jobs j JOIN dl_workers w USING (worker_id) WHERE j.job_id = %s AND j.status = 'running'"
 
@@ -135,7 +135,7 @@ def begin_job(dsn: str, n: int) -> str:
 
 
 def end_job(dsn: str, job: str) -> None:
-    until(lambda: ask(dsn, "SELECT FROM dl_jobs WHERE job_id = %s AND status = 'succeeded'", job))
+    until(lambda: ask(dsn, "SELECT 1 FROM dl_jobs WHERE job_id = %s AND status = 'succeeded'", job))
 
 
 def attempted(dsn: str, job: str, attempt: int) -> float:
