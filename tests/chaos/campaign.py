@@ -64,6 +64,7 @@ def read(made: World, injected: Sequence[Injected]) -> History:
         made.witness.ask,
         read_record(made.record.file),
         heartbeat_sec=HEARTBEAT_SEC,
+        wall=time.time() - clock(),
         sessions_unbroken=not any(FAULTS[done.fault].breaks_sessions for done in injected),
     )
 

@@ -20,6 +20,8 @@ from tests.support.journal import Line, Told, replay
 
 STUBBORN = "chaos.zombie"
 _SLACK_SEC = 1.0  # between two lines of one thread, which may be frozen or wait for the interpreter there
+_CLOCK_SLACK_SEC = 0.05  # between the time of day, by which a server writes, and the clock of all processes
+_WALL_SLACK_SEC = 0.3  # likewise, read once at the end of a campaign of minutes
 _LEASE_END = re.compile(r"its lease ran out at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d(?::?\d\d)?)")
 _RUN = re.compile(r"failed on purpose, said ([0-9a-f-]{36})")
 _GIVEN_BACK = ("shutdown", "lock_busy", "not_started", "by_hand")
@@ -131,6 +133,59 @@ def overlapping_runs(history: History) -> Wrong:
             acts = [word for word in words if word.what in counts]
             if acts and (last is None or acts[-1].at > last.at):
                 last = acts[-1]
+
+
+def effects_after_a_successor_began(history: History) -> Wrong:
+    """A statement of an attempt still committed when the next run of its job or key had begun.
+
+    A target that did not answer when its sessions were to be ended is named in the event; of it nothing is promised.
+    """
+    claimed_at = {
+        UUID(line.payload["run_id"]): line.at
+        for lines in history.journal.values()
+        for line in lines
+        if line.kind == "picked"
+    }
+    last_effect: dict[UUID, float] = {}
+    for effect in history.effects:
+        last_effect[effect.run_id] = max(effect.at, last_effect.get(effect.run_id, effect.at))
+    began_by_key: dict[str, list[Word]] = defaultdict(list)
+    for words in history.words_by_run().values():
+        began_by_key[words[0].lock_key].append(words[0])
+    for own in (words[0] for words in history.words_by_run().values() if words[0].run_id in last_effect):
+        last = last_effect[own.run_id] - _CLOCK_SLACK_SEC
+        if own.run_id not in claimed_at or _has_unreached_target(history, own):
+            continue
+        for other in began_by_key[own.lock_key]:
+            # By their claims: a run that was frozen between its claim and its first word is no successor.
+            is_successor = other.run_id in claimed_at and claimed_at[own.run_id] < claimed_at[other.run_id]
+            if is_successor and other.at < last:
+                yield (
+                    own.job_id,
+                    f"run {own.run_id} of a {own.task} wrote {last - other.at:.3f} s after run {other.run_id} of job "
+                    f"{other.job_id} had begun; the key is {own.lock_key!r}",
+                )
+
+
+def _has_unreached_target(history: History, word: Word) -> bool:
+    return any(
+        line.payload.get("run_id") == str(word.run_id) and line.payload.get("sessions_left")
+        for line in history.journal.get(word.job_id, ())
+    )
+
+
+def proved_dead_and_acting(history: History) -> Wrong:
+    """A run was taken from a process that was proved dead, and said something afterwards."""
+    taken = {
+        UUID(line.payload["run_id"]): line.at.timestamp() - history.wall
+        for lines in history.journal.values()
+        for line in lines
+        if line.payload.get("reason") == "process_died"
+    }
+    for run_id, words in history.words_by_run().items():
+        late = words[-1].at - taken.get(run_id, words[-1].at)
+        if late > _WALL_SLACK_SEC:
+            yield words[0].job_id, f"run {run_id} lived {late:.3f} s after its process had been proved dead"
 
 
 def run_without_a_claim(history: History) -> Wrong:
@@ -303,6 +358,8 @@ RULES: Sequence[Callable[[History], Wrong]] = (
     canceled_and_begun,
     canceled_and_ran_on,
     overlapping_runs,
+    effects_after_a_successor_began,
+    proved_dead_and_acting,
     run_without_a_claim,
     attempt_count_off,
     impossible_journal,

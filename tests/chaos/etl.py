@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any
+
+import psycopg2
 
 from pipelines.contract import Context, Progress, Stop, register
 from pipelines.retry import Fixed
-from tests.chaos.witness import STAND, act, seen
+from tests.chaos.moments import clock
+from tests.chaos.witness import STAND, VARIABLE, act, seen
 
 AGAIN = Fixed(0.3)
 PARTS = 3  # of a load into the target
@@ -19,6 +24,19 @@ TARGET = """
         part   int  NOT NULL,
         run_id uuid NOT NULL  -- nothing is unique: a row that comes twice is to be seen twice
     )"""
+# One statement that writes a row each tenth of a second and commits each: what an attempt does in a server while
+# nothing of it runs in Python. `wall` is the time of day less the clock of all processes.
+EFFECTS = """
+    CREATE TABLE IF NOT EXISTS chaos_effects (run_id uuid NOT NULL, at float8 NOT NULL);
+    CREATE OR REPLACE PROCEDURE chaos_write_effects(run uuid, seconds float8, wall float8) LANGUAGE plpgsql AS $$
+    BEGIN
+        FOR n IN 1 .. (seconds * 10)::int LOOP
+            INSERT INTO chaos_effects VALUES (run, extract(epoch FROM clock_timestamp()) - wall);
+            COMMIT;
+            PERFORM pg_sleep(0.1);
+        END LOOP;
+    END $$"""
+_CALL_EFFECTS = "CALL chaos_write_effects(%s, %s, %s)"
 _HURRY = "UPDATE dl_jobs SET lease_ttl_sec = 2 WHERE job_id = %s AND status = 'queued'"
 _WRITE = "INSERT INTO chaos_target (job_id, part, run_id) VALUES (%s, %s, %s)"
 
@@ -97,6 +115,38 @@ def apart(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
             act(ctx)
             ctx.sleep(0.2)
     return {"run": run}
+
+
+@register("chaos.sql", retry=AGAIN)
+def sql(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    """One long statement in autocommit, over a session of the context."""
+    with seen(ctx) as run:
+        ctx.progress(run=run)
+        with closing(ctx.connect(args["target"])) as connection:
+            _write_effects(connection, run, args["seconds"])
+    return {"run": run}
+
+
+@register("chaos.sql_apart", retry=AGAIN, isolation="process")
+def sql_apart(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    """As `sql`, in a process of its own."""
+    return sql(args, ctx)
+
+
+@register("chaos.legacy", retry=AGAIN, isolation="process")
+def legacy(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    """As `sql_apart`, over a session that the code opens itself, as code does that knows nothing of dataloader."""
+    with seen(ctx) as run:
+        ctx.progress(run=run)
+        with closing(psycopg2.connect(os.environ[VARIABLE])) as connection:
+            _write_effects(connection, run, args["seconds"])
+    return {"run": run}
+
+
+def _write_effects(connection: Any, run: str, seconds: float) -> None:
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute(_CALL_EFFECTS, (run, seconds, time.time() - clock()))
 
 
 @register("chaos.zombie", retry=AGAIN)

@@ -105,6 +105,34 @@ class WorkerFrozenKeysEnded(WorkerFrozen):
         return []
 
 
+class WorkerTreeKilled(WorkerKilled):
+    """As when a container is killed: the worker and all that it has started, watchdogs and jobs, at once."""
+
+    name = "worker and its processes SIGKILL"
+
+    def begin(self) -> None:
+        self.victim = _one(self.world.workers, self.chance)
+        self.victim.down = True
+        killed = self.victim.kill_tree()
+        self.told = f"{self.victim.name} and {killed} more"
+
+
+class JobProcessKilled(Fault):
+    """A job's own process dies, and what it asked of a server is still being done there."""
+
+    name = "process of a job SIGKILL"
+
+    def begin(self) -> None:
+        pids = eventually(self._job_pids, 30, "a job has a process of its own", period=0.05)
+        victim = _one(pids, self.chance)
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+        self.told = str(victim)
+
+    def _job_pids(self) -> list[int]:
+        return [pid for service in self.world.services for pid in service.job_pids()]
+
+
 class ArbiterKilled(Fault):
     name, lasts = "gunicorn arbiter SIGKILL", (3.0, 5.0)
 
@@ -476,8 +504,8 @@ class NetworkHangsUp(NetworkRefused):
 
 
 PROCESS_FAULTS: tuple[type[Fault], ...] = (
-    WorkerKilled, WorkerTerminated, WorkerFrozen, WorkerFrozenSessionsEnded, WorkerFrozenKeysEnded,
-    GunicornWorkerKilled, ArbiterKilled, GunicornTerminated, GunicornFrozen,
+    WorkerKilled, WorkerTreeKilled, JobProcessKilled, WorkerTerminated, WorkerFrozen, WorkerFrozenSessionsEnded,
+    WorkerFrozenKeysEnded, GunicornWorkerKilled, ArbiterKilled, GunicornTerminated, GunicornFrozen,
 )  # fmt: skip
 SERVER_FAULTS: tuple[type[Fault], ...] = (
     ImmediateRestart, FastRestart, ServerKilled, DiskFull, DatabaseSlow, ConnectionsExhausted, NotifyQueueFilling,

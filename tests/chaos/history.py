@@ -61,6 +61,14 @@ class Written:
     run_id: UUID
 
 
+@dataclass(frozen=True)
+class Effect:
+    """A row that an attempt's statement committed in a server, and when, by the clock of all processes."""
+
+    run_id: UUID
+    at: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class History:
     rows: Mapping[UUID, Row]
@@ -69,6 +77,8 @@ class History:
     target: Sequence[Written]
     told: Sequence[Told]
     heartbeat_sec: float
+    effects: Sequence[Effect] = ()
+    wall: float = 0.0  # what the time of day has above the clock of all processes
     sessions_unbroken: bool = False  # nothing was done that ends a connection whose client lives
 
     def words_by_run(self) -> dict[UUID, list[Word]]:
@@ -79,7 +89,13 @@ class History:
 
 
 def read_history(
-    queue: Ask, witness: Ask, told: Sequence[Told], *, heartbeat_sec: float, sessions_unbroken: bool = False
+    queue: Ask,
+    witness: Ask,
+    told: Sequence[Told],
+    *,
+    heartbeat_sec: float,
+    wall: float,
+    sessions_unbroken: bool = False,
 ) -> History:
     """`queue` and `witness` each run a question and return its rows."""
     journal: dict[UUID, list[Line]] = defaultdict(list)
@@ -95,6 +111,10 @@ def read_history(
         ],
         told=told,
         heartbeat_sec=heartbeat_sec,
+        effects=[
+            Effect(UUID(run), at) for ask in (queue, witness) for run, at in ask("SELECT run_id, at FROM chaos_effects")
+        ],
+        wall=wall,
         sessions_unbroken=sessions_unbroken,
     )
 

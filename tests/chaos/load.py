@@ -20,6 +20,8 @@ from tests.chaos.record import Record
 
 QUEUE = "chaos"
 HOT_KEYS = 3
+SQL_KEYS = 24
+SQL_TARGETS = ("default", "witness")
 _PATIENCE = 5.0  # seconds for one answer
 _PERSISTENCE = 60.0  # seconds for which a caller asks again
 _AGAIN = {"kind": "fixed", "seconds": 0.3}
@@ -36,6 +38,9 @@ class Mix:
     parent: float = 5
     load: float = 12
     apart: float = 0.6
+    sql: float = 3  # a long statement in autocommit
+    sql_apart: float = 0.4
+    legacy: float = 0.4
     zombie: float = 3
     delayed: float = 6
     bulk: float = 0.5  # each brings thirty
@@ -48,11 +53,12 @@ class Mix:
     zombie_holds: float = 1.0
     tombs: float = 0.5  # of the zombies, how many share a few keys
     long_sec: tuple[float, float] = (1.0, 6.0)
+    sql_sec: tuple[float, float] = (2.0, 6.0)  # beyond a lease
     apart_sec: tuple[float, float] = (0.5, 8.0)  # beyond a lease: whose worker is frozen is ended by its leash
 
     def weights(self) -> Mapping[str, float]:
-        names = ("short", "hot", "long", "failing", "parent", "load", "apart", "zombie", "delayed", "bulk", "pair",
-                 "canceled", "retried")  # fmt: skip
+        names = ("short", "hot", "long", "failing", "parent", "load", "apart", "sql", "sql_apart", "legacy", "zombie",
+                 "delayed", "bulk", "pair", "canceled", "retried")  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
@@ -111,6 +117,11 @@ class Asking:
                 task, args = kind, {"fails": chance.choice([0, 1, 1, 2, 20] if kind == "failing" else [0, 0, 1])}
             case "apart":
                 task, args = kind, {"seconds": chance.uniform(*mix.apart_sec)}
+            case "sql" | "sql_apart" | "legacy":
+                # On the queue's own server, which suffers faults, and on one that does not: there a session lives on.
+                target = chance.choice(SQL_TARGETS)
+                task, args = kind, {"seconds": chance.uniform(*mix.sql_sec), "target": target}
+                key = f"sql {chance.randrange(SQL_KEYS)}" if chance.random() < 0.6 else key
             case "zombie":
                 task, args = (
                     kind,

@@ -115,6 +115,21 @@ def _never_reap() -> None:
     Reaper._look = lambda self, now: None  # type: ignore[method-assign]
 
 
+def _leave_sessions() -> None:
+    from app.queue import attempt_sessions as room
+
+    def report_only(reports: Any, target: str, *_: Any) -> None:
+        reports[target] = room.ServerSessions(target, is_reached=True)
+
+    room._end_on = report_only  # type: ignore[assignment]  # it takes what it does not need as one
+
+
+def _prove_by_pid_alone() -> None:
+    from workers.process_identity import Identity
+
+    Identity.shares_host = lambda self, other: True  # type: ignore[method-assign]
+
+
 # ── the mutants ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _PARK_LOCK = r"pg_advisory_xact_lock\(1684828526, hash(text\(lock_key\))?\)"
@@ -236,6 +251,23 @@ MUTANTS: Mapping[str, Mutant] = {
             "deaths",
             patch=_never_reap,
             expects=("not ended",),
+        ),
+        Mutant(
+            "sessions-left-open",
+            "a dead attempt's sessions are not ended before its job is given on",
+            "sql deaths",
+            patch=_leave_sessions,
+            expects=("effects after a successor began",),
+        ),
+        Mutant(
+            "proof-by-pid-alone",
+            "a process is taken for dead when its pid is another process's, also in another namespace",
+            "containers",
+            edits=[
+                Edit("register_worker", r"w\.boot_id = %\(boot_id\)s::text AND w\.pid_namespace[^\n]*\n[^\n]*", "true"),
+            ],
+            patch=_prove_by_pid_alone,
+            expects=("overlapping runs", "proved dead and acting"),
         ),
         Mutant(
             "claim-waits-for-rows",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +24,16 @@ REAPER_SEC = 0.5
 THREADS = 4
 
 
+# What is killed when it ends is killed with it, as the processes of a container are.
+_UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def can_have_namespaces() -> bool:
+    """Whether a process may be given a namespace of pids of its own here."""
+    done = subprocess.run([*_UNSHARE, "true"], check=False, capture_output=True, timeout=20)
+    return done.returncode == 0
+
+
 @dataclass(frozen=True)
 class Death:
     """A process that was killed: what it was running is to be recovered."""
@@ -36,6 +48,7 @@ def environment(dsn: str, witness: str, *, threads: int = THREADS) -> dict[str, 
     return {
         "DL_DB_DSN": dsn,
         VARIABLE: witness,
+        "DL_TARGETS": json.dumps({"default": dsn, "witness": witness}),
         "DL_HEARTBEAT_SEC": str(HEARTBEAT_SEC),
         "DL_REAPER_PERIOD_SEC": str(REAPER_SEC),
         "DL_CLAIM_BACKOFF_SEC": "2",
@@ -62,6 +75,7 @@ class Service:
     env: Mapping[str, str]
     folder: Path
     mutant: str = ""  # which broken protocol it is started with
+    own_namespace: bool = False  # of pids, as a container has: its pids mean other processes to the others
     deaths: list[Death] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)  # how it ended when nobody had killed it
     down: bool = False  # on purpose, by a fault: nobody starts it again meanwhile
@@ -79,13 +93,17 @@ class Service:
             self._process.kill()
         launcher = ["tests.chaos.launch", self.mutant, *self.argv]
         self._process = Process(
-            [sys.executable, "-m", *launcher], env=self.env, output=self.folder / f"{self.name}.log", cwd=ROOT
+            [*(_UNSHARE if self.own_namespace else ()), sys.executable, "-m", *launcher],
+            env=self.env,
+            output=self.folder / f"{self.name}.log",
+            cwd=ROOT,
         )
 
     @property
     def pid(self) -> int:
         assert self._process is not None
-        return self._process.pid
+        inner = self._children() if self.own_namespace else []
+        return inner[0] if inner else self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -104,6 +122,19 @@ class Service:
             os.kill(victim, signal.SIGKILL)
         self.deaths.append(Death(self.name, victim, clock()))
         return victim
+
+    def kill_tree(self) -> int:
+        """SIGKILL to the process and to everything below it; how many were below it."""
+        below = self._descendants()
+        self.kill()
+        for pid in below:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(below)
+
+    def job_pids(self) -> list[int]:
+        """The processes that jobs have of their own, without their watchdogs."""
+        return [pid for pid in self._descendants() if _has_word(pid, "childmain") and not _has_word(pid, "leash")]
 
     def terminate(self) -> None:
         with suppress(ProcessLookupError):
@@ -148,15 +179,24 @@ class Service:
     def text(self) -> str:
         return "" if self._process is None else self._process.text
 
-    def _children(self) -> list[int]:
+    def _descendants(self) -> list[int]:
+        return self._children(recursive=True)
+
+    def _children(self, *, recursive: bool = False) -> list[int]:
+        if self._process is None:
+            return []
         try:
-            return [child.pid for child in psutil.Process(self.pid).children()]
+            return [child.pid for child in psutil.Process(self._process.pid).children(recursive=recursive)]
         except psutil.NoSuchProcess:
             return []
 
 
 def _is_a_jobs_own(pid: int) -> bool:
+    return _has_word(pid, "childmain") or _has_word(pid, "leash")
+
+
+def _has_word(pid: int, part: str) -> bool:
     try:
-        return any("childmain" in word or "leash" in word for word in psutil.Process(pid).cmdline())
+        return any(part in word for word in psutil.Process(pid).cmdline())
     except psutil.Error:
         return False

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from tests.chaos.checker import check
-from tests.chaos.history import History, Row, Word, Written
+from tests.chaos.history import Effect, History, Row, Word, Written
 from tests.chaos.record import Told
 from tests.support.journal import Line
 
@@ -23,6 +23,7 @@ class Tale:
         self.journal: dict[UUID, list[Line]] = {}
         self.words: list[Word] = []
         self.target: list[Written] = []
+        self.effects: list[Effect] = []
         self.told: list[Told] = []
         self.now = 0.0
 
@@ -73,6 +74,10 @@ class Tale:
             )
         )
 
+    def write_effect(self, run: UUID, after: float = 0.1) -> None:
+        self.now += after
+        self.effects.append(Effect(run, self.now))
+
     def succeed(self, job_id: UUID, run: UUID, attempt: int = 1, **more: Any) -> None:
         self.event(job_id, "done", "succeeded", attempt, run)
         self.row(job_id, **({"result": {"run": str(run)}, "progress": {"run": str(run)}} | more))
@@ -97,6 +102,8 @@ class Tale:
             target=self.target,
             told=self.told,
             heartbeat_sec=0.5,
+            effects=self.effects,
+            wall=NOON.timestamp(),
             **more,
         )
 

@@ -309,3 +309,68 @@ def test_a_canceled_job_that_went_back_to_the_queue(tale):
 
 def test_each_rule_says_what_it_is_for():
     assert all(rule.__doc__ for rule in RULES)
+
+
+def test_effects_before_the_successor_began_are_lawful(tale):
+    job = tale.job("chaos.sql")
+    dead = tale.claim(job)
+    tale.write_effect(dead)
+    tale.reap(job, dead)
+    heir = tale.claim(job, 2)
+    tale.write_effect(heir)
+    tale.succeed(job, heir, 2)
+
+    assert tale.broken() == set()
+
+
+@pytest.mark.parametrize("same_job", [True, False])
+def test_effects_after_a_successor_began_are_found(tale, same_job):
+    job, next_of_key = tale.job("chaos.sql"), tale.job("chaos.sql")
+    dead = tale.claim(job)
+    if same_job:
+        tale.reap(job, dead)
+        heir = tale.claim(job, 2)
+    else:
+        tale.reap(job, dead, status="lost")
+        heir = tale.claim(next_of_key)
+    tale.write_effect(dead)
+
+    assert heir != dead
+    assert "effects after a successor began" in tale.broken()
+
+
+def test_effects_on_a_target_named_as_unreached_are_exempt(tale):
+    job = tale.job("chaos.sql")
+    dead = tale.claim(job)
+    tale.event(job, "requeue", "queued", 1, dead, reason="lease_expired", sessions_left=["witness"])
+    heir = tale.claim(job, 2)
+    tale.write_effect(dead)
+    tale.succeed(job, heir, 2)
+
+    assert tale.broken() == set()
+
+
+def test_effects_after_a_frozen_predecessor_began_are_lawful(tale):
+    job = tale.job("chaos.sql")
+    frozen = uuid4()
+    tale.event(job, "picked", "running", 1, frozen)
+    tale.reap(job, frozen)
+    heir = tale.claim(job, 2)
+    tale.say(job, frozen, "began")
+    tale.write_effect(heir)
+    tale.succeed(job, heir, 2)
+
+    assert tale.broken() == set()
+
+
+@pytest.mark.parametrize("lives_on", [False, True])
+def test_run_that_lives_on_after_its_proved_death_is_found(tale, lives_on):
+    job = tale.job()
+    run = tale.claim(job)
+    tale.event(job, "requeue", "queued", 1, run, reason="process_died")
+    if lives_on:
+        tale.say(job, run, "wrote", after=0.5)
+    heir = tale.claim(job, 2)
+    tale.succeed(job, heir, 2)
+
+    assert ("proved dead and acting" in tale.broken()) == lives_on

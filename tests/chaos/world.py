@@ -20,7 +20,7 @@ from tests.chaos.load import Load, Mix
 from tests.chaos.proxy import Proxy
 from tests.chaos.record import Record
 from tests.chaos.servers import Server
-from tests.chaos.services import Service, environment
+from tests.chaos.services import Service, can_have_namespaces, environment
 from tests.support.processes import free_port
 from tests.support.waiting import eventually
 
@@ -36,6 +36,7 @@ class Shape:
     per_sec: float = 20.0
     mix: Mix = field(default_factory=Mix)
     threads: int = 4
+    namespaces: bool = True  # the last worker has a namespace of pids of its own, where that is allowed
     binaries: Choice = "auto"
     mutant: str = ""
     server: Mapping[str, str] = field(default_factory=dict)  # settings of the primary
@@ -58,10 +59,12 @@ class World:
         self.witness = self.make_server(settings={"shared_buffers": "16MB"})
         self.witness.make()
         self.witness.ask(witness.TABLE)
+        self.witness.ask(etl.EFFECTS)
         self.primary = self.make_server(disk_mb=DISK_MB, settings=self.shape.server)
         self.primary.make()
         migrate(self.primary.dsn)
         self.primary.ask(etl.TARGET)
+        self.primary.ask(etl.EFFECTS)
         # One that follows the primary about, as a virtual address does; and two that each stay with their server.
         self.address, *self.slots = (Proxy(self.primary.address) for _ in range(3))
         self.slots[1].refuse()
@@ -74,6 +77,8 @@ class World:
         for n in range(shape.workers):
             dsn = self.multi_host_dsn if n % 2 == 0 else self.address_dsn
             self._add(f"worker-{n + 1}", ("dataloader", "worker"), environment(dsn, said, threads=shape.threads))
+        # As containers on one host: the pids of one mean other processes to the others.
+        self.services[-1].own_namespace = shape.namespaces and can_have_namespaces()
         port = None
         if shape.api:
             port = free_port()
