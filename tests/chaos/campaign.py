@@ -11,7 +11,7 @@ from tests.chaos.faults import FAULTS
 from tests.chaos.history import History, read_history
 from tests.chaos.moments import clock
 from tests.chaos.record import read_record
-from tests.chaos.report import Report, make_report
+from tests.chaos.report import Report, make_report, taken_with_effects
 from tests.chaos.schedule import schedule
 from tests.chaos.services import HEARTBEAT_SEC, REAPER_SEC
 from tests.chaos.world import Shape, World, world
@@ -52,7 +52,7 @@ def conclude(
         server=made.primary.describe(),
         seconds=seconds,
         drained_sec=drained,
-        complaints=_complaints(made, injected, whole=whole) + _too_tame(history),
+        complaints=_complaints(made, injected, whole=whole) + _too_tame(history, whole=whole),
         wall=time.time() - clock(),
         bound={"heartbeat": HEARTBEAT_SEC, "reaper": REAPER_SEC},
     )
@@ -80,11 +80,15 @@ def _complaints(made: World, injected: Sequence[Injected], *, whole: bool) -> li
     return complaints
 
 
-def _too_tame(history: History) -> list[str]:
-    """Stubborn runs that do no harm prove nothing: a fence that is missing is not noticed then."""
+def _too_tame(history: History, *, whole: bool) -> list[str]:
+    """Stubborn runs that do no harm prove nothing: a fence that is missing is not noticed then. Neither does a campaign
+    in which no statement ran in a server when its attempt was taken from a worker."""
     stubborn = {row.job_id for row in history.rows.values() if row.task == STUBBORN and row.attempt}
     wrote = {written.job_id for written in history.target} & stubborn
-    return ["no stubborn run has written anything"] if len(stubborn) > _SOME and not wrote else []
+    complaints = ["no stubborn run has written anything"] if len(stubborn) > _SOME and not wrote else []
+    if whole and not taken_with_effects(history):
+        complaints.append("no attempt was taken from a worker while a statement of it ran in a server")
+    return complaints
 
 
 def _last_trouble(text: str) -> str:

@@ -146,6 +146,20 @@ def _runs(history: History, wall: float) -> dict[str, int]:
         "handed back unstarted": reasons["not_started"],
         "stubborn ones that acted on after their job had been taken from them": _zombies(history, wall),
         "parts written into the target": len(history.target),
+        "rows written by statements in autocommit": len(history.effects),
+        "attempts taken from a worker that had written such rows": len(taken_with_effects(history)),
+    }
+
+
+def taken_with_effects(history: History) -> set[UUID]:
+    """Attempts that were given on by another process, and had a statement in a server: without them the rule about
+    effects proves nothing."""
+    wrote = {effect.run_id for effect in history.effects}
+    return wrote & {
+        UUID(line.payload["run_id"])
+        for lines in history.journal.values()
+        for line in lines
+        if line.payload.get("reason") in ("lease_expired", "process_died") and line.payload.get("run_id")
     }
 
 
