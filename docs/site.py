@@ -121,7 +121,7 @@ def _routes(document: dict[str, Any]) -> Iterator[str]:
             yield f"## `{method.upper()} {path}`\n\n**{operation['summary']}.** {operation.get('description', '')}\n"
             yield from _parameters(operation.get("parameters", []))
             yield from _body(operation.get("requestBody"), document)
-            yield from _answers(operation["responses"])
+            yield from _answers(operation["responses"], document)
 
 
 def _parameters(parameters: list[dict[str, Any]]) -> Iterator[str]:
@@ -149,10 +149,12 @@ def _body(body: dict[str, Any] | None, document: dict[str, Any]) -> Iterator[str
         yield ""
 
 
-def _answers(answers: Mapping[str, Any]) -> Iterator[str]:
+def _answers(answers: Mapping[str, Any], document: dict[str, Any]) -> Iterator[str]:
     yield "| answer | |\n|---|---|"
-    for status, what in answers.items():
-        yield f"| {status} | {_cell(what['description'])} |"
+    for status, answer in answers.items():
+        shared = answer.get("$ref", "").rpartition("/")[2]
+        response = document["components"]["responses"][shared] if shared else answer
+        yield f"| {status} | {_cell(response['description'])} |"
     yield ""
 
 
