@@ -5,8 +5,10 @@
 
 Ways: `one` (the API's statement, a commit a job, four threads), `many` (what the batch endpoint sends, without HTTP,
 10,000 a statement), `api` (the batch endpoint's whole way through Flask, in this process), `sql` (dl_enqueue_many),
-`insert` (a plain multi-row INSERT of another service). Each is tried with no session listening, and then with so many
-that LISTEN as idle worker processes do; with --processes these are real processes (`dataloader worker`), idle on a
+`insert` (a plain INSERT whose rows the server makes up: nothing is written, sent or parsed), and two plain INSERTs of
+rows that the client has, as it has them for `sql`: `values` (of another service: a multi-row VALUES by psycopg2) and
+`json` (from the same JSON text, with no check and no answer). Each is tried with no session listening, and then with so
+many that LISTEN as idle worker processes do; with --processes these are real processes (`dataloader worker`), idle on a
 queue of their own. What counts is the ratio to the same way with none; all take turns, round after round.
 """
 
@@ -23,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import psycopg2
+from psycopg2.extras import Json, execute_values
 
 from app.queue.batch import Batch
 from app.queue.job import NewJob
@@ -38,6 +41,12 @@ PLAIN = (
     "INSERT INTO dl_jobs (queue, task, lock_key, args) SELECT 'bench', 'noop', 'k' || n, jsonb_build_object('n', n)"
     " FROM generate_series(1, %s) n"
 )
+VALUES = "INSERT INTO dl_jobs (queue, task, lock_key, args) VALUES %s"
+FROM_JSON = (
+    "INSERT INTO dl_jobs (queue, task, lock_key, args)"
+    " SELECT * FROM jsonb_to_recordset(%s) AS r (queue text, task text, lock_key text, args jsonb)"
+)
+YARDSTICKS = ("insert", "values", "json")
 
 
 def main() -> None:
@@ -46,9 +55,7 @@ def main() -> None:
     parser.add_argument("--ones", type=int, default=2_000, help="a round of the way that makes one at a time")
     parser.add_argument("--listeners", default="0,10,50")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--ways", default="one,many,api,sql,insert", help="of these; insert is what they are compared with"
-    )
+    parser.add_argument("--ways", default="one,many,api,sql", help="of these; they are compared with the plain INSERTs")
     parser.add_argument("--processes", action="store_true", help="real worker processes, not only their sessions")
     asked = parser.parse_args()
     counts = [int(count) for count in asked.listeners.split(",")]
@@ -59,7 +66,7 @@ def main() -> None:
             for count in counts:
                 with fresh_database(server_dsn) as dsn, listening(dsn, count, processes=asked.processes):
                     for way, make in ways(dsn).items():
-                        if way not in (*asked.ways.split(","), "insert"):
+                        if way not in (*asked.ways.split(","), *YARDSTICKS):
                             continue
                         rows = asked.ones if way == "one" else asked.rows
                         make(min(rows, 100))  # connections are open, plans are made
@@ -126,6 +133,8 @@ def ways(dsn: str) -> dict[str, Callable[[int], None]]:
         "api": lambda rows: in_batches(rows, api(dsn)),
         "sql": lambda rows: in_batches(rows, lambda n: sql(dsn, n)),
         "insert": lambda rows: in_batches(rows, lambda n: plain(dsn, n)),
+        "values": lambda rows: in_batches(rows, lambda n: values(dsn, n)),
+        "json": lambda rows: in_batches(rows, lambda n: from_json(dsn, n)),
     }
 
 
@@ -171,16 +180,30 @@ def api(dsn: str) -> Callable[[int], None]:
 
 
 def sql(dsn: str, rows: int) -> None:
-    text = json.dumps([{"queue": "bench", "task": "noop", "lock_key": f"k{n}", "args": {"n": n}} for n in range(rows)])
-    ask(dsn, "SELECT count(*) FROM dl_enqueue_many(%s)", text)
+    ask(dsn, "SELECT count(*) FROM dl_enqueue_many(%s)", json_text(rows))
+
+
+def json_text(rows: int) -> str:
+    return json.dumps([{"queue": "bench", "task": "noop", "lock_key": f"k{n}", "args": {"n": n}} for n in range(rows)])
 
 
 def plain(dsn: str, rows: int) -> None:
     ask(dsn, PLAIN, rows)
 
 
+def values(dsn: str, rows: int) -> None:
+    jobs = [("bench", "noop", f"k{n}", Json({"n": n})) for n in range(rows)]
+    with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
+        execute_values(cursor, VALUES, jobs, page_size=rows)
+
+
+def from_json(dsn: str, rows: int) -> None:
+    ask(dsn, FROM_JSON, json_text(rows))
+
+
 def show(rates: dict[tuple[str, int], list[float]], counts: list[int]) -> None:
-    show_against_insert(rates, counts)
+    for yardstick in YARDSTICKS:
+        show_ratios(rates, counts, yardstick)
     print(f"\njobs/s, and of the rate with {counts[0]} listening\n")
     print(f"{'way':<8}" + "".join(f"{f'{count} listening':>22}" for count in counts))
     for way in dict.fromkeys(way for way, _ in rates):
@@ -188,13 +211,13 @@ def show(rates: dict[tuple[str, int], list[float]], counts: list[int]) -> None:
         print(f"{way:<8}" + "".join(f"{rate:>15,.0f} ({rate / middle[0]:.2f})" for rate in middle))
 
 
-def show_against_insert(rates: dict[tuple[str, int], list[float]], counts: list[int]) -> None:
-    """Each way's rate in a round, divided by the plain INSERT's of the same round: the median, and the extremes."""
-    print("\nof the plain INSERT of the same round: median (least to greatest)\n")
+def show_ratios(rates: dict[tuple[str, int], list[float]], counts: list[int], yardstick: str) -> None:
+    """Each way's rate in a round, divided by the yardstick's of the same round: the median, and the extremes."""
+    print(f"\nof `{yardstick}` in the same round: median (least to greatest)\n")
     for way in dict.fromkeys(way for way, _ in rates):
         shown = []
         for count in counts:
-            ratios = sorted(a / b for a, b in zip(rates[way, count], rates["insert", count], strict=True))
+            ratios = sorted(a / b for a, b in zip(rates[way, count], rates[yardstick, count], strict=True))
             shown.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
         print(f"{way:<8}" + "".join(f"{text:>24}" for text in shown))
 
