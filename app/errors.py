@@ -8,6 +8,7 @@ DataloaderError
 │   ├── SchemaMissing         run `dataloader migrate`
 │   ├── SchemaOutdated        run `dataloader migrate`
 │   ├── SchemaTooNew          upgrade dataloader instead
+│   ├── SchemaBlocked         what the database holds keeps `dataloader migrate` from making or restoring an object
 │   └── RightsMissing         the account may not do this: run what `dataloader migrate --roles` prints
 ├── EmbeddedServerError       the embedded PostgreSQL cannot be started
 ├── ProgramMissing            a program that a command starts is not installed
@@ -95,6 +96,10 @@ class SchemaOutdated(SchemaError):
 
 class SchemaTooNew(SchemaError):
     pass
+
+
+class SchemaBlocked(SchemaError):
+    """What the database holds keeps an object of the schema from being made or restored."""
 
 
 class RightsMissing(SchemaError):

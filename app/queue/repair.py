@@ -19,18 +19,18 @@ class Repairs:
     """What `migrate` does beside applying schema.sql."""
 
     names: tuple[str, ...]  # kind and name of each object, as the catalogue has them
-    before: tuple[str, ...] = ()  # statements that schema.sql relies on
-    after: tuple[str, ...] = ()
+    before: tuple[tuple[str, str], ...] = ()  # object and statement: what schema.sql relies on
+    after: tuple[tuple[str, str], ...] = ()  # likewise: what relies on schema.sql
 
 
 def plan_repairs(missing: Mapping[str, str], replaced: Mapping[str, str]) -> Repairs:
     """For objects by kind and name, with the form that they should have; `replaced` ones differ from it."""
-    before = [_add_column(name, form) for name, form in missing.items() if name.startswith("column ")]
+    before = [(name, _add_column(name, form)) for name, form in missing.items() if name.startswith("column ")]
     constraints = [(name, form) for name, form in missing.items() if name.startswith("constraint ")]
     constraints.sort(
         key=lambda constraint: constraint[1].startswith("FOREIGN KEY")
     )  # after the keys that they refer to
-    after = [_add_constraint(name, form) for name, form in constraints]
+    after = [(name, _add_constraint(name, form)) for name, form in constraints]
     return Repairs((*missing, *replaced), tuple(before), tuple(after))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psycopg2
 from psycopg2 import sql
 
-from app.errors import SchemaMissing, SchemaOutdated, SchemaTooNew
+from app.errors import SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 from app.queue.refusals import translated
 from app.queue.repair import Repairs
 from app.queue.session import host_by_host
@@ -23,6 +23,9 @@ SERVES_FROM = 1  # the oldest version whose processes work on these tables: test
 
 _ONE_AT_A_TIME = 1684828528  # advisory lock: two migrations of one database
 _OLDEST_SERVER = 150000
+_DENIED = "42501"
+# Classes of SQLSTATE: not supported, data, constraints, dependent objects, names and kinds of objects.
+_BLOCKED = ("0A", "22", "23", "2B", "42")
 
 
 class Stand(NamedTuple):
@@ -91,11 +94,11 @@ def migrate(
             cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
         cursor.execute(sql.SQL("SET LOCAL search_path TO {}").format(name))
         cursor.execute("SET LOCAL client_min_messages = warning")
-        for statement in repairs.before if repairs else ():
-            cursor.execute(statement)
-        cursor.execute(text)
-        for statement in repairs.after if repairs else ():
-            cursor.execute(statement)
+        for what, statement in repairs.before if repairs else ():
+            _apply(cursor, statement, f"restore {what}")
+        _apply(cursor, text, "apply schema.sql")
+        for what, statement in repairs.after if repairs else ():
+            _apply(cursor, statement, f"restore {what}")
         if found != Stand(SCHEMA_VERSION, fingerprint, SERVES_FROM):
             _record(cursor, fingerprint)
         if repairs:
@@ -103,6 +106,21 @@ def migrate(
             return Migration(schema, _found_version(found, before), SCHEMA_VERSION, steps)
         after = _objects(cursor, schema)
         return Migration(schema, _found_version(found, before), SCHEMA_VERSION, _steps(before, after))
+
+
+def _apply(cursor: Any, statement: str, purpose: str) -> None:
+    """Raises SchemaBlocked if rows or objects that are there forbid it; nothing has been changed then."""
+    try:
+        cursor.execute(statement)
+    except psycopg2.Error as error:
+        code = error.pgcode or ""
+        if code == _DENIED or not code.startswith(_BLOCKED):
+            raise
+        details = (error.diag.message_primary, error.diag.message_detail, error.diag.message_hint)
+        reason = "; ".join(detail.strip().rstrip(".") for detail in details if detail)
+        raise SchemaBlocked(
+            f"cannot {purpose}: {reason}. Nothing was changed: mend that, and run `dataloader migrate` again"
+        ) from error
 
 
 def _record(cursor: Any, fingerprint: str) -> None:
