@@ -1,4 +1,7 @@
-"""Each finding of doctor is provoked, its remedy run as printed, and the finding is gone."""
+"""Each finding of doctor is provoked, its remedy run as printed, and the finding is gone.
+
+Those about differences from schema.sql are in test_schema_remedies.py.
+"""
 
 from __future__ import annotations
 
@@ -6,230 +9,47 @@ import ast
 import os
 import re
 import shutil
-import subprocess
-import sys
+import signal
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-import psycopg2
+import psycopg2.extras
 import pytest
-from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, make_dsn
+from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.doctor.examine import Ways, examine
-from app.doctor.findings import Finding, Severity
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
-from app.queue.examination import Examination
-from app.queue.pool import Pool
-from app.queue.schema import migrate
+from app.queue.timeline import MET
 from tests.support.pgbouncer import pooled
 from tests.support.private_server import copy_of
-from tests.support.processes import ROOT, Process, clean_environment
+from tests.support.processes import ROOT, Process
+from tests.support.remedies import in_this_process, is_gone, look, pick, run_remedy, sql
+from tests.support.running import ask
 from tests.support.service import serving
 from tests.support.waiting import eventually
 
-SQL = ("ALTER ", "CREATE ", "DROP ", "GRANT ", "REINDEX ", "ROLLBACK ", "SELECT ", "SET ", "VACUUM ")
-
-
-@dataclass(frozen=True)
-class Case:
-    check: str
-    words: str  # of the finding
-    harm: str  # what was done to the database
-
-
-DROPPED = "dl_jobs_parked_idx"
-SCHEMA = [
-    Case("schema", "index dl_jobs_parked_idx is missing", "DROP INDEX dl_jobs_parked_idx"),
-    Case("schema", "index dl_jobs_idempotency_key_key is missing",
-         "ALTER TABLE dl_jobs DROP CONSTRAINT dl_jobs_idempotency_key_key"),
-    Case("schema", "constraint dl_jobs.dl_jobs_chk_positive is missing",
-         "ALTER TABLE dl_jobs DROP CONSTRAINT dl_jobs_chk_positive"),
-    Case("schema", "constraint dl_webhooks.", "ALTER TABLE dl_webhooks DROP CONSTRAINT dl_webhooks_pkey CASCADE"),
-    Case("schema", "trigger dl_jobs.dl_jobs_gate is missing", "DROP TRIGGER dl_jobs_gate ON dl_jobs"),
-    Case("schema", "dl_jobs_notify_upd is not enabled", "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd"),
-    Case(
-        "schema",
-        "trigger dl_jobs.dl_jobs_notify_ins is not the one",
-        "CREATE OR REPLACE TRIGGER dl_jobs_notify_ins BEFORE UPDATE ON dl_jobs"
-        " FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
-    ),
-    Case("schema", "table dl_rollups is missing", "DROP TABLE dl_rollups"),
-    Case("schema", "column dl_jobs.producer is missing", "ALTER TABLE dl_jobs DROP COLUMN producer CASCADE"),
-    Case("schema", "column dl_jobs.checkpoint is missing", "ALTER TABLE dl_jobs DROP COLUMN checkpoint CASCADE"),
-    Case("schema", "column dl_jobs.max_attempts is missing", "ALTER TABLE dl_jobs DROP COLUMN max_attempts CASCADE"),
-    Case("schema", "function dl_request_hash(", "DROP FUNCTION dl_request_hash CASCADE"),
-    Case(
-        "schema",
-        "function dl_tell(moved uuid[]) is not the one",
-        "CREATE OR REPLACE FUNCTION dl_tell(moved uuid[]) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'",
-    ),
-    Case("schema", "column dl_jobs.priority is not", "ALTER TABLE dl_jobs ALTER COLUMN priority TYPE bigint"),
-    Case("schema", "column dl_jobs.priority is not", "ALTER TABLE dl_jobs ALTER COLUMN priority SET DEFAULT 5"),
-    Case("schema", "column dl_jobs.queue is not", "ALTER TABLE dl_jobs ALTER COLUMN queue DROP NOT NULL"),
-    Case("schema", "column dl_jobs.producer is not", "ALTER TABLE dl_jobs ALTER COLUMN producer SET DEFAULT 'x'"),
-    Case(
-        "schema",
-        "constraint dl_jobs.dl_jobs_chk_positive is not",
-        "ALTER TABLE dl_jobs DROP CONSTRAINT dl_jobs_chk_positive;"
-        " ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 1)",
-    ),
-    Case(
-        "schema",
-        "index dl_jobs_created_idx is not the one",
-        "DROP INDEX dl_jobs_created_idx; CREATE INDEX dl_jobs_created_idx ON dl_jobs (created_at)",
-    ),
-    Case(
-        "schema",
-        "index dl_jobs_created_idx is not valid",
-        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'dl_jobs_created_idx'::regclass",
-    ),
-    Case("schema", "index of_a_report is not ours", "CREATE INDEX of_a_report ON dl_jobs (producer)"),
-    Case(
-        "schema",
-        "trigger dl_jobs.of_a_report is not ours",
-        "CREATE TRIGGER of_a_report BEFORE UPDATE ON dl_jobs"
-        " FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
-    ),
-]  # fmt: skip
-EVERYTHING = "DROP TABLE dl_jobs, dl_job_events, dl_job_logs, dl_workers, dl_queues, dl_webhooks, dl_schema CASCADE"
 # Severity and check of what no test provokes or mends, and why.
 NOT_RUN = {
-    ("warning", "odd_leases"): "no case yet",
-    ("warning", "shared_worker_names"): "no case yet",
-    ("error", "server_version"): "needs PostgreSQL 14 or older, which has to be replaced",
-    ("warning", "clock"): "a clock is set by NTP, for the whole machine",
-    ("error", "clock"): "the same finding, further off",
-    ("error", "notification_queue"): "the queue has 8 GB; its remedy is that of `transactions`",
-    ("warning", "transaction_timeout"): "a setting of PostgreSQL 17; its remedy has the form of idle_session_timeout",
-    ("warning", "stuck_jobs"): "its remedy ends a process by hand; tests/system/test_shutdown.py ends such processes",
-    ("warning", "alerts"): "an alert ends with its cause, not by a statement",
-    ("info", "retention"): "tests/system/test_held_retention.py does it",
-    ("warning", "connections"): "run for roles and databases; max_connections takes effect at a restart",
-    ("error", "wraparound"): "the same finding as the warning, later",
+    "error server_version": "needs PostgreSQL 14 or older, which has to be replaced",
+    "warning clock": "a clock is set by NTP, for the whole machine",
+    "error clock": "the same finding, further off",
+    "error notification_queue": "the queue has 8 GB; its remedy is that of `transactions`",
+    "warning transaction_timeout": "a setting of PostgreSQL 17; its remedy has the form of idle_session_timeout",
+    "warning alerts": "an alert ends with its cause, not by a statement",
+    "info retention": "tests/system/test_held_retention.py does it",
+    "error wraparound": "the same finding as the warning, later",
 }
-Look = Callable[..., list[Finding]]
+# Calls whose severity or check is an expression, by the expression: what it may be.
+VALUES = {
+    "name": ("fsync", "full_page_writes"),  # in server.py
+    "check": (),  # in examine.py: a look that failed, whose remedy is that of another finding
+}
 
 
-def sql(dsn: str, *statements: str) -> None:
-    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
-        connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
-        for statement in statements:
-            cursor.execute(statement)
-
-
-def run_remedy(dsn: str, remedy: str, schema: str = "public") -> None:
-    """As it is printed: statements up to the first piece that is prose, or a command."""
-    if remedy.startswith("dataloader migrate"):
-        command(dsn, "migrate", schema=schema)
-        return
-    statements = []
-    for piece in remedy.split("; "):
-        if not piece.startswith(SQL):
-            break
-        statements.append(piece)
-    assert statements, f"no statement in {remedy!r}"
-    sql(dsn, *statements)
-
-
-def command(dsn: str, *words: str, schema: str = "public", **env: str) -> str:
-    given = {**clean_environment(), "DL_DB_DSN": dsn, "PG_SCHEMA_QUEUE": schema, **env}
-    argv = [sys.executable, "-m", "app", *words]
-    done = subprocess.run(argv, cwd=ROOT, env=given, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture
-def look() -> Iterator[Look]:
-    pools = []
-
-    def findings(dsn: str, *, schema: str = "public", workers: str | None = None, api: int = 16) -> list[Finding]:
-        pools.append(Pool(dsn, transactions_only=True, application_name="dataloader-doctor", schema=schema))
-        found = examine(Examination(pools[-1]), Ways(dsn, workers, 5.0, api))
-        pools[-1].close()
-        return found
-
-    yield findings
-    for pool in pools:
-        pool.close()
-
-
-def pick(findings: list[Finding], check: str, words: str = "") -> Finding:
-    fitting = [f for f in findings if f.check == check and words in f.told and f.severity is not Severity.OK]
-    assert fitting, [(f.check, f.told) for f in findings]
-    return fitting[0]
-
-
-def gone(findings: list[Finding], check: str, words: str = "") -> bool:
-    return not [f for f in findings if f.check == check and words in f.told and f.severity is not Severity.OK]
-
-
-def mended(look: Look, dsn: str, check: str, words: str = "") -> bool:
-    return gone(look(dsn), check, words)
-
-
-def found_again(look: Look, dsn: str, check: str) -> bool:
-    return not gone(look(dsn), check)
-
-
-@pytest.mark.parametrize("case", SCHEMA, ids=lambda case: case.words)
-def test_remedy_mends_schema(dsn, look, case):
-    migrate(dsn)
-    sql(dsn, case.harm)
-    finding = pick(look(dsn), case.check, case.words)
-
-    run_remedy(dsn, finding.remedy)
-
-    assert gone(look(dsn), case.check, case.words), finding
-    while (left := [f for f in look(dsn) if f.check == "schema" and f.severity is Severity.ERROR]) and left[
-        0
-    ] != finding:
-        run_remedy(dsn, left[0].remedy)  # what the harm has taken with it
-        finding = left[0]
-    assert gone(look(dsn), "schema")
-
-
-def test_remedies_name_schema_that_is_not_public(dsn, look):
-    migrate(dsn, "other")
-    sql(
-        dsn,
-        "ALTER TABLE other.dl_jobs ALTER COLUMN priority SET DEFAULT 5",
-        "ALTER TABLE other.dl_jobs DISABLE TRIGGER dl_jobs_gate",
-        "CREATE INDEX extra ON other.dl_jobs (producer)",
-        "DROP INDEX other.dl_jobs_parked_idx",
-    )
-    found = [f for f in look(dsn, schema="other") if f.check == "schema"]
-    assert len(found) == 4, [f.told for f in found]
-
-    for finding in found:
-        run_remedy(dsn, finding.remedy, schema="other")
-
-    assert gone(look(dsn, schema="other"), "schema")
-
-
-def test_migrate_names_what_it_restored_and_then_nothing(dsn):
-    migrate(dsn)
-    sql(dsn, "DROP INDEX dl_jobs_parked_idx; DROP TRIGGER dl_jobs_gate ON dl_jobs")
-
-    shown = command(dsn, "migrate")
-
-    assert "restored index dl_jobs_parked_idx" in shown
-    assert "restored trigger dl_jobs.dl_jobs_gate" in shown
-    assert "nothing to do" in command(dsn, "migrate")
-
-
-def test_migrate_makes_missing_tables(empty_dsn, look):
-    run_remedy(empty_dsn, pick(look(empty_dsn), "schema").remedy)
-
-    assert gone(look(empty_dsn), "schema")
-
-
-def test_remedies_of_rights_are_grants(dsn, look):
+def test_remedies_of_rights_are_grants(dsn):
     role = f"doctor_{os.getpid()}"
     sql(dsn, f"CREATE ROLE {role} LOGIN")
     try:
@@ -239,155 +59,246 @@ def test_remedies_of_rights_are_grants(dsn, look):
             f"REVOKE UPDATE ON dl_jobs FROM {role}; REVOKE DELETE ON dl_bulk FROM {role}",
         )
         theirs = make_dsn(dsn, user=role)
-        for check in ("rights", "sees_others"):
-            for _ in range(60):  # one right may hide the next
-                findings = [f for f in look(theirs) if f.check == check and f.severity is not Severity.OK]
-                findings = [f for f in findings if "could not be looked at" not in f.told]
-                if not findings:
-                    break
-                for finding in findings:
-                    run_remedy(dsn, finding.remedy)
-            assert gone(look(theirs), check)
+        for what in ("error rights", "warning rights", "info sees_others"):
+            run_remedy(dsn, pick(look(theirs), what).remedy)
+        for _ in range(60):  # one right may hide the next
+            findings = [f for f in look(theirs) if f.check in ("rights", "sees_others")]
+            findings = [f for f in findings if "could not be looked at" not in f.told]
+            if not findings:
+                break
+            for finding in findings:
+                run_remedy(dsn, finding.remedy)
+        assert is_gone(theirs, "rights")
+        assert is_gone(theirs, "sees_others")
     finally:
         sql(dsn, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-@pytest.fixture(scope="module")
-def bare_server(run_folder: Path, ready_made: Path, postgres_binaries: Choice) -> Iterator[str]:
-    """A server of this module's own, whose command line leaves the settings to ALTER SYSTEM."""
+@contextmanager
+def copied(run_folder: Path, ready_made: Path, binaries: Choice, *, standby: bool = False) -> Iterator[str]:
+    """A server of a test's own, whose command line leaves the settings to ALTER SYSTEM."""
     folder = copy_of(ready_made, Path(tempfile.mkdtemp(prefix="bare-", dir=run_folder)))
-    settings = {"max_prepared_transactions": "2"}
-    with EmbeddedServer(folder, binaries=postgres_binaries, settings=settings) as server:
+    settings = {"max_prepared_transactions": "2", "max_connections": "200", "shared_buffers": "64MB"}
+    if standby:
+        signal_file = folder / "cluster/standby.signal"
+        signal_file.touch()
+        owner = (folder / "cluster/PG_VERSION").stat()
+        os.chown(signal_file, owner.st_uid, owner.st_gid)
+    with EmbeddedServer(folder, binaries=binaries, settings=settings) as server:
         yield server.dsn
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def bare_server(run_folder: Path, ready_made: Path, postgres_binaries: Choice) -> Iterator[str]:
+    with copied(run_folder, ready_made, postgres_binaries) as dsn:
+        yield dsn
+
+
+# The harm comes to a database and a role, as which doctor looks.
 ROLE_SETTINGS = [
-    ("synchronous_commit", "ALTER ROLE {role} SET synchronous_commit = off"),
-    ("writable", "ALTER DATABASE {database} SET default_transaction_read_only = on"),
-    ("idle_session_timeout", "ALTER DATABASE {database} SET idle_session_timeout = 60000"),
-    ("idle_in_transaction", "ALTER DATABASE {database} SET idle_in_transaction_session_timeout = 0"),
-    ("statement_logging", "ALTER DATABASE {database} SET log_statement = 'all'"),
-    ("statement_logging", "ALTER DATABASE {database} SET log_min_duration_statement = 0"),
-    ("connections", "ALTER ROLE {role} CONNECTION LIMIT 15"),
-    ("connections", "ALTER DATABASE {database} CONNECTION LIMIT 15"),
+    ("warning synchronous_commit", "ALTER ROLE {role} SET synchronous_commit = off"),
+    ("error writable", "ALTER DATABASE {database} SET default_transaction_read_only = on"),
+    ("error idle_session_timeout", "ALTER DATABASE {database} SET idle_session_timeout = 60000"),
+    ("info idle_in_transaction", "ALTER DATABASE {database} SET idle_in_transaction_session_timeout = 0"),
+    ("warning statement_logging", "ALTER DATABASE {database} SET log_statement = 'all'"),
+    ("warning statement_logging", "ALTER DATABASE {database} SET log_min_duration_statement = 0"),
+    ("warning connections", "ALTER ROLE {role} CONNECTION LIMIT 15"),
+    ("warning connections", "ALTER DATABASE {database} CONNECTION LIMIT 15"),
 ]
 
 
-@pytest.mark.parametrize(("check", "harm"), ROLE_SETTINGS)
-def test_remedy_mends_setting_of_role_or_database(dsn, look, check, harm):
+@pytest.mark.parametrize(("what", "harm"), ROLE_SETTINGS)
+def test_remedy_mends_setting_of_role_or_database(shared_dsn, what, harm):
     role = f"settings_{os.getpid()}"
-    database = psycopg2.extensions.parse_dsn(dsn)["dbname"]
-    sql(dsn, f"CREATE ROLE {role} LOGIN SUPERUSER")
-    theirs = make_dsn(dsn, user=role)
+    database = parse_dsn(shared_dsn)["dbname"]
+    theirs, elsewhere = make_dsn(shared_dsn, user=role), make_dsn(shared_dsn, dbname="postgres")
+    check = what.split()[1]
+    sql(elsewhere, f"CREATE ROLE {role} LOGIN SUPERUSER")
     try:
-        sql(dsn, f"ALTER DATABASE {database} SET idle_in_transaction_session_timeout = '10min'")
+        sql(elsewhere, f"ALTER DATABASE {database} SET idle_in_transaction_session_timeout = '10min'")
         if check != "synchronous_commit":
-            sql(dsn, f"ALTER ROLE {role} SET synchronous_commit = on")
-        sql(dsn, harm.format(role=role, database=database))
-        finding = pick(look(theirs), check)
+            sql(elsewhere, f"ALTER ROLE {role} SET synchronous_commit = on")
+            assert is_gone(theirs, check)
+        sql(elsewhere, harm.format(role=role, database=database))
+        finding = pick(look(theirs), what)
 
         # The database takes no writes of its own any more, and its session is that of the harm.
-        run_remedy(make_dsn(dsn, dbname="postgres"), finding.remedy)
+        run_remedy(elsewhere, finding.remedy)
 
-        assert gone(look(theirs), check), finding
+        assert is_gone(theirs, check), finding
     finally:
-        sql(make_dsn(dsn, dbname="postgres"), f"DROP ROLE {role}")
+        sql(
+            elsewhere,
+            f"ALTER DATABASE {database} RESET ALL",
+            f"ALTER DATABASE {database} CONNECTION LIMIT -1",
+            f"DROP ROLE {role}",
+        )
 
 
-def test_remedy_mends_settings_of_server(bare_server, look):
-    for name in ("fsync", "full_page_writes", "autovacuum"):
-        sql(bare_server, f"ALTER SYSTEM SET {name} = off", "SELECT pg_reload_conf()")
-        eventually(partial(found_again, look, bare_server, name), message=name)
-        finding = pick(look(bare_server), name)
+@pytest.mark.parametrize("what", ["error fsync", "error full_page_writes", "error autovacuum"])
+def test_remedy_mends_setting_of_server(bare_server, what):
+    check = what.split()[1]
+    sql(bare_server, f"ALTER SYSTEM SET {check} = off", "SELECT pg_reload_conf()")
+    eventually(lambda: not is_gone(bare_server, check), message=check)
+    finding = pick(look(bare_server), what)
 
-        run_remedy(bare_server, finding.remedy)
+    run_remedy(bare_server, finding.remedy)
 
-        eventually(partial(mended, look, bare_server, name), message=finding.remedy)
+    eventually(partial(is_gone, bare_server, check), message=finding.remedy)
 
 
-def test_remedy_of_max_connections_is_a_statement(bare_server, look):
-    finding = pick(look(bare_server, api=500), "connections")
+def test_remedy_of_max_connections_is_a_statement(bare_server):
+    finding = pick(look(bare_server, api=500), "warning connections")
 
     run_remedy(bare_server, finding.remedy)
 
     sql(bare_server, "ALTER SYSTEM RESET max_connections")
 
 
-def test_remedy_of_wraparound_freezes(bare_server, look, monkeypatch):
+def test_remedy_of_standby_promotes_it(run_folder, ready_made, postgres_binaries, monkeypatch):
+    monkeypatch.setattr(MET, "_highest", {})  # other servers of this run are copies of the same cluster
+    with copied(run_folder, ready_made, postgres_binaries, standby=True) as dsn:
+        remedy = pick(look(dsn), "error writable", "is a standby").remedy
+        instead, _, statement = remedy.partition(", or ")
+        assert instead == "name the primary in DL_DB_DSN"
+
+        run_remedy(dsn, statement)
+
+        assert is_gone(dsn, "writable")
+        sql(dsn, "CREATE TABLE written ()")
+
+
+def test_remedy_of_wraparound_freezes(bare_server, monkeypatch):
     monkeypatch.setattr("app.doctor.server._BILLION", 500)
     sql(bare_server, *["SELECT pg_current_xact_id()"] * 600)
-    finding = pick(look(bare_server), "wraparound")
+    finding = pick(look(bare_server), "warning wraparound")
 
     run_remedy(bare_server, finding.remedy)
 
-    assert gone(look(bare_server), "wraparound")
+    assert is_gone(bare_server, "wraparound")
 
 
-def test_remedy_of_transactions_ends_them(bare_server, look, monkeypatch):
+def test_remedy_of_transactions_ends_them(bare_server, monkeypatch):
     monkeypatch.setattr("app.doctor.examine.LONG_SEC", 0.0)
-    connections = [psycopg2.connect(make_dsn(bare_server, application_name=n)) for n in ("report", "dataloader-x")]
-    try:
-        for connection in connections:
-            connection.cursor().execute("SELECT 1")
+    found = {
+        "report": "warning transactions",
+        "dataloader-x": "error transactions",
+        "elsewhere": "info transactions",
+        "forgotten": "warning transactions",
+    }
+    with ExitStack() as sessions:
+        for name, database in (("report", {}), ("dataloader-x", {}), ("elsewhere", {"dbname": "template1"})):
+            session = psycopg2.connect(make_dsn(bare_server, application_name=name, **database))
+            sessions.enter_context(closing(session))
+            session.cursor().execute("SELECT 1")
         with closing(psycopg2.connect(bare_server)) as other, other.cursor() as cursor:
             cursor.execute("SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'")
-        for name in ("report", "dataloader-x", "forgotten"):
-            run_remedy(bare_server, pick(look(bare_server), "transactions", name).remedy)
-            eventually(partial(mended, look, bare_server, "transactions", name))
-    finally:
-        for connection in connections:
-            connection.close()
+        for name, what in found.items():
+            run_remedy(bare_server, pick(look(bare_server), what, name).remedy)
+            eventually(partial(is_gone, bare_server, "transactions", name))
 
 
-def test_remedy_of_bloat_vacuums(bare_server, look):
+def test_remedy_of_bloat_vacuums(bare_server, monkeypatch):
+    monkeypatch.setattr("app.doctor.queue._FEW_DEAD", 500)
     sql(
         bare_server,
         "ALTER TABLE dl_queues SET (autovacuum_enabled = off)",
-        "INSERT INTO dl_queues (queue) SELECT 'q' || n FROM generate_series(1, 60000) n",
+        "INSERT INTO dl_queues (queue) SELECT 'q' || n FROM generate_series(1, 600) n",
         "DELETE FROM dl_queues",
     )
-    eventually(lambda: not gone(look(bare_server), "bloat"), message="bloat")
+    eventually(lambda: not is_gone(bare_server, "bloat", "dl_queues"), message="bloat")
 
-    run_remedy(bare_server, pick(look(bare_server), "bloat").remedy)
+    run_remedy(bare_server, pick(look(bare_server), "warning bloat", "dl_queues").remedy)
 
-    eventually(lambda: gone(look(bare_server), "bloat"))
+    eventually(lambda: is_gone(bare_server, "bloat", "dl_queues"))
 
 
 @contextmanager
-def working(dsn: str, folder: Path, remedy: str, **env: str) -> Iterator[Process]:
-    """A worker as the remedy has it, started by its words."""
-    words = remedy.removeprefix("dataloader ").split(";")[0].split()
+def working(dsn: str, folder: Path, command: str = "dataloader worker", **env: str) -> Iterator[Process]:
+    """A worker, started by the words of a remedy."""
+    words = command.removeprefix("dataloader ").split(";")[0].split()
     given = {"DL_DB_DSN": dsn, "DL_PIPELINES": "pipelines.noop", "DL_REAPER_PERIOD_SEC": "0.2", **env}
-    with Process.dataloader(*words, output=folder / "worker.log", env=given) as process:
+    with Process.dataloader(*words, output=Path(tempfile.mkdtemp(dir=folder)) / "worker.log", env=given) as process:
         process.wait_for("listener.listening")
         yield process
 
 
-def test_remedies_of_waiting_jobs_start_workers(dsn, look, tmp_path):
+def test_remedies_of_waiting_jobs_start_workers(dsn, tmp_path):
     insert = "INSERT INTO dl_jobs (queue, task, lock_key, args, available_at) VALUES ('elt', '{}', '{}', '{{}}', now())"
     sql(dsn, insert.format("noop", "a"))
-    remedy = pick(look(dsn), "queues_without_worker").remedy
+    remedy = pick(look(dsn), "error queues_without_worker").remedy
     with working(dsn, tmp_path, remedy):
-        eventually(lambda: gone(look(dsn), "queues_without_worker"))
+        eventually(lambda: is_gone(dsn, "queues_without_worker"))
         sql(dsn, insert.format("test.nap", "b"))
-        missing = pick(look(dsn), "tasks_without_worker")
+        missing = pick(look(dsn), "error tasks_without_worker")
     assert "DL_PIPELINES" in missing.remedy
     with working(dsn, tmp_path, remedy, DL_PIPELINES="pipelines.noop,tests.support.etl"):
-        eventually(lambda: gone(look(dsn), "tasks_without_worker"))
+        eventually(lambda: is_gone(dsn, "tasks_without_worker"))
 
 
-def test_remedy_of_expired_leases_is_a_worker(dsn, look, tmp_path):
+RUNNING = """INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, worker, lease_ttl_sec, started_at,
+                     heartbeat_at, lease_expires_at)
+    VALUES ('q', 'noop', '{}', 'running', 1, gen_random_uuid(), 'w', 1, now(), now() + interval '{}', {})"""
+
+
+def test_remedies_of_leases_are_a_worker(dsn, tmp_path):
+    sql(dsn, RUNNING.format("late", "-1 h", "now() - interval '1 h'"))
+    remedy = pick(look(dsn), "error expired_leases").remedy
     sql(
         dsn,
-        "INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, worker, started_at, lease_expires_at)"
-        " VALUES ('q', 'noop', 'k', 'running', 1, gen_random_uuid(), 'w', now(), now() - interval '1 h')",
+        RUNNING.format("odd", "0 s", "'infinity'"),
+        RUNNING.format("odder", "10 days", "now() + interval '10 days'"),
     )
-    with working(dsn, tmp_path, pick(look(dsn), "expired_leases").remedy, DL_HEARTBEAT_SEC="0.3"):
-        eventually(lambda: gone(look(dsn), "expired_leases"))
+    found = pick(look(dsn), "warning odd_leases", "2 running jobs")
+    assert "the job is taken from its worker lease_ttl_sec after its last heartbeat" in found.remedy
+
+    with working(dsn, tmp_path, remedy, DL_HEARTBEAT_SEC="0.3"):
+        eventually(lambda: is_gone(dsn, "expired_leases"))
+        eventually(lambda: is_gone(dsn, "odd_leases"))
 
 
-def test_remedy_of_foreign_keys_ends_their_sessions(dsn, look):
+def test_remedy_of_shared_names_gives_each_its_own(dsn, tmp_path):
+    with ExitStack() as workers:
+        first, second = [workers.enter_context(working(dsn, tmp_path, DL_WORKER_NAME="etl-0")) for _ in range(2)]
+        eventually(lambda: not is_gone(dsn, "shared_worker_names"))
+        assert "give each a name of its own" in pick(look(dsn), "error shared_worker_names", "etl-0").remedy
+        second.signal(signal.SIGTERM)
+        assert second.wait() == 0
+
+        workers.enter_context(working(dsn, tmp_path, DL_WORKER_NAME="etl-1"))
+
+        assert ask(dsn, "SELECT worker_name FROM dl_workers WHERE NOT stopping ORDER BY 1") == [("etl-0",), ("etl-1",)]
+        assert is_gone(dsn, "shared_worker_names")
+        assert first.exit_code is None
+
+
+def test_remedy_of_stuck_jobs_ends_their_worker(dsn, tmp_path):
+    settings = {"DL_PIPELINES": "tests.support.etl", "DL_STOP_GRACE_SEC": "0.1", "DL_SHUTDOWN_GRACE_SEC": "0.1"}
+    paths = {"trace": str(tmp_path / "trace"), "file": str(tmp_path / "go-on")}
+    with working(dsn, tmp_path, "dataloader worker --queue q:1", **settings) as process:
+        ((job,),) = ask(
+            dsn,
+            "INSERT INTO dl_jobs (queue, task, lock_key, args) VALUES ('q', 'test.deaf', 'k', %s) RETURNING job_id",
+            psycopg2.extras.Json(paths),
+        )
+        eventually(lambda: ask(dsn, "SELECT 1 FROM dl_jobs WHERE status = 'running'"))
+        sql(dsn, f"UPDATE dl_jobs SET cancel_requested = true WHERE job_id = '{job}'")
+        eventually(lambda: not is_gone(dsn, "stuck_jobs"))
+        remedy = pick(look(dsn), "warning stuck_jobs", "stop pending").remedy
+        named = re.match(r"end the worker process (\S+) with SIGTERM", remedy)
+        assert named is not None, remedy
+        ((pid,),) = ask(dsn, "SELECT pid FROM dl_workers WHERE name = %s", named[1])
+        assert pid == process.pid
+
+        os.kill(pid, signal.SIGTERM)
+
+        assert process.wait() == 0
+    assert is_gone(dsn, "stuck_jobs")
+    assert ask(dsn, "SELECT status FROM dl_jobs") == [("canceled",)]
+
+
+def test_remedy_of_foreign_keys_ends_their_sessions(dsn):
     with closing(psycopg2.connect(make_dsn(dsn, application_name="elsewhere"))) as holder, holder.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(hashtext('held'))")
         holder.commit()
@@ -396,41 +307,78 @@ def test_remedy_of_foreign_keys_ends_their_sessions(dsn, look):
             "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'held')",
             "UPDATE dl_jobs SET place = 'parked'",
         )
-        run_remedy(dsn, pick(look(dsn), "foreign_keys").remedy)
+        run_remedy(dsn, pick(look(dsn), "warning foreign_keys").remedy)
 
-        eventually(lambda: gone(look(dsn), "foreign_keys"))
+        eventually(lambda: is_gone(dsn, "foreign_keys"))
 
 
-def test_remedy_of_disabled_webhooks_switches_them_on(dsn, look):
+def test_remedy_of_disabled_webhooks_switches_them_on(dsn):
     sql(dsn, "INSERT INTO dl_webhooks (url, secret, disabled_at) VALUES ('http://127.0.0.1/x', 's', now())")
-    remedy = pick(look(dsn), "webhooks_disabled").remedy
+    remedy = pick(look(dsn), "warning webhooks_disabled").remedy
 
     with serving(dsn) as url:
         for line in remedy.split("; "):
-            command(dsn, *line.removeprefix("dataloader ").split(), DL_URL=url)
+            in_this_process(dsn, *line.removeprefix("dataloader ").split(), DL_URL=url)
 
-    assert gone(look(dsn), "webhooks_disabled")
+    assert is_gone(dsn, "webhooks_disabled")
 
 
-def test_remedy_of_pooler_is_a_way_past_it(dsn, look, run_folder):
+def test_remedy_of_pooler_is_a_way_past_it(dsn, run_folder):
     with pooled(dsn, run_folder) as way:
-        assert "DL_WORKER_DSN" in pick(look(way), "pooler").remedy
+        assert "DL_WORKER_DSN" in pick(look(way), "error pooler").remedy
 
-        assert gone(look(way, workers=dsn), "pooler")
+        assert not [finding for finding in look(way, workers=dsn) if finding.check == "pooler"]
+
+
+# ── completeness ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SEVERITIES = ("error", "warning", "info")
+
+
+def possible(scope: ast.AST, expression: ast.expr) -> set[str]:
+    """The names of constructors, or the texts, that an expression of app/doctor may be."""
+    match expression:
+        case ast.Constant(value=str(text)):
+            return {text}
+        case ast.IfExp(body=one, orelse=other):
+            return possible(scope, one) | possible(scope, other)
+        case ast.Name(id="say"):
+            given = [
+                n.value for n in ast.walk(scope) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "say"
+            ]
+            return set().union(*(possible(scope, value) for value in given))
+        case ast.Name(id=name) if name in SEVERITIES:
+            return {name}
+    return set(VALUES[ast.unparse(expression)])
+
+
+def findings_of(path: Path) -> Iterator[str]:
+    """Severity and check of each finding that a module may yield."""
+    for scope in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(scope, ast.FunctionDef):
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in (*SEVERITIES, "say"):
+                    for severity in possible(scope, node.func):
+                        yield from (f"{severity} {check}" for check in possible(scope, node.args[0]))
+
+
+def cases_of(path: Path) -> Iterator[str]:
+    """What the tests pick among findings: each text outside of NOT_RUN that has the form of one."""
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    for part in module.body:
+        if not (isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "NOT_RUN"):
+            for node in ast.walk(part):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
 
 
 def test_each_finding_has_a_case_or_a_reason():
-    here = Path(__file__).read_text(encoding="utf-8")
-    constructors = ("error", "warning", "info", "say")
-    checks: set[tuple[str, str]] = set()
-    for path in (ROOT / "app/doctor").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in constructors:
-                first = node.args[0] if node.args else None
-                if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                    checks.add((node.func.id, first.value))
-    assert len(checks) > 15
+    modules = [path for path in (ROOT / "app/doctor").glob("*.py") if path.name != "findings.py"]
+    found = {finding for path in modules for finding in findings_of(path)}
+    assert len(found) > 35, found
+    here = Path(__file__)
+    cases = {text for path in (here, here.with_name("test_schema_remedies.py")) for text in cases_of(path)}
 
-    reasons = {check for _, check in NOT_RUN}
-    missing = {check for _, check in checks if check not in reasons and not re.search(rf'"{check}"', here)}
-    assert missing == set()
+    assert found - cases - set(NOT_RUN) == set(), "neither a case nor a reason"
+    assert set(NOT_RUN) - found == set(), "reasons of findings that there are not"
+    assert set(NOT_RUN) & cases == set(), "reasons of findings that have a case"
