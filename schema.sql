@@ -601,10 +601,11 @@ BEGIN
     VALUES (NEW.job_id, NEW.queue, clock_timestamp(), ending::text,
             jsonb_strip_nulls(jsonb_build_object('status', ending, 'attempt', NEW.attempt, 'error', message,
                                                  'reason', CASE ending WHEN 'failed' THEN 'no_attempts' ELSE 'sql' END)));
-    -- Asked first: a lock for each key of a large UPDATE would fill the server's lock table.
+    -- Asked first: a lock for each key of a large UPDATE would fill the server's lock table. And while the key runs it is not
+    -- to be held until this transaction ends, which a person may leave open: the run's end waits for it.
     IF EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND place = 'parked')
-       AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key))
-       AND NOT EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'running') THEN
+       AND NOT EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'running')
+       AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
         UPDATE dl_jobs
            SET place = 'ready'
          WHERE job_id = (SELECT p.job_id FROM dl_jobs p
@@ -613,6 +614,7 @@ BEGIN
                           ORDER BY p.priority, p.created_at, p.job_id
                           LIMIT 1
                             FOR NO KEY UPDATE SKIP LOCKED)
+           AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = NEW.lock_key AND r.status = 'running')  -- by now
         RETURNING queue INTO unblocked;
         IF FOUND THEN
             PERFORM dl_ring(unblocked);
@@ -624,13 +626,17 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- The cancel of a running job, whoever asks for it: its worker is notified.
+-- The cancel of a running job, whoever asks for it: its worker is notified. The statements of older versions, which may run
+-- beside this one, write the event themselves.
 CREATE OR REPLACE FUNCTION dl_jobs_cancel_running() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' AS $$
 BEGIN
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    VALUES (NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
-            jsonb_build_object('status', 'running', 'attempt', NEW.attempt));
+    SELECT NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
+           jsonb_build_object('status', 'running', 'attempt', NEW.attempt)
+     WHERE NOT EXISTS (SELECT FROM dl_job_events e
+                        WHERE e.job_id = NEW.job_id AND e.kind = 'cancel_requested'
+                          AND e.xmin = pg_current_xact_id()::xid);
     IF NEW.run_id IS NOT NULL THEN
         PERFORM pg_notify('dl_control', 'cancel ' || NEW.run_id);
     END IF;

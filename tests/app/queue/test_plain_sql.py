@@ -324,6 +324,18 @@ def test_cancel_by_update_unblocks_nothing_while_the_key_runs(desk):
     assert (desk.status(second), desk.place(third)) == (Status.CANCELED, "parked")
 
 
+def test_open_transaction_with_a_cancel_holds_up_no_end(desk):
+    """A person may leave it open for long; all ends of the process would wait with this one."""
+    run, waiting, _ = desk.claimed(), desk.enqueue(), desk.enqueue()
+    assert desk.claim(2) == []
+    with desk.held() as step:
+        step(CANCEL + f" WHERE job_id = '{waiting}'")
+        desk.session.command("SET statement_timeout = '2s'")
+        assert desk.settle(run).status is Status.SUCCEEDED
+
+    desk.check()
+
+
 def test_cancel_by_update_leaves_a_held_key_to_the_sweep(desk):
     """To wait for the key's lock with the row locked would be a deadlock with whoever waits for the row."""
     first, second = desk.enqueue(), desk.enqueue()
@@ -348,6 +360,22 @@ def test_cancel_by_update_notifies_worker_of_a_running_job_once(desk):
     assert desk.kinds(run.id) == ["queued", "picked", "cancel_requested"]
     assert desk.settle(run, Status.FAILED).status is Status.CANCELED
     desk.check()
+
+
+def test_cancel_by_an_older_version_is_journaled_once(desk):
+    """Its statement writes the event itself, and its processes may run beside ours."""
+    run = desk.claimed()
+
+    desk.sql(
+        "WITH canceled AS ("
+        "    UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s RETURNING job_id, queue, attempt)"
+        " INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)"
+        " SELECT job_id, queue, clock_timestamp(), 'cancel_requested',"
+        "        jsonb_build_object('status', 'running', 'attempt', attempt) FROM canceled",
+        str(run.id),
+    )
+
+    assert desk.kinds(run.id) == ["queued", "picked", "cancel_requested"]
 
 
 def test_cancel_by_update_of_a_finished_job_changes_nothing(desk):
