@@ -39,6 +39,15 @@ class Suspect:
     since: float  # when its lease was first seen to have run out
 
 
+@dataclass(frozen=True)
+class Ended:
+    """Dead runs whose sessions were ended, and the server that had found their leases expired."""
+
+    runs: Sequence[DeadRun]
+    sessions: SessionsEnded
+    server: str
+
+
 class Reaper:
     def __init__(
         self,
@@ -63,7 +72,7 @@ class Reaper:
         self._servers = {} if places is None else servers_of(places)
         self._targets = {} if places is None else targets_of(places)
         self._ending: set[tuple[UUID, UUID | None]] = set()  # runs whose sessions are being ended; the reaper's alone
-        self._ended: deque[tuple[list[DeadRun], SessionsEnded]] = deque()  # added to by the threads that end sessions
+        self._ended: deque[Ended] = deque()  # added to by the threads that end sessions
         self.looked_at = clock()  # read by anyone
         self.loop = Loop("reaper", self.turn, died=died)
 
@@ -71,7 +80,7 @@ class Reaper:
         self._clear_stale()
         self._hands.restore()
         while self._ended:
-            self._reap(*self._ended.popleft())
+            self._reap(self._ended.popleft())
         now = clock()
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_EVERY
@@ -109,9 +118,10 @@ class Reaper:
         names = [session_name(job_id, run_id) for job_id, run_id, _ in new if run_id is not None]
         servers = self._servers_to_ask(names)
         if not servers:
-            self._reap(new, SessionsEnded())
+            self._reap(Ended(new, SessionsEnded(), self._server))
             return
-        threading.Thread(target=self._end, args=(new, servers, names), name="end-sessions", daemon=True).start()
+        given = (new, servers, names, self._server)
+        threading.Thread(target=self._end, args=given, name="end-sessions", daemon=True).start()
         self._ending |= {run[:2] for run in new}
 
     def _servers_to_ask(self, names: Sequence[str]) -> Mapping[str, str]:
@@ -123,23 +133,26 @@ class Reaper:
             return self._targets
         return self._servers
 
-    def _end(self, runs: list[DeadRun], servers: Mapping[str, str], names: list[str]) -> None:
+    def _end(self, runs: list[DeadRun], servers: Mapping[str, str], names: list[str], server: str) -> None:
         report = none_reached(servers)
         try:
             report = end_sessions(servers, names)
         finally:  # whatever happens here, the jobs must go on
-            self._ended.append((runs, report))
+            self._ended.append(Ended(runs, report, server))
             self.loop.ring()
 
-    def _reap(self, runs: Sequence[DeadRun], sessions: SessionsEnded) -> None:
+    def _reap(self, ended: Ended) -> None:
+        """A failover may have come while the sessions were being ended: then nothing is reaped, and all are suspected
+        again from the start."""
+        runs, sessions = ended.runs, ended.sessions
         self._ending -= {run[:2] for run in runs}  # those that are not reaped below are found again
+        for job_id, run_id, _ in runs:
+            self._suspects.pop((job_id, run_id), None)
         left = {
             run_id: sessions.left_of(session_name(job_id, run_id)) for job_id, run_id, _ in runs if run_id is not None
         }
-        for reaped in self._queue.reap(runs, pause_sec=self._pause, sessions_left=left):
+        for reaped in self._queue.reap(runs, pause_sec=self._pause, sessions_left=left, server=ended.server):
             log_reaped(reaped, sessions_ended=sessions.ended, sessions_left=sessions.left_on)
-        for job_id, run_id, _ in runs:
-            self._suspects.pop((job_id, run_id), None)
 
     def _sweep(self, now: float) -> None:
         self._lately = {key: at for key, at in self._lately.items() if now - at < _SEEN_TO_LATELY}

@@ -359,9 +359,11 @@ class JobQueue:
         pause_sec: float,
         sessions_left: Mapping[UUID, Sequence[str]] | None = None,
         worker_id: UUID | None = None,
+        server: str | None = None,
     ) -> list[Reaped]:
         """Settle for the dead: those of the runs whose lease is still expired, or that are still of this process, which
-        is proved dead. `sessions_left` has the targets on which SQL of a run may still be active."""
+        is proved dead. `sessions_left` has the targets on which SQL of a run may still be active. None, if the server
+        is not the one that found the leases expired."""
         left = sessions_left or {}
         rows = self._ask(
             "reap",
@@ -372,6 +374,7 @@ class JobQueue:
                 "sessions_left": array(_targets(left.get(run_id, ())) if run_id else None for _, run_id, _ in runs),
                 "pause_sec": pause_sec,
                 "worker_id": None if worker_id is None else str(worker_id),
+                "server": server,
             },
         )
         return [

@@ -99,7 +99,8 @@ SELECT dl_ring(queue) FROM (SELECT DISTINCT queue FROM sorted WHERE queue <> %(q
 -- paused nothing is taken, and from a limited one no more than it has room for. With `after`, a (priority, created_at,
 -- job_id), ready rows up to that one are passed over: where a transaction of hours keeps the index from being cleaned,
 -- the way from its front to the first row that is still there is long. A lease shorter than `min_lease_sec`, which is what
--- the process can renew in time, is lengthened to that, in the row too: reapers and renewals go by the row.
+-- the process can renew in time, is lengthened to that, in the row too: reapers and renewals go by the row. A process that
+-- was frozen while another took over its name takes nothing: it does not know yet.
 -- Every row of the answer carries the outlook: `skipped` rows that were looked at in vain, for they were parked or
 -- somebody is changing their key at this moment (others may be ready behind them: look again at once), `due_in` seconds
 -- until the next timed job; its first row also the place of the last one taken, `mark`, and the keys for which jobs were
@@ -110,6 +111,8 @@ WITH first AS (
      WHERE queue = %(queue)s::text AND status = 'queued' AND place = 'ready' AND task = ANY (%(tasks)s::text[])
        AND (priority, created_at, job_id) > ((%(after)s::text[])[1]::int, (%(after)s::text[])[2]::timestamptz,
                                              (%(after)s::text[])[3]::uuid)
+       AND NOT EXISTS (SELECT FROM dl_workers w
+                        WHERE w.worker_id = %(worker_id)s::uuid AND w.superseded_by IS NOT NULL)
      ORDER BY priority, created_at, job_id
      LIMIT %(look)s::int
        FOR NO KEY UPDATE SKIP LOCKED
@@ -471,7 +474,8 @@ SELECT j.job_id, j.run_id, j.lock_key,
 -- name: reap
 -- running -> queued | lost | canceled: for a run whose lease was found expired twice and still is; or, with `worker_id`,
 -- whose process is proved dead. The first such death of a job costs no pause, for hosts and processes die; from the
--- second on the job may be what kills them.
+-- second on the job may be what kills them. `server` is the one that found the lease expired (see expired): none is taken
+-- over another connection, for after a failover the owners must have had the time to renew.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
 
@@ -489,6 +493,9 @@ WITH dead AS MATERIALIZED (
            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[d.job_id]) AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
      WHERE CASE WHEN %(worker_id)s::uuid IS NULL THEN dl_lease_is_over(j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec)
                 ELSE j.worker_id = %(worker_id)s::uuid END
+       AND (%(server)s::text IS NULL
+            OR %(server)s::text = (SELECT concat_ws(' ', left(pg_walfile_name(pg_current_wal_lsn()), 8),
+                                                    extract(epoch FROM pg_postmaster_start_time()), pg_backend_pid())))
      ORDER BY d.job_id
        FOR NO KEY UPDATE OF j SKIP LOCKED
 ), reaped AS (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
+from app.queue.attempt_sessions import Places, SessionsEnded
 from app.queue.job import Expired, Reaped, Status
+from tests.support import eventually
 from workers import reaper as room
 from workers.reaper import Reaper
 
@@ -33,11 +36,14 @@ class Database:
         self._times.now += self.takes_sec
         return Expired(self.dead, self.up_sec, self.server)
 
-    def reap(
-        self, runs: list[tuple[UUID, UUID | None, str]], *, pause_sec: float, sessions_left: Any = None
-    ) -> list[Reaped]:
+    def reap(self, runs: list[tuple[UUID, UUID | None, str]], *, server: str, **_: Any) -> list[Reaped]:
+        if server != self.server:
+            return []
         self.reaped += runs
         return [Reaped(job_id, "q", "t", Status.QUEUED, 1) for job_id, _, _ in runs]
+
+    def open_sessions(self, names: list[str]) -> set[str]:
+        return set()
 
     def sweep(self, **_: Any) -> Any:
         return type("Swept", (), {"seen_to": "", "promoted": ()})
@@ -57,14 +63,18 @@ def database(times: Times) -> Database:
     return Database(times)
 
 
-@pytest.fixture
-def reaper(database: Database) -> Reaper:
-    made: Any = Reaper
-    found: Reaper = made(
+def made(database: Database, **more: Any) -> Reaper:
+    make: Any = Reaper
+    found: Reaper = make(
         database, NoKeys(), every=HEARTBEAT, heartbeat_sec=HEARTBEAT, pause_sec=0.0, clear_stale=lambda: None,
-        died=lambda name: None,
+        died=lambda name: None, **more,
     )  # fmt: skip
     return found
+
+
+@pytest.fixture
+def reaper(database: Database) -> Reaper:
+    return made(database)
 
 
 def test_a_run_is_taken_at_the_second_look_and_not_before_a_heartbeat_has_passed(times, database, reaper):
@@ -135,5 +145,29 @@ def test_suspects_of_before_a_failover_are_not_reaped_after(times, database, rea
     assert database.reaped == []
 
     times.now += 0.2 * HEARTBEAT
+    reaper.turn()
+    assert database.reaped == database.dead
+
+
+def test_failover_while_sessions_end_starts_over(times, database, monkeypatch):
+    """The owners must have had the time to renew on the new server."""
+    may_end = threading.Event()
+    monkeypatch.setattr(room, "end_sessions", lambda servers, names: may_end.wait(60) and SessionsEnded())
+    reaper = made(database, places=Places(dsn="host=a", schema="public", targets={"warehouse": "host=b"}))
+    reaper.turn()
+    times.now += HEARTBEAT
+    reaper.turn()
+    database.server = "00000002 1.5 100"
+    may_end.set()
+    eventually(lambda: reaper._ended)
+    reaper.turn()
+    times.now += 0.9 * HEARTBEAT
+    reaper.turn()
+    assert database.reaped == []
+
+    for _ in range(2):
+        times.now += HEARTBEAT
+        reaper.turn()
+    eventually(lambda: reaper._ended)
     reaper.turn()
     assert database.reaped == database.dead

@@ -224,3 +224,24 @@ def test_sessions_of_one_process_alone_are_ended(desk: Desk, deaths: Deaths):
     while deaths.end_sessions(worker):
         pass
     assert desk.sessions(f"application_name = 'dataloader-claim:{other}'") == 1
+
+
+def test_process_whose_name_was_taken_claims_nothing(desk: Desk, deaths: Deaths, beat: Callable[..., Beat]):
+    """It may have been frozen meanwhile, and claim before its next beat."""
+    frozen, successor = uuid4(), uuid4()
+    beat(frozen, HostFacts("boot", "pid:[1]", "time:[2]", 11, 1, worker_name="etl-0"))
+    assert deaths.supersede(frozen, by=successor, asked_at=deaths.ask_to_beat(frozen))
+    desk.enqueue()
+
+    assert desk.queue.claim("q", ["t"], draw_runs(1), "host:1", worker_id=frozen)[0] == []
+    assert claim_again(desk, successor)
+
+
+def test_reap_over_another_connection_takes_nothing(desk: Desk):
+    run = claimed_by(desk, uuid4())
+    desk.expire(run.id)
+    found = desk.queue.expired()
+    dead = [(run.id, run.run_id, run.lock_key)]
+
+    assert desk.another().reap(dead, pause_sec=0, server=found.server) == []
+    assert desk.queue.reap(dead, pause_sec=0, server=found.server)
