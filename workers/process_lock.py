@@ -89,7 +89,8 @@ def _file_name(worker_id: UUID) -> str:
 
 
 def probe_lock(path: Path, worker_id: UUID) -> LockState:
-    """Whether anything still holds the lock in this file. To open anything but a file might have effects of its own."""
+    """Whether anything still holds the lock in this file. To open anything but a file might have effects of its own;
+    and a file of another account may have been put there to be free."""
     try:
         if path.name != _file_name(worker_id) or not stat.S_ISREG(path.lstat().st_mode):
             return LockState.UNKNOWN
@@ -97,7 +98,8 @@ def probe_lock(path: Path, worker_id: UUID) -> LockState:
     except OSError:
         return LockState.UNKNOWN
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
             return LockState.UNKNOWN
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two observers do not mislead each other
     except BlockingIOError:
@@ -118,13 +120,13 @@ def _folders() -> Iterator[Path]:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, for this account alone; raise OSError if it belongs to another."""
+    """Make the folder, for this account alone; raise OSError if another could replace files in it."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(folder)
-    if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
+    if found.st_uid not in (os.getuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(folder)
 
 

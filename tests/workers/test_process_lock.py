@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from uuid import uuid4
@@ -77,6 +78,15 @@ def test_missing_or_strange_file_says_nothing(tmp_path: Path):
     assert probe_lock(tmp_path / "target", WORKER) is LockState.UNKNOWN
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_lock_file_of_another_account_proves_nothing(tmp_path: Path):
+    path = tmp_path / f"{WORKER}.lock"
+    path.touch()
+    assert probe_lock(path, WORKER) is LockState.FREE
+    os.chown(path, 65534, 65534)
+    assert probe_lock(path, WORKER) is LockState.UNKNOWN
+
+
 def test_only_a_lock_file_in_a_runtime_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process_lock, "_folders", lambda: iter([tmp_path / "ours"]))
     for folder in ("ours", "theirs"):
@@ -88,11 +98,12 @@ def test_only_a_lock_file_in_a_runtime_folder_is_removed(tmp_path: Path, monkeyp
     assert left == ["ours/passwd", f"theirs/{WORKER}.lock", "theirs/passwd"]
 
 
-def test_folder_that_does_not_work_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_folder_that_does_not_work_is_passed_over(tmp_path: Path, mode: int):
     (tmp_path / "file").touch()
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
-    open_to_all.chmod(0o777)
+    open_to_all.chmod(mode)
     lock = ProcessLock()
     lock.take(uuid4(), (tmp_path / "file", tmp_path / "no" / "where", open_to_all, tmp_path / "good"))
     assert lock.path is not None
