@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 
 from app.queue.queues import LiveWorker, QueueState, Rule
 
 NO_WORKER = "no worker process is live; the job waits until one is started"
-_MAX_COMPARED = 200  # characters of a name for which a similar one is looked for
+# To compare two names costs up to half a millisecond, and whoever may trigger jobs chooses one of them.
+_MAX_LENGTH = 100  # characters of a name for which a similar one is looked for, and of that one
+_MAX_NEIGHBOURS = 10  # names compared on each side, in the order of their beginnings and in that of their ends
 _SIMILARITY = 0.75
 
 MayName = Callable[[str], bool]
@@ -22,10 +25,11 @@ def doubts(
     *,
     may_name_queue: MayName = lambda _: True,
     may_name_task: MayName = lambda _: True,
+    suggest: bool = True,
 ) -> list[str]:
     """What stands against a job of this task in this queue; empty if some live worker would claim it.
 
-    A similar name is suggested if the caller may know it.
+    With `suggest`, a similar name is suggested if the caller may know it.
     """
     found = []
     if rule is not None and rule.state is QueueState.PAUSED:
@@ -37,10 +41,10 @@ def doubts(
     knowing = [worker for worker in serving if task in worker.tasks]
     if not serving:
         names = {name for worker in workers for name in worker.queues if may_name_queue(name)}
-        found.append(f"no live worker serves queue {queue!r}{_similar(queue, names)}")
+        found.append(f"no live worker serves queue {queue!r}{_similar(queue, names) if suggest else ''}")
     if not any(task in worker.tasks for worker in workers):
         names = {name for worker in serving or workers for name in worker.tasks if may_name_task(name)}
-        found.append(f"no live worker knows {task!r}{_similar(task, names)}")
+        found.append(f"no live worker knows {task!r}{_similar(task, names) if suggest else ''}")
     elif serving and not knowing:
         found.append(f"no live worker of queue {queue!r} knows {task!r}")
     elif knowing and not any(worker.claims for worker in knowing):
@@ -49,7 +53,16 @@ def doubts(
 
 
 def _similar(name: str, names: Iterable[str]) -> str:
-    if len(name) > _MAX_COMPARED:
+    if len(name) > _MAX_LENGTH:
         return ""
-    near = get_close_matches(name, sorted(n for n in names if len(n) <= _MAX_COMPARED), n=1, cutoff=_SIMILARITY)
+    short = [other for other in names if len(other) <= _MAX_LENGTH]
+    close = _neighbours(name, short) | {other[::-1] for other in _neighbours(name[::-1], [n[::-1] for n in short])}
+    near = get_close_matches(name, sorted(close), n=1, cutoff=_SIMILARITY)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _neighbours(name: str, names: Sequence[str]) -> set[str]:
+    """The names that begin most like this one. A misspelt name begins, or ends, like the right one."""
+    in_order = sorted(names)
+    at = bisect_left(in_order, name)
+    return set(in_order[max(0, at - _MAX_NEIGHBOURS) : at + _MAX_NEIGHBOURS])

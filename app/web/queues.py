@@ -298,11 +298,11 @@ class Drains:
 
     def may_have_doubts(self, queue: str, task: str) -> bool:
         """By what is known already: whether there may be reason to doubt that a job will run."""
-        return bool(self._doubts(queue, task))
+        return self._is_doubtful(queue, task)
 
     def doubts(self, queue: str, task: str) -> list[str]:
         """Why a job may never run. Before there is any, what is known is made new: a worker may just have started."""
-        if not self._doubts(queue, task):
+        if not self._is_doubtful(queue, task):
             return []
         if self._age() >= _DOUBTS_FRESH_SEC:
             self._begin_look()
@@ -310,13 +310,32 @@ class Drains:
         caller = current_actor()
         return self._doubts(queue, task, may_name_queue=caller.may_know_queue, may_name_task=caller.may_know)
 
-    def _doubts(self, queue: str, task: str, **may_name: MayName) -> list[str]:
+    def _is_doubtful(self, queue: str, task: str) -> bool:
+        return bool(self._doubts(queue, task, suggest=False))
+
+    def _doubts(
+        self,
+        queue: str,
+        task: str,
+        *,
+        may_name_queue: MayName = lambda _: True,
+        may_name_task: MayName = lambda _: True,
+        suggest: bool = True,
+    ) -> list[str]:
         workers = self._workers
         if workers is None:
             return []
         if self._own is not None and not any(queue in worker.queues for worker in workers):
             workers = [*workers, self._own()]
-        return doubts(queue, task, workers, self._rules.get(queue), **may_name)
+        return doubts(
+            queue,
+            task,
+            workers,
+            self._rules.get(queue),
+            may_name_queue=may_name_queue,
+            may_name_task=may_name_task,
+            suggest=suggest,
+        )
 
     def _age(self) -> float:
         looked_at = self._looked_at

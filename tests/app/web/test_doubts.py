@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -55,6 +56,38 @@ def worker(desk: Desk, *, tasks: tuple[str, ...] = ("noop", "load.invoices")) ->
 )
 def test_doubts_name_what_no_worker_serves(queue, task, expected):
     assert doubts(queue, task, [WORKER, OTHER], None) == expected
+
+
+def test_suggestion_among_thousands_of_names_compares_few(monkeypatch: pytest.MonkeyPatch):
+    compared: list[int] = []
+    find = get_close_matches
+
+    def counted(name: str, names: list[str], n: int, cutoff: float) -> list[str]:
+        compared.append(len(names))
+        return find(name, names, n, cutoff)
+
+    monkeypatch.setattr("app.web.doubts.get_close_matches", counted)
+    names = [f"company.pipelines.load_{n:04}.daily" for n in range(3000)]
+    busy = LiveWorker(frozenset({"etl"}), frozenset(names))
+    for typo in ("company.pipelines.load_1234.dialy", "compani.pipelines.load_1234.daily"):
+        (warning,) = doubts("etl", typo, [busy], None)
+        assert warning.endswith("?"), warning
+    assert max(compared) <= 40
+
+
+def test_trigger_looks_for_a_similar_name_once(client: FlaskClient, desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    worker(desk)
+    client.post("/api/v1/jobs/trigger", json=JOB)  # the workers are known
+    calls: list[str] = []
+
+    def none(name: str, *_: Any, **__: Any) -> list[str]:
+        calls.append(name)
+        return []
+
+    monkeypatch.setattr("app.web.doubts.get_close_matches", none)
+    client.post("/api/v1/jobs/trigger", json={**JOB, "task": "load.invoice"})
+
+    assert calls == ["load.invoice"]
 
 
 def test_doubts_name_paused_queue_and_workers_that_claim_nothing():
