@@ -1124,7 +1124,9 @@ BEGIN
     IF has_table_privilege(session_user, 'dl_audit', 'INSERT') OR has_table_privilege(caller, 'dl_audit', 'INSERT') THEN
         RETURN nullif(current_setting('dl.act', true), '')::jsonb;
     END IF;
-    RETURN jsonb_build_object('action', coalesce(nullif(current_setting('dl.function', true), ''), lower(operation)),
+    -- Any account can set dl.function, too: of its values only ours is shown.
+    RETURN jsonb_build_object('action', CASE current_setting('dl.function', true) WHEN 'dl_enqueue' THEN 'dl_enqueue'
+                                                                                   ELSE lower(operation) END,
                               'actor', session_user, 'via', 'sql');
 END $$;
 

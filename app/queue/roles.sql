@@ -64,18 +64,21 @@ END $$;
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {service};
 
 -- Functions: nobody's, until somebody is named. Those that act with the owner's rights are the service's alone, but for
--- the two that put jobs into the queue. An id is everybody's.
+-- the two that put jobs into the queue. An id is everybody's. Trigger functions stay the owner's: triggers fire without a
+-- right to them, and with one an account could fire them on a table of its own, such as the one that empties the journal.
 DO $$
 DECLARE
     found record;
 BEGIN
     FOR found IN
-        SELECT p.oid::regprocedure AS signature, p.prosecdef AS strong, p.proname AS name
+        SELECT p.oid::regprocedure AS signature, p.prosecdef AS strong, p.proname AS name,
+               p.prorettype = 'pg_catalog.trigger'::regtype AS is_trigger
           FROM pg_proc p
          WHERE p.pronamespace = {schema_text}::regnamespace AND p.proname LIKE 'dl\_%' AND p.prokind = 'f'
            AND p.proname <> 'dl_new_id'
     LOOP
-        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', found.signature);
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC, {service}, {reader}', found.signature);
+        CONTINUE WHEN found.is_trigger;
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {service}', found.signature);
         IF NOT found.strong THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {reader}', found.signature);

@@ -98,6 +98,7 @@ def test_no_function_of_ours_can_be_led_astray_by_what_is_temporary(dsn):
         "DELETE FROM dl_job_events",
         "INSERT INTO dl_schema (version, fingerprint) VALUES (99, 'x')",
         "ALTER FUNCTION dl_audit_prune(interval, int) SECURITY INVOKER",
+        "CREATE TEMP TABLE here (x int); CREATE TRIGGER wipe AFTER TRUNCATE ON here EXECUTE FUNCTION dl_jobs_deleted()",
     ],
 )
 def test_the_service_changes_rows_and_not_what_holds_it(roles, sql):
@@ -163,6 +164,17 @@ def test_account_that_may_insert_jobs_is_audited_under_its_own_name(roles, dsn):
     login = parse_dsn(roles["enqueuer"])["user"]
     do(dsn, f"GRANT INSERT ON dl_jobs TO {login}")
     do(roles["enqueuer"], "SET dl.act = %s; INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')", FORGED)
+
+    assert do(dsn, LINES) == [("insert", login, "sql", None, "job")]
+
+
+def test_audit_of_account_names_no_act_of_its_choice(roles, dsn):
+    login = parse_dsn(roles["enqueuer"])["user"]
+    do(dsn, f"GRANT INSERT ON dl_jobs TO {login}")
+    do(
+        roles["enqueuer"],
+        "SET dl.function = 'key_make'; INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')",
+    )
 
     assert do(dsn, LINES) == [("insert", login, "sql", None, "job")]
 
