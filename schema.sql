@@ -582,8 +582,8 @@ END $$;
 -- without a run, with their event and deliveries, as by the statement `cancel`. That one moves the status itself, and does
 -- not come here.
 --
--- The row is locked already, so the key's lock is not waited for: whoever has it may wait for the row. If it is not to be
--- had at once, the sweep unblocks the key's next job a second later.
+-- The row is locked already, so the key's lock is not waited for: its holder may wait for the row. If it is not
+-- free at once, the sweep unblocks the key's next job a second later.
 CREATE OR REPLACE FUNCTION dl_jobs_end_queued() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' SET enable_seqscan = off AS $$
 DECLARE
@@ -626,7 +626,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- The cancel of a running job, whoever asks for it: its worker is notified. The statements of older versions, which may run
+-- The cancel of a running job, by HTTP or by SQL: its worker is notified. The statements of older versions, which may run
 -- beside this one, write the event themselves.
 CREATE OR REPLACE FUNCTION dl_jobs_cancel_running() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' AS $$

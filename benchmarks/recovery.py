@@ -130,7 +130,7 @@ def restarts(dsn: str, folder: Path, count: int) -> tuple[list[float], list[floa
 def begin_job(dsn: str, n: int) -> str:
     job = str(ask(dsn, INSERT, f"key {n}", ARGS)[0][0])
     attempted(dsn, job, 1)
-    time.sleep(1.0)  # a worker in its stride: it is known, and has told that it listens
+    time.sleep(1.0)  # until the worker has its row, with the mark that it listens
     return job
 
 

@@ -49,7 +49,7 @@ def _is_tally(step: Mapping[Any, Any]) -> bool:
 
 
 def _name(step: Any) -> str:
-    """Its type and its keys: no value, which may be anybody's data."""
+    """Its type and its keys: no value, for a value may be private."""
     kind = type(step).__name__
     if not isinstance(step, Mapping):
         return f"a {kind}"

@@ -95,7 +95,7 @@ class JobContext:
     _stop_reasons: frozenset[StopReason] = frozenset()  # all that were given; under the lock
     _on_stop: Callable[[], object] | None = None  # set and cleared by the pipeline's thread, under the lock
     _job_log: JobLog | None = None
-    refuses_sessions = False  # set once, by whoever stops it, under the lock
+    refuses_sessions = False  # set once, by the thread that stops it, under the lock
 
     def __init__(self, facts: Facts, effects: Effects | None) -> None:
         self.facts, self.effects = facts, effects
@@ -282,7 +282,7 @@ class JobContext:
             connection = self._with_effects().connect(name)
         except SessionsRefused as error:
             raise self._refusal(error) from error
-        if not self._trusted():  # it may have been frozen meanwhile, and somebody else may have the job
+        if not self._trusted():  # it may have been frozen meanwhile, and another worker may have the job
             connection.close()
             self.check()
         return connection

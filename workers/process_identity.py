@@ -2,7 +2,7 @@
 
 A process is the same one if boot, pid namespace, time namespace, pid and start time are the same. An observer that
 shares the first three with it can prove that it is gone; what the observer cannot read is never proof. Only Linux
-tells these things: elsewhere there is no identity, and the lease decides.
+shows these values: elsewhere there is no identity, and the lease decides.
 """
 
 from __future__ import annotations

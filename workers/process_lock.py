@@ -1,8 +1,8 @@
-"""A lock file that says whether a process, or anything that it started, still lives.
+"""A lock file that shows whether a process, or anything that it started, still lives.
 
 The process holds an flock on a file of its own; the processes of jobs inherit the descriptor, and with it the lock. The
 lock is free only when the last of them has ended: a job's process may outlive its worker, for ever in a session of its
-own. The file stands in the first of these folders that works, on a local file system:
+own. The file is in the first of these folders that works, on a local file system:
 
     /run/user/UID/dataloader      where the system keeps one for the user
     /run/dataloader               if this account may write there, or make it
@@ -68,7 +68,7 @@ class ProcessLock:
         return () if self.descriptor is None else (self.descriptor,)
 
     def release(self) -> None:
-        """At a clean end. A child that lives on keeps its lock, but nobody looks for it any more."""
+        """At a clean end. A child that lives on keeps its lock, but no process looks for it any more."""
         descriptor, self.descriptor = self.descriptor, None
         if self.path is not None:
             with suppress(OSError):

@@ -38,7 +38,7 @@ class Worker:
         self.current: Attempt | None = None  # set by the thread, read by anyone
         self._desk, self._settler, self._pipelines, self._logs = desk, settler, pipelines, logs
         self._process, self._died, self._tracer = process, died, tracer
-        self._registered = registered  # the death of a process that nobody knows could not be proved: it claims nothing
+        self._registered = registered  # the death of a process without a row could not be proved: it claims nothing
         self._quiet = isinstance(tracer, Quiet)
         self._line = desk.lines[queue]
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)

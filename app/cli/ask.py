@@ -43,7 +43,8 @@ def cancel(service: Service, *, job_id: UUID) -> None:
     state = service.client.cancel(job_id)
     told = {
         Status.QUEUED: f"Job {job_id} is queued and asked to stop.",
-        Status.RUNNING: f"Job {job_id} is running and asked to stop; it ends at its next safe point.",
+        Status.RUNNING: f"Job {job_id} is running and was asked to stop; it ends at its next safe point, "
+        "or with its process if it has one of its own.",
         Status.CANCELED: f"Job {job_id} is canceled.",
     }
     service.show(state.said, [told.get(state.status, f"Job {job_id} had already ended: {state.status}.")])

@@ -116,8 +116,8 @@ def _running(told: Mapping[str, Any]) -> Iterator[Finding]:
         job, worker, seconds = expired[0]
         yield error(
             "expired_leases",
-            f"{counted(len(expired), 'run')} lost the lease and nobody takes it back, such as job {job} of {worker}, "
-            f"{seconds:.0f} s ago",
+            f"{counted(len(expired), 'run')} lost the lease and no reaper takes it back, such as job {job} of "
+            f"{worker}, {seconds:.0f} s ago",
             "dataloader worker; the reaper of any worker process takes them back",
             runs=expired,
         )

@@ -28,13 +28,19 @@ def _unreachable(settings: Settings, reason: str) -> Finding:
     port = parameters.get("port") or "5432"
     return error(
         UNREACHABLE,
-        f"the database at {host} port {port} does not answer: {scrub(' '.join(reason.split()))}",
+        f"the database at {host} port {port} does not answer: {_what_failed(reason)}",
         "start the server, or correct DL_DB_DSN or PG_HOST: `dataloader config` shows what is in force, and "
         f"`pg_isready -h {host} -p {port}` whether something answers there",
         host=host,
         port=port,
         reason=scrub(reason),
     )
+
+
+def _what_failed(reason: str) -> str:
+    """libpq's question whether the server runs would repeat the remedy."""
+    lines = [line.strip() for line in scrub(reason).splitlines()]
+    return "; ".join(line for line in lines if line and not line.startswith("Is the server running"))
 
 
 def _examine(settings: Settings) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""What a process tells its terminal once it listens. Imports nothing of ours: the command line loads it always."""
+"""What a process prints on its terminal once it listens. Imports nothing of ours: the command line loads it always."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _prepare(database: Database) -> str | None:
-    """A schema that cannot be used is told at once; a database that is away may come back. Returns what is away."""
+    """Prepare the schema; return why the database is away, or None. Raises at once if the schema cannot be used."""
     try:
         database.prepare()
     except DatabaseUnavailable as error:

@@ -1,7 +1,8 @@
 """Ends the sessions that attempts have open, on every server that the settings name.
 
-A server does not notice that a client has died while it runs the client's statement. So whoever gives a job on, after
-a death, a lost lease or a stop, first ends the sessions of the attempt, which carry its name as `application_name`.
+A server does not notice that a client has died while it runs the client's statement. So before a job is queued again or
+settled after a death, a lost lease or a stop, the sessions of its attempt are ended. They have the attempt's name as
+`application_name`.
 """
 
 from __future__ import annotations

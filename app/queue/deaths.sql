@@ -1,5 +1,5 @@
 -- Worker processes: how one makes itself known, and how the jobs of a dead one are taken over. A process is named by its
--- worker_id, drawn at each start; what it tells of itself lets others prove its death.
+-- worker_id, drawn at each start; what it records about itself lets others prove its death.
 
 -- name: register_worker
 -- A beat. The answer has a row for each process that this one may outlive: those of its host, and those with its name;

@@ -302,7 +302,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a worker process tells of itself so that others can prove its death. None: not known."""
+    """What a worker process records about itself so that others can prove its death. None: not known."""
 
     boot_id: str | None = None
     pid_namespace: str | None = None

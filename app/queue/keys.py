@@ -107,7 +107,7 @@ class Keys:
         self._ask = source.ask
 
     def create(self, new: NewKey, *, allow_lockout: bool = True) -> tuple[Key, str]:
-        """Make a key. The text beside it is the key itself, told this once and kept nowhere.
+        """Make a key. The text beside it is the key itself, shown this once and kept nowhere.
 
         Raises InvalidKey, and NoOperatorKey unless a lockout is allowed.
         """

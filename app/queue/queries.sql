@@ -251,7 +251,7 @@ SELECT held.n, pg_try_advisory_lock(held.key_hash) AS locked,
 SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[]) AS freed (key_hash);
 
 -- name: renew
--- running -> running: one statement for all runs of a process. A lease that somebody has made shorter than this process
+-- running -> running: one statement for all runs of a process. A lease that an UPDATE has made shorter than this process
 -- can renew is lengthened again. Progress is NULL where it has not changed. A row that
 -- somebody else has locked is left out, so that one held row cannot cost all the others their lease; for each run the
 -- answer says whether it was renewed, and if not, whether it is still its owner's.

@@ -131,7 +131,7 @@ def _refuse_former_primary(wire: Wire, timeout: float) -> None:
     try:
         rows = wire.ask(TIMELINE, None, timeout)
     except psycopg2.Error as error:
-        if error.pgcode != NOT_PERMITTED:  # somebody has revoked the function: the timeline is not known
+        if error.pgcode != NOT_PERMITTED:  # the right to the function was revoked: the timeline is not known
             raise
     else:
         MET.check(*rows[0])

@@ -69,7 +69,7 @@ class Route:
 
 
 def _resolved(response: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A response that operations share stands under the components."""
+    """Look up a response that several operations share under the components."""
     if "$ref" not in response:
         return response
     found: Mapping[str, Any] = whole["components"]["responses"][response["$ref"].rsplit("/", 1)[-1]]

@@ -27,7 +27,7 @@ def doubts(
     may_name_task: MayName = lambda _: True,
     suggest: bool = True,
 ) -> list[str]:
-    """What stands against a job of this task in this queue; empty if some live worker would claim it.
+    """List the reasons why no live worker would claim a job of this task in this queue; empty if one would.
 
     With `suggest`, a similar name is suggested if the caller may know it.
     """

@@ -281,7 +281,7 @@ def _message(detail: ErrorDetails) -> str:
 
 @dataclass(frozen=True)
 class Triggered:
-    """The job that now stands for the request. `warnings`: why it may never run; only there if there is a reason."""
+    """The job that the request made or found. `warnings`: why it may never run; left out if there is no reason."""
 
     job_id: UUID
     status: Status

@@ -101,7 +101,7 @@ class Code(Enum):
     WOULD_NOT_RUN = (
         409,
         "No live worker would run the job",
-        "`strict` was asked for; `warnings` say what stands against it, and nothing was done.",
+        "The request asked for `strict`; `warnings` has the reasons, and no job was made.",
     )
     BULK_MISMATCH = (
         409,
@@ -317,7 +317,7 @@ def code_of(error: BaseException) -> Code:
 
 
 def answer(error: Exception, request_id: str, *, is_read: bool = False) -> Response:
-    """The response that tells an error to the caller. `is_read`: the request changes nothing."""
+    """The response that describes an error to the caller. `is_read`: the request changes nothing."""
     code = code_of(error)
     status = (error.code or code.status) if isinstance(error, HTTPException) else code.status
     problem: dict[str, Any] = {

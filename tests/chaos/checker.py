@@ -175,7 +175,7 @@ def _has_unreached_target(history: History, word: Word) -> bool:
 
 
 def proved_dead_and_acting(history: History) -> Wrong:
-    """A run was taken from a process that was proved dead, and said something afterwards."""
+    """A run was taken from a process that was proved dead, and reported something afterwards."""
     taken = {
         UUID(line.payload["run_id"]): line.at.timestamp() - history.wall
         for lines in history.journal.values()

@@ -1,4 +1,4 @@
-"""How a pool takes over from a process that is dead: planted beside it, as its row and its runs tell of it."""
+"""How a pool takes over from a process that is dead: its row and its runs are written by the test."""
 
 from __future__ import annotations
 

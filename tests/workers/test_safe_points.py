@@ -106,7 +106,7 @@ def test_clean_up_of_a_generator_is_not_cut_short(plant: Plant):
 
 @pytest.mark.parametrize("call", ["connect", "transaction", "enqueue"])
 def test_refused_sessions_stop_even_clean_up(at_stop: Callable[..., Status], call: str):
-    """After the last stop step nothing is opened, whoever asks."""
+    """After the last stop step no thread can open a connection."""
     opened = []
 
     def work(ctx: Any) -> None:

@@ -33,6 +33,7 @@ def test_doctor_of_unreachable_database_is_one_finding(run, away, port):
     assert shown.exit_code == Exit.UNAVAILABLE
     assert f"127.0.0.1 port {port} does not answer" in shown.stdout
     assert "refused" in shown.stdout
+    assert "Is the server running" not in shown.stdout, "the remedy asks that"
     assert f"pg_isready -h 127.0.0.1 -p {port}" in shown.stdout
     assert "hunter2" not in shown.output
 
@@ -58,3 +59,20 @@ def test_read_without_database_speaks_of_no_idempotency_key(away):
     assert "idempotency" not in read.get_json()["detail"]
     assert "nothing was read" in read.get_json()["detail"]
     assert "idempotency" in write.get_json()["detail"]
+
+
+def test_absent_service_names_both_ways_to_its_address(run, port):
+    shown = run("jobs", "--url", f"http://127.0.0.1:{port}", "--patience", "0")
+
+    assert shown.exit_code == Exit.UNAVAILABLE
+    assert f"cannot connect to http://127.0.0.1:{port}" in shown.stderr
+    assert "`dataloader serve`" in shown.stderr
+    assert "--url or DL_URL" in shown.stderr
+
+
+def test_migrate_without_database_says_what_to_correct(run, away):
+    shown = run("migrate")
+
+    assert shown.exit_code == Exit.UNAVAILABLE
+    assert "correct DL_DB_DSN or PG_HOST" in shown.stderr
+    assert "hunter2" not in shown.output

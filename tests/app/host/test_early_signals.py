@@ -68,7 +68,7 @@ def test_handlers_are_set_before_anything_large_is_imported(module: str):
     [("serve", "click"), ("serve", "pydantic"), ("worker", "click"), ("worker", "pydantic"), ("gunicorn", "pydantic")],
 )
 def test_sigterm_during_imports_ends_with_code_0(tmp_path: Path, command: str, module: str):
-    """A module that takes for ever stands for the second in which all of them are imported."""
+    """A module that takes for ever is in place of the second in which all of them are imported."""
     (tmp_path / f"{module}.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(600)\n")
     env = {**QUICK, "DL_DB_DSN": "host=127.0.0.1 port=1", "PYTHONPATH": str(tmp_path)}
 

@@ -1,4 +1,4 @@
-"""What worker processes tell of themselves, and whose runs may be taken over on a proof."""
+"""What worker processes record about themselves, and whose runs may be taken over on a proof."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ def test_open_transaction_with_a_cancel_holds_up_no_end(desk):
 
 
 def test_cancel_by_update_leaves_a_held_key_to_the_sweep(desk):
-    """To wait for the key's lock with the row locked would be a deadlock with whoever waits for the row."""
+    """To wait for the key's lock with the row locked would be a deadlock with a transaction that waits for the row."""
     first, second = desk.enqueue(), desk.enqueue()
     desk.sql("UPDATE dl_jobs SET place = 'parked' WHERE job_id = %s", str(second))
     with desk.held() as step:
