@@ -1328,7 +1328,8 @@ CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb) RETURNS SETOF dl_request
                 WHEN f.field = '$fault' THEN i.item ->> '$fault'
                 WHEN f.field = '' THEN 'is no JSON object'
                 WHEN f.field IN ('queue', 'task', 'lock_key') AND i.item -> f.field IS NULL THEN 'is required'
-                WHEN f.field IN ('queue', 'task', 'lock_key', 'idempotency_key', 'live_key', 'partition_key', 'producer',
+                WHEN f.field IN ('queue', 'task') THEN 'must be a text that is not empty, of at most 1000 bytes in UTF-8'
+                WHEN f.field IN ('lock_key', 'idempotency_key', 'live_key', 'partition_key', 'producer',
                                  'consumer_group')
                 THEN 'must be a text that is not empty, of at most 2000 bytes in UTF-8'
                 WHEN f.field IN ('args', 'retry', 'webhook') THEN 'must be a JSON object'
@@ -1348,8 +1349,8 @@ CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb) RETURNS SETOF dl_request
                     WHEN i.item ? '$fault' THEN '$fault'
                     WHEN i.item - '{queue,task,lock_key,args,idempotency_key,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,live_key,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[] <> '{}'
                     THEN (SELECT min(key) FROM jsonb_object_keys(i.item - '{queue,task,lock_key,args,idempotency_key,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,live_key,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[]) key)
-                    WHEN coalesce(btrim(r.queue, E' \t\n\r\f\v'), '') = '' OR octet_length(r.queue) > 2000 THEN 'queue'
-                    WHEN coalesce(btrim(r.task, E' \t\n\r\f\v'), '') = '' OR octet_length(r.task) > 2000 THEN 'task'
+                    WHEN coalesce(btrim(r.queue, E' \t\n\r\f\v'), '') = '' OR octet_length(r.queue) > 1000 THEN 'queue'
+                    WHEN coalesce(btrim(r.task, E' \t\n\r\f\v'), '') = '' OR octet_length(r.task) > 1000 THEN 'task'
                     WHEN coalesce(btrim(r.lock_key, E' \t\n\r\f\v'), '') = '' OR octet_length(r.lock_key) > 2000 THEN 'lock_key'
                     WHEN jsonb_typeof(r.args) NOT IN ('object', 'null') THEN 'args'
                     WHEN btrim(r.idempotency_key, E' \t\n\r\f\v') = '' OR octet_length(r.idempotency_key) > 2000 THEN 'idempotency_key'
@@ -1415,8 +1416,8 @@ BEGIN
                            jsonb_array_elements(told)) WITH ORDINALITY
                        AS r (queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
                              producer, consumer_group, time_limit_sec, retry, parent_id, webhook, traceparent, item, n)
-                 WHERE btrim(r.queue, E' \t\n\r\f\v') <> '' AND octet_length(r.queue) <= 2000
-                   AND btrim(r.task, E' \t\n\r\f\v') <> '' AND octet_length(r.task) <= 2000
+                 WHERE btrim(r.queue, E' \t\n\r\f\v') <> '' AND octet_length(r.queue) <= 1000
+                   AND btrim(r.task, E' \t\n\r\f\v') <> '' AND octet_length(r.task) <= 1000
                    AND btrim(r.lock_key, E' \t\n\r\f\v') <> '' AND octet_length(r.lock_key) <= 2000
                    AND (jsonb_typeof(r.args) IN ('object', 'null')) IS NOT FALSE
                    AND (r.item - '{queue,task,lock_key,args}'::text[] = '{}'
