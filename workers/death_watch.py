@@ -14,6 +14,7 @@ from pathlib import Path
 from uuid import UUID
 
 from app import log
+from app.errors import DatabaseUnavailable
 from app.queue.attempt_sessions import Places, SessionsEnded, end_sessions, servers_of, session_name, targets_of
 from app.queue.deaths import Beat, Deaths, HeldRun, OtherWorker
 from app.queue.jobqueue import JobQueue
@@ -27,6 +28,7 @@ from workers.worker_name import NameClaim
 _log = log.get(__name__)
 _LOOK_INTERVAL_SEC = 0.25
 _BURIAL_INTERVAL_SEC = 0.5  # between two looks at a dead process that has left something behind
+_BURIAL_RETRY_SEC = 2.0  # after an error: later than the next turn, which is then another dead process's
 _BURIAL_LEASE_SEC = 5.0  # after which another process takes over from the dead one, too
 _HELD_LOCK_INTERVAL_SEC = 5.0  # between two questions about runs whose processes live
 _STUCK_SESSIONS_INTERVAL_SEC = 5.0
@@ -109,7 +111,11 @@ class DeathWatch:
         for burial in list(self._burials.values()):
             if now >= burial.next_at:
                 burial.next_at = now + _BURIAL_INTERVAL_SEC
-                self._bury(burial)
+                try:
+                    self._bury(burial)
+                except DatabaseUnavailable:
+                    burial.next_at = clock() + _BURIAL_RETRY_SEC
+                    raise
         return self._options.look_interval_sec
 
     def _prove(self, other: OtherWorker) -> Proof | None:

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from app.errors import DatabaseUnavailable
 from app.queue.deaths import Deaths
 from app.queue.ids import draw_runs
 from app.queue.job import HostFacts, Status, WorkerInfo
@@ -185,3 +186,24 @@ def test_watch_asks_no_question_while_all_live(plant: Plant, planted: Planted, m
     turn = watch.loop.last_turn
     eventually(lambda: watch.loop.last_turn > turn + 1.0)
     assert asked == []
+
+
+def test_burial_that_fails_holds_up_no_other(plant: Plant, dead: Identity, tmp_path: Path, monkeypatch):
+    """One may wait for a key that somebody holds, time after time."""
+    stuck, other = Planted(plant, tmp_path), Planted(plant, tmp_path)
+    stuck.registers(dead)
+    other.registers(dead)
+    job_id = other.claims(queue="planted")
+    runs_of = Deaths.runs_of
+
+    def refuse(deaths: Deaths, worker_id: UUID) -> Any:
+        if worker_id == stuck.id:
+            raise DatabaseUnavailable("canceling statement due to statement timeout")
+        return runs_of(deaths, worker_id)
+
+    monkeypatch.setattr(Deaths, "runs_of", refuse)
+    plant.pool()
+
+    plant.until(job_id, Status.QUEUED, SOON)
+    stuck.lock.release()
+    other.lock.release()
