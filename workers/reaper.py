@@ -16,6 +16,7 @@ from app.queue.attempt_sessions import (
     none_reached,
     servers_of,
     session_name,
+    start_thread,
     targets_of,
 )
 from app.queue.jobqueue import JobQueue
@@ -121,8 +122,10 @@ class Reaper:
             self._reap(Ended(new, SessionsEnded(), self._server))
             return
         given = (new, servers, names, self._server)
-        threading.Thread(target=self._end, args=given, name="end-sessions", daemon=True).start()
-        self._ending |= {run[:2] for run in new}
+        if start_thread(threading.Thread(target=self._end, args=given, name="end-sessions", daemon=True)):
+            self._ending |= {run[:2] for run in new}
+        else:
+            self._reap(Ended(new, none_reached(servers), self._server))
 
     def _servers_to_ask(self, names: Sequence[str]) -> Mapping[str, str]:
         """The targets, for only they know their sessions; the queue's own server only if it has some, which costs no

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.queue.attempt_sessions import Places, SessionsEnded
+from app.queue.attempt_sessions import Places, SessionsEnded, end_sessions
 from app.queue.job import Expired, Reaped, Status
 from tests.support import eventually
 from workers import reaper as room
@@ -171,3 +171,18 @@ def test_failover_while_sessions_end_starts_over(times, database, monkeypatch):
     eventually(lambda: reaper._ended)
     reaper.turn()
     assert database.reaped == database.dead
+
+
+def test_reaper_that_gets_no_thread_goes_on(times, database, monkeypatch):
+    """A process that runs out of threads has jobs that go well, and must not end for that."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    reaper = made(database, places=Places(dsn="host=a", schema="public", targets={"warehouse": "host=b"}))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    reaper.turn()
+    times.now += HEARTBEAT
+    reaper.turn()
+    assert database.reaped == database.dead
+    assert end_sessions({"warehouse": "host=b"}, ["n"]).left_on == ["warehouse"]
