@@ -6,12 +6,12 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from app.config.dsn import parse, write
 from app.queue.schema import SCHEMA_VERSION
 from tests.support import PrivateServer, Process, eventually, free_port
 from tests.support.running import Jobs, Runner, ask, servers_of
+
+READY = {"serve": "is ready at", "worker": "dataloader works"}  # what each prints
 
 
 def test_a_second_service_in_the_same_folder_finds_the_port_taken_and_harms_nothing(
@@ -81,21 +81,24 @@ def test_an_empty_database_is_given_its_tables(start: Callable[..., Process], em
 
 
 def test_a_database_that_is_away_is_waited_for(start: Callable[..., Process], server: PrivateServer, tmp_path: Path):
-    """The API answers meanwhile, and says so; the schema is prepared when the database is there."""
+    """The API answers meanwhile, and says so; the schema is prepared, and "ready" printed, when it is there."""
     ask(server.dsn, "DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     server.stop()
     serve = Runner(start, server.dsn)("serve")
     worker = Runner(start, server.dsn)("worker", WORKERS_JSON='[{"queue":"other","concurrency":1}]')
     serve.process.wait_for_port(serve.port)
-    worker.process.wait_for("schema.not_ready")
+    for running in (serve, worker):
+        running.process.wait_for("schema.not_ready")
+        running.process.wait_for("not ready: waiting for the database at")
+        assert READY[running.host] not in running.process.text
 
     assert serve.get("/health") == (200, {"status": "healthy"})
     assert serve.get("/status")[0] == 503
     assert serve.get("/api/v1/jobs/4a0f9b52-6a41-4f8e-8d4c-7e9d8c1b2a3f/status")[0] == 503
 
     server.start()
-    serve.until_ready()
-    worker.until_ready()
+    for running in (serve, worker):
+        running.until_ready().process.wait_for(READY[running.host])
     jobs = Jobs(server.dsn, tmp_path)
     jobs.insert()
     jobs.until({"succeeded": 1})
@@ -109,8 +112,7 @@ def test_a_service_that_still_waits_for_its_database_stops_when_told_to(
     start: Callable[..., Process], server: PrivateServer
 ):
     server.stop()
-    for host in ("serve", "worker"):
-        running = Runner(start, server.dsn)(host)
+    for running in [Runner(start, server.dsn)(host) for host in ("serve", "worker")]:
         running.process.wait_for("schema.not_ready")
 
         assert running.stop(signal.SIGINT) == 0
@@ -130,52 +132,37 @@ def test_a_module_that_cannot_be_imported_is_named_and_the_others_work(run: Runn
     jobs.until({"succeeded": 1})
 
 
-@pytest.mark.parametrize("host", ["serve", "worker"])
-def test_missing_package_is_refused_with_all_other_faults(run: Runner, host: str):
-    running = run(host, DL_PIPELINES="pipelines,acme_nowhere,tests.support.nowhere", DEBUG="much")
+def test_missing_package_is_refused_with_all_other_faults(start: Callable[..., Process], dsn: str):
+    packages = "pipelines,acme_nowhere,tests.support.nowhere"
+    for running in [Runner(start, dsn)(host, DL_PIPELINES=packages, DEBUG="much") for host in READY]:
+        assert running.process.wait() == 78
+        for fault in (
+            "'acme_nowhere', which cannot be imported",
+            "'tests.support.nowhere', which",
+            "DEBUG: found 'much'",
+        ):
+            assert fault in running.process.text
+        assert "ready at" not in running.process.text
 
-    assert running.process.wait() == 78
-    for fault in (
-        "'acme_nowhere', which cannot be imported",
-        "'tests.support.nowhere', which",
-        "DEBUG: found 'much'",
-    ):
-        assert fault in running.process.text
-    assert "ready at" not in running.process.text
 
-
-@pytest.mark.parametrize("host", ["serve", "worker"])
-def test_package_whose_import_fails_is_refused(run: Runner, tmp_path: Path, host: str):
+def test_package_whose_import_fails_is_refused(run: Runner, tmp_path: Path):
     (tmp_path / "acme_sad").mkdir()
     (tmp_path / "acme_sad/__init__.py").write_text("raise RuntimeError('no licence')")
 
-    running = run(host, DL_PIPELINES="acme_sad", PYTHONPATH=str(tmp_path))
-
-    assert running.process.wait() == 78
-    assert "DL_PIPELINES: found 'acme_sad', which cannot be imported: RuntimeError: no licence" in running.process.text
-    assert "Traceback" not in running.process.text
-
-
-@pytest.mark.parametrize(("host", "ready"), [("serve", "is ready at"), ("worker", "dataloader works")])
-def test_ready_is_printed_once_database_is_there(
-    start: Callable[..., Process], server: PrivateServer, host: str, ready: str
-):
-    server.stop()
-    running = Runner(start, server.dsn)(host)
-    running.process.wait_for("not ready: waiting for the database at")
-    assert ready not in running.process.text
-
-    server.start()
-    running.process.wait_for(ready)
+    for running in [run(host, DL_PIPELINES="acme_sad", PYTHONPATH=str(tmp_path)) for host in READY]:
+        assert running.process.wait() == 78
+        assert (
+            "DL_PIPELINES: found 'acme_sad', which cannot be imported: RuntimeError: no licence" in running.process.text
+        )
+        assert "Traceback" not in running.process.text
 
 
-@pytest.mark.parametrize(("host", "ready"), [("serve", "is ready at"), ("worker", "dataloader works")])
-def test_missing_database_is_named_with_what_creates_it(start: Callable[..., Process], dsn: str, host: str, ready: str):
-    running = Runner(start, write({**parse(dsn), "dbname": "not_there"}))(host)
-
-    running.process.wait_for("not ready: database 'not_there' does not exist")
-    assert "createdb" in running.process.text
-    assert ready not in running.process.text
+def test_missing_database_is_named_with_what_creates_it(start: Callable[..., Process], dsn: str):
+    run = Runner(start, write({**parse(dsn), "dbname": "not_there"}))
+    for running in [run(host) for host in READY]:
+        running.process.wait_for("not ready: database 'not_there' does not exist")
+        assert "createdb" in running.process.text
+        assert READY[running.host] not in running.process.text
 
 
 def test_the_api_alone_and_a_worker_alone_meet_in_the_database(run: Runner, jobs: Jobs):
