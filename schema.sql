@@ -751,7 +751,7 @@ ALTER TABLE dl_workers
     ADD COLUMN IF NOT EXISTS worker_name    text,
     ADD COLUMN IF NOT EXISTS incarnation    bigint,
     ADD COLUMN IF NOT EXISTS superseded_by  uuid,         -- the process that has taken over its name
-    ADD COLUMN IF NOT EXISTS burial_at      timestamptz,  -- when a process last began to take its jobs over
+    ADD COLUMN IF NOT EXISTS takeover_at    timestamptz,  -- when a process last began to take its jobs over
     ADD COLUMN IF NOT EXISTS dead_at        timestamptz;  -- when nothing was left of it any more: its death was proved
 
 -- A process of an older version claims a run and leaves worker_id as it is: that of an earlier run, whose process may be

@@ -27,9 +27,9 @@ from workers.worker_name import NameClaim
 
 _log = log.get(__name__)
 _LOOK_INTERVAL_SEC = 0.25
-_BURIAL_INTERVAL_SEC = 0.5  # between two looks at a dead process that has left something behind
-_BURIAL_RETRY_SEC = 2.0  # after an error: later than the next turn, which is then another dead process's
-_BURIAL_LEASE_SEC = 5.0  # after which another process takes over from the dead one, too
+_TAKEOVER_INTERVAL_SEC = 0.5  # between two looks at a dead process that has left something behind
+_TAKEOVER_RETRY_SEC = 2.0  # after an error: later than the next turn, which is then another dead process's
+_TAKEOVER_LEASE_SEC = 5.0  # after which another process takes over from the dead one, too
 _HELD_LOCK_INTERVAL_SEC = 5.0  # between two questions about runs whose processes live
 _STUCK_SESSIONS_INTERVAL_SEC = 5.0
 _SESSIONS_TIMEOUT_SEC = 2.0
@@ -37,7 +37,7 @@ _SESSIONS_POLL_SEC = 0.02
 
 
 @dataclass
-class Burial:
+class Takeover:
     """A dead process whose jobs are being taken over."""
 
     other: OtherWorker
@@ -85,7 +85,7 @@ class DeathWatch:
         self._targets = {} if options.places is None else targets_of(options.places)
         self._lock = threading.Lock()
         self._known: dict[UUID, OtherWorker] = {}  # under the lock; written by the heartbeat
-        self._burials: dict[UUID, Burial] = {}
+        self._takeovers: dict[UUID, Takeover] = {}
         self.loop = Loop("deaths", self.turn, died=died)
 
     def learn(self, beat: Beat) -> None:
@@ -98,23 +98,24 @@ class DeathWatch:
     def turn(self) -> float:
         with self._lock:
             known = dict(self._known)
-        self._burials = {one: burial for one, burial in self._burials.items() if one in known or burial.is_ours}
+        begun = self._takeovers.items()
+        self._takeovers = {one: takeover for one, takeover in begun if one in known or takeover.is_ours}
         for other in known.values():
-            if other.id not in self._burials:
+            if other.id not in self._takeovers:
                 proof = self._prove(other)
                 if proof is not None:
-                    self._burials[other.id] = Burial(other, proof)
+                    self._takeovers[other.id] = Takeover(other, proof)
         if self._name_claim is not None:
-            for other in self._name_claim.turn(proved=self._burials):
-                self._burials[other.id] = Burial(other, Proof.NAME_TAKEN)
+            for other in self._name_claim.turn(proved=self._takeovers):
+                self._takeovers[other.id] = Takeover(other, Proof.NAME_TAKEN)
         now = clock()
-        for burial in list(self._burials.values()):
-            if now >= burial.next_at:
-                burial.next_at = now + _BURIAL_INTERVAL_SEC
+        for takeover in list(self._takeovers.values()):
+            if now >= takeover.next_at:
+                takeover.next_at = now + _TAKEOVER_INTERVAL_SEC
                 try:
-                    self._bury(burial)
+                    self._take_over(takeover)
                 except DatabaseUnavailable:
-                    burial.next_at = clock() + _BURIAL_RETRY_SEC
+                    takeover.next_at = clock() + _TAKEOVER_RETRY_SEC
                     raise
         return self._options.look_interval_sec
 
@@ -124,39 +125,39 @@ class DeathWatch:
 
     # ── a dead process ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _bury(self, burial: Burial) -> None:
+    def _take_over(self, takeover: Takeover) -> None:
         """End the sessions, give the jobs on, and look again until neither sessions nor jobs are left: a claim that the
         process had sent may be committed after the first look."""
-        other = burial.other
-        if burial.waits_for_lock and burial.lock() is not LockState.FREE and clock() < burial.next_question_at:
+        other = takeover.other
+        if takeover.waits_for_lock and takeover.lock() is not LockState.FREE and clock() < takeover.next_question_at:
             return
-        if not burial.is_ours:
-            if not self._deaths.begin_burial(other.id, again_sec=_BURIAL_LEASE_SEC):
+        if not takeover.is_ours:
+            if not self._deaths.begin_takeover(other.id, again_sec=_TAKEOVER_LEASE_SEC):
                 return
-            burial.is_ours = True
-            _log.warning("worker.found_dead", worker=other.name, worker_id=str(other.id), proof=burial.proof.value)
+            takeover.is_ours = True
+            _log.warning("worker.found_dead", worker=other.name, worker_id=str(other.id), proof=takeover.proof.value)
         sessions_left = self._end_own_sessions(other.id)
         runs = self._deaths.runs_of(other.id)
-        lock = burial.lock() if any(run.may_have_child for run in runs) else LockState.FREE
+        lock = takeover.lock() if any(run.may_have_child for run in runs) else LockState.FREE
         free = [run for run in runs if lock is LockState.FREE or not run.may_have_child]
         if free:
             self._give_on(other.id, free)
-        burial.waits_for_lock = len(free) < len(runs)
-        if burial.waits_for_lock:
-            burial.next_question_at = clock() + _HELD_LOCK_INTERVAL_SEC
+        takeover.waits_for_lock = len(free) < len(runs)
+        if takeover.waits_for_lock:
+            takeover.next_question_at = clock() + _HELD_LOCK_INTERVAL_SEC
         elif not sessions_left and not free:
-            self._end_burial(burial)
+            self._end_takeover(takeover)
         elif sessions_left and not free:
-            burial.next_at = clock() + _STUCK_SESSIONS_INTERVAL_SEC  # this account may not end them
+            takeover.next_at = clock() + _STUCK_SESSIONS_INTERVAL_SEC  # this account may not end them
         else:
-            burial.next_at = 0.0  # one more look, now that the sessions are gone
+            takeover.next_at = 0.0  # one more look, now that the sessions are gone
 
-    def _end_burial(self, burial: Burial) -> None:
-        other = burial.other
-        self._deaths.end_burial(other.id)
-        if other.lock_file is not None and burial.lock() is LockState.FREE:
+    def _end_takeover(self, takeover: Takeover) -> None:
+        other = takeover.other
+        self._deaths.end_takeover(other.id)
+        if other.lock_file is not None and takeover.lock() is LockState.FREE:
             remove_lock(Path(other.lock_file), other.id)
-        del self._burials[other.id]
+        del self._takeovers[other.id]
         with self._lock:
             self._known.pop(other.id, None)
 

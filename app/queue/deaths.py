@@ -70,9 +70,9 @@ class Deaths:
         rows = self._ask("supersede_worker", {"worker_id": str(worker_id), "by": str(by), "asked_at": asked_at})
         return bool(rows[0][0]) if rows else None
 
-    def begin_burial(self, worker_id: UUID, *, again_sec: float) -> bool:
+    def begin_takeover(self, worker_id: UUID, *, again_sec: float) -> bool:
         """Be the one process that takes over from a dead one, for so many seconds."""
-        return bool(self._ask("begin_burial", {"worker_id": str(worker_id), "again_sec": again_sec}))
+        return bool(self._ask("begin_takeover", {"worker_id": str(worker_id), "again_sec": again_sec}))
 
     def runs_of(self, worker_id: UUID) -> list[HeldRun]:
         rows = self._ask("runs_of_worker", {"worker_id": str(worker_id)})
@@ -82,6 +82,6 @@ class Deaths:
         """End the queue's own sessions of a process; return how many there were still. Ending takes a moment."""
         return int(self._ask("end_worker_sessions", {"worker_id": str(worker_id)})[0][1])
 
-    def end_burial(self, worker_id: UUID) -> None:
+    def end_takeover(self, worker_id: UUID) -> None:
         """Nothing is left of a dead process."""
-        self._ask("end_burial", {"worker_id": str(worker_id)})
+        self._ask("end_takeover", {"worker_id": str(worker_id)})

@@ -49,13 +49,13 @@ WITH taken AS (
 )
 SELECT EXISTS (SELECT FROM taken) FROM dl_workers WHERE worker_id = %(worker_id)s::uuid;
 
--- name: begin_burial
+-- name: begin_takeover
 -- One process at a time takes over a dead one's jobs; another may after some seconds, should that one die over it. No row:
 -- another does so now, or it is done.
 UPDATE dl_workers
-   SET burial_at = clock_timestamp()
+   SET takeover_at = clock_timestamp()
  WHERE worker_id = %(worker_id)s::uuid AND dead_at IS NULL
-   AND (burial_at IS NULL OR burial_at < clock_timestamp() - make_interval(secs => %(again_sec)s::float8))
+   AND (takeover_at IS NULL OR takeover_at < clock_timestamp() - make_interval(secs => %(again_sec)s::float8))
 RETURNING worker_id;
 
 -- name: runs_of_worker
@@ -78,7 +78,7 @@ WITH sessions AS MATERIALIZED (
 )
 SELECT count(*) FILTER (WHERE CASE WHEN may_end THEN pg_terminate_backend(pid) ELSE false END), count(*) FROM sessions;
 
--- name: end_burial
+-- name: end_takeover
 -- Nothing is left of a dead process: neither sessions nor runs. Its row stays for lists and alerts, as that of any process
 -- that fell silent.
 WITH marks AS (

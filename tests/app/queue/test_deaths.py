@@ -196,7 +196,7 @@ def test_name_taken_from_a_silent_process_is_found_at_its_beat(
     asked_at = deaths.ask_to_beat(predecessor)
     assert listener.heard() == [f"beat {predecessor}"]
     assert deaths.supersede(predecessor, by=uuid4(), asked_at=asked_at) is True
-    deaths.end_burial(predecessor)
+    deaths.end_takeover(predecessor)
     found = beat(predecessor)
     assert (found.is_superseded, found.is_new) == (True, False)
     desk.sql("DELETE FROM dl_workers")
@@ -206,11 +206,11 @@ def test_name_taken_from_a_silent_process_is_found_at_its_beat(
 def test_one_process_at_a_time_takes_over(deaths: Deaths, beat: Callable[..., Beat]):
     worker = uuid4()
     beat(worker)
-    assert deaths.begin_burial(worker, again_sec=60)
-    assert not deaths.begin_burial(worker, again_sec=60)
-    assert deaths.begin_burial(worker, again_sec=0)
-    deaths.end_burial(worker)
-    assert not deaths.begin_burial(worker, again_sec=0)
+    assert deaths.begin_takeover(worker, again_sec=60)
+    assert not deaths.begin_takeover(worker, again_sec=60)
+    assert deaths.begin_takeover(worker, again_sec=0)
+    deaths.end_takeover(worker)
+    assert not deaths.begin_takeover(worker, again_sec=0)
     assert beat(uuid4()).others == ()
 
 
