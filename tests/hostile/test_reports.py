@@ -259,18 +259,25 @@ def test_a_follow_up_nobody_could_keep_is_refused_where_it_is_asked_for(plant: P
     assert job.result == ["InvalidJob"] * 4
 
 
-def test_progress_yielded_by_a_generator_may_be_anything(plant: Plant):
+def has_ended(plant: Plant, job_id: UUID, name: str) -> Job:
+    eventually(lambda: plant.desk.job(job_id).status in ENDED, 60, name)
+    return plant.desk.job(job_id)
+
+
+def test_value_yielded_by_a_generator_ends_the_job(plant: Plant):
+    """Progress is kept; anything else is refused, and nothing of it is stored."""
+
     def steps(args: dict[str, Any]) -> Iterator[Any]:
-        for name, value in VALUES.items():
-            if (
-                name != "a mapping without end"
-            ):  # it is copied, as any mapping that is yielded: that is the pipeline's own
-                yield value()
+        yield VALUES[args["name"]]()
         yield Checkpoint({"at": "the end"})
 
     plant.pipelines.register("steps of all kinds")(steps)
     plant.listening({"q2": 1})
+    names = [name for name in VALUES if name != "a mapping without end"]  # it is copied, as the pipeline's own
 
-    job = plant.until(plant.add("steps of all kinds", queue="q2", max_attempts=1), Status.SUCCEEDED, 60)
+    jobs = [plant.add("steps of all kinds", args={"name": name}, queue="q2", max_attempts=1) for name in names]
 
-    assert job.error is None
+    for name, job_id in zip(names, jobs, strict=True):
+        job = has_ended(plant, job_id, name)
+        assert (job.error or "NotProgress").startswith("NotProgress"), name
+        assert job.progress == {}, name

@@ -36,6 +36,7 @@ class Storm:
             self.cancel,
             self.retry,
             self.age,
+            self.refuse,
             self.reap,
             self.reap,
             self.sweep,
@@ -107,6 +108,14 @@ class Storm:
         self.session.command(
             "UPDATE dl_jobs SET lease_expires_at = clock_timestamp() - interval '1 s' WHERE job_id ="
             " (SELECT job_id FROM dl_jobs WHERE status = 'running' LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED)"
+        )
+
+    def refuse(self) -> None:
+        """Another service takes all attempts away from a job that waits."""
+        self.session.command(
+            "UPDATE dl_jobs SET max_attempts = 0 WHERE job_id ="
+            " (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND attempt = 0"
+            "   LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED)"
         )
 
     def reap(self) -> None:

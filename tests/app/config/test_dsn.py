@@ -88,7 +88,7 @@ PIECES = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(
     st.sampled_from(["", "postgresql://", "postgresql://u:p@h", "host=h "]), st.lists(PIECES, min_size=1, max_size=9)
 )

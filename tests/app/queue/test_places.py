@@ -17,6 +17,7 @@ from tests.support import Databases
 from tests.support.desk import Desk
 
 NOTHING = "{NULL,NULL,NULL,NULL,NULL}"  # of five runs
+NO_PROCESS = {"worker_id": None, "server": None}  # a lease decides, over whichever connection
 NOBODY = "00000000-0000-0000-0000-000000000000"
 INDEXES = ("dl_jobs_ready_idx", "dl_jobs_timed_idx", "dl_jobs_parked_idx")
 
@@ -153,13 +154,13 @@ def plans(
             connection.commit()  # the settings, which shall outlast what is undone
             if fill is not None:
                 for number, part in enumerate(statement.parts):
-                    given = {name: parameters.get(name, NOTHING) for name in part.parameters}
+                    given = {name: (NO_PROCESS | parameters).get(name, NOTHING) for name in part.parameters}
                     cursor.execute(part.execute(f"p{number}"), given)
                 connection.rollback()
                 parameters = parameters | fill()
             found = []
             for number, part in enumerate(statement.parts):
-                given = {name: parameters.get(name, NOTHING) for name in part.parameters}
+                given = {name: (NO_PROCESS | parameters).get(name, NOTHING) for name in part.parameters}
                 cursor.execute(f"EXPLAIN (FORMAT JSON, ANALYZE) {part.execute(f'p{number}')}", given)
                 found.append(cursor.fetchall()[0][0][0]["Plan"])
             return found

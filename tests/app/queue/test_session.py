@@ -194,7 +194,7 @@ def test_a_refused_value_leaves_the_connection_as_it_was(desk):
 def test_a_statement_of_several_parts_takes_effect_whole_or_not_at_all(desk):
     desk.make_due(desk.insert("due", available_at="2999-01-01"))
     bad = {"queue": "q", "tasks": "{t}", "most": 1, "look": 1, "run_ids": "{not a uuid}", "worker": "w", "guard": False}
-    bad |= {"after": FRONT, "min_lease_sec": 1}
+    bad |= {"after": FRONT, "min_lease_sec": 1, "worker_id": None}
 
     with pytest.raises(InvalidJob):
         desk.session.ask("claim_due", bad)
@@ -216,9 +216,9 @@ def test_every_statement_names_its_tables_with_the_schema_and_its_parameters_in_
 
     assert not [name for name, one in found.items() if re.search(r"\b(FROM|JOIN|INTO|UPDATE) dl_", one.text)]
     assert '"a ""b".dl_jobs' in claim.text
-    assert claim.parameters == ("queue", "tasks", "after", "look")
+    assert claim.parameters == ("queue", "tasks", "after", "worker_id", "look")
     assert "$2" in claim.prepare("x")
-    assert claim.execute("x") == "EXECUTE x(%(queue)s, %(tasks)s, %(after)s, %(look)s)"
+    assert claim.execute("x") == "EXECUTE x(%(queue)s, %(tasks)s, %(after)s, %(worker_id)s, %(look)s)"
 
 
 def test_comments_and_notes_of_channels_are_left_alone():

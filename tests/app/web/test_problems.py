@@ -163,7 +163,7 @@ def test_a_new_kind_of_a_known_error_is_answered_like_its_parent():
 
 # Met before there is a web, or by those who run jobs: no request can raise them.
 ELSEWHERE = {"DataloaderError", "ConfigError", "EmbeddedServerError", "PortTaken", "RunLost", "SessionsRefused",
-             "UnknownTarget", "InvalidKey", "KeyNotFound"}  # fmt: skip
+             "UnknownTarget", "InvalidKey", "KeyNotFound", "NoOperatorKey", "ProgramMissing"}  # fmt: skip
 
 
 def test_every_error_that_a_request_can_meet_has_a_code_of_its_own():
