@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from app.queue.queues import LiveWorker, QueueState, Rule
 
 NO_WORKER = "no worker process is live; the job waits until one is started"
-# To compare two names costs up to half a millisecond, and whoever may trigger jobs chooses one of them.
+# To compare two names costs up to half a millisecond, and a caller who may trigger jobs chooses one of them.
 _MAX_LENGTH = 100  # characters of a name for which a similar one is looked for, and of that one
 _MAX_NEIGHBOURS = 10  # names compared on each side, in the order of their beginnings and in that of their ends
 _SIMILARITY = 0.75

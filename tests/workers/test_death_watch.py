@@ -189,7 +189,7 @@ def test_watch_asks_no_question_while_all_live(plant: Plant, planted: Planted, m
 
 
 def test_takeover_that_fails_holds_up_no_other(plant: Plant, dead: Identity, tmp_path: Path, monkeypatch):
-    """One may wait for a key that somebody holds, time after time."""
+    """One may wait for a key that is held, time after time."""
     stuck, other = Planted(plant, tmp_path), Planted(plant, tmp_path)
     stuck.registers(dead)
     other.registers(dead)
