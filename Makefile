@@ -1,12 +1,11 @@
-# Two commands: `make run` serves dataloader, `make test` tests it. Python 3.11 or newer and make are all they need.
+# `make run` serves dataloader, `make test` tests it. Both need only make and Python 3.11 or newer.
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3.13 python3.12 python3.11 python3 python3.14 python
 PROCESSES := 3
 COVERAGE :=
-# What pip has to say about its configuration, indexes and versions matters when it fails, and only then: the user sees
-# all of it then, and none of it when all went well.
+# Shows pip's output only when pip fails.
 PIP_LOG := $(VENV)/pip.log
 PIP := run_pip() { $(BIN)/python -m pip --disable-pip-version-check --no-input "$$@" >$(PIP_LOG) 2>&1 || \
 	{ code=$$?; cat $(PIP_LOG) >&2; echo "pip failed with exit code $$code; its output is above, and in $(PIP_LOG)." >&2; exit $$code; }; }; run_pip
@@ -16,29 +15,32 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: hostile help run test coverage check lint format docs chaos chaos-short chaos-mutants lock clean
+.PHONY: hostile help run test test-full coverage check lint format docs chaos chaos-short chaos-mutants lock clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make run     serve the API, the workers and the dashboard at http://127.0.0.1:8081'
-	@echo 'make test    the whole test suite, on a real PostgreSQL;  make coverage  the same, and what it did not run'
+	@echo 'make test    the tests of every push, on a real PostgreSQL, in a few minutes'
+	@echo 'make test-full  all tests: also every page in a browser, generated input, overload and benchmark commands'
+	@echo 'make coverage  all tests, and the lines that none of them ran'
 	@echo 'make check   what must pass before a push: lint, types, tests'
-	@echo 'make hostile all that means no good, at full length: requests, rows, reports, sources, overload (about 15 minutes)'
-	@echo 'make lint    ruff and mypy only;  make format  lets ruff mend what it can'
-	@echo 'make docs    the documentation as a site, in build/site; a link that leads nowhere fails it'
-	@echo 'make chaos   faults from a seed against a service under load, for ten minutes: make chaos SEED=1'
-	@echo 'make lock    the lock files anew from requirements.txt and pyproject.toml'
-	@echo 'make clean   away with everything that make made; jobs in .data stay'
+	@echo 'make hostile hostile requests, rows, reports, sources and overload at full length (about 15 minutes)'
+	@echo 'make lint    ruff and mypy only;  make format  ruff fixes what it can'
+	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
+	@echo 'make chaos   ten minutes of faults against a service under load, from a seed: make chaos SEED=1'
+	@echo 'make lock    write the lock files from requirements.txt and pyproject.toml'
+	@echo 'make clean   remove everything that make created; jobs in .data stay'
 
 run: $(VENV)/.installed
 	@exec $(BIN)/python -m app serve
 
-test: $(VENV)/.installed-dev
-	@exec $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(COVERAGE) $(TESTS)
+test: SELECTION := -m 'not full'
+test test-full: $(VENV)/.installed-dev
+	@exec $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(SELECTION) $(COVERAGE) $(TESTS)
 
-# To watch each line takes half as much again, and the watched processes are not those that are shipped.
+# Coverage takes half as long again and instruments the processes, so it is a target of its own.
 coverage: COVERAGE := --cov --cov-report=term --cov-fail-under=95
-coverage: test
+coverage: test-full
 
 hostile: $(VENV)/.installed-dev
 	@DL_HOSTILE=long $(BIN)/python -m pytest --timeout 1800 $(or $(TESTS),tests/hostile)
@@ -58,7 +60,7 @@ docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --builder html docs build/site
 	@echo 'build/site/index.html is the first page'
 
-# A seed is drawn and printed when none is given; given, it plans the same again.
+# Without SEED, a seed is drawn and printed; the same seed plans the same faults.
 CHAOS = $(BIN)/python -m tests.chaos
 
 chaos: $(VENV)/.installed-dev
@@ -76,23 +78,22 @@ lock: $(VENV)/.installed-dev
 
 clean:
 	rm -rf $(VENV) .chaos dist build docs/_made .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
-	find app workers pipelines tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find app dataloader workers pipelines tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps tell what is installed; the locks tell what should be. A stamp also depends on the interpreter, so that a
-# .venv whose Python has gone is made and filled in one go.
+# The stamps depend on the lock files and on the interpreter: a .venv whose Python is gone is built and filled again.
 $(VENV)/.installed: requirements.lock pyproject.toml $(BIN)/python
-	@echo 'Installing what requirements.lock names…'
+	@echo 'Installing requirements.lock…'
 	@$(PIP) install --requirement requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.lock pyproject.toml $(BIN)/python
-	@echo 'Installing what requirements-dev.lock names…'
+	@echo 'Installing requirements-dev.lock…'
 	@$(PIP) install --requirement requirements-dev.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $(VENV)/.installed $@
 
-# A name on PATH proves nothing (pyenv leaves shims that only fail), so each is asked to do what we need of it.
+# A name on PATH may be a shim that only fails (pyenv), so each candidate must import what we need.
 $(BIN)/python:
 	@for python in $(PYTHON) $(PYTHONS); do \
 	  if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \

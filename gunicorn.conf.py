@@ -4,21 +4,27 @@
 
 import signal
 import sys
+from typing import Any
 
-from app.host.early_signals import leave_on
+from app.runtime.early_signals import exit_on
 
-leave_on(signal.SIGTERM)  # the arbiter's handler replaces it
+exit_on(signal.SIGTERM)  # the arbiter's handler replaces it
 
-from app.config import Settings
-from app.config.checks import shared_name
+from app.config import load_settings
+from app.config.checks import check_worker_name
 from app.errors import ConfigError
-from app.host.database import Database
-from app.host.door import try_the_door
-from app.host.guest import BLOCKED_AT_BIRTH, block_signals_at_birth, gunicorn_settings
-from app.host.service import set_up_logging
+from app.runtime.access_check import require_key_if_public
+from app.runtime.database import Database
+from app.runtime.gunicorn_worker import (
+    SIGNALS_BLOCKED_AT_FORK,
+    ServiceWorker,
+    block_signals_at_fork,
+    gunicorn_settings,
+)
+from app.runtime.service import set_up_logging
 
 try:
-    _settings = Settings.load(loads_pipelines=True)
+    _settings = load_settings(loads_pipelines=True)
 except ConfigError as error:
     sys.stderr.write(f"Error: {error}\n")
     sys.exit(error.exit_code)
@@ -28,25 +34,34 @@ globals().update(gunicorn_settings(_settings))
 
 def on_starting(server):  # type: ignore[no-untyped-def]
     set_up_logging(_settings)
-    if faults := shared_name(_settings, server.cfg.workers):
+    _choose_worker(server)
+    if faults := check_worker_name(_settings, server.cfg.workers):
         sys.stderr.write(f"Error: {ConfigError(faults)}\n")
         sys.exit(ConfigError.exit_code)
-    block_signals_at_birth()
+    block_signals_at_fork()
     if _settings.dsn is None and _settings.auth != "none":
-        return  # the embedded server is not there yet; without a key others are not let in, whoever is listened to
+        return  # the embedded server is not there yet; without a key only callers on this machine are let in
     hosts = [
         address[0] for address in server.cfg.address if isinstance(address, tuple)
     ]  # the others are sockets' paths
     try:
-        try_the_door(_settings, Database(_settings), hosts)
+        require_key_if_public(_settings, Database(_settings), hosts)
     except ConfigError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(error.exit_code)
 
 
+def _choose_worker(server: Any) -> None:
+    if server.cfg.is_ssl:  # requests inside TLS cannot be buffered
+        server.worker_class = ServiceWorker
+
+
+on_reload = _choose_worker
+
+
 def pre_exec(server):  # type: ignore[no-untyped-def]
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_AT_BIRTH)  # it was forked too, and a mask outlives exec
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS_BLOCKED_AT_FORK)  # it was forked too, and a mask outlives exec
 
 
 def post_worker_init(worker):  # type: ignore[no-untyped-def]
-    worker.move_in(sys.modules["wsgi"].service)
+    worker.attach_service(sys.modules["wsgi"].service)

@@ -1,64 +1,108 @@
--- The whole present schema of dataloader. Needs PostgreSQL 15 or newer, and no extension.
+-- The schema of dataloader, as it is today. Needs PostgreSQL 15 or newer, and no extension.
 --
--- Applied to an empty database it builds it; applied to one that holds dl_jobs and dl_job_events as they were before
--- the columns below, it upgrades them in place, with their rows; applied twice it does no harm. `dataloader migrate`
--- applies it in one transaction, with search_path set to the schema that holds the queue.
+-- Builds all tables in an empty schema: the first one of the search path. Where tables of dataloader are already, it
+-- changes nothing and fails: `dataloader migrate` upgrades them (app/db/migrations/), and applies this file to an
+-- empty database. Other services read these tables and insert into dl_jobs directly.
 
--- Who moves parts holds this lock and then looks at tables; whoever holds tables must not wait for it any more.
-DO $$ BEGIN PERFORM pg_advisory_xact_lock(1684828527, 3); END $$;
+BEGIN;
 
 DO $$
 BEGIN
-    IF to_regtype('dl_status') IS NULL THEN
-        CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canceled', 'lost');
-    END IF;
-    -- Where a queued job waits. timed: not due yet, or not sorted yet; ready: may be claimed; parked: its key is busy.
-    IF to_regtype('dl_place') IS NULL THEN
-        CREATE TYPE dl_place AS ENUM ('timed', 'ready', 'parked');
+    IF EXISTS (SELECT FROM pg_class WHERE relnamespace = quote_ident(current_schema())::regnamespace
+                                      AND relname IN ('dl_jobs', 'dl_schema')) THEN
+        RAISE EXCEPTION 'the schema % holds tables of dataloader already: run `dataloader migrate`', current_schema();
     END IF;
 END $$;
 
--- A job's id begins with the time (to the microsecond; RFC 9562, version 7), so that jobs that come together
--- stand together in every index that has it, and a claim of hundreds touches few pages of them. The rest is chance. No
--- more than one expression, which the planner puts in the place of the call.
+-- Functions keep this search path: with pg_temp last, a caller's temporary tables cannot take the place of ours.
+SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+
+-- ── Version ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- One row per applied version. Processes of version `serves_from` or newer work on these tables; NULL: only those of the
+-- same version. A row of version 0 records that the tables held jobs before they had versions: workers delete none of
+-- them until DL_RETENTION_ENABLED=true.
+CREATE TABLE dl_schema (
+    version     int         NOT NULL,
+    fingerprint text        NOT NULL,  -- of this file, as `dataloader migrate` applied it
+    applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    serves_from int
+);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (4, 'by hand', 4);
+
+-- ── Types ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canceled', 'lost');
+
+-- What a queued job waits for. scheduled: its time, or to be promoted; ready: a worker; blocked: its lock key.
+CREATE TYPE dl_wait_state AS ENUM ('scheduled', 'ready', 'blocked');
+
+-- A request of dl_enqueue_many with its defaults filled in. `field` and `problem` say what is wrong with it.
+CREATE TYPE dl_enqueue_request AS (
+    n bigint, job_id uuid, queue text, task text, lock_key text, args jsonb, idempotency_key text,
+    partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
+    producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid,
+    webhook jsonb, traceparent text, field text, problem text
+);
+
+-- A job id begins with the time (RFC 9562, version 7, to a quarter of a microsecond), so that jobs created together are
+-- neighbours in every index that has it. A single expression: the planner inlines the call.
 CREATE OR REPLACE FUNCTION dl_new_id() RETURNS uuid
     LANGUAGE sql VOLATILE PARALLEL SAFE
     RETURN (overlay(lpad(to_hex((date_part('epoch', clock_timestamp()) * 4096000)::bigint), 15, '0') PLACING '7' FROM 13 FOR 0)
             || substr(gen_random_uuid()::text, 20))::uuid;
 
-GRANT EXECUTE ON FUNCTION dl_new_id() TO PUBLIC;  -- a plain INSERT draws one with the rights of who sends it
+-- ── Jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-CREATE TABLE IF NOT EXISTS dl_jobs (
-    job_id           uuid        PRIMARY KEY DEFAULT dl_new_id(),
-    queue            text        NOT NULL,
-    task             text        NOT NULL,
-    args             jsonb       NOT NULL DEFAULT '{}',
-    idempotency_key  text        UNIQUE,
-    lock_key         text        NOT NULL,
-    partition_key    text        NOT NULL DEFAULT '',
-    priority         int         NOT NULL DEFAULT 100,
-    available_at     timestamptz NOT NULL DEFAULT now(),
-    status           dl_status   NOT NULL DEFAULT 'queued',
-    attempt          int         NOT NULL DEFAULT 0,
-    max_attempts     int         NOT NULL DEFAULT 5,
-    lease_ttl_sec    int         NOT NULL DEFAULT 60,
+CREATE TABLE dl_jobs (
+    job_id           uuid          PRIMARY KEY DEFAULT dl_new_id(),
+    queue            text          NOT NULL,
+    task             text          NOT NULL,
+    args             jsonb         NOT NULL DEFAULT '{}',
+    idempotency_key  text          UNIQUE,
+    lock_key         text          NOT NULL,
+    partition_key    text          NOT NULL DEFAULT '',
+    priority         int           NOT NULL DEFAULT 100,
+    available_at     timestamptz   NOT NULL DEFAULT now(),
+    status           dl_status     NOT NULL DEFAULT 'queued',
+    attempt          int           NOT NULL DEFAULT 0,
+    max_attempts     int           NOT NULL DEFAULT 5,
+    lease_ttl_sec    int           NOT NULL DEFAULT 60,
     lease_expires_at timestamptz,
     heartbeat_at     timestamptz,
-    cancel_requested bool        NOT NULL DEFAULT false,
-    progress         jsonb       NOT NULL DEFAULT '{}',
+    cancel_requested bool          NOT NULL DEFAULT false,
+    progress         jsonb         NOT NULL DEFAULT '{}',
     error            text,
     producer         text,
     consumer_group   text,
-    created_at       timestamptz NOT NULL DEFAULT now(),
+    created_at       timestamptz   NOT NULL DEFAULT now(),
     started_at       timestamptz,
     finished_at      timestamptz,
-    CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0)
-);
-
--- Room on each page, so that a heartbeat's new row version stays beside the old one and touches no index (HOT). What is
--- wide stands in the TOAST table, where a heartbeat that does not change it leaves it as it is. What ends and is deleted
--- is cleaned up soon, and statistics follow the work of a minute.
-ALTER TABLE dl_jobs SET (
+    -- The fence: drawn by the worker at each claim. Kept when the attempt ends, so that its owner can be identified.
+    run_id           uuid,
+    wait_state       dl_wait_state NOT NULL DEFAULT 'scheduled',
+    unknown_task     bool          NOT NULL DEFAULT false,  -- deferred: no live worker knows the task
+    worker           text,
+    worker_id        uuid,          -- the process that runs the attempt, while it runs; NULL: the lease alone decides
+    result           jsonb,
+    traceback        text,
+    request_hash     text,          -- of queue, task and args as requested: tells a repeated request from another one
+    live_key         text,          -- unique among queued and running jobs only
+    time_limit_sec   int,
+    retry            jsonb,         -- this job's retry policy; NULL: its task's
+    checkpoint       jsonb,         -- where the next attempt resumes
+    crashes          int           NOT NULL DEFAULT 0,  -- how often a process of its own died under it
+    parent_id        uuid,          -- the job whose attempt enqueued this one
+    webhook          jsonb,         -- this job's own webhook: {"url": …, "events": […]}
+    traceparent      text,          -- W3C trace context of the request: the attempts are part of its trace
+    CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
+    -- What fits into every index. Without it a job that no index holds yet would fail each statement that promotes it.
+    CONSTRAINT dl_jobs_chk_sizes
+        CHECK (octet_length(queue) <= 1000 AND octet_length(task) <= 1000 AND octet_length(lock_key) <= 2000)
+) WITH (
+    -- Free space on each page keeps a heartbeat's new row version on the page of the old one (HOT): no index changes.
+    -- Wide values are in the TOAST table, where a heartbeat that does not change them leaves them. Dead rows are
+    -- vacuumed soon, and statistics follow the work of a minute.
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 1000,
@@ -69,77 +113,116 @@ ALTER TABLE dl_jobs SET (
     toast.autovacuum_vacuum_cost_delay = 0
 );
 
-ALTER TABLE dl_jobs ALTER COLUMN job_id SET DEFAULT dl_new_id();  -- by chance alone before
+-- A queued job is in exactly one of these three. The order of the first is the order of claims.
+CREATE INDEX dl_jobs_ready_idx ON dl_jobs (queue, priority, created_at, job_id)
+    WHERE status = 'queued' AND wait_state = 'ready';
+CREATE INDEX dl_jobs_scheduled_idx ON dl_jobs (available_at)
+    WHERE status = 'queued' AND wait_state = 'scheduled';
+CREATE INDEX dl_jobs_blocked_idx ON dl_jobs (lock_key, priority, created_at, job_id)
+    WHERE status = 'queued' AND wait_state = 'blocked';
 
-ALTER TABLE dl_jobs
-    -- Drawn by the worker at each claim: whose words count. Kept when the run ends, so that its owner can be told apart.
-    ADD COLUMN IF NOT EXISTS run_id uuid,
-    ADD COLUMN IF NOT EXISTS place dl_place NOT NULL DEFAULT 'timed',
-    -- Set aside because no live worker knows its task; taken back when one that does appears.
-    ADD COLUMN IF NOT EXISTS stray bool NOT NULL DEFAULT false,
-    ADD COLUMN IF NOT EXISTS worker text,
-    ADD COLUMN IF NOT EXISTS result jsonb,
-    ADD COLUMN IF NOT EXISTS traceback text,
-    -- Of queue, task and args as they were asked for: tells a repeated request from another one with the same key.
-    ADD COLUMN IF NOT EXISTS request_hash text,
-    -- Unique among waiting and running jobs only, beside the idempotency key, which is unique for ever.
-    ADD COLUMN IF NOT EXISTS live_key text,
-    ADD COLUMN IF NOT EXISTS time_limit_sec int,
-    -- This job's own retry policy; NULL: its task's.
-    ADD COLUMN IF NOT EXISTS retry jsonb,
-    -- Where the next try goes on, as the pipeline said it last.
-    ADD COLUMN IF NOT EXISTS checkpoint jsonb,
-    -- How often a process of its own died under it.
-    ADD COLUMN IF NOT EXISTS crashes int NOT NULL DEFAULT 0,
-    -- The job whose run asked for this one.
-    ADD COLUMN IF NOT EXISTS parent_id uuid,
-    -- The process that claimed the run, while it runs. NULL: none that can be proved dead, or one of an older version.
-    ADD COLUMN IF NOT EXISTS worker_id uuid;
+-- No two running jobs share a lock key, whatever else goes wrong.
+CREATE UNIQUE INDEX dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
 
--- The journal and the jobs' logs grow with every move and every line, and are got rid of by the part: a part holds the
--- rows of some days and is dropped whole. The numbers tell the time: the first one of a part is a hundred thousand times
--- the second since 1970 with which its time begins, and the sequence is moved there when that time comes. So the primary
--- key is the column alone, as it always was. (They stay below 2^53, and are no strange numbers to a reader of JSON.)
---
--- Tables of before become the first part of the new ones, where they are and as they are.
-DO $$
+CREATE UNIQUE INDEX dl_jobs_live_key_idx ON dl_jobs (live_key)
+    WHERE live_key IS NOT NULL AND status IN ('queued', 'running');
+
+-- Deferred jobs: few, and searched by each worker that starts.
+CREATE INDEX dl_jobs_unknown_task_idx ON dl_jobs (queue, task) WHERE status = 'queued' AND unknown_task;
+
+-- Lists, newest first.
+CREATE INDEX dl_jobs_created_idx ON dl_jobs (created_at, job_id);
+
+-- Finished jobs in the order of their deletion, oldest first, for each status and task.
+CREATE INDEX dl_jobs_finished_idx ON dl_jobs (status, task, finished_at)
+    WHERE status IN ('succeeded', 'failed', 'canceled', 'lost');
+
+-- Lists of unsuccessful jobs, and bulk retries.
+CREATE INDEX dl_jobs_unsuccessful_idx ON dl_jobs (created_at, job_id)
+    WHERE status IN ('failed', 'canceled', 'lost');
+
+-- The follow-ups of a job.
+CREATE INDEX dl_jobs_parent_idx ON dl_jobs (parent_id, created_at) WHERE parent_id IS NOT NULL;
+
+-- What must be equal for two requests with one idempotency key to be the same request.
+CREATE OR REPLACE FUNCTION dl_request_hash(queue text, task text, args jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN encode(sha256(convert_to(jsonb_build_array(queue, task, args)::text, 'UTF8')), 'hex');
+
+-- Whether a running job's lease has expired. Other services may write any time into the row, so a lease ends no later
+-- than its length after the last heartbeat, and a lease or heartbeat further in the future than its length and a day
+-- does not count. A live owner writes both with each heartbeat.
+CREATE OR REPLACE FUNCTION dl_is_lease_expired(lease_expires_at timestamptz, heartbeat_at timestamptz, lease_ttl_sec int)
+    RETURNS bool LANGUAGE sql VOLATILE PARALLEL SAFE
+    RETURN coalesce(lease_expires_at, '-infinity') < clock_timestamp()
+        OR heartbeat_at < clock_timestamp() - make_interval(secs => lease_ttl_sec)
+        OR least(lease_expires_at, coalesce(heartbeat_at, 'infinity'))
+           > clock_timestamp() + make_interval(days => 1, secs => lease_ttl_sec);
+
+-- Whether a job matches a filter of lists and bulk operations. A single expression: the planner inlines the call and
+-- sees which index it may use.
+CREATE OR REPLACE FUNCTION dl_job_matches(j dl_jobs, filter jsonb) RETURNS bool
+    LANGUAGE sql STABLE
+    RETURN (filter ->> 'status' IS NULL OR j.status::text = ANY ((filter ->> 'status')::text[]))
+       AND (filter ->> 'queue' IS NULL OR j.queue = filter ->> 'queue')
+       AND (filter ->> 'task' IS NULL OR j.task = filter ->> 'task')
+       AND (filter ->> 'lock_key' IS NULL OR j.lock_key = filter ->> 'lock_key')
+       AND (filter ->> 'partition_key' IS NULL OR j.partition_key = filter ->> 'partition_key')
+       AND (filter ->> 'producer' IS NULL OR j.producer = filter ->> 'producer')
+       AND (filter ->> 'created_from' IS NULL OR j.created_at >= (filter ->> 'created_from')::timestamptz)
+       AND (filter ->> 'created_to' IS NULL OR j.created_at < (filter ->> 'created_to')::timestamptz)
+       AND (filter ->> 'started_from' IS NULL OR j.started_at >= (filter ->> 'started_from')::timestamptz)
+       AND (filter ->> 'started_to' IS NULL OR j.started_at < (filter ->> 'started_to')::timestamptz)
+       AND (filter ->> 'finished_from' IS NULL OR j.finished_at >= (filter ->> 'finished_from')::timestamptz)
+       AND (filter ->> 'finished_to' IS NULL OR j.finished_at < (filter ->> 'finished_to')::timestamptz)
+       AND (filter ->> 'text' IS NULL OR strpos(lower(j.args::text), lower(filter ->> 'text')) > 0
+            OR strpos(lower(coalesce(j.error, '')), lower(filter ->> 'text')) > 0);
+
+-- jsonb as text, or {"$dropped": reason} where the text is larger than `max_bytes` or cannot be made: a few bytes such as
+-- 1e131071 are 128 KB of text, and a failing cast would fail the statement around it, such as every claim of a queue.
+-- The second function is inlined and spares small values the call.
+CREATE OR REPLACE FUNCTION dl_json_text_limited(value jsonb, max_bytes int) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    parent text;
-    old    record;
+    text_value text;
 BEGIN
-    FOREACH parent IN ARRAY ARRAY['dl_job_events', 'dl_job_logs'] LOOP
-        IF (SELECT relkind FROM pg_class WHERE oid = to_regclass(parent)) = 'r' THEN
-            EXECUTE format('ALTER TABLE %I RENAME TO %I', parent, parent || '_before');
-            FOR old IN SELECT conname AS name FROM pg_constraint
-                        WHERE conrelid = to_regclass(parent || '_before') AND starts_with(conname, parent) LOOP
-                EXECUTE format('ALTER TABLE %I RENAME CONSTRAINT %I TO %I', parent || '_before', old.name,
-                               parent || '_before' || substr(old.name, length(parent) + 1));
-            END LOOP;
-            FOR old IN SELECT relname AS name FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid
-                        WHERE x.indrelid = to_regclass(parent || '_before') AND starts_with(relname, parent)
-                          AND NOT starts_with(relname, parent || '_before') LOOP
-                EXECUTE format('ALTER INDEX %I RENAME TO %I', old.name,
-                               parent || '_before' || substr(old.name, length(parent) + 1));
-            END LOOP;
-        END IF;
-    END LOOP;
+    IF jsonb_path_exists(value, '$.** ? (@.type() == "number" && (@.abs() >= 1e310 || (@.abs() < 1e-310 && @ != 0)))') THEN
+        RETURN jsonb_build_object('$dropped', 'a number in it has more than 310 digits');
+    END IF;
+    IF pg_column_size(value) / 8 <= max_bytes THEN  -- else it is not even decompressed
+        text_value := value::text;
+    END IF;
+    IF octet_length(text_value) <= max_bytes THEN
+        RETURN text_value;
+    END IF;
+    RETURN jsonb_build_object('$dropped', format('more than %s bytes of JSON', max_bytes));
+EXCEPTION WHEN program_limit_exceeded OR out_of_memory OR internal_error THEN
+    RETURN jsonb_build_object('$dropped', 'more JSON than a text can hold');
 END $$;
 
-CREATE SEQUENCE IF NOT EXISTS dl_job_events_event_id_seq;
-CREATE TABLE IF NOT EXISTS dl_job_events (
-    event_id bigint      PRIMARY KEY DEFAULT nextval('dl_job_events_event_id_seq'),
-    job_id   uuid        NOT NULL,  -- of dl_jobs, and deleted with it: see dl_job_events_of_jobs
+CREATE OR REPLACE FUNCTION dl_json_text(value jsonb, max_bytes int DEFAULT 67108864) RETURNS text LANGUAGE sql STABLE
+    RETURN CASE WHEN pg_column_size(value) < 2000 AND pg_column_compression(value) IS NULL THEN value::text
+                WHEN value IS NOT NULL THEN dl_json_text_limited(value, max_bytes) END;
+
+-- ── Events and job logs ─────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Both tables are partitioned by their ids, and old rows are removed by dropping whole partitions. Ids encode the time:
+-- the first id of a partition is 100,000 times its start in seconds since 1970, and the sequence is advanced to it when
+-- that time comes. So the primary key is the id alone. (Ids stay below 2^53, which JSON readers can represent.)
+
+CREATE TABLE dl_job_events (
+    event_id bigserial   PRIMARY KEY,
+    job_id   uuid        NOT NULL,  -- of dl_jobs, and deleted with it: see dl_job_events_check_job
     queue    text        NOT NULL,
-    ts       timestamptz NOT NULL DEFAULT now(),  -- may be before an event of a transaction that it waited for
+    ts       timestamptz NOT NULL DEFAULT now(),  -- may be before an event of a transaction that this one waited for
     kind     text        NOT NULL,
     payload  jsonb       DEFAULT '{}'
 ) PARTITION BY RANGE (event_id);
-ALTER SEQUENCE dl_job_events_event_id_seq OWNED BY dl_job_events.event_id;
+CREATE INDEX dl_job_events_job_idx ON dl_job_events (job_id, event_id);
+CREATE TABLE dl_job_events_default PARTITION OF dl_job_events DEFAULT;
 
--- What pipelines log and print, a line a row. No foreign key: logs have a retention of their own.
-CREATE SEQUENCE IF NOT EXISTS dl_job_logs_log_id_seq;
-CREATE TABLE IF NOT EXISTS dl_job_logs (
-    log_id  bigint      PRIMARY KEY DEFAULT nextval('dl_job_logs_log_id_seq'),
+-- Captured output of pipelines, one row a line. No foreign key: logs have their own retention period.
+CREATE TABLE dl_job_logs (
+    log_id  bigserial   PRIMARY KEY,
     job_id  uuid        NOT NULL,
     attempt int         NOT NULL,
     ts      timestamptz NOT NULL,
@@ -147,14 +230,13 @@ CREATE TABLE IF NOT EXISTS dl_job_logs (
     stream  text        NOT NULL,
     line    text        NOT NULL
 ) PARTITION BY RANGE (log_id);
-ALTER SEQUENCE dl_job_logs_log_id_seq OWNED BY dl_job_logs.log_id;
+CREATE INDEX dl_job_logs_job_idx ON dl_job_logs (job_id, log_id);
+CREATE TABLE dl_job_logs_default PARTITION OF dl_job_logs DEFAULT;
 
--- Parts are made, moved to and dropped by whoever keeps house, who need not own the tables. Each function is one short
--- transaction, gives up after a tenth of a second where a lock cannot be had, and then says so.
-CREATE OR REPLACE FUNCTION dl_first_id(at timestamptz) RETURNS bigint
+CREATE OR REPLACE FUNCTION dl_first_id_at(at timestamptz) RETURNS bigint
     LANGUAGE sql IMMUTABLE RETURN (extract(epoch FROM at) * 100000)::bigint;
 
-CREATE OR REPLACE FUNCTION dl_parts(parent text) RETURNS TABLE (part text, low bigint, high bigint)
+CREATE OR REPLACE FUNCTION dl_partitions(parent text) RETURNS TABLE (part text, low bigint, high bigint)
     LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT c.relname::text,
            coalesce(substring(bound FROM $r$FROM \('?(-?\d+)$r$)::bigint, -1), substring(bound FROM $r$TO \('?(\d+)$r$)::bigint
@@ -165,407 +247,387 @@ CREATE OR REPLACE FUNCTION dl_parts(parent text) RETURNS TABLE (part text, low b
      ORDER BY 2
 $$;
 
--- Make parts until they reach `ahead` beyond now, each `span` long. The default one is for numbers that somebody chose.
--- Answers with the names of what was made.
-CREATE OR REPLACE FUNCTION dl_make_parts(parent text, span interval, ahead interval) RETURNS SETOF text
+-- Partitions are created, advanced to and dropped by the maintenance leader, who need not own the tables. Each function
+-- is one short transaction; where a lock is not to be had within 100 ms it does nothing and returns no row.
+
+-- Create partitions of length `span` until `ahead` from now; returns their names. The default partition takes ids that
+-- another service chose.
+CREATE OR REPLACE FUNCTION dl_create_partitions(parent text, span interval, ahead interval) RETURNS SETOF text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms' AS $$
 DECLARE
-    day    interval := interval '1 day';
-    least_span interval := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN interval '1 second'
+    day       interval := interval '1 day';
+    min_span  interval := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN interval '1 second'
                                 ELSE interval '1 hour' END;
-    low    bigint;
-    begins timestamptz := greatest(
-        (SELECT to_timestamp(max(high) / 100000.0) FROM dl_parts(parent)),
+    low       bigint;
+    starts_at timestamptz := greatest(
+        (SELECT to_timestamp(max(high) / 100000.0) FROM dl_partitions(parent)),
         CASE WHEN span >= day THEN date_trunc('day', clock_timestamp() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'
              ELSE to_timestamp(floor(extract(epoch FROM clock_timestamp()) / extract(epoch FROM span))
                                * extract(epoch FROM span)) END);
-    part   text;
+    part      text;
 BEGIN
     IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
-        RAISE EXCEPTION 'nothing of ours stands in parts by the name of %', parent;
+        RAISE EXCEPTION 'unknown partitioned table %; expected dl_job_events or dl_job_logs', parent;
     END IF;
-    -- Whoever owns the tables may do as he likes; who only keeps house fills no catalogue with tables.
-    IF NOT span BETWEEN least_span AND interval '31 days' OR ahead > interval '31 days' THEN
-        RAISE EXCEPTION 'parts of %, made % ahead; an hour to 31 days would do', span, ahead;
+    -- The owner may use any span; the service's account must not fill the catalogue with tables.
+    IF NOT span BETWEEN min_span AND interval '31 days' OR ahead > interval '31 days' THEN
+        RAISE EXCEPTION 'partitions of % created % ahead; allowed are an hour to 31 days', span, ahead;
     END IF;
-    WHILE begins < clock_timestamp() + ahead LOOP
-        low := dl_first_id(begins);
-        part := parent || '_' || to_char(begins AT TIME ZONE 'UTC',
+    WHILE starts_at < clock_timestamp() + ahead LOOP
+        low := dl_first_id_at(starts_at);
+        part := parent || '_' || to_char(starts_at AT TIME ZONE 'UTC',
                                          CASE WHEN span >= day THEN 'YYYYMMDD' ELSE 'YYYYMMDD"t"HH24MISS' END);
         EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)'
                        ' WITH (autovacuum_vacuum_insert_scale_factor = 0.1)', part, parent);
         EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', parent, part, low,
-                       dl_first_id(begins + span));
+                       dl_first_id_at(starts_at + span));
         RETURN NEXT part;
-        begins := begins + span;
+        starts_at := starts_at + span;
     END LOOP;
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN;
 END $$;
 
--- Move the sequence to the part that now belongs to. Never back: whoever does it holds the lock.
-CREATE OR REPLACE FUNCTION dl_move_on(parent text) RETURNS text
+-- Advance the sequence to the current partition, never back: the lock serializes callers.
+CREATE OR REPLACE FUNCTION dl_advance_sequence(parent text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    sequence text := pg_get_serial_sequence(parent, CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END);
-    now_id   bigint := dl_first_id(clock_timestamp());
-    due      record;
-    reached  bigint;
+    sequence          text := pg_get_serial_sequence(parent, CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END);
+    now_id            bigint := dl_first_id_at(clock_timestamp());
+    current_partition record;
+    last_id           bigint;
 BEGIN
     IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
-        RAISE EXCEPTION 'nothing of ours stands in parts by the name of %', parent;
+        RAISE EXCEPTION 'unknown partitioned table %; expected dl_job_events or dl_job_logs', parent;
     END IF;
     PERFORM pg_advisory_xact_lock(1684828527, 3);
-    SELECT * INTO due FROM dl_parts(parent) p WHERE p.low <= now_id AND now_id < p.high;
-    EXECUTE format('SELECT last_value FROM %s', sequence) INTO reached;
-    IF due.low IS NULL OR reached >= due.low THEN
+    SELECT * INTO current_partition FROM dl_partitions(parent) p WHERE p.low <= now_id AND now_id < p.high;
+    EXECUTE format('SELECT last_value FROM %s', sequence) INTO last_id;
+    IF current_partition.low IS NULL OR last_id >= current_partition.low THEN
         RETURN NULL;
     END IF;
-    PERFORM setval(sequence, due.low);
-    RETURN due.part;
+    PERFORM setval(sequence, current_partition.low);
+    RETURN current_partition.part;
 END $$;
 
--- Drop the parts whose rows are all older than `keep`. The one that is being written to stays, and so does any that a
--- transaction has open. What is locked meanwhile is the journal, not the jobs.
--- Less than a day is for those alone who could drop the tables themselves: what the service's account did a moment ago
--- stays in the journal, whoever has taken it over.
-CREATE OR REPLACE FUNCTION dl_drop_parts(parent text, keep interval, dry bool) RETURNS SETOF text
+-- Drop the oldest partition whose rows are all older than `period`; with `dry_run` return all of them instead. The current
+-- partition stays, and so does one that a transaction has open. Only a role that could drop the tables itself may use a
+-- period under a day: the service's account cannot remove the trace of what it just did.
+CREATE OR REPLACE FUNCTION dl_drop_partitions(parent text, period interval, dry_run bool) RETURNS SETOF text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms' AS $$
 DECLARE
-    column_of text := CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END;
-    age       interval := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN keep
-                               ELSE greatest(keep, interval '1 day') END;
-    reached   bigint;
-    old       record;
-    newest    timestamptz;
-    over      bool;
+    column_of  text := CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END;
+    min_age    interval := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN period
+                               ELSE greatest(period, interval '1 day') END;
+    last_id    bigint;
+    candidate  record;
+    newest     timestamptz;
+    is_expired bool;
 BEGIN
     IF parent NOT IN ('dl_job_events', 'dl_job_logs') THEN
-        RAISE EXCEPTION 'nothing of ours stands in parts by the name of %', parent;
+        RAISE EXCEPTION 'unknown partitioned table %; expected dl_job_events or dl_job_logs', parent;
     END IF;
-    EXECUTE format('SELECT last_value FROM %s', pg_get_serial_sequence(parent, column_of)) INTO reached;
-    FOR old IN SELECT * FROM dl_parts(parent) p WHERE p.high <= reached ORDER BY p.low LOOP
-        EXECUTE format('SELECT max(ts) FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', old.part, column_of)
+    EXECUTE format('SELECT last_value FROM %s', pg_get_serial_sequence(parent, column_of)) INTO last_id;
+    FOR candidate IN SELECT * FROM dl_partitions(parent) p WHERE p.high <= last_id ORDER BY p.low LOOP
+        EXECUTE format('SELECT max(ts) FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', candidate.part, column_of)
            INTO newest;
-        CONTINUE WHEN coalesce(newest, to_timestamp(least(old.high, 25340230080000000) / 100000.0))
-                      >= clock_timestamp() - age;
-        IF NOT dry THEN
-            -- The last look is taken under the lock: nobody can have written to it since.
-            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', old.part);
+        CONTINUE WHEN coalesce(newest, to_timestamp(least(candidate.high, 25340230080000000) / 100000.0))
+                      >= clock_timestamp() - min_age;
+        IF NOT dry_run THEN
+            -- Tested again under the lock: no transaction can have written to it since.
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', candidate.part);
             EXECUTE format('SELECT coalesce(max(ts) < clock_timestamp() - $1, true)'
-                           ' FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', old.part, column_of)
-               INTO over USING age;
-            CONTINUE WHEN NOT over;
-            EXECUTE format('DROP TABLE %I', old.part);
+                           ' FROM (SELECT ts FROM %I ORDER BY %I DESC LIMIT 1000) last', candidate.part, column_of)
+               INTO is_expired USING min_age;
+            CONTINUE WHEN NOT is_expired;
+            EXECUTE format('DROP TABLE %I', candidate.part);
         END IF;
-        RETURN NEXT old.part;
-        EXIT WHEN NOT dry;  -- one at a time: a lock on the whole journal is not held for longer than it takes
+        RETURN NEXT candidate.part;
+        EXIT WHEN NOT dry_run;  -- one per transaction: the lock on the whole table is held no longer than one drop takes
     END LOOP;
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN;
 END $$;
 
-REVOKE EXECUTE ON FUNCTION dl_make_parts(text, interval, interval), dl_move_on(text), dl_drop_parts(text, interval, bool)
-  FROM PUBLIC;
-
-DO $$
-DECLARE
-    parent  text;
-    reached bigint;
-BEGIN
-    FOREACH parent IN ARRAY ARRAY['dl_job_events', 'dl_job_logs'] LOOP
-        IF to_regclass(parent || '_default') IS NULL THEN
-            EXECUTE format('CREATE TABLE %I PARTITION OF %I DEFAULT', parent || '_default', parent);
-        END IF;
-        IF to_regclass(parent || '_before') IS NOT NULL
-           AND NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = to_regclass(parent || '_before')) THEN
-            EXECUTE format('SELECT last_value FROM %s', pg_get_serial_sequence(
-                        parent, CASE parent WHEN 'dl_job_logs' THEN 'log_id' ELSE 'event_id' END)) INTO reached;
-            EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (MINVALUE) TO (%s)', parent, parent || '_before',
-                           greatest(reached + 1, dl_first_id(date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC')));
-        END IF;
-        PERFORM dl_make_parts(parent, interval '6 days', interval '1 day');
-        PERFORM dl_move_on(parent);
-    END LOOP;
-END $$;
-
--- The journal belongs to the jobs as with a foreign key, but for a whole statement at once: a key asks once for each line,
--- and locks its job each time, which was a seventh of all that a job costs here. Whoever has just changed the jobs that it
--- writes about says so (dl.ours), and is believed.
+-- The events' reference to dl_jobs, as a statement trigger: a foreign key would check and lock the job for each row, a
+-- seventh of a job's cost. A function that has just changed the jobs skips the check by setting dl.events_checked.
 --
--- What these functions ask is planned once in a session, and their plans must serve tables of any size: made while there
--- were a few jobs, a scan would be gone through for each line. So it is switched off, here and in the others below.
-DO $$
-DECLARE
-    old record;
-BEGIN
-    -- Only where there is one: it takes the journal from all who read it.
-    FOR old IN SELECT conrelid::regclass AS part, conname AS name FROM pg_constraint
-                WHERE contype = 'f' AND confrelid = 'dl_jobs'::regclass AND conparentid = 0
-                  AND (conrelid = 'dl_job_events'::regclass
-                       OR conrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'dl_job_events'::regclass)) LOOP
-        EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', old.part, old.name);
-    END LOOP;
-END $$;
-
-CREATE OR REPLACE FUNCTION dl_job_events_of_jobs() RETURNS trigger
+-- The queries of these functions are planned once per session, and the plans must serve tables of any size: sequential
+-- scans are off, here and in the functions below.
+CREATE OR REPLACE FUNCTION dl_job_events_check_job() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE
-    unknown uuid := (SELECT f.job_id FROM fresh f
+    unknown uuid := (SELECT f.job_id FROM inserted f
                       WHERE (SELECT j.job_id FROM dl_jobs j WHERE j.job_id = f.job_id FOR KEY SHARE) IS NULL LIMIT 1);
 BEGIN
     IF unknown IS NOT NULL THEN
-        RAISE foreign_key_violation USING MESSAGE = format('there is no job %s to write of in the journal', unknown),
-              CONSTRAINT = 'dl_job_events_of_jobs', TABLE = 'dl_job_events', COLUMN = 'job_id';
+        RAISE foreign_key_violation USING MESSAGE = format('there is no job %s to record an event of', unknown),
+              CONSTRAINT = 'dl_job_events_check_job', TABLE = 'dl_job_events', COLUMN = 'job_id';
     END IF;
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE TRIGGER dl_job_events_of_jobs AFTER INSERT ON dl_job_events
-    REFERENCING NEW TABLE AS fresh
-    FOR EACH STATEMENT WHEN (current_setting('dl.ours', true) IS DISTINCT FROM 'yes')
-    EXECUTE FUNCTION dl_job_events_of_jobs();
+CREATE OR REPLACE TRIGGER dl_job_events_check_job AFTER INSERT ON dl_job_events
+    REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (current_setting('dl.events_checked', true) IS DISTINCT FROM 'yes')
+    EXECUTE FUNCTION dl_job_events_check_job();
 
+-- Deleting a job deletes its events.
 CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT
     SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
-        DELETE FROM dl_job_events;  -- it may be among the truncated ones, and then that is not allowed again
+        DELETE FROM dl_job_events;  -- not TRUNCATE: it may be one of the tables of this TRUNCATE
     ELSE
-        DELETE FROM dl_job_events e USING gone WHERE e.job_id = ANY (ARRAY[gone.job_id]);
+        DELETE FROM dl_job_events e USING deleted WHERE e.job_id = ANY (ARRAY[deleted.job_id]);
     END IF;
     RETURN NULL;
 END $$;
 
 CREATE OR REPLACE TRIGGER dl_jobs_del AFTER DELETE ON dl_jobs
-    REFERENCING OLD TABLE AS gone
+    REFERENCING OLD TABLE AS deleted
     FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_deleted();
 CREATE OR REPLACE TRIGGER dl_jobs_trunc AFTER TRUNCATE ON dl_jobs
     FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_deleted();
 
-CREATE TABLE IF NOT EXISTS dl_workers (
-    worker_id     uuid        PRIMARY KEY,
-    name          text        NOT NULL,
-    version       text        NOT NULL,
-    queues        text[]      NOT NULL,
-    tasks         text[]      NOT NULL,
-    threads       int         NOT NULL,
-    heartbeat_sec float8      NOT NULL,
-    started_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    seen_at       timestamptz NOT NULL DEFAULT clock_timestamp()
+-- ── Workers and queues ──────────────────────────────────────────────────────────────────────────────────────────────
+
+CREATE TABLE dl_workers (
+    worker_id        uuid        PRIMARY KEY,
+    name             text        NOT NULL,
+    version          text        NOT NULL,
+    queues           text[]      NOT NULL,
+    tasks            text[]      NOT NULL,
+    threads          int         NOT NULL,
+    queue_threads    jsonb       NOT NULL DEFAULT '{}',  -- queue -> threads that run its jobs
+    heartbeat_sec    float8      NOT NULL,
+    started_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    draining         bool        NOT NULL DEFAULT false,  -- an operator stopped its claims
+    stopping         bool        NOT NULL DEFAULT false,  -- the process is shutting down
+    listener         text,                                -- state of its LISTEN connection
+    rss_bytes        bigint,                              -- its memory, without child processes
+    -- Of each attempt at the last heartbeat: run_id, age of its progress, stop reason and stop step.
+    running_attempts jsonb       NOT NULL DEFAULT '[]',
+    -- Identifies the process on its host, so that others there can prove its death. NULL: its lease alone decides.
+    boot_id          text,
+    pid_namespace    text,
+    time_namespace   text,
+    pid              int,
+    start_time       bigint,                              -- in clock ticks after boot
+    lock_file        text,                                -- locked by the process and by its children
+    child_tasks      text[]      NOT NULL DEFAULT '{}',   -- tasks that run in a child process
+    worker_name      text,                                -- DL_WORKER_NAME, which at most one process holds
+    incarnation      bigint,                              -- how many processes held the name so far
+    superseded_by    uuid,                                -- the process that took over its name
+    takeover_at      timestamptz,                         -- when a process last began to take over its jobs
+    dead_at          timestamptz                          -- when its death was proved
 );
 
-CREATE INDEX IF NOT EXISTS dl_job_logs_job_idx ON dl_job_logs (job_id, log_id);
-
--- One row a schema change that was applied. A process of an older version starts on these tables if they serve it:
--- `serves_from` is the oldest version that was tried with them; NULL: nobody says so.
---
--- A row of version 0 records that the tables held jobs before they had versions: nothing was ever deleted from them, and
--- workers delete nothing until DL_RETENTION=true asks for it.
-DO $$
+-- A claim of another service or an older process leaves worker_id as it is: that of an earlier attempt, whose process may
+-- be dead. Our claims set it and every end of an attempt clears it, so one that does not change is stale.
+CREATE OR REPLACE FUNCTION dl_jobs_clear_worker_id() RETURNS trigger
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
-    IF to_regclass('dl_schema') IS NULL THEN
-        CREATE TABLE dl_schema (
-            version     int         NOT NULL,
-            fingerprint text        NOT NULL,
-            applied_at  timestamptz NOT NULL DEFAULT clock_timestamp()
-        );
-        INSERT INTO dl_schema (version, fingerprint)
-        SELECT 0, 'tables without versions'
-         WHERE EXISTS (SELECT FROM dl_jobs) OR EXISTS (SELECT FROM dl_job_events);
-    END IF;
+    NEW.worker_id := NULL;
+    RETURN NEW;
 END $$;
 
-ALTER TABLE dl_schema ADD COLUMN IF NOT EXISTS serves_from int;
+CREATE OR REPLACE TRIGGER dl_jobs_clear_worker_id BEFORE UPDATE OF run_id ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.worker_id = OLD.worker_id AND NEW.run_id IS DISTINCT FROM OLD.run_id)
+    EXECUTE FUNCTION dl_jobs_clear_worker_id();
 
--- Jobs that were running before runs were fenced: of two with one key the later lease stays, and the other try does not
--- count. One without a lease is given one that has run out, for the reaper to find.
-WITH ranked AS (
-    SELECT job_id, queue, attempt,
-           row_number() OVER (PARTITION BY lock_key ORDER BY lease_expires_at DESC NULLS LAST, job_id) AS turn
-      FROM dl_jobs
-     WHERE status = 'running'
-), second AS (
-    UPDATE dl_jobs j
-       SET status = CASE WHEN j.cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
-           attempt = CASE WHEN j.cancel_requested THEN j.attempt ELSE greatest(j.attempt - 1, 0) END,
-           finished_at = CASE WHEN j.cancel_requested THEN clock_timestamp() END,
-           place = 'timed', lease_expires_at = NULL, heartbeat_at = NULL
-      FROM ranked
-     WHERE j.job_id = ranked.job_id AND ranked.turn > 1
-    RETURNING j.job_id, j.queue, j.status, j.attempt
-)
-INSERT INTO dl_job_events (job_id, queue, kind, payload)
-SELECT job_id, queue, CASE status WHEN 'canceled' THEN 'canceled' ELSE 'requeue' END,
-       jsonb_build_object('reason', 'upgrade', 'status', status, 'attempt', attempt)
-  FROM second;
-
-UPDATE dl_jobs SET lease_expires_at = now() WHERE status = 'running' AND lease_expires_at IS NULL;
-
--- A queued job stands in exactly one of these three. The order of the first is the order of claims.
-CREATE INDEX IF NOT EXISTS dl_jobs_ready_idx ON dl_jobs (queue, priority, created_at, job_id)
-    WHERE status = 'queued' AND place = 'ready';
-CREATE INDEX IF NOT EXISTS dl_jobs_timed_idx ON dl_jobs (available_at)
-    WHERE status = 'queued' AND place = 'timed';
-CREATE INDEX IF NOT EXISTS dl_jobs_parked_idx ON dl_jobs (lock_key, priority, created_at, job_id)
-    WHERE status = 'queued' AND place = 'parked';
-
--- The truth about keys: no two running jobs share one, whatever else goes wrong.
-CREATE UNIQUE INDEX IF NOT EXISTS dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
-
-CREATE UNIQUE INDEX IF NOT EXISTS dl_jobs_live_key_idx ON dl_jobs (live_key)
-    WHERE live_key IS NOT NULL AND status IN ('queued', 'running');
-
--- Those that were set aside for want of a worker that knows their task: few, and looked for by each that starts.
-CREATE INDEX IF NOT EXISTS dl_jobs_stray_idx ON dl_jobs (queue, task) WHERE status = 'queued' AND stray;
-
--- Lists, newest first.
-CREATE INDEX IF NOT EXISTS dl_jobs_created_idx ON dl_jobs (created_at, job_id);
-
--- What has ended, the longest ago first, for each status and task: the order in which it is deleted. Made at the end of a
--- job's life, so claims and heartbeats pay nothing.
-CREATE INDEX IF NOT EXISTS dl_jobs_ended_idx ON dl_jobs (status, task, finished_at)
-    WHERE status IN ('succeeded', 'failed', 'canceled', 'lost');
-
--- Without it every deleted job costs a scan of the journal.
-CREATE INDEX IF NOT EXISTS dl_job_events_job_idx ON dl_job_events (job_id, event_id);
-
--- Keys of jobs that were deleted: "unique for ever" outlives the job. What a second request is told, and no more.
-CREATE TABLE IF NOT EXISTS dl_retired_keys (
-    key_hash     bytea       PRIMARY KEY,  -- of the idempotency key
-    job_id       uuid        NOT NULL,
-    status       dl_status   NOT NULL,     -- how the job had ended
-    request_hash text        NOT NULL,
-    retired_at   timestamptz NOT NULL DEFAULT clock_timestamp()
+-- Settings of queues. A queue without a row is open and has no limit.
+CREATE TABLE dl_queues (
+    queue       text        PRIMARY KEY,
+    -- paused: nothing is claimed; draining: nor does the HTTP API accept new jobs.
+    state       text        NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'paused', 'draining')),
+    concurrency int         CHECK (concurrency >= 1),  -- running jobs in all processes together; NULL: no limit
+    per_worker  int         CHECK (per_worker >= 1),   -- running jobs in each process; NULL: as many as it has threads
+    note        text,
+    changed_by  text,
+    changed_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-CREATE INDEX IF NOT EXISTS dl_retired_keys_at_idx ON dl_retired_keys (retired_at);
 
-CREATE OR REPLACE FUNCTION dl_key_hash(key text) RETURNS bytea
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN sha256(convert_to(key, 'UTF8'));
+-- How many jobs of a queue may be claimed now; NULL: any number. VOLATILE: running jobs are counted by a fresh snapshot
+-- once the lock is held, so two claimers never both take the last slot.
+CREATE OR REPLACE FUNCTION dl_free_slots(queue_name text) RETURNS int
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+DECLARE
+    settings record;
+BEGIN
+    SELECT q.state, q.concurrency INTO settings FROM dl_queues q WHERE q.queue = queue_name;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF settings.state <> 'open' THEN
+        RETURN 0;
+    END IF;
+    IF settings.concurrency IS NULL THEN
+        RETURN NULL;
+    END IF;
+    PERFORM pg_advisory_xact_lock(1684828528, hashtext(queue_name));
+    RETURN greatest(0, settings.concurrency
+                       - (SELECT count(*) FROM dl_jobs j WHERE j.status = 'running' AND j.queue = queue_name)::int);
+END $$;
 
--- Of a request: what must be the same for two of them to be one.
-CREATE OR REPLACE FUNCTION dl_request_hash(queue text, task text, args jsonb) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN encode(sha256(convert_to(jsonb_build_array(queue, task, args)::text, 'UTF8')), 'hex');
+-- ── Notifications ───────────────────────────────────────────────────────────────────────────────────────────────────
 
--- Whether a running job's lease has run out. Others may have written any time into the row: a lease ends no later than
--- its length after the last heartbeat, and one that is further away than its length and a day, with no heartbeat before
--- that, is none. Its owner, if it lives, writes both with each heartbeat.
-CREATE OR REPLACE FUNCTION dl_lease_is_over(lease_expires_at timestamptz, heartbeat_at timestamptz, lease_ttl_sec int)
-    RETURNS bool LANGUAGE sql VOLATILE PARALLEL SAFE
-    RETURN coalesce(lease_expires_at, '-infinity') < clock_timestamp()
-        OR heartbeat_at < clock_timestamp() - make_interval(secs => lease_ttl_sec)
-        OR least(lease_expires_at, coalesce(heartbeat_at, 'infinity'))
-           > clock_timestamp() + make_interval(days => 1, secs => lease_ttl_sec);
-
--- Which process waits to be rung for a queue (asleep), and which will look again by itself (not asleep: it has more to do
--- than threads). Lost when the server crashes, as are the connections of those who wrote it.
-CREATE UNLOGGED TABLE IF NOT EXISTS dl_watch (
-    queue     text NOT NULL,
-    worker_id uuid NOT NULL,
-    asleep    bool NOT NULL,
+-- Whether a worker process needs a notification for a queue, or claims again by itself (it has more jobs than threads).
+-- A server crash empties it, and ends the connections of the processes that wrote it.
+CREATE UNLOGGED TABLE dl_notify_state (
+    queue              text NOT NULL,
+    worker_id          uuid NOT NULL,
+    needs_notification bool NOT NULL,
     PRIMARY KEY (queue, worker_id)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
--- Ring for a queue, unless it is certain that somebody will look after this transaction has committed. Every notification
--- wakes every listening session of the database and keeps all other commits that notify waiting until its own is on the
--- disk; decision 15 goes through each order in which this and a worker that falls asleep may meet.
---
--- Whoever stays silent holds the queue's lock (shared) until the end of his transaction. A worker that has said it falls
--- asleep looks once more after it has had that lock for itself.
-CREATE OR REPLACE FUNCTION dl_ring(wanted text) RETURNS void
-    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    -- In an older snapshot the marks would be those of another time.
-    IF current_setting('transaction_isolation') = 'read committed'
-       AND NOT EXISTS (SELECT FROM dl_watch w WHERE w.queue = wanted AND w.asleep) THEN
-        PERFORM pg_advisory_xact_lock_shared(1684828530, hashtext(wanted));
-        IF dl_will_look(wanted) THEN
-            RETURN;
-        END IF;
-    END IF;
-    PERFORM pg_notify('dl_jobs', wanted);  -- the server sends one of several equal ones in a transaction
-END $$;
-
--- Nobody is asleep; and either a live process is awake on the queue, or nobody serves it and a job of somebody else waits
--- there already, for which was rung and is rung again every second as long as it waits.
-CREATE OR REPLACE FUNCTION dl_will_look(wanted text) RETURNS bool
+-- Whether some process is certain to look for jobs of the queue after this transaction commits: no live process needs a
+-- notification, and either one of them serves the queue, or none does and an older job waits there already, for which
+-- the maintenance leader notifies every second.
+CREATE OR REPLACE FUNCTION dl_claim_expected(queue_name text) RETURNS bool
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     awake bool;
     alive bool;
 BEGIN
-    IF EXISTS (SELECT FROM dl_watch w WHERE w.queue = wanted AND w.asleep) THEN
+    IF EXISTS (SELECT FROM dl_notify_state w WHERE w.queue = queue_name AND w.needs_notification) THEN
         RETURN false;
     END IF;
-    SELECT coalesce(bool_or(wanted = ANY (w.queues)), false), count(*) > 0
+    SELECT coalesce(bool_or(queue_name = ANY (w.queues)), false), count(*) > 0
       INTO awake, alive
       FROM dl_workers w
      WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec);
     IF NOT alive THEN
         RETURN false;
     ELSIF awake THEN
-        -- Each of those that live and serve it must have said so: one that has not may be of an older version, or new.
+        -- Every live process that serves it must have announced its state: one that has not is new.
         RETURN NOT EXISTS (SELECT FROM dl_workers w
-                            WHERE wanted = ANY (w.queues)
+                            WHERE queue_name = ANY (w.queues)
                               AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
-                              AND NOT EXISTS (SELECT FROM dl_watch v
-                                               WHERE v.queue = wanted AND v.worker_id = w.worker_id));
+                              AND NOT EXISTS (SELECT FROM dl_notify_state v
+                                               WHERE v.queue = queue_name AND v.worker_id = w.worker_id));
     END IF;
     RETURN coalesce((SELECT j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
                        FROM dl_jobs j
-                      WHERE j.queue = wanted AND j.status = 'queued' AND j.place = 'ready'
+                      WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
                       ORDER BY j.priority, j.created_at, j.job_id
                       LIMIT 1), false)
-        OR coalesce((SELECT j.queue = wanted AND j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
+        OR coalesce((SELECT j.queue = queue_name AND j.created_at < now() AND j.xmin <> pg_current_xact_id()::xid
                        FROM dl_jobs j
-                      WHERE j.status = 'queued' AND j.place = 'timed' AND j.available_at <= (SELECT clock_timestamp())
+                      WHERE j.status = 'queued' AND j.wait_state = 'scheduled' AND j.available_at <= (SELECT clock_timestamp())
                       ORDER BY j.available_at
                       LIMIT 1), false);
 END $$;
 
--- SECURITY DEFINER, because a service that may only INSERT INTO dl_jobs must be able to; the search path is pinned to
--- the one this file was applied with.
+-- Notify the workers of a queue, unless a claim is certain to follow this transaction's commit. A notification wakes
+-- every listening session and serializes commits across the WAL flush; decision 15 discusses each interleaving.
+--
+-- A transaction that skips the notification holds the queue's shared lock until it ends. A worker that has announced
+-- that it needs notifications claims once more after it has held that lock exclusively.
+CREATE OR REPLACE FUNCTION dl_notify_queue(queue_name text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    -- An older snapshot would show an older state.
+    IF current_setting('transaction_isolation') = 'read committed'
+       AND NOT EXISTS (SELECT FROM dl_notify_state w WHERE w.queue = queue_name AND w.needs_notification) THEN
+        PERFORM pg_advisory_xact_lock_shared(1684828530, hashtext(queue_name));
+        IF dl_claim_expected(queue_name) THEN
+            RETURN;
+        END IF;
+    END IF;
+    PERFORM pg_notify('dl_jobs', queue_name);  -- the server sends equal ones of a transaction once
+END $$;
+
+-- Make the next blocked job of each of these lock keys ready, if no job runs with the key, and notify its queue. Returns
+-- the keys whose job became ready. The caller holds the keys' transaction locks, (1684828526, hashtext(lock_key)).
+CREATE OR REPLACE FUNCTION dl_unblock_next(lock_keys text[]) RETURNS SETOF text
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN QUERY
+    WITH next AS (
+        SELECT candidate.job_id
+          FROM unnest(lock_keys) AS freed (lock_key)
+               CROSS JOIN LATERAL (SELECT j.job_id
+                                     FROM dl_jobs j
+                                    WHERE j.lock_key = freed.lock_key AND j.status = 'queued' AND j.wait_state = 'blocked'
+                                      AND NOT j.cancel_requested AND j.max_attempts > 0  -- else dl_jobs_end_queued ends it
+                                    ORDER BY j.priority, j.created_at, j.job_id
+                                    LIMIT 1
+                                      FOR NO KEY UPDATE SKIP LOCKED) candidate
+         WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = freed.lock_key AND r.status = 'running' OFFSET 0)
+    ), unblocked AS (
+        UPDATE dl_jobs j SET wait_state = 'ready' FROM next WHERE j.job_id = ANY (ARRAY[next.job_id])
+        RETURNING j.queue, j.lock_key
+    ), notified AS (
+        SELECT count(dl_notify_queue(q.queue)) FROM (SELECT DISTINCT queue FROM unblocked ORDER BY queue) q
+    )
+    SELECT u.lock_key FROM unblocked u, notified;
+END $$;
+
+-- ── Jobs written by other services ──────────────────────────────────────────────────────────────────────────────────
+
+-- Triggers that make a plain INSERT, UPDATE or DELETE of a job as good as ours. SECURITY DEFINER: a service that may only
+-- INSERT INTO dl_jobs has no right to the other tables. Their conditions are in WHEN, so that claims, heartbeats and
+-- settlements pay no call.
+
+-- A job that is due when it is inserted is ready at once: promoting it later would write another row version.
+CREATE OR REPLACE FUNCTION dl_jobs_set_ready() RETURNS trigger
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.wait_state := 'ready';
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_set_ready BEFORE INSERT ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND NEW.wait_state = 'scheduled' AND NEW.available_at <= clock_timestamp())
+    EXECUTE FUNCTION dl_jobs_set_ready();
+
+-- A new job gets its event, and its queue a notification.
 CREATE OR REPLACE FUNCTION dl_jobs_inserted() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' SET enable_seqscan = off AS $$
 BEGIN
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'queued',
            CASE WHEN producer IS NULL THEN jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task)
                 ELSE jsonb_build_object('status', 'queued', 'attempt', attempt, 'task', task, 'producer', producer) END
-      FROM fresh
+      FROM inserted
      WHERE status = 'queued';
-    -- A key whose job was deleted is as taken as any. Looked at after the insert, which may have waited for the deletion.
-    IF EXISTS (SELECT FROM fresh f
-                WHERE f.idempotency_key IS NOT NULL
-                  AND EXISTS (SELECT FROM dl_retired_keys k WHERE k.key_hash = dl_key_hash(f.idempotency_key) OFFSET 0)) THEN
-        RAISE unique_violation USING MESSAGE = 'an idempotency_key belongs to a job that was deleted',
-              CONSTRAINT = 'dl_retired_keys_pkey', TABLE = 'dl_retired_keys';
-    END IF;
-    IF EXISTS (SELECT FROM fresh WHERE status = 'queued' AND (cancel_requested OR max_attempts < 1)) THEN
-        UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- dl_jobs_end_queued sees to them
-          FROM fresh f
+    IF EXISTS (SELECT FROM inserted WHERE status = 'queued' AND (cancel_requested OR max_attempts < 1)) THEN
+        UPDATE dl_jobs j SET cancel_requested = j.cancel_requested  -- fires dl_jobs_end_queued
+          FROM inserted f
          WHERE j.job_id = f.job_id AND f.status = 'queued' AND (f.cancel_requested OR f.max_attempts < 1);
     END IF;
-    PERFORM dl_ring(queue) FROM (SELECT DISTINCT queue FROM fresh WHERE status = 'queued' ORDER BY queue) queues;
+    PERFORM dl_notify_queue(queue) FROM (SELECT DISTINCT queue FROM inserted WHERE status = 'queued' ORDER BY queue) queues;
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE FUNCTION dl_jobs_became_ready() RETURNS trigger
+CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
+    REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_inserted();
+
+CREATE OR REPLACE FUNCTION dl_jobs_on_requeue() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    PERFORM dl_ring(NEW.queue);
+    PERFORM dl_notify_queue(NEW.queue);
     RETURN NULL;
 END $$;
 
--- Someone puts a job back, or moves its time, and says nothing of its place: it stands where its time says. (If its key is
--- busy, a claim will park it.) One that was finished or running gets what a retry or a release would have given it. Our
--- own statements either move its place or end its lease.
-CREATE OR REPLACE FUNCTION dl_jobs_moved_by_hand() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' AS $$
+CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
+    EXECUTE FUNCTION dl_jobs_on_requeue();
+
+-- Another service requeues a job or moves its time, and does not set its wait state, which follows from the time. (If its
+-- key is busy, a claim will block it.) A job that was finished or running is reset as by a retry or a release. Our own
+-- statements either set the wait state or end the lease.
+CREATE OR REPLACE FUNCTION dl_jobs_on_manual_update() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' AS $$
 BEGIN
-    NEW.place := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'timed' END;
+    NEW.wait_state := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
     IF OLD.status <> 'queued' AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL) THEN
         NEW.attempt := CASE OLD.status WHEN 'running' THEN greatest(OLD.attempt - 1, 0) ELSE 0 END;
         NEW.cancel_requested := false;
@@ -578,21 +640,25 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- A queued job whose cancel was asked for by a plain UPDATE is canceled, and one that may have no attempt has failed: both
--- without a run, with their event and deliveries, as by the statement `cancel`. That one moves the status itself, and does
--- not come here.
+CREATE OR REPLACE TRIGGER dl_jobs_manual_update BEFORE UPDATE ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND NEW.wait_state = OLD.wait_state
+          AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
+    EXECUTE FUNCTION dl_jobs_on_manual_update();
+
+-- A queued job whose cancel is requested by a plain UPDATE is canceled, and one with max_attempts 0 fails: without an
+-- attempt, with its event and deliveries, as by the statement `cancel`, which sets the status itself and skips this.
 --
--- The row is locked already, so the key's lock is not waited for: its holder may wait for the row. If it is not
--- free at once, the sweep unblocks the key's next job a second later.
+-- The row is locked already, so the key's lock is only tried: its holder may wait for the row. If it is not free, the
+-- reaper unblocks the key's next job a second later.
 CREATE OR REPLACE FUNCTION dl_jobs_end_queued() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' SET enable_seqscan = off AS $$
 DECLARE
     ending    dl_status := CASE WHEN NEW.cancel_requested THEN 'canceled' ELSE 'failed' END;
     message   text := CASE WHEN NOT NEW.cancel_requested THEN 'max_attempts is 0: the job may have no attempt' END;
-    unblocked text;
 BEGIN
     UPDATE dl_jobs
-       SET status = ending, place = 'timed', stray = false, finished_at = clock_timestamp(), error = coalesce(message, error)
+       SET status = ending, wait_state = 'scheduled', unknown_task = false, finished_at = clock_timestamp(), error = coalesce(message, error)
      WHERE job_id = NEW.job_id AND status = 'queued' AND (cancel_requested OR max_attempts < 1);
     IF NOT FOUND THEN
         RETURN NULL;  -- the same transaction has changed it again
@@ -601,35 +667,27 @@ BEGIN
     VALUES (NEW.job_id, NEW.queue, clock_timestamp(), ending::text,
             jsonb_strip_nulls(jsonb_build_object('status', ending, 'attempt', NEW.attempt, 'error', message,
                                                  'reason', CASE ending WHEN 'failed' THEN 'no_attempts' ELSE 'sql' END)));
-    -- Asked first: a lock for each key of a large UPDATE would fill the server's lock table. And while the key runs it is not
-    -- to be held until this transaction ends, which a person may leave open: the run's end waits for it.
-    IF EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND place = 'parked')
+    -- Tested before locking: a lock for each key of a large UPDATE would fill the server's lock table. While the key runs,
+    -- it must not be locked until this transaction ends, which may stay open: the settlement waits for the lock.
+    IF EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'queued' AND wait_state = 'blocked')
        AND NOT EXISTS (SELECT FROM dl_jobs WHERE lock_key = NEW.lock_key AND status = 'running')
        AND pg_try_advisory_xact_lock(1684828526, hashtext(NEW.lock_key)) THEN
-        UPDATE dl_jobs
-           SET place = 'ready'
-         WHERE job_id = (SELECT p.job_id FROM dl_jobs p
-                          WHERE p.lock_key = NEW.lock_key AND p.status = 'queued' AND p.place = 'parked'
-                            AND NOT p.cancel_requested AND p.max_attempts > 0
-                          ORDER BY p.priority, p.created_at, p.job_id
-                          LIMIT 1
-                            FOR NO KEY UPDATE SKIP LOCKED)
-           AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = NEW.lock_key AND r.status = 'running')  -- by now
-        RETURNING queue INTO unblocked;
-        IF FOUND THEN
-            PERFORM dl_ring(unblocked);
-        END IF;
+        PERFORM dl_unblock_next(ARRAY[NEW.lock_key]);
     END IF;
     IF NEW.webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL) THEN
-        PERFORM dl_tell(ARRAY[NEW.job_id]);
+        PERFORM dl_create_deliveries(ARRAY[NEW.job_id]);
     END IF;
     RETURN NULL;
 END $$;
 
--- The cancel of a running job, by HTTP or by SQL: its worker is notified. The statements of older versions, which may run
--- beside this one, write the event themselves.
+CREATE OR REPLACE TRIGGER dl_jobs_end_queued AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1))
+    EXECUTE FUNCTION dl_jobs_end_queued();
+
+-- The cancel of a running job, by HTTP or by SQL, notifies its worker.
 CREATE OR REPLACE FUNCTION dl_jobs_cancel_running() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.ours = 'yes' AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' AS $$
 BEGIN
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT NEW.job_id, NEW.queue, clock_timestamp(), 'cancel_requested',
@@ -643,689 +701,23 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE FUNCTION dl_jobs_placed() RETURNS trigger
-    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-    NEW.place := 'ready';
-    RETURN NEW;
-END $$;
-
--- A job that is due when it comes stands among the ready ones at once, whoever inserts it: to be sorted in later it would
--- need another version of its row, in all indexes.
-CREATE OR REPLACE TRIGGER dl_jobs_place BEFORE INSERT ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND NEW.place = 'timed' AND NEW.available_at <= clock_timestamp())
-    EXECUTE FUNCTION dl_jobs_placed();
-
-CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
-    REFERENCING NEW TABLE AS fresh
-    FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_inserted();
-
--- The conditions stand in WHEN, so that claims, heartbeats and ends pay no call.
-CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
-    EXECUTE FUNCTION dl_jobs_became_ready();
-
-CREATE OR REPLACE TRIGGER dl_jobs_gate BEFORE UPDATE ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND NEW.place = OLD.place
-          AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
-    EXECUTE FUNCTION dl_jobs_moved_by_hand();
-CREATE OR REPLACE TRIGGER dl_jobs_end_queued AFTER UPDATE OF status, cancel_requested, max_attempts ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND (NEW.cancel_requested OR NEW.max_attempts < 1))
-    EXECUTE FUNCTION dl_jobs_end_queued();
-
 CREATE OR REPLACE TRIGGER dl_jobs_cancel_running AFTER UPDATE OF cancel_requested ON dl_jobs
     FOR EACH ROW
     WHEN (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
     EXECUTE FUNCTION dl_jobs_cancel_running();
-DROP TRIGGER IF EXISTS dl_jobs_put_back ON dl_jobs;  -- of before
-DROP FUNCTION IF EXISTS dl_jobs_to_the_gate();
-DROP FUNCTION IF EXISTS dl_jobs_to_the_start();
 
--- ── operating it ───────────────────────────────────────────────────────────────────────────────────────────────────
+-- ── Enqueueing from SQL ─────────────────────────────────────────────────────────────────────────────────────────────
 
--- Lists of what went wrong, and bulk retries. Only a job that ends badly has an entry, so a success pays nothing.
-CREATE INDEX IF NOT EXISTS dl_jobs_ended_badly_idx ON dl_jobs (created_at, job_id)
-    WHERE status IN ('failed', 'canceled', 'lost');
-
--- The jobs that a job's run asked for. Only those have an entry.
-CREATE INDEX IF NOT EXISTS dl_jobs_parent_idx ON dl_jobs (parent_id, created_at) WHERE parent_id IS NOT NULL;
-
--- What people have ruled about queues. A queue without a row is open and has no limit.
-CREATE TABLE IF NOT EXISTS dl_queues (
-    queue       text        PRIMARY KEY,
-    -- paused: nothing is claimed; draining: nor are new jobs taken over HTTP.
-    state       text        NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'paused', 'draining')),
-    concurrency int         CHECK (concurrency >= 1),  -- jobs at once in all processes together; NULL: no limit
-    per_worker  int         CHECK (per_worker >= 1),   -- jobs at once in each process; NULL: as many as it has threads
-    note        text,
-    changed_by  text,
-    changed_at  timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
--- How many jobs of a queue may be claimed now; NULL: any number. A claim takes no more than that. Volatile, so that the
--- running ones are counted by a fresh look, once the lock is held: two claimers never both take the last place.
-CREATE OR REPLACE FUNCTION dl_room(wanted text) RETURNS int
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
-DECLARE
-    ruled record;
-BEGIN
-    SELECT q.state, q.concurrency INTO ruled FROM dl_queues q WHERE q.queue = wanted;
-    IF NOT FOUND THEN
-        RETURN NULL;
-    END IF;
-    IF ruled.state <> 'open' THEN
-        RETURN 0;
-    END IF;
-    IF ruled.concurrency IS NULL THEN
-        RETURN NULL;
-    END IF;
-    PERFORM pg_advisory_xact_lock(1684828528, hashtext(wanted));
-    RETURN greatest(0, ruled.concurrency
-                       - (SELECT count(*) FROM dl_jobs j WHERE j.status = 'running' AND j.queue = wanted)::int);
-END $$;
-
-ALTER TABLE dl_workers
-    ADD COLUMN IF NOT EXISTS draining  bool NOT NULL DEFAULT false,  -- it was told to claim nothing more
-    ADD COLUMN IF NOT EXISTS listener  text,                         -- whether it hears notifications
-    ADD COLUMN IF NOT EXISTS rss_bytes bigint,                       -- its memory, children left out
-    -- Of each run at its last heartbeat: run_id, how old its progress is, and how far its stop has come.
-    ADD COLUMN IF NOT EXISTS doing     jsonb NOT NULL DEFAULT '[]',
-    ADD COLUMN IF NOT EXISTS queue_threads jsonb NOT NULL DEFAULT '{}',  -- queue -> threads that run its jobs; {}: an older process
-    ADD COLUMN IF NOT EXISTS stopping  bool NOT NULL DEFAULT false;  -- the process is shutting down and claims nothing more
-
-ALTER TABLE dl_workers
-    -- What names the process on its host, for processes beside it to prove its death. NULL: its lease alone decides.
-    ADD COLUMN IF NOT EXISTS boot_id        text,
-    ADD COLUMN IF NOT EXISTS pid_namespace  text,
-    ADD COLUMN IF NOT EXISTS time_namespace text,
-    ADD COLUMN IF NOT EXISTS pid            int,
-    ADD COLUMN IF NOT EXISTS start_time     bigint,  -- in clock ticks after boot
-    -- A file that the process, and each process that it starts for a job, holds a lock on; and the tasks that have such.
-    ADD COLUMN IF NOT EXISTS lock_file      text,
-    ADD COLUMN IF NOT EXISTS child_tasks    text[] NOT NULL DEFAULT '{}',
-    -- DL_WORKER_NAME, which at most one process has, and how many held it one after the other.
-    ADD COLUMN IF NOT EXISTS worker_name    text,
-    ADD COLUMN IF NOT EXISTS incarnation    bigint,
-    ADD COLUMN IF NOT EXISTS superseded_by  uuid,         -- the process that has taken over its name
-    ADD COLUMN IF NOT EXISTS takeover_at    timestamptz,  -- when a process last began to take its jobs over
-    ADD COLUMN IF NOT EXISTS dead_at        timestamptz;  -- when nothing was left of it any more: its death was proved
-
--- A process of an older version claims a run and leaves worker_id as it is: that of an earlier run, whose process may be
--- dead. Our own claims set it, and all ends of a run clear it, so that one that stays the same is not this run's.
-CREATE OR REPLACE FUNCTION dl_jobs_claimed_by_another() RETURNS trigger
-    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-    NEW.worker_id := NULL;
-    RETURN NEW;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_claimed BEFORE UPDATE OF run_id ON dl_jobs
-    FOR EACH ROW
-    WHEN (NEW.worker_id = OLD.worker_id AND NEW.run_id IS DISTINCT FROM OLD.run_id)
-    EXECUTE FUNCTION dl_jobs_claimed_by_another();
-
--- Whether a job fits a filter of lists and bulk operations: one meaning for both. It is one expression, so that the
--- planner puts it in the place of the call and sees what it may use an index for.
-CREATE OR REPLACE FUNCTION dl_job_fits(j dl_jobs, wanted jsonb) RETURNS bool
-    LANGUAGE sql STABLE
-    RETURN (wanted ->> 'status' IS NULL OR j.status::text = ANY ((wanted ->> 'status')::text[]))
-       AND (wanted ->> 'queue' IS NULL OR j.queue = wanted ->> 'queue')
-       AND (wanted ->> 'task' IS NULL OR j.task = wanted ->> 'task')
-       AND (wanted ->> 'lock_key' IS NULL OR j.lock_key = wanted ->> 'lock_key')
-       AND (wanted ->> 'partition_key' IS NULL OR j.partition_key = wanted ->> 'partition_key')
-       AND (wanted ->> 'producer' IS NULL OR j.producer = wanted ->> 'producer')
-       AND (wanted ->> 'created_from' IS NULL OR j.created_at >= (wanted ->> 'created_from')::timestamptz)
-       AND (wanted ->> 'created_to' IS NULL OR j.created_at < (wanted ->> 'created_to')::timestamptz)
-       AND (wanted ->> 'started_from' IS NULL OR j.started_at >= (wanted ->> 'started_from')::timestamptz)
-       AND (wanted ->> 'started_to' IS NULL OR j.started_at < (wanted ->> 'started_to')::timestamptz)
-       AND (wanted ->> 'finished_from' IS NULL OR j.finished_at >= (wanted ->> 'finished_from')::timestamptz)
-       AND (wanted ->> 'finished_to' IS NULL OR j.finished_at < (wanted ->> 'finished_to')::timestamptz)
-       AND (wanted ->> 'text' IS NULL OR strpos(lower(j.args::text), lower(wanted ->> 'text')) > 0
-            OR strpos(lower(coalesce(j.error, '')), lower(wanted ->> 'text')) > 0);
-
--- Operations on all jobs that fit a filter, done in batches by any process that has time for it.
-CREATE TABLE IF NOT EXISTS dl_bulk (
-    bulk_id          uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
-    action           text        NOT NULL CHECK (action IN ('cancel', 'retry', 'delete', 'reprioritise')),
-    filter           jsonb       NOT NULL,
-    priority         int         CHECK (priority >= 0),  -- what reprioritise sets
-    expected         bigint      NOT NULL,               -- more jobs than that are never touched
-    state            text        NOT NULL DEFAULT 'waiting'
-                                 CHECK (state IN ('waiting', 'running', 'done', 'canceled', 'stopped', 'failed')),
-    cancel_requested bool        NOT NULL DEFAULT false,
-    looked           bigint      NOT NULL DEFAULT 0,
-    matched          bigint      NOT NULL DEFAULT 0,
-    changed          bigint      NOT NULL DEFAULT 0,
-    -- Newer jobs than this one have been seen to. A batch moves it in its own transaction, so that after a crash the
-    -- next process goes on exactly here. It begins where the operation was asked for: later jobs are not meant.
-    seen_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    seen_id          uuid        NOT NULL DEFAULT 'ffffffff-ffff-ffff-ffff-ffffffffffff',
-    tries            int         NOT NULL DEFAULT 0,  -- batches in a row that failed
-    asked_by         text,
-    error            text,
-    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    started_at       timestamptz,
-    finished_at      timestamptz
-);
-CREATE INDEX IF NOT EXISTS dl_bulk_created_idx ON dl_bulk (created_at, bulk_id);
-CREATE INDEX IF NOT EXISTS dl_bulk_open_idx ON dl_bulk (created_at) WHERE state IN ('waiting', 'running');
-
--- What happened in each minute, quarter and hour, by queue and task, folded from the journal. One line a number:
--- what = queued, started, succeeded, failed, canceled, lost, retried (bucket 0), or waited, ran (bucket: the logarithm of
--- the seconds, see dl_bucket).
-CREATE TABLE IF NOT EXISTS dl_rollups (
-    span   int         NOT NULL,  -- seconds: 60, 900, 3600; negative: of all queues and tasks together, which are ''
-    at     timestamptz NOT NULL,  -- when it began
-    queue  text        NOT NULL,
-    task   text        NOT NULL,
-    what   text        NOT NULL,
-    bucket int         NOT NULL,
-    n      bigint      NOT NULL,
-    sec    float8      NOT NULL DEFAULT 0,  -- the seconds that were waited or ran, added up
-    PRIMARY KEY (span, at, queue, task, what, bucket)
-);
-
--- Those of all together came later: what is there already is added up once.
-INSERT INTO dl_rollups (span, at, queue, task, what, bucket, n, sec)
-SELECT -span, at, '', '', what, bucket, sum(n), sum(sec)
-  FROM dl_rollups
- WHERE span > 0 AND NOT EXISTS (SELECT FROM dl_rollups WHERE span < 0)
- GROUP BY span, at, what, bucket
-    ON CONFLICT DO NOTHING;
-
--- Half powers of two from 5 ms on: a percentile read from the buckets is at most a fifth off.
-CREATE OR REPLACE FUNCTION dl_bucket(sec float8) RETURNS int
-    LANGUAGE sql IMMUTABLE
-    RETURN least(60, ceil(2 * ln(greatest(sec, 0.005) / 0.005) / ln(2)))::int;
-
--- How many jobs stood where, looked at once a minute.
-CREATE TABLE IF NOT EXISTS dl_depths (
-    at               timestamptz NOT NULL,
-    queue            text        NOT NULL,
-    ready            bigint      NOT NULL,
-    timed            bigint      NOT NULL,
-    parked           bigint      NOT NULL,
-    running          bigint      NOT NULL,
-    oldest_ready_sec float8,
-    PRIMARY KEY (at, queue)
-);
-
--- The last ends of each task, a few of each.
-CREATE TABLE IF NOT EXISTS dl_last_runs (
-    task     text        NOT NULL,
-    event_id bigint      NOT NULL,
-    job_id   uuid        NOT NULL,
-    queue    text        NOT NULL,
-    ended_at timestamptz NOT NULL,
-    outcome  text        NOT NULL,  -- succeeded, failed, canceled, lost, retried
-    attempt  int,
-    ran_sec  float8,
-    PRIMARY KEY (task, event_id)
-);
-
--- How far the journal has been folded. Events are committed out of the order of their numbers, so what is still unread
--- is a set of ranges. A gap is given up once all who might still fill it have ended: those who held the journal's lock
--- when a later event was already there.
-CREATE TABLE IF NOT EXISTS dl_rollup_state (
-    one     bool           PRIMARY KEY DEFAULT true CHECK (one),
-    unread  int8multirange NOT NULL,
-    safe    bigint         NOT NULL DEFAULT 0,   -- no event up to this one will appear any more
-    probe   bigint         NOT NULL DEFAULT 0,   -- the same will be known of this one when all of these have ended:
-    writers text[]         NOT NULL DEFAULT '{}',
-    depths_at timestamptz  NOT NULL DEFAULT '-infinity',
-    pruned_at timestamptz  NOT NULL DEFAULT '-infinity'
-);
--- Of a journal that is there already only the end is folded: nobody looks at charts of a time before there were any.
-INSERT INTO dl_rollup_state (unread)
-SELECT int8multirange(int8range(coalesce((SELECT max(event_id) FROM dl_job_events), 0) - 100000, NULL))
-    ON CONFLICT DO NOTHING;
-
--- ── Being told ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-ALTER TABLE dl_jobs
-    -- Where its own end is to be told, {"url": …, "events": […]}, beside those who asked for all jobs of a kind.
-    ADD COLUMN IF NOT EXISTS webhook jsonb,
-    -- The W3C trace context of the request that asked for it: its tries are part of that trace.
-    ADD COLUMN IF NOT EXISTS traceparent text;
-
--- Who wants to be told of what. A webhook without a queue or a task is told of all of them.
-CREATE TABLE IF NOT EXISTS dl_webhooks (
-    webhook_id       uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
-    url              text        NOT NULL,
-    events           text[]      NOT NULL DEFAULT '{job.succeeded,job.failed,job.canceled,job.lost}',
-    queue            text,
-    task             text,
-    description      text        NOT NULL DEFAULT '',
-    secret           text        NOT NULL,
-    -- After a rotation both sign for a while, so that a receiver may change over when it likes.
-    old_secret       text,
-    old_secret_until timestamptz,
-    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- Nothing is written for it any more; by a person, or because it has failed for too long.
-    disabled_at      timestamptz,
-    disabled_why     text,
-    failures         int         NOT NULL DEFAULT 0,  -- in a row
-    failing_since    timestamptz,
-    rest_until       timestamptz                      -- a receiver that is down is left alone for a while
-);
-
--- What is to be told, written in the transaction that made it true. No foreign key to the job: what was told outlives it.
-CREATE TABLE IF NOT EXISTS dl_deliveries (
-    delivery_id  uuid        PRIMARY KEY DEFAULT gen_random_uuid(),  -- the same in each try
-    webhook_id   uuid        REFERENCES dl_webhooks (webhook_id) ON DELETE CASCADE,
-    url          text,                                               -- of a job's own webhook
-    target       text        NOT NULL,                               -- whom a hanging receiver holds up: itself alone
-    job_id       uuid,
-    event        text        NOT NULL,
-    body         text        NOT NULL,
-    state        text        NOT NULL DEFAULT 'waiting',             -- waiting, delivered, given_up
-    tries        int         NOT NULL DEFAULT 0,
-    first_try    int         NOT NULL DEFAULT 0,                     -- how many there were when it was last asked for
-    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    due_at       timestamptz DEFAULT clock_timestamp(),              -- while it is being sent: when its sender is given up
-    claim_id     uuid,
-    delivered_at timestamptz,
-    CONSTRAINT dl_deliveries_chk_where CHECK ((webhook_id IS NULL) <> (url IS NULL))
-);
-CREATE INDEX IF NOT EXISTS dl_deliveries_due_idx ON dl_deliveries (due_at) WHERE due_at IS NOT NULL;
-CREATE INDEX IF NOT EXISTS dl_deliveries_webhook_idx ON dl_deliveries (webhook_id, created_at, delivery_id);
-CREATE INDEX IF NOT EXISTS dl_deliveries_created_idx ON dl_deliveries (created_at, delivery_id);
-CREATE INDEX IF NOT EXISTS dl_deliveries_job_idx ON dl_deliveries (job_id);
-
-CREATE TABLE IF NOT EXISTS dl_delivery_tries (
-    delivery_id uuid        NOT NULL REFERENCES dl_deliveries (delivery_id) ON DELETE CASCADE,
-    n           int         NOT NULL,
-    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    status      int,
-    duration_ms float8      NOT NULL,
-    answer      text        NOT NULL DEFAULT '',  -- its first bytes
-    error       text,
-    PRIMARY KEY (delivery_id, n)
-);
-
--- Writes down whom to tell of these jobs' moves. Called by the statements that end a run or a wait, only when there is
--- somebody to tell: the question costs them nothing a job. The rows are seen as those statements have left them.
-CREATE OR REPLACE FUNCTION dl_tell(moved uuid[]) RETURNS bigint
-    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    written bigint;
-BEGIN
-    WITH told AS (
-        SELECT j.*, 'job.' || CASE j.status WHEN 'queued' THEN 'retrying' ELSE j.status::text END AS event
-          FROM dl_jobs j
-         WHERE j.job_id = ANY (moved)
-           AND (j.status NOT IN ('queued', 'running') OR j.status = 'queued' AND j.error IS NOT NULL)
-    ), whom AS (
-        SELECT t.job_id, w.webhook_id, NULL AS url, w.webhook_id::text AS target
-          FROM told t
-               JOIN dl_webhooks w ON w.disabled_at IS NULL AND t.event = ANY (w.events)
-                                     AND coalesce(w.queue = t.queue, true) AND coalesce(w.task = t.task, true)
-        UNION ALL
-        SELECT job_id, NULL, webhook ->> 'url', left(substring(webhook ->> 'url' FROM '^[^/]*//[^/?#]*'), 300)
-          FROM told
-         WHERE webhook ->> 'url' LIKE 'http%//%'
-           AND coalesce(webhook -> 'events' ? event, event <> 'job.retrying')
-    )
-    INSERT INTO dl_deliveries (webhook_id, url, target, job_id, event, body)
-    SELECT whom.webhook_id, whom.url, whom.target, t.job_id, t.event,
-           jsonb_build_object(
-               'type', t.event,
-               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-               'data', jsonb_build_object(
-                   'job_id', t.job_id, 'queue', t.queue, 'task', t.task, 'status', t.status, 'attempt', t.attempt,
-                   'max_attempts', t.max_attempts, 'lock_key', t.lock_key, 'partition_key', t.partition_key,
-                   'idempotency_key', t.idempotency_key, 'producer', t.producer, 'consumer_group', t.consumer_group,
-                   'created_at', t.created_at, 'started_at', t.started_at, 'finished_at', t.finished_at,
-                   'available_at', CASE t.status WHEN 'queued' THEN t.available_at END,
-                   'error', left(t.error, 2000), 'progress', dl_text_within(t.progress, 65536)::jsonb,
-                   'result', dl_text_within(t.result, 65536)::jsonb))::text
-      FROM whom JOIN told t USING (job_id);
-    GET DIAGNOSTICS written = ROW_COUNT;
-    IF written > 0 THEN
-        PERFORM pg_notify('dl_control', 'deliver');
-    END IF;
-    RETURN written;
-END $$;
-
--- When somebody is to be told that something goes wrong. Looked at every few seconds, by one process at a time.
-CREATE TABLE IF NOT EXISTS dl_alert_rules (
-    rule_id     uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
-    name        text        NOT NULL UNIQUE,
-    kind        text        NOT NULL CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker')),
-    queue       text,
-    task        text,
-    threshold   float8      NOT NULL CHECK (threshold >= 0),   -- a share of 1, or seconds
-    window_sec  float8      NOT NULL CHECK (window_sec > 0),
-    min_runs    int         NOT NULL DEFAULT 1 CHECK (min_runs > 0),
-    active      bool        NOT NULL DEFAULT true,
-    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
--- What fires, and what has fired. One line from its beginning to its end: that it was told is remembered here.
-CREATE TABLE IF NOT EXISTS dl_alerts (
-    alert_id uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
-    rule_id  uuid,
-    kind     text        NOT NULL,
-    name     text        NOT NULL,
-    subject  text        NOT NULL,  -- the task, queue, job or worker it is about
-    queue    text,
-    task     text,
-    value    float8,
-    detail   text        NOT NULL,
-    began_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    seen_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    ended_at timestamptz
-);
-CREATE UNIQUE INDEX IF NOT EXISTS dl_alerts_firing_idx
-    ON dl_alerts (coalesce(rule_id, '00000000-0000-0000-0000-000000000000'), kind, subject) WHERE ended_at IS NULL;
-CREATE INDEX IF NOT EXISTS dl_alerts_began_idx ON dl_alerts (began_at, alert_id);
-
--- When the rules were last looked at, so that one process of many does it.
-CREATE TABLE IF NOT EXISTS dl_alert_round (
-    one       bool        PRIMARY KEY DEFAULT true CHECK (one),
-    looked_at timestamptz NOT NULL DEFAULT '-infinity'
-);
-INSERT INTO dl_alert_round DEFAULT VALUES ON CONFLICT DO NOTHING;
-
--- Since when the progress of a running job is what it is, as far as rules want to know it.
-CREATE TABLE IF NOT EXISTS dl_standstills (
-    job_id  uuid        PRIMARY KEY,
-    run_id  uuid,
-    digest  text        NOT NULL,
-    since   timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
-CREATE OR REPLACE FUNCTION dl_tell_alerts(alerts uuid[], event text) RETURNS bigint
-    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    written bigint;
-BEGIN
-    INSERT INTO dl_deliveries (webhook_id, target, event, body)
-    SELECT w.webhook_id, w.webhook_id::text, dl_tell_alerts.event,
-           jsonb_build_object(
-               'type', dl_tell_alerts.event,
-               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-               'data', jsonb_build_object(
-                   'alert_id', a.alert_id, 'rule_id', a.rule_id, 'kind', a.kind, 'name', a.name, 'subject', a.subject,
-                   'queue', a.queue, 'task', a.task, 'value', a.value, 'detail', a.detail, 'began_at', a.began_at,
-                   'ended_at', a.ended_at))::text
-      FROM dl_alerts a
-           JOIN dl_webhooks w ON w.disabled_at IS NULL AND dl_tell_alerts.event = ANY (w.events)
-                                 AND coalesce(w.queue = a.queue, true) AND coalesce(w.task = a.task, true)
-     WHERE a.alert_id = ANY (alerts);
-    GET DIAGNOSTICS written = ROW_COUNT;
-    IF written > 0 THEN
-        PERFORM pg_notify('dl_control', 'deliver');
-    END IF;
-    RETURN written;
-END $$;
-
--- ── Who may, and who did ────────────────────────────────────────────────────────────────────────────────────────────
-
--- Keys of the API. What is kept of a key is a digest, from which nobody gets it back.
-CREATE TABLE IF NOT EXISTS dl_api_keys (
-    key_id       text        PRIMARY KEY,
-    name         text        NOT NULL,
-    digest       bytea       NOT NULL,
-    scopes       text[]      NOT NULL,
-    tasks        text[],     -- NULL: may trigger all of them
-    queues       text[],     -- likewise
-    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    created_by   text        NOT NULL,
-    expires_at   timestamptz,
-    last_used_at timestamptz,
-    revoked_at   timestamptz,
-    CONSTRAINT dl_api_keys_chk_scopes
-        CHECK (cardinality(scopes) > 0 AND scopes <@ ARRAY['read', 'trigger', 'operate', 'admin']),
-    -- A limit that some other scope goes round would be none.
-    CONSTRAINT dl_api_keys_chk_limits
-        CHECK (tasks IS NULL AND queues IS NULL OR scopes <@ ARRAY['read', 'trigger'])
-);
-
--- What browsers' sessions are signed with, unless DL_SESSION_SECRET says it: the same for all processes.
-CREATE TABLE IF NOT EXISTS dl_signing_secrets (
-    purpose text        PRIMARY KEY,
-    secret  bytea       NOT NULL,
-    made_at timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
--- Who did what, from where, to what, and what it changed. No foreign keys: it outlives what it speaks of.
-CREATE TABLE IF NOT EXISTS dl_audit (
-    audit_id   bigserial   PRIMARY KEY,
-    at         timestamptz NOT NULL DEFAULT clock_timestamp(),
-    action     text        NOT NULL,
-    actor      text        NOT NULL,
-    key_id     text,
-    via        text        NOT NULL,
-    address    text,
-    request_id text,
-    subject    text        NOT NULL,
-    subject_id text,
-    before     jsonb,
-    after      jsonb,
-    -- Whoever may write to the database may claim to be anybody; this is whom the server knows him as.
-    db_user    text        NOT NULL DEFAULT session_user
-);
-CREATE INDEX IF NOT EXISTS dl_audit_subject_idx ON dl_audit (subject_id, audit_id);
-CREATE INDEX IF NOT EXISTS dl_audit_at_idx ON dl_audit USING brin (at);
-
--- For whom a transaction acts: what dl.act says, of an account that could write the audit itself; NULL: it says nothing. Of
--- any other account, whatever it has set, the account. The audit's triggers have the owner's rights, and would write in any
--- name otherwise. The setting `role` is that of the caller, also within a function that has the owner's rights.
-CREATE OR REPLACE FUNCTION dl_act(operation text) RETURNS jsonb
-    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
-DECLARE
-    caller text := coalesce(nullif(current_setting('role', true), 'none'), session_user);
-BEGIN
-    IF has_table_privilege(session_user, 'dl_audit', 'INSERT') OR has_table_privilege(caller, 'dl_audit', 'INSERT') THEN
-        RETURN nullif(current_setting('dl.act', true), '')::jsonb;
-    END IF;
-    -- Any account can set dl.function, too: of its values only ours is shown.
-    RETURN jsonb_build_object('action', CASE current_setting('dl.function', true) WHEN 'dl_enqueue' THEN 'dl_enqueue'
-                                                                                   ELSE lower(operation) END,
-                              'actor', session_user, 'via', 'sql');
-END $$;
-
--- Written by whoever says for whom he acts, in dl.act of his transaction; all else, such as claims, heartbeats and ends,
--- pays for one look at that setting. Arguments: the subject, the column that names it, columns that do not count,
--- columns whose values are not shown: of an object the keys that differ are, of anything else that it differs.
-CREATE OR REPLACE FUNCTION dl_audit_row() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    act    jsonb := dl_act(TG_OP);
-    uncounted text[] := string_to_array(TG_ARGV[2], ',');
-    unshown   text[] := string_to_array(TG_ARGV[3], ',');
-    older  jsonb := CASE WHEN TG_OP = 'INSERT' THEN '{}' ELSE to_jsonb(OLD) - uncounted END;
-    newer  jsonb := CASE WHEN TG_OP = 'DELETE' THEN '{}' ELSE to_jsonb(NEW) - uncounted END;
-    before jsonb;
-    after  jsonb;
-BEGIN
-    SELECT jsonb_object_agg(key, CASE WHEN key <> ALL (unshown) THEN older -> key ELSE dl_audit_outline(older -> key, newer -> key) END),
-           jsonb_object_agg(key, CASE WHEN key <> ALL (unshown) THEN newer -> key ELSE dl_audit_outline(newer -> key, older -> key) END)
-      INTO before, after
-      FROM jsonb_object_keys(older || newer) key
-     WHERE (older -> key) IS DISTINCT FROM (newer -> key)
-       AND coalesce(older -> key, 'null') IS DISTINCT FROM coalesce(newer -> key, 'null');
-    IF after IS NOT NULL THEN
-        INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, before, after)
-        VALUES (act ->> 'action', act ->> 'actor', act ->> 'key_id', act ->> 'via', act ->> 'address',
-                act ->> 'request_id', TG_ARGV[0], coalesce(to_jsonb(NEW), to_jsonb(OLD)) ->> TG_ARGV[1],
-                CASE WHEN TG_OP <> 'INSERT' THEN before END, CASE WHEN TG_OP <> 'DELETE' THEN after END);
-    END IF;
-    RETURN NULL;
-END $$;
-
--- A value that is not shown: of an object the keys that the other one lacks or has otherwise.
-CREATE OR REPLACE FUNCTION dl_audit_outline(mine jsonb, other jsonb) RETURNS jsonb
-    LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE
-        WHEN jsonb_typeof(mine) IS DISTINCT FROM 'object' THEN CASE WHEN mine IS NOT NULL THEN '"…"'::jsonb END
-        ELSE (SELECT coalesce(jsonb_agg(key ORDER BY key), '[]')
-                FROM jsonb_object_keys(mine) key
-               WHERE CASE jsonb_typeof(other) WHEN 'object' THEN (other -> key) IS DISTINCT FROM (mine -> key) ELSE true END)
-    END
-$$;
-
--- Of many jobs put in at once there is one line: each has its own in the journal.
-CREATE OR REPLACE FUNCTION dl_audit_jobs_inserted() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    act  jsonb := dl_act(TG_OP);
-    made bigint;
-BEGIN
-    IF act IS NULL THEN
-        RETURN NULL;
-    END IF;
-    made := (SELECT count(*) FROM fresh);
-    IF made = 1 OR act ? 'each' THEN  -- one, as nearly always, or several that are each somebody's own
-        INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, after)
-        SELECT w.act ->> 'action', w.act ->> 'actor', w.act ->> 'key_id', w.act ->> 'via', w.act ->> 'address',
-               w.act ->> 'request_id', 'job', f.job_id::text,
-               jsonb_strip_nulls(jsonb_build_object(
-                   'queue', queue, 'task', task, 'lock_key', lock_key, 'priority', priority, 'available_at', available_at,
-                   'idempotency_key', idempotency_key, 'producer', producer))
-          FROM fresh f, coalesce(act -> 'each' -> f.job_id::text, act - 'each') w (act)
-         WHERE w.act <> '{}';
-    ELSIF made > 1 THEN
-        INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, after)
-        SELECT act ->> 'action', act ->> 'actor', act ->> 'key_id', act ->> 'via', act ->> 'address', act ->> 'request_id',
-               'job',
-               jsonb_build_object('jobs', made, 'queues', jsonb_agg(DISTINCT queue), 'tasks', jsonb_agg(DISTINCT task))
-          FROM fresh;
-    END IF;
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER dl_jobs_audit_ins AFTER INSERT ON dl_jobs
-    REFERENCING NEW TABLE AS fresh
-    FOR EACH STATEMENT WHEN (current_setting('dl.act', true) <> '' OR current_setting('dl.function', true) <> '')
-    EXECUTE FUNCTION dl_audit_jobs_inserted();
-
-CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
-    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('job', 'job_id',
-        'place,stray,run_id,worker,worker_id,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash',
-        'args,progress,result,error,traceback,checkpoint,webhook');  -- a webhook's URL may have a token in it
-
-CREATE OR REPLACE TRIGGER dl_queues_audit AFTER INSERT OR UPDATE OR DELETE ON dl_queues
-    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('queue', 'queue', 'changed_by,changed_at', '');
-
-CREATE OR REPLACE TRIGGER dl_bulk_audit AFTER INSERT OR UPDATE OF cancel_requested ON dl_bulk
-    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('bulk', 'bulk_id', 'looked,matched,changed,seen_at,seen_id,tries,asked_by,created_at', '');
-
-CREATE OR REPLACE TRIGGER dl_workers_audit AFTER UPDATE OF draining ON dl_workers
-    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('worker', 'worker_id', 'seen_at,doing,rss_bytes,listener', '');
-
-CREATE OR REPLACE TRIGGER dl_api_keys_audit AFTER INSERT OR UPDATE OR DELETE ON dl_api_keys
-    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('key', 'key_id', 'key_id,created_at,last_used_at', 'digest');
-
--- A URL may have a token in it, so it is not shown.
-CREATE OR REPLACE TRIGGER dl_webhooks_audit AFTER INSERT OR UPDATE OR DELETE ON dl_webhooks
-    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('webhook', 'webhook_id', 'webhook_id,created_at,failures,failing_since,rest_until',
-                                  'url,secret,old_secret');
-
-CREATE OR REPLACE TRIGGER dl_deliveries_audit AFTER UPDATE OF first_try ON dl_deliveries
-    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('delivery', 'delivery_id', 'due_at,claim_id', 'url,body');
-
-CREATE OR REPLACE TRIGGER dl_alert_rules_audit AFTER INSERT OR UPDATE OR DELETE ON dl_alert_rules
-    FOR EACH ROW WHEN (current_setting('dl.act', true) <> '')
-    EXECUTE FUNCTION dl_audit_row('alert_rule', 'rule_id', 'rule_id,created_at', '');
-
--- Old lines go by this function alone: a role that may call it cannot take away what was done a moment ago.
-CREATE OR REPLACE FUNCTION dl_audit_prune(keep interval, most int) RETURNS bigint
-    LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-    WITH old AS (
-        SELECT audit_id FROM dl_audit
-         WHERE at < clock_timestamp() - greatest(keep, interval '1 day')
-         ORDER BY audit_id LIMIT most
-    ), gone AS (
-        DELETE FROM dl_audit a USING old WHERE a.audit_id = old.audit_id RETURNING 1
-    )
-    SELECT count(*) FROM gone
-$$;
-REVOKE ALL ON FUNCTION dl_audit_prune(interval, int) FROM PUBLIC;
-
--- Names that fit into the indexes they will stand in. Without this a longer one is taken in, since no index holds a job
--- that is not due yet; and then each statement that would move it on fails, and with it all others it would have moved.
-DO $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_constraint WHERE conname = 'dl_jobs_chk_sizes' AND conrelid = 'dl_jobs'::regclass) THEN
-        WITH unfit AS (
-            UPDATE dl_jobs
-               SET status = 'failed', finished_at = clock_timestamp(), lease_expires_at = NULL,
-                   error = 'queue or task has more than 1,000 bytes, or lock_key more than 2,000'
-             WHERE status IN ('queued', 'running')
-               AND (octet_length(queue) > 1000 OR octet_length(task) > 1000 OR octet_length(lock_key) > 2000)
-            RETURNING job_id, queue, attempt
-        )
-        INSERT INTO dl_job_events (job_id, queue, kind, payload)
-        SELECT job_id, queue, 'failed', jsonb_build_object('reason', 'upgrade', 'status', 'failed', 'attempt', attempt)
-          FROM unfit;
-        ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_sizes
-            CHECK (octet_length(queue) <= 1000 AND octet_length(task) <= 1000 AND octet_length(lock_key) <= 2000) NOT VALID;
-    END IF;
-END $$;
-
--- jsonb that anybody may have written, as text for those who must read it: whole, or {"$dropped": why} where it cannot be
--- had or has more than `most` bytes. A few bytes such as 1e131071 are 128 KB of text, so that a small row can hold more
--- than a text may: then the cast fails, and with it whatever statement it stands in, such as every claim of a queue. What
--- is small and not packed cannot do that, and is spared the call, for the first of these functions is inlined.
-CREATE OR REPLACE FUNCTION dl_text_within(value jsonb, most int) RETURNS text LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    whole text;
-BEGIN
-    IF jsonb_path_exists(value, '$.** ? (@.type() == "number" && (@.abs() >= 1e310 || (@.abs() < 1e-310 && @ != 0)))') THEN
-        RETURN jsonb_build_object('$dropped', 'a number in it has more than 310 digits');
-    END IF;
-    IF pg_column_size(value) / 8 <= most THEN  -- else it is not even unpacked
-        whole := value::text;
-    END IF;
-    IF octet_length(whole) <= most THEN
-        RETURN whole;
-    END IF;
-    RETURN jsonb_build_object('$dropped', format('more than %s bytes of JSON', most));
-EXCEPTION WHEN program_limit_exceeded OR out_of_memory OR internal_error THEN
-    RETURN jsonb_build_object('$dropped', 'more JSON than a text can hold');
-END $$;
-
-CREATE OR REPLACE FUNCTION dl_text(value jsonb, most int DEFAULT 67108864) RETURNS text LANGUAGE sql STABLE
-    RETURN CASE WHEN pg_column_size(value) < 2000 AND pg_column_compression(value) IS NULL THEN value::text
-                WHEN value IS NOT NULL THEN dl_text_within(value, most) END;
-
--- ── enqueueing from SQL, one and many ───────────────────────────────────────────────────────────────────────────────
-
--- Requests for jobs as rows with the defaults filled in, each with what is wrong with it. A value that cannot be cast is an
--- error here; dl_enqueue_many finds out whose it was. The limits are those of the HTTP API.
-DO $$
-BEGIN
-    IF to_regtype('dl_request') IS NULL THEN
-        CREATE TYPE dl_request AS (
-            n bigint, job_id uuid, queue text, task text, lock_key text, args jsonb, idempotency_key text,
-            partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
-            producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid,
-            webhook jsonb, traceparent text, field text, fault text
-        );
-    END IF;
-END $$;
-
-CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb) RETURNS SETOF dl_request
+-- Requests as rows with their defaults filled in, each with what is wrong with it. A value that cannot be cast raises an
+-- error; dl_enqueue_many finds out whose it was. The limits are those of the HTTP API.
+CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueue_request
     LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
     SELECT i.n, dl_new_id(), r.queue, r.task, r.lock_key, coalesce(nullif(r.args, 'null'), '{}'), r.idempotency_key,
            coalesce(r.partition_key, ''), coalesce(r.priority, 100), r.available_at, coalesce(r.max_attempts, 5),
            coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.live_key, r.time_limit_sec,
            nullif(r.retry, 'null'), r.parent_id, nullif(r.webhook, 'null'), r.traceparent, f.field,
            CASE WHEN f.field IS NULL THEN NULL
-                WHEN f.field = '$fault' THEN i.item ->> '$fault'
+                WHEN f.field = '$problem' THEN i.item ->> '$problem'
                 WHEN f.field = '' THEN 'is no JSON object'
                 WHEN f.field IN ('queue', 'task', 'lock_key') AND i.item -> f.field IS NULL THEN 'is required'
                 WHEN f.field IN ('queue', 'task') THEN 'must be a text that is not empty, of at most 1000 bytes in UTF-8'
@@ -1346,7 +738,7 @@ CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb) RETURNS SETOF dl_request
                                     parent_id uuid, webhook jsonb, traceparent text)
            CROSS JOIN LATERAL (SELECT
                CASE WHEN jsonb_typeof(i.item) <> 'object' THEN ''
-                    WHEN i.item ? '$fault' THEN '$fault'
+                    WHEN i.item ? '$problem' THEN '$problem'
                     WHEN i.item - '{queue,task,lock_key,args,idempotency_key,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,live_key,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[] <> '{}'
                     THEN (SELECT min(key) FROM jsonb_object_keys(i.item - '{queue,task,lock_key,args,idempotency_key,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,live_key,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[]) key)
                     WHEN coalesce(btrim(r.queue, E' \t\n\r\f\v'), '') = '' OR octet_length(r.queue) > 1000 THEN 'queue'
@@ -1365,55 +757,55 @@ CREATE OR REPLACE FUNCTION dl_asked(jobs jsonb) RETURNS SETOF dl_request
                     WHEN octet_length(r.consumer_group) > 2000 THEN 'consumer_group'
                     WHEN jsonb_typeof(r.retry) NOT IN ('object', 'null') THEN 'retry'
                     WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN 'webhook' END AS field
-              OFFSET 0) f  -- worked out once
+              OFFSET 0) f  -- evaluated once
 $$;
 
--- Put many jobs into the queue, in the caller's own transaction: a JSON array of objects with the fields of the HTTP API's
--- trigger. One row a request, in their order, with its outcome:
---   created, exists   job_id and status are those of the job that now stands for the request
+-- Enqueue many jobs in the caller's own transaction: a JSON array of objects with the fields of the HTTP API's trigger.
+-- Returns one row a request, in their order, with its outcome:
+--   created, exists   job_id and status are those of the job that now serves the request
 --   conflict          the idempotency key belongs to a job (job_id) with another queue, task or args
 --   invalid           field and detail say what is wrong
---   left_out          nothing is wrong with it; but `whole` was asked for, and something is with another one
--- With `whole`, either all of them are created or exist, or none is made.
+--   skipped           the request is valid, but `whole` was asked for and another one is not
+-- With `whole`, either all of them are created or exist, or none is created.
 CREATE OR REPLACE FUNCTION dl_enqueue_many(jobs jsonb, whole bool DEFAULT false)
     RETURNS TABLE (n bigint, outcome text, job_id uuid, status text, field text, detail text)
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off
     SET dl.function = 'dl_enqueue' AS $$
 #variable_conflict use_column
 DECLARE
-    told  jsonb := jobs;
-    one   record;
-    asked dl_request[];  -- all of them
-    todo  dl_request[];  -- those for which nothing stands yet
-    made  jsonb;         -- the ids of those that were made, as keys: looked up for each, where a join would have to guess
-    found jsonb := '{}'; -- n -> [job_id, status, same] of what stands for the others
-    more  jsonb;
-    new   uuid[];
-    tries int := 0;
+    input     jsonb := jobs;
+    request   record;
+    requests  dl_enqueue_request[];  -- all of them
+    pending   dl_enqueue_request[];  -- those without a job yet
+    created   jsonb;                 -- ids of new jobs, as keys: a lookup for each, where the planner would misjudge a join
+    existing  jsonb := '{}';         -- n -> [job_id, status, is_same] of the job that serves the request already
+    additions jsonb;
+    new       uuid[];
+    rounds    int := 0;
 BEGIN
-    IF jsonb_typeof(told) IS DISTINCT FROM 'array' THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'a JSON array of requests is needed';
+    IF jsonb_typeof(input) IS DISTINCT FROM 'array' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'expected a JSON array of requests';
     END IF;
-    -- As nearly always: none has a key that a job may have already, and nothing is wrong with any. All are put in at once,
-    -- and only if one is missing then it is found out which one, and why.
-    IF NOT jsonb_path_exists(told, '$[*].idempotency_key') AND NOT jsonb_path_exists(told, '$[*].live_key') THEN
+    -- The usual case: no request has a key that a job may have already, and all are valid. One INSERT writes them, and only if
+    -- a row is missing is it worked out which one, and why.
+    IF NOT jsonb_path_exists(input, '$[*].idempotency_key') AND NOT jsonb_path_exists(input, '$[*].live_key') THEN
         BEGIN
             WITH new AS (
                 INSERT INTO dl_jobs (queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
                                      lease_ttl_sec, producer, consumer_group, time_limit_sec, retry, parent_id, webhook,
-                                     traceparent, place, created_at)
+                                     traceparent, wait_state, created_at)
                 SELECT r.queue, r.task, coalesce(nullif(r.args, 'null'), '{}'), r.lock_key, coalesce(r.partition_key, ''),
                        coalesce(r.priority, 100), coalesce(r.available_at, clock_timestamp()), coalesce(r.max_attempts, 5),
                        coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.time_limit_sec, nullif(r.retry, 'null'),
                        r.parent_id, nullif(r.webhook, 'null'), r.traceparent,
-                       CASE WHEN r.available_at > clock_timestamp() THEN 'timed' ELSE 'ready' END::dl_place,
+                       CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        now() + r.n * interval '1 microsecond'  -- so that they are claimed in their order
                   FROM ROWS FROM (
-                           jsonb_to_recordset(told) AS (queue text, task text, lock_key text, args jsonb, partition_key text,
+                           jsonb_to_recordset(input) AS (queue text, task text, lock_key text, args jsonb, partition_key text,
                                priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int, producer text,
                                consumer_group text, time_limit_sec int, retry jsonb, parent_id uuid, webhook jsonb,
                                traceparent text),
-                           jsonb_array_elements(told)) WITH ORDINALITY
+                           jsonb_array_elements(input)) WITH ORDINALITY
                        AS r (queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
                              producer, consumer_group, time_limit_sec, retry, parent_id, webhook, traceparent, item, n)
                  WHERE btrim(r.queue, E' \t\n\r\f\v') <> '' AND octet_length(r.queue) <= 1000
@@ -1435,122 +827,114 @@ BEGIN
                 RETURNING job_id, created_at
             )
             SELECT array_agg(job_id ORDER BY created_at) INTO new FROM new;
-            IF cardinality(new) = jsonb_array_length(told) THEN
+            IF cardinality(new) = jsonb_array_length(input) THEN
                 RETURN QUERY SELECT i.n, 'created', i.id, 'queued', NULL::text, NULL::text
                                FROM unnest(new) WITH ORDINALITY AS i (id, n);
                 RETURN;
             END IF;
-            RAISE EXCEPTION USING ERRCODE = 'DL002';  -- what this block has written is undone
+            RAISE EXCEPTION USING ERRCODE = 'DL002';  -- undoes what this block has written
         EXCEPTION WHEN data_exception OR SQLSTATE 'DL002' THEN
             NULL;
         END;
     END IF;
 
     BEGIN
-        SELECT coalesce(array_agg(a), '{}') INTO asked FROM dl_asked(told) a;
+        SELECT coalesce(array_agg(a), '{}') INTO requests FROM dl_parse_requests(input) a;
     EXCEPTION WHEN data_exception THEN
-        -- Some value is not of its type. One by one, to find out whose.
-        told := '[]';
-        FOR one IN SELECT i.item FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n) ORDER BY i.n LOOP
+        -- A value is not of its type. Parse one by one to find out whose.
+        input := '[]';
+        FOR request IN SELECT i.item FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n) ORDER BY i.n LOOP
             BEGIN
-                PERFORM count(a) FROM dl_asked(jsonb_build_array(one.item)) a;
-                told := told || jsonb_build_array(one.item);
+                PERFORM count(a) FROM dl_parse_requests(jsonb_build_array(request.item)) a;
+                input := input || jsonb_build_array(request.item);
             EXCEPTION WHEN data_exception THEN
-                told := told || jsonb_build_array(jsonb_build_object('$fault', SQLERRM));
+                input := input || jsonb_build_array(jsonb_build_object('$problem', SQLERRM));
             END;
         END LOOP;
-        SELECT array_agg(a) INTO asked FROM dl_asked(told) a;
+        SELECT array_agg(a) INTO requests FROM dl_parse_requests(input) a;
     END;
 
     BEGIN
-        SELECT array_agg(a), '{}' INTO todo, made FROM unnest(asked) a WHERE a.field IS NULL;
-        WHILE cardinality(todo) > 0 LOOP
-            tries := tries + 1;
-            IF tries > 20 THEN
+        SELECT array_agg(a), '{}' INTO pending, created FROM unnest(requests) a WHERE a.field IS NULL;
+        WHILE cardinality(pending) > 0 LOOP
+            rounds := rounds + 1;
+            IF rounds > 20 THEN
                 RAISE serialization_failure USING MESSAGE = 'keys of this batch come and go; try again';
             END IF;
-            -- In the order of the keys: two batches that have some in common wait for each other in one direction only.
+            -- In the order of the keys: two batches with common keys wait for each other in one direction only.
             WITH new AS (
                 INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority,
                                      available_at, max_attempts, lease_ttl_sec, producer, consumer_group, live_key,
-                                     time_limit_sec, retry, parent_id, webhook, traceparent, request_hash, place,
+                                     time_limit_sec, retry, parent_id, webhook, traceparent, request_hash, wait_state,
                                      created_at)
                 SELECT a.job_id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
                        coalesce(a.available_at, clock_timestamp()), a.max_attempts, a.lease_ttl_sec, a.producer,
                        a.consumer_group, a.live_key, a.time_limit_sec, a.retry, a.parent_id, a.webhook, a.traceparent,
                        CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
-                       CASE WHEN a.available_at > clock_timestamp() THEN 'timed' ELSE 'ready' END::dl_place,
+                       CASE WHEN a.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        now() + a.n * interval '1 microsecond'  -- so that they are claimed in their order
-                  FROM unnest(todo) a
-                 WHERE CASE WHEN a.idempotency_key IS NULL THEN true
-                            ELSE NOT EXISTS (SELECT FROM dl_retired_keys k
-                                              WHERE k.key_hash = dl_key_hash(a.idempotency_key)
-                                             OFFSET 0) END
+                  FROM unnest(pending) a
                  ORDER BY a.idempotency_key, a.live_key, a.n
                     ON CONFLICT DO NOTHING
                 RETURNING job_id
             )
             SELECT array_agg(job_id) INTO new FROM new;
-            IF tries = 1 AND cardinality(new) = cardinality(asked) THEN  -- as nearly always: all are sound, and new
-                RETURN QUERY SELECT a.n, 'created', a.job_id, 'queued', NULL::text, NULL::text FROM unnest(asked) a ORDER BY a.n;
+            IF rounds = 1 AND cardinality(new) = cardinality(requests) THEN  -- the usual case: all are valid and new
+                RETURN QUERY SELECT a.n, 'created', a.job_id, 'queued', NULL::text, NULL::text FROM unnest(requests) a ORDER BY a.n;
                 RETURN;
             END IF;
-            SELECT coalesce(jsonb_object_agg(id, true), '{}') INTO more FROM unnest(new) id;
-            made := made || more;
-            SELECT array_agg(a) INTO todo FROM unnest(todo) a WHERE NOT made ? a.job_id::text;
-            EXIT WHEN todo IS NULL;
+            SELECT coalesce(jsonb_object_agg(id, true), '{}') INTO additions FROM unnest(new) id;
+            created := created || additions;
+            SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT created ? a.job_id::text;
+            EXIT WHEN pending IS NULL;
 
-            -- What is there instead. Nothing: it was deleted, or has ended, meanwhile.
-            SELECT coalesce(jsonb_object_agg(l.n, coalesce(k.said, r.said, v.said))
-                            FILTER (WHERE coalesce(k.said, r.said, v.said) IS NOT NULL), '{}')
-              INTO more
-              FROM unnest(todo) l
+            -- The jobs that have the keys. None: it was deleted or has finished meanwhile, so try again.
+            SELECT coalesce(jsonb_object_agg(l.n, coalesce(k.answer, v.answer))
+                            FILTER (WHERE coalesce(k.answer, v.answer) IS NOT NULL), '{}')
+              INTO additions
+              FROM unnest(pending) l
                    LEFT JOIN LATERAL (
                        SELECT jsonb_build_array(j.job_id, j.status,
                                   coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args))
-                                  = dl_request_hash(l.queue, l.task, l.args)) AS said
+                                  = dl_request_hash(l.queue, l.task, l.args)) AS answer
                          FROM dl_jobs j WHERE j.idempotency_key = l.idempotency_key LIMIT 1) k ON true
                    LEFT JOIN LATERAL (
-                       SELECT jsonb_build_array(h.job_id, h.status,
-                                  h.request_hash = dl_request_hash(l.queue, l.task, l.args)) AS said
-                         FROM dl_retired_keys h WHERE h.key_hash = dl_key_hash(l.idempotency_key) LIMIT 1) r ON true
-                   LEFT JOIN LATERAL (
-                       SELECT jsonb_build_array(j.job_id, j.status, true) AS said
+                       SELECT jsonb_build_array(j.job_id, j.status, true) AS answer
                          FROM dl_jobs j
                         WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running') LIMIT 1) v ON true;
-            found := found || more;
-            SELECT array_agg(a) INTO todo FROM unnest(todo) a WHERE NOT found ? a.n::text;
+            existing := existing || additions;
+            SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT existing ? a.n::text;
         END LOOP;
-        IF whole AND (EXISTS (SELECT FROM unnest(asked) a WHERE a.field IS NOT NULL)
-                      OR EXISTS (SELECT FROM jsonb_each(found) f WHERE NOT (f.value ->> 2)::bool)) THEN
-            RAISE EXCEPTION USING ERRCODE = 'DL001';  -- what this block has written is undone
+        IF whole AND (EXISTS (SELECT FROM unnest(requests) a WHERE a.field IS NOT NULL)
+                      OR EXISTS (SELECT FROM jsonb_each(existing) f WHERE NOT (f.value ->> 2)::bool)) THEN
+            RAISE EXCEPTION USING ERRCODE = 'DL001';  -- undoes what this block has written
         END IF;
     EXCEPTION WHEN SQLSTATE 'DL001' THEN
-        -- Nor is there what stood for a request within this batch.
+        -- Jobs of this batch that served another of its requests are undone too.
         SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}')
-          INTO found
-          FROM jsonb_each(found) f
-         WHERE NOT made ? (f.value ->> 0);
-        made := '{}';
+          INTO existing
+          FROM jsonb_each(existing) f
+         WHERE NOT created ? (f.value ->> 0);
+        created := '{}';
     END;
 
     RETURN QUERY
     SELECT a.n,
            CASE WHEN a.field IS NOT NULL THEN 'invalid'
-                WHEN made ? a.job_id::text THEN 'created'
-                WHEN f IS NULL THEN 'left_out'
+                WHEN created ? a.job_id::text THEN 'created'
+                WHEN f IS NULL THEN 'skipped'
                 WHEN (f ->> 2)::bool THEN 'exists'
                 ELSE 'conflict' END,
-           CASE WHEN made ? a.job_id::text THEN a.job_id ELSE (f ->> 0)::uuid END,
-           CASE WHEN made ? a.job_id::text THEN 'queued' ELSE f ->> 1 END,
-           nullif(nullif(a.field, '$fault'), ''), a.fault
-      FROM unnest(asked) a
-           CROSS JOIN LATERAL (SELECT found -> a.n::text AS f) instead
+           CASE WHEN created ? a.job_id::text THEN a.job_id ELSE (f ->> 0)::uuid END,
+           CASE WHEN created ? a.job_id::text THEN 'queued' ELSE f ->> 1 END,
+           nullif(nullif(a.field, '$problem'), ''), a.problem
+      FROM unnest(requests) a
+           CROSS JOIN LATERAL (SELECT existing -> a.n::text AS f) instead
      ORDER BY a.n;
 END $$;
 
--- Put one job into the queue, in the caller's own transaction; returns its id, or that of the job that stands for the
--- request already. What cannot be is an error: 22023 for a value, 23505 for an idempotency key of another request.
+-- Enqueue one job in the caller's own transaction; returns its id, or that of the job that serves the request already.
+-- Errors: 22023 for an invalid value, 23505 for an idempotency key of another request.
 CREATE OR REPLACE FUNCTION dl_enqueue(
     queue text, task text, lock_key text, args jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL,
     partition_key text DEFAULT '', priority int DEFAULT 100, available_at timestamptz DEFAULT NULL,
@@ -1560,60 +944,480 @@ CREATE OR REPLACE FUNCTION dl_enqueue(
 ) RETURNS uuid
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    told record;
+    result record;
 BEGIN
-    SELECT m.* INTO told
+    SELECT m.* INTO result
       FROM dl_enqueue_many(jsonb_build_array(jsonb_build_object(
                'queue', queue, 'task', task, 'lock_key', lock_key, 'args', args, 'idempotency_key', idempotency_key,
                'partition_key', partition_key, 'priority', priority, 'available_at', available_at,
                'max_attempts', max_attempts, 'lease_ttl_sec', lease_ttl_sec, 'producer', producer,
                'consumer_group', consumer_group, 'live_key', live_key, 'time_limit_sec', time_limit_sec,
                'retry', retry, 'parent_id', parent_id))) m;
-    IF told.outcome = 'invalid' THEN
-        RAISE invalid_parameter_value USING MESSAGE = coalesce(told.field || ' ', '') || told.detail;
-    ELSIF told.outcome = 'conflict' THEN
+    IF result.outcome = 'invalid' THEN
+        RAISE invalid_parameter_value USING MESSAGE = coalesce(result.field || ' ', '') || result.detail;
+    ELSIF result.outcome = 'conflict' THEN
         RAISE unique_violation
               USING MESSAGE = format('idempotency_key %L belongs to job %s, which has another queue, task or args',
-                                     idempotency_key, told.job_id),
-                    DETAIL = told.job_id::text;
+                                     idempotency_key, result.job_id),
+                    DETAIL = result.job_id::text;
     END IF;
-    RETURN told.job_id;
+    RETURN result.job_id;
 END $$;
 
--- Whoever may call these may put any job into any queue, and nothing else.
-REVOKE EXECUTE ON FUNCTION dl_asked(jsonb), dl_enqueue_many(jsonb, bool), dl_will_look(text), dl_ring(text),
-       dl_enqueue(text, text, text, jsonb, text, text, int, timestamptz, int, int, text, text, text, int, jsonb, uuid)
-  FROM PUBLIC;
+-- ── Bulk operations ─────────────────────────────────────────────────────────────────────────────────────────────────
 
--- What acts with the owner's rights, and whatever it may call, looks for temporary tables and types last. Without being
--- told it would do so first, and find there whatever its caller has put for it, triggers, checks and all.
--- And nobody may call what acts so but the owner, until somebody is named: roles.sql does. Triggers fire all the same.
-DO $$
+-- Operations on all jobs that match a filter, run in batches by the maintenance leader.
+CREATE TABLE dl_bulk (
+    bulk_id          uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    action           text        NOT NULL CHECK (action IN ('cancel', 'retry', 'delete', 'reprioritise')),
+    filter           jsonb       NOT NULL,
+    priority         int         CHECK (priority >= 0),  -- what reprioritise sets
+    expected         bigint      NOT NULL,               -- no more jobs than that are changed
+    state            text        NOT NULL DEFAULT 'waiting'
+                                 CHECK (state IN ('waiting', 'running', 'done', 'canceled', 'stopped', 'failed')),
+    cancel_requested bool        NOT NULL DEFAULT false,
+    scanned          bigint      NOT NULL DEFAULT 0,
+    matched          bigint      NOT NULL DEFAULT 0,
+    changed          bigint      NOT NULL DEFAULT 0,
+    -- Jobs newer than this are done. A batch moves it in its own transaction, so after a crash the next process resumes
+    -- exactly here. It starts at the request: later jobs are not included.
+    cursor_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    cursor_id        uuid        NOT NULL DEFAULT 'ffffffff-ffff-ffff-ffff-ffffffffffff',
+    failed_batches   int         NOT NULL DEFAULT 0,     -- in a row
+    requested_by     text,
+    error            text,
+    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    started_at       timestamptz,
+    finished_at      timestamptz
+);
+CREATE INDEX dl_bulk_created_idx ON dl_bulk (created_at, bulk_id);
+CREATE INDEX dl_bulk_open_idx ON dl_bulk (created_at) WHERE state IN ('waiting', 'running');
+
+-- ── Statistics ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Counts for each minute, quarter of an hour and hour, by queue and task, aggregated from the events. One row a number.
+CREATE TABLE dl_statistics (
+    span_sec   int         NOT NULL,  -- 60, 900, 3600; negative: of all queues and tasks together, which are ''
+    started_at timestamptz NOT NULL,
+    queue      text        NOT NULL,
+    task       text        NOT NULL,
+    -- queued, started, succeeded, failed, canceled, lost, retried (bucket 0); waited, ran (bucket: see dl_duration_bucket)
+    measure    text        NOT NULL,
+    bucket     int         NOT NULL,
+    count      bigint      NOT NULL,
+    total_sec  float8      NOT NULL DEFAULT 0,  -- seconds waited or run, added up
+    PRIMARY KEY (span_sec, started_at, queue, task, measure, bucket)
+);
+
+-- The histogram bucket of a duration: half powers of two from 5 ms on. A percentile read from the buckets is at most a
+-- fifth off.
+CREATE OR REPLACE FUNCTION dl_duration_bucket(sec float8) RETURNS int
+    LANGUAGE sql IMMUTABLE
+    RETURN least(60, ceil(2 * ln(greatest(sec, 0.005) / 0.005) / ln(2)))::int;
+
+-- How many jobs waited and ran, recorded once a minute.
+CREATE TABLE dl_queue_depths (
+    at               timestamptz NOT NULL,
+    queue            text        NOT NULL,
+    ready            bigint      NOT NULL,
+    scheduled        bigint      NOT NULL,
+    blocked          bigint      NOT NULL,
+    running          bigint      NOT NULL,
+    oldest_ready_sec float8,
+    PRIMARY KEY (at, queue)
+);
+
+-- The latest finished attempts of each task.
+CREATE TABLE dl_recent_runs (
+    task     text        NOT NULL,
+    event_id bigint      NOT NULL,
+    job_id   uuid        NOT NULL,
+    queue    text        NOT NULL,
+    ended_at timestamptz NOT NULL,
+    outcome  text        NOT NULL,  -- succeeded, failed, canceled, lost, retried
+    attempt  int,
+    ran_sec  float8,
+    PRIMARY KEY (task, event_id)
+);
+
+-- How far the events have been aggregated. Events commit out of the order of their ids, so the unread ones are a set of
+-- ranges. A gap is given up once every transaction that might still fill it has ended: those that held the events' table
+-- lock when a later event was there already.
+CREATE TABLE dl_statistics_state (
+    singleton    bool           PRIMARY KEY DEFAULT true CHECK (singleton),
+    unread       int8multirange NOT NULL,
+    safe_id      bigint         NOT NULL DEFAULT 0,   -- no event up to this id will appear any more
+    candidate_id bigint         NOT NULL DEFAULT 0,   -- becomes safe_id when the open writers have ended
+    open_writers text[]         NOT NULL DEFAULT '{}'
+);
+INSERT INTO dl_statistics_state (unread) VALUES ('{[0,)}');
+
+-- ── Webhooks and alerts ─────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Receivers of events. A webhook without a queue or a task gets those of all.
+CREATE TABLE dl_webhooks (
+    webhook_id       uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    url              text        NOT NULL,
+    events           text[]      NOT NULL DEFAULT '{job.succeeded,job.failed,job.canceled,job.lost}',
+    queue            text,
+    task             text,
+    description      text        NOT NULL DEFAULT '',
+    secret           text        NOT NULL,
+    -- After a rotation both secrets sign for a while, so that a receiver can change over at any time.
+    old_secret       text,
+    old_secret_until timestamptz,
+    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    disabled_at      timestamptz,                         -- by an operator, or because it failed for too long
+    disabled_reason  text,
+    failures         int         NOT NULL DEFAULT 0,      -- in a row
+    failing_since    timestamptz,
+    paused_until     timestamptz                          -- the receiver is down
+);
+
+-- Deliveries, written in the transaction that made the event true. No foreign key to the job: they outlive it.
+CREATE TABLE dl_deliveries (
+    delivery_id      uuid        PRIMARY KEY DEFAULT gen_random_uuid(),  -- the same in each attempt
+    webhook_id       uuid        REFERENCES dl_webhooks (webhook_id) ON DELETE CASCADE,
+    url              text,                                               -- of a job's own webhook
+    target           text        NOT NULL,                               -- deliveries of one target wait for each other
+    job_id           uuid,
+    event            text        NOT NULL,
+    body             text        NOT NULL,
+    state            text        NOT NULL DEFAULT 'pending',             -- pending, delivered, failed
+    attempts         int         NOT NULL DEFAULT 0,
+    earlier_attempts int         NOT NULL DEFAULT 0,                     -- those before it was last redelivered
+    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    due_at           timestamptz DEFAULT clock_timestamp(),              -- while it is being sent: when the sender's lease ends
+    claim_id         uuid,
+    delivered_at     timestamptz,
+    CONSTRAINT dl_deliveries_chk_url CHECK ((webhook_id IS NULL) <> (url IS NULL))
+);
+CREATE INDEX dl_deliveries_due_idx ON dl_deliveries (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX dl_deliveries_webhook_idx ON dl_deliveries (webhook_id, created_at, delivery_id);
+CREATE INDEX dl_deliveries_created_idx ON dl_deliveries (created_at, delivery_id);
+CREATE INDEX dl_deliveries_job_idx ON dl_deliveries (job_id);
+
+CREATE TABLE dl_delivery_attempts (
+    delivery_id uuid        NOT NULL REFERENCES dl_deliveries (delivery_id) ON DELETE CASCADE,
+    number      int         NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    status      int,
+    duration_ms float8      NOT NULL,
+    answer      text        NOT NULL DEFAULT '',  -- the first bytes of the response
+    error       text,
+    PRIMARY KEY (delivery_id, number)
+);
+
+-- Create the deliveries for the present state of these jobs. Called by the statements that end an attempt or a wait, only
+-- when there is a webhook: the test costs them nothing a job. The rows are read as those statements have left them.
+CREATE OR REPLACE FUNCTION dl_create_deliveries(job_ids uuid[]) RETURNS bigint
+    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    found record;
+    written bigint;
 BEGIN
-    FOR found IN
-        SELECT p.oid::regprocedure AS signature, p.prosecdef AS strong FROM pg_proc p
-         WHERE (p.prosecdef OR p.proconfig::text LIKE '%search_path=%') AND p.proname LIKE 'dl\_%'
-           AND p.pronamespace = quote_ident(current_schema())::regnamespace
-    LOOP
-        EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', found.signature, current_schema());
-        IF found.strong THEN
-            EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', found.signature);
-        END IF;
-    END LOOP;
-END $$;
-
--- Queued jobs that no plain UPDATE of before has ended: a cancel that was asked for, or no attempt.
-DO $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM dl_schema WHERE version >= 3) THEN
-        UPDATE dl_jobs SET cancel_requested = cancel_requested
-         WHERE status = 'queued' AND (cancel_requested OR max_attempts < 1);
+    WITH changed AS (
+        SELECT j.*, 'job.' || CASE j.status WHEN 'queued' THEN 'retrying' ELSE j.status::text END AS event
+          FROM dl_jobs j
+         WHERE j.job_id = ANY (job_ids)
+           AND (j.status NOT IN ('queued', 'running') OR j.status = 'queued' AND j.error IS NOT NULL)
+    ), receivers AS (
+        SELECT t.job_id, w.webhook_id, NULL AS url, w.webhook_id::text AS target
+          FROM changed t
+               JOIN dl_webhooks w ON w.disabled_at IS NULL AND t.event = ANY (w.events)
+                                     AND coalesce(w.queue = t.queue, true) AND coalesce(w.task = t.task, true)
+        UNION ALL
+        SELECT job_id, NULL, webhook ->> 'url', left(substring(webhook ->> 'url' FROM '^[^/]*//[^/?#]*'), 300)
+          FROM changed
+         WHERE webhook ->> 'url' LIKE 'http%//%'
+           AND coalesce(webhook -> 'events' ? event, event <> 'job.retrying')
+    )
+    INSERT INTO dl_deliveries (webhook_id, url, target, job_id, event, body)
+    SELECT receivers.webhook_id, receivers.url, receivers.target, t.job_id, t.event,
+           jsonb_build_object(
+               'type', t.event,
+               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+               'data', jsonb_build_object(
+                   'job_id', t.job_id, 'queue', t.queue, 'task', t.task, 'status', t.status, 'attempt', t.attempt,
+                   'max_attempts', t.max_attempts, 'lock_key', t.lock_key, 'partition_key', t.partition_key,
+                   'idempotency_key', t.idempotency_key, 'producer', t.producer, 'consumer_group', t.consumer_group,
+                   'created_at', t.created_at, 'started_at', t.started_at, 'finished_at', t.finished_at,
+                   'available_at', CASE t.status WHEN 'queued' THEN t.available_at END,
+                   'error', left(t.error, 2000), 'progress', dl_json_text_limited(t.progress, 65536)::jsonb,
+                   'result', dl_json_text_limited(t.result, 65536)::jsonb))::text
+      FROM receivers JOIN changed t USING (job_id);
+    GET DIAGNOSTICS written = ROW_COUNT;
+    IF written > 0 THEN
+        PERFORM pg_notify('dl_control', 'deliver');
     END IF;
+    RETURN written;
 END $$;
 
--- What stands here. `dataloader migrate` adds a line with the fingerprint of this file; by hand there is none.
-INSERT INTO dl_schema (version, fingerprint, serves_from)
-SELECT 3, 'by hand', 1
- WHERE NOT EXISTS (SELECT FROM dl_schema WHERE version >= 3);
+-- Rules for alerts, checked every few seconds by the maintenance leader.
+CREATE TABLE dl_alert_rules (
+    rule_id     uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    name        text        NOT NULL UNIQUE,
+    kind        text        NOT NULL CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker')),
+    queue       text,
+    task        text,
+    threshold   float8      NOT NULL CHECK (threshold >= 0),   -- a share of 1, or seconds
+    window_sec  float8      NOT NULL CHECK (window_sec > 0),
+    min_runs    int         NOT NULL DEFAULT 1 CHECK (min_runs > 0),
+    active      bool        NOT NULL DEFAULT true,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Alerts that fire or have fired, one row from start to end.
+CREATE TABLE dl_alerts (
+    alert_id   uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
+    rule_id    uuid,
+    kind       text        NOT NULL,
+    name       text        NOT NULL,
+    subject    text        NOT NULL,  -- the task, queue, job or worker it is about
+    queue      text,
+    task       text,
+    value      float8,
+    detail     text        NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at   timestamptz
+);
+CREATE UNIQUE INDEX dl_alerts_firing_idx
+    ON dl_alerts (coalesce(rule_id, '00000000-0000-0000-0000-000000000000'), kind, subject) WHERE ended_at IS NULL;
+CREATE INDEX dl_alerts_started_idx ON dl_alerts (started_at, alert_id);
+
+-- Since when the progress of a running job has not changed, for rules of kind `stalled`.
+CREATE TABLE dl_stalled_progress (
+    job_id  uuid        PRIMARY KEY,
+    run_id  uuid,
+    digest  text        NOT NULL,
+    since   timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE OR REPLACE FUNCTION dl_create_alert_deliveries(alerts uuid[], event text) RETURNS bigint
+    LANGUAGE plpgsql STRICT SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    written bigint;
+BEGIN
+    INSERT INTO dl_deliveries (webhook_id, target, event, body)
+    SELECT w.webhook_id, w.webhook_id::text, dl_create_alert_deliveries.event,
+           jsonb_build_object(
+               'type', dl_create_alert_deliveries.event,
+               'timestamp', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+               'data', jsonb_build_object(
+                   'alert_id', a.alert_id, 'rule_id', a.rule_id, 'kind', a.kind, 'name', a.name, 'subject', a.subject,
+                   'queue', a.queue, 'task', a.task, 'value', a.value, 'detail', a.detail, 'started_at', a.started_at,
+                   'ended_at', a.ended_at))::text
+      FROM dl_alerts a
+           JOIN dl_webhooks w ON w.disabled_at IS NULL AND dl_create_alert_deliveries.event = ANY (w.events)
+                                 AND coalesce(w.queue = a.queue, true) AND coalesce(w.task = a.task, true)
+     WHERE a.alert_id = ANY (alerts);
+    GET DIAGNOSTICS written = ROW_COUNT;
+    IF written > 0 THEN
+        PERFORM pg_notify('dl_control', 'deliver');
+    END IF;
+    RETURN written;
+END $$;
+
+-- ── API keys and audit ──────────────────────────────────────────────────────────────────────────────────────────────
+
+-- API keys. Only a digest of a key is stored, from which the key cannot be recovered.
+CREATE TABLE dl_api_keys (
+    key_id       text        PRIMARY KEY,
+    name         text        NOT NULL,
+    digest       bytea       NOT NULL,
+    scopes       text[]      NOT NULL,
+    tasks        text[],     -- NULL: may trigger all of them
+    queues       text[],     -- likewise
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    created_by   text        NOT NULL,
+    expires_at   timestamptz,
+    last_used_at timestamptz,
+    revoked_at   timestamptz,
+    CONSTRAINT dl_api_keys_chk_scopes
+        CHECK (cardinality(scopes) > 0 AND scopes <@ ARRAY['read', 'trigger', 'operate', 'admin']),
+    -- Another scope would bypass the limit.
+    CONSTRAINT dl_api_keys_chk_limits
+        CHECK (tasks IS NULL AND queues IS NULL OR scopes <@ ARRAY['read', 'trigger'])
+);
+
+-- Secrets that sign browser sessions, unless DL_SESSION_SECRET sets one: the same for all processes.
+CREATE TABLE dl_signing_secrets (
+    purpose    text        PRIMARY KEY,
+    secret     bytea       NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Who changed what, from where. No foreign keys: entries outlive what they are about.
+CREATE TABLE dl_audit (
+    audit_id   bigserial   PRIMARY KEY,
+    at         timestamptz NOT NULL DEFAULT clock_timestamp(),
+    action     text        NOT NULL,
+    actor      text        NOT NULL,
+    key_id     text,
+    via        text        NOT NULL,
+    address    text,
+    request_id text,
+    subject    text        NOT NULL,
+    subject_id text,
+    before     jsonb,
+    after      jsonb,
+    db_user    text        NOT NULL DEFAULT session_user  -- an account that may write here may claim any actor
+);
+CREATE INDEX dl_audit_subject_idx ON dl_audit (subject_id, audit_id);
+CREATE INDEX dl_audit_at_idx ON dl_audit USING brin (at);
+
+-- The actor of this transaction: dl.audit_context, if the account may write the audit itself; NULL if it sets none. Of any
+-- other account, whatever it has set, the account: the triggers have the owner's rights, and would write any name
+-- otherwise. The setting `role` is the caller's, also within a function with the owner's rights.
+CREATE OR REPLACE FUNCTION dl_audit_context(operation text) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    caller text := coalesce(nullif(current_setting('role', true), 'none'), session_user);
+BEGIN
+    IF has_table_privilege(session_user, 'dl_audit', 'INSERT') OR has_table_privilege(caller, 'dl_audit', 'INSERT') THEN
+        RETURN nullif(current_setting('dl.audit_context', true), '')::jsonb;
+    END IF;
+    -- Any account can set dl.function, too: only the value that dl_enqueue sets is recorded.
+    RETURN jsonb_build_object('action', CASE current_setting('dl.function', true) WHEN 'dl_enqueue' THEN 'dl_enqueue'
+                                                                                   ELSE lower(operation) END,
+                              'actor', session_user, 'via', 'sql');
+END $$;
+
+-- A value that is not shown: of an object, the keys that the other one lacks or has with another value.
+CREATE OR REPLACE FUNCTION dl_audit_diff_keys(this jsonb, other jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN jsonb_typeof(this) IS DISTINCT FROM 'object' THEN CASE WHEN this IS NOT NULL THEN '"…"'::jsonb END
+        ELSE (SELECT coalesce(jsonb_agg(key ORDER BY key), '[]')
+                FROM jsonb_object_keys(this) key
+               WHERE CASE jsonb_typeof(other) WHEN 'object' THEN (other -> key) IS DISTINCT FROM (this -> key) ELSE true END)
+    END
+$$;
+
+-- Writes an audit entry for a changed row, in transactions that set dl.audit_context; all others, such as claims,
+-- heartbeats and settlements, only read that setting. Arguments: the subject, the column that identifies it, columns that
+-- do not count, columns whose values are not shown.
+CREATE OR REPLACE FUNCTION dl_audit_row() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    actor   jsonb := dl_audit_context(TG_OP);
+    ignored text[] := string_to_array(TG_ARGV[2], ',');
+    hidden  text[] := string_to_array(TG_ARGV[3], ',');
+    older   jsonb := CASE WHEN TG_OP = 'INSERT' THEN '{}' ELSE to_jsonb(OLD) - ignored END;
+    newer   jsonb := CASE WHEN TG_OP = 'DELETE' THEN '{}' ELSE to_jsonb(NEW) - ignored END;
+    before  jsonb;
+    after   jsonb;
+BEGIN
+    SELECT jsonb_object_agg(key, CASE WHEN key <> ALL (hidden) THEN older -> key ELSE dl_audit_diff_keys(older -> key, newer -> key) END),
+           jsonb_object_agg(key, CASE WHEN key <> ALL (hidden) THEN newer -> key ELSE dl_audit_diff_keys(newer -> key, older -> key) END)
+      INTO before, after
+      FROM jsonb_object_keys(older || newer) key
+     WHERE (older -> key) IS DISTINCT FROM (newer -> key)
+       AND coalesce(older -> key, 'null') IS DISTINCT FROM coalesce(newer -> key, 'null');
+    IF after IS NOT NULL THEN
+        INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, before, after)
+        VALUES (actor ->> 'action', actor ->> 'actor', actor ->> 'key_id', actor ->> 'via', actor ->> 'address',
+                actor ->> 'request_id', TG_ARGV[0], coalesce(to_jsonb(NEW), to_jsonb(OLD)) ->> TG_ARGV[1],
+                CASE WHEN TG_OP <> 'INSERT' THEN before END, CASE WHEN TG_OP <> 'DELETE' THEN after END);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Of many jobs inserted by one statement there is one entry: each has its own event.
+CREATE OR REPLACE FUNCTION dl_audit_jobs_inserted() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    actor          jsonb := dl_audit_context(TG_OP);
+    inserted_count bigint;
+BEGIN
+    IF actor IS NULL THEN
+        RETURN NULL;
+    END IF;
+    inserted_count := (SELECT count(*) FROM inserted);
+    IF inserted_count = 1 THEN
+        INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, after)
+        SELECT actor ->> 'action', actor ->> 'actor', actor ->> 'key_id', actor ->> 'via', actor ->> 'address',
+               actor ->> 'request_id', 'job', job_id::text,
+               jsonb_strip_nulls(jsonb_build_object(
+                   'queue', queue, 'task', task, 'lock_key', lock_key, 'priority', priority, 'available_at', available_at,
+                   'idempotency_key', idempotency_key, 'producer', producer))
+          FROM inserted;
+    ELSIF inserted_count > 1 THEN
+        INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, after)
+        SELECT actor ->> 'action', actor ->> 'actor', actor ->> 'key_id', actor ->> 'via', actor ->> 'address', actor ->> 'request_id',
+               'job',
+               jsonb_build_object('jobs', inserted_count, 'queues', jsonb_agg(DISTINCT queue), 'tasks', jsonb_agg(DISTINCT task))
+          FROM inserted;
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_audit_ins AFTER INSERT ON dl_jobs
+    REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (current_setting('dl.audit_context', true) <> '' OR current_setting('dl.function', true) <> '')
+    EXECUTE FUNCTION dl_audit_jobs_inserted();
+
+CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('job', 'job_id',
+        'wait_state,unknown_task,run_id,worker,worker_id,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash',
+        'args,progress,result,error,traceback,checkpoint,webhook');  -- a webhook's URL may have a token in it
+
+CREATE OR REPLACE TRIGGER dl_queues_audit AFTER INSERT OR UPDATE OR DELETE ON dl_queues
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('queue', 'queue', 'changed_by,changed_at', '');
+
+CREATE OR REPLACE TRIGGER dl_bulk_audit AFTER INSERT OR UPDATE OF cancel_requested ON dl_bulk
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('bulk', 'bulk_id', 'scanned,matched,changed,cursor_at,cursor_id,failed_batches,requested_by,created_at', '');
+
+CREATE OR REPLACE TRIGGER dl_workers_audit AFTER UPDATE OF draining ON dl_workers
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('worker', 'worker_id', 'seen_at,running_attempts,rss_bytes,listener', '');
+
+CREATE OR REPLACE TRIGGER dl_api_keys_audit AFTER INSERT OR UPDATE OR DELETE ON dl_api_keys
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('key', 'key_id', 'key_id,created_at,last_used_at', 'digest');
+
+CREATE OR REPLACE TRIGGER dl_webhooks_audit AFTER INSERT OR UPDATE OR DELETE ON dl_webhooks
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('webhook', 'webhook_id', 'webhook_id,created_at,failures,failing_since,paused_until',
+                                  'url,secret,old_secret');
+
+CREATE OR REPLACE TRIGGER dl_deliveries_audit AFTER UPDATE OF earlier_attempts ON dl_deliveries
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('delivery', 'delivery_id', 'due_at,claim_id', 'url,body');
+
+CREATE OR REPLACE TRIGGER dl_alert_rules_audit AFTER INSERT OR UPDATE OR DELETE ON dl_alert_rules
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('alert_rule', 'rule_id', 'rule_id,created_at', '');
+
+-- Old entries are deleted by this function alone: a role that may call it cannot remove what it just did.
+CREATE OR REPLACE FUNCTION dl_audit_prune(period interval, max_rows int) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    WITH old AS (
+        SELECT audit_id FROM dl_audit
+         WHERE at < clock_timestamp() - greatest(period, interval '1 day')
+         ORDER BY audit_id LIMIT max_rows
+    ), deleted AS (
+        DELETE FROM dl_audit a USING old WHERE a.audit_id = old.audit_id RETURNING 1
+    )
+    SELECT count(*) FROM deleted
+$$;
+
+-- ── First partitions, rights ────────────────────────────────────────────────────────────────────────────────────────
+
+SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_advance_sequence(parent)
+  FROM unnest(ARRAY['dl_job_events', 'dl_job_logs']) AS p (parent);
+
+-- Only the owner may call the functions that have the owner's rights, until roles.sql grants them. Triggers fire all the
+-- same. An id is for everybody: a plain INSERT draws one with the rights of its sender.
+REVOKE EXECUTE ON FUNCTION
+    dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
+    dl_claim_expected, dl_notify_queue, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,
+    dl_jobs_cancel_running, dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_create_deliveries,
+    dl_create_alert_deliveries, dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune
+  FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION dl_new_id TO PUBLIC;
+
+COMMIT;

@@ -1,9 +1,9 @@
-"""What gunicorn runs: `gunicorn wsgi:app`. The worker pool beside it is started by gunicorn.conf.py."""
+"""The WSGI app for `gunicorn wsgi:app`. gunicorn.conf.py starts the worker pool of the process."""
 
-from app.config import Settings
-from app.host.service import Service, set_up_logging
+from app.config import load_settings
+from app.runtime.service import Service, set_up_logging
 
-settings = Settings.load(loads_pipelines=True)
+settings = load_settings(loads_pipelines=True)
 set_up_logging(settings)
 service = Service(settings)
 app = service.app

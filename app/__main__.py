@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from app.host.early_signals import leave_on
+from app.runtime.early_signals import exit_on
 
 _SERVICES = ("serve", "worker")
 
@@ -11,7 +11,7 @@ _SERVICES = ("serve", "worker")
 def main() -> None:
     """The console script. Does not return."""
     if sys.argv[1:2] and sys.argv[1] in _SERVICES:
-        leave_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        exit_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     from app.cli import main as run_command  # noqa: PLC0415 - the imports take a second, in which signals may come
 
     run_command()

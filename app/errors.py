@@ -12,18 +12,18 @@ DataloaderError
 │   └── RightsMissing         the account may not do this: run what `dataloader migrate --roles` prints
 ├── EmbeddedServerError       the embedded PostgreSQL cannot be started
 ├── ProgramMissing            a program that a command starts is not installed
-├── PortTaken                 somebody else listens there: exit code 69
+├── PortTaken                 another process listens there: exit code 69
 ├── JobNotFound
 ├── WebhookNotFound
 ├── DeliveryNotFound          no webhook was ever sent, or is to be sent, under this id
 ├── RuleNotFound              no alert rule has this id
 ├── RuleExists                an alert rule of this name is there already
-├── RunLost                   the run that asks does not own its job any more
+├── AttemptLost               the attempt does not own its job any more
 ├── UnknownTarget             DL_TARGETS names no such database
 ├── SessionsRefused           an attempt that was stopped or has ended opens no more connections
-├── InvalidKey                an API key cannot be made like this
+├── InvalidApiKey             an API key cannot be made like this
 ├── NoOperatorKey             with this API key there would be keys, and none that may operate
-├── KeyNotFound
+├── ApiKeyNotFound
 ├── NotRetryable              only a failed, canceled or lost job can be retried
 ├── NotEditable               only a waiting job can be changed
 ├── NotDeletable              only a finished job can be deleted
@@ -44,26 +44,26 @@ from uuid import UUID
 
 
 class DataloaderError(Exception):
-    """Anything dataloader says to its caller."""
+    """Base of all errors that callers may handle."""
 
 
 @dataclass(frozen=True)
-class Fault:
+class SettingError:
     """One thing wrong with the configuration."""
 
     variable: str  # the environment variable to mend
-    found: str  # what was found, already masked when it is a secret
+    problem: str  # what was found, already masked when it is a secret
     remedy: str  # what would do
 
 
 class ConfigError(DataloaderError):
-    """The settings cannot work; all faults are told together."""
+    """The settings are invalid; all errors are reported together."""
 
     exit_code = 78  # EX_CONFIG
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        self.faults = tuple(faults)
-        lines = [f"  {f.variable}: found {f.found}; {f.remedy}" for f in self.faults]
+    def __init__(self, errors: Sequence[SettingError]) -> None:
+        self.errors = tuple(errors)
+        lines = [f"  {f.variable}: found {f.problem}; {f.remedy}" for f in self.errors]
         super().__init__("the configuration has faults:\n" + "\n".join(lines))
 
 
@@ -117,9 +117,9 @@ class ProgramMissing(DataloaderError):
 class PortTaken(DataloaderError):
     """The address that the API is to listen on cannot be had."""
 
-    def __init__(self, host: str, port: int, why: str = "another process listens there already") -> None:
+    def __init__(self, host: str, port: int, reason: str = "another process listens there already") -> None:
         super().__init__(
-            f"cannot listen on {host} port {port}: {why}; stop that one, or choose another with APP_PORT or --port"
+            f"cannot listen on {host} port {port}: {reason}; stop that one, or choose another with APP_PORT or --port"
         )
 
 
@@ -149,7 +149,7 @@ class RuleExists(DataloaderError):
         super().__init__(f"an alert rule named {name!r} is there already; change that one, or choose another name")
 
 
-class RunLost(DataloaderError):
+class AttemptLost(DataloaderError):
     """The lease was lost: whatever this run still does is recorded nowhere."""
 
     def __init__(self, job_id: UUID) -> None:
@@ -173,15 +173,15 @@ class SessionsRefused(DataloaderError):
 
 class NotRetryable(DataloaderError):
     def __init__(self, job_id: UUID, status: str, live_key: str | None = None) -> None:
-        told = f"job {job_id} is {status}; only a failed, canceled or lost job can be retried"
+        message = f"job {job_id} is {status}; only a failed, canceled or lost job can be retried"
         if live_key is not None:
-            told = f"job {job_id} cannot be retried while another job with its live_key {live_key!r} waits or runs"
-        super().__init__(told)
+            message = f"job {job_id} cannot be retried while another job with its live_key {live_key!r} waits or runs"
+        super().__init__(message)
         self.job_id = job_id
         self.status = status
 
 
-class InvalidKey(DataloaderError):
+class InvalidApiKey(DataloaderError):
     """An API key cannot be made like this; the message says why."""
 
 
@@ -189,10 +189,10 @@ class NoOperatorKey(DataloaderError):
     """An API key without the scope `operate` or `admin` would be made while no valid key has one."""
 
 
-class KeyNotFound(DataloaderError):
-    def __init__(self, which: str) -> None:
+class ApiKeyNotFound(DataloaderError):
+    def __init__(self, key: str) -> None:
         super().__init__(
-            f"no valid API key has the name {which!r}, and none the id; `dataloader keys list` shows them all"
+            f"no valid API key has the name {key!r}, and none the id; `dataloader keys list` shows them all"
         )
 
 
@@ -216,8 +216,8 @@ class JobChanged(DataloaderError):
 
 class QueueDraining(DataloaderError):
     def __init__(self, queue: str, note: str | None) -> None:
-        told = f": {note}" if note else ""
-        super().__init__(f"queue {queue!r} is being drained and takes no new jobs{told}")
+        reason = f": {note}" if note else ""
+        super().__init__(f"queue {queue!r} is being drained and takes no new jobs{reason}")
         self.queue = queue
 
 
@@ -234,12 +234,12 @@ class BulkNotFound(DataloaderError):
 
 
 class BulkMismatch(DataloaderError):
-    def __init__(self, expected: int, found: int) -> None:
+    def __init__(self, expected: int, actual: int) -> None:
         super().__init__(
-            f"found {found} job{'' if found == 1 else 's'}, expected {expected}; nothing was changed: count again with "
+            f"found {actual} job{'' if actual == 1 else 's'}, expected {expected}; nothing was changed: count again with "
             "a dry run, and ask with its number"
         )
-        self.found = found
+        self.actual = actual
 
 
 class InvalidJob(DataloaderError):

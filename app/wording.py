@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def counted(count: int, noun: str, plural: str | None = None) -> str:
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
     """`1 job`, `2 jobs`, `12,000 jobs`."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

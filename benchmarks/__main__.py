@@ -1,4 +1,4 @@
-"""The benchmarks by name, with what each tells and how long it takes."""
+"""Lists the benchmarks: name, what each measures, and how long it takes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ HERE = Path(__file__).parent
 
 
 def commands() -> dict[str, str]:
-    """Every module that can be run, with its docstring. None of them is imported for it."""
-    found = {}
+    """Return the docstring of each runnable benchmark by name, without importing any."""
+    docs = {}
     for path in sorted([*HERE.glob("*.py"), *(init.parent for init in HERE.glob("*/__main__.py"))]):
         source = path / "__main__.py" if path.is_dir() else path
         tree = ast.parse(source.read_text(encoding="utf-8"))
         if path.stem != "__main__" and any(
             isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body
         ):
-            found[path.stem] = inspect.cleandoc(ast.get_docstring(tree) or "")
-    return found
+            docs[path.stem] = inspect.cleandoc(ast.get_docstring(tree) or "")
+    return docs
 
 
 def main() -> None:
-    print("Each is a command of its own: python -m benchmarks.NAME [--help]\n")
+    print("Run one with: python -m benchmarks.NAME [--help]\n")
     for name, doc in commands().items():
-        takes = re.search(r"^Takes (.+?)\.$", doc, re.MULTILINE)
+        duration = re.search(r"^Takes (.+?)\.$", doc, re.MULTILINE)
         print(f"{name:12}{doc.partition(chr(10))[0]}")
-        print(f"{'':12}takes {takes[1] if takes else 'minutes'}")
+        print(f"{'':12}takes {duration[1] if duration else 'minutes'}")
 
 
 if __name__ == "__main__":

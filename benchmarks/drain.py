@@ -1,20 +1,20 @@
-"""How fast processes empty a queue of jobs that do nothing, beside the simple loop and beside PostgreSQL's own limit.
+"""Measures how fast processes drain a queue of empty jobs, compared with a simple loop and with pgbench.
 
 Takes about 2 minutes.
 
-All sides get the same jobs in turn, round after round, so that a busy machine slows them alike; what counts is the
-ratio of the medians. The jobs come as plain INSERTs to workers that are idle. The time is the database's own: from the
-commit of the jobs to the end of the last one.
+The variants take turns, round after round, so that a busy machine slows all of them; compare the ratios of the medians.
+Plain INSERTs add the jobs while the workers are idle. The database's clock measures the time from the commit of the
+jobs to the end of the last one.
 
-The simple loop is what one would write first: each thread with a connection of its own claims one job with FOR UPDATE
-SKIP LOCKED, takes the key's advisory lock, writes an event, runs, writes the end, an event, and unlocks: six trips
-a job. Its tables have no more columns, indexes and triggers than it needs.
+The simple loop is the obvious implementation: each thread has its own connection, claims one job with FOR UPDATE SKIP
+LOCKED, takes the advisory lock of its key, writes an event, runs the job, writes the end and an event, and unlocks:
+six round trips a job. Its tables have only the columns, indexes and triggers that it needs.
 
-The limit is pgbench on those tables: a hundred jobs claimed in one prepared statement and ended in another, with the
-journal written in the same statements, and nothing run in between, on as many connections as there are processors.
+The limit is pgbench on the same tables: one prepared statement claims a hundred jobs and another one ends them; both
+write the events, and nothing runs in between. It uses one connection per CPU.
 
-CPU is what a job costs on either side, from the commit of the jobs on. Trips are messages to the server that were
-waited for; a trip that writes is a commit.
+CPU is the cost of a job on each side, counted from the commit of the jobs. Trips are round trips to the server; a trip
+that writes is a commit.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ import psutil  # type: ignore[import-untyped]
 import psycopg2
 from psycopg2.extensions import parse_dsn
 
-from app.queue import session
-from benchmarks.place import ask, cpu_of, environment, fresh_database, some_server
-from benchmarks.rounds import Cell, in_turn, options, table, times
+from app.db import connection
+from benchmarks.place import benchmark_server, cpu_sec_of, describe_environment, fresh_database, query_value
+from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, run_rounds
 from pipelines.contract import Pipelines
 from workers.pool import PoolOptions, WorkerPool
 
@@ -96,69 +96,69 @@ WITH ended AS (
 INSERT INTO simple_events (job_id, queue, kind) SELECT job_id, queue, 'done' FROM ended;
 """
 FILL = "INSERT INTO {table} (queue, task, lock_key) SELECT 'bench', 'noop', 'key ' || n FROM generate_series(1, %s) n"
-PATIENCE = 600.0  # seconds for a round
+DRAIN_TIMEOUT_SEC = 600.0
 
 
 @dataclass(frozen=True)
-class Side:
+class Competitor:
     name: str
     table: str
     processes: int = 1
 
 
 @dataclass(frozen=True)
-class Taken:
-    jobs_a_second: float
-    python: float | None  # CPU microseconds a job
-    server: float | None  # None: the server is not ours to look at
-    trips: float | None  # a job
+class DrainCosts:
+    jobs_per_sec: float
+    python_cpu_us: float | None  # per job
+    server_cpu_us: float | None  # per job; None: the server runs elsewhere
+    round_trips: float | None  # per job
     commits: float
 
 
-SIMPLE, LIMIT = Side("simple loop", "simple_jobs"), Side("pgbench, 100 at once", "simple_jobs", 0)
-OURS = (Side("dataloader, 1 process", "dl_jobs", 1), Side("dataloader, 2 processes", "dl_jobs", 2))
+SIMPLE, LIMIT = Competitor("simple loop", "simple_jobs"), Competitor("pgbench, 100 at once", "simple_jobs", 0)
+DATALOADER = (Competitor("dataloader, 1 process", "dl_jobs", 1), Competitor("dataloader, 2 processes", "dl_jobs", 2))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options(__name__, rounds=3)
+    parser = make_parser(__name__, rounds=3)
     parser.add_argument("--jobs", type=int, default=20_000)
-    parser.add_argument("--threads", type=int, default=10, help="of each process")
+    parser.add_argument("--threads", type=int, default=10, help="threads per process")
     parser.add_argument(
-        "--work", choices=[OURS[0].table, SIMPLE.table], help="for the processes of the benchmark itself"
+        "--work", choices=[DATALOADER[0].table, SIMPLE.table], help="internal: run as a worker process of this kind"
     )
-    parser.add_argument("--dsn", help="likewise")
-    asked = parser.parse_args(argv)
-    if asked.work:
-        work(asked.work, asked.dsn, asked.threads)
+    parser.add_argument("--dsn", help="internal: the database of that worker process")
+    options = parser.parse_args(argv)
+    if options.work:
+        run_worker(options.work, options.dsn, options.threads)
         return
-    with some_server() as (server_dsn, server):
-        print(environment(server_dsn))
+    with benchmark_server() as (server_dsn, server):
+        print(describe_environment(server_dsn))
         sides = {
-            side.name: partial(one_round, side, server_dsn, server, asked.jobs, asked.threads)
-            for side in (SIMPLE, *OURS, LIMIT)
+            side.name: partial(run_round, side, server_dsn, server, options.jobs, options.threads)
+            for side in (SIMPLE, *DATALOADER, LIMIT)
         }
-        taken = in_turn(sides, asked.rounds, tell=lambda _, one: f"{one.jobs_a_second:,.0f} jobs/s")
-    show(taken, asked)
+        taken = run_rounds(sides, options.rounds, log=lambda _, one: f"{one.jobs_per_sec:,.0f} jobs/s")
+    print_results(taken, options)
 
 
 # ── a round ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def one_round(side: Side, server_dsn: str, server: psutil.Process | None, jobs: int, threads: int) -> Taken:
-    """Idle workers, a burst of jobs, and the time until the last one is done."""
+def run_round(side: Competitor, server_dsn: str, server: psutil.Process | None, jobs: int, threads: int) -> DrainCosts:
+    """Start idle workers, add all jobs at once, and measure until the last one ends."""
     trips: list[int] = []
     with fresh_database(server_dsn) as dsn:
         if side.table == SIMPLE.table:
-            ask(dsn, SIMPLE_TABLES)
-        with at_work(side, dsn, threads, trips.append) as workers:
-            ask(dsn, FILL.format(table=side.table), jobs)
-            before = (sum(map(cpu_of, workers)), cpu_of(server) if server else 0.0, commits_of(dsn))
-            ((began,),) = ask(dsn, "SELECT clock_timestamp()")
+            query_value(dsn, SIMPLE_TABLES)
+        with running_workers(side, dsn, threads, trips.append) as workers:
+            query_value(dsn, FILL.format(table=side.table), jobs)
+            before = (sum(map(cpu_sec_of, workers)), cpu_sec_of(server) if server else 0.0, commit_count(dsn))
+            ((began,),) = query_value(dsn, "SELECT clock_timestamp()")
             if side is LIMIT:
                 run_pgbench(dsn, jobs)
-            until_done(side, dsn)
-            after = (sum(map(cpu_of, workers)), cpu_of(server) if server else 0.0)
-        ((done, seconds),) = ask(
+            wait_until_drained(side, dsn)
+            after = (sum(map(cpu_sec_of, workers)), cpu_sec_of(server) if server else 0.0)
+        ((done, seconds),) = query_value(
             dsn,
             f"SELECT count(*), extract(epoch FROM max(finished_at) - %s)::float8 FROM {side.table}"
             " WHERE status = 'succeeded' AND attempt = 1",
@@ -166,24 +166,26 @@ def one_round(side: Side, server_dsn: str, server: psutil.Process | None, jobs: 
         )
         assert done == jobs, f"{side.name}: {done} of {jobs} succeeded at the first attempt"
         python, of_server = ((b - a) / jobs * 1e6 for a, b in zip(before[:2], after, strict=True))
-        return Taken(
+        return DrainCosts(
             jobs / seconds,
             None if side is LIMIT else python,
             of_server if server else None,
             sum(trips) / jobs if trips else None,
-            (commits_of(dsn) - before[2]) / jobs,
+            (commit_count(dsn) - before[2]) / jobs,
         )
 
 
-def commits_of(dsn: str) -> int:
-    """As far as the server's processes have told: each does at its end."""
-    ((commits,),) = ask(dsn, "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
+def commit_count(dsn: str) -> int:
+    """Return the commits reported so far; a server process reports when it becomes idle or ends."""
+    ((commits,),) = query_value(dsn, "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
     return int(commits)
 
 
 @contextmanager
-def at_work(side: Side, dsn: str, threads: int, trips: Callable[[int], None]) -> Iterator[list[psutil.Process]]:
-    """Processes that wait for jobs; ended with their standard input."""
+def running_workers(
+    side: Competitor, dsn: str, threads: int, trips: Callable[[int], None]
+) -> Iterator[list[psutil.Process]]:
+    """Start worker processes that end when their standard input is closed."""
     command = [sys.executable, "-m", "benchmarks.drain", "--work", side.table, "--dsn", dsn, "--threads", str(threads)]
     started = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -196,25 +198,25 @@ def at_work(side: Side, dsn: str, threads: int, trips: Callable[[int], None]) ->
         yield [psutil.Process(process.pid) for process in started]
     finally:
         for process in started:
-            told, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=60)
             if process.returncode == 0:
-                trips(json.loads(told)["trips"])
+                trips(json.loads(output)["trips"])
 
 
-def until_done(side: Side, dsn: str) -> None:
-    """Looked for where it costs the server nothing: its time is counted, and a look through the table is dear."""
-    until = time.monotonic() + PATIENCE
+def wait_until_drained(side: Competitor, dsn: str) -> None:
+    """Poll with statements that use an index: the server's CPU time is measured, and a scan would add to it."""
+    until = time.monotonic() + DRAIN_TIMEOUT_SEC
     waiting = f"SELECT 1 FROM {side.table} WHERE queue = 'bench' AND status = 'queued'"
-    unended = f"SELECT 1 FROM {side.table} WHERE status IN ('queued', 'running')"
+    unfinished = f"SELECT 1 FROM {side.table} WHERE status IN ('queued', 'running')"
     connection = psycopg2.connect(dsn)
     connection.autocommit = True
     cursor = connection.cursor()
-    for look in (waiting + (" AND place = 'ready'" if side in OURS else ""), unended):
-        cursor.execute(f"{look} LIMIT 1")
+    for probe in (waiting + (" AND wait_state = 'ready'" if side in DATALOADER else ""), unfinished):
+        cursor.execute(f"{probe} LIMIT 1")
         while cursor.fetchone():
-            assert time.monotonic() < until, f"{side.name} is not done after {PATIENCE:.0f} s"
+            assert time.monotonic() < until, f"{side.name} is not done after {DRAIN_TIMEOUT_SEC:.0f} s"
             time.sleep(0.1)
-            cursor.execute(f"{look} LIMIT 1")
+            cursor.execute(f"{probe} LIMIT 1")
     connection.close()
 
 
@@ -223,62 +225,64 @@ def run_pgbench(dsn: str, jobs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "batches.sql"
         script.write_text(IN_BATCHES)
-        given = parse_dsn(dsn)
-        where = [word for option, name in (("-h", "host"), ("-p", "port"), ("-U", "user")) if name in given
-                 for word in (option, given[name])]  # fmt: skip
+        target = parse_dsn(dsn)
+        where = [word for option, name in (("-h", "host"), ("-p", "port"), ("-U", "user")) if name in target
+                 for word in (option, target[name])]  # fmt: skip
         subprocess.run(
-            [pgbench(), "-n", "-M", "prepared", "-c", str(clients), "-j", str(clients), "-t",
-             str(-(-jobs // (100 * clients)) + 1), "-f", str(script), *where, given["dbname"]],
-            check=True, capture_output=True, env={**os.environ, "PGPASSWORD": given.get("password", "")},
+            [find_pgbench(), "-n", "-M", "prepared", "-c", str(clients), "-j", str(clients), "-t",
+             str(-(-jobs // (100 * clients)) + 1), "-f", str(script), *where, target["dbname"]],
+            check=True, capture_output=True, env={**os.environ, "PGPASSWORD": target.get("password", "")},
         )  # fmt: skip
 
 
-def pgbench() -> str:
-    """Wherever a local server's programs are; the wheel has none."""
+def find_pgbench() -> str:
+    """Return the path of a local server's pgbench; the wheel of the embedded server has none."""
     folders = sorted(Path("/").glob("usr/lib/postgresql/*/bin"), reverse=True)
-    found = shutil.which("pgbench", path=os.pathsep.join([os.environ["PATH"], *map(str, folders)]))
-    assert found is not None, "pgbench is not installed"
-    return found
+    path = shutil.which("pgbench", path=os.pathsep.join([os.environ["PATH"], *map(str, folders)]))
+    assert path is not None, "pgbench is not installed"
+    return path
 
 
-def show(taken: dict[str, list[Taken]], asked: Any) -> None:
-    print(f"{asked.jobs:,} jobs, {asked.threads} threads a process, {asked.rounds} rounds in turn, medians\n")
+def print_results(costs: dict[str, list[DrainCosts]], options: Any) -> None:
+    print(f"{options.jobs:,} jobs, {options.threads} threads per process, {options.rounds} rounds in turn, medians\n")
     rows: list[list[Cell]] = []
-    simple, limit = (middle(taken[side.name], "jobs_a_second") or 1.0 for side in (SIMPLE, LIMIT))
-    for name, rounds in taken.items():
-        speed = middle(rounds, "jobs_a_second") or 0.0
-        rest = [middle(rounds, field) for field in ("python", "server", "trips", "commits")]
-        rows.append([name, speed, times(speed / simple), times(speed / limit), *rest])
+    simple, limit = (median_of(costs[side.name], "jobs_per_sec") or 1.0 for side in (SIMPLE, LIMIT))
+    for name, rounds in costs.items():
+        speed = median_of(rounds, "jobs_per_sec") or 0.0
+        rest = [median_of(rounds, field) for field in ("python_cpu_us", "server_cpu_us", "round_trips", "commits")]
+        rows.append([name, speed, format_ratio(speed / simple), format_ratio(speed / limit), *rest])
     headings = [
         "",
         "jobs/s",
         "of the simple loop",
         "of the limit",
-        "CPU µs a job: Python",
+        "CPU µs per job: Python",
         "server",
         "trips",
         "commits",
     ]
-    print(table(headings, rows))
+    print(format_table(headings, rows))
 
 
-def middle(rounds: Sequence[Taken], field: str) -> float | None:
-    values = [getattr(one, field) for one in rounds if getattr(one, field) is not None]
+def median_of(rounds: Sequence[DrainCosts], field: str) -> float | None:
+    values = [getattr(costs, field) for costs in rounds if getattr(costs, field) is not None]
     return statistics.median(values) if values else None
 
 
-# ── the sides, each in processes of its own ─────────────────────────────────────────────────────────────────────────
+# ── the worker processes of each variant ─────────────────────────────────────────────────────────────────────────
 
 
-def work(which: str, dsn: str, threads: int) -> None:
-    trips = work_as_we_do(dsn, threads) if which == OURS[0].table else work_simply(dsn, threads)
+def run_worker(competitor: str, dsn: str, threads: int) -> None:
+    trips = (
+        run_dataloader_worker(dsn, threads) if competitor == DATALOADER[0].table else run_simple_workers(dsn, threads)
+    )
     print(json.dumps({"trips": trips}))
 
 
-def work_as_we_do(dsn: str, threads: int) -> int:
+def run_dataloader_worker(dsn: str, threads: int) -> int:
     pipelines = Pipelines()
     pipelines.register("noop")(lambda: None)
-    trips = counted_trips()
+    trips = count_round_trips()
     gc.freeze()  # as the service does
     pool = WorkerPool(pipelines, PoolOptions(dsn=dsn, queues={"bench": threads}))
     pool.start()
@@ -292,20 +296,20 @@ def work_as_we_do(dsn: str, threads: int) -> int:
     return after - before
 
 
-def counted_trips() -> list[int]:
-    """Each message that is sent from now on adds to it, by whatever thread."""
+def count_round_trips() -> list[int]:
+    """Count the messages that any thread sends from now on; return the list that grows by one for each."""
     trips: list[int] = []
-    really = session.Wire.ask
+    execute = connection.AsyncConnection.execute
 
-    def counting(wire: session.Wire, sql: str, parameters: Any, timeout: float) -> Any:
+    def counting(wire: connection.AsyncConnection, sql: str, parameters: Any, timeout: float) -> Any:
         trips.append(1)
-        return really(wire, sql, parameters, timeout)
+        return execute(wire, sql, parameters, timeout)
 
-    session.Wire.ask = counting  # type: ignore[method-assign, assignment]
+    connection.AsyncConnection.execute = counting  # type: ignore[method-assign, assignment]
     return trips
 
 
-def work_simply(dsn: str, threads: int) -> int:
+def run_simple_workers(dsn: str, threads: int) -> int:
     stopping = threading.Event()
     trips: list[int] = []
     connections = [psycopg2.connect(dsn) for _ in range(threads)]

@@ -1,15 +1,16 @@
-"""How fast jobs are put into the queue: one by one, many at once, through SQL, with many sessions listening.
+"""Measures how fast jobs are enqueued: one by one, in batches, by SQL, with many sessions listening.
 
     python -m benchmarks.enqueue [--rows 20000] [--ones 400] [--listeners 0,10,50] [--rounds 3] [--ways sql]
                                 [--processes]
 
-Ways: `one` (the API's statement, a commit a job, four threads), `many` (what the batch endpoint sends, without HTTP,
-10,000 a statement), `api` (the batch endpoint's whole way through Flask, in this process), `sql` (dl_enqueue_many),
-`insert` (a plain INSERT whose rows the server makes up: nothing is written, sent or parsed), and two plain INSERTs of
-rows that the client has, as it has them for `sql`: `values` (of another service: a multi-row VALUES by psycopg2) and
-`json` (from the same JSON text, with no check and no answer). Each is tried with no session listening, and then with so
-many that LISTEN as idle worker processes do; with --processes these are real processes (`dataloader worker`), idle on a
-queue of their own. What counts is the ratio to the same way with none; all take turns, round after round.
+Takes about 5 minutes.
+
+Ways: `one` (the API's statement, one commit per job, four threads), `many` (the statement of the batch endpoint without
+HTTP, 10,000 jobs each), `api` (the batch endpoint through Flask, in this process), `sql` (dl_enqueue_many). Baselines:
+`insert` (a plain INSERT whose rows the server generates), `values` (a multi-row VALUES by psycopg2) and `json` (an
+INSERT from the JSON text of `sql`, without checks and results). Each is measured with no session listening, and then
+with many that LISTEN as idle worker processes do; with --processes they are real `dataloader worker` processes, idle on
+another queue. Compare the ratio to the same way without listeners; all take turns, round after round.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from contextlib import closing, contextmanager
 import psycopg2
 from psycopg2.extras import Json, execute_values
 
-from app.queue.batch import Batch
+from app.db.pool import Pool
+from app.queue.batch import BatchEnqueuer
 from app.queue.job import NewJob
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
+from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
-from benchmarks.place import ask, environment, fresh_database, some_server
+from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from pipelines.contract import Pipelines
 
-AT_ONCE = 10_000
+BATCH_ROWS = 10_000
 THREADS = 4
 PLAIN = (
     "INSERT INTO dl_jobs (queue, task, lock_key, args) SELECT 'bench', 'noop', 'k' || n, jsonb_build_object('n', n)"
@@ -46,38 +47,40 @@ FROM_JSON = (
     "INSERT INTO dl_jobs (queue, task, lock_key, args)"
     " SELECT * FROM jsonb_to_recordset(%s) AS r (queue text, task text, lock_key text, args jsonb)"
 )
-YARDSTICKS = ("insert", "values", "json")
+BASELINES = ("insert", "values", "json")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=20_000, help="a round of the ways that make many")
-    parser.add_argument("--ones", type=int, default=2_000, help="a round of the way that makes one at a time")
+    parser.add_argument("--rows", type=int, default=20_000, help="jobs per round of the batch ways")
+    parser.add_argument("--ones", type=int, default=2_000, help="jobs per round of the way `one`")
     parser.add_argument("--listeners", default="0,10,50")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ways", default="one,many,api,sql", help="of these; they are compared with the plain INSERTs")
-    parser.add_argument("--processes", action="store_true", help="real worker processes, not only their sessions")
-    asked = parser.parse_args()
-    counts = [int(count) for count in asked.listeners.split(",")]
+    parser.add_argument(
+        "--ways", default="one,many,api,sql", help="the ways to measure; they are compared with plain INSERTs"
+    )
+    parser.add_argument("--processes", action="store_true", help="start real worker processes instead of sessions")
+    options = parser.parse_args()
+    counts = [int(count) for count in options.listeners.split(",")]
     rates: dict[tuple[str, int], list[float]] = {}
-    with some_server({"max_connections": "400"}) as (server_dsn, _):  # of fifty processes each has four
-        print(environment(server_dsn))
-        for _ in range(asked.rounds):
+    with benchmark_server({"max_connections": "400"}) as (server_dsn, _):  # fifty processes have four connections each
+        print(describe_environment(server_dsn))
+        for _ in range(options.rounds):
             for count in counts:
-                with fresh_database(server_dsn) as dsn, listening(dsn, count, processes=asked.processes):
-                    for way, make in ways(dsn).items():
-                        if way not in (*asked.ways.split(","), *YARDSTICKS):
+                with fresh_database(server_dsn) as dsn, listening(dsn, count, processes=options.processes):
+                    for way, make in all_ways(dsn).items():
+                        if way not in (*options.ways.split(","), *BASELINES):
                             continue
-                        rows = asked.ones if way == "one" else asked.rows
-                        make(min(rows, 100))  # connections are open, plans are made
-                        ask(dsn, "CHECKPOINT")
+                        rows = options.ones if way == "one" else options.rows
+                        make(min(rows, 100))  # warm up connections and plans
+                        query_value(dsn, "CHECKPOINT")
                         began = time.perf_counter()
                         make(rows)
                         rates.setdefault((way, count), []).append(rows / (time.perf_counter() - began))
-    show(rates, counts)
+    print_results(rates, counts)
 
 
-# ── who listens ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── listeners ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
@@ -88,25 +91,27 @@ def listening(dsn: str, count: int, *, processes: bool) -> Iterator[None]:
         if processes:
             started = [worker(dsn) for _ in range(count)]
             deadline = time.monotonic() + 120
-            while ask(dsn, "SELECT count(*) FROM dl_watch WHERE asleep")[0][0] < count:  # they have nothing left to do
+            while (
+                query_value(dsn, "SELECT count(*) FROM dl_notify_state WHERE needs_notification")[0][0] < count
+            ):  # until all of them are idle
                 if time.monotonic() > deadline:
                     raise TimeoutError("the worker processes did not start")
                 time.sleep(0.2)
-            time.sleep(10.0 if count else 0.0)  # their first heartbeats and looks are over
+            time.sleep(10.0 if count else 0.0)  # until their start-up work is done
         else:
             sessions = [psycopg2.connect(dsn) for _ in range(count)]
             for session in sessions:
                 session.autocommit = True
                 session.cursor().execute("LISTEN dl_jobs")
-            if count:  # as the processes of which they would be
-                ask(
+            if count:  # register the worker processes of these sessions
+                query_value(
                     dsn,
                     "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
                     " SELECT gen_random_uuid(), 'w' || n, '0', '{idle}', '{noop}', 2, 3600"
                     " FROM generate_series(1, %s) n",
                     count,
                 )
-                ask(dsn, "INSERT INTO dl_watch SELECT 'idle', worker_id, true FROM dl_workers")
+                query_value(dsn, "INSERT INTO dl_notify_state SELECT 'idle', worker_id, true FROM dl_workers")
         yield
     finally:
         for process in started:
@@ -118,18 +123,18 @@ def listening(dsn: str, count: int, *, processes: bool) -> Iterator[None]:
 
 
 def worker(dsn: str) -> subprocess.Popen[bytes]:
-    env = {"DL_DB_DSN": dsn, "PATH": "/usr/bin:/bin", "DL_RETENTION": "false"}
+    env = {"DL_DB_DSN": dsn, "PATH": "/usr/bin:/bin", "DL_RETENTION_ENABLED": "false"}
     command = [sys.executable, "-m", "app", "worker", "--queue", "idle:2"]
     return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-# ── who enqueues ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── ways to enqueue ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ways(dsn: str) -> dict[str, Callable[[int], None]]:
+def all_ways(dsn: str) -> dict[str, Callable[[int], None]]:
     return {
         "one": lambda rows: one_by_one(dsn, rows),
-        "many": lambda rows: in_batches(rows, many(dsn)),
+        "many": lambda rows: in_batches(rows, enqueue_many(dsn)),
         "api": lambda rows: in_batches(rows, api(dsn)),
         "sql": lambda rows: in_batches(rows, lambda n: sql(dsn, n)),
         "insert": lambda rows: in_batches(rows, lambda n: plain(dsn, n)),
@@ -140,30 +145,30 @@ def ways(dsn: str) -> dict[str, Callable[[int], None]]:
 
 def in_batches(rows: int, make: Callable[[int], None]) -> None:
     while rows > 0:
-        make(min(rows, AT_ONCE))
-        rows -= AT_ONCE
+        make(min(rows, BATCH_ROWS))
+        rows -= BATCH_ROWS
 
 
 def one_by_one(dsn: str, rows: int) -> None:
     with closing(Pool(dsn, size=THREADS, overflow=0)) as pool:
         queue = JobQueue(pool)
 
-        def some() -> None:
+        def enqueue_share() -> None:
             for n in range(rows // THREADS):
                 queue.enqueue(NewJob(queue="bench", task="noop", lock_key=f"k{n}"))
 
-        threads = [threading.Thread(target=some) for _ in range(THREADS)]
+        threads = [threading.Thread(target=enqueue_share) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
 
-def many(dsn: str) -> Callable[[int], None]:
+def enqueue_many(dsn: str) -> Callable[[int], None]:
     def make(rows: int) -> None:
         jobs = [NewJob(queue="bench", task="noop", lock_key=f"k{n}", args={"n": n}) for n in range(rows)]
         with closing(Pool(dsn, size=1, overflow=0)) as pool:
-            Batch(pool).enqueue(jobs)
+            BatchEnqueuer(pool).enqueue(jobs)
 
     return make
 
@@ -180,7 +185,7 @@ def api(dsn: str) -> Callable[[int], None]:
 
 
 def sql(dsn: str, rows: int) -> None:
-    ask(dsn, "SELECT count(*) FROM dl_enqueue_many(%s)", json_text(rows))
+    query_value(dsn, "SELECT count(*) FROM dl_enqueue_many(%s)", json_text(rows))
 
 
 def json_text(rows: int) -> str:
@@ -188,7 +193,7 @@ def json_text(rows: int) -> str:
 
 
 def plain(dsn: str, rows: int) -> None:
-    ask(dsn, PLAIN, rows)
+    query_value(dsn, PLAIN, rows)
 
 
 def values(dsn: str, rows: int) -> None:
@@ -198,26 +203,26 @@ def values(dsn: str, rows: int) -> None:
 
 
 def from_json(dsn: str, rows: int) -> None:
-    ask(dsn, FROM_JSON, json_text(rows))
+    query_value(dsn, FROM_JSON, json_text(rows))
 
 
-def show(rates: dict[tuple[str, int], list[float]], counts: list[int]) -> None:
-    for yardstick in YARDSTICKS:
-        show_ratios(rates, counts, yardstick)
-    print(f"\njobs/s, and of the rate with {counts[0]} listening\n")
+def print_results(rates: dict[tuple[str, int], list[float]], counts: list[int]) -> None:
+    for baseline in BASELINES:
+        print_ratios(rates, counts, baseline)
+    print(f"\njobs/s (ratio to the rate with {counts[0]} listening)\n")
     print(f"{'way':<8}" + "".join(f"{f'{count} listening':>22}" for count in counts))
     for way in dict.fromkeys(way for way, _ in rates):
         middle = [statistics.median(rates[way, count]) for count in counts]
         print(f"{way:<8}" + "".join(f"{rate:>15,.0f} ({rate / middle[0]:.2f})" for rate in middle))
 
 
-def show_ratios(rates: dict[tuple[str, int], list[float]], counts: list[int], yardstick: str) -> None:
-    """Each way's rate in a round, divided by the yardstick's of the same round: the median, and the extremes."""
-    print(f"\nof `{yardstick}` in the same round: median (least to greatest)\n")
+def print_ratios(rates: dict[tuple[str, int], list[float]], counts: list[int], baseline: str) -> None:
+    """Print the rates divided by the baseline's of the same round: median, minimum and maximum."""
+    print(f"\nof `{baseline}` in the same round: median (min to max)\n")
     for way in dict.fromkeys(way for way, _ in rates):
         shown = []
         for count in counts:
-            ratios = sorted(a / b for a, b in zip(rates[way, count], rates[yardstick, count], strict=True))
+            ratios = sorted(a / b for a, b in zip(rates[way, count], rates[baseline, count], strict=True))
             shown.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
         print(f"{way:<8}" + "".join(f"{text:>24}" for text in shown))
 

@@ -1,15 +1,14 @@
-"""What a request costs: trigger, status and health, against a Flask that does nothing.
+"""Measures trigger, status and health requests, compared with a Flask app that does nothing.
 
 Takes about 5 minutes.
 
-gunicorn serves, with 1, 2 and 3 processes of 8 threads: a Flask app with one route that answers a constant; the same
-with one plain INSERT of a job, which is the least that a trigger can do; and the API as it is shipped, without workers
-in its processes, its log lines going to a file. A worker process lives in the database, idle, on another queue: where
-none lives at all each insert rings, and commits that ring go to the disk one by one. All servers of a round are up; one
-of them is asked at a time, by wrk where there is one, else by a client of our own that takes more of the machine from
-the server it asks.
+gunicorn serves with 1, 2 and 3 processes of 8 threads each: a Flask app with one constant route; the same app with one
+plain INSERT of a job, the minimum that a trigger must do; and the API as shipped, without workers in its processes and
+with its log in a file. An idle worker process serves another queue: without any live worker each INSERT sends a
+notification, and such commits are serialised. All servers of a round run; one of them is loaded at a time, by wrk if
+installed, else by a client of this benchmark, which takes more CPU from the server.
 
-A ratio is requests a second over those of the Flask that does nothing, in the same rounds.
+A ratio is requests per second divided by those of the empty Flask app in the same rounds.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ from psycopg2.extras import Json
 from psycopg2_pool import ThreadSafeConnectionPool
 
 from benchmarks.enqueue import worker
-from benchmarks.place import ask, cpu_of, environment, fresh_database, some_server
-from benchmarks.rounds import Cell, in_turn, median, options, table, times
+from benchmarks.place import benchmark_server, cpu_sec_of, describe_environment, fresh_database, query_value
+from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds
 
 THREADS = 8
 JOB = {"queue": "bench", "task": "elsewhere", "lock_key": "bench", "args": {"date": "2026-01-31", "rows": [1, 2, 3]}}
-WANTED = 0.55  # of the Flask that does nothing, for a trigger at 2 × 8
+MIN_INSERT_RATIO = 0.6  # of a Flask with one INSERT, for a trigger at 2 × 8
 ROOT = Path(__file__).parent.parent
-PATIENCE = 30.0
+STARTUP_TIMEOUT_SEC = 30.0
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of which server."""
+class Request:
+    """An HTTP request to one of the servers."""
 
     name: str
     server: str
@@ -63,95 +62,99 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Heard:
-    a_second: float
+class LoadResult:
+    per_sec: float
     p50_ms: float
     p99_ms: float
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What was heard, and what it cost both sides of the database connection, in microseconds of CPU a request."""
+class RequestCosts:
+    """The rate of one measurement, and its CPU time per request on both sides of the database connection."""
 
-    heard: Heard
-    python: float
-    server: float | None  # None: the server is not ours to look at
+    load: LoadResult
+    python_cpu_us: float
+    server_cpu_us: float | None  # None: the server runs elsewhere
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options(__name__, rounds=8)
-    parser.add_argument("--seconds", type=float, default=2.0, help="for which each question is asked in each round")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 3], help="of gunicorn (default 1 2 3)")
+    parser = make_parser(__name__, rounds=8)
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of each request's load in a round")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[1, 2, 3], help="gunicorn processes (default 1 2 3)"
+    )
     parser.add_argument("--client", choices=["wrk", "own"], default="wrk" if shutil.which("wrk") else "own")
-    parser.add_argument("--files", action="store_true", help="with the metrics file and the audit file switched on")
-    asked = parser.parse_args(argv)
-    client = asked_by_wrk if asked.client == "wrk" else asked_by_us
-    with some_server() as (server_dsn, server):
-        print(environment(server_dsn))
+    parser.add_argument("--files", action="store_true", help="write the metrics and audit files")
+    options = parser.parse_args(argv)
+    client = run_wrk if options.client == "wrk" else run_own_client
+    with benchmark_server() as (server_dsn, server):
+        print(describe_environment(server_dsn))
         rows: list[Sequence[Cell]] = []
-        for processes in asked.processes:
-            with fresh_database(server_dsn) as dsn, servers(dsn, processes, files=asked.files) as up:
+        for processes in options.processes:
+            with fresh_database(server_dsn) as dsn, servers(dsn, processes, files=options.files) as up:
                 sides = {
-                    one.name: partial(
-                        taken,
-                        partial(client, one, up[one.server].port, processes * THREADS, asked.seconds),
-                        up[one.server].process,
+                    request.name: partial(
+                        measure,
+                        partial(client, request, up[request.server].port, processes * THREADS, options.seconds),
+                        up[request.server].process,
                         server,
                     )
-                    for one in questions(dsn)
+                    for request in all_requests(dsn)
                 }
-                all_taken = in_turn(sides, asked.rounds, warm_up=1, tell=lambda _, one: f"{one.heard.a_second:,.0f}/s")
-                check(dsn)
-            rows += lines(processes, all_taken)
-    print(f"asked by {asked.client}, {asked.rounds} rounds in turn of {asked.seconds:g} s, medians")
+                all_taken = run_rounds(
+                    sides, options.rounds, warm_up=1, log=lambda _, cost: f"{cost.load.per_sec:,.0f}/s"
+                )
+                check_jobs_inserted(dsn)
+            rows += table_rows(processes, all_taken)
+    print(f"client {options.client}, {options.rounds} rounds in turn of {options.seconds:g} s, medians")
     headings = ["requests/s", "of no-op", "p50 ms", "p99 ms", "CPU µs: Python", "PostgreSQL"]
-    print(table(["processes × threads, question", *headings], rows))
-    print(f"\nwanted: a trigger at 2 × {THREADS} is at least {WANTED} of the no-op")
+    print(format_table(["processes × threads, request", *headings], rows))
+    print(f"\ngoal: a trigger at 2 × {THREADS} has at least {MIN_INSERT_RATIO} × the rate of the Flask with one INSERT")
 
 
-def questions(dsn: str) -> list[Question]:
-    ((job_id,),) = ask(
+def all_requests(dsn: str) -> list[Request]:
+    ((job_id,),) = query_value(
         dsn, "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('looked at', 'elsewhere', 'k') RETURNING job_id::text"
     )
     body = json.dumps(JOB).encode()
     return [
-        Question("Flask, no-op", "noop", "GET", "/noop"),
-        Question("Flask, one INSERT", "noop", "POST", "/insert", body),
-        Question("POST trigger", "ours", "POST", "/api/v1/jobs/trigger", body),
-        Question("GET status", "ours", "GET", f"/api/v1/jobs/{job_id}/status"),
-        Question("GET /health", "ours", "GET", "/health"),
+        Request("Flask, no-op", "noop", "GET", "/noop"),
+        Request("Flask, one INSERT", "noop", "POST", "/insert", body),
+        Request("POST trigger", "ours", "POST", "/api/v1/jobs/trigger", body),
+        Request("GET status", "ours", "GET", f"/api/v1/jobs/{job_id}/status"),
+        Request("GET /health", "ours", "GET", "/health"),
     ]
 
 
-def check(dsn: str) -> None:
-    """Every answer was a job."""
-    ((queued, journal),) = ask(
+def check_jobs_inserted(dsn: str) -> None:
+    """Check that every trigger stored a job with its event."""
+    ((queued, events),) = query_value(
         dsn, "SELECT (SELECT count(*) FROM dl_jobs), (SELECT count(*) FROM dl_job_events WHERE kind = 'queued')"
     )
-    assert queued > 1, "no job came into the queue"
-    assert journal == queued, f"{queued} jobs and {journal} lines of journal"
+    assert queued > 1, "no job was enqueued"
+    assert events == queued, f"{queued} jobs and {events} queued events"
 
 
-def taken(ask_it: Callable[[], Heard], process: psutil.Process, server: psutil.Process | None) -> Taken:
-    before = cpu_of(process), cpu_of(server) if server else 0.0
+def measure(run_load: Callable[[], LoadResult], process: psutil.Process, server: psutil.Process | None) -> RequestCosts:
+    before = cpu_sec_of(process), cpu_sec_of(server) if server else 0.0
     began = time.perf_counter()
-    heard = ask_it()
-    requests = heard.a_second * (time.perf_counter() - began)
-    python = (cpu_of(process) - before[0]) / requests * 1e6
-    return Taken(heard, python, (cpu_of(server) - before[1]) / requests * 1e6 if server else None)
+    load = run_load()
+    requests = load.per_sec * (time.perf_counter() - began)
+    python = (cpu_sec_of(process) - before[0]) / requests * 1e6
+    return RequestCosts(load, python, (cpu_sec_of(server) - before[1]) / requests * 1e6 if server else None)
 
 
-def lines(processes: int, rounds: dict[str, list[Taken]]) -> Iterator[Sequence[Cell]]:
-    yardstick = median([one.heard.a_second for one in rounds["Flask, no-op"]])
+def table_rows(processes: int, rounds: dict[str, list[RequestCosts]]) -> Iterator[Sequence[Cell]]:
+    yardstick = median([cost.load.per_sec for cost in rounds["Flask, no-op"]])
     for name, all_taken in rounds.items():
         speed, p50, p99 = (
             median(values)
-            for values in zip(*((t.heard.a_second, t.heard.p50_ms, t.heard.p99_ms) for t in all_taken), strict=True)
+            for values in zip(*((t.load.per_sec, t.load.p50_ms, t.load.p99_ms) for t in all_taken), strict=True)
         )
-        servers_share = [one.server for one in all_taken if one.server is not None]
+        servers_share = [cost.server_cpu_us for cost in all_taken if cost.server_cpu_us is not None]
         yield (
-            f"{processes} × {THREADS}, {name}", speed, times(speed / yardstick), p50, p99,
-            round(median([one.python for one in all_taken])),
+            f"{processes} × {THREADS}, {name}", speed, format_ratio(speed / yardstick), p50, p99,
+            round(median([cost.python_cpu_us for cost in all_taken])),
             round(median(servers_share)) if servers_share else None,
         )  # fmt: skip
 
@@ -160,14 +163,14 @@ def lines(processes: int, rounds: dict[str, list[Taken]]) -> Iterator[Sequence[C
 
 
 @dataclass(frozen=True)
-class Up:
+class RunningServer:
     port: int
     process: psutil.Process
 
 
 @contextmanager
-def servers(dsn: str, processes: int, *, files: bool) -> Iterator[dict[str, Up]]:
-    """By name."""
+def servers(dsn: str, processes: int, *, files: bool) -> Iterator[dict[str, RunningServer]]:
+    """Start all servers of a round; yield them by name."""
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="dl-bench-http-")))
         (folder / "no.conf.py").touch()
@@ -185,21 +188,21 @@ def servers(dsn: str, processes: int, *, files: bool) -> Iterator[dict[str, Up]]
             "--no-control-socket",
         ]
         commands = {
-            "noop": ([*plain, *shape, "benchmarks.http:noop()"], {"BENCH_DSN": dsn}),
+            "noop": ([*plain, *shape, "benchmarks.http:make_noop_app()"], {"BENCH_DSN": dsn}),
             "ours": ([*shape, "wsgi:app"], ours),
         }
         idle = worker(dsn)
         ends.callback(end, idle)
-        up: dict[str, Up] = {}
-        for name, (arguments, extra) in commands.items():
+        up: dict[str, RunningServer] = {}
+        for name, (options, extra) in commands.items():
             port = free_port()
-            command = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", *arguments]
+            command = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", *options]
             log = ends.enter_context((folder / f"{name}.log").open("wb"))
             environ = {name: value for name, value in os.environ.items() if not name.startswith("DL_")} | extra
             started = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
             ends.callback(end, started)
-            until_up(port, "/noop" if name == "noop" else "/status", started, folder / f"{name}.log")
-            up[name] = Up(port, psutil.Process(started.pid))
+            wait_until_up(port, "/noop" if name == "noop" else "/status", started, folder / f"{name}.log")
+            up[name] = RunningServer(port, psutil.Process(started.pid))
         yield up
 
 
@@ -208,8 +211,8 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def until_up(port: int, path: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + PATIENCE
+def wait_until_up(port: int, path: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + STARTUP_TIMEOUT_SEC
     while True:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
@@ -223,19 +226,19 @@ def until_up(port: int, path: str, process: subprocess.Popen[bytes], log: Path) 
 def end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(PATIENCE)
+        process.wait(STARTUP_TIMEOUT_SEC)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
-def noop() -> Flask:
-    """The yardstick, made by gunicorn in each of its processes."""
+def make_noop_app() -> Flask:
+    """Return the baseline app; gunicorn calls this in each of its processes."""
     app = Flask("noop")
     pool = ThreadSafeConnectionPool(maxconn=THREADS, minconn=0, dsn=os.environ["BENCH_DSN"])
 
     @app.get("/noop")
-    def nothing() -> dict[str, str]:
+    def respond_empty() -> dict[str, str]:
         return {"status": "healthy"}
 
     @app.post("/insert")
@@ -259,70 +262,70 @@ def noop() -> Flask:
 # ── the clients ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def asked_by_wrk(question: Question, port: int, connections: int, seconds: float) -> Heard:
+def run_wrk(request: Request, port: int, connections: int, seconds: float) -> LoadResult:
     with tempfile.TemporaryDirectory(prefix="dl-bench-wrk-") as folder:
-        script = Path(folder) / "ask.lua"
-        headers = "".join(f'wrk.headers["{name}"] = "{value}"\n' for name, value in question.headers.items())
+        script = Path(folder) / "request.lua"
+        headers = "".join(f'wrk.headers["{name}"] = "{value}"\n' for name, value in request.headers.items())
         script.write_text(
-            f'wrk.method = "{question.method}"\n{headers}'
-            + (f"wrk.body = [==[{question.body.decode()}]==]\n" if question.body else "")
-            + 'done = function(s, l, r) io.write(string.format("HEARD %d %d %f %f %d\\n", s.requests, s.duration,'
+            f'wrk.method = "{request.method}"\n{headers}'
+            + (f"wrk.body = [==[{request.body.decode()}]==]\n" if request.body else "")
+            + 'done = function(s, l, r) io.write(string.format("RESULT %d %d %f %f %d\\n", s.requests, s.duration,'
             " l:percentile(50), l:percentile(99), s.errors.status + s.errors.connect + s.errors.read"
             " + s.errors.write + s.errors.timeout)) end\n"
         )
         command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "-s", str(script)]
-        told = subprocess.run(
-            [*command, f"http://127.0.0.1:{port}{question.path}"],
-            capture_output=True, text=True, check=True, timeout=seconds + PATIENCE,
+        completed = subprocess.run(
+            [*command, f"http://127.0.0.1:{port}{request.path}"],
+            capture_output=True, text=True, check=True, timeout=seconds + STARTUP_TIMEOUT_SEC,
         )  # fmt: skip
-    found = re.search(r"HEARD (\d+) (\d+) ([\d.]+) ([\d.]+) (\d+)", told.stdout)
-    assert found, f"wrk said nothing of use: {told.stdout}{told.stderr}"
-    assert found[5] == "0", f"{question.name}: {found[5]} of {found[1]} requests failed"
-    return Heard(int(found[1]) / int(found[2]) * 1e6, float(found[3]) / 1000, float(found[4]) / 1000)
+    result = re.search(r"RESULT (\d+) (\d+) ([\d.]+) ([\d.]+) (\d+)", completed.stdout)
+    assert result, f"wrk printed no result: {completed.stdout}{completed.stderr}"
+    assert result[5] == "0", f"{request.name}: {result[5]} of {result[1]} requests failed"
+    return LoadResult(int(result[1]) / int(result[2]) * 1e6, float(result[3]) / 1000, float(result[4]) / 1000)
 
 
-def asked_by_us(question: Question, port: int, connections: int, seconds: float) -> Heard:
-    """One thread, many connections, each with one request under way."""
-    head = "".join(f"{name}: {value}\r\n" for name, value in question.headers.items())
-    first = f"{question.method} {question.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(question.body)}\r\n"
-    message = f"{first}{head}\r\n".encode() + question.body
+def run_own_client(request: Request, port: int, connections: int, seconds: float) -> LoadResult:
+    """Load the server from one thread, with one request in flight per connection."""
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    first = f"{request.method} {request.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(request.body)}\r\n"
+    message = f"{first}{head}\r\n".encode() + request.body
     latencies: list[float] = []
     with ExitStack() as ends:
         ready = ends.enter_context(selectors.DefaultSelector())
         sent: dict[socket.socket, float] = {}
         for _ in range(connections):
-            one = ends.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
-            ready.register(one, selectors.EVENT_READ, bytearray())
-            sent[one] = time.perf_counter()
-            one.sendall(message)
+            client = ends.enter_context(socket.create_connection(("127.0.0.1", port), timeout=STARTUP_TIMEOUT_SEC))
+            ready.register(client, selectors.EVENT_READ, bytearray())
+            sent[client] = time.perf_counter()
+            client.sendall(message)
         began = time.perf_counter()
         until = began + seconds
         while time.perf_counter() < until or not latencies:
-            answers = ready.select(timeout=PATIENCE)
-            assert answers, f"{question.name}: no answer within {PATIENCE:.0f} s"
-            for key, _ in answers:
-                one = key.fileobj  # type: ignore[assignment]
-                key.data.extend(one.recv(65_536))
-                if not whole(key.data, question.name):
+            responses = ready.select(timeout=STARTUP_TIMEOUT_SEC)
+            assert responses, f"{request.name}: no response within {STARTUP_TIMEOUT_SEC:.0f} s"
+            for key, _ in responses:
+                client = key.fileobj  # type: ignore[assignment]
+                key.data.extend(client.recv(65_536))
+                if not is_complete(key.data, request.name):
                     continue
                 key.data.clear()
                 now = time.perf_counter()
-                latencies.append((now - sent[one]) * 1000)
-                sent[one] = now
-                one.sendall(message)
+                latencies.append((now - sent[client]) * 1000)
+                sent[client] = now
+                client.sendall(message)
         took = time.perf_counter() - began
     latencies.sort()
-    return Heard(len(latencies) / took, median(latencies), latencies[int(len(latencies) * 0.99)])
+    return LoadResult(len(latencies) / took, median(latencies), latencies[int(len(latencies) * 0.99)])
 
 
-def whole(received: bytearray, name: str) -> bool:
+def is_complete(received: bytearray, name: str) -> bool:
     head, gap, body = bytes(received).partition(b"\r\n\r\n")
     if not gap:
         assert received, f"{name}: the server closed the connection"
         return False
     assert head.startswith(b"HTTP/1.1 200"), f"{name}: {head[:200]!r} {body[:500]!r}"
     length = re.search(rb"^content-length: (\d+)", head, re.IGNORECASE | re.MULTILINE)
-    assert length, f"{name}: an answer without a length: {head!r}"
+    assert length, f"{name}: a response without a length: {head!r}"
     return len(body) >= int(length[1])
 
 

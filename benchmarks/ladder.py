@@ -1,4 +1,6 @@
-"""Who gives in to which rung? Cancels code that ignores one means of stopping after the other, and prints what worked.
+"""Cancels code that ignores one stop step after another, and prints which step stopped it.
+
+Takes about 3 minutes.
 
 python -m benchmarks.ladder [--grace 1.0]
 """
@@ -12,45 +14,46 @@ import tempfile
 import time
 from pathlib import Path
 
+from app.db.pool import Pool
+from app.db.schema import migrate
 from app.postgres import EmbeddedServer
 from app.queue.job import NewJob, Status
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
-from app.queue.schema import migrate
+from app.queue.jobs import JobQueue
 from pipelines.contract import registry
-from tests.support import rungs
+from tests.support import stop_steps
+from workers.attempt import AttemptSettings
 from workers.pool import PoolOptions, WorkerPool
 
-_TASKS = [*(f"thread.{name}" for name in rungs.THREADS), *(f"process.{name}" for name in rungs.PROCESSES)]
-_SETTLE_IN = 3.0  # seconds for a process to start and come to its point
+_TASKS = [*(f"thread.{name}" for name in stop_steps.THREADS), *(f"process.{name}" for name in stop_steps.PROCESSES)]
+_WARM_UP_SEC = 3.0  # for a process to start and reach its blocking call
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--grace", type=float, default=1.0, help="seconds for each rung")
+    parser.add_argument("--grace", type=float, default=1.0, help="seconds for each stop step")
     grace = parser.parse_args().grace
-    given = os.environ.get("DL_BENCH_DSN")
+    server_dsn = os.environ.get("DL_BENCH_DSN")
     with tempfile.TemporaryDirectory(prefix="dl-ladder-") as folder:
         Path(folder).chmod(0o755)
-        if given:
-            climb(given, grace)
+        if server_dsn:
+            cancel_all(server_dsn, grace)
         else:
             with EmbeddedServer(Path(folder) / "data") as server:
-                climb(server.dsn, grace)
+                cancel_all(server.dsn, grace)
     sys.stdout.flush()
     os._exit(0)  # without waiting for the threads that cannot be stopped
 
 
-def climb(dsn: str, grace: float) -> None:
+def cancel_all(dsn: str, grace: float) -> None:
     migrate(dsn)
     queue = JobQueue(Pool(dsn))
     options = PoolOptions(
-        dsn=dsn, queues={"ladder": len(_TASKS)}, packages=("tests.support.rungs",), targets={"default": dsn},
-        stop_grace_sec=grace, heartbeat_sec=2,
+        dsn=dsn, queues={"ladder": len(_TASKS)}, targets={"default": dsn}, heartbeat_sec=2,
+        attempts=AttemptSettings(packages=("tests.support.stop_steps",), stop_step_sec=grace),
     )  # fmt: skip
     pool = WorkerPool(registry, options)
     pool.start()
-    print(f"each rung has {grace:g} s\n\n| code | what stopped it | after s |\n|---|---|---|")
+    print(f"each stop step has {grace:g} s\n\n| code | what stopped it | after s |\n|---|---|---|")
     for task in _TASKS:
         print(f"| {task} | {' | '.join(_cancel(queue, task, grace))} |", flush=True)
     pool.stop(0.1)
@@ -58,7 +61,7 @@ def climb(dsn: str, grace: float) -> None:
 
 def _cancel(queue: JobQueue, task: str, grace: float) -> tuple[str, str]:
     job_id = queue.enqueue(NewJob(queue="ladder", task=task, lock_key=task)).job_id
-    time.sleep(_SETTLE_IN)
+    time.sleep(_WARM_UP_SEC)
     queue.cancel(job_id)
     deadline = time.monotonic() + 8 * grace + 5
     while time.monotonic() < deadline:
@@ -67,7 +70,7 @@ def _cancel(queue: JobQueue, task: str, grace: float) -> tuple[str, str]:
         if job is not None and job.status is Status.CANCELED:
             return last.payload["stopped_by"], f"{last.payload['stopped_after_sec']:.2f}"
         if last.kind == "stop_pending":
-            return "nothing: `stop pending` is told", "—"
+            return "nothing; the job has a `stop_pending` event", "—"
         time.sleep(0.05)
     return "nothing", "—"
 

@@ -1,13 +1,13 @@
-"""How fast the toolkit loads, against what PostgreSQL's own client and psycopg2's helpers do in the same run.
+"""Measures how fast the toolkit loads rows, compared with psql's \\copy and psycopg2's helpers.
 
 Takes about 3 minutes.
 
-Every way loads the same rows of ten columns in turn, round after round. The yardstick is a COPY of a ready file by
-psql, or by psycopg2 where there is no psql. The toolkit's ways begin with Python values, or with a compressed archive
-of JSON lines, as a pipeline gets them.
+The variants load the same rows of ten columns in turn, round after round. The baseline is a COPY of a prepared file by
+psql, or by psycopg2 where there is no psql. The toolkit's variants begin with Python values, or with a compressed
+archive of JSON lines, as a pipeline does.
 
-Ratios are of the medians: `of copy` is the share of the yardstick's speed, `of execute_values` how many times as fast
-as psycopg2's own helper with pages of 5,000 rows.
+Ratios are of the medians: `of copy` is the share of the baseline's speed, `of execute_values` the multiple of the speed
+of psycopg2's helper with pages of 5,000 rows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import zstandard
 from psycopg2.extensions import connection
 from psycopg2.extras import execute_values
 
-from benchmarks.place import environment, fresh_database, some_server
-from benchmarks.rounds import Cell, in_turn, median, options, table, times
+from benchmarks.place import benchmark_server, describe_environment, fresh_database
+from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds
 from pipelines.toolkit.decode import json_lines
 from pipelines.toolkit.load import copy_rows, replace_table, upsert
 
@@ -46,45 +46,45 @@ Row = tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class Way:
+class LoadVariant:
     name: str
     load: Callable[[], None]
-    target: float | None = None  # the share of copy's speed that is wanted
+    target: float | None = None  # the goal, as a share of copy's speed
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options(__name__, rounds=5)
+    parser = make_parser(__name__, rounds=5)
     parser.add_argument("--rows", type=int, default=200_000)
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     with (
-        some_server() as (server_dsn, _),
+        benchmark_server() as (server_dsn, _),
         fresh_database(server_dsn, empty=True) as dsn,
         tempfile.TemporaryDirectory() as folder,
         closing(psycopg2.connect(dsn)) as conn,
     ):
-        print(environment(dsn))
-        ways, taken = measure(conn, dsn, Path(folder), asked.rows, asked.rounds)
-    show(ways, taken, asked.rows, asked.rounds)
+        print(describe_environment(dsn))
+        ways, taken = measure(conn, dsn, Path(folder), options.rows, options.rounds)
+    print_results(ways, taken, options.rows, options.rounds)
 
 
 def measure(
     conn: connection, dsn: str, folder: Path, count: int, rounds: int
-) -> tuple[list[Way], dict[str, list[float]]]:
-    rows = list(made_up(count))
+) -> tuple[list[LoadVariant], dict[str, list[float]]]:
+    rows = list(random_rows(count))
     run(conn, "CREATE SCHEMA dl_bench; SET search_path = dl_bench, public")
     run(conn, TABLE.format(name="plain", key=""))
     run(conn, TABLE.format(name="keyed", key=" PRIMARY KEY"))
     run(conn, TABLE.format(name="filled", key=" PRIMARY KEY"))
     conn.commit()
-    ways = all_ways(conn, dsn, folder, rows)
+    ways = all_variants(conn, dsn, folder, rows)
 
-    def timed(way: Way) -> float:
+    def time_variant(variant: LoadVariant) -> float:
         prepare(conn, rows)
         began = time.perf_counter()
-        way.load()
+        variant.load()
         return time.perf_counter() - began
 
-    return ways, in_turn({way.name: partial(timed, way) for way in ways}, rounds, warm_up=1)
+    return ways, run_rounds({way.name: partial(time_variant, way) for way in ways}, rounds, warm_up=1)
 
 
 def prepare(conn: connection, rows: list[Row]) -> None:
@@ -96,7 +96,7 @@ def prepare(conn: connection, rows: list[Row]) -> None:
     run(conn, "CHECKPOINT")
 
 
-def all_ways(conn: connection, dsn: str, folder: Path, rows: list[Row]) -> list[Way]:
+def all_variants(conn: connection, dsn: str, folder: Path, rows: list[Row]) -> list[LoadVariant]:
     text, packed = folder / "rows.tsv", folder / "rows.jsonl.zst"
     write_text(text, conn, rows)
     write_packed(packed, rows)
@@ -129,18 +129,18 @@ def all_ways(conn: connection, dsn: str, folder: Path, rows: list[Row]) -> list[
         return copy_rows(conn, "dl_bench.plain", COLUMNS, json_lines(packed))
 
     return [
-        Way("copy", psql if shutil.which("psql") else committed(copy_file)),
-        Way("execute_values(5000)", committed(values)),
-        Way("copy_rows", committed(lambda: copy_rows(conn, "dl_bench.plain", COLUMNS, rows)), target=0.6),
-        Way("zstd, JSON, copy_rows", committed(from_archive), target=0.4),
-        Way("upsert, all new", committed(lambda: upsert(conn, "dl_bench.keyed", COLUMNS, ["id"], rows))),
-        Way("upsert, nothing new", committed(lambda: upsert(conn, "dl_bench.filled", COLUMNS, ["id"], rows))),
-        Way("upsert, all changed", undone),
-        Way("replace_table, swapped", committed(lambda: replace_table(conn, "dl_bench.keyed", COLUMNS, rows))),
+        LoadVariant("copy", psql if shutil.which("psql") else committed(copy_file)),
+        LoadVariant("execute_values(5000)", committed(values)),
+        LoadVariant("copy_rows", committed(lambda: copy_rows(conn, "dl_bench.plain", COLUMNS, rows)), target=0.6),
+        LoadVariant("zstd, JSON, copy_rows", committed(from_archive), target=0.4),
+        LoadVariant("upsert, all new", committed(lambda: upsert(conn, "dl_bench.keyed", COLUMNS, ["id"], rows))),
+        LoadVariant("upsert, nothing new", committed(lambda: upsert(conn, "dl_bench.filled", COLUMNS, ["id"], rows))),
+        LoadVariant("upsert, all changed", undone),
+        LoadVariant("replace_table, swapped", committed(lambda: replace_table(conn, "dl_bench.keyed", COLUMNS, rows))),
     ]
 
 
-def made_up(count: int) -> Iterator[Row]:
+def random_rows(count: int) -> Iterator[Row]:
     begin = datetime(2024, 1, 1, tzinfo=UTC)
     for n in range(count):
         yield (
@@ -158,7 +158,7 @@ def made_up(count: int) -> Iterator[Row]:
 
 
 def write_text(path: Path, conn: connection, rows: list[Row]) -> None:
-    """The rows as PostgreSQL itself writes them."""
+    """Write the rows in the format of COPY."""
     with conn.cursor() as cur, path.open("wb") as file:
         execute_values(cur, f"INSERT INTO plain ({', '.join(COLUMNS)}) VALUES %s", rows, page_size=5000)
         cur.copy_expert("COPY plain TO STDOUT", file)
@@ -175,23 +175,28 @@ def run(conn: connection, statement: str) -> object:
         if statement == "CHECKPOINT":
             conn.commit()
         cur.execute(statement)
-        found = cur.fetchone()[0] if cur.description else None  # type: ignore[index]
+        value = cur.fetchone()[0] if cur.description else None  # type: ignore[index]
     conn.commit()
-    return found
+    return value
 
 
-def show(ways: Sequence[Way], taken: dict[str, list[float]], count: int, rounds: int) -> None:
-    medians = {name: median(seconds) for name, seconds in taken.items()}
+def print_results(
+    variants: Sequence[LoadVariant], seconds_by_variant: dict[str, list[float]], count: int, rounds: int
+) -> None:
+    medians = {name: median(seconds) for name, seconds in seconds_by_variant.items()}
     lines: list[Sequence[Cell]] = []
-    for way in ways:
-        middle, seconds = medians[way.name], taken[way.name]
+    for way in variants:
+        middle, seconds = medians[way.name], seconds_by_variant[way.name]
         spread = f"{count / max(seconds) / 1000:.0f}–{count / min(seconds) / 1000:.0f} k"
-        of_copy, of_values = times(medians["copy"] / middle), times(medians["execute_values(5000)"] / middle)
-        wanted = "" if way.target is None else f"≥ {way.target}"
-        lines.append((way.name, round(count / middle), spread, of_copy, wanted, of_values))
-    yardstick = "psql \\copy" if shutil.which("psql") else "COPY of a ready file (there is no psql here)"
+        of_copy, of_values = (
+            format_ratio(medians["copy"] / middle),
+            format_ratio(medians["execute_values(5000)"] / middle),
+        )
+        goal = "" if way.target is None else f"≥ {way.target}"
+        lines.append((way.name, round(count / middle), spread, of_copy, goal, of_values))
+    yardstick = "psql \\copy" if shutil.which("psql") else "COPY of a prepared file (psql is not installed)"
     print(f"{count:,} rows of {len(COLUMNS)} columns, {rounds} rounds in turn, medians; copy = {yardstick}")
-    print(table(["way", "rows/s", "spread", "of copy", "wanted", "of execute_values"], lines))
+    print(format_table(["variant", "rows/s", "spread", "of copy", "goal", "of execute_values"], lines))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"\npeak memory of this process, with all rows held for the measurement: {peak} MB")
 

@@ -1,11 +1,11 @@
-"""What a worker process holds in memory: idle with few and many threads, and after very many jobs.
+"""Measures the memory of a worker process: idle with few and many threads, and after very many jobs.
 
 Takes about 3 minutes; with --jobs 1000000 about as long as a million jobs take.
 
-Each line is a `dataloader worker` of its own, as it is shipped, with all pipelines of the settings loaded. It is looked
-at when it has listened for a moment. A thread's share is the slope between the lines. Growth is between the moment when
-the first tenth of the jobs is done and the end: what is set up once does not count. The jobs come in portions; those
-that are done are taken away, so that the server stays small.
+Each line of the result is a `dataloader worker` with all shipped pipelines, measured a moment after it listens. The
+memory of a thread is the slope between the lines. Growth is counted from the end of the first tenth of the jobs, so
+that one-time initialisation is left out. Jobs are enqueued in portions and deleted when done, so that the server stays
+small.
 """
 
 from __future__ import annotations
@@ -21,76 +21,76 @@ from contextlib import contextmanager
 import psutil  # type: ignore[import-untyped]
 from psycopg2 import OperationalError
 
-from benchmarks.place import ask, environment, fresh_database, some_server
-from benchmarks.rounds import Cell, options, table
+from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
+from benchmarks.rounds import Cell, format_table, make_parser
 
 FILL = "INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'bench', 'noop', 'key ' || n FROM generate_series(1, %s) n"
-OPEN = "SELECT 1 FROM dl_jobs WHERE status IN ('queued', 'running') LIMIT 1"
+HAS_OPEN_JOBS = "SELECT 1 FROM dl_jobs WHERE status IN ('queued', 'running') LIMIT 1"
 MIB = 2**20
-PATIENCE = 600.0
+TIMEOUT_SEC = 600.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options(__name__)
+    parser = make_parser(__name__)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 10, 50])
-    parser.add_argument("--jobs", type=int, default=50_000, help="that do nothing, for the growth")
+    parser.add_argument("--jobs", type=int, default=50_000, help="empty jobs for the measurement of growth")
     parser.add_argument("--portion", type=int, default=5_000)
-    parser.add_argument("--rest", type=float, default=3.0, help="seconds that an idle process is left alone first")
-    asked = parser.parse_args(argv)
-    with some_server() as (server_dsn, _), fresh_database(server_dsn) as dsn:
-        print(environment(server_dsn))
-        idle = {threads: rest(dsn, threads, asked.rest) for threads in asked.threads}
-        print(table(["idle, threads", "resident MiB", "its own MiB", "OS threads"], idle_rows(idle)))
+    parser.add_argument("--rest", type=float, default=3.0, help="seconds to wait before an idle process is measured")
+    options = parser.parse_args(argv)
+    with benchmark_server() as (server_dsn, _), fresh_database(server_dsn) as dsn:
+        print(describe_environment(server_dsn))
+        idle = {threads: measure_idle(dsn, threads, options.rest) for threads in options.threads}
+        print(format_table(["idle, threads", "resident MiB", "private MiB", "OS threads"], idle_rows(idle)))
         few, many = min(idle), max(idle)
         if many > few:
             slope = (idle[many][0] - idle[few][0]) / (many - few)
-            print(f"\na thread more: {slope / 1024:,.0f} KiB")
-        first, last = grow(dsn, asked.jobs, asked.portion)
-    print(f"{asked.jobs:,} jobs: {first / MIB:.1f} MiB after a tenth of them, {last / MIB:.1f} MiB at the end")
+            print(f"\neach further thread: {slope / 1024:,.0f} KiB")
+        first, last = measure_growth(dsn, options.jobs, options.portion)
+    print(f"{options.jobs:,} jobs: {first / MIB:.1f} MiB after a tenth of them, {last / MIB:.1f} MiB at the end")
 
 
 def idle_rows(idle: dict[int, tuple[int, int, int]]) -> list[list[Cell]]:
-    return [[str(threads), one[0] / MIB, one[1] / MIB, one[2]] for threads, one in idle.items()]
+    return [[str(threads), rss / MIB, uss / MIB, os_threads] for threads, (rss, uss, os_threads) in idle.items()]
 
 
-def rest(dsn: str, threads: int, seconds: float) -> tuple[int, int, int]:
-    """Bytes that are resident, those that it shares with nobody, and its threads."""
+def measure_idle(dsn: str, threads: int, seconds: float) -> tuple[int, int, int]:
+    """Return the resident bytes, the private bytes and the number of OS threads."""
     with worker(dsn, threads) as process:
         time.sleep(seconds)
         memory = process.memory_full_info()
         return memory.rss, memory.uss, process.num_threads()
 
 
-def grow(dsn: str, jobs: int, portion: int) -> tuple[int, int]:
-    """Bytes that are resident after a tenth of the jobs, and at the end."""
+def measure_growth(dsn: str, jobs: int, portion: int) -> tuple[int, int]:
+    """Return the resident bytes after a tenth of the jobs, and at the end."""
     first = 0
     with worker(dsn, 10) as process:
         for done in range(0, jobs, portion):
-            ask(dsn, FILL, min(portion, jobs - done))
-            until = time.monotonic() + PATIENCE
-            while ask(dsn, OPEN):
+            query_value(dsn, FILL, min(portion, jobs - done))
+            until = time.monotonic() + TIMEOUT_SEC
+            while query_value(dsn, HAS_OPEN_JOBS):
                 assert time.monotonic() < until, "the jobs are not done"
                 time.sleep(0.1)
-            empty(dsn, until)
+            truncate_tables(dsn, until)
             if not first and done + portion >= jobs / 10:
                 first = process.memory_info().rss
         return first, process.memory_info().rss
 
 
-def empty(dsn: str, until: float) -> None:
-    """It wants both tables for itself, and whoever folds the journal may have one and want the other: he goes first."""
+def truncate_tables(dsn: str, deadline: float) -> None:
+    """Truncate jobs and events; give way and retry when statistics aggregation holds one of the locks."""
     while True:
         try:
-            ask(dsn, "SET lock_timeout = 300; TRUNCATE dl_jobs, dl_job_events")
+            query_value(dsn, "SET lock_timeout = 300; TRUNCATE dl_jobs, dl_job_events")
             return
         except OperationalError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
 
 
 @contextmanager
 def worker(dsn: str, threads: int) -> Iterator[psutil.Process]:
-    """It listens."""
+    """Start a worker process; yield it once it listens."""
     settings = {
         "DL_DB_DSN": dsn,
         "WORKERS_JSON": json.dumps([{"queue": "bench", "concurrency": threads}]),
@@ -105,13 +105,13 @@ def worker(dsn: str, threads: int) -> Iterator[psutil.Process]:
     )
     try:
         assert process.stderr is not None
-        said = ""
+        output = ""
         for line in process.stderr:
-            said += line
-            if "listener.listening" in line:
+            output += line
+            if "listener.connected" in line:
                 break
         else:
-            raise AssertionError(f"the worker did not start: {said}")
+            raise AssertionError(f"the worker did not start: {output}")
         yield psutil.Process(process.pid)
     finally:
         process.terminate()

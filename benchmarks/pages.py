@@ -1,14 +1,13 @@
-"""What a page of the dashboard, a list of the API and a scrape cost the server when the table is large.
+"""Measures dashboard pages, API lists and /metrics with a large jobs table.
 
 Takes about 2 minutes; with --full, 10 million rows, about 10 minutes and 8 GB of disk. With DL_BENCH_DSN and
---keep NAME the database of that name is filled once and stays: the next run measures at once.
+--keep NAME the database of that name is filled once and kept for later runs.
 
-A database is filled with finished jobs of thirty days, failures among them, with waiting, running and parked ones, with
-rollups of a week, as keepers would have written them, a long log and a long audit. Each address is then asked for in
-turn, round after round, through the whole app (WSGI, without a network). The time is all of the server's: template,
-statements, database. A hundred milliseconds are wanted at most for a page, fifty for /metrics. On a machine that has
-other work times grow, the processors' time does not: `CPU` is that of this process and of its sessions of the server,
-where the server runs on this machine.
+The database has finished jobs of thirty days, some of them failed; ready, scheduled, blocked and running jobs;
+statistics of a week; a long job log and a long audit. Each address is requested in turn, round after round, through
+the whole app (WSGI, without a network). The time includes template, statements and database. The goal is at most 100 ms
+for a page and 50 ms for /metrics. `CPU` is the CPU time of this process and of its database sessions, if the server
+runs on this machine; unlike the time, it does not grow with other load.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from urllib.parse import quote
 from flask.testing import FlaskClient
 from psycopg2.extensions import make_dsn
 
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
-from app.queue.schema import migrate
+from app.db.pool import Pool
+from app.db.schema import migrate
+from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
-from benchmarks.place import ask, environment, fresh_database, some_server
-from benchmarks.rounds import Cell, in_turn, median, options, quantile, table
+from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
+from benchmarks.rounds import Cell, format_table, make_parser, median, quantile, run_rounds
 from pipelines import contract
 
-WANTED_MS, WANTED_METRICS_MS = 100, 50
-CHUNK = 1_000_000
+MAX_PAGE_MS, MAX_METRICS_MS = 100, 50
+CHUNK_ROWS = 1_000_000
 
 FINISHED = """
 INSERT INTO dl_jobs (queue, task, lock_key, partition_key, status, attempt, run_id, created_at, started_at, finished_at,
@@ -50,10 +49,10 @@ SELECT 'queue ' || n %% 8, 'task ' || n %% 20, 'key ' || n %% 100000, '', s, 1, 
                        END::dl_status AS s) it
 """
 WAITING = """
-INSERT INTO dl_jobs (queue, task, lock_key, place, available_at)
-SELECT 'queue ' || n %% 8, 'task ' || n %% 20, 'waits ' || n, p::dl_place,
-       CASE p WHEN 'timed' THEN now() + interval '1 h' ELSE now() END
-  FROM generate_series(1, %s) n, LATERAL (SELECT (ARRAY['ready', 'timed', 'parked'])[1 + n %% 3] AS p) it
+INSERT INTO dl_jobs (queue, task, lock_key, wait_state, available_at)
+SELECT 'queue ' || n %% 8, 'task ' || n %% 20, 'waits ' || n, p::dl_wait_state,
+       CASE p WHEN 'scheduled' THEN now() + interval '1 h' ELSE now() END
+  FROM generate_series(1, %s) n, LATERAL (SELECT (ARRAY['ready', 'scheduled', 'blocked'])[1 + n %% 3] AS p) it
 """
 RUNNING = """
 INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, lease_expires_at, heartbeat_at, started_at, worker,
@@ -69,22 +68,23 @@ SELECT j.job_id, j.queue, j.created_at + k.n * interval '1 s', k.kind,
   FROM (SELECT * FROM dl_jobs WHERE status = 'failed' ORDER BY created_at DESC LIMIT 1000) j,
        (VALUES (0, 'queued', 'queued'), (1, 'picked', 'running'), (2, 'failed', 'failed')) k (n, kind, status)
 """
-ROLLUPS = """
-INSERT INTO dl_rollups (span, at, queue, task, what, bucket, n, sec)
+STATISTICS = """
+INSERT INTO dl_statistics (span_sec, started_at, queue, task, measure, bucket, count, total_sec)
 SELECT span, date_bin(make_interval(secs => span), now(), '2001-01-01') - i * make_interval(secs => span),
-       'queue ' || (t + q) % 8, 'task ' || t, what,
-       CASE WHEN what IN ('waited', 'ran') THEN 8 + (t + b) % 12 ELSE 0 END, 100 + t, 300
-  FROM (VALUES (60, 60), (900, 96), (3600, 168)) s (span, most), generate_series(0, most - 1) i,
+       'queue ' || (t + q) % 8, 'task ' || t, measure,
+       CASE WHEN measure IN ('waited', 'ran') THEN 8 + (t + b) % 12 ELSE 0 END, 100 + t, 300
+  FROM (VALUES (60, 60), (900, 96), (3600, 168)) s (span, steps), generate_series(0, steps - 1) i,
        generate_series(0, 19) t, generate_series(0, 1) q,
-       unnest(ARRAY['queued', 'started', 'succeeded', 'failed', 'waited', 'ran']) what,
-       generate_series(1, CASE WHEN what IN ('waited', 'ran') THEN 6 ELSE 1 END) b
+       unnest(ARRAY['queued', 'started', 'succeeded', 'failed', 'waited', 'ran']) measure,
+       generate_series(1, CASE WHEN measure IN ('waited', 'ran') THEN 6 ELSE 1 END) b
 """
 TOTALS = """
-INSERT INTO dl_rollups (span, at, queue, task, what, bucket, n, sec)
-SELECT -span, at, '', '', what, bucket, sum(n), sum(sec) FROM dl_rollups WHERE span > 0 GROUP BY span, at, what, bucket
+INSERT INTO dl_statistics (span_sec, started_at, queue, task, measure, bucket, count, total_sec)
+SELECT -span_sec, started_at, '', '', measure, bucket, sum(count), sum(total_sec)
+  FROM dl_statistics WHERE span_sec > 0 GROUP BY span_sec, started_at, measure, bucket
 """
 DEPTHS = """
-INSERT INTO dl_depths (at, queue, ready, timed, parked, running, oldest_ready_sec)
+INSERT INTO dl_queue_depths (at, queue, ready, scheduled, blocked, running, oldest_ready_sec)
 SELECT date_trunc('minute', now()) - i * interval '1 min', 'queue ' || q, 10, 20, 30, 4, 1
   FROM generate_series(0, 7 * 1440) i, generate_series(0, 7) q
 """
@@ -96,42 +96,44 @@ SELECT (SELECT job_id FROM dl_jobs WHERE status = 'running' ORDER BY created_at 
 """
 AUDIT = """
 INSERT INTO dl_audit (at, action, actor, via, subject, subject_id)
-SELECT now() - n * interval '1 s', CASE n %% 3 WHEN 0 THEN 'cancel' ELSE 'trigger' END, 'somebody', 'key', 'job',
+SELECT now() - n * interval '1 s', CASE n %% 3 WHEN 0 THEN 'cancel' ELSE 'trigger' END, 'on-call', 'key', 'job',
        gen_random_uuid()
   FROM generate_series(1, %s) n
 """
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options(__name__, rounds=9)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="finished jobs (default 1,000,000)")
-    parser.add_argument("--full", action="store_true", help="10 million of them")
-    parser.add_argument("--keep", metavar="NAME", help="a database that stays, filled when it is not there")
-    parser.add_argument("--only", metavar="TEXT", default="", help="addresses that hold this text")
-    asked = parser.parse_args(argv)
-    rows = 10_000_000 if asked.full else asked.rows
-    with some_server({"max_wal_size": "8GB", "maintenance_work_mem": "512MB"}) as (server_dsn, _):
-        print(environment(server_dsn))
-        with kept_database(server_dsn, asked.keep) if asked.keep else fresh_database(server_dsn, "pages") as dsn:
-            if not ask(dsn, "SELECT 1 FROM dl_jobs LIMIT 1"):
+    parser = make_parser(__name__, rounds=9)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="number of finished jobs (default 1,000,000)")
+    parser.add_argument("--full", action="store_true", help="insert 10 million finished jobs")
+    parser.add_argument("--keep", metavar="NAME", help="keep this database, and fill it if it does not exist")
+    parser.add_argument("--only", metavar="TEXT", default="", help="request only addresses with this text")
+    options = parser.parse_args(argv)
+    rows = 10_000_000 if options.full else options.rows
+    with benchmark_server({"max_wal_size": "8GB", "maintenance_work_mem": "512MB"}) as (server_dsn, _):
+        print(describe_environment(server_dsn))
+        with kept_database(server_dsn, options.keep) if options.keep else fresh_database(server_dsn, "pages") as dsn:
+            if not query_value(dsn, "SELECT 1 FROM dl_jobs LIMIT 1"):
                 fill(dsn, rows)
             pool = Pool(dsn)
             client = create_app(
-                JobQueue(pool), contract.registry, WebOptions(version="0", metrics_fresh_sec=0), pool=pool
+                JobQueue(pool), contract.registry, WebOptions(version="0", metrics_max_age_sec=0), pool=pool
             ).test_client()
-            cost = Cost(dsn)
+            cost = CpuClock(dsn)
             sides: dict[str, Callable[[], tuple[float, float | None]]] = {
-                address: partial(seconds, client, address, cost) for address in addresses(dsn) if asked.only in address
+                address: partial(time_request, client, address, cost)
+                for address in addresses(dsn)
+                if options.only in address
             }
-            taken = in_turn(sides, asked.rounds, warm_up=2)
+            taken = run_rounds(sides, options.rounds, warm_up=2)
             pool.close()
-    show(taken, rows, asked.rounds)
+    print_results(taken, rows, options.rounds)
 
 
 @contextmanager
 def kept_database(server_dsn: str, name: str) -> Iterator[str]:
-    if not ask(server_dsn, "SELECT 1 FROM pg_database WHERE datname = %s", name):
-        ask(server_dsn, f'CREATE DATABASE "{name}" TEMPLATE template0')
+    if not query_value(server_dsn, "SELECT 1 FROM pg_database WHERE datname = %s", name):
+        query_value(server_dsn, f'CREATE DATABASE "{name}" TEMPLATE template0')
     dsn = make_dsn(server_dsn, dbname=name)
     migrate(dsn)
     yield dsn
@@ -139,23 +141,25 @@ def kept_database(server_dsn: str, name: str) -> Iterator[str]:
 
 def fill(dsn: str, rows: int) -> None:
     began = time.monotonic()
-    ask(dsn, "ALTER TABLE dl_jobs DISABLE TRIGGER USER")
-    for first in range(1, rows + 1, CHUNK):
-        ask(dsn, FINISHED, first, min(rows, first + CHUNK - 1), rows)
-    ask(dsn, WAITING, 3_000)
-    ask(dsn, RUNNING, 40)
-    ask(dsn, "ALTER TABLE dl_jobs ENABLE TRIGGER USER")
-    ask(dsn, AUDIT, rows // 10)
-    for statement in (EVENTS, ROLLUPS, TOTALS, DEPTHS, LOG, "VACUUM ANALYZE", "CHECKPOINT"):
-        ask(dsn, statement)
+    query_value(dsn, "ALTER TABLE dl_jobs DISABLE TRIGGER USER")
+    for first in range(1, rows + 1, CHUNK_ROWS):
+        query_value(dsn, FINISHED, first, min(rows, first + CHUNK_ROWS - 1), rows)
+    query_value(dsn, WAITING, 3_000)
+    query_value(dsn, RUNNING, 40)
+    query_value(dsn, "ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+    query_value(dsn, AUDIT, rows // 10)
+    for statement in (EVENTS, STATISTICS, TOTALS, DEPTHS, LOG, "VACUUM ANALYZE", "CHECKPOINT"):
+        query_value(dsn, statement)
     print(f"{rows:,} finished jobs made in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def addresses(dsn: str) -> list[str]:
-    def one(status: str) -> Any:
-        return ask(dsn, "SELECT job_id FROM dl_jobs WHERE status = %s ORDER BY created_at DESC LIMIT 1", status)[0][0]
+    def job_with_status(status: str) -> Any:
+        return query_value(
+            dsn, "SELECT job_id FROM dl_jobs WHERE status = %s ORDER BY created_at DESC LIMIT 1", status
+        )[0][0]
 
-    job, deep = one("failed"), quote(deep_cursor(dsn))
+    job, deep = job_with_status("failed"), quote(deep_cursor(dsn))
     return [
         "/",
         "/jobs",
@@ -166,15 +170,15 @@ def addresses(dsn: str) -> list[str]:
         "/jobs?status=queued,running&queue=queue+3",
         "/jobs?queue=queue+3&task=task+3",
         "/jobs?lock_key=key+77",
-        "/jobs?producer=nobody&sort=created_at",
+        "/jobs?producer=unknown&sort=created_at",
         "/jobs?text=file+77777",
         "/jobs?status=failed&text=row+5000000",
         "/jobs?status=queued&text=nothing",
         f"/jobs?after={deep}",
         f"/jobs/{job}",
-        f"/jobs/{one('queued')}",
-        f"/jobs/{one('running')}",
-        f"/jobs/{one('running')}/log?find=page+100000",
+        f"/jobs/{job_with_status('queued')}",
+        f"/jobs/{job_with_status('running')}",
+        f"/jobs/{job_with_status('running')}/log?search=page+100000",
         "/tasks",
         "/tasks/task%203",
         "/queues",
@@ -183,13 +187,13 @@ def addresses(dsn: str) -> list[str]:
         "/charts?period=7d&queue=queue+3",
         "/charts?period=7d&task=task+3",
         "/audit",
-        "/audit?actor=nobody",
+        "/audit?actor=unknown",
         f"/audit?subject_id={job}",
         "/api/v1/jobs",
         "/api/v1/jobs?status=failed&count=true",
         "/api/v1/queues",
         "/api/v1/tasks",
-        f"/api/v1/jobs/{one('queued')}/why",
+        f"/api/v1/jobs/{job_with_status('queued')}/why",
         "/api/v1/charts?period=7d",
         "/status",
         "/metrics",
@@ -197,55 +201,55 @@ def addresses(dsn: str) -> list[str]:
 
 
 def deep_cursor(dsn: str) -> str:
-    """Where the list goes on in the middle of the table, as the link of a page tells it."""
+    """Return the cursor of a list page in the middle of the table."""
     half = "SELECT min(created_at) + (max(created_at) - min(created_at)) / 2 FROM dl_jobs"
-    ((at, job),) = ask(
+    ((at, job),) = query_value(
         dsn, f"SELECT created_at, job_id FROM dl_jobs WHERE created_at >= ({half}) ORDER BY 1, 2 LIMIT 1"
     )
-    told = json.dumps([at.isoformat(), str(job), False])
-    return base64.urlsafe_b64encode(told.encode()).decode().rstrip("=")
+    cursor = json.dumps([at.isoformat(), str(job), False])
+    return base64.urlsafe_b64encode(cursor.encode()).decode().rstrip("=")
 
 
-class Cost:
-    """The processors' time of this process and of its sessions of the server."""
+class CpuClock:
+    """Reads the CPU time of this process and of its database sessions."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
 
-    def now(self) -> dict[int, float] | None:
-        """By process; None: the server runs elsewhere."""
-        rows = ask(self._dsn, "SELECT pid FROM pg_stat_activity WHERE application_name = 'dataloader-api'")
+    def read(self) -> dict[int, float] | None:
+        """Return the CPU seconds by pid, or None when the server runs on another machine."""
+        rows = query_value(self._dsn, "SELECT pid FROM pg_stat_activity WHERE application_name = 'dataloader-api'")
         try:
-            told = {pid: int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9 for (pid,) in rows}
+            cpu_sec = {pid: int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9 for (pid,) in rows}
         except OSError:
             return None
-        return told | {0: time.process_time()}
+        return cpu_sec | {0: time.process_time()}
 
 
-def seconds(client: FlaskClient, address: str, cost: Cost) -> tuple[float, float | None]:
-    before = cost.now()
+def time_request(client: FlaskClient, address: str, cost: CpuClock) -> tuple[float, float | None]:
+    before = cost.read()
     began = time.perf_counter()
-    answer = client.get(address)
+    response = client.get(address)
     took = time.perf_counter() - began
-    after = cost.now()
+    after = cost.read()
     used = None if before is None or after is None else sum(after.values()) - sum(before.get(pid, 0.0) for pid in after)
-    if answer.status_code not in (200, 503):  # /status is not ready without a worker
-        raise SystemExit(f"{address} answers {answer.status_code}: {answer.get_data(as_text=True)[:300]}")
+    if response.status_code not in (200, 503):  # /status is not ready without a worker
+        raise SystemExit(f"{address} returned {response.status_code}: {response.get_data(as_text=True)[:300]}")
     return took, used
 
 
-def show(taken: dict[str, list[tuple[float, float | None]]], rows: int, rounds: int) -> None:
+def print_results(costs: dict[str, list[tuple[float, float | None]]], rows: int, rounds: int) -> None:
     lines: list[Sequence[Cell]] = []
-    for address, measured in taken.items():
+    for address, measured in costs.items():
         times = [took for took, _ in measured]
         cpu = [used for _, used in measured if used is not None]
-        wanted = WANTED_METRICS_MS if address == "/metrics" else WANTED_MS
+        limit = MAX_METRICS_MS if address == "/metrics" else MAX_PAGE_MS
         ms = median(times) * 1000
         shown = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "JOB", re.sub("after=.*", "after=…", address))
         spent = median(cpu) * 1000 if cpu else None
-        lines.append((shown, ms, quantile(times, 95) * 1000, spent, wanted, f"{ms / wanted:.2f} ×"))
+        lines.append((shown, ms, quantile(times, 95) * 1000, spent, limit, f"{ms / limit:.2f} ×"))
     print(f"{rows:,} finished jobs, {rounds} rounds in turn, medians in ms")
-    print(table(["address", "median", "p95", "CPU", "wanted", "of it"], lines))
+    print(format_table(["address", "median", "p95", "CPU", "limit", "of it"], lines))
 
 
 if __name__ == "__main__":

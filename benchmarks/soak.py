@@ -1,9 +1,11 @@
-"""How the service bears more than it was made for, and for how long: clients against the API while threads run jobs.
+"""Overloads the API for minutes while threads run jobs, and checks responses, memory and connections.
 
-Real processes: `dataloader serve` with its worker pool, PostgreSQL, and clients that each ask again as soon as they
-have their answer. Told at the end: requests a second, how long they took, what the answers were; whether memory grew
-after the first fifth of the time; and the most connections there were, against their budget. The exit code is 1 if an
-answer was neither right nor an honest 429 or 503 with Retry-After, if memory kept growing, or if a budget was passed.
+Takes about 5 minutes.
+
+Uses real processes: `dataloader serve` with its worker pool, PostgreSQL, and clients that send the next request as soon
+as they have a response. Prints requests per second, latencies and status codes; the growth of memory after the first
+fifth of the time; and the largest number of connections with its budget. The exit code is 1 if a response was neither
+correct nor a 429 or 503 with Retry-After, if memory kept growing, or if the budget was exceeded.
 """
 
 from __future__ import annotations
@@ -26,33 +28,33 @@ from dataclasses import dataclass, field
 
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.place import ask, environment, fresh_database, some_server
-from benchmarks.rounds import options, quantile, table
+from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
+from benchmarks.rounds import format_table, make_parser, quantile
 
-API_CONNECTIONS = 16  # PG_POOL_SIZE + PG_MAX_OVERFLOW as they are by default
-WORKER_CONNECTIONS = 8  # those of the pool's keepers, with room for the ones that are being replaced
+API_CONNECTIONS = 16  # the defaults of PG_POOL_SIZE + PG_MAX_OVERFLOW
+WORKER_CONNECTIONS = 8  # the connections of the worker pool, with room for those that are being replaced
 MB = 1024 * 1024
-FLAT = 30.0  # MB an hour: what the memory of a service that leaks nothing may still seem to grow in minutes
-NOISE = 15.0  # MB: of the heap's own doing
-_RIGHT = frozenset({200, 404, 409})
-_BUSY = frozenset({429, 503})
+MAX_SLOPE_MB_PER_HOUR = 30.0  # a service without a leak may show this slope over some minutes
+NOISE_MB = 15.0  # fluctuation of the heap
+_EXPECTED_STATUSES = frozenset({200, 404, 409})
+_BUSY_STATUSES = frozenset({429, 503})
 
 
 @dataclass
-class Seen:
-    """What one client saw."""
+class ClientResults:
+    """The responses of one client."""
 
     seconds: list[float] = field(default_factory=list)
-    answers: Counter[str] = field(default_factory=Counter)
+    status_counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
-    def take(self, seconds: float, status: int, retry_after: str | None, what: str) -> None:
+    def add_response(self, seconds: float, status: int, retry_after: str | None, request: str) -> None:
         self.seconds.append(seconds)
-        self.answers[str(status)] += 1
-        if status in _BUSY and retry_after is None:
-            self.faults.append(f"{status} without Retry-After to {what}")
-        elif status not in _RIGHT | _BUSY:
-            self.faults.append(f"{status} to {what}")
+        self.status_counts[str(status)] += 1
+        if status in _BUSY_STATUSES and retry_after is None:
+            self.faults.append(f"{status} without Retry-After to {request}")
+        elif status not in _EXPECTED_STATUSES | _BUSY_STATUSES:
+            self.faults.append(f"{status} to {request}")
 
 
 @dataclass(frozen=True)
@@ -64,18 +66,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Report:
-    """What a soak has shown."""
+    """The result of a run."""
 
     seconds: float
-    seen: Seen
+    results: ClientResults
     samples: Sequence[Sample]
-    done: int
+    finished_jobs: int
     unfinished: Sequence[str]
     budget: int
 
     @property
-    def slope(self) -> float:
-        """MB an hour, by least squares, once everything had been used for a while."""
+    def growth_mb_per_hour(self) -> float:
+        """Return the slope by least squares, without the first fifth of the time."""
         late = [sample for sample in self.samples if sample.at >= self.seconds / 5]
         mean_at = sum(sample.at for sample in late) / len(late)
         mean_rss = sum(sample.rss for sample in late) / len(late)
@@ -84,31 +86,31 @@ class Report:
         return 3600 * joint / spread / MB if spread else 0.0
 
     @property
-    def grown(self) -> float:
-        """MB that the slope makes of the time it was measured in."""
-        return self.slope * self.seconds * 4 / 5 / 3600
+    def growth_mb(self) -> float:
+        """Return the growth over the measured time according to the slope."""
+        return self.growth_mb_per_hour * self.seconds * 4 / 5 / 3600
 
     @property
-    def most_connections(self) -> int:
+    def max_connections(self) -> int:
         return max(sample.connections for sample in self.samples)
 
     def faults(self) -> list[str]:
-        found = [f"{times} × {fault}" for fault, times in Counter(self.seen.faults).most_common(10)]
-        if self.slope > FLAT and self.grown > NOISE:
-            found.append(f"memory grew by {self.slope:.0f} MB an hour, {self.grown:.0f} MB in all")
-        if self.most_connections > self.budget:
-            found.append(f"{self.most_connections} connections, and {self.budget} are their budget")
+        messages = [f"{times} × {fault}" for fault, times in Counter(self.results.faults).most_common(10)]
+        if self.growth_mb_per_hour > MAX_SLOPE_MB_PER_HOUR and self.growth_mb > NOISE_MB:
+            messages.append(f"memory grew by {self.growth_mb_per_hour:.0f} MB per hour, {self.growth_mb:.0f} MB in all")
+        if self.max_connections > self.budget:
+            messages.append(f"{self.max_connections} connections, more than the budget of {self.budget}")
         if self.unfinished:
-            found.append(f"{len(self.unfinished)} jobs did not end: {'; '.join(self.unfinished[:5])}")
-        if not self.done:
-            found.append("no job was done")
-        return found
+            messages.append(f"{len(self.unfinished)} jobs did not end: {'; '.join(self.unfinished[:5])}")
+        if not self.finished_jobs:
+            messages.append("no job succeeded")
+        return messages
 
     def __str__(self) -> str:
-        taken = sorted(self.seen.seconds)
-        answers = ", ".join(f"{status}: {times:,}" for status, times in sorted(self.seen.answers.items()))
+        taken = sorted(self.results.seconds)
+        answers = ", ".join(f"{status}: {times:,}" for status, times in sorted(self.results.status_counts.items()))
         first, last = self.samples[0], self.samples[-1]
-        return table(
+        return format_table(
             ("soak", "measured"),
             [
                 ("seconds", round(self.seconds, 1)),
@@ -118,11 +120,11 @@ class Report:
                 ("answers", answers),
                 ("RSS at the start, MB", round(first.rss / MB, 1)),
                 ("RSS at the end, MB", round(last.rss / MB, 1)),
-                ("RSS slope after the first fifth, MB an hour", round(self.slope, 1)),
-                ("connections at most", self.most_connections),
+                ("RSS slope after the first fifth, MB an hour", round(self.growth_mb_per_hour, 1)),
+                ("connections at most", self.max_connections),
                 ("connections in the budget", self.budget),
-                ("jobs done", self.done),
-                ("jobs a second", round(self.done / self.seconds, 1)),
+                ("jobs done", self.finished_jobs),
+                ("jobs a second", round(self.finished_jobs / self.seconds, 1)),
             ],
         )
 
@@ -130,37 +132,39 @@ class Report:
 class Client(threading.Thread):
     """Asks, waits for the answer, and asks again."""
 
-    def __init__(self, port: int, seed: int, over: threading.Event) -> None:
+    def __init__(self, port: int, seed: int, stopping: threading.Event) -> None:
         super().__init__(name=f"client-{seed}", daemon=True)
-        self.seen = Seen()
-        self._port, self._over = port, over
+        self.results = ClientResults()
+        self._port, self._stopping = port, stopping
         self._random = random.Random(seed)
         self._jobs: list[str] = []
 
     def run(self) -> None:
         connection = self._connect()
-        while not self._over.is_set():
-            method, path, body = self._next()
+        while not self._stopping.is_set():
+            method, path, body = self._next_request()
             began = time.perf_counter()
             try:
                 connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
-                answer = connection.getresponse()
-                text = answer.read()
+                response = connection.getresponse()
+                text = response.read()
             except (OSError, http.client.HTTPException) as error:
-                if not self._over.is_set():
-                    self.seen.faults.append(f"{type(error).__name__} from {path.partition('?')[0]}")
+                if not self._stopping.is_set():
+                    self.results.faults.append(f"{type(error).__name__} from {path.partition('?')[0]}")
                 connection.close()
                 connection = self._connect()
                 continue
             what = f"{method} {path.rpartition('/')[2].partition('?')[0]}"
-            self.seen.take(time.perf_counter() - began, answer.status, answer.headers["Retry-After"], what)
-            self._learn(answer.status, path, text)
+            self.results.add_response(
+                time.perf_counter() - began, response.status, response.headers["Retry-After"], what
+            )
+            self._remember_job(response.status, path, text)
         connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
 
-    def _next(self) -> tuple[str, str, str | None]:
+    def _next_request(self) -> tuple[str, str, str | None]:
         turn = self._random.random()
         if turn < 0.15 or not self._jobs:
             key = f"key-{self._random.randrange(1000)}"
@@ -178,7 +182,7 @@ class Client(threading.Thread):
             return "GET", f"/api/v1/jobs/{known}/events", None
         return "POST", f"/api/v1/jobs/{known}/cancel", None
 
-    def _learn(self, status: int, path: str, text: bytes) -> None:
+    def _remember_job(self, status: int, path: str, text: bytes) -> None:
         if path.endswith("/trigger") and status == http.client.OK:
             self._jobs = [*self._jobs[-50:], json.loads(text)["job_id"]]
 
@@ -190,18 +194,18 @@ def soak(server_dsn: str, *, seconds: float, clients: int, threads: int) -> Repo
         began = time.monotonic()
         for client in crowd:
             client.start()
-        samples = list(_watched(dsn, service, began, seconds))
+        samples = list(_sample_service(dsn, service, began, seconds))
         over.set()
         for client in crowd:
             client.join(70)
         took = time.monotonic() - began
-        unfinished = _wait_for_the_rest(dsn, 60 + seconds)
-        ((done,),) = ask(dsn, "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'")
-        seen = Seen()
+        unfinished = _wait_for_unfinished(dsn, 60 + seconds)
+        ((done,),) = query_value(dsn, "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'")
+        seen = ClientResults()
         for client in crowd:
-            seen.seconds += client.seen.seconds
-            seen.answers += client.seen.answers
-            seen.faults += client.seen.faults
+            seen.seconds += client.results.seconds
+            seen.status_counts += client.results.status_counts
+            seen.faults += client.results.faults
         return Report(took, seen, samples, done, unfinished, API_CONNECTIONS + WORKER_CONNECTIONS)
 
 
@@ -215,8 +219,8 @@ def _service(dsn: str, threads: int) -> Iterator[tuple[int, psutil.Process]]:
         "DL_PIPELINES": "pipelines.noop",
         "WORKERS_JSON": json.dumps([{"queue": "soak", "concurrency": threads}]),
     }
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen([sys.executable, "-m", "app", "serve"], env=env, stdout=said, stderr=said)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([sys.executable, "-m", "app", "serve"], env=env, stdout=output, stderr=output)
         try:
             _until_ready(port, process)
             yield port, psutil.Process(process.pid)
@@ -249,15 +253,15 @@ def _until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"the service was not ready within 60 s; its exit code is {process.poll()}")
 
 
-def _watched(dsn: str, service: psutil.Process, began: float, seconds: float) -> Iterator[Sample]:
-    """Once a second, and at least twice."""
-    question = (
+def _sample_service(dsn: str, service: psutil.Process, started_at: float, seconds: float) -> Iterator[Sample]:
+    """Sample once a second, and at least twice."""
+    statement = (
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name LIKE 'dataloader%'"
     )
     while True:
-        at = time.monotonic() - began
-        ((connections,),) = ask(dsn, question)
+        at = time.monotonic() - started_at
+        ((connections,),) = query_value(dsn, statement)
         yield Sample(at, _rss(service), connections)
         if at >= seconds:
             return
@@ -272,33 +276,33 @@ def _rss(service: psutil.Process) -> int:
     return total
 
 
-def _wait_for_the_rest(dsn: str, seconds: float) -> list[str]:
-    """What has not ended by then, told so that one can see why."""
-    question = (
-        "SELECT concat_ws(' ', job_id, status, place, 'attempt', attempt, 'key', lock_key, 'cancel', cancel_requested,"
-        " 'due in', available_at - now()) FROM dl_jobs WHERE status IN ('queued', 'running')"
+def _wait_for_unfinished(dsn: str, seconds: float) -> list[str]:
+    """Wait until all jobs have ended; return a description of each that has not."""
+    statement = (
+        "SELECT concat_ws(' ', job_id, status, wait_state, 'attempt', attempt, 'key', lock_key, 'cancel',"
+        " cancel_requested, 'due in', available_at - now()) FROM dl_jobs WHERE status IN ('queued', 'running')"
     )
     deadline = time.monotonic() + seconds
     while True:
-        left = [row[0] for row in ask(dsn, question)]
+        left = [row[0] for row in query_value(dsn, statement)]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.5)
 
 
-def asked() -> argparse.Namespace:
-    parser = options(__name__)
-    parser.add_argument("--seconds", type=float, default=300, help="for how long (default 300)")
-    parser.add_argument("--clients", type=int, default=64, help="clients at the same time (default 64)")
-    parser.add_argument("--threads", type=int, default=50, help="threads that run jobs (default 50)")
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser(__name__)
+    parser.add_argument("--seconds", type=float, default=300, help="duration (default 300)")
+    parser.add_argument("--clients", type=int, default=64, help="concurrent clients (default 64)")
+    parser.add_argument("--threads", type=int, default=50, help="worker threads (default 50)")
     return parser.parse_args()
 
 
 def main() -> int:
-    wanted = asked()
-    with some_server() as (dsn, _):
-        print(environment(dsn), flush=True)
-        report = soak(dsn, seconds=wanted.seconds, clients=wanted.clients, threads=wanted.threads)
+    options = parse_arguments()
+    with benchmark_server() as (dsn, _):
+        print(describe_environment(dsn), flush=True)
+        report = soak(dsn, seconds=options.seconds, clients=options.clients, threads=options.threads)
     print(report)
     for fault in report.faults():
         print(f"FAULT: {fault}")

@@ -1,13 +1,13 @@
-"""How soon a worker begins a job: after a plain INSERT, idle and at work, and when a delayed job falls due.
+"""Measures how soon a worker starts a job: after an INSERT when idle and under load, and when a delayed job is due.
 
 Takes about 1 minute.
 
-Polling is off, so that only notifications and timers can have woken it. A pick-up is measured on one clock, in the
-process that works, from the answer to the commit of an INSERT to the first line of the pipeline. At work, another
-connection inserts so many jobs a second beside, one by one. The yardstick takes its turn after each idle pick-up: a
-thread that does nothing but listen on a connection of its own and claim one row with the least statement that would do,
-as the simple loop of `drain` has it. The ratio says how much of the time is the machine's and the server's. Lateness is
-from `available_at` to that line, by the system's clock: for it the server must be on this machine.
+Polling is off, so that only notifications and timers wake the worker. A pick-up lasts from the response to the commit
+of an INSERT to the first line of the pipeline, on one clock in one process. Under load another connection inserts jobs
+one by one at a fixed rate. The baseline takes a turn after each idle pick-up: a thread that listens on its own
+connection and claims one row with the minimal statement of the simple loop in `drain`. The ratio shows how much of the
+time is due to the machine and the server. Lateness is the time from `available_at` to the pipeline's first line by the
+system's clock, so the server must run on this machine.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from typing import Any
 import psycopg2
 
 from benchmarks.drain import SIMPLE_CLAIM, SIMPLE_TABLES
-from benchmarks.place import ask, environment, fresh_database, some_server
-from benchmarks.rounds import Cell, options, quantile, table, times
+from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
+from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, quantile
 from pipelines.contract import Pipelines
 from workers.pool import PoolOptions, WorkerPool
 
 INSERT = "INSERT INTO dl_jobs (queue, task, lock_key, args, available_at) VALUES ('bench', 'note', %s, %s, %s)"
-BESIDE = "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('bench', 'noop', %s)"
-BARE = "INSERT INTO simple_jobs (queue, task, lock_key) VALUES ('bench', 'note', %s); NOTIFY bare"
-PATIENCE = 30.0
+BACKGROUND_INSERT = "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('bench', 'noop', %s)"
+SIMPLE_INSERT = "INSERT INTO simple_jobs (queue, task, lock_key) VALUES ('bench', 'note', %s); NOTIFY bare"
+TIMEOUT_SEC = 30.0
 
 
-class Worker:
-    """A pool in this process whose one task notes when it began."""
+class MeasuredPool:
+    """A worker pool in this process whose task records when it started."""
 
     def __init__(self, dsn: str, threads: int) -> None:
-        self.began: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()  # monotonic and system clock
+        self.started: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()  # monotonic and system clock
         pipelines = Pipelines()
-        pipelines.register("note")(lambda args: self.began.put((time.perf_counter(), time.time())))
+        pipelines.register("note")(lambda args: self.started.put((time.perf_counter(), time.time())))
         pipelines.register("noop")(lambda: None)
         self.pool = WorkerPool(pipelines, PoolOptions(dsn=dsn, queues={"bench": threads}, claim_backoff_sec=3600))
         self.pool.start()
@@ -51,12 +51,12 @@ class Worker:
             time.sleep(0.02)
 
 
-class Bare:
-    """The yardstick: one thread, one connection, one statement."""
+class SimpleWorker:
+    """The baseline: one thread, one connection, one statement."""
 
     def __init__(self, dsn: str) -> None:
-        ask(dsn, SIMPLE_TABLES)
-        self.began: queue.SimpleQueue[float] = queue.SimpleQueue()
+        query_value(dsn, SIMPLE_TABLES)
+        self.started: queue.SimpleQueue[float] = queue.SimpleQueue()
         self._connection = psycopg2.connect(dsn)
         self._connection.autocommit = True
         with self._connection.cursor() as cursor:
@@ -76,7 +76,7 @@ class Bare:
                     self._connection.notifies.clear()
                     cursor.execute("EXECUTE claim")
                     if cursor.fetchone() is not None:
-                        self.began.put(time.perf_counter())
+                        self.started.put(time.perf_counter())
 
     def stop(self) -> None:
         self._stopping.set()
@@ -85,58 +85,65 @@ class Bare:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options(__name__)
+    parser = make_parser(__name__)
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--delayed", type=int, default=50)
     parser.add_argument("--threads", type=int, default=10)
-    parser.add_argument("--beside", type=int, default=400, help="jobs a second that are inserted beside, when at work")
-    asked = parser.parse_args(argv)
-    with some_server() as (server_dsn, _), fresh_database(server_dsn) as dsn:
-        print(environment(dsn))
-        worker, bare = Worker(dsn, asked.threads), Bare(dsn)
+    parser.add_argument("--load", type=int, default=400, help="jobs inserted per second for the measurement under load")
+    options = parser.parse_args(argv)
+    with benchmark_server() as (server_dsn, _), fresh_database(server_dsn) as dsn:
+        print(describe_environment(dsn))
+        worker, bare = MeasuredPool(dsn, options.threads), SimpleWorker(dsn)
         connection = psycopg2.connect(dsn)
         connection.autocommit = True
         try:
-            for _ in range(20):  # connections, plans and caches warm up
-                pick_up(worker, connection)
-                pick_up_barely(bare, connection)
+            for _ in range(20):  # warm up connections, plans and caches
+                measure_pickup(worker, connection)
+                measure_simple_pickup(bare, connection)
             idle, least = zip(
-                *((pick_up(worker, connection), pick_up_barely(bare, connection)) for _ in range(asked.samples)),
+                *(
+                    (measure_pickup(worker, connection), measure_simple_pickup(bare, connection))
+                    for _ in range(options.samples)
+                ),
                 strict=True,
             )
-            ratio = times(quantile(idle, 50) / max(quantile(least, 50), 1e-6))
-            lines = [[*shown("idle", idle), ratio], [*shown("the yardstick", least), times(1.0)]]
-            with beside(dsn, asked.beside):
-                name = f"under {asked.beside} jobs/s"
-                lines.append([*shown(name, [pick_up(worker, connection) for _ in range(asked.samples)]), None])
-            lines.append([*shown("delayed", [lateness(worker, connection) for _ in range(asked.delayed)]), None])
-            print(table(["ms", "p50", "p95", "p99", "worst", "samples", "p50 of the yardstick's"], lines))
+            ratio = format_ratio(quantile(idle, 50) / max(quantile(least, 50), 1e-6))
+            lines = [[*table_row("idle", idle), ratio], [*table_row("baseline", least), format_ratio(1.0)]]
+            with background_load(dsn, options.load):
+                name = f"under {options.load} jobs/s"
+                lines.append(
+                    [*table_row(name, [measure_pickup(worker, connection) for _ in range(options.samples)]), None]
+                )
+            lines.append(
+                [*table_row("delayed", [measure_lateness(worker, connection) for _ in range(options.delayed)]), None]
+            )
+            print(format_table(["ms", "p50", "p95", "p99", "worst", "samples", "p50 of the baseline's"], lines))
         finally:
             connection.close()
             bare.stop()
             worker.pool.stop(5.0)
 
 
-def pick_up(worker: Worker, connection: Any) -> float:
-    time.sleep(random.uniform(0.01, 0.03))  # the worker is idle again, and in step with nothing
+def measure_pickup(worker: MeasuredPool, connection: Any) -> float:
+    time.sleep(random.uniform(0.01, 0.03))  # until the worker is idle; random, to avoid resonance
     insert(connection, datetime.now(UTC) - timedelta(seconds=1))
     committed = time.perf_counter()
-    began, _ = worker.began.get(timeout=PATIENCE)
-    return max(0.0, began - committed)  # it may begin before the answer has come
+    began, _ = worker.started.get(timeout=TIMEOUT_SEC)
+    return max(0.0, began - committed)  # the job may start before the response arrives
 
 
-def pick_up_barely(bare: Bare, connection: Any) -> float:
+def measure_simple_pickup(simple_worker: SimpleWorker, connection: Any) -> float:
     time.sleep(random.uniform(0.01, 0.03))
     with connection.cursor() as cursor:
-        cursor.execute(BARE, (f"key {random.random()}",))
+        cursor.execute(SIMPLE_INSERT, (f"key {random.random()}",))
     committed = time.perf_counter()
-    return max(0.0, bare.began.get(timeout=PATIENCE) - committed)
+    return max(0.0, simple_worker.started.get(timeout=TIMEOUT_SEC) - committed)
 
 
-def lateness(worker: Worker, connection: Any) -> float:
+def measure_lateness(worker: MeasuredPool, connection: Any) -> float:
     due = time.time() + random.uniform(0.1, 0.3)
     insert(connection, datetime.fromtimestamp(due, UTC))
-    _, began = worker.began.get(timeout=PATIENCE)
+    _, began = worker.started.get(timeout=TIMEOUT_SEC)
     return began - due
 
 
@@ -146,8 +153,8 @@ def insert(connection: Any, available_at: datetime) -> None:
 
 
 @contextmanager
-def beside(dsn: str, a_second: int) -> Iterator[None]:
-    """Somebody else's jobs, evenly."""
+def background_load(dsn: str, jobs_per_sec: int) -> Iterator[None]:
+    """Insert jobs at a fixed rate from another connection."""
     stopping = threading.Event()
 
     def insert_all() -> None:
@@ -155,8 +162,8 @@ def beside(dsn: str, a_second: int) -> Iterator[None]:
             connection.autocommit = True
             due = time.perf_counter()
             while not stopping.wait(max(0.0, due - time.perf_counter())):
-                cursor.execute(BESIDE, (f"beside {random.random()}",))
-                due += 1 / a_second
+                cursor.execute(BACKGROUND_INSERT, (f"load {random.random()}",))
+                due += 1 / jobs_per_sec
 
     thread = threading.Thread(target=insert_all)
     thread.start()
@@ -167,8 +174,8 @@ def beside(dsn: str, a_second: int) -> Iterator[None]:
         thread.join()
 
 
-def shown(what: str, seconds: Sequence[float]) -> list[Cell]:
-    return [what, *(quantile(seconds, n) * 1000 for n in (50, 95, 99)), max(seconds) * 1000, len(seconds)]
+def table_row(label: str, seconds: Sequence[float]) -> list[Cell]:
+    return [label, *(quantile(seconds, n) * 1000 for n in (50, 95, 99)), max(seconds) * 1000, len(seconds)]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How Sphinx makes a site of these pages: `make docs`."""
+"""Sphinx configuration: `make docs` builds the site."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from docs import site  # noqa: E402 - found from the folder above, wherever Sphinx was started
+from docs import site  # noqa: E402 - needs the path above
 
 project = "dataloader"
 author = "the dataloader authors"
@@ -24,7 +24,7 @@ version = release
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["examples"]
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", ".*")]  # names in signatures that have no entry of their own; links are checked
+nitpick_ignore_regex = [("py:.*", ".*")]  # type names in signatures have no targets; links in pages are checked
 
 myst_heading_anchors = 4
 
@@ -37,30 +37,35 @@ html_copy_source = False
 html_extra_path = ["openapi.json"]
 
 
-def _read(app: Sphinx, docname: str, source: list[str]) -> None:
-    source[0] = site.inward(source[0], docname.count("/"))
+def _expand_source(app: Sphinx, docname: str, source: list[str]) -> None:
+    source[0] = site.rewrite_root_links(source[0], docname.count("/"))
     if docname == "index":
-        source[0] = source[0].replace("(pipelines/)", "(pipelines/load.cbr.rates.md)") + "\n" + site.contents()
+        source[0] = (
+            source[0].replace("(pipelines/)", "(pipelines/load.cbr.rates.md)") + "\n" + site.tables_of_contents()
+        )
 
 
-def _plain(app: Sphinx, what: str, name: str, it: object, options: object, lines: list[str]) -> None:
-    """Our docstrings are plain text: what is indented is shown as it stands, what is in backticks is code."""
-    told: list[str] = []
+def _process_docstring(
+    app: Sphinx, what: str, name: str, documented: object, options: object, lines: list[str]
+) -> None:
+    """Render plain-text docstrings: indented lines as literal blocks, backticks as code."""
+    rendered: list[str] = []
     for line in lines:
-        indented, before = line.startswith("  "), told[-1] if told else ""
-        if indented and not before.startswith("  ") and before != "":
-            told += ["", "::", ""]
-        elif indented and before == "":
-            last = next((line for line in reversed(told) if line), "")
-            told += [] if last.startswith("  ") or last == "::" else ["::", ""]
-        elif not indented and before.startswith("  ") and line:
-            told.append("")
-        told.append(line if indented else re.sub(r"`([^`]+)`", r"``\1``", line.replace("*", r"\*").replace("|", r"\|")))
-    lines[:] = told
+        is_indented, previous = line.startswith("  "), rendered[-1] if rendered else ""
+        if is_indented and not previous.startswith("  ") and previous != "":
+            rendered += ["", "::", ""]
+        elif is_indented and previous == "":
+            last = next((line for line in reversed(rendered) if line), "")
+            rendered += [] if last.startswith("  ") or last == "::" else ["::", ""]
+        elif not is_indented and previous.startswith("  ") and line:
+            rendered.append("")
+        escaped = line.replace("*", r"\*").replace("|", r"\|")
+        rendered.append(line if is_indented else re.sub(r"`([^`]+)`", r"``\1``", escaped))
+    lines[:] = rendered
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("autodoc-process-docstring", _plain)
-    app.connect("source-read", _read)
-    app.add_lexer("mermaid", TextLexer)  # drawn where the pages are read on a forge; here it is legible text
-    site.write()
+    app.connect("autodoc-process-docstring", _process_docstring)
+    app.connect("source-read", _expand_source)
+    app.add_lexer("mermaid", TextLexer)  # forges draw it; here it is shown as text
+    site.write_pages()

@@ -1,145 +1,190 @@
-"""Writes docs/job-lifecycle.md from the code that runs: `python -m docs.make`."""
+"""Writes what the documentation takes from the code: `python -m docs.make`.
+
+`job-lifecycle.md` is generated whole. Other pages have generated parts between
+`<!-- generated: NAME -->` and `<!-- end: NAME -->`. `tests/test_docs.py` compares both with the code.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.queue.job import TRANSITIONS, Move, Release, Status
+from app.queue.job import TRANSITIONS, ReleaseReason, Status, Transition
+from docs import code_tables
 
-PAGE = Path(__file__).with_name("job-lifecycle.md")
+DOCS = Path(__file__).resolve().parent
+MARKED_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 
-STATUSES = {
-    Status.QUEUED: "It waits: for its time, for a thread, or for its key.",
-    Status.RUNNING: "A run holds it by a lease. Only that run's words count.",
+STATUS_TEXTS = {
+    Status.QUEUED: "It waits for its time, for a thread, or for its lock key.",
+    Status.RUNNING: "One run owns it by a lease. Only that run's statements have an effect.",
     Status.SUCCEEDED: "The pipeline returned. Its return value is `result`.",
-    Status.FAILED: "The pipeline raised and no attempt was left, or it could not be run at all. `error` says why.",
-    Status.CANCELED: "Someone asked for the end before it was done.",
-    Status.LOST: "Its worker vanished in its last attempt: what that attempt did is not known.",
+    Status.FAILED: "The pipeline raised and no attempt was left, or it could not run at all. `error` has the reason.",
+    Status.CANCELED: "It was canceled before it finished.",
+    Status.LOST: "Its worker vanished during its last attempt: what that attempt did is not known.",
 }
 
-MOVES = {
-    Move.CLAIM: "by a worker: takes the job for one attempt, with a fresh `run_id` and a lease; `attempt` grows by one",
-    Move.SETTLE: "by the owning run: how the attempt ended; `queued` after an error with attempts left, and a pause",
-    Move.RELEASE: "by the owning run: handed back, and the attempt with it; `canceled` if that was asked for",
-    Move.CANCEL: "by a caller: at once while it is queued, also when a plain `UPDATE` sets `cancel_requested`. Of a "
-    "running one only that flag is raised, and its worker is notified",
-    Move.REAP: "by any reaper: the lease ran out; `queued` with attempts left, else `lost`; or `canceled` if asked for",
-    Move.REFUSE: "by the database: `max_attempts` is 0, so that the job may have no attempt",
-    Move.RETRY: "by a person: the same job under the same id, with all its attempts before it",
+TRANSITION_TEXTS = {
+    Transition.CLAIM: "by a worker: takes the job for one attempt with a fresh `run_id` and a lease; `attempt` + 1",
+    Transition.SETTLE: "by the owning run: how the attempt ended; `queued` after an error with attempts left",
+    Transition.RELEASE: "by the owning run: back to the queue with the attempt refunded; `canceled` if requested",
+    Transition.CANCEL: "by a caller: at once while it is queued, also when a plain `UPDATE` sets `cancel_requested`. A "
+    "running job only gets that flag, and its worker is notified",
+    Transition.REAP: "by any reaper: the lease expired; `queued` with attempts left, else `lost` or `canceled`",
+    Transition.REFUSE: "by the database: `max_attempts` is 0, so the job may have no attempt",
+    Transition.RETRY: "by an operator: the same job under the same id, with all its attempts again",
 }
 
-RELEASES = {
-    Release.SHUTDOWN: "the worker stops, and the job did not end within the grace",
-    Release.LOCK_BUSY: "another process still holds the session lock of its key; the job is parked",
-    Release.NOT_STARTED: "claimed, and then no thread was free, or the database went away before its key was locked",
+RELEASE_TEXTS = {
+    ReleaseReason.SHUTDOWN: "the worker stops, and the job did not end within the drain time",
+    ReleaseReason.LOCK_BUSY: "another process still holds the session lock of its key; the job becomes blocked",
+    ReleaseReason.NOT_STARTED: "claimed, but no thread was free, or the connection broke before its key was locked",
 }
+
+
+def write_pages() -> None:
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+
+
+def pages() -> Mapping[str, str]:
+    """The pages with generated text, by name, as they should be."""
+    marked = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
+    filled = {name: fill_marked_parts(text) for name, text in marked.items() if MARKED_PART.search(text)}
+    return {**filled, "job-lifecycle.md": job_lifecycle()}
+
+
+def fill_marked_parts(text: str) -> str:
+    return MARKED_PART.sub(lambda match: f"{match[1]}{PARTS[match[2]]()}{match[3]}", text)
+
+
+def decisions() -> str:
+    """A list of links, in the order of their numbers."""
+    titles = {path.name: path.read_text(encoding="utf-8").partition("\n")[0] for path in _decision_files()}
+    links = [(title.removeprefix("# ").partition(". "), name) for name, title in titles.items()]
+    return "".join(f"{number}. [{title}](decisions/{name})\n" for (number, _, title), name in links)
+
+
+def _decision_files() -> list[Path]:
+    return sorted((DOCS / "decisions").glob("*.md"))
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "decisions": decisions,
+    "threads": code_tables.threads,
+    "connections": code_tables.connections,
+    "statements": code_tables.statements,
+}
+
+# ── the life of a job ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def job_lifecycle() -> str:
     """The page, whole."""
-    return "\n".join([_HEAD, _diagram(), _statuses(), _transitions(), _RULES, _PLACES, _EVENTS, _reasons()]) + "\n"
+    parts = [_INTRODUCTION, _diagram(), _status_table(), _transition_table(), _RULES, _WAIT_STATES, _EVENTS]
+    return "\n".join([*parts, _reason_table()]) + "\n"
 
 
 def _diagram() -> str:
-    arrows = [f"    {start} --> {end}: {move}" for start, move, end in _arrows()]
-    ends = [f"    {status} --> [*]" for status in Status if status.final]
-    return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> queued: enqueue", *arrows, *ends, "```", ""])
+    arrows = [
+        f"    {start} --> {end}: {transition}"
+        for (start, transition), ends in TRANSITIONS.items()
+        for end in Status
+        if end in ends
+    ]
+    final = [f"    {status} --> [*]" for status in Status if status.final]
+    return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> queued: enqueue", *arrows, *final, "```", ""])
 
 
-def _arrows() -> list[tuple[str, str, str]]:
-    return [(start, move, end) for (start, move), ends in TRANSITIONS.items() for end in Status if end in ends]
-
-
-def _statuses() -> str:
-    rows = [f"| `{status}` | {'yes' if status.final else ''} | {STATUSES[status]} |" for status in Status]
+def _status_table() -> str:
+    rows = [f"| `{status}` | {'yes' if status.final else ''} | {STATUS_TEXTS[status]} |" for status in Status]
     return "\n".join(["## Statuses", "", "| status | final | |", "|---|---|---|", *rows, ""])
 
 
-def _transitions() -> str:
-    head = ["## Moves", "", "| from | " + " | ".join(Move) + " |", "|---|" + "---|" * len(Move)]
-    rows = [f"| `{start}` | " + " | ".join(_cell(start, move) for move in Move) + " |" for start in Status]
-    said = [f"- **{move}**, {MOVES[move]}." for move in Move]
-    return "\n".join([*head, *rows, "", *said, ""])
+def _transition_table() -> str:
+    head = ["## Transitions", "", "| from | " + " | ".join(Transition) + " |", "|---|" + "---|" * len(Transition)]
+    rows = [f"| `{start}` | " + " | ".join(_cell(start, each) for each in Transition) + " |" for start in Status]
+    texts = [f"- **{transition}**, {TRANSITION_TEXTS[transition]}." for transition in Transition]
+    return "\n".join([*head, *rows, "", *texts, ""])
 
 
-def _cell(start: Status, move: Move) -> str:
-    ends = TRANSITIONS.get((start, move), frozenset())
+def _cell(start: Status, transition: Transition) -> str:
+    ends = TRANSITIONS.get((start, transition), frozenset())
     return ", ".join(f"`{end}`" for end in Status if end in ends)
 
 
-def _reasons() -> str:
-    rows = [f"| `{why}` | yes | {RELEASES[why]} |" for why in Release]
-    return "\n".join([*_REASONS, *rows])
+def _reason_table() -> str:
+    return "\n".join([*_REASON_TABLE, *(f"| `{reason}` | yes | {RELEASE_TEXTS[reason]} |" for reason in ReleaseReason)])
 
 
-_HEAD = """\
-# A job's life
+_INTRODUCTION = """\
+# Job lifecycle
 
-This page is made from `TRANSITIONS` in `app/queue/job.py` by `python -m docs.make`; a test compares the two. Another
-test drives every statement from every status and compares what happens with the same table.
+This page is generated from `TRANSITIONS` in `app/queue/job.py` by `python -m docs.make`. A test drives every statement
+from every status and compares the result with the same table.
 """
 
 _RULES = """\
-What holds for all of them:
+Rules for all of them:
 
-- A move is one guarded statement. Of two that meet, one wins; the other finds nothing and changes nothing.
+- A transition is one guarded statement. Of two concurrent ones, one wins; the other matches no row and changes nothing.
 - A run's statements name `job_id` and `run_id`. A run that is not the owner any more changes nothing.
-- A job whose cancel was asked for never goes back to `queued`. A success that came before the flag was seen stays one.
-- `attempt` counts tries that began and were not taken away by us. It never exceeds `max_attempts`.
-- `error` and `traceback` tell of the last attempt: a claim clears them, and a success has none. `started_at` is when
-  the first attempt began; `finished_at` is set in the final statuses only.
+- A job with a cancel request never goes back to `queued`. A success that came before the run saw the flag stays one.
+- `attempt` counts attempts that started and were not refunded. It never exceeds `max_attempts`.
+- `error` and `traceback` describe the last attempt: a claim clears them, and a success has none. `started_at` is when
+  the first attempt started; `finished_at` is set in the final statuses only.
 """
 
-_PLACES = """\
-## Where a queued job waits
+_WAIT_STATES = """\
+## Wait states of a queued job
 
-Callers see `queued`. The column `place` says why it waits; each place has an index of its own, so that a claim
-looks at nothing but what it may take.
+Callers see `queued`. The column `wait_state` has the reason; each state has its own partial index, so a claim reads
+only jobs that it may take.
 
-| place | waits for | leaves it |
+| wait state | waits for | leaves it |
 |---|---|---|
-| `timed` | its `available_at`, or to be sorted in, as after a plain INSERT | when it is due and any worker claims |
+| `scheduled` | its `available_at`, or to be promoted, as after a plain INSERT | when it is due and any worker claims |
 | `ready` | a thread of its queue | with a claim, by `priority`, then age |
-| `parked` | its `lock_key`, which another job has | when the key is freed: one job a key, the best by order |
+| `blocked` | its `lock_key`, which another job holds | when the key is freed: one job per key, the first by order |
 
-A job whose task no live worker of its queue knows is set aside: `timed`, with `stray` set and an `error` that says so.
-It is looked at again after a pause of 5 seconds to 10 minutes that grows with its age, and at once when a worker that
-knows the task appears.
+A job whose task no live worker of its queue knows is deferred: `scheduled`, with `unknown_task` set and an `error` that
+says so. It is checked again after a pause of 5 seconds to 10 minutes that grows with its age, and at once when a worker
+that knows the task starts.
 """
 
 _EVENTS = """\
-## The journal
+## Job events
 
-Each move writes a line to `dl_job_events` in its own transaction. `payload` holds `status` and `attempt` as they were
-after the move, and `run_id` where a run made it.
+Each transition writes a row to `dl_job_events` in its own transaction. `payload` holds `status` and `attempt` as they
+were after the transition, and `run_id` where a run made it.
 
 | kind | when |
 |---|---|
-| `queued` | the job was inserted, by whomever |
+| `queued` | the job was inserted, by any program |
 | `picked` | claimed; with `worker` |
-| `heartbeat` | a renewal came late, over three heartbeats after the last; with `late_sec`. No line for ordinary ones |
-| `cancel_requested` | a running job was asked to stop |
-| `stop_pending` | it was told to stop, everything was tried, and it goes on; with `reason` |
-| `edited` | somebody changed the waiting job; with `before` and `after` |
-| `requeue` | back to `queued`, or set aside; `reason` says why |
+| `heartbeat` | a renewal came late, over three heartbeats after the last; with `late_sec` |
+| `cancel_requested` | a running job was requested to stop |
+| `stop_pending` | every stop step was tried, and the attempt still runs; with `reason` |
+| `edited` | an operator changed the waiting job; with `before` and `after` |
+| `requeue` | back to `queued`, or deferred; with `reason` |
 | `done` | ended as `succeeded` |
 | `failed` | ended as `failed` |
 | `canceled` | ended as `canceled` |
 | `lost` | ended as `lost` |
 """
 
-_REASONS = [
+_REASON_TABLE = [
     "| reason of a `requeue` | costs no attempt | |",
     "|---|---|---|",
     "| `error` | | the pipeline raised; with `error` and `pause_sec`, by default 30 s × attempt |",
-    "| `lease_expired` | | the reaper took it from a run that went silent |",
+    "| `lease_expired` | | the reaper requeued it after its lease expired |",
     "| `process_died` | | its worker process is proved dead; from the second time on with a pause |",
-    "| `retry` | yes | a person queued a finished job again; `attempt` starts at 0 |",
-    "| `by_hand` | yes | someone set a job to `queued` with an UPDATE of their own |",
+    "| `retry` | yes | an operator queued a finished job again; `attempt` starts at 0 |",
+    "| `by_hand` | yes | an `UPDATE` of another program set the job to `queued` |",
     "| `unknown_task` | yes | no live worker of the queue knows the task; the status was `queued` before, too |",
-    "| `upgrade` | yes | it ran while the tables were upgraded, and another run had the same key |",
+    "| `upgrade` | yes | it ran while the schema was upgraded, and another run had the same key |",
 ]
 
-
 if __name__ == "__main__":
-    PAGE.write_text(job_lifecycle(), encoding="utf-8")
+    write_pages()

@@ -12,23 +12,23 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field
 
-from pipelines import targets, warehouse
+from pipelines import staging, targets
 from pipelines.arguments import Arguments
-from pipelines.contract import Args, Context, register
+from pipelines.contract import Context, register
 from pipelines.toolkit.decode import decimal, xml_root
 from pipelines.toolkit.errors import DecodeError
 from pipelines.toolkit.load import upsert
 from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.sources import HttpSource, Patience
+from pipelines.toolkit.sources import HttpSource, Timeouts
 
 _Day = date  # a field of that name would hide it
 _MOSCOW = ZoneInfo("Europe/Moscow")
-_PATIENCE = Patience(total_sec=120)
-_MOST_BAD = 20  # of some fifty rates: beyond that the document is not what it was
-_MOST_UNITS = 2**31 - 1  # that the column holds
-_LARGEST = 4 * 1024**2  # bytes; the document has about ten thousand
+_TIMEOUTS = Timeouts(total_sec=120)
+_MAX_REJECTS = 20  # of some fifty rates; with more the document's format has changed
+_MAX_NOMINAL = 2**31 - 1  # that the column holds
+_MAX_RESPONSE_BYTES = 4 * 1024**2  # bytes; the document has about ten thousand
 
-_TABLE = """
+_CREATE_TABLE = """
 CREATE SCHEMA IF NOT EXISTS cbr;
 CREATE TABLE IF NOT EXISTS cbr.rate (
     date date NOT NULL,
@@ -55,7 +55,7 @@ class RatesArguments(Arguments):
 
 
 class UnknownCurrency(DecodeError):
-    """None of the currencies asked for is among the rates."""
+    """None of the requested currencies is among the rates."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,14 @@ class Rate:
 
 
 @register("load.cbr.rates", args=RatesArguments)
-def load_rates(args: Args, ctx: Context) -> dict[str, Any]:
-    asked = RatesArguments.read(args)
-    day = asked.date or datetime.now(_MOSCOW).date()
-    rejects = Rejects(_MOST_BAD)
+def load_rates(arguments: RatesArguments, ctx: Context) -> dict[str, Any]:
+    day = arguments.date or datetime.now(_MOSCOW).date()
+    rejects = Rejects(_MAX_REJECTS)
 
-    published, rates = _read(_fetch(day, ctx), rejects)
-    wanted, unknown = _choose(rates, asked.currencies, published)
-    with warehouse.opened("cbr", ctx) as conn:
-        warehouse.ensure(conn, ("cbr.rate",), _TABLE)
+    published, rates = _parse_document(_fetch(day, ctx), rejects)
+    wanted, unknown = _select_currencies(rates, arguments.currencies, published)
+    with staging.connect_target("cbr", ctx) as conn:
+        staging.ensure_tables(conn, ("cbr.rate",), _CREATE_TABLE)
         rows = [{"date": published, "rate": rate.rate, **asdict(rate)} for rate in wanted]
         loaded = upsert(conn, "cbr.rate", _COLUMNS, _KEY, rows, ctx=ctx)
         conn.commit()
@@ -99,47 +98,51 @@ def load_rates(args: Args, ctx: Context) -> dict[str, Any]:
 
 def _fetch(day: date, ctx: Context) -> bytes:
     url = f"{targets.endpoint('cbr', 'https://www.cbr.ru')}/scripts/XML_daily.asp"
-    with HttpSource(ctx=ctx, patience=_PATIENCE, max_bytes=_LARGEST) as source:
+    with HttpSource(ctx=ctx, timeouts=_TIMEOUTS, max_bytes=_MAX_RESPONSE_BYTES) as source:
         return source.get(url, params={"date_req": day.strftime("%d/%m/%Y")}).body
 
 
-def _read(document: bytes, rejects: Rejects) -> tuple[date, list[Rate]]:
-    """The day that the rates are of, and the rates; `DecodeError` if it is another kind of document."""
+def _parse_document(document: bytes, rejects: Rejects) -> tuple[date, list[Rate]]:
+    """Return the day of the rates and the rates. Raises `DecodeError` for another kind of document."""
     root = xml_root(document)
     published = root.get("Date")
     if root.tag != "ValCurs" or published is None:
-        said = "".join(root.itertext()).strip()[:200]  # a request it does not like is answered by a text
-        raise DecodeError(f"expected <ValCurs Date=…> with rates, found <{root.tag}> that says {said!r}")
+        text = "".join(root.itertext()).strip()[:200]  # an invalid request gets a text as its response
+        raise DecodeError(f"expected <ValCurs Date=…> with rates, found <{root.tag}> with the text {text!r}")
     try:
         day = datetime.strptime(published, "%d.%m.%Y").date()  # noqa: DTZ007 - a day has no zone
     except ValueError as error:
         raise DecodeError(f"the rates' date is {published[:40]!r}; expected one such as 31.01.2024") from error
-    rates = list(_rates(root, rejects))
+    rates = list(_parse_rates(root, rejects))
     if not rates:
         raise DecodeError(f"there are no rates in the document of {published}; bad ones: {rejects}")
     return day, rates
 
 
-def _rates(root: Element, rejects: Rejects) -> Iterator[Rate]:
-    for number, found in enumerate(root.iterfind("Valute"), 1):
+def _parse_rates(root: Element, rejects: Rejects) -> Iterator[Rate]:
+    for number, element in enumerate(root.iterfind("Valute"), 1):
         try:
-            yield _rate(found)
+            yield _parse_rate(element)
         except (DecodeError, ValueError) as error:
-            rejects.add(f"Valute {number} ({found.get('ID') or 'no ID'})", str(error))
+            rejects.add(f"Valute {number} ({element.get('ID') or 'no ID'})", str(error))
 
 
-def _rate(found: Element) -> Rate:
-    texts = {name: (found.findtext(name) or "").strip() for name in ("CharCode", "NumCode", "Name", "Nominal", "Value")}
+def _parse_rate(element: Element) -> Rate:
+    texts = {
+        name: (element.findtext(name) or "").strip() for name in ("CharCode", "NumCode", "Name", "Nominal", "Value")
+    }
     if missing := [name for name in ("CharCode", "Nominal", "Value") if not texts[name]]:
         raise DecodeError(f"{', '.join(missing)} is missing")
     nominal, value = decimal(texts["Nominal"]), decimal(texts["Value"])
-    if not 1 <= nominal <= _MOST_UNITS or nominal != nominal.to_integral_value() or value <= 0:
+    if not 1 <= nominal <= _MAX_NOMINAL or nominal != nominal.to_integral_value() or value <= 0:
         raise DecodeError(f"{value} roubles for {nominal} units is no rate")
-    return Rate(texts["CharCode"], found.get("ID") or "", texts["NumCode"], texts["Name"], int(nominal), value)
+    return Rate(texts["CharCode"], element.get("ID") or "", texts["NumCode"], texts["Name"], int(nominal), value)
 
 
-def _choose(rates: Sequence[Rate], currencies: Sequence[str] | None, day: date) -> tuple[list[Rate], list[str]]:
-    """The rates asked for, and the codes that none of them has."""
+def _select_currencies(
+    rates: Sequence[Rate], currencies: Sequence[str] | None, day: date
+) -> tuple[list[Rate], list[str]]:
+    """Return the requested rates, and the codes that have none."""
     if currencies is None:
         return list(rates), []
     codes = [code.upper() for code in currencies]

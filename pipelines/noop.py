@@ -12,7 +12,7 @@ from pipelines.contract import Args, Context, register
 _STEPS = ("sleep1", "sleep2", "sleep3")
 
 
-class Sleeps(BaseModel):
+class NoopArguments(BaseModel):
     """Seconds of each step. Other arguments are let through: load tests number their jobs by them."""
 
     model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
@@ -22,7 +22,7 @@ class Sleeps(BaseModel):
     sleep3: float = Field(0, allow_inf_nan=False)
 
 
-@register("noop", args=Sleeps)
+@register("noop", args=NoopArguments)
 def noop(args: Args, ctx: Context) -> Iterator[dict[str, Any]]:
     for done, step in enumerate(_STEPS, 1):
         seconds = float(args.get(step, 0))

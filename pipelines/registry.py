@@ -1,4 +1,4 @@
-"""The tasks a process knows, by name, and how they come to be known."""
+"""The tasks of a process, by name."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pipelines.options import Command, Isolation, Options
-from pipelines.references import name_of
-from pipelines.retry import DEFAULT, Answer, Policy, Rule, Rules, Which
-from pipelines.task import Task, describe, run_by
+from pipelines.options import Command, Isolation, TaskOptions
+from pipelines.retry import DEFAULT, ErrorMatcher, Policy, RetryAction, Rule, Rules
+from pipelines.secret_refs import secret_name
+from pipelines.task import Task, task_from_callable, task_from_command
 
-_LONGEST_NAME = 200
+_MAX_NAME_LENGTH = 200
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TaskConflict(ValueError):
-    """Two callables want one name."""
+    """Two callables are registered by one name."""
 
 
 class Pipelines:
-    """The tasks a process knows, by name."""
+    """Registered tasks."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
 
-    def register(  # noqa: PLR0913 - each is one word that an author may say of a task
+    def register(  # noqa: PLR0913 - the options of the contract
         self,
         name: str,
         *,
         spread: bool | None = None,
         args: Any = None,
         retry: Policy = DEFAULT,
-        no_retry: Sequence[Which] = (),
-        rules: Mapping[Which, Rule] | None = None,
+        no_retry: Sequence[ErrorMatcher] = (),
+        rules: Mapping[ErrorMatcher, Rule] | None = None,
         time_limit: float | None = None,
         isolation: Isolation = "thread",
         interrupt: bool = False,
@@ -44,23 +44,23 @@ class Pipelines:
         connection_check: bool = True,
         argv: Sequence[str] | None = None,
     ) -> Callable[[F], F]:
-        """Make a callable a task. The callable is returned as it was.
+        """Register a callable as a task. The decorator returns the callable unchanged.
 
         It is called with the job's `args` object, and with the context if its second parameter is named `ctx` or
-        `context` or annotated `Context`. A callable that needs several named values gets `args` spread over its
-        parameters; `spread=True` asks for that where it cannot be told, as with `def load(customer_id)`. With a
-        pydantic model as `args`, a first parameter that is annotated with it gets the model instead of the object.
+        `context` or annotated `Context`. A callable with several required parameters gets `args` as keyword arguments;
+        `spread=True` asks for that where it cannot be inferred, as with `def load(customer_id)`. With a pydantic model
+        as `args`, a first parameter that is annotated with it gets the model instead of the object.
 
-        A `main()` that parses a command line gets `argv`, in which `{date}` is replaced by that argument of the job: it
-        is called with nothing, or with that list if it has a parameter that it needs.
+        A `main()` that parses a command line gets `argv`, in which `{date}` is replaced by that argument of the job. It
+        is called without arguments, or with that list if it has a required parameter.
         """
         _check_name(name)
         if isinstance(argv, str):
             raise TypeError(f"argv is a list, such as [{argv!r}]")
-        options = Options(
+        options = TaskOptions(
             args=args,
             retry=retry,
-            rules=_rules(no_retry, rules),
+            rules=_merge_rules(no_retry, rules),
             time_limit=time_limit,
             isolation=isolation,
             interrupt=interrupt,
@@ -72,11 +72,11 @@ class Pipelines:
             argv=None if argv is None else tuple(argv),
         )
 
-        def keep(call: F) -> F:
-            self.add(replace(describe(name, call, spread=spread), options=options))
+        def decorate(call: F) -> F:
+            self.add(replace(task_from_callable(name, call, spread=spread), options=options))
             return call
 
-        return keep
+        return decorate
 
     def command(
         self,
@@ -86,30 +86,30 @@ class Pipelines:
         cwd: str | None = None,
         env: Mapping[str, Any] | None = None,
         inherit: Sequence[str] = (),
-        no_retry: Sequence[Which] = (),
-        rules: Mapping[Which, Rule] | None = None,
+        no_retry: Sequence[ErrorMatcher] = (),
+        rules: Mapping[ErrorMatcher, Rule] | None = None,
         **options: Any,
     ) -> Task:
-        """Make a program a task: `{date}` in an item of `argv` is replaced by that argument of the job. It always has a
-        process of its own; the other options are those of `register`.
+        """Register a program as a task: `{date}` in an item of `argv` is replaced by that argument of the job. The other
+        options are those of `register`.
 
-        Its environment is the worker's without the settings of dataloader and of libpq (`DL_…`, `PG…`), but for those
-        that `inherit` names; and `env`, in which `{"$secret": "name"}` stands for a secret."""
+        Its environment is the worker's without the settings of dataloader and libpq (`DL_…`, `PG…`), except those that
+        `inherit` names, and with `env`, in which `{"$secret": "name"}` is replaced by that secret."""
         _check_name(name)
         if isinstance(argv, str):
-            raise TypeError("a command is a list of texts: no shell takes it apart")
+            raise TypeError("a command is a list of texts: no shell parses it")
         if options.keys() & {"spread", "argv"} or options.get("isolation", "process") != "process":
             raise ValueError("a command always has a process of its own, and names its arguments itself")
-        how = Options(**{**options, "isolation": "process", "rules": _rules(no_retry, rules)})
-        secrets = {name: str(name_of(told)) for name, told in (env or {}).items() if isinstance(told, Mapping)}
-        plain = {name: told for name, told in (env or {}).items() if name not in secrets}
-        task = run_by(name, Command(tuple(argv), cwd, plain, secrets, tuple(inherit)), how)
+        task_options = TaskOptions(**{**options, "isolation": "process", "rules": _merge_rules(no_retry, rules)})
+        secrets = {name: str(secret_name(value)) for name, value in (env or {}).items() if isinstance(value, Mapping)}
+        plain = {name: value for name, value in (env or {}).items() if name not in secrets}
+        task = task_from_command(name, Command(tuple(argv), cwd, plain, secrets, tuple(inherit)), task_options)
         self.add(task)
         return task
 
     def add(self, task: Task) -> None:
         known = self._tasks.get(task.name)
-        if known is not None and not _same(known, task):
+        if known is not None and not _is_same_callable(known, task):
             raise TaskConflict(f"task {task.name!r} is registered twice: by {_origin(known)} and by {_origin(task)}")
         self._tasks[task.name] = task
 
@@ -128,18 +128,18 @@ class Pipelines:
 
 
 def _check_name(name: str) -> None:
-    if not name or len(name) > _LONGEST_NAME:
-        raise ValueError(f"a task's name has 1 to {_LONGEST_NAME} characters, not {len(name)}")
+    if not name or len(name) > _MAX_NAME_LENGTH:
+        raise ValueError(f"a task's name has 1 to {_MAX_NAME_LENGTH} characters, not {len(name)}")
 
 
-def _rules(no_retry: Sequence[Which], rules: Mapping[Which, Rule] | None) -> Rules:
+def _merge_rules(no_retry: Sequence[ErrorMatcher], rules: Mapping[ErrorMatcher, Rule] | None) -> Rules:
     if isinstance(no_retry, str):
         raise TypeError(f"no_retry is a list, such as [{no_retry!r}]")
-    return Rules((*((which, Answer.FAIL) for which in no_retry), *(rules or {}).items()))
+    return Rules((*((matcher, RetryAction.FAIL) for matcher in no_retry), *(rules or {}).items()))
 
 
-def _same(known: Task, other: Task) -> bool:
-    """A module that is loaded again brings the same tasks again."""
+def _is_same_callable(known: Task, other: Task) -> bool:
+    """A module that is imported again registers the same tasks again."""
     if known.command is not None or other.command is not None:
         return known.command == other.command
     return known.call is other.call or _origin(known) == _origin(other)

@@ -1,4 +1,4 @@
-"""When to try again: pauses that grow, and rules for errors that must not be retried or are not the job's fault."""
+"""Retry policies, and rules for errors that are not retried or do not count as an attempt."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-_WEEK = 7 * 86_400.0
-_LONGEST = 366 * 86_400.0  # whatever anybody says, a job is not put off for longer
+_MAX_REQUESTED_DELAY_SEC = 7 * 86_400.0
+_MAX_DELAY_SEC = 366 * 86_400.0
 
 
 class Fail(Exception):
-    """Raised by a pipeline: the job has failed, and trying again would not help."""
+    """Raised by a pipeline: the job has failed, and a retry would not help."""
 
 
 class Snooze(Exception):
-    """Raised by a pipeline: not now. The job is queued again after so many seconds, and this try is not counted."""
+    """Raised by a pipeline: run the job again in so many seconds, and do not count this attempt."""
 
     def __init__(self, seconds: float, message: str = "") -> None:
         self.seconds = float(seconds)
         super().__init__(message or f"not now; again in {self.seconds:g} s")
 
     def __reduce__(self) -> tuple[type[Snooze], tuple[float, str]]:
-        return type(self), (self.seconds, str(self))  # it may have to leave a process of its own
+        return type(self), (self.seconds, str(self))  # it is pickled by pipelines with processes of their own
 
 
 class Policy(Protocol):
-    """How long to wait after the n-th try, counted from 1."""
+    """How long to wait after the n-th attempt, counted from 1."""
 
     def pause(self, attempt: int) -> float: ...
 
@@ -39,24 +39,24 @@ class Fixed:
     seconds: float
 
     def pause(self, attempt: int) -> float:
-        return _bounded(self.seconds)
+        return _bounded_delay(self.seconds)
 
 
 @dataclass(frozen=True)
 class Linear:
-    """`step` seconds after the first try, twice that after the second, and so on, up to `cap`."""
+    """`step` seconds after the first attempt, twice that after the second, and so on, up to `cap`."""
 
     step: float = 30.0
-    cap: float = _WEEK
+    cap: float = _MAX_REQUESTED_DELAY_SEC
 
     def pause(self, attempt: int) -> float:
-        return _bounded(min(float(self.step) * attempt, self.cap))
+        return _bounded_delay(min(float(self.step) * attempt, self.cap))
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """`base`, `base × factor`, `base × factor²` … and never over `cap`; `jitter`, from 0 to 1, is the share by which
-    each is shortened or lengthened at random, so that jobs that failed together do not come back together."""
+    """`base`, `base × factor`, `base × factor²` … up to `cap`. `jitter`, from 0 to 1, is the share by which each is
+    shortened or lengthened at random, so that jobs that failed together are not retried together."""
 
     base: float = 10.0
     factor: float = 2.0
@@ -65,18 +65,18 @@ class Exponential:
     draw: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def pause(self, attempt: int) -> float:
-        jitter = min(_bounded(self.jitter), 1.0)
+        jitter = min(_bounded_delay(self.jitter), 1.0)
         try:
-            grown = self.base * float(self.factor) ** (max(attempt, 1) - 1)
+            delay = self.base * float(self.factor) ** (max(attempt, 1) - 1)
         except OverflowError:
-            grown = self.cap
-        # Below the cap by the share: those that have reached it must be spread as well.
-        return _bounded(min(grown, self.cap / (1 + jitter)) * (1 + jitter * (2 * self.draw() - 1)))
+            delay = self.cap
+        # Below the cap by the share, so that delays at the cap are spread too.
+        return _bounded_delay(min(delay, self.cap / (1 + jitter)) * (1 + jitter * (2 * self.draw() - 1)))
 
 
 @dataclass(frozen=True)
 class Table:
-    """The pauses one by one; the last one stays."""
+    """The delays one by one; the last one is repeated."""
 
     seconds: tuple[float, ...]
 
@@ -85,86 +85,88 @@ class Table:
             raise ValueError("a table of pauses needs at least one")
 
     def pause(self, attempt: int) -> float:
-        return _bounded(self.seconds[min(max(attempt, 1), len(self.seconds)) - 1])
+        return _bounded_delay(self.seconds[min(max(attempt, 1), len(self.seconds)) - 1])
 
 
-def _bounded(seconds: float) -> float:
-    return min(max(0.0, seconds), _LONGEST)  # in this order: not a number becomes 0
+def _bounded_delay(seconds: float) -> float:
+    return min(max(0.0, seconds), _MAX_DELAY_SEC)  # in this order, NaN becomes 0
 
 
 DEFAULT = Linear()
 
 
-class Answer(StrEnum):
+class RetryAction(StrEnum):
     RETRY = "retry"
     FAIL = "fail"
     SNOOZE = "snooze"
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What an error means for its job."""
+class RetryDecision:
+    """What to do after an error."""
 
-    answer: Answer
-    pause: float = 0.0
+    action: RetryAction
+    delay_sec: float = 0.0
 
 
-Rule = Answer | float  # a number: snooze for so many seconds
-Which = type[BaseException] | str  # a class, its dotted name, or the beginning of a SQLSTATE
+Rule = RetryAction | float  # a number: snooze for so many seconds
+ErrorMatcher = type[BaseException] | str  # a class, its dotted name, or the beginning of a SQLSTATE
 
-_SQLSTATE_CLASS = 2  # characters: of a shorter beginning too much would fit
+_MIN_SQLSTATE_LENGTH = 2
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is known of some errors; the first rule that fits counts."""
+    """Rules for errors; the first one that matches counts."""
 
-    of: tuple[tuple[Which, Rule], ...] = ()
+    entries: tuple[tuple[ErrorMatcher, Rule], ...] = ()
 
     def __post_init__(self) -> None:
-        for which, rule in self.of:
-            _check_which(which)
+        for matcher, rule in self.entries:
+            _check_matcher(matcher)
             _check_rule(rule)
 
-    def find(self, error: BaseException) -> Rule | None:
-        return next((rule for which, rule in self.of if _fits(which, error)), None)
+    def rule_for(self, error: BaseException) -> Rule | None:
+        return next((rule for matcher, rule in self.entries if _matches(matcher, error)), None)
 
 
-def _check_which(which: object) -> None:
-    named = isinstance(which, str) and which.strip() != ""
-    if not named and not (isinstance(which, type) and issubclass(which, BaseException)):
-        raise TypeError(f"{which!r} is neither an exception class nor the name of one nor a SQLSTATE")
+def _check_matcher(matcher: object) -> None:
+    named = isinstance(matcher, str) and matcher.strip() != ""
+    if not named and not (isinstance(matcher, type) and issubclass(matcher, BaseException)):
+        raise TypeError(f"{matcher!r} is neither an exception class nor the name of one nor a SQLSTATE")
 
 
 def _check_rule(rule: object) -> None:
-    known = isinstance(rule, str) and rule in (Answer.RETRY, Answer.FAIL)
-    seconds = isinstance(rule, int | float) and not isinstance(rule, bool) and 0 <= rule <= _LONGEST
+    known = isinstance(rule, str) and rule in (RetryAction.RETRY, RetryAction.FAIL)
+    seconds = isinstance(rule, int | float) and not isinstance(rule, bool) and 0 <= rule <= _MAX_DELAY_SEC
     if not known and not seconds:
-        raise ValueError(f"{rule!r} is not a rule: 'retry', 'fail', or from 0 to {_LONGEST:.0f} seconds to snooze")
+        raise ValueError(
+            f"{rule!r} is not a rule: 'retry', 'fail', or from 0 to {_MAX_DELAY_SEC:.0f} seconds to snooze"
+        )
 
 
-def _fits(which: Which, error: BaseException) -> bool:
-    if not isinstance(which, str):
-        return isinstance(error, which)
-    return which in _names(error) or _has_sqlstate(error, which) or isinstance(error, _known_as(which))
+def _matches(matcher: ErrorMatcher, error: BaseException) -> bool:
+    if not isinstance(matcher, str):
+        return isinstance(error, matcher)
+    return matcher in _class_names(error) or _has_sqlstate(error, matcher) or isinstance(error, _classes_named(matcher))
 
 
-def _names(error: BaseException) -> Iterator[str]:
+def _class_names(error: BaseException) -> Iterator[str]:
     for kind in type(error).__mro__:
         yield kind.__name__
         yield f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _has_sqlstate(error: BaseException, beginning: str) -> bool:
+def _has_sqlstate(error: BaseException, prefix: str) -> bool:
     code = getattr(error, "pgcode", None) or getattr(error, "sqlstate", None)
-    return isinstance(code, str) and len(beginning) >= _SQLSTATE_CLASS and code.startswith(beginning)
+    return isinstance(code, str) and len(prefix) >= _MIN_SQLSTATE_LENGTH and code.startswith(prefix)
 
 
-def _known_as(dotted: str) -> tuple[type[Any], ...]:
-    """The class of that name, which may not be the name it was born with: `requests.Timeout`, say."""
-    module, _, name = dotted.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    return (found,) if isinstance(found, type) else ()
+def _classes_named(dotted_name: str) -> tuple[type[Any], ...]:
+    """The class that a module exports by this name, such as `requests.Timeout`; its own name may differ."""
+    module, _, name = dotted_name.rpartition(".")
+    exported = getattr(sys.modules.get(module), name, None)
+    return (exported,) if isinstance(exported, type) else ()
 
 
 def decide(
@@ -174,39 +176,41 @@ def decide(
     max_attempts: int,
     policy: Policy = DEFAULT,
     rules: Rules = Rules(),
-) -> Verdict:
-    """What to do about a failed try. An error that says how long to wait (`retry_after`) is believed; one that says it
-    is `permanent` fails, unless a rule knows better."""
+) -> RetryDecision:
+    """Decide what to do after a failed attempt. An error's `retry_after` is respected; one that is `permanent` fails the
+    job, unless a rule says otherwise."""
     if isinstance(error, Fail):
-        return Verdict(Answer.FAIL)
+        return RetryDecision(RetryAction.FAIL)
     if isinstance(error, Snooze):
-        return Verdict(Answer.SNOOZE, _bounded(error.seconds))
-    rule = rules.find(error)
+        return RetryDecision(RetryAction.SNOOZE, _bounded_delay(error.seconds))
+    rule = rules.rule_for(error)
     if isinstance(rule, int | float):
-        return Verdict(Answer.SNOOZE, _bounded(max(rule, _asked_for(error))))
-    hopeless = rule == Answer.FAIL or (rule is None and getattr(error, "permanent", False) is True)
-    if hopeless or attempt >= max_attempts:
-        return Verdict(Answer.FAIL)
-    return Verdict(Answer.RETRY, _bounded(max(_pause(policy, attempt), _asked_for(error))))
+        return RetryDecision(RetryAction.SNOOZE, _bounded_delay(max(rule, _requested_delay(error))))
+    is_permanent = rule == RetryAction.FAIL or (rule is None and getattr(error, "permanent", False) is True)
+    if is_permanent or attempt >= max_attempts:
+        return RetryDecision(RetryAction.FAIL)
+    return RetryDecision(
+        RetryAction.RETRY, _bounded_delay(max(_policy_delay(policy, attempt), _requested_delay(error)))
+    )
 
 
-def _pause(policy: Policy, attempt: int) -> float:
+def _policy_delay(policy: Policy, attempt: int) -> float:
     try:
-        return _bounded(float(policy.pause(attempt)))
-    except Exception:  # an author's own policy must not keep the end of a try from being decided
+        return _bounded_delay(float(policy.pause(attempt)))
+    except Exception:  # an error in an author's policy must not prevent the decision
         return DEFAULT.pause(attempt)
 
 
-def _asked_for(error: BaseException) -> float:
-    """The pause that the error itself asks for, but no more than a week: a source may say anything."""
+def _requested_delay(error: BaseException) -> float:
+    """The delay that the error asks for, at most a week."""
     for name in ("retry_after", "retry_after_sec"):
         seconds = getattr(error, name, None)
         if isinstance(seconds, int | float) and not isinstance(seconds, bool):
-            return min(max(0.0, seconds), _WEEK)
+            return min(max(0.0, seconds), _MAX_REQUESTED_DELAY_SEC)
     return 0.0
 
 
-_KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+_POLICIES_BY_KIND: dict[str, tuple[type[Any], tuple[str, ...]]] = {
     "fixed": (Fixed, ("seconds",)),
     "linear": (Linear, ("step", "cap")),
     "exponential": (Exponential, ("base", "factor", "cap", "jitter")),
@@ -216,17 +220,17 @@ _KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
 _RANGES = {"factor": (1.0, 1000.0), "jitter": (0.0, 1.0)}  # the others are seconds
 
 
-def from_json(told: Any) -> Policy:
-    """A policy from {"kind": "exponential", "base": 10, …}. ValueError says what would do, and repeats no value."""
-    if not isinstance(told, Mapping):
-        raise ValueError('an object would do, such as {"kind": "fixed", "seconds": 60}')
-    kind = told.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise ValueError(f"kind must be one of {', '.join(_KINDS)}")
-    make, known = _KINDS[kind]
-    if set(told) - {"kind", *known}:
-        raise ValueError(f"a {kind} policy has {', '.join(known)}, and nothing else")
-    values = {name: _value(name, told[name], many=make is Table) for name in known if name in told}
+def policy_from_json(raw: Any) -> Policy:
+    """Parse a policy such as {"kind": "exponential", "base": 10}. Raises ValueError, which repeats no value."""
+    if not isinstance(raw, Mapping):
+        raise ValueError('expected an object such as {"kind": "fixed", "seconds": 60}')
+    kind = raw.get("kind")
+    if not isinstance(kind, str) or kind not in _POLICIES_BY_KIND:
+        raise ValueError(f"kind must be one of {', '.join(_POLICIES_BY_KIND)}")
+    make, known = _POLICIES_BY_KIND[kind]
+    if set(raw) - {"kind", *known}:
+        raise ValueError(f"a {kind} policy has only the fields {', '.join(known)}")
+    values = {name: _parse_value(name, raw[name], is_list=make is Table) for name in known if name in raw}
     try:
         policy: Policy = make(**values)
     except TypeError as error:
@@ -234,24 +238,24 @@ def from_json(told: Any) -> Policy:
     return policy
 
 
-def _value(name: str, told: Any, *, many: bool) -> Any:
-    if many:
-        if not isinstance(told, list) or not told:
+def _parse_value(name: str, raw: Any, *, is_list: bool) -> Any:
+    if is_list:
+        if not isinstance(raw, list) or not raw:
             raise ValueError(f"{name} must be a list of numbers")
-        return tuple(_number(name, item) for item in told)
-    return _number(name, told)
+        return tuple(_parse_number(name, item) for item in raw)
+    return _parse_number(name, raw)
 
 
-def _number(name: str, told: Any) -> float:
-    low, high = _RANGES.get(name, (0.0, _WEEK))
-    if isinstance(told, bool) or not isinstance(told, int | float) or not low <= told <= high:
+def _parse_number(name: str, raw: Any) -> float:
+    low, high = _RANGES.get(name, (0.0, _MAX_REQUESTED_DELAY_SEC))
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not low <= raw <= high:
         raise ValueError(f"{name} must be a number from {low:g} to {high:.0f}")
-    return float(told)
+    return float(raw)
 
 
-def to_json(policy: Policy) -> dict[str, Any]:
-    """What `from_json` reads; of a policy of somebody's own only its name."""
-    for kind, (make, known) in _KINDS.items():
+def policy_to_json(policy: Policy) -> dict[str, Any]:
+    """Format a policy as `policy_from_json` parses it; of an author's own policy only its class name."""
+    for kind, (make, known) in _POLICIES_BY_KIND.items():
         if isinstance(policy, make):
             values = {name: getattr(policy, name) for name in known}
             return {"kind": kind} | {name: [*v] if isinstance(v, tuple) else v for name, v in values.items()}

@@ -1,6 +1,6 @@
-"""Where pipelines fetch from and write to, by name. Whoever starts the process fills it in, once, from the settings.
+"""The sources and databases that pipelines use, by name. The process configures them once from its settings.
 
-Addresses are not in a job's args, so that a caller of the API cannot send a worker to an address of theirs.
+Addresses are not in a job's args, so that a caller of the API cannot make a worker connect to an address of its own.
 """
 
 from __future__ import annotations
@@ -8,28 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-DEFAULT = "default"  # the target of all names that are not named themselves
+DEFAULT = "default"  # the target of names that are not configured
 
 
 class NotConfigured(LookupError):
-    """A name that the settings do not know."""
+    """The settings have no such name."""
 
-    permanent = True  # the same try again would end the same way
+    permanent = True  # a retry would fail again
 
 
 @dataclass(frozen=True)
-class _Known:
+class _ConfiguredLocations:
     endpoints: Mapping[str, str] = field(default_factory=dict)
     targets: Mapping[str, str] = field(default_factory=dict, repr=False)
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
-    otherwise: Callable[[], str] | None = None
+    fallback_dsn: Callable[[], str] | None = None
 
 
-class Directory:
-    """The places that this process knows."""
+class Locations:
+    """Endpoints, targets and tokens of this process."""
 
     def __init__(self) -> None:
-        self._known = _Known()  # replaced whole by configure(), read by every pipeline's thread
+        self._configured = _ConfiguredLocations()  # replaced whole; read by all threads
 
     def configure(
         self,
@@ -37,51 +37,51 @@ class Directory:
         targets: Mapping[str, str],
         tokens: Mapping[str, str] | None = None,
         *,
-        otherwise: Callable[[], str] | None = None,
+        fallback_dsn: Callable[[], str] | None = None,
     ) -> None:
-        """Forget what was known, and know these. `otherwise` gives the database where no target is named."""
-        self._known = _Known(dict(endpoints), dict(targets), dict(tokens or {}), otherwise)
+        """Replace all locations. `fallback_dsn` returns the queue's database, for targets that are not configured."""
+        self._configured = _ConfiguredLocations(dict(endpoints), dict(targets), dict(tokens or {}), fallback_dsn)
 
     def endpoint(self, name: str, default: str | None = None) -> str:
-        """The base URL of a source, without a slash at its end; `NotConfigured` if nobody said where it is."""
-        found = self._known.endpoints.get(name, default)
-        if found is None:
+        """Return the base URL of a source, without a slash at its end. Raises NotConfigured."""
+        url = self._configured.endpoints.get(name, default)
+        if url is None:
             raise NotConfigured(
-                f"no endpoint {name!r} is known{_among(self._known.endpoints)}; "
+                f"no endpoint {name!r} is known{_format_names(self._configured.endpoints)}; "
                 f'name it in DL_ENDPOINTS, such as {{"{name}": "https://host/path"}}'
             )
-        return found.rstrip("/")
+        return url.rstrip("/")
 
     def token(self, name: str) -> str | None:
-        """The bearer token of an endpoint, if it wants one."""
-        return self._known.tokens.get(name)
+        """Return the bearer token of an endpoint, or None."""
+        return self._configured.tokens.get(name)
 
     def authorization(self, name: str) -> dict[str, str]:
-        """The header that an endpoint wants; none without a token."""
+        """Return the Authorization header of an endpoint; empty without a token."""
         token = self.token(name)
         return {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def target(self, name: str) -> str:
-        """The DSN of a database: its own, else that of `default`, else the queue's; `NotConfigured` if none."""
-        known = self._known
-        found = known.targets.get(name) or known.targets.get(DEFAULT)
-        if found is not None:
-            return found
-        if known.otherwise is not None:
-            return known.otherwise()
+        """Return the DSN of a database: its own, else that of `default`, else the queue's. Raises NotConfigured."""
+        configured = self._configured
+        dsn = configured.targets.get(name) or configured.targets.get(DEFAULT)
+        if dsn is not None:
+            return dsn
+        if configured.fallback_dsn is not None:
+            return configured.fallback_dsn()
         raise NotConfigured(
-            f"no target {name!r} is known{_among(known.targets)}; "
+            f"no target {name!r} is known{_format_names(configured.targets)}; "
             f'name it in DL_TARGETS, such as {{"{name}": "postgresql://user:password@host/database"}}'
         )
 
 
-def _among(names: Mapping[str, str]) -> str:
+def _format_names(names: Mapping[str, str]) -> str:
     return f" among {', '.join(sorted(names))}" if names else ""
 
 
-directory = Directory()
-configure = directory.configure
-endpoint = directory.endpoint
-token = directory.token
-authorization = directory.authorization
-target = directory.target
+locations = Locations()
+configure = locations.configure
+endpoint = locations.endpoint
+token = locations.token
+authorization = locations.authorization
+target = locations.target

@@ -1,4 +1,4 @@
-"""For tests of pipelines: a context that needs no service and remembers what it was told, and a way to run all kinds.
+"""For tests of pipelines: a context in memory that records its calls, and `run` for pipelines of all kinds.
 
 ctx = FakeContext(resume={"page": 3})
 result = run(load_orders, {"days": ["2030-01-31"]}, ctx)
@@ -8,21 +8,20 @@ assert ctx.progresses[-1] == {"processed": 1, "total": 1, "unit": "days"}
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from pipelines.contract import Args, Checkpoint, Progress, Stop, StopReason, describe
-from pipelines.progress import check_progress
+from pipelines.contract import Args, Stop, StopReason, task_from_callable
+from pipelines.runner import LeveledLog, StopIgnored, run_task
 
 
 @dataclass(frozen=True)
-class Told:
+class LogLine:
     """A line of the job's log."""
 
     level: str
@@ -32,40 +31,30 @@ class Told:
 
 @dataclass(frozen=True)
 class FollowUp:
-    """A job that the pipeline asked for."""
+    """A job that the pipeline enqueued."""
 
     job_id: UUID
     task: str
     args: Args
-    options: Mapping[str, Any] = field(default_factory=dict)  # those that were given
+    options: Mapping[str, Any] = field(default_factory=dict)  # the options that were passed
 
 
-class FakeLog:
-    def __init__(self, lines: list[Told], safe_point: Callable[[], None]) -> None:
+class FakeLog(LeveledLog):
+    """Records lines. Each is a safe point."""
+
+    def __init__(self, lines: list[LogLine], safe_point: Callable[[], None]) -> None:
         self._lines, self._safe_point = lines, safe_point
 
-    def debug(self, message: str, /, **fields: Any) -> None:
-        self._add("debug", message, fields)
-
-    def info(self, message: str, /, **fields: Any) -> None:
-        self._add("info", message, fields)
-
-    def warning(self, message: str, /, **fields: Any) -> None:
-        self._add("warning", message, fields)
-
-    def error(self, message: str, /, **fields: Any) -> None:
-        self._add("error", message, fields)
-
-    def _add(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
-        self._lines.append(Told(level, message, fields))
+    def write(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        self._lines.append(LogLine(level, message, fields))
         self._safe_point()
 
 
 class FakeContext:
-    """A context in memory. It never waits; it stops at the safe point after `stop_after` others, if that is given.
+    """A context in memory. It never waits; with `stop_after` it stops after that many safe points.
 
-    `connect` is called for `ctx.connect(name)`, `database` for the connection of `ctx.transaction()`; without them
-    those raise.
+    `connect` is called for `ctx.connect(name)`, `database` for the connection of `ctx.transaction()`. Without them those
+    methods raise.
     """
 
     def __init__(
@@ -83,63 +72,75 @@ class FakeContext:
         self.job_id = uuid4()
         self.task, self.attempt, self.max_attempts = task, attempt, max_attempts
         self.resume, self.traceparent = resume, traceparent
-        self.logs: list[Told] = []
+        self.logs: list[LogLine] = []
         self.log = FakeLog(self.logs, self._safe_point)
-        self.progresses: list[dict[str, Any]] = []  # each as callers of the API would see it
+        self.progresses: list[dict[str, Any]] = []  # as the API would show each
         self.checkpoints: list[Any] = []
         self.follow_ups: list[FollowUp] = []
         self.slept: list[float] = []
         self.safe_points = 0
         self.finished_with: Any = None  # the result of a final transaction
         self.finished = False
-        self._stop_after, self._reason = stop_after, StopReason.CANCEL
+        self._stop_after, self._stop_reason = stop_after, StopReason.CANCEL
         self._stopped = False
         self._connect, self._database = connect, database
 
     def stop(self, reason: StopReason = StopReason.CANCEL) -> None:
-        """From now on every safe point raises `Stop`."""
-        self._stop_after, self._reason, self._stopped = 0, reason, True
+        """Make every safe point from now on raise `Stop`."""
+        self._stop_after, self._stop_reason, self._stopped = 0, reason, True
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        return self._stop_reason if self._stopped else None
+
+    def on_stop(self, callback: Callable[[], object]) -> AbstractContextManager[None]:
+        """A stop of this context is raised at safe points only."""
+        return nullcontext()
 
     def check(self) -> None:
         self.safe_points += 1
         if self._stop_after is not None and self.safe_points > self._stop_after:
             self._stopped = True
-            raise Stop(self._reason)
+            raise Stop(self._stop_reason)
 
     def _safe_point(self) -> None:
-        """Every other call raises too once the stop has come, but for clean-up after it. Those are not counted."""
+        """Once stopped, every other call raises too, but not in code that handles the stop. Not counted."""
         handled = sys.exc_info()[1]
         while handled is not None and not isinstance(handled, Stop | GeneratorExit | asyncio.CancelledError):
             handled = handled.__context__
         if self._stopped and handled is None:
-            raise Stop(self._reason)
+            raise Stop(self._stop_reason)
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.check()
 
     def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
-        self.note({"processed": done, "total": total, "unit": unit, **more})
+        self.record_progress({"processed": done, "total": total, "unit": unit, **more})
         self._safe_point()
 
     def count(self, **numbers: int | float) -> None:
-        counts = dict(self._last().get("counts", {}))
+        counts = dict(self._last_progress().get("counts", {}))
         for name, more in numbers.items():
             counts[name] = counts.get(name, 0) + more
-        self.note({"counts": counts})
+        self.record_progress({"counts": counts})
         self._safe_point()
 
-    def note(self, given: Mapping[str, Any]) -> None:
-        """What a generator yields as progress."""
-        self.progresses.append(self._last() | {key: value for key, value in given.items() if value is not None})
+    def record_progress(self, fields: Mapping[str, Any]) -> None:
+        """As `progress`, without a safe point."""
+        self.progresses.append(self._last_progress() | {n: value for n, value in fields.items() if value is not None})
 
-    def _last(self) -> dict[str, Any]:
+    def _last_progress(self) -> dict[str, Any]:
         return dict(self.progresses[-1]) if self.progresses else {}
 
     def checkpoint(self, cursor: Any) -> None:
+        self.record_checkpoint(cursor)
+        self._safe_point()
+
+    def record_checkpoint(self, cursor: Any) -> None:
+        """As `checkpoint`, without a safe point."""
         self.checkpoints.append(cursor)
         self.resume = cursor
-        self._safe_point()
 
     def enqueue(
         self,
@@ -154,12 +155,12 @@ class FakeContext:
         max_attempts: int | None = None,
     ) -> UUID:
         self._safe_point()
-        given = {
+        options = {
             "queue": queue, "lock_key": lock_key, "idempotency_key": idempotency_key, "priority": priority,
             "available_at": available_at, "max_attempts": max_attempts,
         }  # fmt: skip
-        options = {name: value for name, value in given.items() if value is not None}
-        self.follow_ups.append(FollowUp(uuid4(), task, args or {}, options))
+        passed = {name: value for name, value in options.items() if value is not None}
+        self.follow_ups.append(FollowUp(uuid4(), task, args or {}, passed))
         return self.follow_ups[-1].job_id
 
     @contextmanager
@@ -181,51 +182,8 @@ class FakeContext:
 
 
 def run(call: Callable[..., Any], args: Args | None = None, ctx: FakeContext | None = None) -> Any:
-    """Run a pipeline of any kind to its end; what it yields is told to the context. Raises what it raises."""
-    context = ctx or FakeContext()
-    result = describe("task", call).start(args or {}, context)
-    if isinstance(result, Generator):
-        return _walk(result, context)
-    if isinstance(result, AsyncGenerator):
-        return asyncio.run(_walk_async(result, context))
-    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
-
-
-def _walk(steps: Generator[Any, None, Any], context: FakeContext) -> Any:
+    """Run a pipeline of any kind to its end, as a worker does. Raises what the pipeline raises."""
     try:
-        step = next(steps)
-        while (stop := _take(step, context)) is None:
-            step = next(steps)
-        steps.throw(stop)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("the pipeline went on after a Stop")
-
-
-async def _walk_async(steps: AsyncGenerator[Any, None], context: FakeContext) -> None:
-    async for step in steps:
-        stop = _take(step, context)
-        if stop is not None:
-            await steps.athrow(stop)
-
-
-def _take(step: Any, context: FakeContext) -> Stop | None:
-    try:
-        match step:
-            case Checkpoint(cursor):
-                context.checkpoint(cursor)
-            case Progress(done, total, unit):
-                context.progress(done, total, unit)
-            case Mapping():
-                check_progress(step)
-                context.note(step)
-            case _:
-                check_progress(step)
-        context.check()
-    except Stop as stop:
-        return stop
-    return None
+        return run_task(task_from_callable("task", call), args or {}, ctx or FakeContext(), max_ignored_stops=1)
+    except StopIgnored as stop:
+        raise AssertionError("the pipeline went on after a Stop") from stop

@@ -27,18 +27,22 @@ from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
 from tests.support import Databases, PrivateServer, Process
 from tests.support.databases import apply_schema
-from tests.support.private_server import copy_of
+from tests.support.private_server import copy_data_dir
 
 # Every test's data is thrown away, so none of it needs to be safe.
-FAST = {
+UNSAFE_FAST_SETTINGS = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
     "autovacuum": "off",
     "shared_buffers": "64MB",
+    "max_wal_size": "512MB",
+    "jit": "off",
     "max_connections": "200",
 }
-FOLDER = "DL_TEST_FOLDER"
+RUN_FOLDER_VARIABLE = "DL_TEST_FOLDER"
+FULL_FOLDERS = ("tests/benchmarks/test_commands.py", "tests/hostile/test_document.py", "tests/hostile/test_soak.py")
+MIN_MEMORY_FOLDER_BYTES = 6 * 1024**3
 
 # How long an example takes depends on the machine: on a busy one slow examples and slow input are no fault. Every
 # other check of hypothesis stays. Built on the profile that hypothesis itself chooses, which in CI has a fixed seed.
@@ -50,20 +54,41 @@ def pytest_configure(config: pytest.Config) -> None:
     # A run that is told to end still stops its server: an interrupt goes through every fixture's end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # once a run: xdist's workers inherit it
-        folder = Path(tempfile.mkdtemp(prefix="dl-test-"))
+        folder = Path(tempfile.mkdtemp(prefix="dl-test-", dir=memory_folder()))
         folder.chmod(0o755)  # as root the server has another account, which must get there
-        os.environ[FOLDER] = str(folder)
+        os.environ[RUN_FOLDER_VARIABLE] = str(folder)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make test-full` whatever takes long and guards no promise by itself."""
+    for item in items:
+        is_long_browser_test = item.get_closest_marker("browser") and not item.get_closest_marker("smoke")
+        if is_long_browser_test or item.nodeid.startswith(FULL_FOLDERS):
+            item.add_marker("full")
+
+
+def memory_folder() -> str | None:
+    """Return a folder in memory for the servers' data, or None where there is no room.
+
+    A database is 300 files: on a disk's file system they take ten times as long to make and drop, with fsync off too.
+    """
+    folder = Path("/dev/shm")
+    if "DL_TEST_ON_DISK" in os.environ or not os.access(folder, os.W_OK):
+        return None
+    space = os.statvfs(folder)
+    has_room = space.f_bavail * space.f_frsize > MIN_MEMORY_FOLDER_BYTES
+    return str(folder) if has_room and not (space.f_flag & os.ST_NOEXEC) else None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
+        shutil.rmtree(os.environ.pop(RUN_FOLDER_VARIABLE), ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def run_folder() -> Path:
     """A folder of this run, which every account may enter."""
-    return Path(os.environ[FOLDER])
+    return Path(os.environ[RUN_FOLDER_VARIABLE])
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +107,7 @@ def server_dsn(run_folder: Path, postgres_binaries: Choice) -> Iterator[str]:
     if named:
         yield named
         return
-    with EmbeddedServer(run_folder / "shared", binaries=postgres_binaries, settings=FAST) as server:
+    with EmbeddedServer(run_folder / "shared", binaries=postgres_binaries, settings=UNSAFE_FAST_SETTINGS) as server:
         yield server.dsn
 
 
@@ -113,7 +138,7 @@ def empty_dsn(databases: Databases) -> Iterator[str]:
 def ready_made(run_folder: Path, postgres_binaries: Choice, worker_id: str) -> Path:
     """A stopped server's data folder with the schema: a copy (`copy_of`) spares a test its initdb."""
     folder = run_folder / f"ready-made-{worker_id}"
-    with EmbeddedServer(folder, binaries=postgres_binaries, settings=FAST) as server:
+    with EmbeddedServer(folder, binaries=postgres_binaries, settings=UNSAFE_FAST_SETTINGS) as server:
         apply_schema(server.dsn)
     return folder
 
@@ -121,9 +146,9 @@ def ready_made(run_folder: Path, postgres_binaries: Choice, worker_id: str) -> P
 @pytest.fixture
 def server(run_folder: Path, ready_made: Path, postgres_binaries: Choice) -> Iterator[PrivateServer]:
     """A server of this test's own: `server.dsn`, `.stop()`, `.start()`, `.restart()`, `.crash()`, `.kill()`."""
-    folder = copy_of(ready_made, Path(tempfile.mkdtemp(prefix="own-", dir=run_folder)))
+    folder = copy_data_dir(ready_made, Path(tempfile.mkdtemp(prefix="own-", dir=run_folder)))
     # A test that kills the server counts on what was committed: it must be with the kernel, which is not killed.
-    settings = {**FAST, "synchronous_commit": "on"}
+    settings = {**UNSAFE_FAST_SETTINGS, "synchronous_commit": "on"}
     embedded = EmbeddedServer(folder, binaries=postgres_binaries, settings=settings)
     try:
         embedded.start()

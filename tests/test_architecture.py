@@ -14,46 +14,48 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = ("app", "workers", "pipelines")
+OURS = ("app", "dataloader", "workers", "pipelines")
+
+_CLIENT = frozenset(f"dataloader.{name}" for name in ("client", "errors", "_address", "_enqueue", "_request"))
+_SERVICE = ("app.errors", "app.log", "app.net", "app.tracing", "app.wording")
 
 # room → what it may import of ours, beside itself. The longest name that fits a module is its room.
 ROOMS: dict[str, frozenset[str]] = {
     "app": frozenset(),
     "app.errors": frozenset(),
     "app.config": frozenset({"app.errors"}),
-    "app.addresses": frozenset({"pipelines.toolkit.networks"}),
+    "app.net": frozenset({"pipelines.toolkit.networks"}),
     "app.wording": frozenset(),
-    "app.traces": frozenset({"app.errors"}),
+    "app.tracing": frozenset({"app.errors"}),
     "app.log": frozenset({"app.errors"}),
-    "app.queue": frozenset({"app.errors", "app.wording"}),
     "app.postgres": frozenset({"app.errors"}),
-    "app.client": frozenset({"app.errors", "app.queue.job", "app.telling"}),
-    "app.telling": frozenset(),
-    "app.doctor": frozenset({"app.errors", "app.queue", "app.wording"}),
-    "app.web": frozenset(
-        {"app.addresses", "app.traces", "app.queue", "app.errors", "app.log", "app.wording", "pipelines"}
-    ),
-    "workers": frozenset(
-        {"app.addresses", "app.traces", "app.queue", "app.errors", "app.log", "app.wording", "pipelines"}
-    ),
+    "app.db": frozenset({"app.errors", "app.wording"}),
+    "app.queue": frozenset({"app.db", "app.errors", "app.wording"}),
+    "app.admin": frozenset({"app.queue", "app.db", "app.errors", "app.wording"}),
+    "app.doctor": frozenset({"app.admin", "app.queue", "app.db", "app.errors", "app.wording"}),
+    "app.web": frozenset({*_SERVICE, "app.admin", "app.queue", "app.db", "pipelines"}),
+    "workers": frozenset({*_SERVICE, "app.admin", "app.queue", "app.db", "pipelines"}),
     "pipelines": frozenset(),
+    "dataloader": frozenset({"pipelines.contract"}),
+    # What other projects use beside packages named as ours: it imports nothing of them.
+    **dict.fromkeys(_CLIENT, _CLIENT),
 }
 # These wire the rooms together, and may import them all.
 WIRING = (
-    *("app.__main__", "app.cli", "app.host", "app.wiring", "app.web.__main__", "app.doctor.__main__"),
+    *("app.__main__", "app.cli", "app.runtime", "app.runtime.commands", "app.web.__main__", "app.doctor.__main__"),
     *("wsgi", "gunicorn.conf"),
 )
 
 # library → the rooms that may import it, beside those that wire
 LIBRARIES: dict[str, tuple[str, ...]] = {
-    "psycopg2": ("app.queue", "pipelines"),
-    "psycopg2_pool": ("app.queue",),
+    "psycopg2": ("app.db", "app.queue", "app.doctor.facts", "pipelines"),
+    "psycopg2_pool": ("app.db",),
     "flask": ("app.web",),
     "werkzeug": ("app.web",),
     "jinja2": ("app.web",),
     "gunicorn": (),
     "pydantic_settings": ("app.config",),
-    "requests": ("pipelines",),
+    "requests": ("dataloader", "pipelines"),
 }
 NEVER_IN_WIRING = frozenset({"psycopg2", "psycopg2_pool"})
 
@@ -62,10 +64,10 @@ _SQL = re.compile(
     r"|ALTER\s+TABLE\s|TRUNCATE\s+\w|LOCK\s+TABLE\s|pg_notify\()",
     re.DOTALL,
 )
-SPEAKS_SQL = ("app.queue", "pipelines")
+SPEAKS_SQL = ("app.db", "app.queue", "app.admin", "app.doctor", "pipelines")
 SPEAKS_OF_ITS_CONNECTION = ("workers.listener",)  # the echo that proves a LISTEN
 
-READS_THE_ENVIRONMENT = ("app.config", "workers.process", "workers.leash")
+READS_THE_ENVIRONMENT = ("app.config", "workers.isolation.run", "workers.isolation.watchdog")
 _ENVIRONMENT = frozenset({"environ", "environb", "getenv", "putenv"})
 
 _BEGINS_SOMETHING = frozenset({
@@ -143,7 +145,7 @@ def docstrings(tree: ast.Module) -> set[ast.AST]:
 
 
 def test_there_is_something_to_look_at():
-    assert {"app.queue.jobqueue", "workers.pool", "pipelines.contract", "wsgi", "gunicorn.conf"} <= set(SOURCES)
+    assert {"app.queue.jobs", "workers.pool", "pipelines.contract", "wsgi", "gunicorn.conf"} <= set(SOURCES)
 
 
 def test_a_room_imports_only_what_the_table_allows():
@@ -239,12 +241,14 @@ def test_the_package_holds_a_docstring_and_nothing_else():
     [
         ("app", {"app.config", "app.queue", "flask", "psycopg2", "pydantic"}),
         ("workers.pool", {"flask", "app.web", "app.config", "pydantic_settings", "gunicorn"}),
-        ("app.queue.jobqueue", {"flask", "workers", "pipelines", "pydantic"}),
+        ("app.queue.jobs", {"flask", "workers", "pipelines", "pydantic"}),
         ("pipelines.contract", {"app", "workers", "flask", "psycopg2"}),
-        ("app.cli", {"flask", "pydantic", "psycopg2", "workers"}),
+        ("app.cli", {"flask", "pydantic", "psycopg2", "workers", "requests"}),
+        ("dataloader", {"app", "workers", "pipelines", "requests"}),
+        ("dataloader.client", {"app", "workers", "pipelines"}),
     ],
 )
-def test_a_process_loads_no_more_than_it_needs_and_starts_nothing(module: str, must_not_load: set[str]):
+def test_import_loads_and_starts_no_more_than_needed(module: str, must_not_load: set[str]):
     code = f"import json, sys, threading, {module}\nprint(json.dumps([sorted(sys.modules), threading.active_count()]))"
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 

@@ -20,18 +20,18 @@ import pytest
 import yaml
 
 from app.cli.command import cli
-from app.cli.exits import Exit
-from app.config import Settings
+from app.cli.exit_codes import ExitCode
+from app.config import Settings, load_settings
+from app.config.loading import REMOVED, RENAMED
+from app.db.schema import schema_text
 from app.log import Alert
-from app.queue.job import Release, Status
-from app.queue.schema import schema_text
-from app.queue.statements import statements
+from app.queue.job import ReleaseReason, Status
 from app.web.__main__ import document_text
 from docs import make
 from pipelines.contract import Context
 from tests.support import Databases, Process, eventually, free_port
-from tests.support.desk import Desk
 from tests.support.processes import ROOT, clean_environment
+from tests.support.queue_fixture import QueueFixture
 
 PAGES = sorted([*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_made" not in page.parts)])
 SQL_TEXT = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "app/queue").glob("*.sql")) + schema_text()
@@ -78,7 +78,7 @@ def test_no_page_speaks_of_a_setting_that_is_not_there():
         {"DL_TEST_DSN", "DL_TEST_POSTGRES", "DL_TEST_SCREENSHOTS"},
         {"DL_URL", "DL_API_KEY", "DL_API_KEY_FILE"},
     )
-    other = {*of_tests, *of_the_client, "DL_SECRET_NAME"}
+    other = {*of_tests, *of_the_client, "DL_SECRET_NAME", *RENAMED, *REMOVED}
     for path in PAGES:
         spoken_of = set(re.findall(r"\b(?:DL|APP|PG)_[A-Z][A-Z_]+\b", path.read_text(encoding="utf-8")))
         assert spoken_of <= {*Settings.variables(), *other}, path.name
@@ -89,8 +89,15 @@ def test_every_command_is_described():
 
 
 def test_every_exit_code_is_described():
-    assert {str(code.value) for code in Exit} == set(re.findall(r"^\| (\d+) \|", page("docs/cli.md"), re.MULTILINE))
-    of_services = {Exit.OK, Exit.SCHEMA, Exit.UNAVAILABLE, Exit.FAULT, Exit.EMBEDDED, Exit.CONFIG}
+    assert {str(code.value) for code in ExitCode} == set(re.findall(r"^\| (\d+) \|", page("docs/cli.md"), re.MULTILINE))
+    of_services = {
+        ExitCode.OK,
+        ExitCode.SCHEMA,
+        ExitCode.UNAVAILABLE,
+        ExitCode.SERVICE_FAULT,
+        ExitCode.EMBEDDED,
+        ExitCode.CONFIG,
+    }
     assert {str(code.value) for code in of_services} == set(re.findall(r"^\| (\d+) \|", OPERATIONS, re.MULTILINE))
 
 
@@ -102,15 +109,15 @@ def test_every_status_is_described():
 def test_every_kind_of_event_and_every_reason_is_described():
     kinds = set(re.findall(r"'(\w+)'", " ".join(EVENT_LINES.findall(SQL_TEXT))))
     reaped = re.findall(r"THEN '(\w+)' ELSE '(\w+)' END AS reason", SQL_TEXT)
-    reasons = {*re.findall(r"'reason', '(\w+)'", SQL_TEXT), *(reason for both in reaped for reason in both), *Release}
+    reasons = {
+        *re.findall(r"'reason', '(\w+)'", SQL_TEXT),
+        *(reason for both in reaped for reason in both),
+        *ReleaseReason,
+    }
 
     assert {"queued", "picked", "requeue", "done", "heartbeat", "cancel_requested"} <= kinds
     assert {"retry", "lease_expired", "process_died", "by_hand"} <= reasons
     assert not_named(kinds | reasons, page("docs/job-lifecycle.md")) == set()
-
-
-def test_every_statement_is_described():
-    assert not_named(set(statements("public")), page("docs/architecture.md")) == set()
 
 
 def test_every_event_for_alerts_is_described():
@@ -135,14 +142,9 @@ def test_every_word_of_the_context_is_described():
     assert not_named(words, page("docs/writing-a-pipeline.md")) == set()
 
 
-def test_the_life_of_a_job_is_the_one_of_the_transitions():
-    assert page("docs/job-lifecycle.md") == make.job_lifecycle(), "run `python -m docs.make`"
-
-
-def test_every_decision_is_listed():
-    listed = set(re.findall(r"\(decisions/([\w.-]+)\)", page("docs/index.md")))
-
-    assert listed == {path.name for path in (ROOT / "docs/decisions").glob("*.md")}
+@pytest.mark.parametrize("name", sorted(make.pages()))
+def test_generated_page_matches_the_code(name):
+    assert page(f"docs/{name}") == make.pages()[name], "run `python -m docs.make`"
 
 
 # ── links ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,20 +189,20 @@ def test_the_sql_of_a_page_runs_on_the_real_tables(path, dsn):
         connection.close()
 
 
-def test_the_statement_about_waiting_jobs_tells_why(databases: Databases):
+def test_waiting_jobs_query_explains_each_job(databases: Databases):
     (why,) = (block for block in blocks(ROOT / "docs/operations.md", "sql") if block.startswith(WHY_JOBS_WAIT))
     with databases.fresh() as dsn:
-        desk = Desk(dsn)
+        desk = QueueFixture(dsn)
         try:
-            running = desk.claimed("busy", queue="live")
+            running = desk.enqueue_and_claim("busy", queue="live")
             desk.sql(
                 "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
                 " VALUES (gen_random_uuid(), 'w', '0', '{live}', '{t}', 1, 3600)"
             )
             parked, later = desk.enqueue("busy", queue="live"), desk.insert("later", available_at="2100-01-01")
-            desk.look(queue="live")
+            desk.claim_once(queue="live")
             unknown = desk.enqueue("u", queue="live", task="nobody's")
-            desk.queue.set_aside("live", ["t"])
+            desk.queue.defer_unknown_tasks("live", ["t"])
             alone, waiting = desk.enqueue("a", queue="dead"), desk.enqueue("w", queue="live")
 
             told = {row[0]: row[3] for row in desk.sql(why)}
@@ -260,7 +262,7 @@ def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> I
     with databases.fresh(schema=False) as dsn:
         env = {"DL_DB_DSN": dsn, "APP_PORT": str(port)}
         with Process.dataloader("serve", output=output, env=env) as process:
-            process.wait_for("is ready at")
+            process.wait_for_line("is ready at")
             url = f"http://127.0.0.1:{port}"
             eventually(lambda: asked(f"{url}/status")["ready"], message=lambda: f"ready:\n{process.text}")
             yield url
@@ -299,7 +301,7 @@ print(urllib.request.urlopen(request, timeout=30).read().decode(), end="")
 """
 
 
-def test_the_first_job_of_the_readme_is_triggered_seen_and_canceled(service, shell):
+def test_first_job_of_the_readme_runs_and_is_canceled(service, shell):
     (lines,) = (block for block in blocks(ROOT / "README.md", "sh") if "curl" in block)
     script = lines.replace("http://127.0.0.1:8081", service)
     assert script.count("curl ") == 3
@@ -320,7 +322,7 @@ def test_every_number_of_a_real_service_is_described(service):
     assert not_named(numbers, OPERATIONS) == set()
 
 
-def test_the_status_of_a_real_service_is_the_one_that_is_read_line_by_line(service):
+def test_status_page_lists_the_fields_of_a_real_service(service):
     shown = next(block for block in blocks(ROOT / "docs/operations.md", "json") if '"workers"' in block)
 
     there = asked(f"{service}/status")
@@ -349,7 +351,7 @@ def asked(url: str) -> dict[str, Any]:
 # ── the container, as far as it can be read without an engine ──────────────────────────────────────────────────────
 
 
-def test_the_services_of_the_compose_file_run_commands_that_there_are_with_settings_that_there_are():
+def test_compose_file_uses_existing_commands_and_settings():
     services = yaml.safe_load(page("compose.yaml"))["services"]
     ours = [service for service in services.values() if "dataloader:local" in service["image"]]
 
@@ -357,7 +359,7 @@ def test_the_services_of_the_compose_file_run_commands_that_there_are_with_setti
     for service in ours:
         cli.make_context("dataloader", [*service["command"], "--help"], resilient_parsing=True)
         assert set(service["environment"]) <= set(Settings.variables())
-        Settings.load({name: str(value) for name, value in service["environment"].items()}, dotenv=None)
+        load_settings({name: str(value) for name, value in service["environment"].items()}, dotenv=None)
 
 
 def test_the_image_copies_what_there_is_and_what_is_not_ignored():

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from app.config import Settings
+from app.config import load_settings
 from pipelines import contract
-from pipelines.contract import Checkpoint, Kind, Pipelines, load
+from pipelines.contract import Checkpoint, Pipelines, TaskKind, load_tasks
 from pipelines.retry import Table
 from tests.support.processes import ROOT
 
@@ -35,8 +35,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Pipelines:
     monkeypatch.setitem(sys.modules, "migrated", module)
     exec(compile("\n".join(blocks(PAGE, "python")), "docs/migrating.md", "exec"), vars(module))  # noqa: S102 - our own
     for told in blocks(PAGE, "json"):
-        settings = Settings.load({"DL_TASKS": told}, dotenv=None)
-        assert load([], settings.tasks).failures == {}
+        settings = load_settings({"DL_TASKS": told}, dotenv=None)
+        assert load_tasks([], settings.tasks) == {}
     return contract.registry
 
 
@@ -74,7 +74,7 @@ class Told:
 def test_the_script_of_cron_runs_with_its_date_and_nothing_else(known):
     task = known.get("report.daily")
 
-    assert task.kind is Kind.COMMAND
+    assert task.kind is TaskKind.COMMAND
     assert task.argv({"date": "2030-01-31"})[1:] == ("report.py", "--date", "2030-01-31")
     assert task.options.retry == Table((60, 300, 1800))
     assert {where for where, _ in task.check_args({"date": "--help", "more": 1})} == {"more", "date"}

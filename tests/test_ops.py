@@ -15,15 +15,15 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from app.host.numbers import ProcessNumbers
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
+from app.db.pool import Pool
+from app.queue.jobs import JobQueue
+from app.runtime.metrics import ProcessCollector
 from app.web import WebOptions
-from app.web.databasenumbers import DatabaseCollector
-from app.web.metrics import QueueCollector, Traffic
-from tests.support.plant import Plant
+from app.web.api.database_metrics import DatabaseCollector
+from app.web.metrics import QueueCollector, RequestMetrics
 from tests.support.processes import ROOT
-from workers.numbers import PoolCollector
+from tests.support.worker_pool_fixture import WorkerPoolFixture
+from workers.metrics import PoolCollector
 
 OPS = ROOT / "docs" / "ops"
 RULES = yaml.safe_load((OPS / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]
@@ -64,20 +64,20 @@ def expressions() -> Iterator[tuple[str, str]]:
 def families(databases) -> Iterator[dict[str, Metric]]:
     """Every number that there is, by name: as a process tells them that answers and works."""
     with databases.fresh() as dsn:
-        plant = Plant(dsn)
+        plant = WorkerPoolFixture(dsn)
         pool = Pool(dsn)
         try:
-            working = plant.listening({"q": 1})
-            plant.until_all([plant.add()])
+            working = plant.listening_pool({"q": 1})
+            plant.wait_for_all([plant.add_job()])
             registry = CollectorRegistry()
-            traffic = Traffic(registry)
-            traffic.began()
-            traffic.ended("/health", "200", 0.01)
-            options = WebOptions(version="1", queues=("q",), status_patience_sec=20)
+            traffic = RequestMetrics(registry)
+            traffic.start()
+            traffic.finish("/health", "200", 0.01)
+            options = WebOptions(version="1", queues=("q",), status_timeout_sec=20)
             for collector in (
                 QueueCollector(JobQueue(pool), options),
-                DatabaseCollector(pool, patience_sec=20),
-                ProcessNumbers(works=True, answers=True),
+                DatabaseCollector(pool, timeout_sec=20),
+                ProcessCollector(has_workers=True, has_api=True),
                 PoolCollector(lambda: working),
             ):
                 registry.register(collector)
@@ -133,7 +133,7 @@ def test_every_number_of_ours_is_on_the_dashboard_or_in_a_rule(families):
     assert {name for name in families if name.startswith("dataloader_")} - shown - elsewhere == set()
 
 
-def test_every_rule_says_how_bad_it_is_what_it_is_and_what_would_do():
+def test_every_alert_rule_has_severity_summary_and_remedy():
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from defusedxml import ElementTree as ET
 
-from app.client import Client
 from app.queue.job import Status
+from dataloader import Client
 from tests.support import Process, eventually, free_port
 from tests.support.processes import ROOT, clean_environment
 from tests.support_sources import Reply, Request, SourceServer
@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def bank() -> Iterator[SourceServer]:
     server = SourceServer()
-    server.on("GET", "/scripts/XML_daily.asp", rates)
+    server.add_route("GET", "/scripts/XML_daily.asp", rates)
     yield server
     server.close()
 
@@ -74,7 +74,7 @@ def test_the_tutorial_does_what_it_says(dsn: str, folder: Path, bank: SourceServ
     }
     argv = [sys.executable, "-m", "app", "serve"]
     with Process(argv, output=folder / "service.log", env=env, cwd=folder) as service:
-        service.wait_for("is ready at")
+        service.wait_for_line("is ready at")
         client = Client(f"http://127.0.0.1:{port}")
         said = "".join(shell(block.replace("seq -w 1 30", "seq -w 1 30 | head -n 4"), folder, port) for block in SHELL)
         eventually(lambda: len(client.jobs(status=Status.SUCCEEDED, limit=100)) == 6, 60, lambda: said + service.text)

@@ -40,7 +40,7 @@ def test_nothing_is_vendored_elsewhere():
     assert minified <= set(FOLDERS)
 
 
-def test_the_notice_names_each_with_its_version_its_licence_and_where_that_stands():
+def test_notice_lists_version_and_licence_of_each():
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
     brought = [one for folder in FOLDERS for one in told(folder)]
 

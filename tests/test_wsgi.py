@@ -11,43 +11,43 @@ from pathlib import Path
 
 import pytest
 
-from app.queue.schema import migrate
+from app.db.schema import migrate
 from tests.support import Process, eventually, free_port
-from tests.support.running import QUICK, Jobs, Running, servers_of
+from tests.support.real_service import FAST_SETTINGS, RunningService, ServiceJobs, postgres_pids_of
 
-Gunicorn = Callable[..., Running]
+Gunicorn = Callable[..., RunningService]
 
 
 @pytest.fixture
 def gunicorn(tmp_path: Path) -> Iterator[Gunicorn]:
     with ExitStack() as running:
 
-        def started(*options: str, **env: str) -> Running:
+        def started(*options: str, **env: str) -> RunningService:
             port = free_port()
             process = Process(
                 [sys.executable, "-m", "gunicorn", *options, "wsgi:app"],
                 output=tmp_path / "gunicorn.log",
-                env={**QUICK, "APP_PORT": str(port), **env},
+                env={**FAST_SETTINGS, "APP_PORT": str(port), **env},
             )
-            return Running(running.enter_context(process), port, "serve")
+            return RunningService(running.enter_context(process), port, "serve")
 
         yield started
 
 
 def test_it_serves_and_works_on_the_database_it_is_given(gunicorn: Gunicorn, dsn: str, tmp_path: Path):
     migrate(dsn)
-    running = gunicorn(DL_DB_DSN=dsn).until_ready()
-    jobs = Jobs(dsn, tmp_path)
+    running = gunicorn(DL_DB_DSN=dsn).wait_until_ready()
+    jobs = ServiceJobs(dsn, tmp_path)
     (job,) = jobs.insert()
     eventually(lambda: running.get(f"/api/v1/jobs/{job}/status")[1]["status"] == "succeeded")
     jobs.insert("test.until", 2)
-    jobs.until_began(3)
+    jobs.wait_for_starts(3)
 
     assert running.stop() == 0
-    assert running.ended_by_itself(), running.process.text
-    assert len(running.log("pool.started")) == len(running.log("pool.stopped")) == 1
-    assert jobs.counts() == {"succeeded": 1, "queued": 2}
-    jobs.check()
+    assert running.check_clean_exit(), running.process.text
+    assert len(running.log_lines("pool.started")) == len(running.log_lines("pool.stopped")) == 1
+    assert jobs.status_counts() == {"succeeded": 1, "queued": 2}
+    jobs.check_invariants()
 
 
 def test_name_for_several_worker_processes_is_refused(gunicorn: Gunicorn, dsn: str):
@@ -56,38 +56,38 @@ def test_name_for_several_worker_processes_is_refused(gunicorn: Gunicorn, dsn: s
     assert "DL_WORKER_NAME" in refused.process.text
 
 
-def test_without_a_database_it_has_one_of_its_own_and_leaves_none_behind(gunicorn: Gunicorn, run_folder: Path):
+def test_without_dsn_gunicorn_runs_an_embedded_server(gunicorn: Gunicorn, run_folder: Path):
     home = run_folder / "gunicorns-home"
     home.mkdir()
     home.chmod(0o755)
-    running = gunicorn(DL_DATA_DIR=str(home)).until_ready()
-    assert len(servers_of(home)) == 1
+    running = gunicorn(DL_DATA_DIR=str(home)).wait_until_ready()
+    assert len(postgres_pids_of(home)) == 1
 
     running.process.signal(signal.SIGTERM)
 
     assert running.process.wait() == 0
-    assert servers_of(home) == []
+    assert postgres_pids_of(home) == []
 
 
 def test_ctrl_c_hands_running_jobs_back(gunicorn: Gunicorn, dsn: str, tmp_path: Path):
     migrate(dsn)
-    running = gunicorn(DL_DB_DSN=dsn, DL_SHUTDOWN_GRACE_SEC="600").until_ready()
-    jobs = Jobs(dsn, tmp_path)
+    running = gunicorn(DL_DB_DSN=dsn, DL_SHUTDOWN_GRACE_SEC="600").wait_until_ready()
+    jobs = ServiceJobs(dsn, tmp_path)
     jobs.insert("test.until", 2)
-    jobs.until_began(2)
+    jobs.wait_for_starts(2)
 
-    for pid in (running.works_in, running.process.pid):  # a terminal sends it to the whole group
+    for pid in (running.worker_pid, running.process.pid):  # a terminal sends it to the whole group
         os.kill(pid, signal.SIGINT)
 
     assert running.process.wait() == 0
     assert "Traceback" not in running.process.text
-    assert jobs.counts() == {"queued": 2}
-    jobs.check()
+    assert jobs.status_counts() == {"queued": 2}
+    jobs.check_invariants()
 
 
 def test_a_faulty_setting_is_told_without_a_stack_trace(gunicorn: Gunicorn):
-    running = gunicorn(APP_THREADS="many")
+    running = gunicorn(APP_HTTP_THREADS="many")
 
     assert running.process.wait() == 78
-    assert "APP_THREADS" in running.process.text
+    assert "APP_HTTP_THREADS" in running.process.text
     assert "Traceback" not in running.process.text

@@ -1,4 +1,4 @@
-"""One try at one job, from claimed to settled. In a thread of the worker it is the pipeline's own context."""
+"""One attempt at one job, from claim to outcome; in a worker's thread it is the pipeline's context too."""
 
 from __future__ import annotations
 
@@ -7,364 +7,297 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from app import log
-from app.queue.attempt_sessions import QUEUE_DATABASE, Places, SessionsEnded
-from app.queue.effects import Effects, broke_off
-from app.queue.job import Claimed, Release, Settlement, Status
-from pipelines.contract import Kind, Options, Stop, StopReason, Task
+from app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
+from app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
+from app.queue.task_connections import is_connection_loss
+from pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions
 from pipelines.retry import DEFAULT, Policy
-from workers.child_environment import ConnectionCheck
-from workers.context import Facts, JobContext, note_unchecked_target
-from workers.drive import drive
+from pipelines.runner import run_task
+from pipelines.secret_refs import KEY
+from workers.attempt_state import StopStep
+from workers.context import ContextSettings, JobContext
+from workers.isolation.environment import ConnectionCheck
 from workers.lease import Lease
 from workers.outcome import (
-    NOTHING,
-    Abandoned,
-    Ending,
-    Finished,
-    HandedBack,
-    Left,
-    came_from_stop,
-    describe,
+    UNCHANGED,
+    LeaseLost,
+    Outcome,
+    Released,
+    RemainingState,
+    SettledByTask,
+    caused_by_stop,
+    decide_failure,
+    describe_error,
     failed,
-    failure_of,
-    refused,
     stopped,
     success,
 )
 from workers.process_lock import ProcessLock
-from workers.secrets import NO_VAULT, WORD, NoSecret, Vault, scrubbed, uncover
+from workers.secrets import NO_SECRETS, SecretStore, SecretUnavailable, resolve_references
 from workers.threads import clock
-
-if TYPE_CHECKING:
-    from workers.roster import Hand
 
 _log = log.get(__name__)
 
 
-_PLAIN = Options()
-_DROPPED = {"$dropped"}  # what stands in place of JSON that the database could not give us
-
-
 @dataclass(frozen=True, kw_only=True)
-class Tools:
-    """What every attempt of a pool is run with."""
+class AttemptSettings(ContextSettings):
+    """What all attempts of a pool are run with."""
 
-    places: Places | None = None
     retry: Policy = DEFAULT
-    stop_grace_sec: float = 5.0  # for each rung of the ladder
-    packages: tuple[str, ...] = ()  # what a process of its own loads
+    stop_step_sec: float = 5.0
+    packages: tuple[str, ...] = ()  # imported by isolated processes
     tasks: dict[str, Any] = field(default_factory=dict)
     endpoints: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict, repr=False)
-    vault: Vault = NO_VAULT  # where secrets are that args refer to
-    max_result_bytes: int = 1_000_000
-    follow_up_lease_sec: int = 60
-    isolates: bool = True  # False: what asks for a process of its own runs in the thread, too; a program never does
-    process_lock: ProcessLock = field(default_factory=ProcessLock)  # inherited by each process of a job
+    secret_store: SecretStore = NO_SECRETS
+    isolation_enabled: bool = True  # False: isolated tasks run in the thread too, but never commands
+    process_lock: ProcessLock = field(default_factory=ProcessLock)  # inherited by isolated processes
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
 
     @cached_property
     def connection_check(self) -> ConnectionCheck:
-        """Of isolated processes and programs, whose code opens its own connections."""
-        places = self.places
-        own = {QUEUE_DATABASE: places.dsn} if places is not None and places.dsn else {}
-        return ConnectionCheck(own if places is None else {**own, **places.targets})
+        """For isolated processes, whose code opens connections that the worker does not see."""
+        settings = self.connection_settings
+        if settings is None:
+            return ConnectionCheck({})
+        return ConnectionCheck({**({QUEUE_DATABASE: settings.dsn} if settings.dsn else {}), **settings.targets})
 
 
-_NO_TOOLS = Tools()
+_DEFAULT_SETTINGS = AttemptSettings()
 
 
 def may_have_child(task: Task) -> bool:
-    """Whether the task's runs have a process of their own."""
-    return task.kind is Kind.COMMAND or task.options.isolation != "thread"
+    """Whether the task's attempts run in a process of their own."""
+    return task.kind is TaskKind.COMMAND or task.options.isolation != "thread"
 
 
 class Interrupt(Stop):
-    """Raised in a thread wherever it is, by the ladder."""
+    """Raised by the stop escalation in a pipeline's thread, between any two bytecodes."""
 
     def __init__(self) -> None:
         super().__init__(StopReason.CANCEL)
 
 
-class Attempt(JobContext):
-    """Beside a context's fields: the lease, renewed by the heartbeat, and how far the ladder has gone. Again, a field
-    that nobody has set is its class's."""
+class _NotRunnable(Exception):
+    """The job's args or checkpoint cannot be used."""
 
-    options: Options = _PLAIN  # of the task; set by the worker before it begins
-    in_thread = True  # likewise; False: the worker's thread watches over a process, and is its ladder
-    began: float | None = None  # set by the worker when the pipeline starts
-    ended: float | None = None  # and when it has ended
-    stop_asked_at: float | None = None  # set once, by whoever stops it
-    rung: str | None = None  # the last one that was climbed
-    sessions_left: Sequence[str] = ()  # the servers on which a statement of its process may still run
-    must_end_now = False  # its process is killed without further stop steps; set once, by the pool that stops
-    hand: Hand | None = None  # who claimed it, holds its key and writes down its end
-    traced_as: str | None = None  # the trace context of this very try, if one is drawn; set before it begins
-    effects: Effects | None = None  # made when the pipeline asks for the first one
-    _facts: Facts | None = None  # likewise
-    _thread: int | None = None  # whose exceptions may be raised from outside; under the lock
-    _interrupted = False  # likewise: there is one interrupt at most
 
-    def __init__(self, job: Claimed, *, claimed_at: float, tools: Tools | None = None) -> None:  # not the base's: its
-        # facts and effects are made when they are asked for
-        self.job, self.tools = job, tools or _NO_TOOLS
-        self.lease = Lease(job.lease_ttl_sec, claimed_at)
+class _InterruptibleThread:
+    """The thread that runs a pipeline, as long as an interrupt may be raised in it: once."""
+
+    _ident: int | None = None  # under the lock, as the next one
+    _is_interrupted = False
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._noting = threading.Lock()
 
-    @property
-    def facts(self) -> Facts:  # type: ignore[override]  # read-only here
-        if self._facts is None:
-            job = self.job
-            self._facts = Facts(
-                job_id=job.id,
-                run_id=job.run_id,
-                queue=job.queue,
-                task=job.task,
-                lock_key=job.lock_key,
-                key_hash=job.key_hash,
-                attempt=job.attempt,
-                max_attempts=job.max_attempts,
-                priority=job.priority,
-                producer=job.producer,
-                max_result_bytes=self.tools.max_result_bytes,
-                follow_up_lease_sec=self.tools.follow_up_lease_sec,
-                traceparent=self.traced_as or job.traceparent,
-            )
-        return self._facts
-
-    def _with_effects(self) -> Effects:
+    def enter(self) -> None:
         with self._lock:
-            if self.effects is None and self.tools.places is not None:
-                self.effects = Effects(self.tools.places, self.job.id, self.job.run_id, unchecked=note_unchecked_target)
-                if self.refuses_sessions:
-                    self.effects.refuse()
-        return super()._with_effects()
+            self._ident = threading.get_ident()
+
+    def interrupt(self) -> bool:
+        with self._lock:
+            if self._ident is None or self._is_interrupted:
+                return False
+            self._is_interrupted = True
+            error = ctypes.py_object(Interrupt)
+            return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._ident), error))
+
+    def leave(self) -> None:
+        """Allow no more interrupts; one that is pending is raised here.
+
+        It is not taken back: taking back one that is being raised leaves CPython 3.11 with a flag that nothing clears,
+        and a traced thread (a debugger, coverage) hangs on it.
+        """
+        with self._lock:
+            self._ident = None
+        for _ in range(2):  # the interpreter raises it where a loop turns back
+            pass
+
+
+_DEFAULT_OPTIONS = TaskOptions()
+
+
+class Attempt(JobContext):
+    """Each field is written by the worker's thread, and before the pipeline starts unless it says otherwise."""
+
+    settings: AttemptSettings
+    options = _DEFAULT_OPTIONS
+    in_thread = True  # False: the worker's thread watches an isolated process and stops it
+    started_at: float | None = None
+    ended_at: float | None = None  # set when the pipeline has ended
+    sessions_left: Sequence[str] = ()  # servers on which a statement of its process may still run
+
+    def __init__(self, job: ClaimedJob, *, claimed_at: float, settings: AttemptSettings | None = None) -> None:
+        super().__init__(job, settings or _DEFAULT_SETTINGS)
+        self.lease = Lease(job.lease_ttl_sec, claimed_at)  # renewed by the heartbeat
+        self._thread = _InterruptibleThread()
+
+    def _is_lease_trusted(self) -> bool:
+        return self.lease.is_trusted(clock())
 
     @property
-    def job_id(self) -> UUID:
-        return self.job.id
+    def is_settled_by_task(self) -> bool:
+        """Whether the pipeline's own final transaction settled the job. Then it has no lease to lose."""
+        return self.connections is not None and self.connections.settled
 
     @property
-    def attempt(self) -> int:
-        return self.job.attempt
-
-    def _trusted(self) -> bool:
-        return self.lease.trusted(clock())
-
-    @property
-    def finished(self) -> bool:
-        """Its pipeline's own last transaction has settled the job: there is no lease any more, and none is missed."""
-        return self.effects is not None and self.effects.finished
-
-    @property
-    def started(self) -> bool:
-        return self.began is not None
+    def has_started(self) -> bool:
+        return self.started_at is not None
 
     @property
     def time_limit(self) -> float | None:
         return self.job.time_limit_sec or self.options.time_limit
 
-    def stop(self, reason: StopReason) -> None:
-        if self.stop_asked_at is None:
-            self.stop_asked_at, self.rung = clock(), "flag"
-        super().stop(reason)
-
-    def kill_process(self) -> None:
-        """End its process at once: the worker is about to leave, and nothing of the attempt may outlive it."""
-        self.must_end_now = True
-        with self._lock:
-            wake = self._on_stop
-        if wake is not None:
-            wake()
-
-    def left(self) -> Left:
-        progress, cursor = self.news()
-        if progress is None and cursor is None and self.stop_asked_at is None and not self.sessions_left:
-            return NOTHING
-        notes = self._how_it_was_stopped()
+    def remaining_state(self) -> RemainingState:
+        progress, checkpoint = self.unsaved()
+        fields: dict[str, Any] = {}
+        signal = self.stop_signal
+        if signal.reason is not None and signal.requested_at is not None:
+            after = round(clock() - signal.requested_at, 2)
+            fields = {"stop_reason": signal.reason.value, "stopped_by": signal.step, "stopped_after_sec": after}
         if self.sessions_left:
-            notes = {**(notes or {}), "sessions_left": list(self.sessions_left)}
-        return Left(progress, cursor, notes)
-
-    def _how_it_was_stopped(self) -> dict[str, Any] | None:
-        if self.stop_asked_at is None or self._reason is None:
-            return None
-        after = round(clock() - self.stop_asked_at, 2)
-        return {"stop_reason": self._reason.value, "stopped_by": self.rung, "stopped_after_sec": after}
+            fields["sessions_left"] = list(self.sessions_left)
+        if progress is None and checkpoint is None and not fields:
+            return UNCHANGED
+        return RemainingState(progress, checkpoint, fields or None)
 
     # ── for the worker ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def run(self, task: Task | None) -> Ending:
-        """Run the pipeline to its end, whatever that is."""
+    def run(self, task: Task | None) -> Outcome:
+        """Run the pipeline to its end."""
         now = clock()
-        early = self._ends_before_it_begins(task, now)
-        if early is not None or task is None:
-            return early or HandedBack(Release.NOT_STARTED)
+        if self.stop_reason is StopReason.LEASE_LOST or not self.lease.is_trusted(now):
+            return LeaseLost()  # this process was frozen since the claim, and another may have claimed the job
+        if self.stop_reason is not None:
+            return self.stop_outcome()
+        if task is None:
+            return Released(ReleaseReason.NOT_STARTED)
         self.options = task.options
-        self.in_thread = not may_have_child(task) or (task.kind is not Kind.COMMAND and not self.tools.isolates)
-        job = self.job
-        args: dict[str, Any] | str = {} if job.args_text == "{}" else self._args()
-        if isinstance(args, str):
-            return self.refuse(args)
-        if job.checkpoint_text is not None:
-            try:
-                checkpoint = json.loads(job.checkpoint_text)
-            except (ValueError, RecursionError) as error:
-                return self.refuse(f"the checkpoint cannot be decoded: {error}")
-            if isinstance(checkpoint, dict) and checkpoint.keys() == _DROPPED:
-                return self.refuse(f"the checkpoint cannot be read: {checkpoint['$dropped']}")
-            self.begin_with(job.progress_text, checkpoint)
-        self.began = now
+        is_isolated = self.settings.isolation_enabled or task.kind is TaskKind.COMMAND
+        self.in_thread = not (may_have_child(task) and is_isolated)
         try:
-            return self.veil.ending(scrubbed(self._end(task, args)))
-        except Exception as error:  # a fault of ours, or of an error's own methods: it must not end the other jobs too
-            _log.exception("attempt.broke")
-            return self._settled() or self.veil.ending(scrubbed(_told_plainly(error)))
+            args = self._load_args()
+            if self.job.checkpoint_text is not None:
+                self.reported.restore(self.job.progress_text, _load_json("the checkpoint", self.job.checkpoint_text))
+        except (_NotRunnable, SecretUnavailable) as error:
+            return self.refuse(str(error))
+        self.started_at = now
+        try:
+            return self.redactor.redact_outcome(self._execute(task, args))
+        except Exception as error:  # a bug of ours, or in a method of the error raised: other jobs must go on
+            _log.exception("attempt.internal_error")
+            outcome = Settlement(Status.QUEUED, error=describe_error(error), retry_in_sec=DEFAULT.pause(1))
+            return self._superseding_outcome() or self.redactor.redact_outcome(outcome)
         finally:
-            self.ended = clock()
-            if self.effects is not None:
-                self.report_sessions(self.effects.close())  # before its end is written, and its key given on
+            self.ended_at = clock()
+            if self.connections is not None:
+                self.log_ended_sessions(self.connections.close())  # before the job is settled and its key unlocked
 
-    def _args(self) -> dict[str, Any] | str:
-        """With their secrets in them; or why there are none."""
-        text = self.job.args_text
-        try:
-            args: Any = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            return f"args cannot be decoded: {error}"
-        if not isinstance(args, dict):
-            return f"args must be an object, not {type(args).__name__}"
-        if args.keys() == _DROPPED:
-            return f"args cannot be read: {args['$dropped']}"
-        if WORD in text:
-            try:
-                args, self.veil = uncover(args, self.tools.vault, self.job.task)
-            except NoSecret as error:
-                return str(error)
-        given: dict[str, Any] = args
-        return given
+    def _load_args(self) -> dict[str, Any]:
+        value = _load_json("args", self.job.args_text)
+        if not isinstance(value, dict):
+            raise _NotRunnable(f"args must be an object, not {type(value).__name__}")
+        args: dict[str, Any] = value
+        if KEY in self.job.args_text:
+            args, self.redactor = resolve_references(args, self.settings.secret_store, self.job.task)
+        return args
 
-    def _end(self, task: Task, args: dict[str, Any]) -> Ending:
-        return self._in_thread(task, args) if self.in_thread else self._in_process(task, args)
+    def refuse(self, reason: str) -> Outcome:
+        """Fail the attempt before its task starts, with the reason in the job's log too."""
+        self.settings.log(self.job.id, self.job.attempt, "ERROR", "note", reason)
+        return Settlement(Status.FAILED, error=reason)
 
-    def _ends_before_it_begins(self, task: Task | None, now: float) -> Ending | None:
-        if self._reason is StopReason.LEASE_LOST or not self.lease.trusted(now):
-            return Abandoned()  # frozen between the claim and now: somebody else may have the job already
-        if self._reason is not None:
-            return self.end_of_stop()
-        return HandedBack(Release.NOT_STARTED) if task is None else None
+    def stop_outcome(self) -> Outcome:
+        reason = self.stop_reason or StopReason.CANCEL
+        return stopped(reason, self.job, self.options, self.settings.retry, self.remaining_state())
 
-    def refuse(self, why: str) -> Ending:
-        """End the attempt before its task begins, with the reason in the job's own log too."""
-        self.tools.log(self.job.id, self.job.attempt, "ERROR", "note", why)
-        return refused(why)
+    def _execute(self, task: Task, args: dict[str, Any]) -> Outcome:
+        if not self.in_thread:
+            from workers.isolation.run import run_isolated  # noqa: PLC0415 - it imports this module
 
-    def end_of_stop(self) -> Ending:
-        reason = self._reason or StopReason.CANCEL
-        return stopped(reason, self.job, self.options, self.tools.retry, self.left())
-
-    def _in_process(self, task: Task, args: dict[str, Any]) -> Ending:
-        from workers.process import run_apart  # noqa: PLC0415 - it builds on this module
-
-        return run_apart(self, task, args)
-
-    def _in_thread(self, task: Task, args: dict[str, Any]) -> Ending:
-        end: Ending | None = None
+            return run_isolated(self, task, args)
+        outcome: Outcome | None = None
         try:
             try:
-                with self._lock:
-                    self._thread = threading.get_ident()
-                end = self._ending(task, args)
+                self._thread.enter()
+                outcome = self._run_task(task, args)
             finally:
-                self._no_more_interrupts()
-        except Interrupt:  # it came a moment after the pipeline had ended by itself; there is no second one
-            self._no_more_interrupts()
-        return end or self._settled() or self.end_of_stop()
+                self._thread.leave()
+        except Interrupt:  # raised just after the pipeline ended by itself; there is no second one
+            self._thread.leave()
+        return outcome or self._superseding_outcome() or self.stop_outcome()
 
-    def _ending(self, task: Task, args: dict[str, Any]) -> Ending:
+    def _run_task(self, task: Task, args: dict[str, Any]) -> Outcome:
         try:
-            with _command_line(task, args):
-                result = drive(task, args, self)
-        except Stop:
-            return self._settled() or self.end_of_stop()
-        except SystemExit as exit_:
-            return self._settled() or self._after_exit(exit_)
+            with _NO_COMMAND_LINE if task.options.argv is None else _command_line(task, args):
+                result = run_task(task, args, self)
         except BaseException as error:
-            return self._settled() or self._after_error(error)
-        return self._settled() or success(result, self.left())
+            return self._superseding_outcome() or self._outcome_of_error(error)
+        return self._superseding_outcome() or success(result, self.remaining_state())
 
-    def _settled(self) -> Ending | None:
-        """What the pipeline did before counts more than how it left."""
-        if self.finished:
-            return Finished()
-        return Abandoned() if self._reason is StopReason.LEASE_LOST else None
+    def _superseding_outcome(self) -> Outcome | None:
+        """An outcome that counts however the pipeline ended."""
+        if self.is_settled_by_task:
+            return SettledByTask()
+        return LeaseLost() if self.stop_reason is StopReason.LEASE_LOST else None
 
-    def _after_exit(self, exit_: SystemExit) -> Ending:
-        if exit_.code in (None, 0):
-            return success(None, self.left())
-        return self._after_error(exit_)
+    def _outcome_of_error(self, error: BaseException) -> Outcome:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return success(None, self.remaining_state())
+        is_stop = self.stop_reason is not None and (
+            caused_by_stop(error) or (self.stop_signal.step is StopStep.TERMINATE_SESSION and is_connection_loss(error))
+        )
+        if is_stop or isinstance(error, Stop):
+            return self.stop_outcome()
+        return failed(decide_failure(self.job, error, self.options, self.settings.retry), self.remaining_state())
 
-    def _after_error(self, error: BaseException) -> Ending:
-        if self._reason is not None and (came_from_stop(error) or (self.rung == "terminate" and broke_off(error))):
-            return self.end_of_stop()
-        return failed(failure_of(self.job, error, self.options, self.tools.retry), self.left())
-
-    # ── for the ladder ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── for the stop escalation ─────────────────────────────────────────────────────────────────────────────────
 
     def interrupt(self) -> bool:
-        """Raise in the pipeline's thread at its next bytecode, once; False: it has ended."""
-        with self._lock:
-            if self._thread is None or self._interrupted:
-                return False
-            self._interrupted = True
-            given = ctypes.py_object(Interrupt)
-            return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), given))
+        """Raise Interrupt in the pipeline's thread, once; return False if the pipeline has ended."""
+        return self._thread.interrupt()
 
     def end_sessions(self) -> None:
-        """End its sessions, and open no more. May take seconds where a server does not answer."""
+        """End its database sessions and refuse new ones. May take seconds where a server does not answer."""
         self.refuse_sessions()
-        if self.effects is not None:
-            self.report_sessions(self.effects.terminate())
+        if self.connections is not None:
+            self.log_ended_sessions(self.connections.terminate())
 
-    def report_sessions(self, sessions: SessionsEnded) -> None:
-        if not sessions.is_done:
-            _log.warning("sessions.left", job=str(self.job_id), task=self.job.task, sessions_left=sessions.left_on)
+    def log_ended_sessions(self, sessions: SessionsEnded) -> None:
+        if not sessions.is_complete:
+            left = sessions.unresolved_targets
+            _log.warning("sessions.left", job=str(self.job_id), task=self.job.task, sessions_left=left)
         elif sessions.ended:
             _log.info("sessions.ended", job=str(self.job_id), task=self.job.task, ended=sessions.ended)
 
-    def _no_more_interrupts(self) -> None:
-        """From here on the thread is the worker's own again; an interrupt on its way arrives here at the latest.
 
-        It is let arrive rather than taken back: to take back one that has arrived already leaves CPython 3.11 with a
-        flag that nothing clears, and a traced thread (a debugger, coverage) hangs on it for ever.
-        """
-        with self._lock:
-            self._thread = None
-        for _ in range(2):  # the interpreter looks for it where a loop turns back
-            pass
+def _load_json(name: str, text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _NotRunnable(f"{name} cannot be decoded: {error}") from error
+    if isinstance(value, dict) and value.keys() == {"$dropped"}:  # the database could not return the value
+        raise _NotRunnable(f"{name} cannot be read: {value['$dropped']}")
+    return value
+
+
+_NO_COMMAND_LINE = nullcontext()
 
 
 @contextmanager
 def _command_line(task: Task, args: dict[str, Any]) -> Iterator[None]:
-    """What a `main()` finds as its command line where it has no process of its own: on a terminal, or in a test."""
-    if task.options.argv is None:
-        yield
-        return
+    """Set sys.argv for a `main()` that runs without a process of its own: on a terminal or in a test."""
     before = sys.argv
     sys.argv = [task.name, *task.command_line(args)]
     try:
         yield
     finally:
         sys.argv = before
-
-
-def _told_plainly(error: BaseException) -> Settlement:
-    return Settlement(Status.QUEUED, error=describe(error), retry_in=DEFAULT.pause(1))

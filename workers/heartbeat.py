@@ -1,4 +1,4 @@
-"""Keeps the leases of all attempts of the process, brings progress down and cancels up."""
+"""Renews the leases of all attempts of the process, saves their progress and receives cancels."""
 
 from __future__ import annotations
 
@@ -8,125 +8,134 @@ from contextlib import suppress
 
 from app import log
 from app.errors import DatabaseUnavailable
-from app.queue.job import News, WorkerInfo
-from app.queue.jobqueue import JobQueue
+from app.queue.job import RenewalRequest, WorkerInfo
+from app.queue.jobs import JobQueue
 from pipelines.contract import StopReason
 from workers.attempt import Attempt
-from workers.roster import Roster
-from workers.tally import Tally
-from workers.threads import Loop, clock
+from workers.counters import AttemptCounters
+from workers.running import RunningAttempts
+from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
-_FROZEN_SEC = 3.0  # between two turns, of which there is one a second
-_TICK = 1.0  # seconds: how fresh progress is, and how late a lost lease is noticed
+_FROZEN_SEC = 3.0  # between two steps, of which there is one a second: the process was suspended
+_CHECK_INTERVAL_SEC = 1.0  # how old saved progress is, and how late a lost lease is detected
 
 
 class Heartbeat:
+    """One thread a process. While all worker threads are busy it also listens for notifications."""
+
     def __init__(
         self,
         queue: JobQueue,
-        roster: Roster,
+        running: RunningAttempts,
         *,
-        every: float,
+        interval_sec: float,
         info: WorkerInfo,
         register: Callable[[], object],
         listen: Callable[[float], bool],
-        died: Callable[[str], None],
-        tally: Tally | None = None,
+        on_crash: Callable[[str], None],
+        counters: AttemptCounters,
     ) -> None:
-        self._tally = tally or Tally()
-        self._queue, self._roster, self._every, self._info, self._listen = queue, roster, every, info, listen
-        self._register = register
-        self._beat_wanted = threading.Event()
-        self._turned_at = clock()
-        self._next_tick = self._next_beat = 0.0
-        self._known = False  # the database knows this worker
-        self.beat_at = clock()  # when a beat last came through; read by anyone
-        self.loop = Loop("heartbeat", self.turn, died=died, away=min(0.5, every / 2))
+        self._queue, self._running, self._counters = queue, running, counters
+        self._interval_sec, self._info, self._register, self._listen = interval_sec, info, register, listen
+        self._beat_requested = threading.Event()
+        self._last_step_at = clock()
+        self._next_check_at = self._next_beat_at = 0.0
+        self._is_registered = False  # the worker has its row
+        self.last_beat_at = clock()  # when a beat last succeeded; read by any thread
+        self.thread = BackgroundThread(
+            "heartbeat", self.run_once, on_crash=on_crash, outage_retry_sec=min(0.5, interval_sec / 2)
+        )
 
     def beat_now(self) -> None:
-        """Beat at once: another process asks whether this one lives. May be called by any thread."""
-        self._beat_wanted.set()
-        self.loop.ring()
+        """Beat at once: another process checks whether this one lives. May be called by any thread."""
+        self._beat_requested.set()
+        self.thread.wake()
 
-    def turn(self) -> float:
+    def run_once(self) -> float:
         now = clock()
-        # After a pause of the whole process its jobs may have been given to others meanwhile.
-        if self._beat_wanted.is_set() or now - self._turned_at > _FROZEN_SEC:
-            self._beat_wanted.clear()
-            self._next_tick = self._next_beat = 0.0
-        self._turned_at = now
-        if now >= self._next_tick:  # or it was called away from listening, as it is all the time by tiny jobs
+        # After a suspension of the process its jobs may have been claimed by others.
+        if self._beat_requested.is_set() or now - self._last_step_at > _FROZEN_SEC:
+            self._beat_requested.clear()
+            self._next_check_at = self._next_beat_at = 0.0
+        self._last_step_at = now
+        if now >= self._next_check_at:  # else a worker thread took over the listening, as with short jobs all the time
             try:
-                self._beat(now)
+                self._renew_and_register(now)
             finally:
-                self._stop_the_lost()
-            self._next_tick = now + min(_TICK, self._every)
-        left = max(0.0, self._next_tick - clock())
-        return 0.0 if self._listen(left) else left
+                self._stop_expired()
+            self._next_check_at = now + min(_CHECK_INTERVAL_SEC, self._interval_sec)
+        remaining_sec = max(0.0, self._next_check_at - clock())
+        return 0.0 if self._listen(remaining_sec) else remaining_sec
 
-    def _beat(self, now: float) -> None:
-        # What is given up is not renewed: its thread may go on for long, and its job would stay with it.
-        # What its own last transaction has settled has no lease any more, and has not lost one either.
-        held = [a for a in self._roster.all() if a.stopping is not StopReason.LEASE_LOST and not a.finished]
-        if now >= self._next_beat:
-            self._renew(held)  # first: whatever holds up the other, no lease may wait for it
-            self._say_alive()
-            self._next_beat = now + self._every
-            self.beat_at = now
+    def _renew_and_register(self, now: float) -> None:
+        # An attempt whose lease is lost is not renewed: its thread may go on for long and would keep the job.
+        # An attempt settled by its task's last transaction has no lease, and has not lost one.
+        held = [
+            a for a in self._running.all() if a.stop_reason is not StopReason.LEASE_LOST and not a.is_settled_by_task
+        ]
+        if now >= self._next_beat_at:
+            self._renew(held)  # first: no lease may wait for the registration
+            self._register_worker()
+            self._next_beat_at = now + self._interval_sec
+            self.last_beat_at = now
         else:
-            # Between beats only what has news, or might run out before the next one.
-            self._renew([a for a in held if any(a.news()) or a.lease.until - now < 2 * self._every])
+            # Between beats: unsaved progress, and leases that might expire before the next beat.
+            self._renew([a for a in held if any(a.unsaved()) or a.lease.trusted_until - now < 2 * self._interval_sec])
 
     def _renew(self, attempts: Sequence[Attempt]) -> None:
         if not attempts:
             return
-        by_run = {attempt.job.run_id: (attempt, attempt.news()) for attempt in attempts}
-        sent = clock()
+        by_run_id = {attempt.job.run_id: (attempt, attempt.unsaved()) for attempt in attempts}
+        sent_at = clock()
         answers = self._queue.renew(
-            [News(attempt.job.id, run_id, *news) for run_id, (attempt, news) in by_run.items()],
-            late_sec=3 * self._every,
+            [RenewalRequest(attempt.job.id, run_id, *unsaved) for run_id, (attempt, unsaved) in by_run_id.items()],
+            late_sec=3 * self._interval_sec,
         )
         for answer in answers:
-            attempt, news = by_run[answer.run_id]
+            attempt, unsaved = by_run_id[answer.run_id]
             if answer.renewed:
-                attempt.lease.renewed = sent
-                attempt.written(news)
-            elif not answer.owned and self._lives(attempt):
-                self._ask_once_more(attempt)
+                attempt.lease.renewed_at = sent_at
+                attempt.mark_saved(unsaved)
+            elif not answer.owned and self._is_unsettled(attempt):
+                self._confirm_lost(attempt)
             if answer.cancel_requested:
                 attempt.stop(StopReason.CANCEL)
 
-    def _ask_once_more(self, attempt: Attempt) -> None:
-        """A run that is missing may only just have been settled; if it is still held, it has lost its job."""
+    def _confirm_lost(self, attempt: Attempt) -> None:
+        """Renew once more: a run that is missing may have just been settled. If not, it has lost its job."""
         job = attempt.job
-        (again,) = self._queue.renew([News(job.id, job.run_id)], late_sec=3 * self._every)
-        if not again.owned and self._lives(attempt):
-            _log.info("lease.lost", job=str(job.id), run=str(job.run_id), reason="not ours any more")
-            self._tally.lease_lost()
+        (renewal,) = self._queue.renew([RenewalRequest(job.id, job.run_id)], late_sec=3 * self._interval_sec)
+        if not renewal.owned and self._is_unsettled(attempt):
+            _log.info("lease.lost", job=str(job.id), run=str(job.run_id), reason="no longer the owner")
+            self._counters.record_lease_lost()
             attempt.stop(StopReason.LEASE_LOST)
 
-    def _lives(self, attempt: Attempt) -> bool:
-        """It has not ended meanwhile: its settlement may be written and not yet reported."""
-        return attempt.ended is None and not attempt.finished and self._roster.find(attempt.job.run_id) is not None
+    def _is_unsettled(self, attempt: Attempt) -> bool:
+        """Return whether the attempt still runs: a settlement may be written and its answer not yet read."""
+        return (
+            attempt.ended_at is None
+            and not attempt.is_settled_by_task
+            and self._running.get(attempt.job.run_id) is not None
+        )
 
-    def _stop_the_lost(self) -> None:
+    def _stop_expired(self) -> None:
         now = clock()
-        for attempt in self._roster.all():
-            over = attempt.finished or attempt.stopping is StopReason.LEASE_LOST
-            if not over and not attempt.lease.trusted(now):
+        for attempt in self._running.all():
+            has_no_lease = attempt.is_settled_by_task or attempt.stop_reason is StopReason.LEASE_LOST
+            if not has_no_lease and not attempt.lease.is_trusted(now):
                 _log.info(
                     "lease.lost", job=str(attempt.job.id), run=str(attempt.job.run_id), reason="not renewed in time"
                 )
-                self._tally.lease_lost()
+                self._counters.record_lease_lost()
                 attempt.stop(StopReason.LEASE_LOST)
 
-    def _say_alive(self) -> None:
+    def _register_worker(self) -> None:
         self._register()
-        if not self._known:
-            self._queue.take_back(self._info.queues, self._info.tasks)
-            self._known = True
+        if not self._is_registered:
+            self._queue.restore_unknown_tasks(self._info.queues, self._info.tasks)
+            self._is_registered = True
 
-    def say_goodbye(self) -> None:
-        with suppress(DatabaseUnavailable):  # it will be seen to be gone
-            self._queue.forget_worker(self._info.id)
+    def deregister(self) -> None:
+        with suppress(DatabaseUnavailable):  # its row expires
+            self._queue.deregister_worker(self._info.id)

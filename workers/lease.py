@@ -1,24 +1,24 @@
-"""How long a run may trust that its job is still its own."""
+"""How long an attempt may trust that its job is still its own."""
 
 from __future__ import annotations
 
 
 class Lease:
-    """Trusted until the last renewal that succeeded *was sent*, plus the time to live, less a margin for the stop.
+    """Trusted until the last successful renewal *was sent*, plus the time to live, less a margin for the stop.
 
-    Measured on the process's own clock: the database's may be asked no more when it matters.
+    Measured on the process's own clock, because the database's is out of reach during an outage.
     """
 
-    __slots__ = ("_lasts", "renewed", "ttl")
+    __slots__ = ("_trusted_for", "renewed_at", "ttl_sec")
 
-    def __init__(self, ttl: float, renewed: float) -> None:
-        self.ttl = ttl
-        self.renewed = renewed  # replaced by the heartbeat, read by anyone
-        self._lasts = ttl - min(2.0, ttl / 5)
+    def __init__(self, ttl_sec: float, renewed_at: float) -> None:
+        self.ttl_sec = ttl_sec
+        self.renewed_at = renewed_at  # replaced by the heartbeat, read by any thread
+        self._trusted_for = ttl_sec - min(2.0, ttl_sec / 5)
 
     @property
-    def until(self) -> float:
-        return self.renewed + self._lasts
+    def trusted_until(self) -> float:
+        return self.renewed_at + self._trusted_for
 
-    def trusted(self, now: float) -> bool:
-        return now < self.renewed + self._lasts
+    def is_trusted(self, now: float) -> bool:
+        return now < self.renewed_at + self._trusted_for

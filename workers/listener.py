@@ -1,4 +1,4 @@
-"""The process's one LISTEN connection: what it hears, and whether it can be believed to hear."""
+"""The process's one LISTEN connection, with a self-test that proves that notifications arrive."""
 
 from __future__ import annotations
 
@@ -7,123 +7,117 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from app import log
+from app.db.connection import Session
 from app.errors import DatabaseUnavailable
-from app.queue.session import Session
-from workers.threads import Bell, clock
+from workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)
-_RETRY = 1.0
+_RECONNECT_INTERVAL_SEC = 1.0
 
 
-class Hearing(StrEnum):
-    AWAY = "away"  # no connection: we poll
-    DEAF = "deaf"  # connected, but its own echo did not come back: we poll
+class ListenState(StrEnum):
+    DISCONNECTED = "disconnected"  # no connection: the dispatcher polls
+    UNRESPONSIVE = "unresponsive"  # connected, but the self-test failed: the dispatcher polls
     LISTENING = "listening"
 
 
 @dataclass(frozen=True)
-class Heard:
+class Notifications:
     queues: frozenset[str] = frozenset()
-    controls: tuple[str, ...] = ()
-    fresh: bool = False  # a new connection: whatever was said meanwhile is lost, so look everywhere
+    commands: tuple[str, ...] = ()
+    reconnected: bool = False  # notifications may have been lost: claim for all queues
 
 
 class Listener:
-    """Used by one thread at a time: whoever has the lead. Never raises for a database that is away."""
+    """Used by the leader alone. Never raises for a database that is unavailable."""
 
-    def __init__(self, session: Session, *, echo_every: float, changed: Callable[[], None] = lambda: None) -> None:
-        """`changed` is called when `hearing` has changed."""
-        self.hearing = Hearing.AWAY  # read by anyone
-        self.echoed_at: float | None = None  # when the echo was last heard; read by anyone
-        self._session, self._echo_every, self._changed = session, echo_every, changed
+    def __init__(
+        self, session: Session, *, self_test_interval_sec: float, on_state_change: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_state_change` is called when `state` has changed."""
+        self.state = ListenState.DISCONNECTED  # read by any thread
+        self.last_self_test_at: float | None = None  # when it last succeeded; read by any thread
+        self._session, self._self_test_interval_sec = session, self_test_interval_sec
+        self._on_state_change = on_state_change
+        self._unreturned: list[tuple[str, str]] = []  # read by a self-test, not yet returned
         self._channel = ""
         self._generation = -1
-        self._next_try = 0.0
-        self._next_echo = 0.0
+        self._next_connect_at = 0.0
+        self._next_self_test_at = 0.0
 
-    def listen(self, timeout: float, bell: Bell) -> Heard:
-        """Wait for a notification, the bell or the time-out."""
-        fresh = self._ready()
-        if fresh:
-            return Heard(fresh=True)
-        heard = self._heard()
-        if heard.queues or heard.controls:
-            return heard
-        bell.wait(min(timeout, self._until_next_duty()), self._session.fileno())
-        return self._heard()
+    def listen(self, timeout: float, wakeup: WakeupPipe) -> Notifications:
+        """Wait for a notification, the wake-up or the timeout."""
+        if self._ensure_listening():
+            return Notifications(reconnected=True)
+        notifications = self._read_notifications()
+        if notifications.queues or notifications.commands:
+            return notifications
+        wakeup.wait(min(timeout, self._until_next_check()), self._session.fileno())
+        return self._read_notifications()
 
-    def _ready(self) -> bool:
-        """Be connected and listening, if it can be had now; True when that is new."""
+    def _ensure_listening(self) -> bool:
+        """Connect and listen if possible; return whether the connection is new."""
         now = clock()
         if self._session.connected and self._session.generation == self._generation:
-            if now >= self._next_echo:
-                self._prove()
+            if now >= self._next_self_test_at:
+                self._self_test()
             return False
-        if now < self._next_try:
+        if now < self._next_connect_at:
             return False
-        self._next_try = now + _RETRY
+        self._next_connect_at = now + _RECONNECT_INTERVAL_SEC
         try:
-            self._session.command("SELECT 1")
+            self._session.execute_raw("SELECT 1")
             self._channel = f"dl_echo_{id(self):x}_{self._session.generation}"
-            self._session.command(f"LISTEN dl_jobs; LISTEN dl_control; LISTEN {self._channel}")
+            self._session.execute_raw(f"LISTEN dl_jobs; LISTEN dl_control; LISTEN {self._channel}")
         except DatabaseUnavailable as error:
-            self._lost(str(error))
+            self._disconnect(str(error))
             return False
         self._generation = self._session.generation
-        self._prove()
-        return self.hearing is Hearing.LISTENING
+        self._self_test()
+        return self.state is ListenState.LISTENING
 
-    def _prove(self) -> None:
-        """Say something to ourselves: a connection that does not bring it back brings nothing else either."""
-        self._next_echo = clock() + self._echo_every
+    def _self_test(self) -> None:
+        """Send a notification to this connection: if it does not arrive, no other would."""
+        self._next_self_test_at = clock() + self._self_test_interval_sec
         try:
-            self._session.command(f"SELECT pg_notify('{self._channel}', '')")
-            echoed = any(channel == self._channel for channel, _ in self._keep(self._session.notifications()))
+            self._session.execute_raw(f"SELECT pg_notify('{self._channel}', '')")
+            received = self._session.read_notifications()
         except DatabaseUnavailable as error:
-            self._lost(str(error))
+            self._disconnect(str(error))
             return
-        if echoed:
-            before, self.hearing, self.echoed_at = self.hearing, Hearing.LISTENING, clock()
-            if before is not Hearing.LISTENING:
-                _log.info("listener.listening")
-                self._changed()
+        self._unreturned += received
+        if any(channel == self._channel for channel, _ in received):
+            before, self.state, self.last_self_test_at = self.state, ListenState.LISTENING, clock()
+            if before is not ListenState.LISTENING:
+                _log.info("listener.connected")
+                self._on_state_change()
         else:
             self._session.close()
-            self._become(Hearing.DEAF, "its own echo did not come back")
+            self._set_state(ListenState.UNRESPONSIVE, "the self-test notification did not arrive")
 
-    def _lost(self, why: str) -> None:
+    def _disconnect(self, reason: str) -> None:
         self._session.close()
-        self._become(Hearing.AWAY, why)
+        self._set_state(ListenState.DISCONNECTED, reason)
 
-    def _become(self, hearing: Hearing, why: str) -> None:
-        if self.hearing is not hearing:
-            _log.warning("listener.lost", hearing=hearing.value, error=why)
-            self.hearing = hearing
-            self._changed()
-        self._next_try = clock() + _RETRY
+    def _set_state(self, state: ListenState, reason: str) -> None:
+        if self.state is not state:
+            _log.warning("listener.disconnected", state=state.value, error=reason)
+            self.state = state
+            self._on_state_change()
+        self._next_connect_at = clock() + _RECONNECT_INTERVAL_SEC
 
-    def _until_next_duty(self) -> float:
-        due = self._next_echo if self.hearing is Hearing.LISTENING else self._next_try
+    def _until_next_check(self) -> float:
+        due = self._next_self_test_at if self.state is ListenState.LISTENING else self._next_connect_at
         return max(0.0, due - clock())
 
-    _pending: tuple[tuple[str, str], ...] = ()  # heard together with an echo, not told yet
-
-    def _keep(self, notifications: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        self._pending += tuple(notifications)
-        return notifications
-
-    def _heard(self) -> Heard:
+    def _read_notifications(self) -> Notifications:
         try:
-            new = self._session.notifications() if self._session.connected else []
+            new = self._session.read_notifications() if self._session.connected else []
         except DatabaseUnavailable as error:
-            self._lost(str(error))
+            self._disconnect(str(error))
             new = []
-        told, self._pending = (*self._pending, *new), ()
-        return Heard(
-            frozenset(payload for channel, payload in told if channel == "dl_jobs"),
-            tuple(payload for channel, payload in told if channel == "dl_control"),
+        notifications, self._unreturned = [*self._unreturned, *new], []
+        return Notifications(
+            frozenset(payload for channel, payload in notifications if channel == "dl_jobs"),
+            tuple(payload for channel, payload in notifications if channel == "dl_control"),
         )
-
-    def close(self) -> None:
-        self._session.close()
-        self.hearing = Hearing.AWAY

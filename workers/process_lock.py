@@ -25,9 +25,12 @@ from app import log
 
 _log = log.get(__name__)
 _MOUNTS = Path("/proc/self/mountinfo")
-_DEVICE, _AFTER_OPTIONS = 2, "-"  # fields of a line of mountinfo: the device, and the one before the file system's type
-# Locks of these may be those of several machines, or none.
-_REMOTE = ("nfs", "cifs", "smb", "9p", "ceph", "afs", "fuse", "lustre", "gluster", "ocfs2", "gfs2", "virtiofs")
+_DEVICE_FIELD, _OPTIONS_END = 2, "-"  # in a line of mountinfo: the device, and the separator before the type
+# File systems whose locks may be those of several machines, or none.
+_REMOTE_FILE_SYSTEMS = (
+    *("nfs", "cifs", "smb", "9p", "ceph", "afs", "fuse"),
+    *("lustre", "gluster", "ocfs2", "gfs2", "virtiofs"),
+)
 
 
 class LockState(StrEnum):
@@ -37,17 +40,17 @@ class LockState(StrEnum):
 
 
 class ProcessLock:
-    """Made where the threads of the process are started, so that a fork before does not share it."""
+    """Acquired in the process that starts the threads, so that an earlier fork does not share it."""
 
     def __init__(self) -> None:
         self.path: Path | None = None
-        self.descriptor: int | None = None  # to be inherited by each process that is started for a job
+        self.descriptor: int | None = None  # inherited by the processes of jobs
 
-    def take(self, worker_id: UUID, folders: tuple[Path, ...] = ()) -> None:
-        """Create and lock the file. Where that is impossible there is none, and no proof for jobs with a process."""
-        for folder in folders or tuple(_folders()):
+    def acquire(self, worker_id: UUID, folders: tuple[Path, ...] = ()) -> None:
+        """Create and lock the file. Without one the death of jobs with a process of their own cannot be proved."""
+        for folder in folders or tuple(_candidate_folders()):
             try:
-                _prepare(folder)
+                _prepare_folder(folder)
                 if _is_remote(folder):
                     continue
                 path = folder / _file_name(worker_id)
@@ -63,12 +66,12 @@ class ProcessLock:
             return
         _log.warning("process_lock.missing", detail="no runtime folder can be written to; leases alone decide")
 
-    def inherited(self) -> tuple[int, ...]:
-        """The descriptors for a process that is started for a job."""
+    def inherited_descriptors(self) -> tuple[int, ...]:
+        """Return the descriptors that a job's process inherits."""
         return () if self.descriptor is None else (self.descriptor,)
 
     def release(self) -> None:
-        """At a clean end. A child that lives on keeps its lock, but no process looks for it any more."""
+        """Remove the file at a clean stop. A child that still lives keeps its lock, but no process checks it."""
         descriptor, self.descriptor = self.descriptor, None
         if self.path is not None:
             with suppress(OSError):
@@ -78,8 +81,8 @@ class ProcessLock:
 
 
 def remove_lock(path: Path, worker_id: UUID) -> None:
-    """Remove the file of a dead process. The path comes from a table, so only a file of ours in our folders goes."""
-    if path.name == _file_name(worker_id) and path.parent in _folders():
+    """Remove the file of a dead process. The path comes from a table, so only files of ours are removed."""
+    if path.name == _file_name(worker_id) and path.parent in _candidate_folders():
         with suppress(OSError):
             path.unlink()
 
@@ -89,8 +92,10 @@ def _file_name(worker_id: UUID) -> str:
 
 
 def probe_lock(path: Path, worker_id: UUID) -> LockState:
-    """Whether anything still holds the lock in this file. To open anything but a file might have effects of its own;
-    and a file of another account may have been put there to be free."""
+    """Return whether a process still holds the lock of this file.
+
+    Only regular files are opened: opening a device may have effects. A file of another account proves nothing.
+    """
     try:
         if path.name != _file_name(worker_id) or not stat.S_ISREG(path.lstat().st_mode):
             return LockState.UNKNOWN
@@ -98,8 +103,8 @@ def probe_lock(path: Path, worker_id: UUID) -> LockState:
     except OSError:
         return LockState.UNKNOWN
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
             return LockState.UNKNOWN
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two observers do not mislead each other
     except BlockingIOError:
@@ -111,7 +116,7 @@ def probe_lock(path: Path, worker_id: UUID) -> LockState:
     return LockState.FREE
 
 
-def _folders() -> Iterator[Path]:
+def _candidate_folders() -> Iterator[Path]:
     user = os.getuid()
     if Path(f"/run/user/{user}").is_dir():
         yield Path(f"/run/user/{user}/dataloader")
@@ -119,14 +124,14 @@ def _folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"dataloader-{user}"
 
 
-def _prepare(folder: Path) -> None:
+def _prepare_folder(folder: Path) -> None:
     """Make the folder, for this account alone; raise OSError if another could replace files in it."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(folder)
-    if found.st_uid not in (os.getuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(folder)
 
 
@@ -139,6 +144,6 @@ def _is_remote(folder: Path) -> bool:
         return False
     for line in lines:
         fields = line.split(" ")
-        if fields[_DEVICE] == number and _AFTER_OPTIONS in fields:
-            return fields[fields.index(_AFTER_OPTIONS) + 1].startswith(_REMOTE)
+        if fields[_DEVICE_FIELD] == number and _OPTIONS_END in fields:
+            return fields[fields.index(_OPTIONS_END) + 1].startswith(_REMOTE_FILE_SYSTEMS)
     return False

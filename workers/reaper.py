@@ -1,166 +1,160 @@
-"""Settles for the dead, and repairs what waits: any number of reapers may run."""
+"""Reaps runs whose lease has expired, and repairs blocked jobs. Any number of reapers may run."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from app import log
 from app.queue.attempt_sessions import (
-    Places,
+    ConnectionSettings,
     SessionsEnded,
+    all_unreached,
+    attempt_application_name,
     end_sessions,
-    none_reached,
-    servers_of,
-    session_name,
+    foreign_server_dsns,
+    server_dsns,
     start_thread,
-    targets_of,
 )
-from app.queue.jobqueue import JobQueue
-from workers.attempt_log import log_reaped
-from workers.roster import Hands
-from workers.threads import Loop, clock
+from app.queue.jobs import JobQueue
+from workers.key_locks import KeyLocks
+from workers.logs.attempts import log_reaped
+from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
-_TICK = 0.5
-_SWEEP_EVERY = 1.0
-_SEEN_TO_LATELY = 30.0  # seconds for which a key that was swept is left to be claimed
-_SWEPT_AT_ONCE = 500
+_STEP_INTERVAL_SEC = 0.5
+_REPAIR_INTERVAL_SEC = 1.0
+_REPAIR_COOLDOWN_SEC = 30.0  # a repaired key is left to be claimed for so long
+_REPAIR_BATCH = 500
 
-
+RunKey = tuple[UUID, UUID | None]  # job, run
 DeadRun = tuple[UUID, UUID | None, str]  # job, run, lock_key
 
 
-@dataclass(frozen=True)
-class Suspect:
-    run: DeadRun
-    since: float  # when its lease was first seen to have run out
+def servers_to_search(queue: JobQueue, settings: ConnectionSettings | None, names: Sequence[str]) -> Mapping[str, str]:
+    """Return the servers that may have sessions of these names: the queue's own only if a query finds some there.
 
-
-@dataclass(frozen=True)
-class Ended:
-    """Dead runs whose sessions were ended, and the server that had found their leases expired."""
-
-    runs: Sequence[DeadRun]
-    sessions: SessionsEnded
-    server: str
+    With several hosts each may have been the primary a moment ago, so all are searched.
+    """
+    if settings is None or not names:
+        return {}
+    servers, targets = server_dsns(settings), foreign_server_dsns(settings)
+    return targets if len(servers) - len(targets) == 1 and not queue.open_sessions(names) else servers
 
 
 class Reaper:
     def __init__(
         self,
         queue: JobQueue,
-        hands: Hands,
+        key_locks: KeyLocks,
         *,
-        every: float,
+        interval_sec: float,
         heartbeat_sec: float,
         pause_sec: float,
-        clear_stale: Callable[[], None],
-        died: Callable[[str], None],
-        places: Places | None = None,
+        release_stale: Callable[[], None],
+        on_crash: Callable[[str], None],
+        connection_settings: ConnectionSettings | None = None,
     ) -> None:
-        self._queue, self._hands, self._clear_stale = queue, hands, clear_stale
-        self._every, self._heartbeat, self._pause = every, heartbeat_sec, pause_sec
-        self._suspects: dict[tuple[UUID, UUID | None], Suspect] = {}
-        self._server = ""  # that answered the last look; see Expired
-        self._next_look = 0.0
-        self._next_sweep = 0.0
-        self._swept_to = ""
-        self._lately: dict[str, float] = {}  # key → when it was swept
-        self._servers = {} if places is None else servers_of(places)
-        self._targets = {} if places is None else targets_of(places)
-        self._ending: set[tuple[UUID, UUID | None]] = set()  # runs whose sessions are being ended; the reaper's alone
-        self._ended: deque[Ended] = deque()  # added to by the threads that end sessions
-        self.looked_at = clock()  # read by anyone
-        self.loop = Loop("reaper", self.turn, died=died)
+        self._queue, self._key_locks, self._release_stale = queue, key_locks, release_stale
+        self._interval_sec, self._heartbeat_sec, self._pause_sec = interval_sec, heartbeat_sec, pause_sec
+        # Runs with an expired lease, and when it was first found expired.
+        self._expired_leases: dict[RunKey, tuple[DeadRun, float]] = {}
+        self._server = ""  # that answered the last check; see ExpiredRuns
+        self._next_check_at = 0.0
+        self._next_repair_at = 0.0
+        self._repair_cursor = ""
+        self._recently_repaired: dict[str, float] = {}  # key → when it was repaired
+        self._connection_settings = connection_settings
+        self._runs_in_progress: set[RunKey] = set()  # runs whose sessions are being ended; the reaper's alone
+        # Runs whose sessions were ended, and the server that had found their leases expired. Any thread adds to it.
+        self._finished_runs: deque[tuple[Sequence[DeadRun], SessionsEnded, str]] = deque()
+        self.last_check_at = clock()  # read by any thread
+        self.thread = BackgroundThread("reaper", self.run_once, on_crash=on_crash)
 
-    def turn(self) -> float:
-        self._clear_stale()
-        self._hands.restore()
-        while self._ended:
-            self._reap(self._ended.popleft())
+    def run_once(self) -> float:
+        self._release_stale()
+        self._key_locks.relock_all()
+        while self._finished_runs:
+            self._reap(*self._finished_runs.popleft())
         now = clock()
-        if now >= self._next_sweep:
-            self._next_sweep = now + _SWEEP_EVERY
-            self._sweep(now)
-        if now >= self._next_look:
-            self._look(now)
-            self._next_look = now + (min(self._every, self._heartbeat) if self._suspects else self._every)
-            self.looked_at = now
-        return min(_TICK, self._every)
+        if now >= self._next_repair_at:
+            self._next_repair_at = now + _REPAIR_INTERVAL_SEC
+            self._repair_blocked(now)
+        if now >= self._next_check_at:
+            self._check_leases(now)
+            soon_sec = min(self._interval_sec, self._heartbeat_sec)
+            self._next_check_at = now + (soon_sec if self._expired_leases else self._interval_sec)
+            self.last_check_at = now
+        return min(_STEP_INTERVAL_SEC, self._interval_sec)
 
-    def _look(self, now: float) -> None:
-        """Take a run only if its lease was found expired twice, a heartbeat apart, over one connection to a server that
+    def _check_leases(self, now: float) -> None:
+        """Reap a run only if its lease was found expired twice, a heartbeat apart, over one connection to a server that
         has been up as long: after an outage the owners must have had the time to renew."""
-        expired = self._queue.expired()
+        expired = self._queue.expired_runs()
         if expired.server != self._server:
-            # A promoted standby has been up for long; what was suspected before the outage is suspected no more.
+            # A promoted standby may have been up for long: leases found expired before the outage start over.
             self._server = expired.server
-            self._suspects.clear()
-        if expired.up_sec < self._heartbeat:
-            self._suspects.clear()
+            self._expired_leases.clear()
+        if expired.server_uptime_sec < self._heartbeat_sec:
+            self._expired_leases.clear()
             return
-        seen = clock()  # not before the question was answered: its answer may have taken as long as a heartbeat
-        found = {(job_id, run_id): (job_id, run_id, key) for job_id, run_id, key in expired.runs}
-        self._suspects = {which: self._suspects.get(which) or Suspect(run, seen) for which, run in found.items()}
-        dead = [suspect.run for suspect in self._suspects.values() if now - suspect.since >= self._heartbeat]
+        seen_at = clock()  # after the answer, which may have taken as long as a heartbeat
+        self._expired_leases = {run[:2]: self._expired_leases.get(run[:2], (run, seen_at)) for run in expired.runs}
+        dead = [
+            run for run, first_seen_at in self._expired_leases.values() if now - first_seen_at >= self._heartbeat_sec
+        ]
         if dead:
-            self.take(dead)
+            self.reap_dead(dead)
 
-    def take(self, runs: Sequence[DeadRun]) -> None:
-        """End the sessions of dead runs, then give their jobs on: at once where there is no session to look for, else
-        at the turn after a thread has ended them, so that a server that does not answer holds up nothing else."""
-        new = [run for run in runs if run[:2] not in self._ending]
+    def reap_dead(self, runs: Sequence[DeadRun]) -> None:
+        """End the sessions of dead runs, then reap the runs: at once if there is no session to find, else in the step
+        after a thread has ended them, so that a server that does not answer delays nothing else."""
+        new = [run for run in runs if run[:2] not in self._runs_in_progress]
         if not new:
             return
-        names = [session_name(job_id, run_id) for job_id, run_id, _ in new if run_id is not None]
-        servers = self._servers_to_ask(names)
+        names = [attempt_application_name(job_id, run_id) for job_id, run_id, _ in new if run_id is not None]
+        servers = servers_to_search(self._queue, self._connection_settings, names)
         if not servers:
-            self._reap(Ended(new, SessionsEnded(), self._server))
+            self._reap(new, SessionsEnded(), self._server)
             return
-        given = (new, servers, names, self._server)
-        if start_thread(threading.Thread(target=self._end, args=given, name="end-sessions", daemon=True)):
-            self._ending |= {run[:2] for run in new}
+        arguments = (new, servers, names, self._server)
+        thread = threading.Thread(target=self._end_sessions, args=arguments, name="end-sessions", daemon=True)
+        if start_thread(thread):
+            self._runs_in_progress |= {run[:2] for run in new}
         else:
-            self._reap(Ended(new, none_reached(servers), self._server))
+            self._reap(new, all_unreached(servers), self._server)
 
-    def _servers_to_ask(self, names: Sequence[str]) -> Mapping[str, str]:
-        """The targets, for only they know their sessions; the queue's own server only if it has some, which costs no
-        connection to find out. Of several hosts each may have been the primary a moment ago: all are asked."""
-        if not names or not self._servers:
-            return {}
-        if len(self._servers) - len(self._targets) == 1 and not self._queue.open_sessions(names):
-            return self._targets
-        return self._servers
-
-    def _end(self, runs: list[DeadRun], servers: Mapping[str, str], names: list[str], server: str) -> None:
-        report = none_reached(servers)
+    def _end_sessions(self, runs: list[DeadRun], servers: Mapping[str, str], names: list[str], server: str) -> None:
+        report = all_unreached(servers)
         try:
             report = end_sessions(servers, names)
-        finally:  # whatever happens here, the jobs must go on
-            self._ended.append(Ended(runs, report, server))
-            self.loop.ring()
+        finally:  # the runs must be reaped whatever happens here
+            self._finished_runs.append((runs, report, server))
+            self.thread.wake()
 
-    def _reap(self, ended: Ended) -> None:
-        """A failover may have come while the sessions were being ended: then nothing is reaped, and all are suspected
-        again from the start."""
-        runs, sessions = ended.runs, ended.sessions
-        self._ending -= {run[:2] for run in runs}  # those that are not reaped below are found again
+    def _reap(self, runs: Sequence[DeadRun], sessions: SessionsEnded, server: str) -> None:
+        """Reap runs, unless a failover came while their sessions were being ended: then the checks start over."""
+        self._runs_in_progress -= {run[:2] for run in runs}  # those not reaped below are found again
         for job_id, run_id, _ in runs:
-            self._suspects.pop((job_id, run_id), None)
+            self._expired_leases.pop((job_id, run_id), None)
         left = {
-            run_id: sessions.left_of(session_name(job_id, run_id)) for job_id, run_id, _ in runs if run_id is not None
+            run_id: sessions.targets_with_session(attempt_application_name(job_id, run_id))
+            for job_id, run_id, _ in runs
+            if run_id is not None
         }
-        for reaped in self._queue.reap(runs, pause_sec=self._pause, sessions_left=left, server=ended.server):
-            log_reaped(reaped, sessions_ended=sessions.ended, sessions_left=sessions.left_on)
+        for reaped in self._queue.reap(runs, pause_sec=self._pause_sec, sessions_left=left, server=server):
+            log_reaped(reaped, sessions_ended=sessions.ended, sessions_left=sessions.unresolved_targets)
 
-    def _sweep(self, now: float) -> None:
-        self._lately = {key: at for key, at in self._lately.items() if now - at < _SEEN_TO_LATELY}
-        swept = self._queue.sweep(after=self._swept_to, lately=self._lately, most=_SWEPT_AT_ONCE)
-        self._swept_to = swept.seen_to
-        self._lately.update((key, now) for key in swept.promoted)
-        if swept.promoted:
-            _log.info("sweep.promoted", keys=len(swept.promoted))
+    def _repair_blocked(self, now: float) -> None:
+        self._recently_repaired = {
+            key: at for key, at in self._recently_repaired.items() if now - at < _REPAIR_COOLDOWN_SEC
+        }
+        repaired = self._queue.repair_blocked(
+            after=self._repair_cursor, recently_repaired=self._recently_repaired, limit=_REPAIR_BATCH
+        )
+        self._repair_cursor = repaired.cursor
+        self._recently_repaired.update((key, now) for key in repaired.unblocked)
+        if repaired.unblocked:
+            _log.info("blocked_jobs.repaired", keys=len(repaired.unblocked))

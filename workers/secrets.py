@@ -1,7 +1,7 @@
-"""Secrets that args refer to: found when a run begins, in this process alone, and hidden in all that the run says.
+"""Secrets that args refer to: resolved in the worker when an attempt starts, and redacted from all that it reports.
 
-A secret is a variable DL_SECRET_<NAME> (its name in capitals, with _ for what is no letter or digit), or else a file of
-that name in a folder, as containers are given them; a file is read anew for each run, so that it can be changed.
+A secret is an environment variable DL_SECRET_<NAME> (the name in capitals, with _ for anything but letters and digits)
+or a file of that name in a folder, as containers mount them. Files are read at each use, so that they can be rotated.
 """
 
 from __future__ import annotations
@@ -18,181 +18,173 @@ from urllib.parse import quote, quote_plus
 
 from app import log
 from app.queue.job import Settlement
-from pipelines.references import WORD, BadReference, put_in, references
-from workers.outcome import Ending, HandedBack, Left
+from pipelines.secret_refs import KEY, BadReference, find_references, substitute
+from workers.outcome import Outcome, Released
 
 MASK = "***"
-_SHORTEST = 4  # a shorter one cannot be hidden: it is in half of all texts
-_SHORTEST_LINE = 8  # likewise of a part
-_LARGEST = 65_536
-_THE_REST = "*"
+_MIN_LENGTH = 4  # a shorter one cannot be redacted: many texts contain it
+_MIN_LINE_LENGTH = 8  # of one line of a secret
+_MAX_FILE_BYTES = 65_536
+_ANY_SECRET = "*"  # noqa: S105 - a rule, not a secret
 
 
-class NoSecret(Exception):
-    """A secret is not there, or is none that can be used: trying again would not help."""
+class SecretUnavailable(Exception):
+    """The secret does not exist or cannot be used; a retry would not help."""
 
 
 @dataclass(frozen=True)
-class Vault:
-    """Where secrets are looked for."""
+class SecretStore:
+    """Reads secrets."""
 
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # with their prefix
     folder: Path | None = None
-    tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # secret → patterns; see `given`
+    task_patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by secret; "*" for those not listed
 
-    def given(self, name: str, task: str) -> str:
-        """The secret for the args of a job, which whoever asked for the job has chosen. Raises NoSecret, where it is
-        not for this task: what is said for it counts, else what is said for "*", else it is for all."""
-        welcome = self.tasks.get(name, self.tasks.get(_THE_REST))
-        if welcome is not None and not any(fnmatchcase(task, pattern) for pattern in welcome):
-            raise NoSecret(f"the secret {name!r} is not for the task {task!r}; DL_SECRETS_ALLOW says for which it is")
+    def resolve_for_task(self, name: str, task: str) -> str:
+        """Return a secret that a job's args name. Raises SecretUnavailable where the task is not allowed to use it:
+        its own patterns count, else those of "*", else every task may."""
+        patterns = self.task_patterns.get(name, self.task_patterns.get(_ANY_SECRET))
+        if patterns is not None and not any(fnmatchcase(task, pattern) for pattern in patterns):
+            raise SecretUnavailable(
+                f"the secret {name!r} is not for the task {task!r}; DL_TASK_SECRETS says for which it is"
+            )
         return self.read(name)
 
     def read(self, name: str) -> str:
-        variable = variable_of(name)
+        variable = variable_name(name)
         value = self.variables.get(variable)
         if value is None:
-            value = self._of_a_file(name, variable)
-        if len(value) < _SHORTEST:
-            raise NoSecret(f"the secret {name!r} has fewer than {_SHORTEST} characters, and could not be hidden")
+            value = self._from_file(name, variable)
+        if len(value) < _MIN_LENGTH:
+            raise SecretUnavailable(
+                f"the secret {name!r} has fewer than {_MIN_LENGTH} characters, and could not be hidden"
+            )
         return value
 
-    def _of_a_file(self, name: str, variable: str) -> str:
+    def _from_file(self, name: str, variable: str) -> str:
         if self.folder is None:
-            raise NoSecret(f"there is no secret {name!r}: the worker has no variable {variable}, and no DL_SECRETS_DIR")
+            raise SecretUnavailable(
+                f"there is no secret {name!r}: the worker has no variable {variable}, and no DL_SECRETS_DIR"
+            )
         try:
-            # The name has neither slash nor a dot in front, so that it stays in the folder.
-            with (self.folder / name).open("rb") as file:
-                content = file.read(_LARGEST + 1)
+            with (self.folder / name).open("rb") as file:  # the name cannot leave the folder: see secret_refs
+                content = file.read(_MAX_FILE_BYTES + 1)
         except OSError as error:
-            why = f"{error.strerror} (no variable {variable} either)"
-            raise NoSecret(f"there is no secret {name!r} in DL_SECRETS_DIR: {why}") from None
-        if len(content) > _LARGEST:
-            raise NoSecret(f"the secret {name!r} is larger than {_LARGEST} bytes")
+            reason = f"{error.strerror} (no variable {variable} either)"
+            raise SecretUnavailable(f"there is no secret {name!r} in DL_SECRETS_DIR: {reason}") from None
+        if len(content) > _MAX_FILE_BYTES:
+            raise SecretUnavailable(f"the secret {name!r} is larger than {_MAX_FILE_BYTES} bytes")
         try:
             return content.decode().removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError:
-            raise NoSecret(f"the secret {name!r} is no text in UTF-8") from None
+            raise SecretUnavailable(f"the secret {name!r} is no text in UTF-8") from None
 
 
-def variable_of(name: str) -> str:
+def variable_name(name: str) -> str:
     return "DL_SECRET_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
-NO_VAULT = Vault()
+NO_SECRETS = SecretStore()
 
 
-class Veil:
-    """Hides the values of secrets, in whatever a run says."""
+class Redactor:
+    """Replaces the values of secrets in what an attempt reports."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        self._secrets = dict(secrets or {})
-        forms = {form for value in self._secrets.values() for form in _forms(value)}
-        self.forms = sorted(forms, key=len, reverse=True)  # one may be a part of another
+        self.secrets = dict(secrets or {})  # by name
+        encodings = {form for value in self.secrets.values() for form in _encodings(value)}
+        self.encodings = sorted(encodings, key=len, reverse=True)  # one may contain another
 
     def __bool__(self) -> bool:
-        return bool(self._secrets)
+        return bool(self.secrets)
 
-    @property
-    def secrets(self) -> Mapping[str, str]:
-        """By name."""
-        return self._secrets
-
-    def text(self, text: str) -> str:
-        for form in self.forms:
-            text = text.replace(form, MASK)
+    def redact_text(self, text: str) -> str:
+        for encoding in self.encodings:
+            text = text.replace(encoding, MASK)
         return text
 
-    def value(self, value: Any) -> Any:
-        """JSON data without them; the very same, if nothing is to be hidden."""
-        if not self.forms:
+    def redact_value(self, value: Any) -> Any:
+        """Return JSON data without secrets; the same object if there is nothing to redact."""
+        if not self.encodings or value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
-            return self.text(value)
+            return self.redact_text(value)
         if isinstance(value, Mapping):
-            return {self.text(str(key)): self.value(part) for key, part in value.items()}
+            return {self.redact_text(str(key)): self.redact_value(item) for key, item in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
-            return [self.value(part) for part in value]
-        if value is None or isinstance(value, bool):
-            return value
-        told = str(value)  # a number may be one; of anything else the text is what is kept
-        return MASK if told in self.forms else value if isinstance(value, int | float) else self._kept(value, told)
+            return [self.redact_value(item) for item in value]
+        text = str(value)  # a number may be a secret; other objects are stored as text
+        redacted = MASK if text in self.encodings else text
+        if not isinstance(value, int | float):
+            redacted = self.redact_text(redacted)
+        return value if redacted == text else redacted
 
-    def _kept(self, value: Any, told: str) -> Any:
-        hidden = self.text(told)
-        return value if hidden == told else hidden
+    def restore_references(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return args for a follow-up job, with references in place of secrets. Raises ValueError for a text that
+        contains a secret among other things: it would be stored in the clear."""
+        return {key: self._restore_reference(value) for key, value in args.items()} if self else dict(args)
 
-    def referring(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Args for another job: where a secret stands as it is, a reference to it. Raises ValueError for a text that
-        holds one among other things: it would be stored in the clear."""
-        return {key: self._referring(value) for key, value in args.items()}
-
-    def _referring(self, value: Any) -> Any:
+    def _restore_reference(self, value: Any) -> Any:
         if isinstance(value, str):
-            for name, secret in self._secrets.items():
+            for name, secret in self.secrets.items():
                 if value == secret:
-                    return {WORD: name}
-            if self.text(value) != value:
+                    return {KEY: name}
+            if self.redact_text(value) != value:
                 raise ValueError(
                     "the args of a follow-up hold the value of a secret within a text; hand on the reference to it"
                 )
             return value
         if isinstance(value, Mapping):
-            return {key: self._referring(part) for key, part in value.items()}
-        return [self._referring(part) for part in value] if isinstance(value, list | tuple) else value
+            return {key: self._restore_reference(item) for key, item in value.items()}
+        return [self._restore_reference(item) for item in value] if isinstance(value, list | tuple) else value
 
-    def ending(self, end: Ending) -> Ending:
-        if not self:
-            return end
-        match end:
-            case Settlement():
+    def redact_outcome(self, outcome: Outcome) -> Outcome:
+        """Redact the attempt's secrets, and in errors passwords in URLs and connection strings too: drivers repeat
+        them."""
+        match outcome:
+            case Settlement(error=error, traceback=traceback) if self or error is not None or traceback is not None:
                 return replace(
-                    end,
-                    error=end.error and self.text(end.error),
-                    traceback=end.traceback and self.text(end.traceback),
-                    result=self.value(end.result),
-                    notes=self.value(end.notes),
+                    outcome,
+                    error=error and self.redact_text(log.redact_text(error)),
+                    traceback=traceback and self.redact_text(log.redact_text(traceback)),
+                    result=self.redact_value(outcome.result),
+                    event_fields=self.redact_value(outcome.event_fields),
                 )
-            case HandedBack(why, left):
-                return HandedBack(why, Left(left.progress, left.checkpoint, self.value(left.notes)))
+            case Released(reason, state) if self:
+                return Released(reason, replace(state, event_fields=self.redact_value(state.event_fields)))
             case _:
-                return end
+                return outcome
 
 
-def uncover(args: dict[str, Any], vault: Vault, task: str) -> tuple[dict[str, Any], Veil]:
-    """The args of a job of this task with their secrets in them, and the veil over these. Raises NoSecret. For as long
-    as the veil is there no line of any log of this process shows them."""
+NO_REDACTION = Redactor()
+
+
+def resolve_references(args: dict[str, Any], secret_store: SecretStore, task: str) -> tuple[dict[str, Any], Redactor]:
+    """Return a task's args with their secrets, and a redactor of these. Raises SecretUnavailable."""
     try:
-        names = {name for _, name in references(args)}
+        names = {name for _, name in find_references(args)}
     except BadReference as error:
-        raise NoSecret(f"args: {error}") from None
+        raise SecretUnavailable(f"args: {error}") from None
     if not names:
-        return args, NOTHING_HIDDEN
-    found = {name: vault.given(name, task) for name in sorted(names)}
-    return put_in(args, found.__getitem__), veiled(found)
+        return args, NO_REDACTION
+    secrets = {name: secret_store.resolve_for_task(name, task) for name in sorted(names)}
+    return substitute(args, secrets.__getitem__), redactor_for(secrets)
 
 
-def veiled(secrets: Mapping[str, str]) -> Veil:
-    """The veil over these, which hides them from the process's logs too."""
-    veil = Veil(secrets)
-    log.hide(veil.forms, veil)
-    return veil
+def redactor_for(secrets: Mapping[str, str]) -> Redactor:
+    """Return a redactor; as long as it lives, the process's own logs are redacted too."""
+    redactor = Redactor(secrets)
+    log.register_secret(redactor.encodings, redactor)
+    return redactor
 
 
-def scrubbed(end: Ending) -> Ending:
-    """Without the passwords that drivers and URLs bring into errors, whosever they are."""
-    if not isinstance(end, Settlement) or (end.error is None and end.traceback is None):
-        return end
-    return replace(end, error=end.error and log.scrub(end.error), traceback=end.traceback and log.scrub(end.traceback))
-
-
-def _forms(value: str) -> set[str]:
-    """As it is, line by line, and as others write it: JSON, a URL, a traceback, base64."""
+def _encodings(value: str) -> set[str]:
+    """The secret as it is, line by line, and as in JSON, URLs, tracebacks and base64."""
     lines = {line.strip() for line in value.splitlines()} if "\n" in value else set()
-    whole = {value, *(line for line in lines if len(line) >= _SHORTEST_LINE)}
-    written = {
+    texts = {value, *(line for line in lines if len(line) >= _MIN_LINE_LENGTH)}
+    encoded = {
         form
-        for text in whole
+        for text in texts
         for form in (
             json.dumps(text)[1:-1],
             json.dumps(text, ensure_ascii=False)[1:-1],
@@ -202,19 +194,4 @@ def _forms(value: str) -> set[str]:
             base64.b64encode(text.encode()).decode().rstrip("="),
         )
     }
-    return {form for form in whole | written if len(form) >= _SHORTEST}
-
-
-NOTHING_HIDDEN = Veil()
-__all__ = [
-    "NOTHING_HIDDEN",
-    "NO_VAULT",
-    "WORD",
-    "NoSecret",
-    "Vault",
-    "Veil",
-    "scrubbed",
-    "uncover",
-    "variable_of",
-    "veiled",
-]
+    return {form for form in texts | encoded if len(form) >= _MIN_LENGTH}

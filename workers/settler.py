@@ -1,220 +1,207 @@
-"""Writes down how attempts ended: one transaction for all that ended while the last one was on its way."""
+"""Writes the outcomes of attempts: one transaction for all that ended while the previous one was being committed."""
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, groupby
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from logging import DEBUG
 from typing import Any, NamedTuple
 
 from app import log
 from app.errors import InvalidJob
-from app.queue.job import SUCCEEDED, Fate, Handback, Settlement, Status
+from app.queue.job import SUCCEEDED, Settlement, SettleResult, Status
+from app.queue.jobs import JobQueue
 from workers.attempt import Attempt
-from workers.attempt_log import log_abandoned, log_settled
-from workers.outcome import Abandoned, Ending, Finished, HandedBack
-from workers.roster import Hand, Roster
-from workers.tally import Tally
-from workers.threads import Loop, clock
+from workers.counters import AttemptCounters
+from workers.key_locks import KeyLocks
+from workers.logs.attempts import log_abandoned, log_settled
+from workers.outcome import LeaseLost, Outcome, Released, SettledByTask
+from workers.running import RunningAttempts
+from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
-_MOST = 500  # settlements a transaction
-_REST = 3600.0  # nothing to write: until somebody rings
+_MAX_BATCH = 500  # outcomes a transaction
+_LARGE_BATCH = 20  # after more outcomes than that, wait a moment for the next: each transaction costs a commit
+_GROUP_WAIT_SEC = 0.003
+_IDLE_SEC = 3600.0  # with nothing to write, the thread waits to be woken
 
 
-class Ended(NamedTuple):
+class PendingOutcome(NamedTuple):
     attempt: Attempt
-    how: Ending
+    outcome: Outcome
 
 
-Which = tuple[Hand | None, bool]  # who writes it down, and whether it is handed back
-Write = Callable[[Sequence[Ended], Hand], list[Fate]]
-_OF_NOBODY: Which = (None, False)
-_UNWRITTEN = (Finished, Abandoned)
+BatchWriter = Callable[[Sequence[PendingOutcome]], list[SettleResult]]
+_NOT_WRITTEN = (SettledByTask, LeaseLost)
 
 
 class Settler:
-    """One thread a process; attempts are held, and renewed, until their end is written or given up."""
+    """One thread a process. Attempts stay held, and are renewed, until their outcome is written or given up.
 
-    def __init__(self, roster: Roster, *, died: Callable[[str], None], tally: Tally | None = None) -> None:
-        self._roster = roster
-        self._tally = tally or Tally()
+    A settlement is retried through an outage while the attempt's lease is trusted, then given up with a log line.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        running: RunningAttempts,
+        key_locks: KeyLocks,
+        *,
+        on_crash: Callable[[str], None],
+        counters: AttemptCounters,
+    ) -> None:
+        self._queue, self._running, self._key_locks, self._counters = queue, running, key_locks, counters
         self._lock = threading.Lock()
-        self._waiting: deque[Ended] = deque()  # added to by anyone, without the lock; taken from under it
-        self._busy = False  # under the lock: some are on their way
-        self._quiet = threading.Condition(self._lock)
-        self.loop = Loop("settler", self.turn, died=died, away=0.2)
-        self.written = 0  # by the settler alone
+        self._pending: deque[PendingOutcome] = deque()  # appended by any thread without the lock; taken under it
+        self._is_writing = False  # under the lock: a batch is being written
+        self._drained = threading.Condition(self._lock)
+        self.thread = BackgroundThread("settler", self.run_once, on_crash=on_crash, outage_retry_sec=0.2)
+        self.settled_count = 0  # written by the settler alone
 
-    def write(self, attempt: Attempt, how: Ending) -> None:
-        """Take note of an end. Returns at once; what waits is bounded by how many attempts a process holds."""
-        self._waiting.append(Ended._make((attempt, how)))
-        self.loop.ring()
+    def submit(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Queue an outcome to be written. Returns at once; at most all attempts of the process are queued."""
+        self._pending.append(PendingOutcome._make((attempt, outcome)))
+        self.thread.wake()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until everything is written or given up."""
-        with self._quiet:
-            return self._quiet.wait_for(lambda: not self._waiting and not self._busy, timeout)
+        """Wait until every outcome is written or given up; return False on timeout."""
+        with self._drained:
+            return self._drained.wait_for(lambda: not self._pending and not self._is_writing, timeout)
 
-    def give_up_the_rest(self) -> None:
-        """At the very end: say what could not be written down. The reaper will find those jobs."""
-        while rest := self._next():
-            for ended in rest:
-                self._give_up(ended)
+    def abandon_rest(self) -> None:
+        """Log the outcomes that could not be written before the process ends. The reaper finds their jobs."""
+        while batch := self._take_batch():
+            for pending in batch:
+                self._log_lost(pending)
 
-    def turn(self) -> float:
-        batch = self._next()
+    def run_once(self) -> float:
+        batch = self._take_batch()
         if not batch:
-            return _REST
-        left = {_OF_NOBODY: batch}
+            return _IDLE_SEC
+        unwritten = batch
         try:
-            left = self._by_hand(self._without_the_hopeless(batch))
-            self._write(left)
+            unwritten = self._drop_unsettleable(batch)
+            releases = [pending for pending in unwritten if isinstance(pending.outcome, Released)]
+            settlements = [p for p in unwritten if not isinstance(p.outcome, Released)] if releases else unwritten
+            if settlements:
+                self._write_batch(settlements, self._settle)
+                unwritten = releases
+            if releases:
+                self._write_batch(releases, self._release)
+            unwritten = []
         finally:
-            self._put_back(chain.from_iterable(left.values()))
+            self._requeue(unwritten)
+        if len(batch) > _LARGE_BATCH:
+            time.sleep(_GROUP_WAIT_SEC)
         return 0.0
 
-    def _next(self) -> list[Ended]:
+    def _take_batch(self) -> list[PendingOutcome]:
         with self._lock:
-            batch = [self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))]
-            self._busy = bool(batch)
+            batch = [self._pending.popleft() for _ in range(min(_MAX_BATCH, len(self._pending)))]
+            self._is_writing = bool(batch)
             if not batch:
-                self._quiet.notify_all()
+                self._drained.notify_all()
             return batch
 
-    def _put_back(self, rest: Iterable[Ended]) -> None:
+    def _requeue(self, unwritten: Sequence[PendingOutcome]) -> None:
         with self._lock:
-            self._waiting.extendleft(reversed([*rest]))
-            self._busy = False
-            self._quiet.notify_all()
+            self._pending.extendleft(reversed(unwritten))
+            self._is_writing = False
+            self._drained.notify_all()
 
-    def _without_the_hopeless(self, batch: list[Ended]) -> list[Ended]:
-        """Nothing is written for a run that lost its job, nor once its lease cannot be trusted any more; nor for one
-        whose pipeline has done it itself."""
+    def _drop_unsettleable(self, batch: list[PendingOutcome]) -> list[PendingOutcome]:
+        """Return the outcomes to write: not those of attempts whose lease is lost, or whose pipeline settled them."""
         now = clock()
-        rest: list[Ended] = []
-        over: list[Attempt] = []
-        for ended in batch:
-            attempt, how = ended
-            if (how is SUCCEEDED or not isinstance(how, _UNWRITTEN)) and attempt.lease.trusted(now):
-                rest.append(ended)
+        settleable: list[PendingOutcome] = []
+        dropped: list[Attempt] = []
+        for pending in batch:
+            attempt, outcome = pending
+            if (outcome is SUCCEEDED or not isinstance(outcome, _NOT_WRITTEN)) and attempt.lease.is_trusted(now):
+                settleable.append(pending)
                 continue
-            if isinstance(how, Finished):
-                self._tell([(attempt, Status.SUCCEEDED)])
+            if isinstance(outcome, SettledByTask):
+                self._record([(attempt, Status.SUCCEEDED)])
             else:
-                self._give_up(ended)
-            over.append(attempt)
-        if over:
-            self._let_go(over)
-        return rest
+                self._log_lost(pending)
+            dropped.append(attempt)
+        if dropped:
+            self._running.remove(dropped)
+            self._key_locks.unlock(dropped)
+        return settleable
 
-    def _by_hand(self, batch: Sequence[Ended]) -> dict[Which, list[Ended]]:
-        """Each is written where its key is held; ends and hand-backs have a statement of their own."""
-        found: defaultdict[Which, list[Ended]] = defaultdict(list)
-        for ended in batch:
-            attempt, how = ended
-            found[attempt.hand, how is not SUCCEEDED and isinstance(how, HandedBack)].append(ended)
-        return found
-
-    def _write(self, left: dict[Which, list[Ended]]) -> None:
-        """Those first whose hand is free: the other one is claiming. What was written is taken out."""
-        for patient in (False, True):
-            for which in [*left]:
-                hand, handed_back = which
-                assert hand is not None  # noqa: S101 - nothing is claimed without one
-                if hand.lock.acquire(blocking=patient):
-                    try:
-                        self._together(left[which], hand, self._release if handed_back else self._settle)
-                        del left[which]
-                    finally:
-                        hand.lock.release()
-
-    def _together(self, batch: Sequence[Ended], hand: Hand, write: Write) -> None:
-        """All in one transaction; where PostgreSQL refuses one of them, each in its own."""
+    def _write_batch(self, batch: Sequence[PendingOutcome], write: BatchWriter) -> None:
+        """Write all in one transaction; where PostgreSQL refuses a value, each in its own."""
         try:
-            fates = write(batch, hand)
+            results = write(batch)
         except InvalidJob as error:
             if len(batch) > 1:
-                for ended in batch:
-                    self._together([ended], hand, write)
+                for pending in batch:
+                    self._write_batch([pending], write)
                 return
-            bare = Settlement(Status.FAILED, error=f"the attempt's end could not be written down: {error}")
-            batch = [batch[0]._replace(how=bare)]
-            fates = self._settle(batch, hand)
-        self._roster.drop(ended.attempt for ended in batch)
-        self.written += len(batch)
-        self._report(batch, fates)
+            settlement = Settlement(Status.FAILED, error=f"the attempt's outcome could not be written: {error}")
+            batch = [batch[0]._replace(outcome=settlement)]
+            results = self._settle(batch)
+        self._running.remove(pending.attempt for pending in batch)
+        self.settled_count += len(batch)
+        self._process_results(batch, results)
 
-    def _settle(self, batch: Sequence[Ended], hand: Hand) -> list[Fate]:
-        attempts = [ended.attempt for ended in batch]
-        ends = [(ended.attempt.job, ended.how) for ended in batch]
-        with hand.held_keys(attempts) as guards:
-            fates = hand.queue.settle(ends, guards=guards)  # type: ignore[arg-type]  # only settlements are here
-        hand.forget(attempts)
-        return fates
+    def _settle(self, batch: Sequence[PendingOutcome]) -> list[SettleResult]:
+        settlements = [(pending.attempt.job, pending.outcome) for pending in batch]
+        with self._key_locks.releasing([pending.attempt for pending in batch]) as hashes:
+            return self._queue.settle(settlements, unlock_keys=hashes)  # type: ignore[arg-type]  # only settlements
 
-    def _release(self, batch: Sequence[Ended], hand: Hand) -> list[Fate]:
-        runs = [
-            Handback(e.attempt.job, e.how.why, e.how.left.progress, e.how.left.checkpoint, e.how.left.notes)
-            for e in batch
-            if isinstance(e.how, HandedBack)
-        ]
-        attempts = [ended.attempt for ended in batch]
-        with hand.held_keys(attempts) as guards:
-            fates = hand.queue.release(runs, guards=guards)
-        hand.forget(attempts)
-        return fates
+    def _release(self, batch: Sequence[PendingOutcome]) -> list[SettleResult]:
+        requests = [outcome.request_for(attempt.job) for attempt, outcome in batch if isinstance(outcome, Released)]
+        with self._key_locks.releasing([pending.attempt for pending in batch]) as hashes:
+            return self._queue.release(requests, unlock_keys=hashes)
 
-    def _let_go(self, attempts: Sequence[Attempt]) -> None:
-        self._roster.drop(attempts)
-        for hand in {attempt.hand for attempt in attempts if attempt.hand is not None}:
-            hand.give_back([attempt for attempt in attempts if attempt.hand is hand])
+    def _log_lost(self, pending: PendingOutcome) -> None:
+        log_abandoned(pending.attempt, "lease_lost" if isinstance(pending.outcome, LeaseLost) else "database_away")
 
-    def _give_up(self, ended: Ended) -> None:
-        log_abandoned(ended.attempt, "lease_lost" if isinstance(ended.how, Abandoned) else "database_away")
-
-    def _report(self, batch: Sequence[Ended], fates: Sequence[Fate]) -> None:
-        ended = []
-        for (attempt, how), fate in zip(batch, fates, strict=True):
-            if fate.status is not None:
-                ended.append((attempt, fate.status))
-                log_settled(attempt, how, fate.status)
+    def _process_results(self, batch: Sequence[PendingOutcome], results: Sequence[SettleResult]) -> None:
+        settled = []
+        for (attempt, outcome), result in zip(batch, results, strict=True):
+            if result.status is not None:
+                settled.append((attempt, result.status))
+                log_settled(attempt, outcome, result.status)
                 continue
-            self._tally.fenced()
+            self._counters.record_fenced()
             log_abandoned(attempt, "not_ours")
-        self._tell(ended)
+        self._record(settled)
 
-    def _tell(self, ends: Sequence[tuple[Attempt, Status]]) -> None:
-        for (queue, task, status), alike in groupby(ends, _kind):
-            attempts = [attempt for attempt, _ in alike]
-            waited = [max(0.0, attempt.job.waited_sec) for attempt in attempts]
-            self._tally.ended(queue, task, status, ran=[_ran(attempt) for attempt in attempts], waited=waited)
-        all_ends = log.lines_are_kept() or _log.is_heard(DEBUG)
-        for attempt, status in ends:
-            if all_ends or status is not Status.SUCCEEDED:
-                self._say(attempt, status)
+    def _record(self, settled: Sequence[tuple[Attempt, Status]]) -> None:
+        for (queue, task, status), group in groupby(settled, _group_of):
+            attempts = [attempt for attempt, _ in group]
+            waits = [max(0.0, attempt.job.waited_sec) for attempt in attempts]
+            runs = [_duration(attempt) for attempt in attempts]
+            self._counters.record(queue, task, status, run_durations=runs, wait_durations=waits)
+        logs_successes = log.file_logging_enabled() or _log.is_enabled(DEBUG)
+        for attempt, status in settled:
+            if logs_successes or status is not Status.SUCCEEDED:
+                self._log_end(attempt, status)
 
-    def _say(self, attempt: Attempt, status: Status) -> None:
+    def _log_end(self, attempt: Attempt, status: Status) -> None:
         job = attempt.job
-        facts: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "job": job.id_text, "queue": job.queue, "task": job.task, "attempt": job.attempt,
-            "status": status, "ran_sec": round(_ran(attempt), 3),
+            "status": status, "ran_sec": round(_duration(attempt), 3),
         }  # fmt: skip
-        log.metric("job.ended", **facts)
-        log.audit("job.ended", **facts)
-        say = _log.debug if status is Status.SUCCEEDED else _log.info
-        say("job.ended", **facts)
+        log.metric("job.ended", **fields)
+        log.audit("job.ended", **fields)
+        write = _log.debug if status is Status.SUCCEEDED else _log.info
+        write("job.ended", **fields)
 
 
-def _kind(end: tuple[Attempt, Status]) -> tuple[str, str, Status]:
-    attempt, status = end
+def _group_of(settled: tuple[Attempt, Status]) -> tuple[str, str, Status]:
+    attempt, status = settled
     job = attempt.job
     return job.queue, job.task, status
 
 
-def _ran(attempt: Attempt) -> float:
-    if attempt.began is None or attempt.ended is None:
+def _duration(attempt: Attempt) -> float:
+    if attempt.started_at is None or attempt.ended_at is None:
         return 0.0
-    return attempt.ended - attempt.began
+    return attempt.ended_at - attempt.started_at

@@ -1,22 +1,24 @@
-"""For tests of pipelines with a real queue: run what is ready here and now, without threads and without waiting."""
+"""For tests of pipelines with a real queue: run ready jobs in the calling thread."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from app.queue.attempt_sessions import Places
-from app.queue.ids import draw_runs
-from app.queue.job import Claimed, Handback, Job, Release, Settlement
-from app.queue.jobqueue import JobQueue
-from app.queue.session import Session
+from app.db.connection import Session
+from app.db.ids import new_run_ids
+from app.queue.attempt_sessions import ConnectionSettings
+from app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement
+from app.queue.jobs import JobQueue
 from pipelines.contract import Pipelines
-from workers.attempt import Attempt, Tools
-from workers.outcome import Ending, HandedBack
+from pipelines.toolkit.deprecation import renamed_keywords
+from workers.attempt import Attempt, AttemptSettings
+from workers.outcome import Released
 from workers.threads import clock
 
-_MOST = 1_000
+_MAX_JOBS = 1_000
 
 
+@renamed_keywords(most="max_jobs")
 def drain(
     dsn: str,
     pipelines: Pipelines,
@@ -24,57 +26,54 @@ def drain(
     *,
     schema: str = "public",
     targets: Mapping[str, str] | None = None,
-    most: int = _MOST,
+    max_jobs: int = _MAX_JOBS,
 ) -> list[Job]:
-    """Run all ready jobs of these queues in the calling thread, with real claims and settlements, until none is left.
+    """Run all ready jobs of these queues until none is left, with real claims and settlements.
 
-    Returns each job as it was after its run, in the order of running. Jobs that are tried again later, or wait for
-    another's key, stay where they are. Nothing renews a lease: a job has as long as its `lease_ttl_sec`. AssertionError
-    after `most` runs: a job that asks for itself again and again would never end.
+    Returns each job as it was after its run, in the order of running. Jobs that are retried later, or whose key is
+    locked, stay as they are. No lease is renewed: a job has its `lease_ttl_sec`. Raises AssertionError after `max_jobs`
+    runs, because a job that keeps enqueueing itself would never end.
     """
-    session = Session(dsn, name="dataloader-drain", schema=schema)
+    session = Session(dsn, application_name="dataloader-drain", schema=schema)
     try:
         queue = JobQueue(session)
-        tools = Tools(places=Places(dsn=dsn, schema=schema, targets=dict(targets or {})), isolates=False)
-        ran: list[Job] = []
-        while (job := _claim(queue, pipelines, queues)) is not None:
-            if len(ran) >= most:
-                queue.release([Handback(job, Release.NOT_STARTED)])
-                raise AssertionError(f"{most} jobs were run, and there are still more")
-            _run(queue, job, pipelines, tools)
-            after = queue.get(job.id)
-            ran += [] if after is None else [after]
-        return ran
+        settings = AttemptSettings(
+            connection_settings=ConnectionSettings(dsn=dsn, schema=schema, targets=dict(targets or {})),
+            isolation_enabled=False,
+        )
+        jobs: list[Job] = []
+        while (claimed := _claim(queue, pipelines, queues)) is not None:
+            if len(jobs) >= max_jobs:
+                queue.release([ReleaseRequest(claimed, ReleaseReason.NOT_STARTED)])
+                raise AssertionError(f"{max_jobs} jobs were run, and there are still more")
+            _run(queue, claimed, pipelines, settings)
+            job = queue.get(claimed.id)
+            jobs += [] if job is None else [job]
+        return jobs
     finally:
         session.close()
 
 
-def _claim(queue: JobQueue, pipelines: Pipelines, queues: Sequence[str]) -> Claimed | None:
+def _claim(queue: JobQueue, pipelines: Pipelines, queues: Sequence[str]) -> ClaimedJob | None:
     for name in queues:
         skipped = 1
-        while skipped:  # parked meanwhile: others may be ready behind them
-            claimed, outlook = queue.claim(name, pipelines.names, draw_runs(1), "drain")
+        while skipped:  # these were blocked by the claim: others may be ready behind them
+            claimed, hint = queue.claim(name, pipelines.names, new_run_ids(1), "drain")
             if claimed:
                 return claimed[0]
-            skipped = outlook.skipped
+            skipped = hint.skipped
     return None
 
 
-def _run(queue: JobQueue, job: Claimed, pipelines: Pipelines, tools: Tools) -> None:
-    ((locked, owned),) = queue.guard([job.run])
-    if not (locked and owned):
-        queue.release([Handback(job, Release.LOCK_BUSY)])
+def _run(queue: JobQueue, job: ClaimedJob, pipelines: Pipelines, settings: AttemptSettings) -> None:
+    ((is_locked, is_owned),) = queue.lock_keys([job.claim])
+    if not (is_locked and is_owned):
+        queue.release([ReleaseRequest(job, ReleaseReason.LOCK_BUSY)])
         return
-    ending = Attempt(job, claimed_at=clock(), tools=tools).run(pipelines.get(job.task))
-    _write(queue, job, ending)
-
-
-def _write(queue: JobQueue, job: Claimed, ending: Ending) -> None:
-    guards = [job.key_hash]
-    match ending:
-        case Settlement():
-            queue.settle([(job, ending)], guards=guards)
-        case HandedBack(why, left):
-            queue.release([Handback(job, why, left.progress, left.checkpoint, left.notes)], guards=guards)
-        case _:  # the pipeline has settled it, or lost it
-            queue.unguard(guards)
+    match Attempt(job, claimed_at=clock(), settings=settings).run(pipelines.get(job.task)):
+        case Settlement() as settlement:
+            queue.settle([(job, settlement)], unlock_keys=[job.key_hash])
+        case Released() as released:
+            queue.release([released.request_for(job)], unlock_keys=[job.key_hash])
+        case _:  # the pipeline settled the job, or lost it
+            queue.unlock_keys([job.key_hash])

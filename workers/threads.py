@@ -1,4 +1,4 @@
-"""The thread vocabulary: a clock that counts sleep too, a bell that `poll` can wait on, a loop with a turn."""
+"""A clock that counts suspended time, a wake-up that `poll` can wait on, and named background threads."""
 
 from __future__ import annotations
 
@@ -17,108 +17,105 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def clock() -> float:
-    """Seconds that never go back, and that go on while the machine is suspended: leases are measured by it."""
+    """Return monotonic seconds that also count while the machine is suspended: leases are measured by them."""
     return time.clock_gettime(_CLOCK)
 
 
-class Bell:
+class WakeupPipe:
     """Wakes one waiter from another thread, also out of a `poll` on sockets."""
 
     def __init__(self) -> None:
-        self._ears, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
-        self._lock = threading.Lock()  # a closed descriptor's number may be a file of somebody else's by now
-        self._closed = False  # under the lock
+        self._read_fd, self._write_fd = os.pipe()
+        for descriptor in (self._read_fd, self._write_fd):
+            os.set_blocking(descriptor, False)
+        self._lock = threading.Lock()  # the number of a closed descriptor may belong to another file
+        self._is_closed = False  # under the lock
 
-    def ring(self) -> None:
+    def set(self) -> None:
         with self._lock:
-            if not self._closed:
-                with suppress(BlockingIOError):  # full: it rings already
-                    os.write(self._rope, b"!")
+            if not self._is_closed:
+                with suppress(BlockingIOError):  # the pipe is full, so it is set
+                    os.write(self._write_fd, b"!")
 
-    def wait(self, timeout: float, *others: int | None) -> bool:
-        """Wait for the bell or for one of the other descriptors to be readable; False: the time was over."""
+    def wait(self, timeout: float, *descriptors: int | None) -> bool:
+        """Wait for `set` or for one of the descriptors to be readable; return False on timeout."""
         waiter = select.poll()
-        for number in (self._ears, *others):
-            if number is not None:
-                waiter.register(number, select.POLLIN)
-        heard = waiter.poll(max(0.0, timeout) * 1000)
+        for descriptor in (self._read_fd, *descriptors):
+            if descriptor is not None:
+                waiter.register(descriptor, select.POLLIN)
+        events = waiter.poll(max(0.0, timeout) * 1000)
         with suppress(BlockingIOError):
-            while os.read(self._ears, 4096):
+            while os.read(self._read_fd, 4096):
                 pass
-        return bool(heard)
+        return bool(events)
 
     def close(self) -> None:
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                os.close(self._ears)
-                os.close(self._rope)
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._read_fd)
+                os.close(self._write_fd)
 
 
-def _pipe() -> tuple[int, int]:
-    ears, rope = os.pipe()
-    os.set_blocking(ears, False)
-    os.set_blocking(rope, False)
-    return ears, rope
+class BackgroundThread:
+    """A thread that runs a step until it is stopped. A step returns the seconds until the next one.
 
-
-class Loop:
-    """A thread that takes turns until it is stopped. A turn returns the seconds until the next one.
-
-    A turn that finds the database away is told once and taken again; any other error is a bug, and `died` is called
-    with the loop's name: a process must not go on without one of its keepers.
+    An outage of the database is logged once, and the step is retried. Any other error is a bug: `on_crash` is called
+    with the thread's name, because the process must not go on without one of its threads.
     """
 
-    def __init__(self, name: str, turn: Callable[[], float], *, died: Callable[[str], None], away: float = 1.0) -> None:
+    def __init__(
+        self, name: str, step: Callable[[], float], *, on_crash: Callable[[str], None], outage_retry_sec: float = 1.0
+    ) -> None:
         self.name = name
-        self.last_turn = clock()  # written by the loop, read by whoever asks how old its claims are
-        self._turn, self._died, self._away = turn, died, away
-        self._stopping = threading.Event()
-        self._bell = threading.Event()
+        self.last_step_at = clock()  # written by the thread, read by any
+        self._step, self._on_crash, self._outage_retry_sec = step, on_crash, outage_retry_sec
+        self._stop_requested = threading.Event()
+        self._wakeup = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._told_away = False
+        self._outage_logged = False
 
     def start(self) -> None:
         self._thread.start()
 
-    def ring(self) -> None:
-        """Take the next turn now."""
-        if not self._bell.is_set():  # one that is set has not been heard yet: what was done before it will be seen
-            self._bell.set()
+    def wake(self) -> None:
+        """Run the next step now."""
+        if not self._wakeup.is_set():  # else the next step is still to come, and sees what was done before
+            self._wakeup.set()
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._bell.set()
+        self._stop_requested.set()
+        self._wakeup.set()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the end; False: it still runs."""
+        """Wait for the thread to end; return False if it still runs."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set():
-                pause = self._one_turn()
-                self.last_turn = clock()
-                self._bell.wait(pause)
-                self._bell.clear()
+            while not self._stop_requested.is_set():
+                pause = self._run_step()
+                self.last_step_at = clock()
+                self._wakeup.wait(pause)
+                self._wakeup.clear()
         except BaseException:
-            _log.exception("keeper.died", keeper=self.name)
-            self._died(self.name)
+            _log.exception("thread.crashed")
+            self._on_crash(self.name)
 
-    def _one_turn(self) -> float:
+    def _run_step(self) -> float:
         try:
-            pause = self._turn()
+            pause = self._step()
         except DatabaseUnavailable as error:
-            if not self._told_away:
-                _log.warning("database.away", keeper=self.name, error=str(error))
-            self._told_away = True
-            return self._away
-        if self._told_away:
-            _log.info("database.back", keeper=self.name)
-            self._told_away = False
+            if not self._outage_logged:
+                _log.warning("database.unavailable", error=str(error))
+            self._outage_logged = True
+            return self._outage_retry_sec
+        if self._outage_logged:
+            _log.info("database.available")
+            self._outage_logged = False
         return pause

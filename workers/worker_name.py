@@ -1,7 +1,7 @@
 """DL_WORKER_NAME: a name that at most one process has, so that its new holder takes over from the former one.
 
-The name is the operator's promise, and a promise may be broken by mistake. So a new holder asks the former one for a
-beat, and takes nothing from one that beats. A former holder that was frozen finds its name taken at its next beat.
+The operator promises it and may be mistaken. A new holder therefore requests a beat from the former one, and takes
+nothing from one that beats. A former holder that was frozen finds its name taken at its next beat.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 from uuid import UUID
 
 from app import log
-from app.queue.deaths import Beat, Deaths, OtherWorker
+from app.queue.deaths import BeatResult, OtherWorker, WorkerLiveness
 from workers.threads import clock
 
 _log = log.get(__name__)
@@ -22,63 +22,65 @@ _LISTENING = "listening"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A former holder that was asked for a beat."""
+class BeatRequest:
+    """A beat requested from a former holder."""
 
     other: OtherWorker
-    asked_at: datetime  # by the database's clock
-    due: float  # when its time to answer is over
+    requested_at: datetime  # by the database's clock
+    deadline: float  # of its answer
 
 
 class NameClaim:
-    """`learn` is called by the heartbeat's thread, `turn` by the one that watches for deaths."""
+    """The heartbeat's thread calls `on_beat`, the death watch the rest."""
 
-    def __init__(self, deaths: Deaths, worker_id: UUID, name: str, *, superseded: Callable[[], None]) -> None:
+    def __init__(
+        self, deaths: WorkerLiveness, worker_id: UUID, name: str, *, on_superseded: Callable[[], None]
+    ) -> None:
         self._deaths, self._worker_id, self._name = deaths, worker_id, name
-        self._superseded = superseded
+        self._on_superseded = on_superseded
         self._lock = threading.Lock()
-        self._former: list[OtherWorker] = []  # under the lock: those that are still to be asked
-        self._asked: dict[UUID, Asked] = {}
+        self._former_holders: list[OtherWorker] = []  # under the lock: beats are still to be requested
+        self._requests: dict[UUID, BeatRequest] = {}
         self._is_registered = False  # the heartbeat's
 
-    def learn(self, beat: Beat) -> None:
-        """The first beat names those who held the name before; each later one whether it is still ours."""
+    def on_beat(self, beat: BeatResult) -> None:
+        """Read the former holders from the first beat, and from later ones whether the name is still ours."""
         # A row that is gone was removed by a process that has taken over from this one.
         if beat.is_superseded or (self._is_registered and beat.is_new):
-            self._superseded()
+            self._on_superseded()
         if self._is_registered:
             return
         self._is_registered = True
         _log.info("worker_name.held", name=self._name, incarnation=beat.incarnation)
         with self._lock:
-            self._former = [other for other in beat.others if other.worker_name == self._name]
+            self._former_holders = [other for other in beat.others if other.worker_name == self._name]
 
-    def turn(self, *, proved: Container[UUID]) -> list[OtherWorker]:
-        """Ask former holders, and return those that are superseded. One is asked once: a process that was found alive
-        keeps its jobs, even if it does not answer later."""
-        while self._former:
-            if self._former[0].id not in proved:
-                self._ask(self._former[0])
+    def check_former_holders(self, *, dead_workers: Container[UUID]) -> list[OtherWorker]:
+        """Request beats from former holders; return those that are superseded. Each is asked once: a process that was
+        found alive keeps its jobs, even if it does not answer later."""
+        while self._former_holders:
+            if self._former_holders[0].id not in dead_workers:
+                self._request_beat(self._former_holders[0])
             with self._lock:
-                del self._former[0]
+                del self._former_holders[0]
         now = clock()
-        due = [asked for asked in self._asked.values() if now >= asked.due]
-        return [asked.other for asked in due if self._supersedes(asked)]
+        due = [request for request in self._requests.values() if now >= request.deadline]
+        return [request.other for request in due if self._try_supersede(request)]
 
-    def _ask(self, other: OtherWorker) -> None:
+    def _request_beat(self, other: OtherWorker) -> None:
         wait = _ANSWER_TIMEOUT_SEC if other.listener == _LISTENING else other.heartbeat_sec + _ANSWER_TIMEOUT_SEC
-        self._asked[other.id] = Asked(other, self._deaths.ask_to_beat(other.id), clock() + wait)
+        self._requests[other.id] = BeatRequest(other, self._deaths.request_beat(other.id), clock() + wait)
 
-    def _supersedes(self, asked: Asked) -> bool:
-        other = asked.other
-        taken = self._deaths.supersede(other.id, by=self._worker_id, asked_at=asked.asked_at)
-        del self._asked[other.id]
-        if taken is False and other.is_stopping:
+    def _try_supersede(self, request: BeatRequest) -> bool:
+        other = request.other
+        superseded = self._deaths.supersede(other.id, by=self._worker_id, requested_at=request.requested_at)
+        del self._requests[other.id]
+        if superseded is False and other.is_stopping:
             _log.info("worker_name.handed_over", name=self._name, worker=other.name)
-        elif taken is False:
+        elif superseded is False:
             _log.error(
                 "worker_name.shared",
                 name=self._name, worker=other.name, worker_id=str(other.id),
                 detail="two live processes have one DL_WORKER_NAME; nothing was taken over",
             )  # fmt: skip
-        return bool(taken)
+        return bool(superseded)

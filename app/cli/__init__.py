@@ -1,7 +1,7 @@
-"""The `dataloader` command: a door, no logic of its own.
+"""The `dataloader` command.
 
-`command` is the tree of commands and what each error means to a shell; `ask` and `trigger` speak to a running service
-through `app.client`; `host` starts things in this process; `watch`, `text` and `draw` are what people see.
+`command` has the tree of commands and prints errors; `service` and `local` start things in this process; all others send
+requests through `dataloader.Client`. `text`, `render` and `watch` print.
 """
 
 from app.cli.command import main

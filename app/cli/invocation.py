@@ -1,4 +1,4 @@
-"""The words that start this program again, so that a suggested command can be pasted as it is printed."""
+"""The command that starts this program again, so that a suggested command can be pasted as it is printed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ def dataloader_command() -> str:
     """`dataloader` where the shell finds this installation under that name, else its path, else `… -m app`."""
     script = Path(sys.executable).parent / "dataloader"
     if os.access(script, os.X_OK):
-        return _shell_words(script, "dataloader")
+        return _format_command(script, "dataloader")
     return f"{python_command()} -m app"
 
 
 def python_command() -> str:
     """The interpreter that runs this program, as a shell in this folder finds it."""
-    return _shell_words(Path(sys.executable), "python")
+    return _format_command(Path(sys.executable), "python")
 
 
-def _shell_words(program: Path, name: str) -> str:
+def _format_command(program: Path, name: str) -> str:
     on_path = shutil.which(name)
     if on_path is not None and Path(on_path).absolute() == program.absolute():
         return name

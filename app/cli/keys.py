@@ -1,73 +1,80 @@
-"""keys: made, shown and revoked straight in the database, so that the first one can be made by whoever may."""
+"""Commands keys: create, list and revoke API keys in the database of the settings, with no service running."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from app.cli import text
 from app.cli.invocation import dataloader_command
-from app.cli.service import json_option, show_table, usage
+from app.cli.service_options import json_option, option_type, print_table
 from app.errors import NoOperatorKey
 
 if TYPE_CHECKING:
-    from app.queue.keys import Key
+    from app.admin.api_keys import ApiKey
 
 SCOPES = ("read", "trigger", "operate", "admin")
-_SPAN = re.compile(r"([1-9][0-9]{0,5}) ?(m|h|d|w)")
-_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-COLUMNS = ("key", "name", "state", "scopes", "limits", "created", "by", "expires", "last used")
+_DURATION = re.compile(r"([1-9][0-9]{0,5}) ?(m|h|d|w)")
+_UNIT_SEC = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
-def parse_span(told: str) -> float:
-    """12h, 90d"""
-    match = _SPAN.fullmatch(told.strip())
+def parse_lifetime(raw: str) -> float:
+    """Seconds of a text like 12h or 90d."""
+    match = _DURATION.fullmatch(raw.strip())
     if match is None:
-        raise ValueError(f"{told!r} is no time to live; one looks like 12h, 90d or 52w")
-    return float(int(match[1]) * _SECONDS[match[2]])
+        raise ValueError(f"{raw!r} is not a lifetime; one looks like 12h, 90d or 52w")
+    return float(int(match[1]) * _UNIT_SEC[match[2]])
 
 
-@click.group(short_help="Make, show and revoke API keys.")
+def format_limits(key: text.Payload) -> str:
+    limits = {name: key[name] for name in ("tasks", "queues") if key[name] is not None}
+    return "; ".join(f"{name} {text.one_line(', '.join(values))}" for name, values in limits.items())
+
+
+KEY_COLUMNS: text.Columns = {
+    "key": "key_id",
+    "name": "name",
+    "state": "state",
+    "scopes": lambda key: ",".join(key["scopes"]),
+    "limits": format_limits,
+    "created": text.time_of("created_at"),
+    "by": "created_by",
+    "expires": text.time_of("expires_at"),
+    "last used": text.time_of("last_used_at"),
+}
+
+
+@click.group(short_help="Manage API keys.")
 def keys() -> None:
-    """Make, show and revoke the API keys of the service, straight in the database of the settings.
+    """Manage the API keys of the service, in the database of the settings.
 
-    As soon as there is one, every caller of the API needs a key.
+    As soon as there is a key, every caller of the API needs one.
     """
 
 
-@keys.command(short_help="Make a key, and show it once.")
+@keys.command(short_help="Create a key, and show it once.")
 @click.argument("name")
+@click.option("--scope", "scopes", type=click.Choice(SCOPES), multiple=True, required=True,
+              help="What the key allows; may be repeated.")  # fmt: skip
 @click.option(
-    "--scope",
-    "scopes",
-    type=click.Choice(SCOPES),
-    multiple=True,
-    required=True,
-    help="What it may do; may be repeated.",
+    "--task", "tasks", multiple=True, metavar="TASK", help="Allow triggering this task only; may be repeated."
 )
-@click.option("--task", "tasks", multiple=True, metavar="TASK", help="It may trigger this task only; may be repeated.")
-@click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Only in this queue; may be repeated.")
-@click.option(
-    "--expires", "lives_sec", type=usage(parse_span), metavar="SPAN", help="How long it is valid: 12h, 90d.  [for ever]"
-)
-@click.option("--allow-lockout", is_flag=True, help="Make it even if no valid key has the scope operate or admin.")
+@click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Allow this queue only; may be repeated.")
+@click.option("--expires", "lifetime_sec", type=option_type(parse_lifetime), metavar="SPAN",
+              help="How long it is valid: 12h, 90d.  [no end]")  # fmt: skip
+@click.option("--allow-lockout", is_flag=True,
+              help="Create it even if no valid key has the scope operate or admin.")  # fmt: skip
 @json_option
 def create(
-    *,
-    name: str,
-    scopes: Sequence[str],
-    tasks: Sequence[str],
-    queues: Sequence[str],
-    lives_sec: float | None,
-    allow_lockout: bool,
-    as_json: bool,
+    *, name: str, scopes: Sequence[str], lifetime_sec: float | None, allow_lockout: bool, as_json: bool, **limits: Any
 ) -> None:
-    """Make a key for NAME, such as the team or the program that will use it, and show it: this once, and never again.
+    """Create a key for NAME, such as the team or the program that will use it, and show it only now.
 
-    The first key has to have the scope admin or operate: as soon as there is a key, every caller needs one.
+    The first key must have the scope admin or operate: as soon as there is a key, every caller needs one.
 
     \b
       dataloader keys create admin --scope admin
@@ -75,108 +82,79 @@ def create(
       dataloader keys create billing --scope trigger --task load.cbr.rates --expires 90d
       dataloader keys create on-call --scope operate
 
-    On standard output there is the key alone, so that it can go straight into a file or a vault.
+    Standard output has the key alone, so that it can be sent straight into a file or a secret store.
     """
-    from app import wiring  # noqa: PLC0415 - the driver is not for client commands
+    from app.runtime import commands  # noqa: PLC0415 - the driver is not for client commands
 
-    with wiring.keys("keys create") as (ring, who):
-        new = wiring.NewKey(
+    with commands.audited_api_keys("keys create") as (api_keys, actor):
+        new = commands.NewApiKey(
             name=name,
-            scopes=frozenset(wiring.Scope(scope) for scope in scopes),
-            created_by=who,
-            tasks=frozenset(tasks) or None,
-            queues=frozenset(queues) or None,
-            lives_sec=lives_sec,
+            scopes=frozenset(commands.Scope(scope) for scope in scopes),
+            created_by=actor,
+            tasks=frozenset(limits["tasks"]) or None,
+            queues=frozenset(limits["queues"]) or None,
+            ttl_sec=lifetime_sec,
         )
         try:
-            made, token = ring.create(new, allow_lockout=allow_lockout)
+            created, token = api_keys.create(new, allow_lockout=allow_lockout)
         except NoOperatorKey as error:
-            raise NoOperatorKey(_lockout(str(error), scopes)) from error
+            raise NoOperatorKey(_lockout_warning(str(error), scopes)) from error
+    key = _to_dict(created)
     if as_json:
-        click.echo(text.json_text({"key": token, **_told(made)}))
+        click.echo(text.json_text({"key": token, **key}))
         return
-    until = f"until {text.local_time(made.expires_at)}" if made.expires_at else "until it is revoked"
+    until = f"until {text.format_time(created.expires_at)}" if created.expires_at else "until it is revoked"
     click.echo(
-        f"Made the key {made.id} for {text.clean(made.name)}: {_limits(made) or 'without limits'}, {until}.\n"
-        "Keep it now; it is kept nowhere, and cannot be shown again. From now on every caller needs a key.",
+        f"Created the key {created.id} for {text.one_line(name)}: {format_limits(key) or 'without limits'}, {until}.\n"
+        "Store it now: it is not stored here and cannot be shown again. From now on every caller needs a key.",
         err=True,
     )
     click.echo(token)
 
 
-@keys.command("list", short_help="Show the keys.")
+@keys.command("list", short_help="List the keys.")
 @json_option
 def list_(*, as_json: bool) -> None:
-    """Show every key there ever was: whose it is, what it may do, until when, and when it was used last.
+    """List all keys, also revoked and expired ones: name, scopes, limits, expiry and last use.
 
-    The last use is noted once a minute.
+    The last use is saved once a minute.
     """
-    from app import wiring  # noqa: PLC0415 - as above
+    from app.runtime import commands  # noqa: PLC0415 - as above
 
-    with wiring.keys("keys list") as (ring, _):
-        found = ring.all()
+    with commands.audited_api_keys("keys list") as (api_keys, _):
+        items = [_to_dict(key) for key in api_keys.all()]
     if as_json:
-        click.echo(text.json_text({"keys": [_told(key) for key in found]}))
-    elif found:
-        show_table(COLUMNS, [_row(key) for key in found], whole=("key", "name", "state", "scopes"))
+        click.echo(text.json_text({"keys": items}))
+    elif items:
+        print_table(KEY_COLUMNS, items, uncut=("key", "name", "state", "scopes"))
     else:
-        click.echo("There is no key: the service answers callers on its own machine, and no others.", err=True)
+        click.echo("No keys: the service answers callers on its own machine, and no others.", err=True)
 
 
-@keys.command(short_help="End a key.")
-@click.argument("which", metavar="KEY")
+@keys.command(short_help="Revoke a key.")
+@click.argument("key")
 @json_option
-def revoke(*, which: str, as_json: bool) -> None:
-    """End KEY, by its id or by its name. Every process refuses it, and ends its sessions, within five seconds."""
-    from app import wiring  # noqa: PLC0415 - as above
+def revoke(*, key: str, as_json: bool) -> None:
+    """Revoke KEY, by its id or its name. Every process rejects it, and ends its sessions, within five seconds."""
+    from app.runtime import commands  # noqa: PLC0415 - as above
 
-    with wiring.keys("keys revoke") as (ring, _):
-        ended = ring.revoke(which)
+    with commands.audited_api_keys("keys revoke") as (api_keys, _):
+        revoked = api_keys.revoke(key)
     if as_json:
-        click.echo(text.json_text({"keys": [_told(key) for key in ended]}))
+        click.echo(text.json_text({"keys": [_to_dict(key) for key in revoked]}))
     else:
-        click.echo("\n".join(f"Revoked the key {key.id} of {text.clean(key.name)}." for key in ended))
+        click.echo("\n".join(f"Revoked the key {key.id} of {text.one_line(key.name)}." for key in revoked))
 
 
-def _lockout(found: str, scopes: Sequence[str]) -> str:
+def _lockout_warning(reason: str, scopes: Sequence[str]) -> str:
     return (
-        f"{found}, and this one would have {' and '.join(scopes)} alone. As soon as there is a key, every caller needs "
+        f"{reason}, and this one would have only {' and '.join(scopes)}. As soon as there is a key, every caller needs "
         "one; none could cancel or change a job then.\n"
-        f"Make a key for yourself first:  {dataloader_command()} keys create admin --scope admin\n"
-        "Or make this one all the same:  add --allow-lockout"
+        f"Create a key for yourself first:  {dataloader_command()} keys create admin --scope admin\n"
+        "Or create this one all the same:  add --allow-lockout"
     )
 
 
-def _told(key: Key) -> dict[str, object]:
-    return {
-        "key_id": key.id,
-        "name": key.name,
-        "state": key.state,
-        "scopes": list(key.scopes),
-        "tasks": None if key.tasks is None else list(key.tasks),
-        "queues": None if key.queues is None else list(key.queues),
-        "created_at": key.created_at.isoformat(),
-        "created_by": key.created_by,
-        "expires_at": key.expires_at and key.expires_at.isoformat(),
-        "last_used_at": key.last_used_at and key.last_used_at.isoformat(),
-        "revoked_at": key.revoked_at and key.revoked_at.isoformat(),
-    }
-
-
-def _row(key: Key) -> tuple[str, ...]:
-    return (
-        key.id,
-        text.clean(key.name),
-        key.state,
-        ",".join(key.scopes),
-        _limits(key),
-        text.local_time(key.created_at),
-        text.clean(key.created_by),
-        text.local_time(key.expires_at),
-        text.local_time(key.last_used_at),
-    )
-
-
-def _limits(key: Key) -> str:
-    named = (("tasks", key.tasks), ("queues", key.queues))
-    return "; ".join(f"{what} {text.clean(', '.join(which))}" for what, which in named if which is not None)
+def _to_dict(key: ApiKey) -> dict[str, object]:
+    fields = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in vars(key).items()}
+    return {"key_id": fields.pop("id"), **fields}

@@ -1,4 +1,4 @@
-"""What help shows as the value of an option, by the option's name: the same option reads the same in every command."""
+"""The value that help shows for an option, by the option's name, so that it is the same in every command."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _METAVARS = {
 _BY_OPTION = {option: metavar for metavar, options in _METAVARS.items() for option in options}
 
 
-def options_of(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Option]]:
-    """Every option of a command and of the commands below it, with the words that lead there."""
+def iter_options(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Option]]:
+    """Yield every option of a command and of its subcommands, with their path."""
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             yield path, parameter
     if isinstance(command, click.Group):
         for name, below in command.commands.items():
-            yield from options_of(below, (*path, name))
+            yield from iter_options(below, (*path, name))
 
 
-def name_values(command: click.Command) -> None:
-    """Give each option that takes a value, and has neither a metavar nor choices of its own, that of its name."""
-    for _, option in options_of(command):
+def set_metavars(command: click.Command) -> None:
+    """Set the metavar of each option that takes a value and has neither a metavar nor choices."""
+    for _, option in iter_options(command):
         if option.metavar is None and not option.is_flag and not isinstance(option.type, click.Choice):
             option.metavar = next((_BY_OPTION[name] for name in option.opts if name in _BY_OPTION), None)

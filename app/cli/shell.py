@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _SHELLS = ("bash", "zsh", "fish")
-_VARIABLE = "_DATALOADER_COMPLETE"  # where click reads what is to be completed
+_COMPLETION_VARIABLE = "_DATALOADER_COMPLETE"  # where click reads what is to be completed
 
 
 @click.command(short_help="Print the completion script for a shell.")
@@ -30,7 +30,7 @@ def completion(*, shell: str) -> None:
     complete = get_completion_class(shell)
     if complete is None:  # no shell of ours: click knows them all
         raise click.UsageError(f"click completes nothing in {shell}")
-    click.echo(complete(root.command, {}, "dataloader", _VARIABLE).source())
+    click.echo(complete(root.command, {}, "dataloader", _COMPLETION_VARIABLE).source())
 
 
 @click.command(
@@ -48,15 +48,15 @@ def psql(*, arguments: tuple[str, ...]) -> None:
     The password goes to psql by its environment, never by the command line, which everybody on the machine can read.
     An embedded server that does not run is started, and stopped when psql ends. The exit code is that of psql.
     """
-    from app import wiring  # noqa: PLC0415 - the driver is not for client commands
-    from app.config import Settings  # noqa: PLC0415 - likewise
+    from app.config import load_settings  # noqa: PLC0415 - likewise
+    from app.runtime import commands  # noqa: PLC0415 - the driver is not for client commands
 
-    with wiring.psql(Settings.load()) as (program, environment):
-        code = _run([program, *arguments], environment)
+    with commands.psql_command(load_settings()) as (program, environment):
+        code = _run_program([program, *arguments], environment)
     click.get_current_context().exit(code)
 
 
-def _run(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run_program(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     """Ctrl-C is psql's alone: it ends a statement, and not this process, which has a server to stop."""
     with subprocess.Popen(argv, env=environment) as process:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # only now: the child would inherit it

@@ -11,13 +11,13 @@ import click
 
 import app
 from app.cli.invocation import dataloader_command, python_command
-from app.cli.service import usage
+from app.cli.service_options import option_type
 
-_OWN = "pipelines"  # the package of a checkout of dataloader itself
-_DEFAULT = "my_pipelines"  # of any other project
+_SHIPPED_PACKAGE = "pipelines"  # the package of a checkout of dataloader itself
+_DEFAULT_PACKAGE = "my_pipelines"  # of any other project
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
 
-_MODULE = '''"""{task}: write here what it loads, from where, and into what."""
+_MODULE_TEMPLATE = '''"""{task}: write here what it loads, from where, and into what."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _load(day: str) -> int:
     return len(day)  # … yours …
 '''
 
-_TEST = '''"""Run it with `python -m unittest {path}`; pytest runs it too."""
+_TEST_TEMPLATE = '''"""Run it with `python -m unittest {path}`; pytest runs it too."""
 
 from __future__ import annotations
 
@@ -76,39 +76,39 @@ if __name__ == "__main__":
 '''
 
 
-def parse_name(given: str) -> str:
-    if not _NAME.fullmatch(given) or any(keyword.iskeyword(part) for part in given.split(".")):
-        raise ValueError(f"{given!r} is no name for a task; one looks like load.orders")
-    return given
+def parse_name(raw: str) -> str:
+    if not _NAME.fullmatch(raw) or any(keyword.iskeyword(part) for part in raw.split(".")):
+        raise ValueError(f"{raw!r} is no name for a task; one looks like load.orders")
+    return raw
 
 
-def parse_folder(given: str) -> Path:
-    folder = Path(given)
+def parse_folder(raw: str) -> Path:
+    folder = Path(raw)
     if folder.is_absolute() or not folder.parts or not all(part.isidentifier() for part in folder.parts):
-        raise ValueError(f"{given!r} is no package below this folder; one looks like {_DEFAULT}, or acme/etl")
-    hidden = _hidden_by(folder.parts[0])
+        raise ValueError(f"{raw!r} is no package below this folder; one looks like {_DEFAULT_PACKAGE}, or acme/etl")
+    hidden = _find_shadowing_module(folder.parts[0])
     if hidden is not None:
         raise ValueError(
             f"a folder {folder.parts[0]!r} here would hide the installed package of that name, in {str(hidden)!r}; "
-            f"choose another name, such as {_DEFAULT}"
+            f"choose another name, such as {_DEFAULT_PACKAGE}"
         )
     return folder
 
 
 @click.command("new-pipeline", short_help="Write the skeleton of a pipeline and of its test.")
-@click.argument("name", type=usage(parse_name))
+@click.argument("name", type=option_type(parse_name))
 @click.option(
     "--dir",
     "folder",
-    type=usage(parse_folder),
-    help=f"The package to put it in, below this folder.  [default: {_DEFAULT}; {_OWN} in a checkout of dataloader]",
+    type=option_type(parse_folder),
+    help=f"The package to put it in, below this folder.  [default: {_DEFAULT_PACKAGE}; {_SHIPPED_PACKAGE} in a checkout of dataloader]",
 )
 def new_pipeline(*, name: str, folder: Path | None) -> None:
     """Write a pipeline NAME that works, and a test of it that passes, to be changed into what you need.
 
     Nothing that is there is overwritten. The last lines are the commands that test it, run it and serve it.
     """
-    folder = folder or Path(_OWN if _in_checkout() else _DEFAULT)
+    folder = folder or Path(_SHIPPED_PACKAGE if _is_checkout() else _DEFAULT_PACKAGE)
     function = name.replace(".", "_")
     module, test = folder / f"{function}.py", Path("tests") / folder / f"test_{function}.py"
     there = [str(path) for path in (module, test) if path.exists()]
@@ -117,16 +117,16 @@ def new_pipeline(*, name: str, folder: Path | None) -> None:
         raise click.UsageError(f"{' and '.join(there)} {exist} already; choose another name, or remove it first")
     dotted = ".".join((*folder.parts, function))
     case = "".join(part.title() for part in function.split("_")) + "Test"
-    made = [_write(module, _MODULE.format(task=name, function=function))]
-    made += [_write(test, _TEST.format(path=test, module=dotted, function=function, case=case))]
+    made = [_write_file(module, _MODULE_TEMPLATE.format(task=name, function=function))]
+    made += [_write_file(test, _TEST_TEMPLATE.format(path=test, module=dotted, function=function, case=case))]
     if not (folder / "__init__.py").exists():
-        made.insert(0, _write(folder / "__init__.py", '"""Pipelines of our own."""\n'))
-    click.echo("\n".join([*(f"Wrote {path}" for path in made), *_next(name, folder, test)]))
+        made.insert(0, _write_file(folder / "__init__.py", '"""Pipelines of our own."""\n'))
+    click.echo("\n".join([*(f"Wrote {path}" for path in made), *_next_steps(name, folder, test)]))
 
 
-def _next(name: str, folder: Path, test: Path) -> list[str]:
+def _next_steps(name: str, folder: Path, test: Path) -> list[str]:
     package = ".".join(folder.parts)
-    loads = "" if folder.parts[0] == _OWN else f"DL_PIPELINES={_OWN},{package} "
+    loads = "" if folder.parts[0] == _SHIPPED_PACKAGE else f"DL_PIPELINES={_SHIPPED_PACKAGE},{package} "
     command = f"{loads}{dataloader_command()}"
     return [
         f"  test it:   {python_command()} -m unittest {test}",
@@ -135,11 +135,11 @@ def _next(name: str, folder: Path, test: Path) -> list[str]:
     ]
 
 
-def _in_checkout() -> bool:
+def _is_checkout() -> bool:
     return Path(app.__file__).resolve().parents[1] == Path.cwd().resolve()
 
 
-def _hidden_by(package: str) -> Path | None:
+def _find_shadowing_module(package: str) -> Path | None:
     """Where an importable package of this name is that a folder here would hide."""
     try:
         spec = importlib.util.find_spec(package)
@@ -151,7 +151,7 @@ def _hidden_by(package: str) -> Path | None:
     return elsewhere[0] if elsewhere else None
 
 
-def _write(path: Path, content: str) -> Path:
+def _write_file(path: Path, content: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")
     return path

@@ -4,125 +4,98 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Protocol, Self
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
 
 from app.cli import text
-from app.cli.exits import Exit
+from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
-from app.client import Client, JobState, Refused, ServiceUnavailable
-from app.queue.job import Status
+from dataloader.errors import Refused, ServiceUnavailable
+
+if TYPE_CHECKING:
+    from app.cli.render import BarView
+    from dataloader import Client
 
 
-class Face(Protocol):
-    """Where a watched job is shown."""
+class LineView:
+    """Prints a line for every change; `quiet`: none, because a program reads the final answer."""
 
-    def __enter__(self) -> Self: ...
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet, self._last_line = quiet, ""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, state: JobState) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-
-class Lines:
-    """A line for every change."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-    def show(self, state: JobState) -> None:
+    def show(self, state: text.Payload) -> None:
         line = text.state_line(state)
-        if line != self._last:
+        if not self._quiet and line != self._last_line:
             click.echo(line)
-            self._last = line
+            self._last_line = line
 
-    def say(self, line: str) -> None:
+    def print_notice(self, line: str) -> None:
         click.echo(line, err=True)
 
-
-class Silence(Lines):
-    """Nothing until the end: a program reads the answer."""
-
-    def show(self, state: JobState) -> None:
+    def close(self) -> None:
         return None
 
 
-def face(*, as_json: bool) -> Face:
-    if as_json:
-        return Silence()
-    if sys.stdout.isatty():
-        from app.cli import draw  # noqa: PLC0415 - rich is loaded where it draws, and only there
+def choose_view(*, as_json: bool) -> LineView | BarView:
+    if sys.stdout.isatty() and not as_json:
+        from app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
 
-        if draw.can_move():
-            return draw.Bar()
-    return Lines()
+        if render.can_redraw():
+            return render.BarView()
+    return LineView(quiet=as_json)
 
 
-def outage_note() -> Callable[[ServiceUnavailable], None]:
-    """Says why nothing comes, each reason once."""
-    told: set[str] = set()
+class OutageNotice:
+    """Prints why the service does not answer, each new reason once: a silent prompt looks like a hang."""
 
-    def say(outage: ServiceUnavailable) -> None:
-        if str(outage) not in told:
-            told.add(str(outage))
-            click.echo(f"{outage}; still following", err=True)
+    def __init__(self, ending: str, print_line: Callable[[str], None]) -> None:
+        self._ending, self._print_line, self._last_reason = ending, print_line, ""
 
-    return say
+    def __call__(self, outage: ServiceUnavailable) -> None:
+        if str(outage) != self._last_reason:
+            self._last_reason = str(outage)
+            self._print_line(f"{outage}; {self._ending}")
+
+    def clear(self) -> None:
+        self._last_reason = ""
 
 
-def until_final(client: Client, job_id: UUID, face: Face, *, url_hint: str = "") -> JobState | None:
-    """Show the job until it is final. None: the person at the keyboard has seen enough; the job goes on."""
-    told = ""
-
-    def on_outage(outage: ServiceUnavailable) -> None:
-        nonlocal told
-        if str(outage) != told:  # once, not at every look
-            told = str(outage)
-            face.say(f"{told}; still watching")
-
-    last: JobState | None = None
+def watch_until_final(
+    client: Client, job_id: UUID, view: LineView | BarView, *, url_hint: str = ""
+) -> text.Payload | None:
+    """Show the job until it is final, and return its last state; None after Ctrl-C, which leaves the job alone."""
+    notice = OutageNotice("still watching", view.print_notice)
+    state: text.Payload | None = None
     try:
-        with face:
-            for last in client.watch(job_id, on_outage=on_outage):
-                told = ""
-                face.show(last)
+        with closing(view):
+            for state in client.watch(job_id, on_outage=notice):
+                notice.clear()
+                view.show(state)
     except KeyboardInterrupt:
         click.echo(
-            f"\nNo longer watching; job {job_id} goes on.\n"
+            f"\nStopped watching; job {job_id} continues.\n"
             f"  watch it again:  {dataloader_command()} status {job_id} --watch{url_hint}\n"
-            f"  stop it:         {dataloader_command()} cancel {job_id}{url_hint}",
+            f"  cancel it:       {dataloader_command()} cancel {job_id}{url_hint}",
             err=True,
         )
         return None
-    return last
+    return state
 
 
-def result(client: Client, state: JobState) -> Any:
-    """What the job returned; None if that was nothing, or if the caller's key may not read it."""
-    if state.status is not Status.SUCCEEDED:
+def fetch_result(client: Client, state: text.Payload) -> Any:
+    """Return the result of a succeeded job; None if it has none, or if the caller's key may not read it."""
+    if state["status"] != "succeeded":
         return None
     try:
-        return client.api.job_detail(state.job_id).get("result")
+        return client.job(state["job_id"]).get("result")
     except (Refused, ServiceUnavailable):
-        return None  # how it ended is known and shown; a key for triggering alone may not see more
+        return None  # the status is known and shown; a key with the scope `trigger` alone cannot read more
 
 
-def outcome(state: JobState | None) -> Exit:
+def exit_code_of(state: text.Payload | None) -> ExitCode:
     if state is None:
-        return Exit.INTERRUPTED
-    return Exit.OK if state.status is Status.SUCCEEDED else Exit.NOT_DONE
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK if state["status"] == "succeeded" else ExitCode.FAILURE

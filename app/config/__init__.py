@@ -1,14 +1,18 @@
-"""Every knob of the service: its variable, default and meaning, and all faults at once.
+"""Settings of the service, read from environment variables and a `.env` file.
 
-settings.py   Settings, one field a knob, and how it is loaded
-checks.py     what no single field can see: contradictions and misspelt names
-values.py     texts that mean more than a number: zones, rotations, workers
+settings.py   Settings: one field a setting
+fields.py     how a field is declared, and the types of values
+loading.py    load_settings: all errors together, old names with a warning
+checks.py     contradictions between settings, and misspelt names
+values.py     parsers of values: zones, rotations, workers, retention periods
+formatting.py values as they are written in the environment
 tasks.py      tasks that settings register
 dsn.py        libpq connection strings, and how to show them without secrets
-docs.py       the pages made from the same model
+docs.py       docs/configuration.md and .env.example, made from the model
 """
 
-from app.config.settings import Knob, Settings
+from app.config.loading import load_settings
+from app.config.settings import SettingInfo, Settings
 from app.config.values import QueueWorkers, Rotation
 
-__all__ = ["Knob", "QueueWorkers", "Rotation", "Settings"]
+__all__ = ["QueueWorkers", "Rotation", "SettingInfo", "Settings", "load_settings"]

@@ -1,4 +1,4 @@
-"""What no single field can see: settings that contradict each other, and names that are nearly ours."""
+"""Checks across settings: contradictions, packages that do not exist, misspelt variables."""
 
 from __future__ import annotations
 
@@ -11,75 +11,75 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.config import dsn
-from app.errors import Fault
+from app.errors import SettingError
 
 if TYPE_CHECKING:
     from app.config.settings import Settings
 
-_LONGEST_SHOWN = 80
-_OURS = "DL_"
-# Other parts of the project read these; the service itself does not.
-_ELSEWHERE = ("DL_TEST_", "DL_URL", "DL_API_KEY", "DL_SECRET_")
-_NEAR_OURS, _NEAR = 0.7, 0.85
+_MAX_SHOWN_LENGTH = 80
+_PREFIX = "DL_"
+# Read by other parts of the project, not by the service.
+_OTHER_PREFIXES = ("DL_TEST_", "DL_URL", "DL_API_KEY", "DL_SECRET_")
+_MIN_SIMILARITY_WITH_PREFIX, _MIN_SIMILARITY = 0.7, 0.85
 
-Among = frozenset[str]
+Variables = frozenset[str]
 
 
-def shown(text: str, *, secret: bool) -> str:
-    """A faulty value as it may be told to anybody."""
+def format_value(text: str, *, secret: bool) -> str:
+    """Format an invalid value for an error message."""
     if secret:
         return f"a text of {len(text)} characters (hidden)"
-    return repr(text) if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]!r}… ({len(text)} characters)"
+    return repr(text) if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]!r}… ({len(text)} characters)"
 
 
-def contradictions(settings: Settings, given: Mapping[str, str]) -> Iterator[tuple[Among, Fault]]:
-    """Faults between settings, each with the variables it is among."""
-    yield from _unreadable_dsn(settings)
-    yield from _workers_elsewhere(settings)
-    yield from _server_without_host(settings, given)
-    yield from _short_lease(settings)
-    yield from _no_folders(settings)
-    yield from _one_file_for_two(settings)
+def find_contradictions(settings: Settings, environment: Mapping[str, str]) -> Iterator[tuple[Variables, SettingError]]:
+    """Yield contradictions between settings, each with the variables that are involved."""
+    yield from _check_dsns(settings)
+    yield from _check_worker_dsn(settings)
+    yield from _check_host(settings, environment)
+    yield from _check_lease(settings)
+    yield from _check_folders(settings)
+    yield from _check_log_files(settings)
 
 
-def _unreadable_dsn(settings: Settings) -> Iterator[tuple[Among, Fault]]:
-    for variable, given in (("DL_DB_DSN", settings.db_dsn), ("DL_WORKER_DSN", settings.worker_dsn)):
-        if given is None:
+def _check_dsns(settings: Settings) -> Iterator[tuple[Variables, SettingError]]:
+    for variable, value in (("DL_DB_DSN", settings.db_dsn), ("DL_WORKER_DSN", settings.worker_dsn)):
+        if value is None:
             continue
-        secret = given.get_secret_value()
+        secret = value.get_secret_value()
         try:
-            dsn.parse(secret)
+            dsn.parse_dsn(secret)
         except ValueError as error:
             remedy = f"{error}; postgresql://user:password@host:5432/database would do"
-            yield frozenset({variable}), Fault(variable, shown(secret, secret=True), remedy)
+            yield frozenset({variable}), SettingError(variable, format_value(secret, secret=True), remedy)
 
 
-def _workers_elsewhere(settings: Settings) -> Iterator[tuple[Among, Fault]]:
-    # Workers would find an empty database of somebody else's, and the API an embedded one.
+def _check_worker_dsn(settings: Settings) -> Iterator[tuple[Variables, SettingError]]:
+    # Otherwise the API would use an embedded server, and the workers another database.
     if settings.worker_dsn is not None and settings.dsn is None:
         remedy = "the same database as the API reaches it, or remove DL_WORKER_DSN"
         among = frozenset({"DL_DB_DSN", "PG_HOST"})
-        yield among, Fault("DL_DB_DSN", "nothing, although DL_WORKER_DSN is given", remedy)
+        yield among, SettingError("DL_DB_DSN", "nothing, although DL_WORKER_DSN is given", remedy)
 
 
-def _server_without_host(settings: Settings, given: Mapping[str, str]) -> Iterator[tuple[Among, Fault]]:
-    # Otherwise jobs would quietly go into the embedded server instead of the one that was meant.
-    parts = [name for name in ("PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DATABASE") if name in given]
+def _check_host(settings: Settings, environment: Mapping[str, str]) -> Iterator[tuple[Variables, SettingError]]:
+    # Otherwise jobs would go into the embedded server instead of the intended one, without a message.
+    parts = [name for name in ("PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DATABASE") if name in environment]
     if parts and settings.dsn is None:
         remedy = "name the server, such as localhost, or remove them all to use the embedded one"
         among = frozenset({"PG_HOST", "DL_DB_DSN"})
-        yield among, Fault("PG_HOST", f"nothing, although {', '.join(parts)} is given", remedy)
+        yield among, SettingError("PG_HOST", f"nothing, although {', '.join(parts)} is given", remedy)
 
 
-def _short_lease(settings: Settings) -> Iterator[tuple[Among, Fault]]:
+def _check_lease(settings: Settings) -> Iterator[tuple[Variables, SettingError]]:
     lease, heartbeat = settings.default_lease_ttl_sec, settings.heartbeat_sec
     if lease < 2 * heartbeat:
         among = frozenset({"DL_DEFAULT_LEASE_TTL_SEC", "DL_HEARTBEAT_SEC"})
         remedy = f"a lease of at least two heartbeats ({2 * heartbeat:g}) or a shorter heartbeat would do"
-        yield among, Fault("DL_DEFAULT_LEASE_TTL_SEC", f"{lease} with DL_HEARTBEAT_SEC={heartbeat:g}", remedy)
+        yield among, SettingError("DL_DEFAULT_LEASE_TTL_SEC", f"{lease} with DL_HEARTBEAT_SEC={heartbeat:g}", remedy)
 
 
-def _no_folders(settings: Settings) -> Iterator[tuple[Among, Fault]]:
+def _check_folders(settings: Settings) -> Iterator[tuple[Variables, SettingError]]:
     folders = {
         "DL_DATA_DIR": settings.data_dir,
         "LOG_PATH": settings.log_path,
@@ -88,25 +88,27 @@ def _no_folders(settings: Settings) -> Iterator[tuple[Among, Fault]]:
     }
     for variable, folder in folders.items():
         if folder is not None and _is_a_file(folder):
-            yield frozenset({variable}), Fault(variable, f"{str(folder)!r}, which is not a folder", "a folder would do")
+            error = SettingError(variable, f"{str(folder)!r}, which is not a folder", "a folder would do")
+            yield frozenset({variable}), error
 
 
 def _is_a_file(path: Path) -> bool:
     try:
         return path.exists() and not path.is_dir()
-    except OSError:  # may not be looked at, or too long a name: told when it is used
+    except OSError:  # no permission, or too long a name: reported when it is used
         return False
 
 
-def shared_name(settings: Settings, processes: int) -> list[Fault]:
-    """What is wrong with a worker name in a service of several worker processes."""
-    if settings.worker_name is None or processes <= 1 or not settings.workers:
+def check_worker_name(settings: Settings, process_count: int) -> list[SettingError]:
+    """Return the error of a worker name that several worker processes would share."""
+    if settings.worker_name is None or process_count <= 1 or not settings.workers:
         return []
-    found = f"{settings.worker_name!r} for {processes} worker processes of one service"
-    return [Fault("DL_WORKER_NAME", found, "a name is for one process: one worker process, or no name, would do")]
+    value = f"{settings.worker_name!r} for {process_count} worker processes of one service"
+    remedy = "a name is for one process: one worker process, or no name, would do"
+    return [SettingError("DL_WORKER_NAME", value, remedy)]
 
 
-def _one_file_for_two(settings: Settings) -> Iterator[tuple[Among, Fault]]:
+def _check_log_files(settings: Settings) -> Iterator[tuple[Variables, SettingError]]:
     files = [
         ("LOG_PATH", "LOG_FILE_NAME", settings.log_path, settings.log_file_name),
         ("METRIC_PATH", "METRIC_FILE_NAME", settings.metric_path, settings.metric_file_name),
@@ -120,18 +122,18 @@ def _one_file_for_two(settings: Settings) -> Iterator[tuple[Among, Fault]]:
         other = taken.setdefault((folder / name).absolute(), variables)
         if other != variables:
             found = f"{name!r}, the file that {other[1]} names already"
-            yield frozenset({*variables, *other}), Fault(name_variable, found, "a name of its own would do")
+            yield frozenset({*variables, *other}), SettingError(name_variable, found, "a name of its own would do")
 
 
-def unimportable(packages: Iterable[str]) -> Iterator[Fault]:
-    """Packages and modules that are nowhere. None is imported: an import may begin anything."""
+def check_packages(packages: Iterable[str]) -> Iterator[SettingError]:
+    """Yield an error for each package or module that does not exist. Nothing is imported: an import may have effects."""
     for name in packages:
-        if not _is_there(name):
+        if not _module_exists(name):
             remedy = f"a package on the path of Python, or in {str(Path.cwd())!r}, would do"
-            yield Fault("DL_PIPELINES", f"{name!r}, which cannot be imported: there is no such module", remedy)
+            yield SettingError("DL_PIPELINES", f"{name!r}, which cannot be imported: there is no such module", remedy)
 
 
-def _is_there(name: str) -> bool:
+def _module_exists(name: str) -> bool:
     top, *below = name.split(".")
     full, path = top, [*sys.path, str(Path.cwd())]
     try:
@@ -145,30 +147,34 @@ def _is_there(name: str) -> bool:
     return spec is not None
 
 
-def misspelt(given: Iterable[str], known: Iterable[str]) -> tuple[list[Fault], list[str]]:
-    """Variables that are nearly ours: faults when they carry our prefix, warnings when they may be others'.
+def unknown_variables(environment: Iterable[str], known: Iterable[str]) -> tuple[list[SettingError], list[str]]:
+    """Find variables whose names are nearly those of settings: errors with our prefix, else warnings.
 
-    Their values are never told: a misspelt password is still a password.
+    Messages never have their values: a misspelt password is still a password.
     """
-    names, faults, warnings = list(known), [], []
-    for variable in sorted(set(given) - set(names)):
-        ours = variable.upper().startswith(_OURS)
-        if variable.upper().startswith(_ELSEWHERE) or _belongs_to_libpq(variable):
+    names, errors, warnings = list(known), [], []
+    for variable in sorted(set(environment) - set(names)):
+        ours = variable.upper().startswith(_PREFIX)
+        if variable.upper().startswith(_OTHER_PREFIXES) or _belongs_to_libpq(variable):
             continue
-        near = difflib.get_close_matches(variable.upper(), names, n=1, cutoff=_NEAR_OURS if ours else _NEAR)
+        near = difflib.get_close_matches(
+            variable.upper(), names, n=1, cutoff=_MIN_SIMILARITY_WITH_PREFIX if ours else _MIN_SIMILARITY
+        )
         if near and ours:
-            faults.append(Fault(variable, "a variable that dataloader does not know", f"did you mean {near[0]}?"))
+            remedy = f"did you mean {near[0]}?"
+            errors.append(SettingError(variable, "a variable that dataloader does not know", remedy))
         elif near:
             warnings.append(f"{variable} is not a setting of dataloader; did you mean {near[0]}?")
         elif ours:
             warnings.append(f"{variable} is not a setting of dataloader; it has no effect")
-    return faults, warnings
+    return errors, warnings
 
 
 def _belongs_to_libpq(variable: str) -> bool:
     return variable.startswith("PG") and not variable.startswith("PG_")
 
 
-def overruled(settings: Settings) -> Iterator[str]:
+def overridden(settings: Settings) -> Iterator[str]:
+    """Yield a warning for settings that others override."""
     if settings.db_dsn is not None and settings.pg_host is not None:
         yield "DL_DB_DSN and PG_HOST are both given; DL_DB_DSN wins, and PG_HOST, PG_PORT, PG_USER, … have no effect"

@@ -9,18 +9,18 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
 
-from app.config.settings import Knob, Settings
+from app.config.settings import SettingInfo, Settings
 from app.errors import ConfigError
 
-_EXIT = ConfigError.exit_code
+_EXIT_CODE = ConfigError.exit_code
 _INTRODUCTION = f"""# Configuration
 
 Every setting is an environment variable. A file `.env` in the working folder is read as well; what the environment
 says wins over it, and a variable without a text counts as not given. `dataloader config` shows what is in force and
 where it came from. This page is made by `dataloader config --docs`.
 
-With a fault nothing starts: all faults are told at once, each with its variable, what was found and what would do, and
-the exit code is {_EXIT}. A `DL_…` variable that is nearly one of these is such a fault; other names that are nearly
+With an error nothing starts: all errors are reported together, each with its variable, its value and what is accepted, and
+the exit code is {_EXIT_CODE}. A `DL_…` variable that is nearly one of these is such a fault; other names that are nearly
 right are only pointed out. Passwords are never shown, neither alone nor within `DL_DB_DSN`.
 
 **Passwords in a connection string.** Within `postgresql://…` write `%` as `%25`, `@` as `%40`, `:` as `%3A` and `/` as
@@ -39,12 +39,13 @@ as logrotate may move them at any time. A disk that cannot be written costs log 
 """
 
 
-def configuration() -> str:
+def configuration_page() -> str:
     """docs/configuration.md"""
     parts = [_INTRODUCTION]
-    for group, knobs in _by_group():
+    for group, infos in _settings_by_group():
         rows = [
-            f"| `{knob.variable}` | {_code(knob.default)} | {knob.meaning} | {_cell(knob.accepts)} |" for knob in knobs
+            f"| `{info.variable}` | {_format_code(info.default)} | {info.meaning} | {_format_cell(info.accepts)} |"
+            for info in infos
         ]
         parts.append(
             "\n".join([f"## {group}", "", "| variable | default | meaning | accepts |", "|---|---|---|---|", *rows, ""])
@@ -55,36 +56,36 @@ def configuration() -> str:
 def dotenv_example() -> str:
     """.env.example: every variable with its default, none of them in force."""
     lines = ["# Copy this file to .env and uncomment what shall differ from its default.", ""]
-    for group, knobs in _by_group():
+    for group, infos in _settings_by_group():
         lines += [f"# --- {group} ---", ""]
-        for knob in knobs:
-            lines += [*wrap(knob.meaning, 100, initial_indent="# ", subsequent_indent="# ")]
-            lines += [f"#{knob.variable}={_dotenv_value(knob.default)}", ""]
+        for info in infos:
+            lines += [*wrap(info.meaning, 100, initial_indent="# ", subsequent_indent="# ")]
+            lines += [f"#{info.variable}={_quote_dotenv_value(info.default)}", ""]
     return "\n".join(lines)
 
 
-def write(folder: Path) -> None:
+def write_docs(folder: Path) -> None:
     """Put both pages where they belong in a checkout."""
-    (folder / "docs" / "configuration.md").write_text(configuration(), encoding="utf-8")
+    (folder / "docs" / "configuration.md").write_text(configuration_page(), encoding="utf-8")
     (folder / ".env.example").write_text(dotenv_example(), encoding="utf-8")
 
 
-def _by_group() -> list[tuple[str, list[Knob]]]:
-    knobs = Settings().describe()  # of no environment: the defaults
-    return [(group, list(members)) for group, members in groupby(knobs, key=lambda knob: knob.group)]
+def _settings_by_group() -> list[tuple[str, list[SettingInfo]]]:
+    infos = Settings().describe()  # of no environment: the defaults
+    return [(group, list(members)) for group, members in groupby(infos, key=lambda info: info.group)]
 
 
-def _code(text: str) -> str:
-    return f"`{_cell(text)}`" if text else ""
+def _format_code(text: str) -> str:
+    return f"`{_format_cell(text)}`" if text else ""
 
 
-def _cell(text: str) -> str:
+def _format_cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _dotenv_value(text: str) -> str:
+def _quote_dotenv_value(text: str) -> str:
     return f"'{text}'" if any(mark in text for mark in ' "#') else text
 
 
 if __name__ == "__main__":
-    write(Path(__file__).parents[2])
+    write_docs(Path(__file__).parents[2])

@@ -14,13 +14,13 @@ MASK = "***"
 
 # Shown as they are. Anything else may be a secret, or a misspelt `password`.
 # fmt: off
-_SHOWN = frozenset({
+_UNMASKED_KEYWORDS = frozenset({
     "host", "hostaddr", "port", "dbname", "user", "service", "sslmode", "application_name", "connect_timeout",
     "target_session_attrs", "options", "keepalives", "keepalives_idle", "keepalives_interval",
     "keepalives_count", "tcp_user_timeout", "client_encoding", "sslcert", "sslkey", "sslrootcert",
     "gssencmode", "channel_binding", "load_balance_hosts", "require_auth",
 })
-_KEYWORDS = _SHOWN | {
+_KEYWORDS = _UNMASKED_KEYWORDS | {
     "password", "passfile", "fallback_application_name", "replication", "sslnegotiation", "sslcompression",
     "sslcertmode", "sslpassword", "sslcrl", "sslcrldir", "sslsni", "requirepeer", "ssl_min_protocol_version",
     "ssl_max_protocol_version", "min_protocol_version", "max_protocol_version", "krbsrvname", "gsslib",
@@ -38,33 +38,35 @@ _HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[]*))(?::(.*))?", re.DOTALL)
 _MAX_PORT = 65_535
 
 
-def parse(dsn: str) -> dict[str, str]:
+def parse_dsn(dsn: str) -> dict[str, str]:
     """The parameters of a URI or of `keyword=value` pairs.
 
     Raises ValueError, whose text never repeats the connection string: it may hold a password.
     """
-    parameters = _read(dsn)
+    parameters = _parse_any_form(dsn)
     # Not named: of a password with a blank in it, the second half looks like a keyword.
     if not parameters.keys() <= _KEYWORDS:
         raise ValueError("it has a keyword that libpq does not know; write a value with blanks in it within ' and '")
     return {keyword: value for keyword, value in parameters.items() if value}
 
 
-def write(parameters: Mapping[str, str]) -> str:
+def format_dsn(parameters: Mapping[str, str]) -> str:
     """The parameters as `keyword=value` pairs, quoted the way libpq reads them."""
-    return " ".join(f"{keyword}={_quoted(value)}" for keyword, value in parameters.items())
+    return " ".join(f"{keyword}={_quote(value)}" for keyword, value in parameters.items())
 
 
-def masked(dsn: str) -> str:
+def mask_dsn(dsn: str) -> str:
     """The connection string for people. One that cannot be read is not shown at all."""
     try:
-        parameters = _read(dsn)
+        parameters = _parse_any_form(dsn)
     except ValueError:
         return MASK
-    return write({keyword: value if keyword in _SHOWN else MASK for keyword, value in parameters.items() if value})
+    return format_dsn(
+        {keyword: value if keyword in _UNMASKED_KEYWORDS else MASK for keyword, value in parameters.items() if value}
+    )
 
 
-def _read(dsn: str) -> dict[str, str]:
+def _parse_any_form(dsn: str) -> dict[str, str]:
     _require_text(dsn)
     if dsn.startswith(_SCHEMES):
         parameters = _parse_uri(dsn)
@@ -102,13 +104,13 @@ def _parse_uri(dsn: str) -> dict[str, str]:
     parameters: dict[str, str] = {}
     if credentials:
         user, _, password = credentials.partition(":")
-        parameters |= {"user": _decoded(user), "password": _decoded(password)}
-    parameters |= _hosts(hosts)
-    parameters["dbname"] = _decoded(dbname or "")
-    return parameters | (_query(query) if query else {})
+        parameters |= {"user": _percent_decode(user), "password": _percent_decode(password)}
+    parameters |= _parse_hosts(hosts)
+    parameters["dbname"] = _percent_decode(dbname or "")
+    return parameters | (_parse_query(query) if query else {})
 
 
-def _decoded(text: str) -> str:
+def _percent_decode(text: str) -> str:
     if re.search(r"%(?![0-9A-Fa-f]{2})", text):
         raise ValueError("a % in it is not followed by two hexadecimal digits; write % as %25")
     if "%00" in text:
@@ -119,28 +121,28 @@ def _decoded(text: str) -> str:
         raise ValueError("the bytes that it writes with % are not UTF-8; write % as %25") from None
 
 
-def _query(query: str) -> dict[str, str]:
+def _parse_query(query: str) -> dict[str, str]:
     # Unlike in a web form, a plus is a plus; and an = within a value must be encoded.
     pairs = [pair.split("=") for pair in query.removesuffix("&").split("&")]
     if not all(len(pair) == 2 for pair in pairs):  # noqa: PLR2004 - a keyword and a value
         raise ValueError(
             "what follows its ? cannot be read as keyword=value pairs joined by &; write = & in a value as %3D %26"
         )
-    parameters = {_decoded(keyword): _decoded(value) for keyword, value in pairs}
+    parameters = {_percent_decode(keyword): _percent_decode(value) for keyword, value in pairs}
     if parameters.get("ssl") == "true":  # as JDBC has it
         del parameters["ssl"]
         parameters["sslmode"] = "require"
     return parameters
 
 
-def _hosts(hosts: str) -> dict[str, str]:
+def _parse_hosts(hosts: str) -> dict[str, str]:
     names, ports = [], []
     for host in hosts.split(","):
         match = _HOST.fullmatch(host)
         if match is None:
             raise ValueError("an address in its [ ] is empty or not closed; write [ ] in a password as %5B %5D")
-        names.append(_decoded(match[1] or match[2] or ""))
-        ports.append(_decoded(match[3] or ""))
+        names.append(_percent_decode(match[1] or match[2] or ""))
+        ports.append(_percent_decode(match[3] or ""))
     return {"host": ",".join(names), "port": ",".join(ports)}
 
 
@@ -161,7 +163,7 @@ def _parse_pairs(dsn: str) -> dict[str, str]:
     return parameters
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     if value and re.fullmatch(r"[^\s'\\]+", value):
         return value
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,108 +1,114 @@
-"""DL_TASKS: tasks that are registered by their settings, so that no code has to change.
+"""Parses DL_TASKS: tasks that are registered by a setting, without a change of code.
 
-Only the shape is looked at here; whether there is such a callable is seen when it is loaded.
+Only the shape is checked here; a callable is imported when the tasks are loaded.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-MASK = "***"
-_LONGEST_NAME = 200
+from app.config.dsn import MASK
+from app.config.values import parse_json
+
+_MAX_NAME_LENGTH = 200
 _EXAMPLE = '{"rates": "company.loads:rates", "legacy": {"command": ["python", "legacy.py", "--date", "{date}"]}}'
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*|\.[^\W\d]\w*)(\.[^\W\d]\w*)*")
-_TELLING = re.compile(r"pass|pwd|secret|token|key|credential|dsn", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"pass|pwd|secret|token|key|credential|dsn", re.IGNORECASE)
 
 
-def _text(told: Any) -> bool:
-    return isinstance(told, str) and bool(told.strip()) and "\0" not in told
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "\0" not in value
 
 
-def _number(told: Any) -> bool:
-    return isinstance(told, int | float) and not isinstance(told, bool) and told > 0
+def _is_positive_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _whole(told: Any) -> bool:
-    return type(told) is int and told > 0
+def _is_positive_integer(value: Any) -> bool:
+    return type(value) is int and value > 0
 
 
-def _texts(told: Any) -> bool:
-    return isinstance(told, list) and bool(told) and all(isinstance(item, str) and "\0" not in item for item in told)
-
-
-def _argv(value: Any) -> bool:
+def _is_argv(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) and "\0" not in item for item in value)
 
 
-def _rules(told: Any) -> bool:
-    return isinstance(told, dict) and all(rule in ("retry", "fail") or _number(rule) for rule in told.values())
+def _is_text_list(value: Any) -> bool:
+    return bool(value) and _is_argv(value)
 
 
-def _environment(told: Any) -> bool:
-    return isinstance(told, dict) and all(
-        (isinstance(v, str) or _reference(v)) and name and "=" not in name for name, v in told.items()
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_retry_rules(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        rule in ("retry", "fail") or _is_positive_number(rule) for rule in value.values()
     )
 
 
-def _reference(told: Any) -> bool:
-    return isinstance(told, dict) and told.keys() == {"$secret"} and _text(told["$secret"])
+def _is_environment(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        (isinstance(v, str) or _is_secret_reference(v)) and name and "=" not in name for name, v in value.items()
+    )
+
+
+def _is_secret_reference(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"$secret"} and _is_text(value["$secret"])
 
 
 _Check = tuple[Callable[[Any], bool], str]
-_ANY: dict[str, _Check] = {
-    "args": (lambda told: isinstance(told, dict), "a JSON Schema"),
-    "retry": (lambda told: isinstance(told, dict), 'a policy such as {"kind": "fixed", "seconds": 60}'),
-    "no_retry": (_texts, "a list of names of exceptions, or of SQLSTATEs"),
-    "rules": (_rules, 'an object of "retry", "fail" or seconds by the name of an exception or SQLSTATE'),
-    "time_limit": (_number, "a number of seconds greater than 0"),
-    "queue": (_text, "a queue's name"),
-    "lock_key": (_text, 'a text such as "customer:{id}"'),
-    "memory_mb": (_whole, "a whole number greater than 0"),
-    "cpu_sec": (_whole, "a whole number greater than 0"),
-    "connection_check": (lambda told: isinstance(told, bool), "true or false"),
+_COMMON_OPTIONS: dict[str, _Check] = {
+    "args": (_is_object, "a JSON Schema"),
+    "retry": (_is_object, 'a policy such as {"kind": "fixed", "seconds": 60}'),
+    "no_retry": (_is_text_list, "a list of names of exceptions, or of SQLSTATEs"),
+    "rules": (_is_retry_rules, 'an object of "retry", "fail" or seconds by the name of an exception or SQLSTATE'),
+    "time_limit": (_is_positive_number, "a number of seconds greater than 0"),
+    "queue": (_is_text, "a queue's name"),
+    "lock_key": (_is_text, 'a text such as "customer:{id}"'),
+    "memory_mb": (_is_positive_integer, "a whole number greater than 0"),
+    "cpu_sec": (_is_positive_integer, "a whole number greater than 0"),
+    "connection_check": (_is_flag, "true or false"),
 }
-_OF_A_CALL: dict[str, _Check] = {
-    "call": (lambda told: _text(told) and bool(_PATH.fullmatch(told)), "a path such as company.loads:rates"),
-    "isolation": (lambda told: told in ("thread", "process"), "thread or process"),
-    "interrupt": (lambda told: isinstance(told, bool), "true or false"),
-    "spread": (lambda told: isinstance(told, bool), "true or false"),
-    "argv": (_argv, 'a list of texts such as ["--date", "{date}"]'),
+_CALL_OPTIONS: dict[str, _Check] = {
+    "call": (lambda value: _is_text(value) and bool(_PATH.fullmatch(value)), "a path such as company.loads:rates"),
+    "isolation": (lambda value: value in ("thread", "process"), "thread or process"),
+    "interrupt": (_is_flag, "true or false"),
+    "spread": (_is_flag, "true or false"),
+    "argv": (_is_argv, 'a list of texts such as ["--date", "{date}"]'),
 }
-_OF_A_COMMAND: dict[str, _Check] = {
-    "command": (_texts, "a list of texts, the program first"),
-    "cwd": (_text, "a folder"),
-    "env": (_environment, 'an object of texts, or of secrets such as {"$secret": "name"}'),
-    "inherit": (_texts, "a list of names of variables"),
+_COMMAND_OPTIONS: dict[str, _Check] = {
+    "command": (_is_text_list, "a list of texts, the program first"),
+    "cwd": (_is_text, "a folder"),
+    "env": (_is_environment, 'an object of texts, or of secrets such as {"$secret": "name"}'),
+    "inherit": (_is_text_list, "a list of names of variables"),
 }
 
 
-def tasks(value: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The tasks by name. Raises ValueError with all that is wrong with their shape."""
+def parse_tasks(value: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Parse the tasks by name. Raises ValueError with every error of shape."""
     if isinstance(value, Mapping):
         return dict(value)
-    try:
-        given = json.loads(value)
-    except (ValueError, RecursionError):
-        raise ValueError(f"it is not JSON; such an object would do: {_EXAMPLE}") from None
-    if not isinstance(given, dict):
-        raise ValueError(f"it is not an object; such an object would do: {_EXAMPLE}")
-    faults = [f"{name!r}: {fault}" for name, told in given.items() for fault in _faults(name, told)]
-    if faults:
-        raise ValueError("; ".join(faults))
-    return given
+    tasks: dict[str, Any] = parse_json(value, dict, f"such an object would do: {_EXAMPLE}")
+    errors = [f"{name!r}: {error}" for name, task in tasks.items() for error in _shape_errors(name, task)]
+    if errors:
+        raise ValueError("; ".join(errors))
+    return tasks
 
 
-def _faults(name: str, told: Any) -> Iterator[str]:
-    if not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
-        yield f"a task's name has 1 to {_LONGEST_NAME} printable characters"
-    about = {"call": told} if isinstance(told, str) else told
+def _shape_errors(name: str, value: Any) -> Iterator[str]:
+    if not name.strip() or len(name) > _MAX_NAME_LENGTH or not name.isprintable():
+        yield f"a task's name has 1 to {_MAX_NAME_LENGTH} printable characters"
+    about = {"call": value} if isinstance(value, str) else value
     if not isinstance(about, dict) or ("call" in about) == ("command" in about):
         yield 'a path such as "company.loads:rates", or an object with either call or command, would do'
         return
-    known = _ANY | (_OF_A_CALL if "call" in about else _OF_A_COMMAND)
+    known = _COMMON_OPTIONS | (_CALL_OPTIONS if "call" in about else _COMMAND_OPTIONS)
     for option, setting in about.items():
         if option not in known:
             yield f"{option!r} is not one of {', '.join(known)}"
@@ -110,16 +116,19 @@ def _faults(name: str, told: Any) -> Iterator[str]:
             yield f"{option} must be {known[option][1]}"
 
 
-def shown(task: Any) -> Any:
-    """A task as anybody may see it: what a command finds in its environment may be a secret."""
+def mask_environment(task: Any) -> Any:
+    """Return the task without the values of its environment, which may be secrets."""
     if isinstance(task, dict) and "env" in task:
         return {**task, "env": dict.fromkeys(task["env"], MASK)}
     return task
 
 
-def secrets(given: Mapping[str, Any]) -> list[str]:
-    """What must not be seen in any log: of the commands' environment, whatever is called like a secret."""
-    environments = [task.get("env", {}) for task in given.values() if isinstance(task, dict)]
+def secret_values(tasks: Mapping[str, Any]) -> list[str]:
+    """List the values that logs mask: those of the commands' environment whose names suggest a secret."""
+    environments = [task.get("env", {}) for task in tasks.values() if isinstance(task, dict)]
     return [
-        value for env in environments for name, value in env.items() if isinstance(value, str) and _TELLING.search(name)
+        value
+        for env in environments
+        for name, value in env.items()
+        if isinstance(value, str) and _SECRET_NAME.search(name)
     ]

@@ -6,18 +6,18 @@ import json
 import tempfile
 from pathlib import Path
 
-from app.doctor.schema import CATALOGUE
+from app.db.pool import Pool
+from app.db.schema import migrate
+from app.doctor.facts import DatabaseFacts
+from app.doctor.schema import EXPECTED_SCHEMA_FILE
 from app.postgres import EmbeddedServer
-from app.queue.examination import Examination
-from app.queue.pool import Pool
-from app.queue.schema import migrate
 
 
-def catalogue_text(dsn: str) -> str:
+def expected_schema_text(dsn: str) -> str:
     """Of a database that schema.sql was applied to."""
     pool = Pool(dsn)
     try:
-        made = {name: thing.form for name, thing in Examination(pool).catalogue().items()}
+        made = {name: thing.definition for name, thing in DatabaseFacts(pool).schema_objects().items()}
     finally:
         pool.close()
     return json.dumps(dict(sorted(made.items())), indent=1, ensure_ascii=False) + "\n"
@@ -28,8 +28,8 @@ def main() -> None:
         Path(folder).chmod(0o755)
         with EmbeddedServer(Path(folder) / "postgres") as server:
             migrate(server.dsn)
-            text = catalogue_text(server.dsn)
-    (Path(__file__).parent / CATALOGUE).write_text(text, encoding="utf-8")
+            text = expected_schema_text(server.dsn)
+    (Path(__file__).parent / EXPECTED_SCHEMA_FILE).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

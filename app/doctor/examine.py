@@ -5,59 +5,65 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from app.doctor.facts import DatabaseFacts, detect_pooler
 from app.doctor.findings import Finding, error, worst
-from app.doctor.queue import LONG_SEC, judge_queue, judge_retention, judge_tables, judge_transactions
-from app.doctor.schema import expected, judge_rights, judge_schema, wanted_rights
-from app.doctor.server import SETTINGS, Budget, judge_pooler, judge_server
+from app.doctor.queue import LONG_TRANSACTION_SEC, check_queue, check_retention, check_tables, check_transactions
+from app.doctor.schema import check_rights, check_schema, expected_schema, required_rights
+from app.doctor.server import SETTINGS, ConnectionBudget, check_pooler, check_server
 from app.errors import DataloaderError
-from app.queue.examination import Examination, find_pooler
 
-__all__ = ["Ways", "examine", "worst"]
+__all__ = ["Connections", "run_checks", "worst"]
 
 
 @dataclass(frozen=True)
-class Ways:
+class Connections:
     """How the service reaches the database. Without a way of their own workers take that of the API."""
 
-    api: str
-    workers: str | None
+    api_dsn: str
+    worker_dsn: str | None
     timeout_sec: float
     api_connections: int
     is_retention_decided: bool = False  # the settings say whether old jobs are deleted
 
 
-def examine(ask: Examination, ways: Ways) -> list[Finding]:
+def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
     """Raises DatabaseUnavailable if the database does not answer at all."""
-    told, ahead = ask.server(SETTINGS)
+    told, ahead = facts.server(SETTINGS)
     findings: list[Finding] = []
     live = 0
 
-    def look(check: str, judge: Callable[[], Iterable[Finding]]) -> None:
+    def run_check(check: str, find: Callable[[], Iterable[Finding]]) -> None:
         try:
-            findings.extend(judge())
+            findings.extend(find())
         except DataloaderError as refusal:
             findings.append(error(check, f"could not be looked at: {refusal}", "mend what stands above first"))
 
-    def queue() -> Iterable[Finding]:
+    def check_live_queue() -> Iterable[Finding]:
         nonlocal live
-        seen = ask.queue()
+        seen = facts.queue()
         live = int(seen["live"])
-        return judge_queue(seen)
+        return check_queue(seen)
 
-    made = expected()
-    look("schema", lambda: judge_schema(ask.catalogue(), made, ask.stand, ask.schema))
-    look("rights", lambda: judge_rights(ask.missing_rights(wanted_rights(made)), told["user"], ask.schema))
-    look("queue", queue)
-    look("bloat", lambda: judge_tables(ask.tables()))
-    look("transactions", lambda: judge_transactions(ask.transactions(older_sec=LONG_SEC)))
-    look("retention", lambda: judge_retention(ask.is_retention_held(), is_decided=ways.is_retention_decided))
-    look("pooler", lambda: _poolers(ways))
-    return [*judge_server(told, ahead, Budget(live, ways.api_connections)), *findings]
+    made = expected_schema()
+    run_check("schema", lambda: check_schema(facts.schema_objects(), made, facts.schema_version, facts.schema))
+    run_check("rights", lambda: check_rights(facts.missing_rights(required_rights(made)), told["user"], facts.schema))
+    run_check("queue", check_live_queue)
+    run_check("bloat", lambda: check_tables(facts.tables()))
+    run_check("transactions", lambda: check_transactions(facts.transactions(older_sec=LONG_TRANSACTION_SEC)))
+    run_check(
+        "retention", lambda: check_retention(facts.is_retention_paused(), is_decided=connections.is_retention_decided)
+    )
+    run_check("pooler", lambda: _check_poolers(connections))
+    return [*check_server(told, ahead, ConnectionBudget(live, connections.api_connections)), *findings]
 
 
-def _poolers(ways: Ways) -> Iterable[Finding]:
-    alone = ways.workers is None
+def _check_poolers(connections: Connections) -> Iterable[Finding]:
+    alone = connections.worker_dsn is None
     who = "the service" if alone else "the API"
-    yield judge_pooler(find_pooler(ways.api, timeout=ways.timeout_sec), who, matters=alone)
-    if ways.workers is not None:
-        yield judge_pooler(find_pooler(ways.workers, timeout=ways.timeout_sec), "workers", matters=True)
+    yield check_pooler(
+        detect_pooler(connections.api_dsn, timeout_sec=connections.timeout_sec), who, needs_session=alone
+    )
+    if connections.worker_dsn is not None:
+        yield check_pooler(
+            detect_pooler(connections.worker_dsn, timeout_sec=connections.timeout_sec), "workers", needs_session=True
+        )

@@ -25,25 +25,25 @@ class Severity(IntEnum):
 class Finding:
     check: str  # a stable name
     severity: Severity
-    told: str
+    message: str
     remedy: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def ok(check: str, told: str, **facts: Any) -> Finding:
-    return Finding(check, Severity.OK, told, "", facts)
+def ok(check: str, message: str, **facts: Any) -> Finding:
+    return Finding(check, Severity.OK, message, "", facts)
 
 
-def info(check: str, told: str, remedy: str, **facts: Any) -> Finding:
-    return Finding(check, Severity.INFO, told, remedy, facts)
+def info(check: str, message: str, remedy: str, **facts: Any) -> Finding:
+    return Finding(check, Severity.INFO, message, remedy, facts)
 
 
-def warning(check: str, told: str, remedy: str, **facts: Any) -> Finding:
-    return Finding(check, Severity.WARNING, told, remedy, facts)
+def warning(check: str, message: str, remedy: str, **facts: Any) -> Finding:
+    return Finding(check, Severity.WARNING, message, remedy, facts)
 
 
-def error(check: str, told: str, remedy: str, **facts: Any) -> Finding:
-    return Finding(check, Severity.ERROR, told, remedy, facts)
+def error(check: str, message: str, remedy: str, **facts: Any) -> Finding:
+    return Finding(check, Severity.ERROR, message, remedy, facts)
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.db.repair import quote_identifier
+from app.doctor.facts import Pooler
 from app.doctor.findings import Finding, error, info, ok, warning
-from app.queue.examination import Pooler
-from app.queue.repair import quoted
 
-_OLDEST, _BILLION = 150_000, 1_000_000_000
-_CLOCK_ODD, _CLOCK_WRONG = 2.0, 30.0  # seconds
-_LOGGED_SOON_MS = 10_000
-_NOTIFICATIONS_ODD = 0.05
-_RELOAD = "SELECT pg_reload_conf()"
+_MIN_VERSION, _BILLION = 150_000, 1_000_000_000
+_CLOCK_WARNING_SEC, _CLOCK_ERROR_SEC = 2.0, 30.0  # seconds
+_MAX_LOGGED_STATEMENT_MS = 10_000
+_MAX_NOTIFICATION_QUEUE_USAGE = 0.05
+_RELOAD_SQL = "SELECT pg_reload_conf()"
 
 SETTINGS = (
     "fsync", "full_page_writes", "synchronous_commit", "autovacuum", "track_counts", "max_connections",
@@ -25,51 +25,51 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Budget:
+class ConnectionBudget:
     """How many connections there may have to be."""
 
-    workers: int  # live worker processes, or one to come
-    api: int  # the most that one API process opens
+    worker_processes: int  # live worker processes, or one to come
+    api_connections: int  # the most that one API process opens
 
     @property
-    def needed(self) -> int:
-        return 4 * max(1, self.workers) + self.api
+    def needed_count(self) -> int:
+        return 4 * max(1, self.worker_processes) + self.api_connections
 
 
-def judge_server(told: Mapping[str, Any], ahead_sec: float, budget: Budget) -> Iterator[Finding]:
-    settings: Mapping[str, str] = told["settings"]
-    yield _version(told)
-    yield from _durability(told, settings)
-    yield from _vacuum(told, settings)
-    yield _writable(told, settings)
-    yield _connections(told, settings, budget)
-    yield from _logging(told, settings)
-    yield from _timeouts(told, settings)
-    yield _clock(ahead_sec)
-    yield _notifications(told)
-    if not told["sees_others"] and not told["superuser"]:
+def check_server(server: Mapping[str, Any], ahead_sec: float, budget: ConnectionBudget) -> Iterator[Finding]:
+    settings: Mapping[str, str] = server["settings"]
+    yield _check_version(server)
+    yield from _check_durability(server, settings)
+    yield from _check_vacuum(server, settings)
+    yield _check_writable(server, settings)
+    yield _check_connections(server, settings, budget)
+    yield from _check_logging(server, settings)
+    yield from _check_timeouts(server, settings)
+    yield _check_clock(ahead_sec)
+    yield _check_notifications(server)
+    if not server["sees_others"] and not server["superuser"]:
         yield info(
             "sees_others",
-            f"{told['user']} does not see what sessions of other roles do, so some of this stays unsaid",
-            f"GRANT pg_read_all_stats TO {quoted(told['user'])}; as a superuser",
+            f"{server['user']} does not see what sessions of other roles do, so some of this stays unsaid",
+            f"GRANT pg_read_all_stats TO {quote_identifier(server['user'])}; as a superuser",
         )
 
 
-def _version(told: Mapping[str, Any]) -> Finding:
-    if told["version"] < _OLDEST:
-        return error("server_version", f"PostgreSQL {told['version_text']}", "dataloader needs 15 or newer")
-    return ok("server_version", f"PostgreSQL {told['version_text']}")
+def _check_version(server: Mapping[str, Any]) -> Finding:
+    if server["version"] < _MIN_VERSION:
+        return error("server_version", f"PostgreSQL {server['version_text']}", "dataloader needs 15 or newer")
+    return ok("server_version", f"PostgreSQL {server['version_text']}")
 
 
-def _durability(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
+def _check_durability(server: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
     for name, why in (("fsync", "a crash may lose everything"), ("full_page_writes", "a crash may tear pages")):
         if settings[name] == "off":
-            yield error(name, f"{name} is off: {why}", f"ALTER SYSTEM SET {name} = on; {_RELOAD}")
+            yield error(name, f"{name} is off: {why}", f"ALTER SYSTEM SET {name} = on; {_RELOAD_SQL}")
     if settings["synchronous_commit"] == "off":
         yield warning(
             "synchronous_commit",
             "synchronous_commit is off: a crash loses jobs that were accepted, and ends that were written",
-            f"ALTER ROLE {quoted(told['user'])} SET synchronous_commit = on",
+            f"ALTER ROLE {quote_identifier(server['user'])} SET synchronous_commit = on",
         )
     if (
         all(settings[name] == "on" for name in ("fsync", "full_page_writes"))
@@ -78,14 +78,14 @@ def _durability(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterato
         yield ok("durability", "what is committed survives a crash")
 
 
-def _vacuum(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
+def _check_vacuum(server: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
     if settings["autovacuum"] == "off" or settings["track_counts"] == "off":
         yield error(
             "autovacuum",
             "autovacuum does not run: dead rows stay, and claims get slower by the hour",
-            f"ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; {_RELOAD}",
+            f"ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; {_RELOAD_SQL}",
         )
-    age = int(told["frozen_age"])
+    age = int(server["frozen_age"])
     if age > _BILLION:
         say = error if age > 1.8 * _BILLION else warning
         yield say(
@@ -98,8 +98,8 @@ def _vacuum(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Fi
         yield ok("wraparound", f"the oldest row is {age:,} transactions old", age=age)
 
 
-def _writable(told: Mapping[str, Any], settings: Mapping[str, str]) -> Finding:
-    if told["in_recovery"]:
+def _check_writable(server: Mapping[str, Any], settings: Mapping[str, str]) -> Finding:
+    if server["in_recovery"]:
         return error(
             "writable",
             "the server is a standby and takes no writes",
@@ -109,43 +109,45 @@ def _writable(told: Mapping[str, Any], settings: Mapping[str, str]) -> Finding:
         return error(
             "writable",
             "transactions are read-only by default",
-            f"ALTER ROLE {quoted(told['user'])} SET default_transaction_read_only = off",
+            f"ALTER ROLE {quote_identifier(server['user'])} SET default_transaction_read_only = off",
         )
     return ok("writable", "the server takes writes")
 
 
-def _connections(told: Mapping[str, Any], settings: Mapping[str, str], budget: Budget) -> Finding:
+def _check_connections(server: Mapping[str, Any], settings: Mapping[str, str], budget: ConnectionBudget) -> Finding:
     most = int(settings["max_connections"]) - int(settings["superuser_reserved_connections"])
     most -= int(settings.get("reserved_connections") or 0)
-    limits = [limit for limit in (told["role_limit"], told["database_limit"]) if limit >= 0]
+    limits = [limit for limit in (server["role_limit"], server["database_limit"]) if limit >= 0]
     most = min([most, *limits])
-    facts = {"most": most, "in_use": told["connections"], "needed": budget.needed}
-    if budget.needed > most:
+    facts = {"most": most, "in_use": server["connections"], "needed": budget.needed_count}
+    if budget.needed_count > most:
         return warning(
             "connections",
-            f"the service may need {budget.needed} connections, and {most} are to be had",
-            _more_connections(told, settings, budget, limits),
+            f"the service may need {budget.needed_count} connections, and {most} are to be had",
+            _connection_remedy(server, settings, budget, limits),
             **facts,
         )
-    return ok("connections", f"up to {budget.needed} connections are needed, {most} are to be had", **facts)
+    return ok("connections", f"up to {budget.needed_count} connections are needed, {most} are to be had", **facts)
 
 
-def _more_connections(told: Mapping[str, Any], settings: Mapping[str, str], budget: Budget, limits: list[int]) -> str:
+def _connection_remedy(
+    server: Mapping[str, Any], settings: Mapping[str, str], budget: ConnectionBudget, limits: list[int]
+) -> str:
     """The statement that raises the limit which is too low; or fewer connections are asked for."""
     less = "or lower PG_POOL_SIZE and PG_MAX_OVERFLOW"
-    if 0 <= told["role_limit"] < budget.needed:
-        return f"ALTER ROLE {quoted(told['user'])} CONNECTION LIMIT {budget.needed}; {less}"
-    if limits and min(limits) < budget.needed:
-        return f"ALTER DATABASE {quoted(told['database'])} CONNECTION LIMIT {budget.needed}; {less}"
+    if 0 <= server["role_limit"] < budget.needed_count:
+        return f"ALTER ROLE {quote_identifier(server['user'])} CONNECTION LIMIT {budget.needed_count}; {less}"
+    if limits and min(limits) < budget.needed_count:
+        return f"ALTER DATABASE {quote_identifier(server['database'])} CONNECTION LIMIT {budget.needed_count}; {less}"
     kept = int(settings["superuser_reserved_connections"]) + int(settings.get("reserved_connections") or 0)
-    return f"ALTER SYSTEM SET max_connections = {budget.needed + kept}; and restart the server; {less}"
+    return f"ALTER SYSTEM SET max_connections = {budget.needed_count + kept}; and restart the server; {less}"
 
 
-def _logging(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
+def _check_logging(server: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
     slow = int(settings["log_min_duration_statement"])
     if settings["log_statement"] in ("mod", "all"):
         found, name, value = f"log_statement is {settings['log_statement']}", "log_statement", "none"
-    elif 0 <= slow < _LOGGED_SOON_MS:
+    elif 0 <= slow < _MAX_LOGGED_STATEMENT_MS:
         found, name, value = f"log_min_duration_statement is {slow} ms", "log_min_duration_statement", "-1"
     else:
         yield ok("statement_logging", "the server's log does not hold statements, nor what jobs were given in them")
@@ -153,45 +155,45 @@ def _logging(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[F
     yield warning(
         "statement_logging",
         f"{found}: the args of jobs stand in the server's log",
-        f"ALTER ROLE {quoted(told['user'])} SET {name} = {value}; as a superuser",
+        f"ALTER ROLE {quote_identifier(server['user'])} SET {name} = {value}; as a superuser",
     )
 
 
-def _timeouts(told: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
+def _check_timeouts(server: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
     if int(settings["idle_session_timeout"]):
         yield error(
             "idle_session_timeout",
             f"idle_session_timeout is {settings['idle_session_timeout']} ms: it ends listeners and keys' sessions",
-            f"ALTER ROLE {quoted(told['user'])} SET idle_session_timeout = 0",
+            f"ALTER ROLE {quote_identifier(server['user'])} SET idle_session_timeout = 0",
         )
     if int(settings.get("transaction_timeout") or 0):
         yield warning(
             "transaction_timeout",
             f"transaction_timeout is {settings['transaction_timeout']} ms: longer loads into this database are ended",
-            f"ALTER ROLE {quoted(told['user'])} SET transaction_timeout = 0; needed if pipelines load into this one",
+            f"ALTER ROLE {quote_identifier(server['user'])} SET transaction_timeout = 0; needed if pipelines load into this one",
         )
     if not int(settings["idle_in_transaction_session_timeout"]):
         yield info(
             "idle_in_transaction",
             "nothing ends a session that forgets its transaction: it would keep vacuum from all dead rows",
-            f"ALTER DATABASE {quoted(told['database'])} SET idle_in_transaction_session_timeout = '10min'",
+            f"ALTER DATABASE {quote_identifier(server['database'])} SET idle_in_transaction_session_timeout = '10min'",
         )
 
 
-def _clock(ahead_sec: float) -> Finding:
+def _check_clock(ahead_sec: float) -> Finding:
     off = abs(ahead_sec)
     told = f"the server's clock is {off:.2f} s {'ahead of' if ahead_sec > 0 else 'behind'} this machine's"
-    if off < _CLOCK_ODD:
+    if off < _CLOCK_WARNING_SEC:
         return ok("clock", told, ahead_sec=round(ahead_sec, 3))
-    say = error if off > _CLOCK_WRONG else warning
+    say = error if off > _CLOCK_ERROR_SEC else warning
     return say(
         "clock", told, "set both by NTP; leases go by the server's clock, logs by ours", ahead_sec=round(ahead_sec, 3)
     )
 
 
-def _notifications(told: Mapping[str, Any]) -> Finding:
-    usage = float(told["notification_queue_usage"])
-    if usage > _NOTIFICATIONS_ODD:
+def _check_notifications(server: Mapping[str, Any]) -> Finding:
+    usage = float(server["notification_queue_usage"])
+    if usage > _MAX_NOTIFICATION_QUEUE_USAGE:
         return error(
             "notification_queue",
             f"the queue of notifications is {usage:.0%} full; when it is full no job can be put in",
@@ -201,18 +203,18 @@ def _notifications(told: Mapping[str, Any]) -> Finding:
     return ok("notification_queue", f"the queue of notifications is {usage:.0%} full", usage=usage)
 
 
-def judge_pooler(found: Pooler, who: str, *, matters: bool) -> Finding:
+def check_pooler(pooler: Pooler, client: str, *, needs_session: bool) -> Finding:
     """`matters`: workers use this address, and need sessions of their own."""
-    if not (found.shared or found.wandered):
-        return ok("pooler", f"{who}: each connection has a server process of its own")
+    if not (pooler.shared or pooler.wandered):
+        return ok("pooler", f"{client}: each connection has a server process of its own")
     lost = [
         name
-        for name, is_lost in (("settings", found.lost_state), ("prepared statements", found.lost_prepared))
+        for name, is_lost in (("settings", pooler.lost_state), ("prepared statements", pooler.lost_prepared))
         if is_lost
     ]
-    told = f"{who}: a pooler hands one server process to several clients; LISTEN and session locks are lost"
+    told = f"{client}: a pooler hands one server process to several clients; LISTEN and session locks are lost"
     told += f", as were {' and '.join(lost)}" if lost else ""
-    if matters:
+    if needs_session:
         remedy = "DL_WORKER_DSN names the server itself, or a pooler with pool_mode = session; see docs/deploying.md"
-        return error("pooler", told, remedy, **vars(found))
-    return ok("pooler", f"{who}: a pooler is in the way, which does the API no harm", **vars(found))
+        return error("pooler", told, remedy, **vars(pooler))
+    return ok("pooler", f"{client}: a pooler is in the way, which does the API no harm", **vars(pooler))

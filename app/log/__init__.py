@@ -1,47 +1,46 @@
-"""Logging: set up once by the process, spoken to everywhere.
+"""Logging: set up once by the process, used everywhere.
 
-    speaking.py   get(name).info("event", field=…), bound(…), metric(…), audit(…), the events that alerts rely on
-    masking.py    what must not be seen in any line
-    lines.py      one record as one line: JSON for programs, text for people
-    files.py      a file that is put aside in time, shared by processes, and never in a job's way
-    setup.py      LogOptions and set_up: handlers on, handlers off
+    api.py          get(name).info("event", field=…), bound(…), metric(…), audit(…), the events of alerts
+    masking.py      hides secrets in every line
+    formatters.py   one record as one line: JSON for programs, text for people
+    files.py        a rotated file that several processes may share
+    setup.py        LogOptions, set_up and tear_down
 
 A library or an embedding process that never calls `set_up` gets ordinary records of the standard library.
 """
 
-from app.log.masking import conceal, hide, mask, scrub
-from app.log.setup import LogOptions, gathered, set_up, tear_down
-from app.log.speaking import (
+from app.log.api import (
     Alert,
     Log,
     audit,
+    audit_file_enabled,
     bind,
     bound,
     bound_fields,
+    file_logging_enabled,
     get,
-    is_audited,
-    lines_are_kept,
     metric,
     unbind,
 )
+from app.log.masking import mask, mask_secret_fields, redact_text, register_secret
+from app.log.setup import LogOptions, set_up, tear_down
 
 __all__ = [
     "Alert",
     "Log",
     "LogOptions",
     "audit",
+    "audit_file_enabled",
     "bind",
     "bound",
     "bound_fields",
-    "conceal",
-    "gathered",
+    "file_logging_enabled",
     "get",
-    "hide",
-    "is_audited",
-    "lines_are_kept",
     "mask",
+    "mask_secret_fields",
     "metric",
-    "scrub",
+    "redact_text",
+    "register_secret",
     "set_up",
     "tear_down",
     "unbind",

@@ -1,4 +1,4 @@
-"""The folder that holds the databases, as PostgreSQL keeps it, and what it tells about the server that runs on it."""
+"""The data folder of the embedded PostgreSQL, and what it shows about the server that runs on it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import EmbeddedServerError
-from app.postgres.account import Account
 from app.postgres.binaries import Binaries
+from app.postgres.server_account import ServerAccount
 
 USER = "dataloader"
 DATABASE = "postgres"
@@ -26,12 +26,12 @@ SOCKET = f".s.PGSQL.{PORT}"
 INITDB_TIMEOUT_SEC = 120
 PROBE_TIMEOUT_SEC = 5
 PROTOCOL_3 = 196608
-NOT_YET = b"C57P03"  # the error field "cannot connect now": starting, recovering or stopping
+CANNOT_CONNECT_NOW = b"C57P03"  # the error field "cannot connect now": starting, recovering or stopping
 
 
 @dataclass(frozen=True)
 class Postmaster:
-    """What `postmaster.pid` says."""
+    """The content of `postmaster.pid`."""
 
     pid: int
     socket_folder: Path
@@ -40,7 +40,7 @@ class Postmaster:
 @dataclass(frozen=True)
 class Cluster:
     folder: Path
-    account: Account
+    account: ServerAccount
 
     @property
     def exists(self) -> bool:
@@ -50,8 +50,7 @@ class Cluster:
     def major(self) -> int | None:
         """The only major version that may open it; None before it is made."""
         try:
-            told = (self.folder / "PG_VERSION").read_text(encoding="ascii").strip()
-            return int(told)
+            return int((self.folder / "PG_VERSION").read_text(encoding="ascii").strip())
         except FileNotFoundError:
             if self.exists:
                 raise EmbeddedServerError(
@@ -60,15 +59,15 @@ class Cluster:
             return None
         except ValueError as error:
             raise EmbeddedServerError(
-                f"{self.folder}/PG_VERSION does not tell a version ({error}); restore the folder or move it away"
+                f"{self.folder}/PG_VERSION holds no version ({error}); restore the folder or move it away"
             ) from error
 
-    def make(self, binaries: Binaries, *, sync: bool) -> None:
+    def create(self, binaries: Binaries, *, sync: bool) -> None:
         """Run initdb in a sibling folder and rename, so that a half-made cluster is never taken for one."""
         for left_behind in self.folder.parent.glob(f"{self.folder.name}.new-*"):
             shutil.rmtree(left_behind)
         staging = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}.new-", dir=self.folder.parent))
-        self.account.give(staging)
+        self.account.take_ownership(staging)
         locale = "C" if sys.platform == "darwin" else "C.UTF-8"
         argv: list[str | Path] = [binaries.program("initdb"), "-D", staging, "-U", USER, "-A", "trust", "-E", "UTF8"]
         argv += [f"--locale={locale}", "--no-instructions"]
@@ -85,10 +84,10 @@ class Cluster:
 
     def postmaster(self) -> Postmaster | None:
         """The server that holds this cluster now. A pid file alone proves nothing: its pid may be another's by now."""
-        found = self.pid_file()
-        return found if found is not None and self._works_here(found.pid) else None
+        postmaster = self.read_pid_file()
+        return postmaster if postmaster is not None and self._is_server_process(postmaster.pid) else None
 
-    def pid_file(self) -> Postmaster | None:
+    def read_pid_file(self) -> Postmaster | None:
         try:
             lines = (self.folder / "postmaster.pid").read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
@@ -98,44 +97,44 @@ class Cluster:
         return Postmaster(int(lines[0]), Path(folder)) if lines and lines[0].isdigit() else None
 
     def orphans(self) -> list[int]:
-        """Processes of a postmaster that was killed; until they are gone nobody may open the cluster."""
-        return [pid for pid in _pids_of(self.account.uid) if self._works_here(pid)]
+        """Processes of a postmaster that was killed; until they are gone the cluster must not be opened."""
+        return [pid for pid in _iter_pids(self.account.uid) if self._is_server_process(pid)]
 
-    def _works_here(self, pid: int) -> bool:
+    def _is_server_process(self, pid: int) -> bool:
         """Every process of a PostgreSQL server has its data folder as working directory."""
         folder = _working_folder(pid, self.account)
-        if folder is None:  # no /proc, or no leave to look: then the name has to do
-            told = subprocess.run(
+        if folder is None:  # no /proc, or no permission: the name decides
+            done = subprocess.run(
                 ["/bin/ps", "-p", str(pid), "-o", "comm="], capture_output=True, text=True, check=False
             )
-            return "postgres" in told.stdout
+            return "postgres" in done.stdout
         return folder == str(self.folder)
 
     def clear_leftovers(self, socket_folder: Path) -> None:
-        """Remove the locks of a killed server whose pid belongs to someone else now. Ask only when nobody runs.
+        """Remove the locks of a killed server whose pid belongs to another process now. Call only while no server runs.
 
-        PostgreSQL removes its locks itself when their pid is nobody's, and looks closer than we do before it does.
+        PostgreSQL itself removes locks whose pid belongs to no process, after checks of its own.
         """
-        found = self.pid_file()
-        if found is not None and not _is_nobodys(found.pid):
+        found = self.read_pid_file()
+        if found is not None and not _is_unused_pid(found.pid):
             (self.folder / "postmaster.pid").unlink()
         for name in (SOCKET, f"{SOCKET}.lock"):
             (socket_folder / name).unlink(missing_ok=True)
 
 
-def answers(socket_folder: Path) -> bool:
-    """Whether a connection succeeds: a pid, a file or a socket may all outlive their server."""
+def accepts_connections(socket_folder: Path) -> bool:
+    """Return whether a connection succeeds: a pid, a file or a socket may all outlive their server."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             line.settimeout(PROBE_TIMEOUT_SEC)
             line.connect(str(socket_folder / SOCKET))
             line.sendall(_startup_message())
-            kind, body = _message(line)
+            kind, body = _receive_message(line)
             if kind == b"E":
                 # Refused for any other reason, such as too many connections, is still a server that works.
-                return NOT_YET not in body.split(b"\0")
+                return CANNOT_CONNECT_NOW not in body.split(b"\0")
             while kind != b"Z":
-                kind, body = _message(line)
+                kind, body = _receive_message(line)
             line.sendall(b"X" + struct.pack("!I", 4))
             return True
     except OSError:
@@ -147,23 +146,23 @@ def _startup_message() -> bytes:
     return struct.pack("!II", len(words) + 8, PROTOCOL_3) + words
 
 
-def _message(line: socket.socket) -> tuple[bytes, bytes]:
-    head = _exactly(line, 5)
-    return head[:1], _exactly(line, struct.unpack("!I", head[1:])[0] - 4)
+def _receive_message(connection: socket.socket) -> tuple[bytes, bytes]:
+    head = _receive_exactly(connection, 5)
+    return head[:1], _receive_exactly(connection, struct.unpack("!I", head[1:])[0] - 4)
 
 
-def _exactly(line: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     received = b""
     while len(received) < size:
-        part = line.recv(size - len(received))
+        part = connection.recv(size - len(received))
         if not part:
             raise ConnectionResetError("the server closed the connection")
         received += part
     return received
 
 
-def _working_folder(pid: int, account: Account) -> str | None:
-    """None: this system does not tell. Empty: nobody's."""
+def _working_folder(pid: int, account: ServerAccount) -> str | None:
+    """Return None if the system does not show it, and an empty text if no process has it."""
     path = PROC / str(pid) / "cwd"
     if not (PROC / "self" / "cwd").exists():
         return None
@@ -172,25 +171,24 @@ def _working_folder(pid: int, account: Account) -> str | None:
     except FileNotFoundError:
         return ""
     except PermissionError:
-        if not account.lent:
+        if not account.borrowed:
             return ""  # another account's, so none of ours
     # In a container even root may not look into the processes of others; the account may look into its own.
-    told = account.run(["readlink", path], timeout_sec=10)
-    return told.stdout.strip() or ("" if told.returncode == 1 else None)
+    done = account.run(["readlink", path], timeout_sec=10)
+    return done.stdout.strip() or ("" if done.returncode == 1 else None)
 
 
-def _is_nobodys(pid: int) -> bool:
+def _is_unused_pid(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False
+        pass  # a process of another account
     return False
 
 
-def _pids_of(uid: int) -> Iterator[int]:
-
+def _iter_pids(uid: int) -> Iterator[int]:
     for entry in PROC.iterdir() if PROC.exists() else ():
         try:
             if entry.name.isdigit() and entry.stat().st_uid == uid:
@@ -199,15 +197,15 @@ def _pids_of(uid: int) -> Iterator[int]:
             continue
 
 
-def options(settings: Mapping[str, str]) -> list[str]:
-    """Settings as the server's command line has them."""
-    wrong = [name for name in settings if not re.fullmatch(r"[a-z_][a-z0-9_.]*", name)]
-    if wrong:
+def setting_options(settings: Mapping[str, str]) -> list[str]:
+    """Return the settings as options of the server's command line."""
+    invalid = [name for name in settings if not re.fullmatch(r"[a-z_][a-z0-9_.]*", name)]
+    if invalid:
         raise EmbeddedServerError(
-            f"{', '.join(wrong)}: no name of a PostgreSQL setting; use names as in postgresql.conf"
+            f"{', '.join(invalid)}: no name of a PostgreSQL setting; use names as in postgresql.conf"
         )
     return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
 
 
 def last_lines(text: str, count: int = 8) -> str:
-    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-count:]) or "  (it said nothing)"
+    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-count:]) or "  (no output)"

@@ -1,4 +1,4 @@
-"""One server on one data folder, shared by every process that asks for it, and stopped by the last."""
+"""A server on a data folder, shared by all processes that start it, and stopped by the last."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from app.errors import EmbeddedServerError
-from app.postgres.account import Account
-from app.postgres.binaries import Binaries, Choice, choose
-from app.postgres.cluster import DATABASE, PORT, USER, Cluster, answers, last_lines, options
-from app.postgres.sharers import Share, turn
+from app.postgres.binaries import Binaries, Choice, choose_binaries
+from app.postgres.cluster import DATABASE, PORT, USER, Cluster, accepts_connections, last_lines, setting_options
+from app.postgres.ownership import UsageLock, exclusive
+from app.postgres.server_account import ServerAccount
 
 START_TIMEOUT_SEC = 60
 STOP_TIMEOUT_SEC = 60
-PATIENCE_SEC = START_TIMEOUT_SEC + STOP_TIMEOUT_SEC + 60  # a turn may hold an initdb, a recovery and a stop
-LONGEST_SOCKET_FOLDER = 80  # bytes; the socket's whole path must stay under about 100
-LARGEST_LOG = 10 * 1024 * 1024
-OURS = {
+EXCLUSIVE_TIMEOUT_SEC = START_TIMEOUT_SEC + STOP_TIMEOUT_SEC + 60  # for an initdb, a recovery and a stop
+MAX_SOCKET_PATH_BYTES = 80  # with its file name a socket's path may have about 100
+MAX_LOG_BYTES = 10 * 1024 * 1024
+DEFAULT_SETTINGS = {
     "max_connections": "100",
     "timezone": "UTC",
     "log_timezone": "UTC",
@@ -36,19 +35,19 @@ OURS = {
 
 
 @dataclass(frozen=True)
-class _Running:
+class _RunningServer:
     cluster: Cluster
     binaries: Binaries
     socket_folder: Path
-    share: Share
-    by: int  # the pid that asked: a forked child inherits this object, but not the share
+    usage_lock: UsageLock
+    started_by_pid: int  # a forked child inherits this object, but not the lock
 
     @property
-    def place(self) -> Path:
+    def data_folder(self) -> Path:
         return self.cluster.folder.parent
 
     @property
-    def account(self) -> Account:
+    def account(self) -> ServerAccount:
         return self.cluster.account
 
 
@@ -66,20 +65,20 @@ class EmbeddedServer:
         *,
         binaries: Choice = "auto",
         settings: Mapping[str, str] | None = None,
-        elsewhere: Path = Path("/var/lib/dataloader"),
+        fallback_dir: Path = Path("/var/lib/dataloader"),
     ) -> None:
         self._data_dir = data_dir.resolve()
-        self._choice = binaries
-        self._settings = {**OURS, **(settings or {})}
+        self._binaries_choice = binaries
+        self._settings = {**DEFAULT_SETTINGS, **(settings or {})}
         # Where root keeps the cluster when the account that runs it cannot reach the data folder.
-        self._elsewhere = elsewhere.resolve()
-        self._running: _Running | None = None
+        self._fallback_dir = fallback_dir.resolve()
+        self._running: _RunningServer | None = None
 
     def start(self) -> str:
-        """Start the server, or join the one that runs, and tell the DSN."""
+        """Start the server, or join the running one, and return the DSN."""
         if self._running is None:
             try:
-                self._running = self._join()
+                self._running = self._start_or_join()
             except (OSError, subprocess.SubprocessError) as error:
                 raise EmbeddedServerError(
                     f"the server could not be started in {self._data_dir}: {error}; make the folder usable for this "
@@ -89,143 +88,141 @@ class EmbeddedServer:
         return self.dsn
 
     def revive(self, stopping: threading.Event) -> bool:
-        """Start the server again if it is gone and we still have our share in it; returns whether it was.
+        """Start the server again if it is gone and this process still uses it; return whether it was.
 
-        Not if `stopping` is set: a service that ends must not start what it is about to stop.
+        Not if `stopping` is set: a stopping service must not start the server.
         """
         running = self._running
-        if running is None or running.by != os.getpid() or running.cluster.postmaster() is not None:
+        if running is None or running.started_by_pid != os.getpid() or running.cluster.postmaster() is not None:
             return False
-        with turn(self._data_dir / "turn.lock", patience_sec=PATIENCE_SEC):
-            # Another sharer may have started it while we waited, and we may have stopped it ourselves.
+        with exclusive(self._data_dir / "turn.lock", timeout_sec=EXCLUSIVE_TIMEOUT_SEC):
+            # Another process may have started it meanwhile, and this one may have stopped it.
             if stopping.is_set() or self._running is not running or running.cluster.postmaster() is not None:
                 return False
             if not running.cluster.exists:
                 raise EmbeddedServerError(f"{running.cluster.folder} is gone; put it back, or start the service again")
-            self._run(running.cluster, running.binaries)
+            self._ensure_running(running.cluster, running.binaries)
             return True
 
     def stop(self) -> None:
-        """Give up our share; the last one stops the server. A forked child only lets go of its parent's."""
+        """Release the usage lock; the last process stops the server. A forked child only closes its copy."""
         running = self._running
         if running is None:
             return
-        if running.by != os.getpid():
+        if running.started_by_pid != os.getpid():
             self._running = None
-            running.share.leave_to_parent()
+            running.usage_lock.detach()
             return
-        with turn(self._data_dir / "turn.lock", patience_sec=PATIENCE_SEC):
+        with exclusive(self._data_dir / "turn.lock", timeout_sec=EXCLUSIVE_TIMEOUT_SEC):
             self._running = None
             atexit.unregister(self.stop)
-            if running.share.give_up():
-                _end(running)
+            if running.usage_lock.release():
+                _stop_server(running)
 
     def __enter__(self) -> EmbeddedServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
     def dsn(self) -> str:
-        folder = str(self._now().socket_folder)
+        folder = str(self._require_running().socket_folder)
         return f"host={folder} port={PORT} user={USER} dbname={DATABASE}"
 
     @property
     def pid(self) -> int | None:
         """The server's main process; None when it has died."""
-        postmaster = self._now().cluster.postmaster()
+        postmaster = self._require_running().cluster.postmaster()
         return postmaster.pid if postmaster else None
 
     @property
     def log(self) -> Path:
-        """What the server itself says."""
-        return self._now().place / "server.log"
+        """The file with the server's own log."""
+        return self._require_running().data_folder / "server.log"
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the server in one line for people."""
         if self._running is None:
             return f"embedded PostgreSQL, not started, data in {self._data_dir}"
         running = self._running
-        told = f"{running.binaries}, data in {running.place}"
-        if running.account.lent:
-            told += f", run as {running.account.name}"
-        if running.place != self._data_dir:
-            told += f", which may not reach {self._data_dir}"
-        return told
+        text = f"{running.binaries}, data in {running.data_folder}"
+        if running.account.borrowed:
+            text += f", run as {running.account.name}"
+        if running.data_folder != self._data_dir:
+            text += f", which may not reach {self._data_dir}"
+        return text
 
-    def _now(self) -> _Running:
+    def _require_running(self) -> _RunningServer:
         if self._running is None:
             raise EmbeddedServerError(f"the server of {self._data_dir} is not started; call start() first")
         return self._running
 
-    def _join(self) -> _Running:
+    def _start_or_join(self) -> _RunningServer:
         made = not self._data_dir.exists()
         self._data_dir.mkdir(parents=True, exist_ok=True)
         if made:
-            # Only what we made ourselves: root's account has to pass through it, nobody else has to.
+            # Only for a folder made here. The account that root lends must be able to enter it.
             self._data_dir.chmod(0o755 if os.geteuid() == 0 else 0o700)
-        with turn(self._data_dir / "turn.lock", patience_sec=PATIENCE_SEC):
-            place, account = self._settle()
+        with exclusive(self._data_dir / "turn.lock", timeout_sec=EXCLUSIVE_TIMEOUT_SEC):
+            place, account = self._choose_folder()
             cluster = Cluster(place / "cluster", account)
-            binaries = choose(self._choice, account=account, place=place, major=cluster.major)
-            share = Share(self._data_dir / "sharers.lock")
+            binaries = choose_binaries(self._binaries_choice, account=account, data_folder=place, major=cluster.major)
+            usage_lock = UsageLock(self._data_dir / "sharers.lock")
             try:
-                socket_folder = self._run(cluster, binaries)
+                socket_folder = self._ensure_running(cluster, binaries)
             except BaseException:
-                share.give_up()
+                usage_lock.release()
                 raise
-            return _Running(cluster, binaries, socket_folder, share, os.getpid())
+            return _RunningServer(cluster, binaries, socket_folder, usage_lock, os.getpid())
 
-    def _settle(self) -> tuple[Path, Account]:
-        """Where the cluster is, and whose: in the data folder, unless root's account cannot get there."""
+    def _choose_folder(self) -> tuple[Path, ServerAccount]:
+        """Return the cluster's folder and its owner: the data folder, unless the account that root lends cannot enter it."""
         pointer = self._data_dir / "elsewhere"
         if pointer.exists():
             place = Path(pointer.read_text(encoding="utf-8").strip())
             place.mkdir(parents=True, exist_ok=True)
-            return place, Account.choose(place / "cluster")
-        account = Account.choose(self._data_dir / "cluster")
-        if not account.lent or account.reaches(self._data_dir):
+            return place, ServerAccount.choose(place / "cluster")
+        account = ServerAccount.choose(self._data_dir / "cluster")
+        if not account.borrowed or account.can_access(self._data_dir):
             return self._data_dir, account
         if (self._data_dir / "cluster").exists():
             raise EmbeddedServerError(
                 f"{account.name}, who owns {self._data_dir}/cluster, may not reach it any more; "
                 "give the folder back its permissions, or name another with DL_DATA_DIR"
             )
-        place = self._make_place_elsewhere(account)
+        place = self._make_fallback_folder(account)
         pointer.write_text(f"{place}\n", encoding="utf-8")
         return place, account
 
-    def _make_place_elsewhere(self, account: Account) -> Path:
-        if not self._elsewhere.exists():
-            self._elsewhere.mkdir(parents=True)
-            self._elsewhere.chmod(0o755)
-        place = Path(tempfile.mkdtemp(prefix="postgres-", dir=self._elsewhere))
+    def _make_fallback_folder(self, account: ServerAccount) -> Path:
+        if not self._fallback_dir.exists():
+            self._fallback_dir.mkdir(parents=True)
+            self._fallback_dir.chmod(0o755)
+        place = Path(tempfile.mkdtemp(prefix="postgres-", dir=self._fallback_dir))
         place.chmod(0o755)
-        if not account.reaches(place):
+        if not account.can_access(place):
             place.rmdir()
             raise EmbeddedServerError(
-                f"{account.name} may reach neither {self._data_dir} nor {self._elsewhere}; "
+                f"{account.name} may reach neither {self._data_dir} nor {self._fallback_dir}; "
                 "name a folder it can reach with DL_DATA_DIR, or start as an ordinary user"
             )
         return place
 
-    def _run(self, cluster: Cluster, binaries: Binaries) -> Path:
-        """See that a server runs on the cluster, and tell the folder of its socket."""
+    def _ensure_running(self, cluster: Cluster, binaries: Binaries) -> Path:
+        """Make sure that a server runs on the cluster, and return the folder of its socket."""
         if not cluster.exists:
-            cluster.make(binaries, sync=self._settings.get("fsync") != "off")
+            cluster.create(binaries, sync=self._settings.get("fsync") != "off")
         deadline = time.monotonic() + START_TIMEOUT_SEC
-        while (found := cluster.pid_file()) is not None:
-            if answers(found.socket_folder):
-                return found.socket_folder  # another sharer's, or left behind by one that was killed
+        while (found := cluster.read_pid_file()) is not None:
+            if accepts_connections(found.socket_folder):
+                return found.socket_folder  # of another process, or left behind by a killed one
             if cluster.postmaster() is None:
                 break
             if time.monotonic() > deadline:
                 raise EmbeddedServerError(
-                    f"the server with pid {found.pid} holds {cluster.folder} but answers nobody; stop it with "
+                    f"the server with pid {found.pid} holds {cluster.folder} but does not answer; stop it with "
                     f"`{binaries.program('pg_ctl')} stop -m immediate -D {cluster.folder}` and start again"
                 )
             time.sleep(0.02)
@@ -245,63 +242,56 @@ class EmbeddedServer:
         socket_folder = _socket_folder(place, account)
         cluster.clear_leftovers(socket_folder)
         log = _open_log(place, account)
-        said_before = log.stat().st_size
+        size_before = log.stat().st_size
         settings = {"listen_addresses": "", "port": str(PORT), **self._settings}
-        words = [*options(settings), "-k", str(socket_folder)]
-        argv: list[str | Path] = [
-            binaries.program("pg_ctl"),
-            "start",
-            "-w",
-            "-t",
-            str(START_TIMEOUT_SEC),
-            "-D",
-            cluster.folder,
-        ]
-        done = account.run([*argv, "-l", log, "-o", shlex.join(words)], timeout_sec=START_TIMEOUT_SEC + 30)
-        if done.returncode != 0 or not answers(socket_folder):
+        words = [*setting_options(settings), "-k", str(socket_folder)]
+        argv: list[str | Path] = [binaries.program("pg_ctl"), "start", "-w", "-t", str(START_TIMEOUT_SEC)]
+        argv += ["-D", cluster.folder, "-l", log, "-o", shlex.join(words)]
+        done = account.run(argv, timeout_sec=START_TIMEOUT_SEC + 30)
+        if done.returncode != 0 or not accepts_connections(socket_folder):
             with log.open(encoding="utf-8", errors="replace") as file:
-                file.seek(said_before)
-                said = file.read() or done.stderr or done.stdout
+                file.seek(size_before)
+                output = file.read() or done.stderr or done.stdout
             raise EmbeddedServerError(
                 f"{binaries} did not start as {account.name}; mend what it says in {log}, then start again:\n"
-                f"{last_lines(said)}"
+                f"{last_lines(output)}"
             )
         return socket_folder
 
 
-def _socket_folder(place: Path, account: Account) -> Path:
-    """A folder of the account's own, with a path short and plain enough for a socket."""
-    folder = place / "run"
-    if len(os.fsencode(folder)) > LONGEST_SOCKET_FOLDER or not re.fullmatch(r"[\w./+-]+", str(folder), re.ASCII):
-        name = hashlib.sha256(os.fsencode(place)).hexdigest()[:12]
+def _socket_folder(data_folder: Path, account: ServerAccount) -> Path:
+    """Return a private folder of the account with a path that is short and plain enough for a socket."""
+    folder = data_folder / "run"
+    if len(os.fsencode(folder)) > MAX_SOCKET_PATH_BYTES or not re.fullmatch(r"[\w./+-]+", str(folder), re.ASCII):
+        name = hashlib.sha256(os.fsencode(data_folder)).hexdigest()[:12]
         folder = Path(tempfile.gettempdir()) / f"dataloader-{account.uid}-{name}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid not in (os.geteuid(), account.uid):
         raise EmbeddedServerError(f"{folder} belongs to someone else, who could listen in; remove it and start again")
     folder.chmod(0o700)
-    account.give(folder)
+    account.take_ownership(folder)
     return folder
 
 
-def _open_log(place: Path, account: Account) -> Path:
-    log = place / "server.log"
-    if log.exists() and log.stat().st_size > LARGEST_LOG:
-        log.rename(place / "server.log.1")
+def _open_log(data_folder: Path, account: ServerAccount) -> Path:
+    log = data_folder / "server.log"
+    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+        log.rename(data_folder / "server.log.1")
     log.touch(mode=0o600)
-    account.give(log)
+    account.take_ownership(log)
     return log
 
 
-def _end(running: _Running) -> None:
+def _stop_server(running: _RunningServer) -> None:
     cluster = running.cluster
     if cluster.postmaster() is not None:
         argv: list[str | Path] = [running.binaries.program("pg_ctl"), "stop", "-w", "-t", str(STOP_TIMEOUT_SEC)]
         argv += ["-D", cluster.folder]
         done = running.account.run([*argv, "-m", "fast"], timeout_sec=STOP_TIMEOUT_SEC + 30)
         if done.returncode != 0 and cluster.postmaster() is not None:
-            # It recovers at the next start; a server that nobody uses must not stay behind.
+            # The cluster recovers at the next start; an unused server must not stay behind.
             running.account.run([*argv, "-m", "immediate"], timeout_sec=STOP_TIMEOUT_SEC + 30)
-    if running.socket_folder.parent != running.place:
+    if running.socket_folder.parent != running.data_folder:
         for left in running.socket_folder.iterdir():
             left.unlink()
         running.socket_folder.rmdir()

@@ -18,17 +18,17 @@ from uuid import UUID
 import psycopg2
 from psycopg2 import extensions as ext
 
-from app.queue.session import each_host
-from app.queue.statements import statements
+from app.db.connection import split_hosts
+from app.db.statements import statements
 
 QUEUE_DATABASE = "queue database"  # the name in reports of the server that no target names
-TIMEOUT_SEC = 2.0  # to reach a server, and again for its sessions to end
-_LATE_SEC = 0.5  # beyond both, for a thread that waits for a name server
-_POLL_SEC, _MAX_POLL_SEC = 0.01, 0.1
+END_SESSIONS_TIMEOUT_SEC = 2.0  # to reach a server, and again for its sessions to end
+_JOIN_MARGIN_SEC = 0.5  # beyond both, for a thread that waits for a name server
+_POLL_INTERVAL_SEC, _MAX_POLL_INTERVAL_SEC = 0.01, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class ConnectionSettings:
     """Where an attempt may write: the queue's own database, and the targets that the settings name."""
 
     dsn: str
@@ -44,7 +44,7 @@ class ServerSessions:
     target: str
     is_reached: bool
     ended: int = 0
-    left: tuple[str, ...] = ()  # the names of those that are still there: of other roles, or of a stuck process
+    remaining: tuple[str, ...] = ()  # the names of those that are still there: of other roles, or of a stuck process
 
 
 @dataclass(frozen=True)
@@ -56,31 +56,31 @@ class SessionsEnded:
         return sum(server.ended for server in self.servers)
 
     @property
-    def is_done(self) -> bool:
-        return not any(server.left or not server.is_reached for server in self.servers)
+    def is_complete(self) -> bool:
+        return not any(server.remaining or not server.is_reached for server in self.servers)
 
     @property
-    def left_on(self) -> list[str]:
+    def unresolved_targets(self) -> list[str]:
         """The targets on which something may still run."""
-        return [server.target for server in self.servers if server.left or not server.is_reached]
+        return [server.target for server in self.servers if server.remaining or not server.is_reached]
 
-    def left_of(self, name: str) -> list[str]:
+    def targets_with_session(self, name: str) -> list[str]:
         """The targets on which a statement of the attempt with this name may still run."""
-        return [server.target for server in self.servers if name in server.left or not server.is_reached]
+        return [server.target for server in self.servers if name in server.remaining or not server.is_reached]
 
 
-def session_name(job_id: UUID, run_id: UUID) -> str:
+def attempt_application_name(job_id: UUID, run_id: UUID) -> str:
     """At most 63 bytes, which is what a server keeps of a name; the start of the run's id spares its successor."""
     return f"dataloader:{job_id}:{str(run_id)[:8]}"
 
 
-def servers_of(places: Places) -> dict[str, str]:
+def server_dsns(settings: ConnectionSettings) -> dict[str, str]:
     """Every server of the settings by the name for reports, each account once. Every host of a DSN is a server of its
     own: after a failover an attempt's session may be on the former one."""
     servers: dict[str, str] = {}
-    named = {QUEUE_DATABASE: places.dsn, **places.targets} if places.dsn else dict(places.targets)
+    named = {QUEUE_DATABASE: settings.dsn, **settings.targets} if settings.dsn else dict(settings.targets)
     for name, dsn in named.items():
-        hosts = each_host(dsn)
+        hosts = split_hosts(dsn)
         for host in hosts:
             label = name if len(hosts) == 1 else f"{name} at {ext.parse_dsn(host).get('host', 'its address')}"
             if host not in servers.values():
@@ -88,18 +88,18 @@ def servers_of(places: Places) -> dict[str, str]:
     return servers
 
 
-def targets_of(places: Places) -> dict[str, str]:
+def foreign_server_dsns(settings: ConnectionSettings) -> dict[str, str]:
     """The servers beside the queue's own database."""
-    own = set(each_host(places.dsn)) if places.dsn else set()
-    return {name: dsn for name, dsn in servers_of(places).items() if dsn not in own}
+    own = set(split_hosts(settings.dsn)) if settings.dsn else set()
+    return {name: dsn for name, dsn in server_dsns(settings).items() if dsn not in own}
 
 
-def none_reached(servers: Iterable[str]) -> SessionsEnded:
+def all_unreached(servers: Iterable[str]) -> SessionsEnded:
     return SessionsEnded(tuple(ServerSessions(target, is_reached=False) for target in servers))
 
 
 def end_sessions(
-    servers: Mapping[str, str], names: Iterable[str], *, timeout_sec: float = TIMEOUT_SEC
+    servers: Mapping[str, str], names: Iterable[str], *, timeout_sec: float = END_SESSIONS_TIMEOUT_SEC
 ) -> SessionsEnded:
     """End the sessions of these names on all the servers at once, and wait until they are gone.
 
@@ -111,12 +111,12 @@ def end_sessions(
     reports = {target: ServerSessions(target, is_reached=False) for target in servers}
     threads = [
         threading.Thread(
-            target=_end_on, args=(reports, target, dsn, wanted, timeout_sec), name="end-sessions", daemon=True
+            target=_end_sessions_on, args=(reports, target, dsn, wanted, timeout_sec), name="end-sessions", daemon=True
         )
         for target, dsn in servers.items()
     ]
     started = [thread for thread in threads if start_thread(thread)]
-    deadline = time.monotonic() + 2 * timeout_sec + _LATE_SEC
+    deadline = time.monotonic() + 2 * timeout_sec + _JOIN_MARGIN_SEC
     for thread in started:
         thread.join(max(0.0, deadline - time.monotonic()))
     return SessionsEnded(tuple(reports[target] for target in servers))
@@ -131,24 +131,24 @@ def start_thread(thread: threading.Thread) -> bool:
     return True
 
 
-def _end_on(
+def _end_sessions_on(
     reports: dict[str, ServerSessions], target: str, dsn: str, names: Sequence[str], timeout_sec: float
 ) -> None:
     """The report of one server; each of its states replaces the one before, so that it is true whenever it is read."""
     with suppress(psycopg2.Error), closing(_connect(dsn, timeout_sec)) as connection:
         seen: set[int] = set()
-        deadline, pause = time.monotonic() + timeout_sec, _POLL_SEC
+        deadline, pause = time.monotonic() + timeout_sec, _POLL_INTERVAL_SEC
         while True:
-            left = _end_once(connection, names)
+            left = _terminate_once(connection, names)
             seen |= left.keys()
             reports[target] = ServerSessions(target, True, len(seen) - len(left), tuple(sorted(set(left.values()))))
             if not left or time.monotonic() > deadline:
                 return
             time.sleep(pause)  # pg_terminate_backend only sends the signal
-            pause = min(2 * pause, _MAX_POLL_SEC)
+            pause = min(2 * pause, _MAX_POLL_INTERVAL_SEC)
 
 
-def _end_once(connection: Any, names: Sequence[str]) -> dict[int, str]:
+def _terminate_once(connection: Any, names: Sequence[str]) -> dict[int, str]:
     with connection.cursor() as cursor:
         cursor.execute(statements("public")["end_attempt_sessions"].text, {"names": list(names)})
         return {pid: name for pid, name, _ in cursor.fetchall()}

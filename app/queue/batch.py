@@ -11,11 +11,11 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+from app.db.encoding import validate_json
 from app.queue.job import NewJob, Status
-from app.queue.jobqueue import Source, as_uuid
-from app.queue.values import checked_json
+from app.queue.jobs import Executor, as_uuid
 
-_SUSPICIOUS = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
+_MAYBE_UNSTORABLE = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
 
 
 class Outcome(StrEnum):
@@ -23,11 +23,11 @@ class Outcome(StrEnum):
     EXISTS = "exists"  # a job stands for this request already
     CONFLICT = "conflict"  # the idempotency key belongs to another request
     INVALID = "invalid"
-    LEFT_OUT = "left_out"  # nothing is wrong with it, but with another one, and all or none was asked for
+    SKIPPED = "skipped"  # nothing is wrong with it, but with another one, and all or none was asked for
 
 
 @dataclass(frozen=True)
-class Made:
+class BatchOutcome:
     """What became of one request."""
 
     outcome: Outcome
@@ -37,30 +37,30 @@ class Made:
     detail: str | None = None
 
 
-class Batch:
-    def __init__(self, source: Source) -> None:
-        self._ask = source.ask
+class BatchEnqueuer:
+    def __init__(self, executor: Executor) -> None:
+        self._execute = executor.execute
 
-    def enqueue(self, jobs: Sequence[NewJob], *, whole: bool = False) -> list[Made]:
+    def enqueue(self, jobs: Sequence[NewJob], *, all_or_none: bool = False) -> list[BatchOutcome]:
         """Put jobs into the queue, in their order; `whole`: all of them or none. An outcome for each."""
         if not jobs:
             return []
-        text = json.dumps([_told(job) for job in jobs], ensure_ascii=False, allow_nan=False, default=_plain)
-        if _SUSPICIOUS.search(text):
+        text = json.dumps([_to_dict(job) for job in jobs], ensure_ascii=False, allow_nan=False, default=_json_default)
+        if _MAYBE_UNSTORABLE.search(text):
             for job in jobs:  # whichever it is, it is told by name
-                checked_json("jobs", json.loads(json.dumps(_told(job), default=_plain)))
-        rows = self._ask("enqueue_many", {"jobs": text, "whole": whole})
+                validate_json("jobs", json.loads(json.dumps(_to_dict(job), default=_json_default)))
+        rows = self._execute("enqueue_batch", {"jobs": text, "whole": all_or_none})
         return [
-            Made(Outcome(outcome), job_id and as_uuid(job_id), status and Status(status), field, detail)
+            BatchOutcome(Outcome(outcome), job_id and as_uuid(job_id), status and Status(status), field, detail)
             for outcome, job_id, status, field, detail in rows
         ]
 
 
-def _told(job: NewJob) -> dict[str, Any]:
+def _to_dict(job: NewJob) -> dict[str, Any]:
     return {name: value for name, value in vars(job).items() if value is not None}
 
 
-def _plain(value: Any) -> Any:
+def _json_default(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, UUID):

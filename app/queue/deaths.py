@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from app.queue.job import HostFacts, WorkerInfo
-from app.queue.jobqueue import JobQueue, Source, as_uuid
+from app.queue.jobs import Executor, JobQueue, as_uuid
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class OtherWorker:
 
 
 @dataclass(frozen=True)
-class Beat:
+class BeatResult:
     """The answer to a beat."""
 
     is_superseded: bool = False  # another process has taken over this one's name
@@ -40,7 +40,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class HeldRun:
+class HeldAttempt:
     """A run that a dead process has left."""
 
     job_id: UUID
@@ -49,39 +49,39 @@ class HeldRun:
     may_have_child: bool
 
 
-class Deaths:
-    def __init__(self, source: Source) -> None:
-        self._ask, self._queue = source.ask, JobQueue(source)
+class WorkerLiveness:
+    def __init__(self, executor: Executor) -> None:
+        self._execute, self._job_queue = executor.execute, JobQueue(executor)
 
-    def beat(self, info: WorkerInfo, facts: HostFacts, *, heartbeat_sec: float) -> Beat:
+    def beat(self, info: WorkerInfo, facts: HostFacts, *, heartbeat_sec: float) -> BeatResult:
         """Make this process known, and learn which others it may outlive."""
-        rows = self._queue.register_worker(info, heartbeat_sec=heartbeat_sec, facts=facts)
+        rows = self._job_queue.register_worker(info, heartbeat_sec=heartbeat_sec, facts=facts)
         is_superseded, is_new, incarnation = rows[0][:3]
         others = tuple(OtherWorker(as_uuid(row[3]), *row[4:15]) for row in rows if row[3] is not None)
-        return Beat(is_superseded, is_new, incarnation, others)
+        return BeatResult(is_superseded, is_new, incarnation, others)
 
-    def ask_to_beat(self, worker_id: UUID) -> datetime:
+    def request_beat(self, worker_id: UUID) -> datetime:
         """Ask a process to beat at once; return the time from which on a beat is its answer."""
-        asked_at: datetime = self._ask("ask_to_beat", {"worker_id": str(worker_id)})[0][0]
+        asked_at: datetime = self._execute("request_beat", {"worker_id": str(worker_id)})[0][0]
         return asked_at
 
-    def supersede(self, worker_id: UUID, *, by: UUID, asked_at: datetime) -> bool | None:
+    def supersede(self, worker_id: UUID, *, by: UUID, requested_at: datetime) -> bool | None:
         """Take over the name of a process that has not beaten since. False: it lives; None: it is not there."""
-        rows = self._ask("supersede_worker", {"worker_id": str(worker_id), "by": str(by), "asked_at": asked_at})
+        rows = self._execute("supersede_worker", {"worker_id": str(worker_id), "by": str(by), "asked_at": requested_at})
         return bool(rows[0][0]) if rows else None
 
-    def begin_takeover(self, worker_id: UUID, *, again_sec: float) -> bool:
+    def begin_takeover(self, worker_id: UUID, *, exclusive_sec: float) -> bool:
         """Be the one process that takes over from a dead one, for so many seconds."""
-        return bool(self._ask("begin_takeover", {"worker_id": str(worker_id), "again_sec": again_sec}))
+        return bool(self._execute("begin_takeover", {"worker_id": str(worker_id), "again_sec": exclusive_sec}))
 
-    def runs_of(self, worker_id: UUID) -> list[HeldRun]:
-        rows = self._ask("runs_of_worker", {"worker_id": str(worker_id)})
-        return [HeldRun(as_uuid(job_id), as_uuid(run_id), key, child) for job_id, run_id, key, child in rows]
+    def held_attempts(self, worker_id: UUID) -> list[HeldAttempt]:
+        rows = self._execute("held_attempts", {"worker_id": str(worker_id)})
+        return [HeldAttempt(as_uuid(job_id), as_uuid(run_id), key, child) for job_id, run_id, key, child in rows]
 
     def end_sessions(self, worker_id: UUID) -> int:
         """End the queue's own sessions of a process; return how many there were still. Ending takes a moment."""
-        return int(self._ask("end_worker_sessions", {"worker_id": str(worker_id)})[0][1])
+        return int(self._execute("end_worker_sessions", {"worker_id": str(worker_id)})[0][1])
 
     def end_takeover(self, worker_id: UUID) -> None:
         """Nothing is left of a dead process."""
-        self._ask("end_takeover", {"worker_id": str(worker_id)})
+        self._execute("end_takeover", {"worker_id": str(worker_id)})

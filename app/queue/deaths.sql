@@ -29,12 +29,12 @@ SELECT me.superseded_by IS NOT NULL, me.is_new, me.incarnation,
                   AND w.time_namespace = %(time_namespace)s::text
                   OR w.worker_name = %(worker_name)s::text);
 
--- name: forget_worker
+-- name: deregister_worker
 -- This one, and any that has not been seen for a day.
 DELETE FROM dl_workers
  WHERE worker_id = %(worker_id)s::uuid OR seen_at < clock_timestamp() - interval '1 day';
 
--- name: ask_to_beat
+-- name: request_beat
 -- Ask a process to beat now; the time from which on a beat is an answer.
 SELECT clock_timestamp(), pg_notify('dl_control', 'beat ' || %(worker_id)s::text);
 
@@ -58,7 +58,7 @@ UPDATE dl_workers
    AND (takeover_at IS NULL OR takeover_at < clock_timestamp() - make_interval(secs => %(again_sec)s::float8))
 RETURNING worker_id;
 
--- name: runs_of_worker
+-- name: held_attempts
 -- The runs that a process holds, and which of them may have a process of their own.
 SELECT j.job_id, j.run_id, j.lock_key, j.task = ANY (w.child_tasks) AS may_have_child
   FROM dl_workers w
@@ -82,6 +82,6 @@ SELECT count(*) FILTER (WHERE CASE WHEN may_end THEN pg_terminate_backend(pid) E
 -- Nothing is left of a dead process: neither sessions nor runs. Its row stays for lists and alerts, as that of any process
 -- that fell silent.
 WITH marks AS (
-    DELETE FROM dl_watch WHERE worker_id = %(worker_id)s::uuid
+    DELETE FROM dl_notify_state WHERE worker_id = %(worker_id)s::uuid
 )
 UPDATE dl_workers SET dead_at = clock_timestamp() WHERE worker_id = %(worker_id)s::uuid;

@@ -23,7 +23,7 @@ class Status(StrEnum):
         return self not in (Status.QUEUED, Status.RUNNING)
 
 
-class Move(StrEnum):
+class Transition(StrEnum):
     """What takes a job from one status to another."""
 
     CLAIM = "claim"
@@ -37,16 +37,16 @@ class Move(StrEnum):
 
 # The whole machine: which move may lead from which status to which.
 # A cancel of a running job only raises its flag, so it is not a transition.
-TRANSITIONS: Mapping[tuple[Status, Move], frozenset[Status]] = {
-    (Status.QUEUED, Move.CLAIM): frozenset({Status.RUNNING}),
-    (Status.QUEUED, Move.CANCEL): frozenset({Status.CANCELED}),
-    (Status.QUEUED, Move.REFUSE): frozenset({Status.FAILED}),
-    (Status.RUNNING, Move.SETTLE): frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.QUEUED}),
-    (Status.RUNNING, Move.RELEASE): frozenset({Status.QUEUED, Status.CANCELED}),
-    (Status.RUNNING, Move.REAP): frozenset({Status.QUEUED, Status.LOST, Status.CANCELED}),
-    (Status.FAILED, Move.RETRY): frozenset({Status.QUEUED}),
-    (Status.CANCELED, Move.RETRY): frozenset({Status.QUEUED}),
-    (Status.LOST, Move.RETRY): frozenset({Status.QUEUED}),
+TRANSITIONS: Mapping[tuple[Status, Transition], frozenset[Status]] = {
+    (Status.QUEUED, Transition.CLAIM): frozenset({Status.RUNNING}),
+    (Status.QUEUED, Transition.CANCEL): frozenset({Status.CANCELED}),
+    (Status.QUEUED, Transition.REFUSE): frozenset({Status.FAILED}),
+    (Status.RUNNING, Transition.SETTLE): frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.QUEUED}),
+    (Status.RUNNING, Transition.RELEASE): frozenset({Status.QUEUED, Status.CANCELED}),
+    (Status.RUNNING, Transition.REAP): frozenset({Status.QUEUED, Status.LOST, Status.CANCELED}),
+    (Status.FAILED, Transition.RETRY): frozenset({Status.QUEUED}),
+    (Status.CANCELED, Transition.RETRY): frozenset({Status.QUEUED}),
+    (Status.LOST, Transition.RETRY): frozenset({Status.QUEUED}),
 }
 
 
@@ -116,11 +116,11 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Expired:
+class ExpiredRuns:
     """The runs whose lease has run out, and the server that answered."""
 
     runs: list[tuple[UUID, UUID | None, str]]  # job, run, lock_key
-    up_sec: float  # how long the server has been up
+    server_uptime_sec: float  # how long the server has been up
     server: str  # another one after a restart, a promotion, or on a new connection
 
 
@@ -134,7 +134,7 @@ class Enqueued:
 
 
 @dataclass(frozen=True)
-class Run:
+class Claim:
     """One claim's hold on a job."""
 
     job_id: UUID
@@ -142,7 +142,7 @@ class Run:
     key_hash: int  # of the lock_key, as the database hashes it
 
 
-class Claimed(NamedTuple):
+class ClaimedJob(NamedTuple):
     """A job in the hands of a worker, for one attempt. `args` and `progress` are not decoded yet: what cannot be
     decoded must fail the job, not the claim. Nor are the ids: most of them are only handed back as they came."""
 
@@ -175,18 +175,18 @@ class Claimed(NamedTuple):
         return UUID(self.run_text)
 
     @property
-    def run(self) -> Run:
-        return Run(self.id, self.run_id, self.key_hash)
+    def claim(self) -> Claim:
+        return Claim(self.id, self.run_id, self.key_hash)
 
 
 @dataclass(frozen=True)
-class Outlook:
+class ClaimHint:
     """When a claimer should look again."""
 
     skipped: int  # ready jobs looked at in vain, their key being busy: others may stand behind them, look at once
-    due_in: float | None  # seconds until the next timed job; None: there is none
-    mark: Sequence[str] | None = None  # the place of the last job taken; None: none was
-    busy_keys: Sequence[str] | None = None  # keys for which jobs were parked
+    next_due_sec: float | None  # seconds until the next timed job; None: there is none
+    cursor: Sequence[str] | None = None  # the place of the last job taken; None: none was
+    blocked_keys: Sequence[str] | None = None  # keys for which jobs were parked
 
 
 @dataclass(frozen=True)
@@ -199,16 +199,16 @@ class Settlement:
     result: Any = None
     progress: Mapping[str, Any] | None = None  # None: as the last heartbeat left it
     checkpoint: Any = None  # likewise
-    retry_in: float = 0.0
-    refund: bool = False  # the try is not counted
+    retry_in_sec: float = 0.0
+    refund_attempt: bool = False  # the try is not counted
     crashed: bool = False  # a process of its own died under the job
-    notes: Mapping[str, Any] | None = None  # for the journal: which rung stopped it, its peak of memory …
+    event_fields: Mapping[str, Any] | None = None  # for the journal: which rung stopped it, its peak of memory …
 
 
 SUCCEEDED = Settlement(Status.SUCCEEDED)  # of a run that leaves nothing behind: most of them
 
 
-class Release(StrEnum):
+class ReleaseReason(StrEnum):
     """Why a run is handed back without costing an attempt."""
 
     SHUTDOWN = "shutdown"
@@ -226,17 +226,17 @@ class Renewal:
     cancel_requested: bool
 
 
-class Handback(NamedTuple):
+class ReleaseRequest(NamedTuple):
     """What a run that is handed back leaves for the next one. None: as the last heartbeat left it."""
 
-    job: Claimed
-    why: Release
+    job: ClaimedJob
+    reason: ReleaseReason
     progress: Mapping[str, Any] | None = None
     checkpoint: Any = None
-    notes: Mapping[str, Any] | None = None
+    event_fields: Mapping[str, Any] | None = None
 
 
-class News(NamedTuple):
+class RenewalRequest(NamedTuple):
     """What a heartbeat brings down: of one run, what has changed since the last one."""
 
     job_id: UUID
@@ -246,15 +246,15 @@ class News(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fate:
+class SettleResult:
     """What became of a settlement or a release."""
 
-    answer: Literal["applied", "already", "not ours"]
+    outcome: Literal["applied", "already", "not ours"]
     status: Status | None  # what the job is now, if it was ours
 
 
 @dataclass(frozen=True)
-class Reaped:
+class ReapedJob:
     """A job that was taken from a dead run."""
 
     job_id: UUID
@@ -269,13 +269,13 @@ class Reaped:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    seen_to: str  # the last key looked at; "" when there was none
-    promoted: tuple[str, ...]  # keys whose job had to be woken
+class RepairResult:
+    cursor: str  # the last key looked at; "" when there was none
+    unblocked: tuple[str, ...]  # keys whose job had to be woken
 
 
 @dataclass(frozen=True)
-class Count:
+class StatusCount:
     """Jobs of a queue with a status."""
 
     queue: str
@@ -315,18 +315,18 @@ class HostFacts:
 
 
 @dataclass(frozen=True)
-class Event:
-    """A line of the journal."""
+class JobEvent:
+    """An event of a job."""
 
-    id: int
+    event_id: int
     job_id: UUID
     queue: str
-    at: datetime
+    ts: datetime
     kind: str
     payload: dict[str, Any]
 
 
-class Said(NamedTuple):
+class LogEntry(NamedTuple):
     """A line on its way into a job's log."""
 
     job_id: UUID
@@ -338,12 +338,12 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LogLine:
+class JobLogLine:
     """A line of a job's log."""
 
-    id: int
+    log_id: int
     attempt: int
-    at: datetime
+    ts: datetime
     level: str
     stream: str
     line: str
@@ -353,5 +353,5 @@ class LogLine:
 class LogPage:
     """Some lines of a job's log, oldest first."""
 
-    lines: list[LogLine]
+    lines: list[JobLogLine]
     complete: bool  # the job has ended, and its last lines have had the time to arrive

@@ -1,6 +1,6 @@
-"""Everything that speaks HTTP: `create_app` and what it may be told."""
+"""The HTTP API and the dashboard: `create_app` and its options."""
 
-from app.web.application import create_app
+from app.web.app import create_app
 from app.web.options import WebOptions
 
 __all__ = ["WebOptions", "create_app"]

@@ -1,18 +1,13 @@
-"""Print what is made of the routes, and kept in the repository, where tests compare it:
-
-python -m app.web > docs/openapi.json
-python -m app.web client | ruff format - > app/client/operations.py
-"""
+"""Print the OpenAPI document that is kept in the repository: `python -m app.web > docs/openapi.json`."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
+from app.db.pool import Pool
+from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
-from app.web.clientcode import client_code
 from pipelines.contract import Pipelines
 
 
@@ -23,5 +18,4 @@ def document_text() -> str:
 
 
 if __name__ == "__main__":
-    told = document_text()
-    sys.stdout.write(client_code(json.loads(told)) if sys.argv[1:] == ["client"] else told)
+    sys.stdout.write(document_text())

@@ -1,4 +1,4 @@
-"""What the API says when it cannot do what it was asked: problem+json (RFC 9457) with a stable code."""
+"""Error responses: problem+json (RFC 9457) with a stable code."""
 
 from __future__ import annotations
 
@@ -39,182 +39,205 @@ from app.errors import (
     WebhookNotFound,
     WorkerNotFound,
 )
-from app.web.answers import json_text
-from app.web.strictjson import MOST_FAULTS, FieldFault, NotJson
+from app.web.json_input import MAX_ERRORS, FieldError, InvalidJson
+from app.web.json_output import dump_json
 
 MEDIA_TYPE = "application/problem+json"
-_TOLD_AT_ONCE = 3
-_READ_FAILED = "The database does not answer, so nothing was read; ask again after `Retry-After` seconds."
+_MAX_LISTED_ERRORS = 3
+_READ_FAILED = "The database is unavailable, so nothing was read; try again after `Retry-After` seconds."
 _CHALLENGE = 'Bearer realm="dataloader"'
 
 
-class Code(Enum):
-    """Every code there is: its HTTP status, its title, and what it means to a caller."""
+class ProblemCode(Enum):
+    """All codes, each with its HTTP status, title and description."""
 
-    INVALID_JSON = (400, "The body is no JSON", "The body is empty, not UTF-8, or not JSON; `detail` says where.")
-    INVALID_REQUEST = (400, "The request is invalid", "`errors` names each field and what would do.")
+    INVALID_JSON = (
+        400,
+        "The body is not valid JSON",
+        "The body is empty, not UTF-8, or not JSON; `detail` says where.",
+    )
+    INVALID_REQUEST = (
+        400,
+        "The request is invalid",
+        "`errors` lists the invalid fields and what each of them accepts.",
+    )
     KEY_REQUIRED = (
         401,
-        "An API key is needed",
-        "Send `Authorization: Bearer` with a key; `dataloader keys create` makes one. Without any key the service "
-        "answers on its own machine alone.",
+        "An API key is required",
+        "Send `Authorization: Bearer` with a key; `dataloader keys create` creates one. While no key exists, the service "
+        "accepts only requests from its own machine.",
     )
-    KEY_INVALID = (401, "The API key is not valid", "It was never made, has run out, or was revoked.")
-    SCOPE_MISSING = (403, "The API key may not do this", "It has none of the scopes that the operation needs.")
+    KEY_INVALID = (401, "The API key is not valid", "The key does not exist, has expired, or was revoked.")
+    SCOPE_MISSING = (403, "The API key lacks a scope", "The key has none of the scopes that the operation requires.")
     OUTSIDE_KEY_LIMITS = (
         403,
         "The API key may not trigger this",
-        "It is limited to certain tasks or queues, and this is none of them.",
+        "The key is limited to certain tasks or queues, and this one is not among them.",
     )
     CROSS_SITE = (
         403,
         "The request comes from another site",
-        "A page of another site has sent it, or it lacks the token of its session in `X-CSRF-Token`.",
+        "A page of another site sent the request, or the session's CSRF token in `X-CSRF-Token` is missing or wrong.",
     )
     HOST_REFUSED = (
         403,
-        "The service is not known by this name",
-        "Without any key it answers to names of its own machine alone, such as localhost and 127.0.0.1.",
+        "The host name is not accepted",
+        "While no key exists, `Host` must be a name of the service's own machine, such as localhost or 127.0.0.1.",
     )
-    NOT_FOUND = (404, "There is nothing at this address", "No route has this address; see /docs.")
-    JOB_NOT_FOUND = (404, "There is no such job", "No job has this id, or the id is not a UUID.")
-    WEBHOOK_NOT_FOUND = (404, "There is no such webhook", "No webhook has this id.")
+    NOT_FOUND = (404, "The path does not exist", "No route has this path; see /docs.")
+    JOB_NOT_FOUND = (404, "The job does not exist", "No job has this id, or the id is not a UUID.")
+    WEBHOOK_NOT_FOUND = (404, "The webhook does not exist", "No webhook has this id.")
     DELIVERY_NOT_FOUND = (
         404,
-        "There is no such delivery",
-        "Nothing was told under this id; old ones are deleted.",
+        "The delivery does not exist",
+        "No delivery has this id; old ones are deleted.",
     )
-    RULE_NOT_FOUND = (404, "There is no such alert rule", "No alert rule has this id.")
-    RULE_EXISTS = (409, "The name of the alert rule is taken", "Change the rule that has it, or choose another name.")
-    BULK_NOT_FOUND = (404, "There is no such bulk operation", "No bulk operation has this id; old ones are deleted.")
-    WORKER_NOT_FOUND = (404, "There is no such worker", "No worker process has this id; one that ended is forgotten.")
-    METHOD_NOT_ALLOWED = (405, "The method is not allowed here", "The header `Allow` lists those that are.")
+    RULE_NOT_FOUND = (404, "The alert rule does not exist", "No alert rule has this id.")
+    RULE_EXISTS = (
+        409,
+        "The alert rule exists already",
+        "Another rule has this name. Change that rule, or choose another name.",
+    )
+    BULK_NOT_FOUND = (404, "The bulk operation does not exist", "No bulk operation has this id; old ones are deleted.")
+    WORKER_NOT_FOUND = (
+        404,
+        "The worker does not exist",
+        "No worker process has this id; ended processes are deleted after a while.",
+    )
+    METHOD_NOT_ALLOWED = (405, "The method is not allowed", "The header `Allow` lists the allowed methods.")
     IDEMPOTENCY_CONFLICT = (
         409,
         "The idempotency key belongs to another request",
-        "A job with this key has another queue, task or args; `job_id` names it.",
+        "The job with this key has another queue, task or args; `job_id` is its id.",
     )
     NOT_RETRYABLE = (409, "The job cannot be retried", "Only a failed, canceled or lost job can be retried.")
-    NOT_EDITABLE = (409, "The job cannot be changed", "Only a job that waits can be changed; any can be cloned.")
-    NOT_DELETABLE = (409, "The job cannot be deleted", "Only a job that is over can be deleted; cancel it first.")
-    QUEUE_DRAINING = (409, "The queue takes no new jobs", "It is being drained; `detail` has the note that was left.")
+    NOT_EDITABLE = (409, "The job cannot be changed", "Only a queued job can be changed; any job can be cloned.")
+    NOT_DELETABLE = (409, "The job cannot be deleted", "Only a finished job can be deleted; cancel it first.")
+    QUEUE_DRAINING = (409, "The queue accepts no new jobs", "The queue is draining; `detail` has the operator's note.")
     WOULD_NOT_RUN = (
         409,
         "No live worker would run the job",
-        "The request asked for `strict`; `warnings` has the reasons, and no job was made.",
+        "The request has `strict`; `warnings` has the reasons. No job was created.",
     )
     BULK_MISMATCH = (
         409,
-        "Another number of jobs fits than was expected",
-        "Nothing was done; `found` tells how many it is.",
+        "The number of matching jobs is not the expected one",
+        "Nothing was changed; `matching_count` is the actual number.",
     )
-    CHANGED = (412, "It has changed since it was looked at", "Look at it again, and send its new `ETag` as `If-Match`.")
+    CHANGED = (412, "The resource has changed", "Get it again, and send its new `ETag` as `If-Match`.")
     BATCH_REFUSED = (
         409,
-        "The batch was refused as a whole",
-        "All or none was asked for, and something is wrong; nothing was done, and `items` tells what.",
+        "The batch was rejected as a whole",
+        "The request is `all_or_none` and has rejected items; no job was created, and `items` has the reasons.",
     )
     BODY_TOO_LARGE = (
         413,
         "The body is too large",
-        "`DL_MAX_BODY_BYTES` is the limit, and `DL_MAX_BATCH_BYTES` that of a batch.",
+        "The limit is `DL_MAX_BODY_BYTES`; for a batch it is at least 4 MB.",
     )
     UNSUPPORTED_MEDIA_TYPE = (
         415,
         "The body is not sent as JSON",
         "Send `Content-Type: application/json`, in UTF-8 and not compressed.",
     )
-    TOO_MANY_TRIES = (
+    TOO_MANY_LOGIN_ATTEMPTS = (
         429,
-        "Too many tries with keys that are not valid",
-        "Try again after `Retry-After` seconds; a valid key is let in all the same.",
+        "Too many attempts with invalid keys",
+        "Try again after `Retry-After` seconds; requests with a valid key are still accepted.",
     )
-    HTTP_ERROR = (400, "The request cannot be served", "Any other refusal of HTTP itself, with its own status.")
-    INTERNAL = (500, "Something went wrong here", "A bug of ours; the log has the story under `request_id`.")
+    HTTP_ERROR = (400, "The request cannot be served", "Any other error of HTTP itself, with its own status.")
+    INTERNAL = (
+        500,
+        "An unexpected error occurred",
+        "A bug in the service; its log has the error with this `request_id`.",
+    )
     DATABASE_UNAVAILABLE = (
         503,
-        "The database does not answer",
-        "Nothing is known about the outcome; try again after `Retry-After` seconds, with the same idempotency key.",
+        "The database is unavailable",
+        "The outcome is unknown; try again after `Retry-After` seconds, with the same idempotency key.",
     )
     SCHEMA_MISMATCH = (
         503,
-        "The database's tables are not what this version needs",
-        "An operator has to run `dataloader migrate`, or to upgrade dataloader.",
+        "The database schema has another version",
+        "An operator must run `dataloader migrate`, or upgrade dataloader.",
     )
     TOO_MANY_WAITING = (
         503,
-        "Too many requests wait for something to happen",
-        "Ask again after `Retry-After` seconds, or without `wait`.",
+        "Too many requests are waiting",
+        "Try again after `Retry-After` seconds, or without `wait`.",
     )
     OVERLOADED = (
         503,
-        "More requests have come than can be answered",
-        "Ask again after `Retry-After` seconds; nothing was done.",
+        "The service is overloaded",
+        "Try again after `Retry-After` seconds; the request was not processed.",
     )
-    NOT_READY = (503, "The service is not ready", "The other members say which part is missing.")
+    NOT_READY = (503, "The service is not ready", "The other fields state which part is not ready.")
 
-    def __init__(self, status: int, title: str, meaning: str) -> None:
+    def __init__(self, status: int, title: str, description: str) -> None:
         self.status = status
         self.title = title
-        self.meaning = meaning
+        self.description = description
 
     @property
     def text(self) -> str:
         return self.name.lower()
 
 
+DATABASE_PROBLEMS = (ProblemCode.DATABASE_UNAVAILABLE, ProblemCode.SCHEMA_MISMATCH)
+
+
 class InvalidRequest(Exception):
     """The request's fields are not what the operation takes."""
 
-    def __init__(self, faults: Sequence[FieldFault]) -> None:
-        self.faults = tuple(faults)[:MOST_FAULTS]
-        told = "; ".join(f"{fault.field}: {fault.message}" for fault in self.faults[:_TOLD_AT_ONCE])
-        more = len(faults) - _TOLD_AT_ONCE
-        super().__init__(f"{told}; and {more} more" if more > 0 else told)
+    def __init__(self, errors: Sequence[FieldError]) -> None:
+        self.errors = tuple(errors)[:MAX_ERRORS]
+        message = "; ".join(f"{error.field}: {error.message}" for error in self.errors[:_MAX_LISTED_ERRORS])
+        more = len(errors) - _MAX_LISTED_ERRORS
+        super().__init__(f"{message}; and {more} more" if more > 0 else message)
 
 
-class AccessRefused(Exception):
-    """Somebody is not let in, or not to this."""
+class AccessDenied(Exception):
+    """The caller may not do this."""
 
 
-class KeyRequired(AccessRefused):
-    """Nobody said who he is."""
+class KeyRequired(AccessDenied):
+    """The request has no key."""
 
 
-class KeyInvalid(AccessRefused):
-    """What was shown is no valid key."""
+class KeyInvalid(AccessDenied):
+    """The key of the request is not valid."""
 
 
-class ScopeMissing(AccessRefused):
-    def __init__(self, needed: Sequence[str]) -> None:
-        super().__init__(f"this takes a key with the scope {' or '.join(needed)}")
-        self.needed = tuple(needed)
+class ScopeMissing(AccessDenied):
+    def __init__(self, required_scopes: Sequence[str]) -> None:
+        super().__init__(f"this takes a key with the scope {' or '.join(required_scopes)}")
+        self.required_scopes = tuple(required_scopes)
 
 
-class OutsideKeyLimits(AccessRefused):
+class OutsideKeyLimits(AccessDenied):
     """A key may trigger certain tasks or queues only."""
 
 
-class CrossSite(AccessRefused):
-    """A page of another site has sent it."""
+class CrossSite(AccessDenied):
+    """The request comes from a page of another site."""
 
 
-class HostRefused(AccessRefused):
-    """The service is not called so."""
+class HostRejected(AccessDenied):
+    """The `Host` of the request is not a name of this service."""
 
 
-class TooManyTries(AccessRefused):
+class TooManyLoginAttempts(AccessDenied):
     def __init__(self, retry_after_sec: float) -> None:
-        super().__init__("too many tries")
+        super().__init__("too many attempts with invalid keys")
         self.retry_after_sec = max(1, math.ceil(retry_after_sec))
 
 
-class TooManyWaiting(Exception):
-    """All places of those who wait for something to happen are taken."""
+class TooManyWaiters(Exception):
+    """The limit of waiting requests is reached."""
 
 
-class BatchRefused(Exception):
-    """All or none was asked for, and something was wrong; the report has the outcomes."""
+class BatchRejected(Exception):
+    """An all-or-none batch with rejected jobs; the report has the outcomes."""
 
     def __init__(self, report: Mapping[str, Any]) -> None:
         super().__init__(
@@ -226,7 +249,7 @@ class BatchRefused(Exception):
 class UnreadableBody(BadRequest):
     """The framing of a request's body turned out to be wrong while the app read it."""
 
-    description = "The body's chunks or trailers are not framed as RFC 9112 has it."
+    description = "The framing of the body's chunks or trailers violates RFC 9112."
 
 
 class WouldNotRun(Exception):
@@ -238,130 +261,131 @@ class WouldNotRun(Exception):
 
 
 class NotReady(Exception):
-    """Some part of the service is missing; the report says which."""
+    """A component is not ready; the report says which."""
 
     def __init__(self, report: Mapping[str, Any]) -> None:
-        super().__init__("not ready: " + ", ".join(part for part, state in report.items() if _is_down(state)))
+        super().__init__("not ready: " + ", ".join(part for part, state in report.items() if _is_outage(state)))
         self.report = report
 
 
-# Looked up along the error's ancestors, so that a new kind of a known error is answered like its parent.
-TABLE: Mapping[type[BaseException], Code] = {
-    NotJson: Code.INVALID_JSON,
-    InvalidRequest: Code.INVALID_REQUEST,
-    InvalidJob: Code.INVALID_REQUEST,
-    BadRequest: Code.INVALID_REQUEST,
-    KeyRequired: Code.KEY_REQUIRED,
-    KeyInvalid: Code.KEY_INVALID,
-    ScopeMissing: Code.SCOPE_MISSING,
-    OutsideKeyLimits: Code.OUTSIDE_KEY_LIMITS,
-    CrossSite: Code.CROSS_SITE,
-    HostRefused: Code.HOST_REFUSED,
-    TooManyTries: Code.TOO_MANY_TRIES,
-    NotFound: Code.NOT_FOUND,
-    JobNotFound: Code.JOB_NOT_FOUND,
-    MethodNotAllowed: Code.METHOD_NOT_ALLOWED,
-    IdempotencyConflict: Code.IDEMPOTENCY_CONFLICT,
-    NotRetryable: Code.NOT_RETRYABLE,
-    WebhookNotFound: Code.WEBHOOK_NOT_FOUND,
-    DeliveryNotFound: Code.DELIVERY_NOT_FOUND,
-    RuleNotFound: Code.RULE_NOT_FOUND,
-    RuleExists: Code.RULE_EXISTS,
-    NotEditable: Code.NOT_EDITABLE,
-    NotDeletable: Code.NOT_DELETABLE,
-    JobChanged: Code.CHANGED,
-    QueueDraining: Code.QUEUE_DRAINING,
-    WorkerNotFound: Code.WORKER_NOT_FOUND,
-    BulkNotFound: Code.BULK_NOT_FOUND,
-    BulkMismatch: Code.BULK_MISMATCH,
-    BatchRefused: Code.BATCH_REFUSED,
-    RequestEntityTooLarge: Code.BODY_TOO_LARGE,
-    UnsupportedMediaType: Code.UNSUPPORTED_MEDIA_TYPE,
-    HTTPException: Code.HTTP_ERROR,
-    InternalServerError: Code.INTERNAL,  # what Flask makes of an error in the steps around a request
-    DatabaseUnavailable: Code.DATABASE_UNAVAILABLE,
-    SchemaError: Code.SCHEMA_MISMATCH,
-    TooManyWaiting: Code.TOO_MANY_WAITING,
-    NotReady: Code.NOT_READY,
-    WouldNotRun: Code.WOULD_NOT_RUN,
-    BaseException: Code.INTERNAL,
+# Looked up along the class's bases: a new subclass has the code of its parent.
+BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
+    InvalidJson: ProblemCode.INVALID_JSON,
+    InvalidRequest: ProblemCode.INVALID_REQUEST,
+    InvalidJob: ProblemCode.INVALID_REQUEST,
+    BadRequest: ProblemCode.INVALID_REQUEST,
+    KeyRequired: ProblemCode.KEY_REQUIRED,
+    KeyInvalid: ProblemCode.KEY_INVALID,
+    ScopeMissing: ProblemCode.SCOPE_MISSING,
+    OutsideKeyLimits: ProblemCode.OUTSIDE_KEY_LIMITS,
+    CrossSite: ProblemCode.CROSS_SITE,
+    HostRejected: ProblemCode.HOST_REFUSED,
+    TooManyLoginAttempts: ProblemCode.TOO_MANY_LOGIN_ATTEMPTS,
+    NotFound: ProblemCode.NOT_FOUND,
+    JobNotFound: ProblemCode.JOB_NOT_FOUND,
+    MethodNotAllowed: ProblemCode.METHOD_NOT_ALLOWED,
+    IdempotencyConflict: ProblemCode.IDEMPOTENCY_CONFLICT,
+    NotRetryable: ProblemCode.NOT_RETRYABLE,
+    WebhookNotFound: ProblemCode.WEBHOOK_NOT_FOUND,
+    DeliveryNotFound: ProblemCode.DELIVERY_NOT_FOUND,
+    RuleNotFound: ProblemCode.RULE_NOT_FOUND,
+    RuleExists: ProblemCode.RULE_EXISTS,
+    NotEditable: ProblemCode.NOT_EDITABLE,
+    NotDeletable: ProblemCode.NOT_DELETABLE,
+    JobChanged: ProblemCode.CHANGED,
+    QueueDraining: ProblemCode.QUEUE_DRAINING,
+    WorkerNotFound: ProblemCode.WORKER_NOT_FOUND,
+    BulkNotFound: ProblemCode.BULK_NOT_FOUND,
+    BulkMismatch: ProblemCode.BULK_MISMATCH,
+    BatchRejected: ProblemCode.BATCH_REFUSED,
+    RequestEntityTooLarge: ProblemCode.BODY_TOO_LARGE,
+    UnsupportedMediaType: ProblemCode.UNSUPPORTED_MEDIA_TYPE,
+    HTTPException: ProblemCode.HTTP_ERROR,
+    InternalServerError: ProblemCode.INTERNAL,  # what Flask makes of an error in the steps around a request
+    DatabaseUnavailable: ProblemCode.DATABASE_UNAVAILABLE,
+    SchemaError: ProblemCode.SCHEMA_MISMATCH,
+    TooManyWaiters: ProblemCode.TOO_MANY_WAITING,
+    NotReady: ProblemCode.NOT_READY,
+    WouldNotRun: ProblemCode.WOULD_NOT_RUN,
+    BaseException: ProblemCode.INTERNAL,
 }
 
 
 @dataclass(frozen=True)
-class FieldError:
-    """What is wrong with one field, and what would do."""
+class ItemProblem:
+    """Why a part of a request was rejected."""
 
-    field: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The members that every problem has; some codes add their own."""
-
-    type: str
+    code: str
     title: str
     status: int
     detail: str
-    code: str
-    request_id: str
     errors: list[FieldError]
 
 
-_FREE = (Code.HTTP_ERROR, Code.INVALID_REQUEST)  # here the library's own words say more than ours
+@dataclass(frozen=True)
+class Problem(ItemProblem):
+    """The fields of every problem; some codes add others."""
+
+    type: str
+    request_id: str
 
 
-def code_of(error: BaseException) -> Code:
-    return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
+_LIBRARY_DETAIL = (
+    ProblemCode.HTTP_ERROR,
+    ProblemCode.INVALID_REQUEST,
+)  # here the library's description is more specific
 
 
-def answer(error: Exception, request_id: str, *, is_read: bool = False) -> Response:
+def problem_code(error: BaseException) -> ProblemCode:
+    return next(BY_EXCEPTION[kind] for kind in type(error).__mro__ if kind in BY_EXCEPTION)
+
+
+def problem_response(error: Exception, request_id: str, *, is_read: bool = False) -> Response:
     """The response that describes an error to the caller. `is_read`: the request changes nothing."""
-    code = code_of(error)
+    code = problem_code(error)
     status = (error.code or code.status) if isinstance(error, HTTPException) else code.status
     problem: dict[str, Any] = {
         "type": f"/docs#{code.text}",
         "title": code.title,
         "status": status,
-        "detail": _READ_FAILED if is_read and code is Code.DATABASE_UNAVAILABLE else _detail(error, code),
+        "detail": _READ_FAILED if is_read and code is ProblemCode.DATABASE_UNAVAILABLE else _detail(error, code),
         "code": code.text,
         "request_id": request_id,
-        "errors": [{"field": f.field, "message": f.message} for f in _field_faults(error)],
-        **_members(error),
+        "errors": _field_errors(error),
+        **_extra_fields(error),
     }
-    return Response(json_text(problem), status, _headers(error), content_type=MEDIA_TYPE)
+    return Response(dump_json(problem), status, _response_headers(error), content_type=MEDIA_TYPE)
 
 
-def _detail(error: Exception, code: Code) -> str:
-    """What may be told: our own words about the request, never what a driver said about the server."""
+def _detail(error: Exception, code: ProblemCode) -> str:
+    """The message for the caller: never a driver's message about the server."""
     if code.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return code.meaning
+        return code.description
     if isinstance(error, HTTPException):
-        return (error.description or code.meaning) if code in _FREE else code.meaning
-    return str(error) or code.meaning
+        return (error.description or code.description) if code in _LIBRARY_DETAIL else code.description
+    return str(error) or code.description
 
 
-def _field_faults(error: Exception) -> Sequence[FieldFault]:
-    return error.faults if isinstance(error, InvalidRequest) else ()
+def _field_errors(error: Exception) -> Sequence[FieldError]:
+    return error.errors if isinstance(error, InvalidRequest) else ()
 
 
-def _members(error: Exception) -> Mapping[str, Any]:
+def _extra_fields(error: Exception) -> Mapping[str, Any]:
     if isinstance(error, IdempotencyConflict):
         return {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}
     if isinstance(error, BulkMismatch):
-        return {"found": error.found}
-    if isinstance(error, NotReady | BatchRefused | WouldNotRun):
+        return {"matching_count": error.actual}
+    if isinstance(error, NotReady | BatchRejected | WouldNotRun):
         return error.report
     return {}
 
 
-def _headers(error: Exception) -> dict[str, str]:
-    if isinstance(error, DatabaseUnavailable | TooManyTries):
+def _response_headers(error: Exception) -> dict[str, str]:
+    if isinstance(error, DatabaseUnavailable | TooManyLoginAttempts):
         return {"Retry-After": str(error.retry_after_sec)}
-    if isinstance(error, AccessRefused):
-        return _challenge(error)
-    if isinstance(error, TooManyWaiting):
+    if isinstance(error, AccessDenied):
+        return _challenge_headers(error)
+    if isinstance(error, TooManyWaiters):
         return {"Retry-After": "1"}
     if isinstance(error, SchemaError | NotReady):
         return {"Retry-After": "5"}
@@ -370,18 +394,18 @@ def _headers(error: Exception) -> dict[str, str]:
     return {}
 
 
-def _challenge(error: AccessRefused) -> dict[str, str]:
+def _challenge_headers(error: AccessDenied) -> dict[str, str]:
     match error:
         case KeyRequired():
             return {"WWW-Authenticate": _CHALLENGE}
         case KeyInvalid():
             return {"WWW-Authenticate": f'{_CHALLENGE}, error="invalid_token"'}
         case ScopeMissing():
-            needed = " ".join(error.needed)
+            needed = " ".join(error.required_scopes)
             return {"WWW-Authenticate": f'{_CHALLENGE}, error="insufficient_scope", scope="{needed}"'}
         case _:
             return {}
 
 
-def _is_down(state: Any) -> bool:
+def _is_outage(state: Any) -> bool:
     return isinstance(state, Mapping) and state.get("ready") is False

@@ -1,9 +1,8 @@
-"""`load.opu`: start an export, wait for it, download it, and put it in the place of the table's content."""
+"""`load.opu`: starts an export, waits for it, downloads it, and replaces the table's content by it."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,19 @@ from psycopg2 import errors
 from psycopg2.extensions import connection
 from pydantic import Field
 
-from pipelines import targets, warehouse
+from pipelines import staging, targets
 from pipelines.arguments import Arguments
-from pipelines.contract import Args, Context, register
-from pipelines.opu.export import Finished, Gmap2Brief
-from pipelines.opu.records import Rows
-from pipelines.opu.table import COLUMNS, TABLE, Column, create_statements
+from pipelines.contract import Context, register
+from pipelines.opu.export import FinishedExport, Gmap2Brief
+from pipelines.opu.records import RowDecoder
+from pipelines.opu.table import COLUMNS, TABLE, create_statements
 from pipelines.toolkit.decode import numbered_json_lines
 from pipelines.toolkit.errors import DecodeError
 from pipelines.toolkit.load import Loaded, replace_table
 from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.unpack import Bounds, Packing
+from pipelines.toolkit.unpack import Bounds, Compression
 
-_BATCH = 5_000
+_BATCH_ROWS = 5_000
 
 
 class OpuArguments(Arguments):
@@ -38,7 +37,7 @@ class OpuArguments(Arguments):
 
 
 class ExportIncomplete(DecodeError):
-    """The archive does not hold as many records as the service said. The next one may."""
+    """The archive has another number of records than the service reported. The next one may be complete."""
 
     permanent = False
 
@@ -48,22 +47,23 @@ class RepeatedKey(DecodeError):
 
 
 @register("load.opu", args=OpuArguments)
-def load_opu(args: Args, ctx: Context) -> dict[str, Any]:
-    asked = OpuArguments.read(args)
+def load_opu(arguments: OpuArguments, ctx: Context) -> dict[str, Any]:
     service = Gmap2Brief(url=targets.endpoint("gmap2brief"), headers=targets.authorization("gmap2brief"), ctx=ctx)
-    rejects = Rejects(asked.max_rejects)
-    rows = Rows(COLUMNS, rejects)
+    rejects = Rejects(arguments.max_rejects)
+    rows = RowDecoder(COLUMNS, rejects)
 
     with tempfile.TemporaryDirectory(prefix="load-opu-") as folder:
-        finished = service.export(asked.export, timeout=asked.export_sec, every=asked.poll_sec)
+        finished = service.export(
+            arguments.export, timeout_sec=arguments.export_sec, poll_interval_sec=arguments.poll_sec
+        )
         archive = Path(folder) / "export.jsonl.zst"
         download = service.fetch(
-            finished.export_id, archive, timeout=asked.download_sec, max_bytes=asked.max_download_bytes
+            finished.export_id, archive, timeout_sec=arguments.download_sec, max_bytes=arguments.max_download_bytes
         )
-        with warehouse.opened("opu", ctx) as conn:
-            warehouse.ensure(conn, (TABLE,), create_statements())
-            loaded = _replace(conn, archive, rows, rejects, finished, ctx, at_least=asked.at_least)
-            _expect_all(finished, loaded.rows, rejects)
+        with staging.connect_target("opu", ctx) as conn:
+            staging.ensure_tables(conn, (TABLE,), create_statements())
+            loaded = _replace_rows(conn, archive, rows, rejects, finished, ctx, at_least=arguments.at_least)
+            _require_all_rows(finished, loaded.rows, rejects)
             conn.commit()
 
     return {
@@ -76,43 +76,48 @@ def load_opu(args: Args, ctx: Context) -> dict[str, Any]:
     }
 
 
-def _replace(
-    conn: connection, archive: Path, rows: Rows, rejects: Rejects, finished: Finished, ctx: Context, *, at_least: int
+def _replace_rows(
+    conn: connection,
+    archive: Path,
+    rows: RowDecoder,
+    rejects: Rejects,
+    finished_export: FinishedExport,
+    ctx: Context,
+    *,
+    at_least: int,
 ) -> Loaded:
-    """From the file into the table in one transaction, a piece of 64 KB at a time; nothing is seen before its end."""
+    """Load the file into the table in one transaction, a piece of 64 KB at a time."""
 
-    def tell(done: int) -> None:
-        ctx.progress(done, finished.rows, "rows", stage="load", rejected=rejects.count)
+    def report_progress(done: int) -> None:
+        ctx.progress(done, finished_export.rows, "rows", stage="load", rejected=rejects.count)
         ctx.check()
 
     # Not BY_CONTENT: an archive that is cut off or replaced by an error page must be named as such.
-    records = numbered_json_lines(archive, packing=Packing.ZSTD, bounds=Bounds(), rejects=rejects, ctx=ctx)
+    records = numbered_json_lines(archive, compression=Compression.ZSTD, bounds=Bounds(), rejects=rejects, ctx=ctx)
     try:
         loaded = replace_table(
             conn,
             TABLE,
             [column.name for column in COLUMNS],
-            rows.read(records),
+            rows.decode(records),
             at_least=at_least,
             ctx=ctx,
-            on_batch=tell,
-            batch=_BATCH,
+            on_batch=report_progress,
+            batch=_BATCH_ROWS,
             rejects=rejects,
         )
     except errors.UniqueViolation as error:
         detail = error.diag.message_detail or ""
-        raise RepeatedKey(f"two records have one key ({', '.join(_key(COLUMNS))}): {detail}") from error
-    tell(loaded.rows)
+        raise RepeatedKey(
+            f"two records have one key ({', '.join(column.name for column in COLUMNS if column.key)}): {detail}"
+        ) from error
+    report_progress(loaded.rows)
     return loaded
 
 
-def _expect_all(finished: Finished, loaded: int, rejects: Rejects) -> None:
-    if finished.rows is not None and finished.rows != loaded + rejects.count:
+def _require_all_rows(finished_export: FinishedExport, loaded: int, rejects: Rejects) -> None:
+    if finished_export.rows is not None and finished_export.rows != loaded + rejects.count:
         raise ExportIncomplete(
-            f"export {finished.export_id} was to have {finished.rows} records, and its archive had "
+            f"export {finished_export.export_id} was to have {finished_export.rows} records, and its archive had "
             f"{loaded + rejects.count}; the table keeps its old content"
         )
-
-
-def _key(columns: Sequence[Column]) -> list[str]:
-    return [column.name for column in columns if column.key]

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class FieldKind(StrEnum):
     """What a field holds in JSON, and the type of its column."""
 
     TEXT = "text"
-    WHOLE = "bigint"
+    INTEGER = "bigint"
     NUMBER = "numeric"
-    FLAG = "boolean"
+    BOOLEAN = "boolean"
     DAY = "date"  # 2024-01-31
-    MOMENT = "timestamptz"  # ISO 8601 or Unix; without a zone it is Moscow's time
+    TIMESTAMP = "timestamptz"  # ISO 8601 or Unix; without a zone it is Moscow's time
 
 
 @dataclass(frozen=True)
 class Column:
     name: str
-    kind: Kind
+    kind: FieldKind
     key: bool = False
     field: str = ""  # the field's name in the export, where it is another than the column's
 
@@ -35,29 +35,29 @@ TABLE = "opu.brief_digital_certificate_opu"
 
 # The export's real fields are not public: these stand for them, with the right numbers of columns and of key columns.
 COLUMNS: Sequence[Column] = (
-    Column("opu_id", Kind.WHOLE, key=True),
-    Column("region_code", Kind.TEXT, key=True),
-    Column("field_code", Kind.TEXT, key=True),
-    Column("object_code", Kind.TEXT, key=True),
-    Column("section_code", Kind.TEXT, key=True),
-    Column("indicator_code", Kind.TEXT, key=True),
-    Column("period_start", Kind.DAY, key=True),
-    Column("revision", Kind.WHOLE, key=True),
-    Column("period_end", Kind.DAY),
-    Column("certificate_number", Kind.TEXT),
-    Column("opu_name", Kind.TEXT),
-    Column("field_name", Kind.TEXT),
-    Column("object_name", Kind.TEXT),
-    Column("indicator_name", Kind.TEXT),
-    Column("unit", Kind.TEXT),
-    Column("plan_value", Kind.NUMBER),
-    Column("fact_value", Kind.NUMBER),
-    Column("forecast_value", Kind.NUMBER),
-    Column("is_final", Kind.FLAG),
-    Column("status", Kind.TEXT),
-    Column("author", Kind.TEXT),
-    Column("note", Kind.TEXT),
-    Column("changed_at", Kind.MOMENT),
+    Column("opu_id", FieldKind.INTEGER, key=True),
+    Column("region_code", FieldKind.TEXT, key=True),
+    Column("field_code", FieldKind.TEXT, key=True),
+    Column("object_code", FieldKind.TEXT, key=True),
+    Column("section_code", FieldKind.TEXT, key=True),
+    Column("indicator_code", FieldKind.TEXT, key=True),
+    Column("period_start", FieldKind.DAY, key=True),
+    Column("revision", FieldKind.INTEGER, key=True),
+    Column("period_end", FieldKind.DAY),
+    Column("certificate_number", FieldKind.TEXT),
+    Column("opu_name", FieldKind.TEXT),
+    Column("field_name", FieldKind.TEXT),
+    Column("object_name", FieldKind.TEXT),
+    Column("indicator_name", FieldKind.TEXT),
+    Column("unit", FieldKind.TEXT),
+    Column("plan_value", FieldKind.NUMBER),
+    Column("fact_value", FieldKind.NUMBER),
+    Column("forecast_value", FieldKind.NUMBER),
+    Column("is_final", FieldKind.BOOLEAN),
+    Column("status", FieldKind.TEXT),
+    Column("author", FieldKind.TEXT),
+    Column("note", FieldKind.TEXT),
+    Column("changed_at", FieldKind.TIMESTAMP),
 )
 
 

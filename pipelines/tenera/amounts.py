@@ -8,9 +8,9 @@ from decimal import Decimal
 from typing import Any
 
 _SUFFIXES = {"": 1, "%": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_NOTHING = frozenset({"", "-", "–", "—", "n/a", "null", "nan"})
-_BLANKS = "\u0020\u00a0\u202f"
-_LONGEST = 60
+_NULL_TEXTS = frozenset({"", "-", "–", "—", "n/a", "null", "nan"})
+_SPACES = "\u0020\u00a0\u202f"
+_MAX_LENGTH = 60
 
 
 class BadAmount(ValueError):
@@ -18,14 +18,14 @@ class BadAmount(ValueError):
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberFormat:
     """How a source writes numbers in texts."""
 
     decimal: str = "."
     thousands: str = ","
 
-    def read(self, value: Any) -> Decimal | None:
-        """None for what a source writes when it has none; `BadAmount` for what is no number."""
+    def parse(self, value: Any) -> Decimal | None:
+        """Return the number, or None for a text that means no value. Raises `BadAmount`."""
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
@@ -33,20 +33,20 @@ class Numbers:
         if not isinstance(value, str):
             return Decimal(str(value))
         text = value.strip().replace("\u2212", "-")  # a minus of typographers
-        if text.lower() in _NOTHING:
+        if text.lower() in _NULL_TEXTS:
             return None
         suffix = text[-1].upper() if text[-1].upper() in _SUFFIXES else ""
         digits = text[: len(text) - len(suffix)].strip()
-        if len(digits) > _LONGEST or not re.fullmatch(self._form, digits):
-            raise BadAmount(f"{value[:_LONGEST]!r} is no number")
-        plain = re.sub(self._between, "", digits).replace(self.decimal, ".")
+        if len(digits) > _MAX_LENGTH or not re.fullmatch(self._pattern, digits):
+            raise BadAmount(f"{value[:_MAX_LENGTH]!r} is no number")
+        plain = re.sub(self._thousands_separators, "", digits).replace(self.decimal, ".")
         return Decimal(plain) * _SUFFIXES[suffix]
 
     @property
-    def _between(self) -> str:
-        return f"[{re.escape(self.thousands)}{_BLANKS}]"
+    def _thousands_separators(self) -> str:
+        return f"[{re.escape(self.thousands)}{_SPACES}]"
 
     @property
-    def _form(self) -> str:
-        """Groups of three digits only: the comma of 1,5 is no mark of thousands , but a point nobody told us of."""
-        return rf"[+-]?(\d+|\d{{1,3}}({self._between}\d{{3}})+)({re.escape(self.decimal)}\d+)?"
+    def _pattern(self) -> str:
+        """Thousands come in groups of three digits, so the comma of 1,5 is not read as a thousands separator."""
+        return rf"[+-]?(\d+|\d{{1,3}}({self._thousands_separators}\d{{3}})+)({re.escape(self.decimal)}\d+)?"

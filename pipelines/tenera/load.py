@@ -1,4 +1,4 @@
-"""`load.tenera`: each source is fetched, read and loaded by itself, so that one that fails does not keep the others."""
+"""`load.tenera`: each source is fetched and loaded on its own: if one fails, the others are loaded."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 from psycopg2.extensions import connection
 from pydantic import Field
 
-from pipelines import targets, warehouse
-from pipelines.arguments import Arguments, BadArguments
-from pipelines.contract import Args, Context, register
-from pipelines.tenera.shapes import COLUMNS, MOSCOW, Source, Value, read
+from pipelines import staging, targets
+from pipelines.arguments import Arguments
+from pipelines.contract import Context, Fail, register
+from pipelines.tenera.shapes import COLUMNS, MOSCOW, QuoteValue, SourceDeclaration, parse_payload
 from pipelines.tenera.sources import SOURCES
 from pipelines.toolkit.errors import SourceError, ToolkitError
 from pipelines.toolkit.load import Loaded, upsert
 from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.sources import HttpSource, Patience
+from pipelines.toolkit.sources import HttpSource, Timeouts
 
 _DAYS_BACK = 7
 _TABLES = ("quotes.quote_section", "quotes.quote", "quotes.quote_value")
-_LARGEST = 64 * 1024**2
-_PATIENCE = Patience(total_sec=300)
+_MAX_RESPONSE_BYTES = 64 * 1024**2
+_TIMEOUTS = Timeouts(total_sec=300)
 
 
 class TeneraArguments(Arguments):
@@ -35,38 +35,37 @@ class TeneraArguments(Arguments):
 
 
 class SourcesFailed(ToolkitError):
-    """Some sources could not be loaded; what could be is there."""
+    """Some sources could not be loaded; the others are."""
 
     def __init__(self, failures: Mapping[str, Exception], loaded: Sequence[str]) -> None:
-        told = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures.items())
-        super().__init__(f"{told}; loaded: {', '.join(loaded) or 'none'}")
+        errors = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures.items())
+        super().__init__(f"{errors}; loaded: {', '.join(loaded) or 'none'}")
         self.permanent = all(getattr(error, "permanent", False) for error in failures.values())
         waits = [error.retry_after for error in failures.values() if isinstance(error, SourceError)]
         self.retry_after = max((wait for wait in waits if wait is not None), default=None)
 
 
 @register("load.tenera", args=TeneraArguments)
-def load_tenera(args: Args, ctx: Context) -> dict[str, Any]:
-    asked = TeneraArguments.read(args)
-    until = asked.until or datetime.now(MOSCOW).date()
-    since = asked.since or until - timedelta(days=_DAYS_BACK)
+def load_tenera(arguments: TeneraArguments, ctx: Context) -> dict[str, Any]:
+    until = arguments.until or datetime.now(MOSCOW).date()
+    since = arguments.since or until - timedelta(days=_DAYS_BACK)
     if since > until:
-        raise BadArguments(f"since is {since}, and that is after until, {until}")
+        raise Fail(f"since is {since}, and that is after until, {until}")
 
     url, headers = targets.endpoint("tenera"), targets.authorization("tenera")
     results: dict[str, Any] = {}
     failures: dict[str, Exception] = {}
-    names = list(dict.fromkeys(asked.sources))
+    names = list(dict.fromkeys(arguments.sources))
     with (
-        HttpSource(ctx=ctx, headers=headers, patience=_PATIENCE, max_bytes=_LARGEST) as http,
-        warehouse.opened("tenera", ctx) as conn,
+        HttpSource(ctx=ctx, headers=headers, timeouts=_TIMEOUTS, max_bytes=_MAX_RESPONSE_BYTES) as http,
+        staging.connect_target("tenera", ctx) as conn,
     ):
-        warehouse.ensure(conn, _TABLES, Path(__file__).with_name("tables.sql").read_text(encoding="utf-8"))
+        staging.ensure_tables(conn, _TABLES, Path(__file__).with_name("tables.sql").read_text(encoding="utf-8"))
         for done, name in enumerate(names, 1):
             try:
-                source = _known(name)
+                source = _get_source(name)
                 payload = http.get(url + source.path, params={"from": since, "to": until}).json()
-                results[name] = _load(conn, source, payload, ctx, Rejects(asked.max_rejects))
+                results[name] = _load_source(conn, source, payload, ctx, Rejects(arguments.max_rejects))
             except ToolkitError as error:
                 conn.rollback()
                 failures[name] = error
@@ -82,16 +81,18 @@ class UnknownSource(ToolkitError):
     permanent = True
 
 
-def _known(name: str) -> Source:
+def _get_source(name: str) -> SourceDeclaration:
     source = SOURCES.get(name.lower().removesuffix(".com"))
     if source is None:
         raise UnknownSource(f"there is no source {name!r}; there are {', '.join(SOURCES)}")
     return source
 
 
-def _load(conn: connection, source: Source, payload: Any, ctx: Context, rejects: Rejects) -> dict[str, Any]:
-    """All of a source in one transaction: its sections, its quotes, their values."""
-    values = list(read(source, payload, rejects))
+def _load_source(
+    conn: connection, source: SourceDeclaration, payload: Any, ctx: Context, rejects: Rejects
+) -> dict[str, Any]:
+    """Load a source in one transaction: its sections, its quotes, their values."""
+    values = list(parse_payload(source, payload, rejects))
     sections = _upsert_sections(conn, source, values)
     quotes = _upsert_quotes(conn, sections, values)
     loaded = _upsert_values(conn, [(quotes[sections[value.section], value.code], value) for value in values], ctx)
@@ -104,7 +105,7 @@ def _load(conn: connection, source: Source, payload: Any, ctx: Context, rejects:
     }
 
 
-def _upsert_sections(conn: connection, source: Source, values: Sequence[Value]) -> dict[str, int]:
+def _upsert_sections(conn: connection, source: SourceDeclaration, values: Sequence[QuoteValue]) -> dict[str, int]:
     codes = sorted({value.section for value in values})
     rows = [(source.name, code) for code in codes]
     upsert(conn, "quotes.quote_section", ("source", "code"), ("source", "code"), rows)
@@ -117,7 +118,7 @@ def _upsert_sections(conn: connection, source: Source, values: Sequence[Value]) 
 
 
 def _upsert_quotes(
-    conn: connection, sections: Mapping[str, int], values: Sequence[Value]
+    conn: connection, sections: Mapping[str, int], values: Sequence[QuoteValue]
 ) -> dict[tuple[int, str], int]:
     titles = {(sections[value.section], value.code): value.title for value in values}
     rows = [(*key, title) for key, title in sorted(titles.items())]
@@ -129,7 +130,7 @@ def _upsert_quotes(
         return {(section, code): quote for section, code, quote in cur.fetchall() if (section, code) in titles}
 
 
-def _upsert_values(conn: connection, values: Sequence[tuple[int, Value]], ctx: Context) -> Loaded:
+def _upsert_values(conn: connection, values: Sequence[tuple[int, QuoteValue]], ctx: Context) -> Loaded:
     rows = [
         (
             quote_id,
@@ -137,7 +138,7 @@ def _upsert_values(conn: connection, values: Sequence[tuple[int, Value]], ctx: C
             value.quoted_at,
             value.quoted_on,
             *(value.values.get(column) for column in COLUMNS),
-            # as numbers that JSON keeps exactly enough; a measure that is not told is left out
+            # as numbers that JSON keeps exactly enough; a missing measure is left out
             {name: float(measure) for name, measure in value.measures.items() if measure is not None},
         )
         for quote_id, value in values

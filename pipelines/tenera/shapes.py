@@ -1,4 +1,4 @@
-"""The words in which a source's payload is declared, and how a payload is taken apart by them.
+"""Declares what a source's payload looks like, and parses a payload by its declaration.
 
 A path leads from one JSON value to another: `data.rows` by the names of objects, `[]` to each item of a list, `{}` to
 each value of an object. A field is looked for in the record; `../x` in what encloses it, `/x` in the whole payload,
@@ -15,18 +15,18 @@ from enum import StrEnum
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from pipelines.tenera.amounts import Numbers
+from pipelines.tenera.amounts import NumberFormat
 from pipelines.toolkit.errors import BadTime, DecodeError
 from pipelines.toolkit.rejects import Rejects
 from pipelines.toolkit.times import TimeReader
 
 MOSCOW = ZoneInfo("Europe/Moscow")
 COLUMNS = ("open", "high", "low", "close", "volume")
-_SHOWN_KEYS = 8
+_MAX_LISTED_KEYS = 8
 
 
 class Layout(StrEnum):
-    """How records stand in what `records` leads to."""
+    """The layout of the records at the path `records`."""
 
     OBJECTS = "objects"  # each an object with its fields
     TABLE = "table"  # an object with the names in `columns` and a list of lists in `rows`
@@ -39,8 +39,8 @@ class Grain(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """One source of the aggregator: where it is, what its payload looks like, and what that means."""
+class SourceDeclaration:
+    """One source of the aggregator: its path, the layout of its payload, and the meaning of the fields."""
 
     name: str  # in args and in quote_section.source
     path: str  # behind the endpoint
@@ -51,20 +51,20 @@ class Source:
     title: str  # the quote's name
     at: str
     grain: Grain
-    times: TimeReader = field(default_factory=TimeReader)
-    numbers: Numbers = field(default_factory=Numbers)
+    time_reader: TimeReader = field(default_factory=TimeReader)
+    number_format: NumberFormat = field(default_factory=NumberFormat)
     per: str = ""  # the field that says for how many units a price is
     values: Mapping[str, str]  # column → field, of open, high, low, close, volume
     measures: Mapping[str, str] = field(default_factory=dict)  # further measures → field
 
 
 class UnknownShape(DecodeError):
-    """A payload that does not look as its source was declared."""
+    """A payload that does not match its source's declaration."""
 
 
 @dataclass(frozen=True)
-class Value:
-    """One record of a source, in the words of our tables."""
+class QuoteValue:
+    """One record of a source, as columns of our tables."""
 
     section: str
     code: str
@@ -77,158 +77,158 @@ class Value:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A value in the payload, and the way to it."""
+class _Node:
+    """A value in the payload and its path."""
 
     value: Any
-    place: str  # for people: data.rows[3]
+    path: str  # for people: data.rows[3]
     name: str = ""
-    outer: _Found | None = None
+    parent: _Node | None = None
 
     @property
     def root(self) -> Any:
-        return self.value if self.outer is None else self.outer.root
+        return self.value if self.parent is None else self.parent.root
 
 
-def read(source: Source, payload: Any, rejects: Rejects) -> Iterator[Value]:
-    """The values in a payload. A bad record goes to the rejects by its place; another shape is `UnknownShape`."""
-    for record in _records(source, payload):
+def parse_payload(source: SourceDeclaration, payload: Any, rejects: Rejects) -> Iterator[QuoteValue]:
+    """Yield the values of a payload. A bad record goes to the rejects; another shape raises `UnknownShape`."""
+    for record in _find_records(source, payload):
         try:
-            yield _value(source, record)
-        except (_Unfit, BadTime) as reason:
-            rejects.add(f"{source.name} {record.place}", str(reason))
+            yield _parse_record(source, record)
+        except (_UnusableRecord, BadTime) as reason:
+            rejects.add(f"{source.name} {record.path}", str(reason))
 
 
-class _Unfit(ValueError):
+class _UnusableRecord(ValueError):
     """A record cannot be used."""
 
 
-def _records(source: Source, payload: Any) -> Iterator[_Found]:
-    for found in _follow(source, _Found(payload, ""), _steps(source.records)):
+def _find_records(source: SourceDeclaration, payload: Any) -> Iterator[_Node]:
+    for node in _walk(source, _Node(payload, ""), _split_path(source.records)):
         match source.layout:
             case Layout.OBJECTS:
-                yield found
+                yield node
             case Layout.TABLE:
-                yield from _table(source, found)
+                yield from _table_records(source, node)
             case Layout.PARALLEL:
-                yield from _parallel(source, found)
+                yield from _parallel_records(source, node)
 
 
-def _steps(path: str) -> list[str]:
+def _split_path(path: str) -> list[str]:
     """`data.rows[]` as data, rows, []."""
     return path.replace("[]", ".[]").replace("{}", ".{}").strip(".").split(".") if path else []
 
 
-def _follow(source: Source, found: _Found, steps: Sequence[str]) -> Iterator[_Found]:
+def _walk(source: SourceDeclaration, node: _Node, steps: Sequence[str]) -> Iterator[_Node]:
     if not steps:
-        yield found
+        yield node
         return
     step, rest = steps[0], steps[1:]
     if step == "[]":
-        for number, item in enumerate(_expect(source, found, list)):
-            yield from _follow(source, _Found(item, f"{found.place}[{number}]", outer=found), rest)
+        for number, item in enumerate(_require_type(source, node, list)):
+            yield from _walk(source, _Node(item, f"{node.path}[{number}]", parent=node), rest)
     elif step == "{}":
-        for name, item in _expect(source, found, dict).items():
-            yield from _follow(source, _Found(item, _inner(found, name), name, found), rest)
+        for name, item in _require_type(source, node, dict).items():
+            yield from _walk(source, _Node(item, _child_path(node, name), name, node), rest)
     else:
-        inside = _expect(source, found, dict)
+        inside = _require_type(source, node, dict)
         if step not in inside:
-            raise UnknownShape(f"{source.name}: there is no {_inner(found, step)}; {_looks(found)}")
-        yield from _follow(source, _Found(inside[step], _inner(found, step), step, found), rest)
+            raise UnknownShape(f"{source.name}: there is no {_child_path(node, step)}; {_describe(node)}")
+        yield from _walk(source, _Node(inside[step], _child_path(node, step), step, node), rest)
 
 
-def _expect(source: Source, found: _Found, kind: type) -> Any:
-    if not isinstance(found.value, kind):
+def _require_type(source: SourceDeclaration, node: _Node, kind: type) -> Any:
+    if not isinstance(node.value, kind):
         expected = "a list" if kind is list else "an object"
-        raise UnknownShape(f"{source.name}: {found.place or 'the payload'} should be {expected}; {_looks(found)}")
-    return found.value
+        raise UnknownShape(f"{source.name}: {node.path or 'the payload'} should be {expected}; {_describe(node)}")
+    return node.value
 
 
-def _table(source: Source, found: _Found) -> Iterator[_Found]:
-    table = _expect(source, found, dict)
+def _table_records(source: SourceDeclaration, node: _Node) -> Iterator[_Node]:
+    table = _require_type(source, node, dict)
     columns, rows = table.get("columns"), table.get("rows")
     if not isinstance(rows, list) or not isinstance(columns, list) or not all(isinstance(n, str) for n in columns):
-        raise UnknownShape(f"{source.name}: {found.place} should have columns and rows; {_looks(found)}")
+        raise UnknownShape(f"{source.name}: {node.path} should have columns and rows; {_describe(node)}")
     for number, row in enumerate(rows):
         fits = isinstance(row, list) and len(row) == len(columns)
         record = dict(zip(columns, row, strict=True)) if fits else row
-        yield _Found(record, _inner(found, f"rows[{number}]"), outer=found)
+        yield _Node(record, _child_path(node, f"rows[{number}]"), parent=node)
 
 
-def _parallel(source: Source, found: _Found) -> Iterator[_Found]:
-    lists = {name: item for name, item in _expect(source, found, dict).items() if isinstance(item, list)}
+def _parallel_records(source: SourceDeclaration, node: _Node) -> Iterator[_Node]:
+    lists = {name: item for name, item in _require_type(source, node, dict).items() if isinstance(item, list)}
     lengths = {name: len(item) for name, item in lists.items()}
     if source.at not in lists or len(set(lengths.values())) > 1:
         wanted = f"lists of one length, {source.at!r} among them"
-        raise UnknownShape(f"{source.name}: {found.place} should have {wanted}; it has {lengths}")
+        raise UnknownShape(f"{source.name}: {node.path} should have {wanted}; it has {lengths}")
     for number in range(lengths[source.at]):
         fields = {name: item[number] for name, item in lists.items()}
-        yield _Found(fields, f"{found.place}[{number}]", outer=found)
+        yield _Node(fields, f"{node.path}[{number}]", parent=node)
 
 
-def _inner(found: _Found, name: str) -> str:
-    return f"{found.place}.{name}" if found.place else name
+def _child_path(node: _Node, name: str) -> str:
+    return f"{node.path}.{name}" if node.path else name
 
 
-def _looks(found: _Found) -> str:
-    if not isinstance(found.value, dict):
-        return f"it is a {type(found.value).__name__}"
-    names = list(found.value)
-    return f"it has {', '.join(map(str, names[:_SHOWN_KEYS]))}{' …' if len(names) > _SHOWN_KEYS else ''}"
+def _describe(node: _Node) -> str:
+    if not isinstance(node.value, dict):
+        return f"it is a {type(node.value).__name__}"
+    names = list(node.value)
+    return f"it has {', '.join(map(str, names[:_MAX_LISTED_KEYS]))}{' …' if len(names) > _MAX_LISTED_KEYS else ''}"
 
 
-def _value(source: Source, record: _Found) -> Value:
+def _parse_record(source: SourceDeclaration, record: _Node) -> QuoteValue:
     if not isinstance(record.value, dict):
-        raise _Unfit(f"a {type(record.value).__name__} where a record was expected")
-    quoted_at, quoted_on = _time(source, record)
-    units = _amount(source, record, source.per) if source.per else Decimal(1)
+        raise _UnusableRecord(f"a {type(record.value).__name__} where a record was expected")
+    quoted_at, quoted_on = _parse_time(source, record)
+    units = _parse_amount(source, record, source.per) if source.per else Decimal(1)
     if not units:
-        raise _Unfit(f"{source.per!r} is {units}, and a price cannot be for that many units")
-    values = {column: _amount(source, record, path) for column, path in source.values.items()}
+        raise _UnusableRecord(f"{source.per!r} is {units}, and a price cannot be for that many units")
+    values = {column: _parse_amount(source, record, path) for column, path in source.values.items()}
     if all(value is None for value in values.values()):
-        raise _Unfit(f"it has no value in {', '.join(source.values.values())}")
-    return Value(
-        section=_text(record, source.section),
-        code=_text(record, source.code),
-        title=_text(record, source.title),
+        raise _UnusableRecord(f"it has no value in {', '.join(source.values.values())}")
+    return QuoteValue(
+        section=_required_text(record, source.section),
+        code=_required_text(record, source.code),
+        title=_required_text(record, source.title),
         grain=source.grain,
         quoted_at=quoted_at,
         quoted_on=quoted_on,
-        values={column: _each(value, units, column) for column, value in values.items()},
-        measures={name: _amount(source, record, path) for name, path in source.measures.items()},
+        values={column: _per_unit(value, units, column) for column, value in values.items()},
+        measures={name: _parse_amount(source, record, path) for name, path in source.measures.items()},
     )
 
 
-def _each(value: Decimal | None, units: Decimal, column: str) -> Decimal | None:
+def _per_unit(value: Decimal | None, units: Decimal, column: str) -> Decimal | None:
     return value if value is None or column == "volume" or units == 1 else value / units
 
 
-def _time(source: Source, record: _Found) -> tuple[datetime, date]:
-    """A day is the day that the source states, wherever it is; a moment is moved to Moscow."""
-    found = source.times.read(_look(record, source.at))
+def _parse_time(source: SourceDeclaration, record: _Node) -> tuple[datetime, date]:
+    """Return time and day: a day as the source states it, a moment converted to Moscow."""
+    instant = source.time_reader.read(_lookup(record, source.at))
     if source.grain is Grain.DAY:
-        day = found.astimezone(source.times.written_in or source.times.zone).date()
+        day = instant.astimezone(source.time_reader.written_in or source.time_reader.zone).date()
         return datetime.combine(day, time(), MOSCOW), day
-    moment = found.astimezone(MOSCOW)
+    moment = instant.astimezone(MOSCOW)
     return moment, moment.date()
 
 
-def _amount(source: Source, record: _Found, path: str) -> Decimal | None:
+def _parse_amount(source: SourceDeclaration, record: _Node, path: str) -> Decimal | None:
     try:
-        return source.numbers.read(_look(record, path))
+        return source.number_format.parse(_lookup(record, path))
     except ValueError as error:
-        raise _Unfit(f"{path!r}: {error}") from error
+        raise _UnusableRecord(f"{path!r}: {error}") from error
 
 
-def _text(record: _Found, path: str) -> str:
-    found = _look(record, path)
-    if isinstance(found, bool) or not isinstance(found, str | int) or str(found).strip() == "":
-        raise _Unfit(f"{path!r} is {found!r}, and should be a text")
-    return str(found).strip()
+def _required_text(record: _Node, path: str) -> str:
+    value = _lookup(record, path)
+    if isinstance(value, bool) or not isinstance(value, str | int) or str(value).strip() == "":
+        raise _UnusableRecord(f"{path!r} is {value!r}, and should be a text")
+    return str(value).strip()
 
 
-def _look(record: _Found, path: str) -> Any:
-    """The value of a field; None where there is none."""
+def _lookup(record: _Node, path: str) -> Any:
+    """Return the value of a field, or None."""
     if path.startswith("="):
         return path[1:]
     if path == "@":
@@ -236,11 +236,11 @@ def _look(record: _Found, path: str) -> Any:
     at: Any = record.value
     if path.startswith("/"):
         at, path = record.root, path[1:]
-    outer = record.outer
+    outer = record.parent
     while path.startswith("../"):
         while outer is not None and isinstance(outer.value, list):  # a list encloses its items, and has no fields
-            outer = outer.outer
-        at, path, outer = (None, path[3:], None) if outer is None else (outer.value, path[3:], outer.outer)
+            outer = outer.parent
+        at, path, outer = (None, path[3:], None) if outer is None else (outer.value, path[3:], outer.parent)
     for name in path.split("."):
         at = at.get(name) if isinstance(at, dict) else None
     return at

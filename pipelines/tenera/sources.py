@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from functools import partial
 from zoneinfo import ZoneInfo
 
-from pipelines.tenera.amounts import Numbers
-from pipelines.tenera.shapes import MOSCOW, Grain, Layout, Source
-from pipelines.toolkit.times import Clash, TimeReader, Unit
+from pipelines.tenera.amounts import NumberFormat
+from pipelines.tenera.shapes import MOSCOW, Grain, Layout, SourceDeclaration
+from pipelines.toolkit.times import OffsetConflict, TimeReader, Unit
 
 # The number 20240131 would be a time in 1970.
-_times = partial(TimeReader, not_before=datetime(1990, 1, 1, tzinfo=UTC))
+_time_reader = partial(TimeReader, not_before=datetime(1990, 1, 1, tzinfo=UTC))
 
-CBR = Source(
+CBR = SourceDeclaration(
     name="cbr",
     path="/quotes/cbr",
     # {"Date": "2024-01-31T11:30:00+03:00",
@@ -28,14 +28,14 @@ CBR = Source(
     title="Name",
     at="/Date",
     grain=Grain.DAY,
-    times=_times(zone=MOSCOW),
-    numbers=Numbers(decimal=",", thousands=" "),
+    time_reader=_time_reader(zone=MOSCOW),
+    number_format=NumberFormat(decimal=",", thousands=" "),
     per="Nominal",
     values={"close": "Value"},
     measures={"nominal": "Nominal"},
 )
 
-INVESTING = Source(
+INVESTING = SourceDeclaration(
     name="investing",
     path="/quotes/investing",
     # {"data": [{"group": "commodities", "symbol": "LCO", "name": "Brent", "rowDate": "Jan 31, 2024",
@@ -47,12 +47,12 @@ INVESTING = Source(
     title="name",
     at="rowDate",
     grain=Grain.DAY,
-    times=_times(zone=MOSCOW, formats=("%b %d, %Y", "%m/%d/%Y")),
+    time_reader=_time_reader(zone=MOSCOW, formats=("%b %d, %Y", "%m/%d/%Y")),
     values={"open": "last_open", "high": "last_max", "low": "last_min", "close": "last_close", "volume": "volume"},
     measures={"change_percent": "change_percent"},
 )
 
-SGX = Source(
+SGX = SourceDeclaration(
     name="sgx",
     path="/quotes/sgx",
     # {"meta": {"category": "iron ore"}, "data": {"columns": ["symbol", "name", "date", "open", …],
@@ -64,12 +64,12 @@ SGX = Source(
     title="name",
     at="date",
     grain=Grain.DAY,
-    times=_times(zone=ZoneInfo("Asia/Singapore"), formats=("%Y%m%d",)),
+    time_reader=_time_reader(zone=ZoneInfo("Asia/Singapore"), formats=("%Y%m%d",)),
     values={"open": "open", "high": "high", "low": "low", "close": "settlement", "volume": "volume"},
     measures={"open_interest": "open_interest"},
 )
 
-BLOOMBERG = Source(
+BLOOMBERG = SourceDeclaration(
     name="bloomberg",
     path="/quotes/bloomberg",
     # {"securityData": [{"security": "CO1 Comdty", "name": "Brent", "sector": "Energy",
@@ -80,12 +80,12 @@ BLOOMBERG = Source(
     title="../name",
     at="time",
     grain=Grain.MOMENT,
-    times=_times(zone=MOSCOW, unit=Unit.MILLISECONDS),
+    time_reader=_time_reader(zone=MOSCOW, unit=Unit.MILLISECONDS),
     values={"open": "PX_OPEN", "high": "PX_HIGH", "low": "PX_LOW", "close": "PX_LAST", "volume": "PX_VOLUME"},
     measures={"bid": "PX_BID", "ask": "PX_ASK"},
 )
 
-TRADINGVIEW = Source(
+TRADINGVIEW = SourceDeclaration(
     name="tradingview",
     path="/quotes/tradingview",
     # {"series": [{"exchange": "NYMEX", "symbol": "CL1!", "description": "WTI", "t": [1706689800, …], "o": […], …}]}
@@ -96,11 +96,11 @@ TRADINGVIEW = Source(
     title="../description",
     at="t",
     grain=Grain.MOMENT,
-    times=_times(zone=MOSCOW, unit=Unit.SECONDS),
+    time_reader=_time_reader(zone=MOSCOW, unit=Unit.SECONDS),
     values={"open": "o", "high": "h", "low": "l", "close": "c", "volume": "v"},
 )
 
-TRADINGECONOMICS = Source(
+TRADINGECONOMICS = SourceDeclaration(
     name="tradingeconomics",
     path="/quotes/tradingeconomics",
     # [{"Category": "Commodity", "Symbol": "CL1:COM", "Name": "Crude Oil", "Date": "2024-01-31T15:30:00",
@@ -111,11 +111,11 @@ TRADINGECONOMICS = Source(
     title="Name",
     at="Date",
     grain=Grain.MOMENT,
-    times=_times(zone=MOSCOW, written_in=UTC, clash=Clash.EARLIER),
+    time_reader=_time_reader(zone=MOSCOW, written_in=UTC, offset_conflict=OffsetConflict.EARLIER),
     values={"open": "Open", "high": "High", "low": "Low", "close": "Close"},
     measures={"ytd_percent": "YTD"},
 )
 
-SOURCES: Mapping[str, Source] = {
+SOURCES: Mapping[str, SourceDeclaration] = {
     source.name: source for source in (CBR, INVESTING, SGX, BLOOMBERG, TRADINGVIEW, TRADINGECONOMICS)
 }

@@ -1,6 +1,5 @@
-"""What the author of a load would otherwise write by hand.
+"""Fetching, unpacking, parsing and bulk loading for pipelines.
 
-`sources` fetches over HTTP, `decode` reads what came (JSON Lines, CSV, XML; `unpack` opens zstd and gzip), `times`
-and `paths` make sense of what callers and sources write, `load` puts rows into PostgreSQL. Their errors are drawn
-in `errors`.
+`sources` fetches over HTTP, `decode` parses JSON Lines, CSV and XML, `unpack` expands zstd and gzip, `times` and `paths`
+parse times and check file names, `load` puts rows into PostgreSQL. `errors` lists their errors.
 """

@@ -1,7 +1,7 @@
-"""The connections under an HTTP source: they can be cut from outside, and know where they lead.
+"""Connections of an HTTP source that a watchdog can shut down, and that refuse private addresses after a redirect.
 
-A socket's time-out begins anew with every byte, and a thread that waits in `recv` hears no stop. So every socket is
-kept account of, and a watch shuts them all when the time is up or the work is to end.
+A socket's timeout restarts with every byte, and a thread that waits in `recv` cannot check for a stop. So every socket is
+recorded, and a watchdog shuts them all down at the deadline or when the work is to end.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from pipelines.toolkit.errors import SourceRefused, SourceTooSlow
 from pipelines.toolkit.networks import is_public
 from pipelines.toolkit.safepoint import SafePoint
 
-Connected = Callable[[socket.socket], None]
+OnConnect = Callable[[socket.socket], None]
 
-_LOOK_EVERY = 0.2  # seconds
+_CHECK_INTERVAL_SEC = 0.2
 
 
-class Sockets:
+class OpenSockets:
     """The open sockets of one source."""
 
     def __init__(self) -> None:
         self._open: WeakSet[socket.socket] = WeakSet()
-        self._lock = threading.Lock()  # the watch reads while the source connects
+        self._lock = threading.Lock()  # the watchdog reads while the source connects
 
     def add(self, sock: socket.socket) -> None:
         with self._lock:
             self._open.add(sock)
 
     def add_public(self, sock: socket.socket) -> None:
-        """Take it only if it leads to the public Internet: asked of the socket, since a name may change its mind."""
+        """Add it if its peer is a public address. The socket is checked, since a name may resolve differently later."""
         host = sock.getpeername()[0]
         if not is_public(ipaddress.ip_address(host.partition("%")[0])):
             raise SourceRefused(
@@ -49,30 +49,30 @@ class Sockets:
             )
         self.add(sock)
 
-    def shut(self) -> None:
-        """Whoever waits on one of them wakes up."""
+    def shut_down_all(self) -> None:
+        """Shut all sockets down, which wakes the threads that wait on them."""
         with self._lock:
             for sock in self._open:
                 with suppress(OSError):
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS sockets have one that is not made for threads
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)  # SSLSocket.shutdown is not thread-safe
 
 
-class Watch:
-    """Looks, from a thread of its own, whether a request must end; in the end says why it did."""
+class ConnectionWatchdog:
+    """Checks in a thread of its own whether a request must end, and keeps the reason."""
 
-    def __init__(self, sockets: Sockets, ctx: SafePoint, deadline: float) -> None:
+    def __init__(self, sockets: OpenSockets, ctx: SafePoint, deadline: float) -> None:
         self._sockets = sockets
         self._ctx = ctx
         self._deadline = deadline  # on the monotonic clock
-        self._over = threading.Event()
-        self.reason: BaseException | None = None  # set once, by the watch; read by the thread that works
+        self._finished = threading.Event()
+        self.reason: BaseException | None = None  # set once, by the watchdog; read by the requesting thread
 
-    def look(self) -> None:
-        while not self._over.wait(_LOOK_EVERY):
+    def run(self) -> None:
+        while not self._finished.wait(_CHECK_INTERVAL_SEC):
             if self.reason is None:
                 self.reason = self._reason_to_end()
             if self.reason is not None:
-                self._sockets.shut()  # again at every look: another one may have been opened meanwhile
+                self._sockets.shut_down_all()  # at every check: another may have been opened
 
     def _reason_to_end(self) -> BaseException | None:
         try:
@@ -81,59 +81,59 @@ class Watch:
             return reason
         return SourceTooSlow("it did not finish by the deadline") if time.monotonic() > self._deadline else None
 
-    def why(self, error: BaseException) -> BaseException:
-        """Why the request really failed: the socket's own time-out, cut to the deadline, may be quicker than a look."""
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return why the request failed: a socket's timeout at the deadline may come before the watchdog's check."""
         return self.reason or self._reason_to_end() or error
 
     def raise_reason(self) -> None:
-        """What looks like an answer cut short, or even whole, is neither if the watch has ended it."""
+        """Raise the reason if the watchdog ended the request: its response may be cut short, or look complete."""
         if self.reason is not None:
             raise self.reason
 
-    def end(self) -> None:
-        self._over.set()
+    def stop(self) -> None:
+        self._finished.set()
 
 
 @contextmanager
-def watched(sockets: Sockets, ctx: SafePoint, deadline: float) -> Iterator[Watch]:
-    watch = Watch(sockets, ctx, deadline)
-    thread = threading.Thread(target=watch.look, name="http-watch", daemon=True)
+def watch_connections(sockets: OpenSockets, ctx: SafePoint, deadline: float) -> Iterator[ConnectionWatchdog]:
+    watch = ConnectionWatchdog(sockets, ctx, deadline)
+    thread = threading.Thread(target=watch.run, name="http-watch", daemon=True)
     thread.start()
     try:
         yield watch
     finally:
-        watch.end()
+        watch.stop()
         thread.join()
 
 
 class WatchedAdapter(HTTPAdapter):
-    """requests over connections that report themselves, to a proxy or to the source itself."""
+    """An adapter of requests that reports each new connection, to the source or to a proxy."""
 
-    def __init__(self, connected: Connected, through_proxy: Connected) -> None:
-        self._connected = connected
+    def __init__(self, on_connect: OnConnect, through_proxy: OnConnect) -> None:
+        self._on_connect = on_connect
         self._through_proxy = through_proxy
         super().__init__()
 
     def init_poolmanager(self, *args: Any, **named: Any) -> None:
         super().init_poolmanager(*args, **named)
-        _report(self.poolmanager, self._connected)
+        _report_connections(self.poolmanager, self._on_connect)
 
     def proxy_manager_for(self, proxy: str, **named: Any) -> Any:
         manager = super().proxy_manager_for(proxy, **named)
-        _report(manager, self._through_proxy)
+        _report_connections(manager, self._through_proxy)
         return manager
 
 
-def _report(manager: PoolManager, connected: Connected) -> None:
+def _report_connections(manager: PoolManager, on_connect: OnConnect) -> None:
     class Http(HTTPConnection):
         def connect(self) -> None:
             super().connect()
-            connected(self.sock)
+            on_connect(self.sock)
 
     class Https(HTTPSConnection):
         def connect(self) -> None:
             super().connect()
-            connected(self.sock)
+            on_connect(self.sock)
 
     class HttpPool(HTTPConnectionPool):
         ConnectionCls = Http

@@ -1,8 +1,8 @@
-"""Rows as the text that COPY reads, a chunk of rows at a time.
+"""Encodes rows as the text format of COPY, a chunk of rows at a time.
 
 A chunk is turned into columns, and each column into text by one call that stays in C, because a value at a time is
-several times slower. Whatever that way does not understand is done again value by value, which knows every kind of
-value and can name the one that does not fit.
+several times slower. A chunk with other values is encoded again value by value, which supports every type and
+names the value that does not fit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Row = Sequence[Any] | Mapping[str, Any]
 _NULL = r"\N"
 _ESCAPED = (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r"))  # the backslash first
 _ESCAPES = str.maketrans(dict(_ESCAPED))
-_WHOLE_MINUTES_FROM = 1973  # Liberia was the last to give up an offset of hours, minutes and seconds, in 1972
+_FIRST_YEAR_OF_WHOLE_MINUTE_OFFSETS = (
+    1973  # Liberia was the last to give up an offset of hours, minutes and seconds, in 1972
+)
 _BOOLEAN = {True: "t", False: "f"}
 
 
@@ -47,7 +49,7 @@ class Column:
         return self.kind in ("json", "jsonb") and not self.array
 
 
-class _Unfit(Exception):
+class _ValueDoesNotFit(Exception):
     """A value cannot be written into its column."""
 
     def __init__(self, reason: str, column: str = "") -> None:
@@ -56,90 +58,90 @@ class _Unfit(Exception):
         self.column = column
 
 
-class CopyText:
+class CopyEncoder:
     """Writes rows for the columns of one COPY."""
 
     def __init__(self, columns: Sequence[Column], rejects: Rejects | None = None) -> None:
         self._columns = columns
         self._names = [column.name for column in columns]
         self._rejects = rejects
-        self.given = 0
-        self.rejected = 0
+        self.row_count = 0
+        self.rejected_count = 0
 
     def encode(self, rows: Sequence[Row]) -> bytes:
-        """The rows' lines. A row that does not fit goes to the rejects, or raises `UnsuitableValue`."""
+        """Return the rows' lines. A row that does not fit goes to the rejects, or raises `UnsuitableValue`."""
         try:
-            lines = self._by_column(rows)
-        except (_Unfit, KeyError, TypeError, ValueError):
-            lines = self._by_row(rows)
-        self.given += len(rows)
+            lines = self._encode_by_column(rows)
+        except (_ValueDoesNotFit, KeyError, TypeError, ValueError):
+            lines = self._encode_by_row(rows)
+        self.row_count += len(rows)
         return lines
 
-    def _by_column(self, rows: Sequence[Row]) -> bytes:
-        columns = list(zip(*self._sequences(rows), strict=True))
+    def _encode_by_column(self, rows: Sequence[Row]) -> bytes:
+        columns = list(zip(*self._as_sequences(rows), strict=True))
         if len(columns) != len(self._columns):
-            raise _Unfit("rows of another length")
-        texts = [_column_text(values, column) for values, column in zip(columns, self._columns, strict=True)]
+            raise _ValueDoesNotFit("rows of another length")
+        texts = [_encode_column(values, column) for values, column in zip(columns, self._columns, strict=True)]
         lines = map("\t".join, zip(*texts, strict=True))
         return ("\n".join(lines) + "\n").encode()
 
-    def _sequences(self, rows: Sequence[Row]) -> Iterable[Sequence[Any]]:
+    def _as_sequences(self, rows: Sequence[Row]) -> Iterable[Sequence[Any]]:
         kinds = set(map(type, rows))
         if all(issubclass(kind, tuple | list) for kind in kinds):
-            return rows  # type: ignore[return-value]  # just looked
+            return rows  # type: ignore[return-value]  # checked above
         if kinds != {dict}:
-            raise _Unfit("rows of mixed kinds")
+            raise _ValueDoesNotFit("rows of mixed kinds")
         if len(self._names) == 1:
             return [(row[self._names[0]],) for row in rows]  # type: ignore[call-overload]  # they are all dicts
         return map(itemgetter(*self._names), rows)
 
-    def _by_row(self, rows: Sequence[Row]) -> bytes:
+    def _encode_by_row(self, rows: Sequence[Row]) -> bytes:
         lines = []
-        for number, row in enumerate(rows, self.given + 1):
+        for number, row in enumerate(rows, self.row_count + 1):
             try:
-                lines.append("\t".join(self._fields(row)))
-            except _Unfit as unfit:
+                lines.append("\t".join(self._encode_row(row)))
+            except _ValueDoesNotFit as unfit:
                 if self._rejects is None:
                     raise UnsuitableValue(number, unfit.column, unfit.reason) from unfit
-                self.rejected += 1
+                self.rejected_count += 1
                 self._rejects.add(f"row {number}, column {unfit.column!r}", unfit.reason)
         return "".join(line + "\n" for line in lines).encode()
 
-    def _fields(self, row: Row) -> Iterable[str]:
-        values = self._values(row)
+    def _encode_row(self, row: Row) -> Iterable[str]:
+        values = self._row_values(row)
         if len(values) != len(self._columns):
             at = self._names[min(len(values), len(self._names) - 1)]
-            raise _Unfit(f"the row has {len(values)} values for {len(self._columns)} columns", at)
+            raise _ValueDoesNotFit(f"the row has {len(values)} values for {len(self._columns)} columns", at)
         for value, column in zip(values, self._columns, strict=True):
             try:
-                text = _NULL if value is None else _value_text(value, column).translate(_ESCAPES)
-                _storable(text)
-            except _Unfit as unfit:
-                raise _Unfit(unfit.reason, column.name) from unfit
+                text = _NULL if value is None else _encode_value(value, column).translate(_ESCAPES)
+                _check_storable(text)
+            except _ValueDoesNotFit as unfit:
+                raise _ValueDoesNotFit(unfit.reason, column.name) from unfit
             yield text
 
-    def _values(self, row: object) -> Sequence[Any]:
+    def _row_values(self, row: object) -> Sequence[Any]:
         if isinstance(row, Mapping):
             if missing := [name for name in self._names if name not in row]:
-                raise _Unfit("it is missing; give None to mean NULL", missing[0])
+                raise _ValueDoesNotFit("it is missing; give None to mean NULL", missing[0])
             return [row[name] for name in self._names]
         if isinstance(row, Sequence) and not isinstance(row, str | bytes | bytearray):
             return row
-        raise _Unfit(f"a row is a sequence or a mapping, not a {type(row).__name__}", self._names[0])
+        raise _ValueDoesNotFit(f"a row is a sequence or a mapping, not a {type(row).__name__}", self._names[0])
 
 
-def _column_text(values: Sequence[Any], column: Column) -> Iterable[str]:
-    """A column of a chunk, all at once where its values are of one plain kind."""
+def _encode_column(values: Sequence[Any], column: Column) -> Iterable[str]:
+    """Encode a column of a chunk, in one call where its values have one plain type."""
     kinds = set(map(type, values))
     nullable = NoneType in kinds
     kinds.discard(NoneType)
     if not kinds:
         return [_NULL] * len(values)
     plain = len(kinds) == 1 and not column.array and (not column.json or kinds == {str})
-    at_once = _AT_ONCE.get(next(iter(kinds))) if plain else None
+    at_once = _COLUMN_ENCODERS.get(next(iter(kinds))) if plain else None
     if at_once is None:
-        each = [_NULL if value is None else _value_text(value, column).translate(_ESCAPES) for value in values]
-        _storable("".join(each))
+        each = [_NULL if value is None else _encode_value(value, column).translate(_ESCAPES) for value in values]
+        _check_storable("".join(each))
         return each
     if not nullable:
         return at_once(values, column)
@@ -147,10 +149,10 @@ def _column_text(values: Sequence[Any], column: Column) -> Iterable[str]:
     return [_NULL if value is None else next(texts) for value in values]
 
 
-def _strings(values: Sequence[str], _: Column) -> Iterable[str]:
+def _encode_strings(values: Sequence[str], _: Column) -> Iterable[str]:
     joined = "\0".join(values)
     if joined.count("\0") >= len(values):
-        raise _Unfit("a NUL, somewhere")
+        raise _ValueDoesNotFit("a NUL character")
     if not any(special in joined for special in "\\\t\n\r"):
         return values
     for special, escaped in _ESCAPED:
@@ -158,78 +160,78 @@ def _strings(values: Sequence[str], _: Column) -> Iterable[str]:
     return joined.split("\0")
 
 
-def _numbers(values: Sequence[int | float], _: Column) -> Iterable[str]:
-    """By way of JSON: orjson writes a list of them many times faster than they are turned into strings one by one."""
+def _encode_numbers(values: Sequence[int | float], _: Column) -> Iterable[str]:
+    """As JSON: orjson writes a list many times faster than `repr` converts its items."""
     try:
         written = orjson.dumps(values)
     except TypeError:  # past 64 bits
         return map(repr, values)
-    if b"n" in written:  # null: it has no word for NaN and infinity
+    if b"n" in written:  # null: JSON has no NaN and infinity
         return map(repr, values)
     return written[1:-1].decode().split(",")
 
 
-def _quoted(values: Sequence[date | UUID], _: Column) -> Iterable[str]:
+def _encode_quoted(values: Sequence[date | UUID], _: Column) -> Iterable[str]:
     return orjson.dumps(values)[2:-2].decode().split('","')
 
 
-def _datetimes(values: Sequence[datetime], column: Column) -> Iterable[str]:
+def _encode_datetimes(values: Sequence[datetime], column: Column) -> Iterable[str]:
     zones = set(map(attrgetter("tzinfo"), values))
     if column.kind == "timestamp" and zones != {None}:
-        raise _Unfit("a zone, somewhere")
-    # Some zones of the past were off by seconds, which orjson leaves out.
+        raise _ValueDoesNotFit("a value with a zone")
+    # Some offsets of the past include seconds, which orjson leaves out.
     if zones <= {None, UTC} or (
-        min(map(attrgetter("year"), values)) >= _WHOLE_MINUTES_FROM
+        min(map(attrgetter("year"), values)) >= _FIRST_YEAR_OF_WHOLE_MINUTE_OFFSETS
         and all(isinstance(zone, ZoneInfo) for zone in zones - {None, UTC})
     ):
-        return _quoted(values, column)
+        return _encode_quoted(values, column)
     return map(str, values)
 
 
-def _decimals(values: Sequence[Decimal], _: Column) -> Iterable[str]:
-    return [str(value) if value.is_finite() else _decimal_text(value) for value in values]
+def _encode_decimals(values: Sequence[Decimal], _: Column) -> Iterable[str]:
+    return [str(value) if value.is_finite() else _encode_decimal(value) for value in values]
 
 
-_AT_ONCE: Mapping[type, Callable[[Sequence[Any], Column], Iterable[str]]] = {
-    str: _strings,
-    int: _numbers,
-    float: _numbers,
+_COLUMN_ENCODERS: Mapping[type, Callable[[Sequence[Any], Column], Iterable[str]]] = {
+    str: _encode_strings,
+    int: _encode_numbers,
+    float: _encode_numbers,
     bool: lambda values, _: map(_BOOLEAN.__getitem__, values),
-    Decimal: _decimals,
-    datetime: _datetimes,
-    date: _quoted,
-    time: lambda values, _: map(str, values),  # orjson loses a leading nought of the fraction
-    UUID: _quoted,
+    Decimal: _encode_decimals,
+    datetime: _encode_datetimes,
+    date: _encode_quoted,
+    time: lambda values, _: map(str, values),  # orjson drops leading zeros of the fraction
+    UUID: _encode_quoted,
     bytes: lambda values, _: [r"\\x" + value.hex() for value in values],
 }
 
 
-def _value_text(value: Any, column: Column) -> str:
+def _encode_value(value: Any, column: Column) -> str:
     """One value as PostgreSQL would read it in a quoted literal."""
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, str):
         return str.__str__(value)
     if column.array:
-        return _array(value, column)
+        return _encode_array(value, column)
     if column.json or isinstance(value, dict | list | tuple):
-        return _json(value)
-    return _scalar_text(value, column)
+        return _encode_json(value)
+    return _encode_scalar(value, column)
 
 
-def _scalar_text(value: Any, column: Column) -> str:
+def _encode_scalar(value: Any, column: Column) -> str:
     match value:
         case bool():
             return _BOOLEAN[value]
         case int():
-            return _int_text(value)
+            return _encode_int(value)
         case float():
             return float.__repr__(value)
         case Decimal():
-            return _decimal_text(value)
+            return _encode_decimal(value)
         case datetime():
             if column.kind == "timestamp" and value.tzinfo is not None:
-                raise _Unfit(f"{value} has a zone and the column keeps none; convert it, or use timestamptz")
+                raise _ValueDoesNotFit(f"{value} has a zone and the column keeps none; convert it, or use timestamptz")
             return value.isoformat()
         case timedelta():
             return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"
@@ -237,7 +239,7 @@ def _scalar_text(value: Any, column: Column) -> str:
             return r"\x" + bytes(value).hex()
     if isinstance(value, date | time | UUID | _NETWORK):
         return str(value)
-    raise _Unfit(f"a {type(value).__name__} cannot be written; convert it to a plain value first")
+    raise _ValueDoesNotFit(f"a {type(value).__name__} cannot be written; convert it to a plain value first")
 
 
 _NETWORK = (
@@ -250,47 +252,49 @@ _NETWORK = (
 )
 
 
-def _int_text(value: int) -> str:
+def _encode_int(value: int) -> str:
     try:
         return int.__repr__(value)
     except ValueError as error:  # thousands of digits
-        raise _Unfit("the number has too many digits") from error
+        raise _ValueDoesNotFit("the number has too many digits") from error
 
 
-def _decimal_text(value: Decimal) -> str:
+def _encode_decimal(value: Decimal) -> str:
     return "NaN" if value.is_nan() else str(value)  # also -NaN and sNaN, which PostgreSQL does not know
 
 
-def _json(value: Any) -> str:
+def _encode_json(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _Unfit(f"it is no JSON: {error}") from error
+        raise _ValueDoesNotFit(f"it is no JSON: {error}") from error
     if r"\u0000" in text.replace(r"\\", ""):
-        raise _Unfit("it holds a NUL character, which PostgreSQL cannot store")
+        raise _ValueDoesNotFit("it holds a NUL character, which PostgreSQL cannot store")
     return text
 
 
-def _array(value: Any, column: Column) -> str:
+def _encode_array(value: Any, column: Column) -> str:
     if not isinstance(value, list | tuple):
-        raise _Unfit(f"a {type(value).__name__} is no array; give a list")
+        raise _ValueDoesNotFit(f"a {type(value).__name__} is no array; give a list")
     inner = Column(column.name, column.kind)
-    return "{" + ",".join(_element(item, column, inner) for item in value) + "}"
+    return "{" + ",".join(_encode_element(item, column, inner) for item in value) + "}"
 
 
-def _element(item: Any, column: Column, inner: Column) -> str:
+def _encode_element(item: Any, column: Column, element_column: Column) -> str:
     if item is None:
         return "NULL"
-    if isinstance(item, list | tuple) and not inner.json:
-        return _array(item, column)
-    text = _value_text(item, inner)
+    if isinstance(item, list | tuple) and not element_column.json:
+        return _encode_array(item, column)
+    text = _encode_value(item, element_column)
     return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
-def _storable(text: str) -> None:
+def _check_storable(text: str) -> None:
     if "\0" in text:
-        raise _Unfit("it holds a NUL character, which PostgreSQL cannot store")
+        raise _ValueDoesNotFit("it holds a NUL character, which PostgreSQL cannot store")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _Unfit(f"it holds half of a surrogate pair ({text[error.start]!a}), which is no character") from error
+        raise _ValueDoesNotFit(
+            f"it holds half of a surrogate pair ({text[error.start]!a}), which is no character"
+        ) from error

@@ -1,7 +1,7 @@
-"""What goes wrong with a load, as far as a pipeline can do something about it.
+"""Errors of the toolkit that a pipeline can react to.
 
 ToolkitError
-├── SourceError               the other side of an HTTP request; `retry_after` where it said when to come back
+├── SourceError               an HTTP request failed; `retry_after` if the source sent it
 │   ├── SourceUnreachable     no connection: name, network, TLS
 │   ├── SourceBusy            429 or 503, or another sign that a later try may do better
 │   ├── SourceStalled         connected, then silent
@@ -23,7 +23,7 @@ ToolkitError
 │   ├── NotReplaceable        replacing this table would break what depends on it           permanent
 │   ├── TooFewRows            not enough to replace what is there
 │   └── TargetBusy            others kept the table locked for the whole wait
-├── BadTime                   a time that cannot be told                                    permanent
+├── BadTime                   a time that cannot be parsed                                  permanent
 └── UnsafePath                a name that would lead out of its folder                      permanent
 """
 
@@ -31,17 +31,17 @@ from __future__ import annotations
 
 
 class ToolkitError(Exception):
-    """Anything the toolkit says to a pipeline."""
+    """Base class of the toolkit's errors."""
 
-    permanent = False  # True: the same try again would end the same way
+    permanent = False  # True: a retry would fail in the same way
 
 
 class SourceError(ToolkitError):
-    """A source did not give what it was asked for."""
+    """A request to a source failed."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after  # seconds, as the source itself asked
+        self.retry_after = retry_after  # seconds, as requested by the source
 
 
 class SourceUnreachable(SourceError):
@@ -65,7 +65,7 @@ class SourceTruncated(SourceError):
 
 
 class SourceAnswered(SourceError):
-    """The source answered, and the answer was no."""
+    """The source responded with an error status."""
 
     permanent = True
 

@@ -1,4 +1,4 @@
-"""File names, and names within addresses, from arguments that somebody else wrote."""
+"""Safe file names and URL path segments from untrusted arguments."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from urllib.parse import quote
 
 from pipelines.toolkit.errors import UnsafePath
 
-_UNSAFE = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
-_NO_SEGMENT = re.compile(r"[\x00-\x1f\x7f]")
+_UNSAFE_CHARACTERS = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
+_UNSAFE_IN_SEGMENT = re.compile(r"[\x00-\x1f\x7f]")
 _SLASH = re.compile(r"[/\\]")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-_LONGEST_SEGMENT = 1_000  # bytes of a name in an address, before it is quoted
-_LONGEST = 200  # bytes; file systems stop at 255, and a suffix such as .part must still fit
+_MAX_SEGMENT_LENGTH = 1_000  # bytes of a name in an address, before it is quoted
+_MAX_NAME_BYTES = 200  # bytes; file systems stop at 255, and a suffix such as .part must still fit
 
 
 def safe_name(name: str) -> str:
-    """The name itself, if it can only ever be one file in the folder it is put in; else `UnsafePath`."""
+    """Return the name if it is a plain file name on every system. Raises `UnsafePath`."""
     if not name or name.startswith((".", "-", " ")) or name.endswith((".", " ")):
         raise UnsafePath(f"{name!r} cannot name a file: it is empty, or begins or ends with a dot, dash or blank")
-    if unsafe := _UNSAFE.search(name):
+    if unsafe := _UNSAFE_CHARACTERS.search(name):
         raise UnsafePath(f"{name!r} cannot name a file: it holds {unsafe.group()!r}; give a name without a folder")
     if _DEVICE.fullmatch(name):
         raise UnsafePath(f"{name!r} cannot name a file: some systems take it for a device")
@@ -28,15 +28,15 @@ def safe_name(name: str) -> str:
         length = len(name.encode())
     except UnicodeEncodeError as error:
         raise UnsafePath(f"{name!r} cannot name a file: it is not proper Unicode") from error
-    if length > _LONGEST:
+    if length > _MAX_NAME_BYTES:
         raise UnsafePath(
-            f"{name[:40]!r}… cannot name a file: it has {length} bytes, and at most {_LONGEST} are allowed"
+            f"{name[:40]!r}… cannot name a file: it has {length} bytes, and at most {_MAX_NAME_BYTES} are allowed"
         )
     return name
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """A path below `folder`, from names that must each be safe; symbolic links may not lead out of it either."""
+    """Return a path below `folder` of safe names. Raises `UnsafePath`, also if a symbolic link leads out of it."""
     path = folder.joinpath(*map(safe_name, names))
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UnsafePath(f"{path} leads out of {folder} by a symbolic link")
@@ -44,10 +44,9 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def segment(name: str) -> str:
-    """The name, quoted to be one step of an address's path and no more; else `UnsafePath`.
+    """Return the name quoted as one segment of a URL path. Raises `UnsafePath`.
 
-    Dots alone would lead upwards, for no quoting hides them; between slashes too, since some servers take a quoted
-    slash for a slash.
+    Dots alone lead upwards and cannot be quoted; the same between slashes, since some servers decode a quoted slash.
     """
     try:
         length = len(name.encode())
@@ -55,8 +54,8 @@ def segment(name: str) -> str:
         raise UnsafePath(f"{name[:40]!r} cannot stand in an address: it is not proper Unicode") from error
     if not all(step.strip(". ") for step in _SLASH.split(name)):
         raise UnsafePath(f"{name[:40]!r} cannot stand in an address: it would lead elsewhere; give an id")
-    if unsafe := _NO_SEGMENT.search(name):
+    if unsafe := _UNSAFE_IN_SEGMENT.search(name):
         raise UnsafePath(f"{name[:40]!r} cannot stand in an address: it holds {unsafe.group()!r}")
-    if length > _LONGEST_SEGMENT:
+    if length > _MAX_SEGMENT_LENGTH:
         raise UnsafePath(f"{name[:40]!r}… cannot stand in an address: it has {length} bytes")
     return quote(name, safe="")

@@ -1,13 +1,13 @@
-"""The two ways to replace what a table holds, and the choice between them.
+"""Replaces the content of a table by a swap or a rewrite, and chooses between the two.
 
-*Swap*: the rows go into a table aside, which then takes the place and the name of the old one. Nothing is bloated,
+*Swap*: the rows go into a new table, which then takes the place and the name of the old one. Nothing is bloated,
 and the target is locked only for the moment of the swap. *Rewrite*: DELETE and COPY into the table itself. Readers
-never wait and everything that hangs on the table stays; the space of the old rows is reused by later loads. A plain
-table is swapped, and one with anything that would not survive a swap for certain is rewritten.
+never wait and everything that depends on the table stays; the space of the old rows is reused by later loads. A plain
+table is swapped, and one with anything that might not survive a swap is rewritten.
 
-Either way it is one transaction. So a load that dies leaves nothing behind to clean, and a reader sees the old rows
-until the commit. The rows aside are loaded FREEZE, or a reader whose snapshot is older than the commit would find
-the new table under the old name, and find it empty.
+Either way is one transaction: a load that dies leaves nothing to clean, and readers see the old rows until the
+commit. The new rows are loaded with FREEZE; otherwise a reader whose snapshot is older than the commit would see the
+new table as empty.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from psycopg2.extensions import cursor
 
 from pipelines.toolkit.errors import NotReplaceable, TargetBusy
 from pipelines.toolkit.safepoint import SafePoint
-from pipelines.toolkit.target import Feed, Streamed, Target, stream
+from pipelines.toolkit.target import CopyInput, Loaded, Target, copy_from
 
-_LOCK_TIMEOUT = "300ms"  # readers who come after us wait as long as we do: rather give up, let them by, ask again
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
+_LOCK_TIMEOUT = "300ms"  # later readers queue behind our lock request, so it is short and repeated
+_MIN_RETRY_SEC = 0.1
+_MAX_RETRY_SEC = 5.0
 
-# Reasons why not at all: a row deleted here would take rows elsewhere with it, or not all rows could be deleted.
-_REFUSALS = """
+# Reasons to refuse: a deleted row would take rows elsewhere with it, or not all rows could be deleted.
+_FIND_REASONS_TO_REFUSE = """
 SELECT 'it is not a table' FROM pg_class WHERE oid = %(oid)s AND relkind NOT IN ('r', 'p')
 UNION ALL
 SELECT format('foreign key %%s of %%s refers to it; use upsert', conname, conrelid::regclass)
@@ -45,8 +45,8 @@ UNION ALL
 SELECT format('rule %%s rewrites what is done to it', rulename) FROM pg_rewrite WHERE ev_class = %(oid)s
 """
 
-# Reasons why a swap might lose something that hangs on the table.
-_REASONS_TO_REWRITE = """
+# Reasons to rewrite: a swap might lose something that depends on the table.
+_FIND_REASONS_TO_REWRITE = """
 SELECT 'it is partitioned, a partition, inherits, is temporary, typed, clustered by policy or stored in its own way'
   FROM pg_class AS c
  WHERE c.oid = %(oid)s
@@ -56,7 +56,7 @@ SELECT 'it is partitioned, a partition, inherits, is temporary, typed, clustered
         OR EXISTS (SELECT FROM pg_inherits WHERE inhrelid = c.oid)
         OR EXISTS (SELECT FROM pg_class AS toast WHERE toast.oid = c.reltoastrelid AND toast.reloptions IS NOT NULL))
 UNION ALL
-SELECT 'this role may not make tables beside it or does not own it'
+SELECT 'this role may not create tables in its schema or does not own it'
   FROM pg_class AS c
  WHERE c.oid = %(oid)s
    AND NOT (pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE'))
@@ -122,7 +122,7 @@ SELECT i.relname, x.indisunique, obj_description(i.oid, 'pg_class'),
  ORDER BY i.oid
 """
 
-_FIND_LOOKS = """
+_FIND_TABLE_PROPERTIES = """
 SELECT c.relpersistence, pg_get_userbyid(c.relowner), obj_description(c.oid, 'pg_class'), c.reloptions
   FROM pg_class AS c
  WHERE c.oid = %s
@@ -146,7 +146,7 @@ class Index:
     comment: str | None
     constraint: str | None  # its definition, where the index is a constraint's
     constraint_comment: str | None
-    definition: str | None  # from USING on; None if what stands before does not read as expected
+    definition: str | None  # from USING on; None if the text before it is not as expected
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Way:
+class ReplacePlan:
     """How a table is replaced, and what of it a swap has to carry over."""
 
     reasons_to_rewrite: tuple[str, ...]
@@ -170,44 +170,44 @@ class Way:
     options: tuple[str, ...]
 
     @property
-    def swaps(self) -> bool:
+    def can_swap(self) -> bool:
         return not self.reasons_to_rewrite
 
 
-def choose_way(cur: cursor, target: Target) -> Way:
-    """Swap or rewrite; `NotReplaceable` where neither is safe."""
-    cur.execute(_REFUSALS, {"oid": target.oid})
+def plan_replacement(cur: cursor, target: Target) -> ReplacePlan:
+    """Choose between swap and rewrite. Raises `NotReplaceable` where neither is safe."""
+    cur.execute(_FIND_REASONS_TO_REFUSE, {"oid": target.oid})
     if refusals := [reason for (reason,) in cur.fetchall()]:
         raise NotReplaceable(f"{target} cannot be replaced as a whole: {'; '.join(refusals)}")
-    cur.execute(_REASONS_TO_REWRITE, {"oid": target.oid})
+    cur.execute(_FIND_REASONS_TO_REWRITE, {"oid": target.oid})
     reasons = [reason for (reason,) in cur.fetchall()]
     cur.execute(_FIND_INDEXES, [target.oid])
     indexes = tuple(Index(*row) for row in cur.fetchall())
     reasons += [index.name for index in indexes if index.definition is None]
-    cur.execute(_FIND_LOOKS, [target.oid])
-    looks = cur.fetchone()
-    if looks is None:
+    cur.execute(_FIND_TABLE_PROPERTIES, [target.oid])
+    properties = cur.fetchone()
+    if properties is None:
         raise TargetBusy(f"{target} was replaced by others; try again")
-    persistence, owner, comment, options = looks
-    return Way(tuple(reasons), indexes, persistence == "u", owner, comment, tuple(options or ()))
+    persistence, owner, comment, options = properties
+    return ReplacePlan(tuple(reasons), indexes, persistence == "u", owner, comment, tuple(options or ()))
 
 
-def one_at_a_time(cur: cursor, target: Target, ctx: SafePoint, patience: float) -> None:
-    """Wait until no other load replaces this table. Two would each hold what the other has to lock."""
+def lock_replacement(cur: cursor, target: Target, ctx: SafePoint, timeout_sec: float) -> None:
+    """Wait until no other load replaces this table: two of them would deadlock."""
 
-    def alone() -> bool:
+    def try_lock() -> bool:
         cur.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [f"dataloader replaces {target}"])
         return (cur.fetchone() or (False,))[0] is True
 
-    _until(alone, ctx, patience, f"another load was replacing {target} for all of {patience:.0f} s")
+    _retry_until(try_lock, ctx, timeout_sec, f"another load was replacing {target} for all of {timeout_sec:.0f} s")
 
 
-def lock_table(cur: cursor, target: Target, mode: str, ctx: SafePoint, patience: float) -> None:
-    """Lock it in short tries with pauses between, so that nobody queues behind us for long."""
+def lock_table(cur: cursor, target: Target, mode: str, ctx: SafePoint, timeout_sec: float) -> None:
+    """Lock the table in short attempts with pauses, so that no session queues behind us for long."""
     cur.execute("SELECT current_setting('lock_timeout')")
     (usual,) = cur.fetchone() or ("0",)
 
-    def locked() -> bool:
+    def try_lock() -> bool:
         cur.execute("SAVEPOINT dl_lock")
         cur.execute("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT])
         try:
@@ -219,108 +219,112 @@ def lock_table(cur: cursor, target: Target, mode: str, ctx: SafePoint, patience:
         cur.execute("RELEASE SAVEPOINT dl_lock")
         return True
 
-    _until(locked, ctx, patience, f"{target} was in use by others for all of {patience:.0f} s; nothing was changed")
+    _retry_until(
+        try_lock, ctx, timeout_sec, f"{target} was in use by others for all of {timeout_sec:.0f} s; nothing was changed"
+    )
 
 
-def _until(done: Callable[[], bool], ctx: SafePoint, patience: float, otherwise: str) -> None:
-    deadline = time.monotonic() + patience
-    pause = _FIRST_PAUSE
-    while not done():
+def _retry_until(attempt: Callable[[], bool], ctx: SafePoint, timeout_sec: float, timeout_message: str) -> None:
+    deadline = time.monotonic() + timeout_sec
+    pause = _MIN_RETRY_SEC
+    while not attempt():
         if time.monotonic() >= deadline:
-            raise TargetBusy(otherwise)
+            raise TargetBusy(timeout_message)
         ctx.sleep(pause)
-        pause = min(pause * 2, _LONGEST_PAUSE)
+        pause = min(pause * 2, _MAX_RETRY_SEC)
 
 
-class Aside:
-    """The table that is filled beside the old one, and takes its place."""
+class TableSwap:
+    """A new table that is filled and then takes the place of the old one."""
 
-    def __init__(self, target: Target, way: Way) -> None:
+    def __init__(self, target: Target, plan: ReplacePlan) -> None:
         self._target = target
-        self._way = way
-        self._bare = f"dl_aside_{uuid4().hex[:16]}"
-        self._name = sql.Identifier(target.schema, self._bare)
+        self._plan = plan
+        self._table_name = f"dl_aside_{uuid4().hex[:16]}"
+        self._qualified_name = sql.Identifier(target.schema, self._table_name)
 
     def create(self, cur: cursor) -> None:
-        """Like the old one, but for its indexes: those are quicker built once the rows are there."""
-        _run(
+        """Create it like the old one without its indexes, which are built faster after the rows are loaded."""
+        _execute(
             cur,
             "CREATE {} TABLE {} (LIKE {} INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS)",
-            sql.SQL("UNLOGGED" if self._way.unlogged else ""),
-            self._name,
+            sql.SQL("UNLOGGED" if self._plan.unlogged else ""),
+            self._qualified_name,
             self._target.name,
         )
-        for option in self._way.options:
+        for option in self._plan.options:
             name, _, value = option.partition("=")
-            _run(cur, "ALTER TABLE {} SET ({} = {})", self._name, sql.Identifier(name), sql.Literal(value))
+            _execute(
+                cur, "ALTER TABLE {} SET ({} = {})", self._qualified_name, sql.Identifier(name), sql.Literal(value)
+            )
 
-    def fill(self, cur: cursor, feed: Feed) -> Streamed:
+    def fill(self, cur: cursor, copy_input: CopyInput) -> Loaded:
         cur.execute("SELECT current_setting('transaction_isolation') = 'read committed'")
-        (frozen,) = cur.fetchone() or (False,)  # FREEZE is not to be had where a snapshot is held
-        return stream(cur, self._name, self._target.columns, feed, frozen=frozen)
+        (frozen,) = cur.fetchone() or (False,)  # FREEZE fails where the transaction holds a snapshot
+        return copy_from(cur, self._qualified_name, self._target.columns, copy_input, freeze=frozen)
 
-    def finish(self, cur: cursor) -> None:
-        """Everything that takes time and needs no lock on the old table."""
-        for number, index in enumerate(self._way.indexes):
-            self._build(cur, index, self._index_name(number))
-        _run(cur, "ANALYZE {}", self._name)
-        if self._way.comment is not None:
-            _run(cur, "COMMENT ON TABLE {} IS {}", self._name, sql.Literal(self._way.comment))
-        _run(cur, "ALTER TABLE {} OWNER TO {}", self._name, sql.Identifier(self._way.owner))
+    def build_indexes(self, cur: cursor) -> None:
+        """Build the indexes and do everything else that needs no lock on the old table."""
+        for number, index in enumerate(self._plan.indexes):
+            self._build_index(cur, index, self._index_name(number))
+        _execute(cur, "ANALYZE {}", self._qualified_name)
+        if self._plan.comment is not None:
+            _execute(cur, "COMMENT ON TABLE {} IS {}", self._qualified_name, sql.Literal(self._plan.comment))
+        _execute(cur, "ALTER TABLE {} OWNER TO {}", self._qualified_name, sql.Identifier(self._plan.owner))
 
-    def _build(self, cur: cursor, index: Index, name: str) -> None:
+    def _build_index(self, cur: cursor, index: Index, name: str) -> None:
         own = sql.Identifier(name)
         if index.constraint is not None:
-            _run(cur, "ALTER TABLE {} ADD CONSTRAINT {} {}", self._name, own, sql.SQL(index.constraint))
+            _execute(cur, "ALTER TABLE {} ADD CONSTRAINT {} {}", self._qualified_name, own, sql.SQL(index.constraint))
         else:
             kind = sql.SQL("UNIQUE INDEX" if index.unique else "INDEX")
-            _run(cur, "CREATE {} {} ON {} {}", kind, own, self._name, sql.SQL(index.definition or ""))
+            _execute(cur, "CREATE {} {} ON {} {}", kind, own, self._qualified_name, sql.SQL(index.definition or ""))
         if index.comment is not None:
             where = sql.Identifier(self._target.schema, name)
-            _run(cur, "COMMENT ON INDEX {} IS {}", where, sql.Literal(index.comment))
+            _execute(cur, "COMMENT ON INDEX {} IS {}", where, sql.Literal(index.comment))
         if index.constraint_comment is not None:
             comment = sql.Literal(index.constraint_comment)
-            _run(cur, "COMMENT ON CONSTRAINT {} ON {} IS {}", own, self._name, comment)
+            _execute(cur, "COMMENT ON CONSTRAINT {} ON {} IS {}", own, self._qualified_name, comment)
 
-    def swap(self, cur: cursor, ctx: SafePoint, patience: float) -> None:
-        """Take the old one's place. DROP refuses if something came to hang on it meanwhile, and nothing is lost."""
-        lock_table(cur, self._target, "ACCESS EXCLUSIVE", ctx, patience)
-        if choose_way(cur, self._target) != self._way:
+    def swap(self, cur: cursor, ctx: SafePoint, timeout_sec: float) -> None:
+        """Take the old table's place. DROP fails if something has come to depend on it, and nothing is lost."""
+        lock_table(cur, self._target, "ACCESS EXCLUSIVE", ctx, timeout_sec)
+        if plan_replacement(cur, self._target) != self._plan:
             raise TargetBusy(f"{self._target} was altered while its new rows were loaded; it keeps the old ones")
-        self._take_grants(cur)
-        _run(cur, "DROP TABLE {}", self._target.name)
-        _run(cur, "ALTER TABLE {} RENAME TO {}", self._name, sql.Identifier(self._target.table))
-        for number, index in enumerate(self._way.indexes):
+        self._copy_grants(cur)
+        _execute(cur, "DROP TABLE {}", self._target.name)
+        _execute(cur, "ALTER TABLE {} RENAME TO {}", self._qualified_name, sql.Identifier(self._target.table))
+        for number, index in enumerate(self._plan.indexes):
             was, now = self._index_name(number), sql.Identifier(index.name)
             if index.constraint is not None:
-                _run(cur, "ALTER TABLE {} RENAME CONSTRAINT {} TO {}", self._target.name, sql.Identifier(was), now)
+                _execute(cur, "ALTER TABLE {} RENAME CONSTRAINT {} TO {}", self._target.name, sql.Identifier(was), now)
             else:
-                _run(cur, "ALTER INDEX {} RENAME TO {}", sql.Identifier(self._target.schema, was), now)
+                _execute(cur, "ALTER INDEX {} RENAME TO {}", sql.Identifier(self._target.schema, was), now)
 
-    def _take_grants(self, cur: cursor) -> None:
-        """The old table's privileges instead of those that ALTER DEFAULT PRIVILEGES gave to the new one."""
-        wanted = _grants(cur, self._target.oid)
-        cur.execute("SELECT to_regclass(%s)::oid", [self._name.as_string(cur)])
+    def _copy_grants(self, cur: cursor) -> None:
+        """Copy the old table's privileges, in place of those that ALTER DEFAULT PRIVILEGES gave to the new one."""
+        wanted = _read_grants(cur, self._target.oid)
+        cur.execute("SELECT to_regclass(%s)::oid", [self._qualified_name.as_string(cur)])
         (own_oid,) = cur.fetchone() or (0,)
-        for grant in _grants(cur, own_oid):
-            _run(cur, "REVOKE ALL ON {} FROM {}", self._name, _grantee(grant))
+        for grant in _read_grants(cur, own_oid):
+            _execute(cur, "REVOKE ALL ON {} FROM {}", self._qualified_name, _grantee(grant))
         for grant in wanted:
             of_column = sql.SQL("({})").format(sql.Identifier(grant.column)) if grant.column else sql.SQL("")
-            _run(
+            _execute(
                 cur,
                 "GRANT {} {} ON {} TO {} {}",
                 sql.SQL(grant.privilege),
                 of_column,
-                self._name,
+                self._qualified_name,
                 _grantee(grant),
                 sql.SQL("WITH GRANT OPTION" if grant.grantable else ""),
             )
 
     def _index_name(self, number: int) -> str:
-        return f"{self._bare}_{number}"
+        return f"{self._table_name}_{number}"
 
 
-def _grants(cur: cursor, oid: int) -> list[Grant]:
+def _read_grants(cur: cursor, oid: int) -> list[Grant]:
     cur.execute(_FIND_GRANTS, {"oid": oid})
     return [Grant(column, grantee == 0, *rest) for column, grantee, *rest in cur.fetchall()]
 
@@ -329,5 +333,5 @@ def _grantee(grant: Grant) -> sql.Composable:
     return sql.SQL("PUBLIC") if grant.to_all else sql.Identifier(grant.role)
 
 
-def _run(cur: cursor, statement: str, *parts: sql.Composable) -> None:
+def _execute(cur: cursor, statement: str, *parts: sql.Composable) -> None:
     cur.execute(sql.SQL(statement).format(*parts))

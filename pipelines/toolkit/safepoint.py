@@ -1,4 +1,4 @@
-"""How the toolkit lets a job be stopped in the middle of a long step."""
+"""The interface by which a job is stopped during a long step."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 
 
 class SafePoint(Protocol):
-    """The part of a pipeline's context that the toolkit needs: hand it the context itself."""
+    """The part of a pipeline's context that the toolkit uses; pass it the context itself."""
 
     def check(self) -> None:
-        """Raise if the work is to end. Called often, and while a source is silent from a thread of the toolkit's."""
+        """Raise if the work is to end. Called often, and from a thread of the toolkit while a source is silent."""
 
     def sleep(self, seconds: float) -> None:
         """Wait, and raise as soon as the work is to end."""
 
 
-class Unattended:
-    """Stands for a context where there is none: nobody will ask the work to end."""
+class NoSafePoints:
+    """A replacement for the context outside a job; the work is never stopped."""
 
     def check(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Where rows go: a table looked up in the catalogue, and rows streamed into it."""
+"""Finds the target table in the catalogue and streams rows into it by COPY."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, connection, cursor
 
-from pipelines.toolkit.copytext import Column, CopyText, Row
+from pipelines.toolkit.copytext import Column, CopyEncoder, Row
 from pipelines.toolkit.errors import NoSuchTarget
 from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.safepoint import SafePoint, Unattended
+from pipelines.toolkit.safepoint import SafePoint
 
-_CHUNK_BYTES = 128 * 1024  # large enough that Python's share of a call vanishes, small enough to stop within
-_FIRST_CHUNK = 64  # rows, until it is known how wide they are
-_LARGEST_CHUNK = 2_000  # rows
+_CHUNK_BYTES = 128 * 1024  # large enough that a call's overhead in Python is negligible, small enough to stop soon
+_FIRST_CHUNK_ROWS = 64  # until the width of the rows is known
+_MAX_CHUNK_ROWS = 2_000
 
 _FIND_TABLE = """
 SELECT c.oid, n.nspname, c.relname, c.relkind = 'p'
@@ -43,7 +43,7 @@ SELECT a.attname, coalesce(item.typname, t.typname), item.oid IS NOT NULL
 
 @dataclass(frozen=True)
 class Target:
-    """A table that is there, and the columns of it that are loaded."""
+    """An existing table and those of its columns that are loaded."""
 
     oid: int
     schema: str
@@ -60,53 +60,50 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Feed:
-    """The rows to load, and who is to be told and asked on the way."""
+class CopyInput:
+    """The rows to load, with their callbacks and limits."""
 
     rows: Iterable[Row]
     ctx: SafePoint
     on_batch: Callable[[int], None] | None
-    batch: int
+    batch_rows: int
     rejects: Rejects | None
 
-    @classmethod
-    def of(
-        cls,
-        rows: Iterable[Row],
-        ctx: SafePoint | None,
-        on_batch: Callable[[int], None] | None,
-        batch: int,
-        rejects: Rejects | None,
-    ) -> Feed:
-        if batch < 1:
-            raise ValueError(f"a batch has at least one row, not {batch}")
-        return cls(rows, ctx or Unattended(), on_batch, batch, rejects)
+    def __post_init__(self) -> None:
+        if self.batch_rows < 1:
+            raise ValueError(f"a batch has at least one row, not {self.batch_rows}")
 
 
-@dataclass(frozen=True)
-class Streamed:
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What a load did: `rows` were taken, and each of them was one of the next four."""
+
     rows: int
-    rejected: int
+    inserted: int
+    updated: int = 0
+    unchanged: int = 0  # was there already, equal in every column
+    duplicates: int = 0  # a later row of the same load had the same key
+    rejected: int = 0  # did not fit and went to the rejects; not counted in `rows`
 
 
 def find_target(cur: cursor, table: str | sql.Identifier, columns: Sequence[str]) -> Target:
     """Look up `schema.table` or a table on the search path; `NoSuchTarget` names what is not there."""
     name = table if isinstance(table, sql.Identifier) else sql.Identifier(*table.split(".", 1))
     cur.execute(_FIND_TABLE, [name.as_string(cur)])
-    found = cur.fetchone()
-    if found is None:
+    table_row = cur.fetchone()
+    if table_row is None:
         raise NoSuchTarget(f"there is no table {name.as_string(cur)}, or it is not to be seen by this role")
-    cur.execute(_FIND_COLUMNS, [found[0]])
+    cur.execute(_FIND_COLUMNS, [table_row[0]])
     known = {column: Column(column, kind, array) for column, kind, array in cur.fetchall()}
     if missing := [column for column in columns if column not in known]:
         raise NoSuchTarget(f"table {name.as_string(cur)} has no column {', '.join(missing)}; it has {', '.join(known)}")
     if not columns or len(set(columns)) < len(columns):
         raise NoSuchTarget(f"name each column of {name.as_string(cur)} to load once, not {', '.join(columns)!r}")
-    oid, schema, own_name, partitioned = found
+    oid, schema, own_name, partitioned = table_row
     return Target(oid, schema, own_name, partitioned, tuple(known[column] for column in columns))
 
 
-def names(columns: Iterable[str]) -> sql.Composed:
+def column_list(columns: Iterable[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
 
 
@@ -122,59 +119,60 @@ def transaction(conn: connection) -> Iterator[cursor]:
         try:
             yield cur
         except BaseException:
-            with suppress(psycopg2.Error):  # what went wrong first is what to tell
+            with suppress(psycopg2.Error):  # the first error is the one to raise
                 cur.execute("ROLLBACK")
             raise
         cur.execute("COMMIT")
 
 
-def stream(
-    cur: cursor, into: sql.Composable, columns: Sequence[Column], feed: Feed, *, frozen: bool = False
-) -> Streamed:
-    """COPY the rows. What the rows, the context or `on_batch` raise comes out as itself."""
-    reader = _RowReader(columns, feed)
+def copy_from(
+    cur: cursor, table: sql.Composable, columns: Sequence[Column], copy_input: CopyInput, *, freeze: bool = False
+) -> Loaded:
+    """COPY the rows. An error of the rows, the context or `on_batch` is raised unchanged."""
+    reader = _CopyFile(columns, copy_input)
     statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT text, ENCODING 'UTF8'{})").format(
-        into, names(column.name for column in columns), sql.SQL(", FREEZE" if frozen else "")
+        table, column_list(column.name for column in columns), sql.SQL(", FREEZE" if freeze else "")
     )
     try:
         cur.copy_expert(statement, reader, size=_CHUNK_BYTES)
     except BaseException:
-        if reader.failure is not None:  # psycopg2 ended the COPY by it, and told it as an error of the server's
+        if reader.failure is not None:  # psycopg2 ended the COPY by it and reports a server error
             raise reader.failure from None
         raise
-    return Streamed(reader.text.given - reader.text.rejected, reader.text.rejected)
+    row_count = reader.encoder.row_count - reader.encoder.rejected_count
+    return Loaded(rows=row_count, inserted=row_count, rejected=reader.encoder.rejected_count)
 
 
-class _RowReader:
-    """The file that psycopg2 reads: the rows' lines, made as they are asked for."""
+class _CopyFile:
+    """The file that psycopg2 reads: it encodes the rows as they are read."""
 
-    def __init__(self, columns: Sequence[Column], feed: Feed) -> None:
-        self.text = CopyText(columns, feed.rejects)
+    def __init__(self, columns: Sequence[Column], copy_input: CopyInput) -> None:
+        self.encoder = CopyEncoder(columns, copy_input.rejects)
         self.failure: BaseException | None = None
-        self._feed = feed
-        self._rows = iter(feed.rows)
-        self._chunk = _FIRST_CHUNK
+        self._copy_input = copy_input
+        self._rows = iter(copy_input.rows)
+        self._chunk_rows = _FIRST_CHUNK_ROWS
 
     def read(self, _size: int = -1) -> bytes:
         try:
             return self._next_lines()
-        except BaseException as failure:  # also Stop: kept, because psycopg2 would only tell its text
+        except BaseException as failure:  # also Stop: kept, because psycopg2 would only report its text
             self.failure = failure
             raise
 
     def readline(self, _size: int = -1) -> bytes:
-        raise NotImplementedError("COPY reads, it reads no lines; psycopg2's types ask for both")
+        raise NotImplementedError("COPY calls read only; the types of psycopg2 require both")
 
     def _next_lines(self) -> bytes:
         lines = b""
         while not lines:  # an empty answer would end the COPY, and a chunk may hold rejects only
-            self._feed.ctx.check()
-            to_batch_end = self._feed.batch - self.text.given % self._feed.batch
-            rows = list(islice(self._rows, min(self._chunk, to_batch_end)))
+            self._copy_input.ctx.check()
+            to_batch_end = self._copy_input.batch_rows - self.encoder.row_count % self._copy_input.batch_rows
+            rows = list(islice(self._rows, min(self._chunk_rows, to_batch_end)))
             if not rows:
                 return b""
-            lines = self.text.encode(rows)
-            self._chunk = min(_LARGEST_CHUNK, max(1, len(rows) * _CHUNK_BYTES // max(1, len(lines))))
-            if self._feed.on_batch is not None and self.text.given % self._feed.batch == 0:
-                self._feed.on_batch(self.text.given)
+            lines = self.encoder.encode(rows)
+            self._chunk_rows = min(_MAX_CHUNK_ROWS, max(1, len(rows) * _CHUNK_BYTES // max(1, len(lines))))
+            if self._copy_input.on_batch is not None and self.encoder.row_count % self._copy_input.batch_rows == 0:
+                self._copy_input.on_batch(self.encoder.row_count)
         return lines

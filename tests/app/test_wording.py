@@ -6,31 +6,33 @@ import re
 
 import pytest
 
-from app.wording import counted
+from app.wording import format_count
 from tests.support.processes import ROOT
 
 # A number that may be 1, then a plural: `{n} jobs`, `{{ words.number(n) }} jobs`, `${n} jobs`.
 NOUNS = "jobs|runs|threads|workers|processes|keys|sessions|webhooks|alerts|checks|lines|events|times|differences"
 PLURAL = re.compile(rf"\{{([^{{}}]+)\}}\}}? (?:more )?({NOUNS})\b")
-NEVER_ONE = {"_RECENT_MIN", "MOST_AHEAD", "threads", "most", "job.crashes + 1"}
+NEVER_ONE = {"max_jobs", "crashes"}
 NO_COUNT = {
-    "run.max_attempts",  # "Try 1 of 5 runs on …": a verb
+    "running.max_attempts",  # "Try 1 of 5 runs on …": a verb
     "lock_key!r",
     "dataloader_command()",
     "action.value",
-    "it.action.value",
-    "it.action.value|capitalize",
-    '"More" if wanted.sort != "-created_at" else "Older"',
+    "operation.action.value",
+    "operation.action.value|capitalize",
 }
 
 
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 jobs"), (1, "1 job"), (2, "2 jobs"), (12_000, "12,000 jobs")])
 def test_noun_agrees_with_count(count, shown):
-    assert counted(count, "job") == shown
+    assert format_count(count, "job") == shown
 
 
 def test_plural_of_other_form_is_given():
-    assert (counted(1, "process", "processes"), counted(3, "process", "processes")) == ("1 process", "3 processes")
+    assert (format_count(1, "process", "processes"), format_count(3, "process", "processes")) == (
+        "1 process",
+        "3 processes",
+    )
 
 
 def test_no_message_puts_a_plural_behind_any_count():

@@ -21,9 +21,9 @@ def run(monkeypatch, server_dsn, capsys):
 
     def running(main: Run, *arguments: str) -> list[list[str]]:
         main(arguments)
-        told = capsys.readouterr().out
-        assert "PostgreSQL " in told
-        lines = [line for line in told.splitlines() if line.startswith("|")]
+        output = capsys.readouterr().out
+        assert "PostgreSQL " in output
+        lines = [line for line in output.splitlines() if line.startswith("|")]
         return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
     return running
@@ -33,14 +33,14 @@ def ratio(cell: str) -> float:
     return float(cell.removesuffix(" ×").replace(",", ""))
 
 
-def test_the_list_names_every_benchmark_with_what_it_tells_and_how_long_it_takes(capsys):
+def test_list_describes_every_benchmark_with_its_duration(capsys):
     listing.main()
 
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     files = {path.stem for path in Path(listing.__file__).parent.glob("*.py") if "\ndef main(" in path.read_text()}
     assert {"depth", "heartbeat", "http", "load"} < files
     for name in (*(files - {"__main__"}), "peers"):
-        assert re.search(rf"^{name} +\S.+\n +takes \S+", told, re.MULTILINE), name
+        assert re.search(rf"^{name} +\S.+\n +takes \S+", output, re.MULTILINE), name
 
 
 def test_depth(run):

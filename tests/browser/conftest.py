@@ -13,16 +13,15 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, ViewportSize, sync_playwright
 
-from app.client import Client, JobLogLine
-from app.client import Request as Wanted
+from app.db.schema import migrate
 from app.queue.job import Status
-from app.queue.schema import migrate
+from dataloader import Client
 from tests.support import Databases, Process, eventually
-from tests.support.running import Jobs, Runner, Running
+from tests.support.real_service import RunningService, ServiceJobs, ServiceStarter
 
 AXE = (Path(__file__).parent / "vendor/axe.min.js").read_text(encoding="utf-8")
-SHOTS = Path(os.environ.get("DL_TEST_SCREENSHOTS", "test-results/screenshots"))
-COLOURS = ["color-contrast", "link-in-text-block"]  # the rules that look at colours
+SCREENSHOTS = Path(os.environ.get("DL_TEST_SCREENSHOTS", "test-results/screenshots"))
+COLOR_RULES = ["color-contrast", "link-in-text-block"]  # the rules that look at colours
 SIZES = {"desktop": ViewportSize(width=1280, height=900), "phone": ViewportSize(width=360, height=740)}
 
 
@@ -50,12 +49,12 @@ def browser() -> Iterator[Browser]:
 
 
 @dataclass
-class Seen:
+class ObservedPage:
     """A page, and what it did that no page of ours may do."""
 
     page: Page
-    service: Running
-    faults: list[str] = field(default_factory=list)
+    service: RunningService
+    problems: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -66,27 +65,28 @@ class Seen:
         return self.page
 
     def watch(self) -> None:
-        self.page.on("console", self._said)
-        self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
-        self.page.on("request", self._asked)
+        self.page.on("console", self._on_console_message)
+        self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        self.page.on("request", self._on_request)
 
-    def _said(self, message: ConsoleMessage) -> None:
+    def _on_console_message(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self.faults.append(f"console: {message.text}")
+            self.problems.append(f"console: {message.text}")
 
-    def _asked(self, request: Request) -> None:
+    def _on_request(self, request: Request) -> None:
         if not request.url.startswith((self.url, "data:")):
-            self.faults.append(f"asked another host: {request.url}")
+            self.problems.append(f"asked another host: {request.url}")
 
-    def dress(self, scheme: Literal["light", "dark"]) -> None:
-        """Another set of colours for the page as it stands, at once: nothing fades."""
+    def set_color_scheme(self, scheme: Literal["light", "dark"]) -> None:
+        """Switch the colour scheme of the page at once, without transitions."""
         self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
 
-    def flaws(self, of: Literal["everything", "colours"] = "everything") -> list[str]:
+    def accessibility_problems(self, scope: Literal["everything", "colours"] = "everything") -> list[str]:
         """What axe finds, in a line each. A page that has only changed its colours is asked for those alone."""
-        options: dict[str, Any] = {"resultTypes": ["violations"]}
-        if of == "colours":
-            options["runOnly"] = COLOURS
+        # Preloading puts imported style sheets into <style> elements, which the policy forbids.
+        options: dict[str, Any] = {"resultTypes": ["violations"], "preload": False}
+        if scope == "colours":
+            options["runOnly"] = COLOR_RULES
         # Playwright's own world is not under the page's policy.
         if not self.page.evaluate("'axe' in globalThis"):
             self.page.evaluate(AXE)
@@ -94,13 +94,13 @@ class Seen:
         flaws = [(flaw, node) for flaw in found["violations"] for node in flaw["nodes"]]
         return [f"{flaw['id']}: {flaw['help']} at {node['target']}" for flaw, node in flaws]
 
-    def keep(self, name: str) -> None:
-        SHOTS.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+    def save_screenshot(self, name: str) -> None:
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
 @pytest.fixture(scope="session")
-def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """One with jobs in every status; two go on until the end."""
     folder = tmp_path_factory.mktemp("service")
     with databases.fresh() as dsn:
@@ -112,45 +112,44 @@ def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> I
             return started[-1]
 
         try:
-            running = Runner(start, dsn)("serve", DL_PIPELINES="pipelines,tests.support.etl").until_ready()
-            fill(running, Jobs(dsn, folder))
+            running = ServiceStarter(start, dsn)("serve", DL_PIPELINES="pipelines,tests.support.etl").wait_until_ready()
+            fill(running, ServiceJobs(dsn, folder))
             yield running
         finally:
             for process in started:
                 process.kill()
 
 
-def fill(running: Running, jobs: Jobs) -> None:
+def fill(running: RunningService, jobs: ServiceJobs) -> None:
     client = Client(f"http://127.0.0.1:{running.port}")
     jobs.insert("test.nap", 12, seconds=0.01)
     for n in range(2):
-        client.trigger(
-            Wanted(queue="q", task="test.secret", lock_key=f"bad-{n}", max_attempts=1, args={"password": "hidden"})
-        )
+        client.trigger("test.secret", {"password": "hidden"}, queue="q", lock_key=f"bad-{n}", max_attempts=1)
     jobs.insert("test.tell", 2)
-    canceled = client.trigger(Wanted(queue="nobody", task="noop", lock_key="x"))
-    client.cancel(canceled.job_id)
-    client.trigger(Wanted(queue="nobody", task="noop", lock_key="y"))
-    jobs.until({"succeeded": 12, "failed": 2, "running": 2, "canceled": 1, "queued": 1}, 40)
-    eventually(lambda: any(line.line.startswith("reading") for line in told(client)), 20)
+    canceled = client.trigger("noop", queue="nobody", lock_key="x")
+    client.cancel(canceled["job_id"])
+    client.trigger("noop", queue="nobody", lock_key="y")
+    jobs.wait_for_counts({"succeeded": 12, "failed": 2, "running": 2, "canceled": 1, "queued": 1}, 40)
+    eventually(lambda: any(line["line"].startswith("reading") for line in running_job_log(client)), 20)
     eventually(lambda: running.get("/status")[0] == 200, 20)
 
 
-def told(client: Client) -> list[JobLogLine]:
+def running_job_log(client: Client) -> list[dict[str, Any]]:
     (first, *_) = client.jobs(status=Status.RUNNING, limit=5)
-    return client.logs(first.job_id).lines
+    lines: list[dict[str, Any]] = client.logs(first["job_id"])["lines"]
+    return lines
 
 
 @pytest.fixture
-def seen(browser: Browser, service: Running) -> Iterator[Callable[..., Seen]]:
+def seen(browser: Browser, service: RunningService) -> Iterator[Callable[..., ObservedPage]]:
     """Open a browser's window: `seen(size="phone", dark=True).go("/jobs")`. Whatever faults it has fail the test."""
-    opened: list[Seen] = []
+    opened: list[ObservedPage] = []
 
-    def opening(*, size: str = "desktop", dark: bool = False, scripts: bool = True) -> Seen:
+    def opening(*, size: str = "desktop", dark: bool = False, scripts: bool = True) -> ObservedPage:
         context = browser.new_context(
             viewport=SIZES[size], color_scheme="dark" if dark else "light", java_script_enabled=scripts
         )
-        window = Seen(context.new_page(), service)
+        window = ObservedPage(context.new_page(), service)
         window.page.set_default_timeout(20_000)
         window.watch()
         opened.append(window)
@@ -159,4 +158,4 @@ def seen(browser: Browser, service: Running) -> Iterator[Callable[..., Seen]]:
     yield opening
     for window in opened:
         window.page.context.close()
-    assert [fault for window in opened for fault in window.faults] == []
+    assert [fault for window in opened for fault in window.problems] == []

@@ -1,4 +1,4 @@
-"""What somebody on call meets: outages, long logs, values that were meant badly, and forms that come too late."""
+"""The dashboard on call: outages, long logs, hostile values, and forms that are submitted too late."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app.client import Client
-from app.client import Request as Wanted
+from app.admin.api_keys import ApiKeys, NewApiKey, Scope
+from app.db.pool import Pool
 from app.queue.job import Status
-from app.queue.keys import Keys, NewKey, Scope
-from app.queue.pool import Pool
-from tests.browser.conftest import Seen
+from dataloader import Client
+from tests.browser.conftest import ObservedPage
 from tests.support import Databases, PrivateServer, Process
-from tests.support.running import Runner, Running
+from tests.support.real_service import RunningService, ServiceStarter
 
 pytestmark = pytest.mark.browser
 
-Opening = Callable[..., Seen]
+OpenPage = Callable[..., ObservedPage]
 EVIL = "<script>document.title = 'taken'</script>\u202e" + "W" * 300
 
 
 @pytest.fixture
-def client(service: Running) -> Client:
+def client(service: RunningService) -> Client:
     return Client(f"http://127.0.0.1:{service.port}")
 
 
-def test_nothing_that_a_job_is_called_or_says_runs_or_breaks_its_page(seen: Opening, client: Client):
+def test_hostile_job_text_is_escaped_on_its_page(seen: OpenPage, client: Client):
     args = {"html": EVIL, "big": "x" * 100_000}
-    made = client.trigger(Wanted(queue="nobody", task=EVIL[:200], lock_key=EVIL, producer=EVIL, args=args))
+    made = client.trigger(EVIL[:200], args, queue="nobody", lock_key=EVIL, producer=EVIL)
 
     for size in ("desktop", "phone"):
-        for path in ("/", f"/jobs/{made.job_id}", "/jobs?status=queued", "/queues"):
+        for path in ("/", f"/jobs/{made['job_id']}", "/jobs?status=queued", "/queues"):
             page = seen(size=size).go(path)
             expect(page).to_have_title(re.compile("dataloader$"))
             wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -41,68 +40,68 @@ def test_nothing_that_a_job_is_called_or_says_runs_or_breaks_its_page(seen: Open
     expect(page.locator("h1")).to_have_text("Queues")
 
 
-def test_what_was_refused_is_still_in_its_form(seen: Opening, client: Client):
-    made = client.trigger(Wanted(queue="nobody", task="noop", lock_key="draft"))
+def test_rejected_form_keeps_its_values(seen: OpenPage, client: Client):
+    made = client.trigger("noop", queue="nobody", lock_key="draft")
     window = seen()
-    page = window.go(f"/jobs/{made.job_id}")
+    page = window.go(f"/jobs/{made['job_id']}")
 
-    page.get_by_text("Change it while it waits").click()
+    page.get_by_text("Edit job").click()
     page.get_by_label("Args").first.fill("{nonsense")
-    page.get_by_role("button", name="Change", exact=True).click()
-    expect(page.get_by_role("alert")).to_contain_text("no JSON")
-    window.faults.clear()  # the browser tells of the 409
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("alert")).to_contain_text("not JSON")
+    window.problems.clear()  # the browser logs the 409
     page.get_by_role("button", name="Back").click()
 
     expect(page.get_by_label("Args").first).to_have_value("{nonsense")
-    expect(page.get_by_text("What you wrote is still here")).to_be_visible()
+    expect(page.get_by_text("Your input was kept")).to_be_visible()
 
 
-def test_what_somebody_has_opened_stays_open(seen: Opening):
+def test_opened_section_survives_refresh(seen: OpenPage):
     page = seen().go("/charts")
-    page.get_by_text("The numbers of throughput").click()
+    page.get_by_text("Data: throughput").click()
 
     with page.expect_response(lambda answer: "/charts" in answer.url and answer.status == 200):
         pass
 
-    expect(page.get_by_role("region", name="The numbers of throughput")).to_be_visible()
+    expect(page.get_by_role("region", name="Data: throughput")).to_be_visible()
 
 
-def test_the_whole_log_is_searched_also_without_scripts(seen: Opening, client: Client):
+def test_log_search_works_without_scripts(seen: OpenPage, client: Client):
     running = client.jobs(status=Status.RUNNING, limit=1)[0]
-    page = seen(scripts=False).go(f"/jobs/{running.job_id}")
+    page = seen(scripts=False).go(f"/jobs/{running['job_id']}")
 
-    page.get_by_role("link", name="The whole log").click()
-    page.get_by_label("Text in a line").fill("SLOW")
-    page.get_by_role("button", name="Show").click()
+    page.get_by_role("link", name="Full log").click()
+    page.get_by_label("Search").fill("SLOW")
+    page.get_by_role("button", name="Apply").click()
 
-    expect(page.locator(".log div")).to_have_count(1)
-    expect(page.locator(".log div")).to_contain_text("the source is slow today")
+    expect(page.locator(".lines div")).to_have_count(1)
+    expect(page.locator(".lines div")).to_contain_text("the source is slow today")
 
 
-def test_a_job_is_deleted_only_when_that_is_said_twice(seen: Opening, client: Client):
-    made = client.trigger(Wanted(queue="nobody", task="noop", lock_key="gone"))
-    client.cancel(made.job_id)
-    page = seen().go(f"/jobs/{made.job_id}")
+def test_job_deletion_needs_confirmation(seen: OpenPage, client: Client):
+    made = client.trigger("noop", queue="nobody", lock_key="gone")
+    client.cancel(made["job_id"])
+    page = seen().go(f"/jobs/{made['job_id']}")
 
-    expect(page.get_by_role("button", name="Delete it")).to_be_hidden()
+    expect(page.get_by_role("button", name="Delete job")).to_be_hidden()
     page.get_by_text("Delete …").click()
-    page.get_by_role("button", name="Delete it").click()
+    page.get_by_role("button", name="Delete job").click()
 
     expect(page).to_have_url(re.compile("/jobs$"))
-    assert all(job.job_id != made.job_id for job in client.jobs(limit=50))
+    assert all(job["job_id"] != made["job_id"] for job in client.jobs(limit=50))
 
 
-def test_an_outage_is_said_on_top_of_what_was_seen_last_and_passes_by_itself(
+def test_outage_banner_appears_over_last_data_and_clears(
     browser: Browser, server: PrivateServer, start: Callable[..., Process]
 ):
-    service = Runner(start, server.dsn)("serve").until_ready()
+    service = ServiceStarter(start, server.dsn)("serve").wait_until_ready()
     url = f"http://127.0.0.1:{service.port}"
     page, other = browser.new_page(), browser.new_page()
     page.goto(f"{url}/queues")
-    expect(page.locator(".refresh")).to_contain_text("Refreshes by itself.")
+    expect(page.locator(".refresh")).to_contain_text("Refreshing every 2 s")
 
     server.crash()
-    expect(page.locator(".refresh")).to_contain_text("What you see is of", timeout=30_000)
+    expect(page.locator(".refresh")).to_contain_text("Data from", timeout=30_000)
     answer = other.goto(f"{url}/jobs")
     expect(other.get_by_role("alert")).to_contain_text("cannot be read now")
     assert answer is not None
@@ -110,31 +109,31 @@ def test_an_outage_is_said_on_top_of_what_was_seen_last_and_passes_by_itself(
 
     server.start()
     expect(other.get_by_role("heading", name="Jobs", exact=True)).to_be_visible(timeout=30_000)
-    expect(page.locator(".refresh")).to_contain_text("Refreshes by itself.", timeout=30_000)
+    expect(page.locator(".refresh")).to_contain_text("Refreshing every 2 s", timeout=30_000)
     page.close()
     other.close()
 
 
-def test_a_form_whose_session_was_over_is_there_again_after_the_login(
+def test_form_is_restored_after_session_expiry_and_login(
     browser: Browser, databases: Databases, start: Callable[..., Process]
 ):
     with databases.fresh(schema=True) as dsn:
         pool = Pool(dsn)
-        _, token = Keys(pool).create(NewKey(name="Anna", scopes=frozenset({Scope.OPERATE}), created_by="test"))
+        _, token = ApiKeys(pool).create(NewApiKey(name="Anna", scopes=frozenset({Scope.OPERATE}), created_by="test"))
         pool.close()
-        service = Runner(start, dsn)("serve").until_ready()
+        service = ServiceStarter(start, dsn)("serve").wait_until_ready()
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{service.port}/tasks/noop")
         log_in(page, token)
 
         page.get_by_label("Queue").fill("nobody")
-        page.get_by_label("Key").fill("written before the session was over")
+        page.get_by_label("Lock key").fill("written before the session was over")
         page.context.clear_cookies()
         page.get_by_role("button", name="Start").click()
         log_in(page, token)
 
         expect(page).to_have_url(re.compile("/tasks/noop$"))
-        expect(page.get_by_label("Key")).to_have_value("written before the session was over")
+        expect(page.get_by_label("Lock key")).to_have_value("written before the session was over")
         page.get_by_role("button", name="Start").click()
         expect(page).to_have_url(re.compile("/jobs/"))
         page.close()

@@ -9,18 +9,17 @@ from uuid import UUID
 import pytest
 from playwright.sync_api import expect
 
-from app.client import Client
-from app.client import Request as Wanted
 from app.queue.job import Status
-from tests.browser.conftest import Seen
+from dataloader import Client
+from tests.browser.conftest import ObservedPage
 from tests.support import eventually
-from tests.support.running import Running
+from tests.support.real_service import RunningService
 
 pytestmark = pytest.mark.browser
 
-Opening = Callable[..., Seen]
+OpenPage = Callable[..., ObservedPage]
 PAGES = {
-    "now": "/",
+    "overview": "/",
     "jobs": "/jobs",
     "tasks": "/tasks",
     "task": "/tasks/load.cbr.rates",
@@ -34,39 +33,40 @@ PAGES = {
 
 
 @pytest.fixture
-def client(service: Running) -> Client:
+def client(service: RunningService) -> Client:
     return Client(f"http://127.0.0.1:{service.port}")
 
 
 @pytest.mark.timeout(300)  # a dozen pages, each looked at by axe in four ways
 @pytest.mark.parametrize("size", ["desktop", "phone"])
-def test_every_page_is_readable_by_everybody(size: str, seen: Opening, client: Client):
+def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, client: Client):
     window = seen(size=size)
     running = client.jobs(status=Status.RUNNING, limit=1)[0]
     failed = client.jobs(status=Status.FAILED, limit=1)[0]
     flaws = []
 
-    for name, path in {**PAGES, "job": f"/jobs/{running.job_id}", "failed": f"/jobs/{failed.job_id}"}.items():
-        window.dress("light")
+    for name, path in {**PAGES, "job": f"/jobs/{running['job_id']}", "failed": f"/jobs/{failed['job_id']}"}.items():
+        window.set_color_scheme("light")
         page = window.go(path)
         expect(page.locator("h1")).to_be_visible()
-        flaws += [f"{name}: {flaw}" for flaw in window.flaws()]
+        flaws += [f"{name}: {flaw}" for flaw in window.accessibility_problems()]
         wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         flaws += [f"{name}: {wider} px wider than the window"] if wider > 0 else []
-        window.keep(f"{name}-{size}-light")
-        window.dress("dark")
-        flaws += [f"{name}, dark: {flaw}" for flaw in window.flaws(of="colours")]
-        window.keep(f"{name}-{size}-dark")
+        window.save_screenshot(f"{name}-{size}-light")
+        window.set_color_scheme("dark")
+        flaws += [f"{name}, dark: {flaw}" for flaw in window.accessibility_problems(scope="colours")]
+        window.save_screenshot(f"{name}-{size}-dark")
 
     assert flaws == []
 
 
-def test_now_begins_with_what_is_wrong_and_shows_how_far_jobs_are(seen: Opening):
+@pytest.mark.smoke
+def test_overview_lists_issues_first_and_shows_progress(seen: OpenPage):
     page = seen().go("/")
 
     problems = page.get_by_role("list", name="Problems")
     expect(problems).to_contain_text("test.secret failed 2 of 2 times")
-    expect(problems).to_contain_text("No live worker works on the queue nobody")
+    expect(problems).to_contain_text("No live worker serves queue nobody")
     row = page.get_by_role("row").filter(has_text="test.tell").first
     expect(row.get_by_role("progressbar")).to_have_attribute("value", "0.4000")
     expect(row).to_contain_text("40 of 100 rows")
@@ -74,131 +74,132 @@ def test_now_begins_with_what_is_wrong_and_shows_how_far_jobs_are(seen: Opening)
     expect(page.locator("h1")).to_contain_text("test.tell")
 
 
-def test_a_page_refreshes_itself_but_not_under_somebodys_hands(seen: Opening, client: Client):
+def test_page_refresh_waits_while_a_form_is_in_use(seen: OpenPage, client: Client):
     page = seen().go("/jobs?task=noop")
-    expect(page.locator(".refresh")).to_contain_text("Refreshes by itself.")
+    expect(page.locator(".refresh")).to_contain_text("Refreshing every 2 s")
 
-    made = client.trigger(Wanted(queue="nobody", task="noop", lock_key="fresh"))
-    expect(page.locator(f"#job-{made.job_id}")).to_be_visible()
+    made = client.trigger("noop", queue="nobody", lock_key="fresh")
+    expect(page.locator(f"#job-{made['job_id']}")).to_be_visible()
 
-    page.get_by_text("Do something to all that fit").click()
-    page.get_by_label("What").focus()
-    expect(page.locator(".refresh")).to_contain_text("Waits while you are at work here.")
-    later = client.trigger(Wanted(queue="nobody", task="noop", lock_key="later"))
-    expect(page.locator(".refresh")).to_contain_text("Waits while you are at work here.")
-    expect(page.locator(f"#job-{later.job_id}")).to_have_count(0)
+    page.get_by_text("Bulk actions").click()
+    page.get_by_label("Action").focus()
+    expect(page.locator(".refresh")).to_contain_text("Paused while you edit")
+    later = client.trigger("noop", queue="nobody", lock_key="later")
+    expect(page.locator(".refresh")).to_contain_text("Paused while you edit")
+    expect(page.locator(f"#job-{later['job_id']}")).to_have_count(0)
 
-    page.get_by_text("Do something to all that fit").click()
-    expect(page.locator(f"#job-{later.job_id}")).to_be_visible()
+    page.get_by_text("Bulk actions").click()
+    expect(page.locator(f"#job-{later['job_id']}")).to_be_visible()
 
 
-def test_it_can_be_told_to_pause(seen: Opening, client: Client):
+def test_page_refresh_can_be_paused(seen: OpenPage, client: Client):
     page = seen().go("/jobs?task=noop")
 
     page.get_by_role("button", name="Pause").click()
-    expect(page.locator(".refresh")).to_contain_text("Paused.")
-    page.get_by_role("button", name="Go on").click()
+    expect(page.locator(".refresh")).to_contain_text("Paused")
+    page.get_by_role("button", name="Resume").click()
 
-    made = client.trigger(Wanted(queue="nobody", task="noop", lock_key="paused"))
-    expect(page.locator(f"#job-{made.job_id}")).to_be_visible()
+    made = client.trigger("noop", queue="nobody", lock_key="paused")
+    expect(page.locator(f"#job-{made['job_id']}")).to_be_visible()
 
 
-def test_jobs_are_found_by_filters_that_stand_in_the_address(seen: Opening):
+def test_job_filters_are_kept_in_the_url(seen: OpenPage):
     page = seen().go("/jobs")
 
     page.get_by_label("Status").select_option("failed")
     page.get_by_label("Task").fill("test.secret")
-    page.get_by_role("button", name="Show").click()
+    page.get_by_role("button", name="Apply").click()
 
     expect(page).to_have_url(re.compile(r"status=failed.*task=test\.secret"))
     expect(page.get_by_role("region", name="Jobs").get_by_role("row")).to_have_count(3)
-    expect(page.get_by_text("2 jobs fit")).to_be_visible()
+    expect(page.get_by_text("2 matching jobs")).to_be_visible()
     page.reload()
     expect(page.get_by_label("Task")).to_have_value("test.secret")
 
 
-def test_a_slash_goes_to_the_search(seen: Opening):
+def test_slash_key_focuses_search(seen: OpenPage):
     page = seen().go("/jobs")
 
     page.keyboard.press("/")
     page.keyboard.type("nothing has this")
     page.keyboard.press("Enter")
 
-    expect(page.get_by_text("No job fits.")).to_be_visible()
+    expect(page.get_by_text("No matching jobs.")).to_be_visible()
 
 
-def test_what_fits_is_counted_confirmed_and_done(seen: Opening, client: Client):
-    wanted = [Wanted(queue="nobody", task="noop", lock_key=f"bulk-{n}", producer="bulk") for n in range(3)]
-    made = [client.trigger(request) for request in wanted]
+def test_bulk_action_counts_confirms_and_runs(seen: OpenPage, client: Client):
+    made = [client.trigger("noop", queue="nobody", lock_key=f"bulk-{n}", producer="bulk") for n in range(3)]
     page = seen().go("/jobs?producer=bulk&status=queued")
 
-    page.get_by_text("Do something to all that fit").click()
-    page.get_by_label("What").select_option("cancel")
-    page.get_by_role("button", name="Count them").click()
+    page.get_by_text("Bulk actions").click()
+    page.get_by_label("Action").select_option("cancel")
+    page.get_by_role("button", name="Preview").click()
     expect(page.locator("h1")).to_have_text("Cancel 3 jobs?")
     page.get_by_role("button", name="Cancel 3 jobs").click()
 
     expect(page.get_by_role("status").first).to_have_text("done")
     expect(page.get_by_text("3 of 3 changed")).to_be_visible()
-    assert {client.status(job.job_id).status for job in made} == {Status.CANCELED}
+    assert {client.status(job["job_id"])["status"] for job in made} == {Status.CANCELED}
 
 
-def test_a_job_shows_its_log_and_is_canceled_and_retried(seen: Opening, client: Client):
+@pytest.mark.smoke
+def test_job_page_shows_log_and_cancels_and_retries(seen: OpenPage, client: Client):
     args = {"file": "/nowhere", "trace": "/dev/null"}
-    made = client.trigger(Wanted(queue="q", task="test.tell", lock_key="one", args=args))
-    page = seen().go(f"/jobs/{made.job_id}")
-    log = page.locator(".log")
+    made = client.trigger("test.tell", args, queue="q", lock_key="one")
+    page = seen().go(f"/jobs/{made['job_id']}")
+    log = page.locator("#log")
     expect(log).to_contain_text("reading the first page")
 
-    page.get_by_label("Find in it").fill("slow")
-    expect(page.locator("#found")).to_have_text("1 line of these; Enter searches all.")
+    page.get_by_label("Search").fill("slow")
+    expect(page.locator("#match-count")).to_have_text("1 matching line shown; press Enter to search the full log")
     expect(log.get_by_text("reading the first page")).to_be_hidden()
-    page.get_by_label("Find in it").fill("")
+    page.get_by_label("Search").fill("")
 
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".status").first).to_have_text("canceled")
+    expect(page.locator(".st").first).to_have_text("canceled")
     page.get_by_role("button", name="Retry").click()
-    expect(page.locator(".status").first).to_have_text("running")
+    expect(page.locator(".st").first).to_have_text("running")
     expect(page.get_by_role("list").filter(has_text="picked")).to_contain_text("canceled")
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".status").first).to_have_text("canceled")
+    expect(page.locator(".st").first).to_have_text("canceled")
 
 
-def test_a_job_is_cloned_with_other_args_and_nobody_reads_its_secrets(seen: Opening, client: Client):
+def test_job_clone_with_new_args_hides_secrets(seen: OpenPage, client: Client):
     failed = client.jobs(status=Status.FAILED, limit=1)[0]
-    page = seen().go(f"/jobs/{failed.job_id}")
+    page = seen().go(f"/jobs/{failed['job_id']}")
     expect(page.locator("main")).not_to_contain_text("hidden")
 
-    page.get_by_text("Clone it with other args").click()
+    page.get_by_text("Clone job").click()
     page.get_by_label("Queue").last.fill("nobody")
-    page.get_by_role("button", name="Start it").click()
+    page.get_by_role("button", name="Create job").click()
 
     expect(page.locator("h1")).to_contain_text("test.secret")
-    expect(page.locator(".status").first).to_have_text("queued")
+    expect(page.locator(".st").first).to_have_text("queued")
     expect(page.get_by_text("No live worker")).to_be_visible()
     clone = UUID(page.url.rpartition("/")[2])
-    assert clone != failed.job_id
+    assert clone != failed["job_id"]
 
 
-def test_a_waiting_job_is_changed_and_says_why_it_waits(seen: Opening, client: Client):
-    made = client.trigger(Wanted(queue="nobody", task="noop", lock_key="edit"))
-    page = seen().go(f"/jobs/{made.job_id}")
+def test_waiting_job_can_be_edited_and_explained(seen: OpenPage, client: Client):
+    made = client.trigger("noop", queue="nobody", lock_key="edit")
+    page = seen().go(f"/jobs/{made['job_id']}")
 
-    page.get_by_text("Change it while it waits").click()
+    page.get_by_text("Edit job").click()
     page.get_by_label("Priority").first.fill("7")
-    page.get_by_role("button", name="Change", exact=True).click()
+    page.get_by_role("button", name="Save").click()
 
-    expect(page.locator(".facts")).to_contain_text("priority7")
+    expect(page.locator(".facts")).to_contain_text("Priority7")
     expect(page.get_by_text("No live worker")).to_be_visible()
 
 
-def test_a_task_is_started_by_a_form_made_from_its_args(seen: Opening):
+@pytest.mark.smoke
+def test_task_form_is_made_from_args_schema(seen: OpenPage):
     page = seen().go("/tasks")
     page.get_by_role("link", name="load.cbr.rates").click()
 
     page.get_by_label("date").fill("2024-99-99")
     page.get_by_label("Queue").fill("nobody")
-    page.get_by_label("Key").fill("rates")
+    page.get_by_label("Lock key").fill("rates")
     page.get_by_role("button", name="Start").click()
     expect(page.get_by_role("alert")).to_contain_text("args.date")
 
@@ -209,72 +210,72 @@ def test_a_task_is_started_by_a_form_made_from_its_args(seen: Opening):
     expect(page.locator("pre").filter(has_text="2024-01-31")).to_be_visible()
 
 
-def test_the_last_runs_of_a_task_are_squares_that_lead_to_them(seen: Opening):
+def test_task_page_links_recent_runs(seen: OpenPage):
     page = seen().go("/tasks")
 
     row = page.get_by_role("row").filter(has_text="test.nap")
-    expect(row.locator(".squares a.succeeded")).to_have_count(12)
-    row.locator(".squares a").first.click()
+    expect(row.locator(".cells a.succeeded")).to_have_count(12)
+    row.locator(".cells a").first.click()
     expect(page.locator("h1")).to_contain_text("test.nap")
 
 
-def test_a_queue_is_paused_limited_and_opened(seen: Opening):
+def test_queue_is_paused_limited_and_resumed(seen: OpenPage):
     page = seen().go("/queues")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="nobody", exact=True))
 
     row.get_by_role("button", name="Pause").click()
     expect(row).to_contain_text("paused")
-    row.get_by_role("button", name="Open").click()
+    row.get_by_role("button", name="Resume").click()
     expect(row.get_by_role("button", name="Pause")).to_be_visible()
 
-    page.get_by_text("Limit how much runs at once").click()
+    page.get_by_text("Limits", exact=True).click()
     page.get_by_role("combobox", name="Queue").select_option("nobody")
-    page.get_by_label("in all processes together").fill("3")
-    page.get_by_role("button", name="Set").click()
+    page.get_by_label("Global concurrency").fill("3")
+    page.get_by_role("button", name="Apply").click()
     expect(row).to_contain_text("3")
 
 
-def test_a_worker_is_drained_and_claims_again(seen: Opening):
+def test_worker_is_drained_and_resumed(seen: OpenPage):
     page = seen().go("/workers")
 
     page.get_by_role("button", name="Drain").click()
     expect(page.get_by_role("heading", name="draining")).to_be_visible()
-    page.get_by_role("button", name="Claim again").click()
+    page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("button", name="Drain")).to_be_visible()
 
 
-def test_charts_are_drawn_and_have_their_numbers_in_words(seen: Opening):
+def test_charts_have_text_alternatives(seen: OpenPage):
     page = seen().go("/charts")
 
     expect(page.locator(".chart canvas").first).to_be_visible()
-    page.get_by_text("The numbers of throughput").click()
-    expect(page.get_by_role("region", name="The numbers of throughput").get_by_role("row").nth(1)).to_be_visible()
+    page.get_by_text("Data: throughput").click()
+    expect(page.get_by_role("region", name="Data: throughput").get_by_role("row").nth(1)).to_be_visible()
     page.get_by_label("Period").select_option("7d")
-    page.get_by_role("button", name="Show").click()
+    page.get_by_role("button", name="Apply").click()
     expect(page).to_have_url(re.compile("period=7d"))
     expect(page.locator(".chart canvas").first).to_be_visible()
 
 
-def test_the_audit_tells_who_did_what(seen: Opening, client: Client):
-    made = client.trigger(Wanted(queue="nobody", task="noop", lock_key="audit"))
-    client.cancel(made.job_id)
-    page = seen().go(f"/audit?subject_id={made.job_id}")
+def test_audit_page_shows_actor_and_action(seen: OpenPage, client: Client):
+    made = client.trigger("noop", queue="nobody", lock_key="audit")
+    client.cancel(made["job_id"])
+    page = seen().go(f"/audit?subject_id={made['job_id']}")
 
     expect(page.get_by_role("region", name="Audit").get_by_role("row").filter(has_text="cancel")).to_be_visible()
 
 
-def test_the_essentials_are_readable_and_work_without_scripts(seen: Opening, client: Client):
-    made = client.trigger(Wanted(queue="nobody", task="noop", lock_key="plain"))
+def test_essential_pages_work_without_scripts(seen: OpenPage, client: Client):
+    made = client.trigger("noop", queue="nobody", lock_key="plain")
     window = seen(scripts=False)
 
     for path in ("/", "/jobs", "/tasks", "/queues", "/workers", "/charts"):
         expect(window.go(path).locator("h1")).to_be_visible()
-    page = window.go(f"/jobs/{made.job_id}")
+    page = window.go(f"/jobs/{made['job_id']}")
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".status").first).to_have_text("canceled")
+    expect(page.locator(".st").first).to_have_text("canceled")
 
 
-def test_what_is_not_there_is_told_as_a_page(browser, service: Running):
+def test_missing_resource_renders_an_error_page(browser, service: RunningService):
     page = browser.new_page()
     page.goto(f"http://127.0.0.1:{service.port}/jobs/00000000-0000-0000-0000-000000000000")
 

@@ -3,5 +3,5 @@
     python -m tests.chaos run --seed 1            the campaign
     python -m tests.chaos mutants                 the same on purposely broken protocols: each must be caught
 
-docs/chaos.md tells what it does and how to read what it says.
+docs/chaos.md describes the campaign and its report.
 """

@@ -1,4 +1,4 @@
-"""The judge. It reads the tables, the journal, the witness's rows and what callers were told, and nothing else.
+"""Checks the rules against the tables, the events, the reports of runs and the responses of callers only.
 
 Each rule is a function from a history to what is wrong with it. docs/chaos.md says in words what each of them promises.
 """
@@ -15,81 +15,81 @@ from uuid import UUID
 
 from app.queue.job import Status
 from tests.chaos.etl import FOLLOW_UPS, PARTS
-from tests.chaos.history import History, Row, Word
-from tests.support.journal import Line, Told, replay
+from tests.chaos.history import History, Row, RunReport
+from tests.support.event_replay import Event, ReplayedJob, replay
 
 STUBBORN = "chaos.zombie"
 _SLACK_SEC = 1.0  # between two lines of one thread, which may be frozen or wait for the interpreter there
 _CLOCK_SLACK_SEC = 0.05  # between the time of day, by which a server writes, and the clock of all processes
 _WALL_SLACK_SEC = 0.3  # likewise, read once at the end of a campaign of minutes
 _LEASE_END = re.compile(r"its lease ran out at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d(?::?\d\d)?)")
-_RUN = re.compile(r"failed on purpose, said ([0-9a-f-]{36})")
-_GIVEN_BACK = ("shutdown", "lock_busy", "not_started", "by_hand")
+_RUN_ID_IN_ERROR = re.compile(r"failed on purpose in run ([0-9a-f-]{36})")
+_RELEASE_REASONS = ("shutdown", "lock_busy", "not_started", "by_hand")
 
 
 @dataclass(frozen=True)
 class Violation:
     rule: str
     job_id: str
-    told: str
+    message: str
 
     def __str__(self) -> str:
-        return f"{self.rule}: job {self.job_id}: {self.told}"
+        return f"{self.rule}: job {self.job_id}: {self.message}"
 
 
 def check(history: History) -> list[Violation]:
     """Everything that is wrong, rule by rule."""
     return [
-        Violation(rule.__name__.replace("_", " "), str(job_id), told)
+        Violation(rule.__name__.replace("_", " "), str(job_id), message)
         for rule in RULES
-        for job_id, told in rule(history)
+        for job_id, message in rule(history)
     ]
 
 
-Wrong = Iterator[tuple[object, str]]
+Findings = Iterator[tuple[object, str]]
 
 
 # ── what callers were promised ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def accepted_and_gone(history: History) -> Wrong:
-    """A caller was told that a job is there, and it is not."""
-    for told in history.told:
-        if told.what == "accepted" and UUID(told.job_id) not in history.rows:
-            yield told.job_id, f"accepted as {told.task} with the key {told.key!r}, and there is no such job"
+def accepted_and_gone(history: History) -> Findings:
+    """A caller got a job id, and the job does not exist."""
+    for response in history.responses:
+        if response.what == "accepted" and UUID(response.job_id) not in history.rows:
+            yield response.job_id, f"accepted as {response.task} with the key {response.key!r}; no such job"
 
 
-def one_request_two_jobs(history: History) -> Wrong:
+def one_request_two_jobs(history: History) -> Findings:
     """The same request was answered with two jobs."""
     answers: dict[str, set[str]] = defaultdict(set)
-    for told in history.told:
-        if told.what == "accepted" and told.key:
-            answers[told.key].add(told.job_id)
+    for response in history.responses:
+        if response.what == "accepted" and response.key:
+            answers[response.key].add(response.job_id)
     for key, jobs in answers.items():
         if len(jobs) > 1:
             yield " ".join(sorted(jobs)), f"all were the answer to the request {key!r}"
 
 
-def not_ended(history: History) -> Wrong:
+def not_ended(history: History) -> Findings:
     """After quiet, a job is in no final state."""
     for row in history.rows.values():
         if not Status(row.status).final:
             yield row.job_id, f"{row.task} of the key {row.lock_key!r} is still {row.status}"
 
 
-def canceled_and_begun(history: History) -> Wrong:
-    """A run began after the caller had been told that the job is canceled, or is about to be."""
+def canceled_and_begun(history: History) -> Findings:
+    """A run began after a response had confirmed the cancel of its job."""
     first = _first_cancels(history)
-    for word in history.words:
+    for word in history.run_reports:
         if word.what == "began" and (at := first.get(word.job_id)) is not None and word.at > at:
             yield word.job_id, f"run {word.run_id} began {word.at - at:.3f} s after the answer to the cancel"
 
 
-def canceled_and_ran_on(history: History) -> Wrong:
+def canceled_and_ran_on(history: History) -> Findings:
     """An obedient run passed a safe point when its lease could no longer be the one it had before the answer: had it
     been renewed since, the flag would have come with it."""
     first = _first_cancels(history)
-    for word in history.words:
+    for word in history.run_reports:
         at, row = first.get(word.job_id), history.rows.get(word.job_id)
         if at is None or row is None or word.what != "acted" or word.task == STUBBORN:
             continue
@@ -99,30 +99,31 @@ def canceled_and_ran_on(history: History) -> Wrong:
 
 def _first_cancels(history: History) -> dict[UUID, float]:
     """When each job's first cancel had been answered, by "canceled" or by "running" with the flag. Of a job that had
-    ended otherwise, or that somebody tries again, nothing is promised."""
-    again = {told.job_id for told in history.told if told.what == "retried"}
+    ended otherwise, or that a caller retries, nothing is promised."""
+    again = {response.job_id for response in history.responses if response.what == "retried"}
     first: dict[UUID, float] = {}
-    for told in history.told:
-        if told.what == "canceled" and told.job_id not in again and told.status in ("canceled", "running", "queued"):
-            first.setdefault(UUID(told.job_id), told.at)
+    for response in history.responses:
+        is_answered = response.status in ("canceled", "running", "queued")
+        if response.what == "canceled" and response.job_id not in again and is_answered:
+            first.setdefault(UUID(response.job_id), response.at)
     return first
 
 
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def overlapping_runs(history: History) -> Wrong:
+def overlapping_runs(history: History) -> Findings:
     """A run passed a safe point after another run of its key, or of its job, had begun.
 
     Stubborn runs pass none: what they do counts where nothing but their own session could have let a successor begin.
     """
     counts = ("acted", "wrote") if history.sessions_unbroken else ("acted",)
-    by_key: dict[str, list[list[Word]]] = defaultdict(list)
-    for words in history.words_by_run().values():
+    by_key: dict[str, list[list[RunReport]]] = defaultdict(list)
+    for words in history.reports_by_run().values():
         by_key[words[0].lock_key].append(words)
     for key, runs in by_key.items():
         runs.sort(key=lambda words: words[0].at)
-        last: Word | None = None  # the last act of all runs that have begun so far
+        last: RunReport | None = None  # the last act of all runs that have begun so far
         for words in runs:
             if last is not None and last.at > words[0].at:
                 yield (
@@ -135,24 +136,24 @@ def overlapping_runs(history: History) -> Wrong:
                 last = acts[-1]
 
 
-def effects_after_a_successor_began(history: History) -> Wrong:
+def effects_after_a_successor_began(history: History) -> Findings:
     """A statement of an attempt still committed when the next run of its job or key had begun.
 
     A target that did not answer when its sessions were to be ended is named in the event; of it nothing is promised.
     """
     claimed_at = {
         UUID(line.payload["run_id"]): line.at
-        for lines in history.journal.values()
+        for lines in history.events.values()
         for line in lines
         if line.kind == "picked"
     }
     last_effect: dict[UUID, float] = {}
     for effect in history.effects:
         last_effect[effect.run_id] = max(effect.at, last_effect.get(effect.run_id, effect.at))
-    began_by_key: dict[str, list[Word]] = defaultdict(list)
-    for words in history.words_by_run().values():
+    began_by_key: dict[str, list[RunReport]] = defaultdict(list)
+    for words in history.reports_by_run().values():
         began_by_key[words[0].lock_key].append(words[0])
-    for own in (words[0] for words in history.words_by_run().values() if words[0].run_id in last_effect):
+    for own in (words[0] for words in history.reports_by_run().values() if words[0].run_id in last_effect):
         last = last_effect[own.run_id] - _CLOCK_SLACK_SEC
         if own.run_id not in claimed_at or _has_unreached_target(history, own):
             continue
@@ -167,89 +168,89 @@ def effects_after_a_successor_began(history: History) -> Wrong:
                 )
 
 
-def _has_unreached_target(history: History, word: Word) -> bool:
+def _has_unreached_target(history: History, word: RunReport) -> bool:
     return any(
         line.payload.get("run_id") == str(word.run_id) and line.payload.get("sessions_left")
-        for line in history.journal.get(word.job_id, ())
+        for line in history.events.get(word.job_id, ())
     )
 
 
-def proved_dead_and_acting(history: History) -> Wrong:
+def proved_dead_and_acting(history: History) -> Findings:
     """A run was taken from a process that was proved dead, and reported something afterwards."""
     taken = {
         UUID(line.payload["run_id"]): line.at.timestamp() - history.wall
-        for lines in history.journal.values()
+        for lines in history.events.values()
         for line in lines
         if line.payload.get("reason") == "process_died"
     }
-    for run_id, words in history.words_by_run().items():
+    for run_id, words in history.reports_by_run().items():
         late = words[-1].at - taken.get(run_id, words[-1].at)
         if late > _WALL_SLACK_SEC:
             yield words[0].job_id, f"run {run_id} lived {late:.3f} s after its process had been proved dead"
 
 
-def run_without_a_claim(history: History) -> Wrong:
+def run_without_a_claim(history: History) -> Findings:
     """A run began that the journal knows nothing of, or with another attempt than it was claimed for."""
-    for run_id, words in history.words_by_run().items():
-        claims = [line for line in history.journal.get(words[0].job_id, ()) if _claims(line, run_id)]
+    for run_id, words in history.reports_by_run().items():
+        claims = [line for line in history.events.get(words[0].job_id, ()) if _is_claim_of(line, run_id)]
         if not claims:
             yield words[0].job_id, f"run {run_id} began, and no claim of it is journaled"
         elif claims[0].payload["attempt"] != words[0].attempt:
             yield words[0].job_id, f"run {run_id} began as attempt {words[0].attempt}, claimed as {claims[0].payload}"
     # Each run begins once, whatever happened to the answer of its claim.
-    begun = Counter(word.run_id for word in history.words if word.what == "began")
-    for word in history.words:
+    begun = Counter(word.run_id for word in history.run_reports if word.what == "began")
+    for word in history.run_reports:
         if word.what == "began" and begun.pop(word.run_id, 1) > 1:
             yield word.job_id, f"run {word.run_id} began more than once"
 
 
-def _claims(line: Line, run_id: UUID) -> bool:
-    return line.kind == "picked" and line.payload.get("run_id") == str(run_id)
+def _is_claim_of(event: Event, run_id: UUID) -> bool:
+    return event.kind == "picked" and event.payload.get("run_id") == str(run_id)
 
 
-def attempt_count_off(history: History) -> Wrong:
+def attempt_count_off(history: History) -> Findings:
     """The attempt is not the number of tries that began and were not given back, or is above the most."""
     for row in history.rows.values():
         if not 0 <= row.attempt <= row.max_attempts:
             yield row.job_id, f"attempt {row.attempt} of {row.max_attempts}"
         counted = 0
-        for before, line in pairwise(history.journal.get(row.job_id, ())):
+        for before, line in pairwise(history.events.get(row.job_id, ())):
             if line.payload.get("reason") == "retry":
                 counted = 0
             else:
-                counted += int(line.kind == "picked") - int(_given_back(before, line))
+                counted += int(line.kind == "picked") - int(_is_release(before, line))
             if counted > row.max_attempts:
                 yield row.job_id, f"{counted} tries of {row.max_attempts}"
         if counted != row.attempt:
             yield row.job_id, f"{counted} tries are journaled, the row says {row.attempt}"
 
 
-def _given_back(before: Line, line: Line) -> bool:
+def _is_release(before: Event, event: Event) -> bool:
     """The try that ends here does not count."""
-    if line.payload.get("status") != "queued":
+    if event.payload.get("status") != "queued":
         return False
-    refunded = int(line.payload["attempt"]) == int(before.payload["attempt"]) - 1
-    return line.payload.get("reason") in _GIVEN_BACK or (line.payload.get("reason") == "error" and refunded)
+    refunded = int(event.payload["attempt"]) == int(before.payload["attempt"]) - 1
+    return event.payload.get("reason") in _RELEASE_REASONS or (event.payload.get("reason") == "error" and refunded)
 
 
 # ── the journal ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def impossible_journal(history: History) -> Wrong:
-    """The events do not follow from each other by TRANSITIONS, or do not end where the row stands."""
+def impossible_journal(history: History) -> Findings:
+    """The events do not follow from each other by TRANSITIONS, or do not end in the status of the row."""
     for row in history.rows.values():
-        life = _replayed(history, row)
+        life = _replay_row(history, row)
         if isinstance(life, str):
             yield row.job_id, life
         elif life.status.value != row.status:
             yield row.job_id, f"the journal ends with {life.status}, the row says {row.status}"
 
 
-def overlap_in_the_journal(history: History) -> Wrong:
+def overlap_in_the_journal(history: History) -> Findings:
     """By the journal alone, two runs of a key were live at once."""
     spans: dict[str, list[tuple[datetime, datetime | None, UUID]]] = defaultdict(list)
     for row in history.rows.values():
-        life = _replayed(history, row)
+        life = _replay_row(history, row)
         if not isinstance(life, str):
             spans[row.lock_key] += [(begin, end, row.job_id) for begin, end in life.runs]
     for key, runs in spans.items():
@@ -259,17 +260,17 @@ def overlap_in_the_journal(history: History) -> Wrong:
                 yield other, f"it began at {begin}, {one} of the same key {key!r} ended at {end}"
 
 
-def _replayed(history: History, row: Row) -> Told | str:
+def _replay_row(history: History, row: Row) -> ReplayedJob | str:
     try:
-        return replay(history.journal.get(row.job_id, ()))
+        return replay(history.events.get(row.job_id, ()))
     except (AssertionError, KeyError, ValueError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
 
 
-def taken_at_the_first_look(history: History) -> Wrong:
+def taken_at_the_first_look(history: History) -> Findings:
     """A reaper took a run sooner than a heartbeat after its lease had run out: it cannot have looked twice."""
     least = timedelta(seconds=history.heartbeat_sec)
-    for lines in history.journal.values():
+    for lines in history.events.values():
         for line in lines:
             found = _LEASE_END.search(str(line.payload.get("error", "")))
             if line.payload.get("reason") == "lease_expired" and found:
@@ -281,7 +282,7 @@ def taken_at_the_first_look(history: History) -> Wrong:
 # ── what runs have written ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def words_of_another_run(history: History) -> Wrong:
+def words_of_another_run(history: History) -> Findings:
     """The row's result, error or progress was written by a run that did not own the job when it ended."""
     for row in history.rows.values():
         owner = _last_claim(history, row)
@@ -291,26 +292,26 @@ def words_of_another_run(history: History) -> Wrong:
             yield row.job_id, f"its result is run {row.result.get('run')}'s, its last run was {owner}"
         if row.status == "succeeded" and row.progress.get("run", owner) != owner:
             yield row.job_id, f"its progress is run {row.progress.get('run')}'s, its last run was {owner}"
-        said = _RUN.search(row.error or "")
+        said = _RUN_ID_IN_ERROR.search(row.error or "")
         if said and said[1] != owner:
             yield row.job_id, f"its error is run {said[1]}'s, its last run was {owner}"
 
 
 def _last_claim(history: History, row: Row) -> str | None:
-    claims = [line for line in history.journal.get(row.job_id, ()) if line.kind == "picked"]
+    claims = [line for line in history.events.get(row.job_id, ()) if line.kind == "picked"]
     return str(claims[-1].payload.get("run_id")) if claims else None
 
 
-def written_twice(history: History) -> Wrong:
-    """A part is in the target twice: somebody committed who had lost the job."""
+def written_twice(history: History) -> Findings:
+    """A part is in the target twice: a run committed that had lost the job."""
     for (job_id, part), count in Counter((row.job_id, row.part) for row in history.target).items():
         if count > 1:
             runs = [str(row.run_id) for row in history.target if (row.job_id, row.part) == (job_id, part)]
             task = history.rows[job_id].task if job_id in history.rows else "?"
-            yield job_id, f"part {part} of this {task} stands in the target {count} times, by {' and '.join(runs)}"
+            yield job_id, f"part {part} of this {task} is in the target {count} times, by {' and '.join(runs)}"
 
 
-def written_in_part(history: History) -> Wrong:
+def written_in_part(history: History) -> Findings:
     """A load has succeeded, and not all of it is there."""
     parts: dict[UUID, set[int]] = defaultdict(set)
     for written in history.target:
@@ -320,7 +321,7 @@ def written_in_part(history: History) -> Wrong:
             yield row.job_id, f"succeeded with the parts {sorted(parts[row.job_id])} of {PARTS}"
 
 
-def follow_ups_off(history: History) -> Wrong:
+def follow_ups_off(history: History) -> Findings:
     """A follow-up exists twice, or a parent has succeeded without one."""
     children: dict[UUID, Counter[object]] = defaultdict(Counter)
     for row in history.rows.values():
@@ -335,7 +336,7 @@ def follow_ups_off(history: History) -> Wrong:
             yield row.job_id, f"succeeded with {len(children[row.job_id])} follow-ups of {FOLLOW_UPS}"
 
 
-def untrue_row(history: History) -> Wrong:
+def untrue_row(history: History) -> Findings:
     """A row says things of itself that cannot be true together."""
     for row in history.rows.values():
         final = Status(row.status).final
@@ -345,13 +346,13 @@ def untrue_row(history: History) -> Wrong:
             yield row.job_id, f"{row.status} with a lease until {row.lease_expires_at}"
         if row.status == "succeeded" and row.error is not None:
             yield row.job_id, f"succeeded with the error {row.error!r}"
-        if row.place != "timed" and row.status != "queued":
-            yield row.job_id, f"{row.status}, and stands among the {row.place}"
+        if row.place != "scheduled" and row.status != "queued":
+            yield row.job_id, f"{row.status}, and has the wait state {row.place}"
         if row.status == "queued" and row.cancel_requested:
             yield row.job_id, "queued with its cancel asked for"
 
 
-RULES: Sequence[Callable[[History], Wrong]] = (
+RULES: Sequence[Callable[[History], Findings]] = (
     accepted_and_gone,
     one_request_two_jobs,
     not_ended,

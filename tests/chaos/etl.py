@@ -1,4 +1,4 @@
-"""The pipelines of the campaign. Each says what it does at the witness's stand; most obey, one kind does not."""
+"""The pipelines of the campaign. Each reports its steps to the witness database; only the zombies ignore stops."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import psycopg2
 
 from pipelines.contract import Context, Progress, Stop, register
 from pipelines.retry import Fixed
-from tests.chaos.moments import clock
-from tests.chaos.witness import STAND, VARIABLE, act, seen
+from tests.chaos.clock import clock
+from tests.chaos.observer import OBSERVER, OBSERVER_DSN_VARIABLE, observed_run, pass_safe_point
 
-AGAIN = Fixed(0.3)
+RETRY_POLICY = Fixed(0.3)
 PARTS = 3  # of a load into the target
 FOLLOW_UPS = 2
 TARGET = """
@@ -37,67 +37,67 @@ EFFECTS = """
         END LOOP;
     END $$"""
 _CALL_EFFECTS = "CALL chaos_write_effects(%s, %s, %s)"
-_HURRY = "UPDATE dl_jobs SET lease_ttl_sec = 2 WHERE job_id = %s AND status = 'queued'"
-_WRITE = "INSERT INTO chaos_target (job_id, part, run_id) VALUES (%s, %s, %s)"
+_SHORTEN_LEASE = "UPDATE dl_jobs SET lease_ttl_sec = 2 WHERE job_id = %s AND status = 'queued'"
+_INSERT_PART = "INSERT INTO chaos_target (job_id, part, run_id) VALUES (%s, %s, %s)"
 
 
-@register("chaos.short", retry=AGAIN)
+@register("chaos.short", retry=RETRY_POLICY)
 def short(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    with seen(ctx) as run:
+    with observed_run(ctx) as run:
         ctx.progress(1, 1, run=run)
-        act(ctx)
+        pass_safe_point(ctx)
     return {"run": run}
 
 
-@register("chaos.long", retry=AGAIN)
+@register("chaos.long", retry=RETRY_POLICY)
 def long(args: dict[str, Any], ctx: Context) -> Generator[Any, None, dict[str, Any]]:
     """Takes its time, and passes a safe point every fifth of a second."""
-    with seen(ctx) as run:
+    with observed_run(ctx) as run:
         ctx.progress(run=run)
         for step in range(steps := max(1, int(args["seconds"] * 5))):
-            act(ctx)
+            pass_safe_point(ctx)
             ctx.sleep(0.2)
             yield Progress(step + 1, steps)
     return {"run": run}
 
 
-@register("chaos.failing", retry=AGAIN)
+@register("chaos.failing", retry=RETRY_POLICY)
 def failing(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Fails as often as it is told to, and then does not."""
-    with seen(ctx) as run:
+    """Fails the given number of times, then succeeds."""
+    with observed_run(ctx) as run:
         ctx.progress(run=run)
-        act(ctx)
+        pass_safe_point(ctx)
         if ctx.attempt <= args["fails"]:
-            raise RuntimeError(f"failed on purpose, said {run}")
+            raise RuntimeError(f"failed on purpose in run {run}")
     return {"run": run}
 
 
-@register("chaos.parent", retry=AGAIN)
+@register("chaos.parent", retry=RETRY_POLICY)
 def parent(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Asks for follow-ups, and fails afterwards as often as it is told to: the next try asks again."""
-    with seen(ctx) as run:
+    """Enqueues follow-ups, then fails the given number of times; each attempt enqueues them again."""
+    with observed_run(ctx) as run:
         ctx.progress(run=run)
         for n in range(FOLLOW_UPS):
-            act(ctx)
+            pass_safe_point(ctx)
             with ctx.transaction() as connection:
                 asked = ctx.enqueue(
                     "chaos.short", {"follow_up": n}, queue=args["queue"], lock_key=f"{ctx.job_id}:{n}", max_attempts=20
                 )
                 with connection.cursor() as cursor:  # a pipeline cannot ask for a short lease, and we are in a hurry
-                    cursor.execute(_HURRY, (str(asked),))
+                    cursor.execute(_SHORTEN_LEASE, (str(asked),))
         if ctx.attempt <= args["fails"]:
-            raise RuntimeError(f"failed on purpose, said {run}")
+            raise RuntimeError(f"failed on purpose in run {run}")
     return {"run": run}
 
 
-@register("chaos.load", retry=AGAIN)
+@register("chaos.load", retry=RETRY_POLICY)
 def load(args: dict[str, Any], ctx: Context) -> Iterator[Any]:
     """Writes its parts into the queue's own database, each once, however many tries it takes; the last part commits
     together with the end of the job."""
-    with seen(ctx) as run:
+    with observed_run(ctx) as run:
         ctx.progress(run=run)
         for part in range(ctx.resume or 0, PARTS - 1):
-            act(ctx)
+            pass_safe_point(ctx)
             with ctx.transaction() as connection:
                 _write(connection, ctx, part, run)
                 ctx.checkpoint(part + 1)
@@ -106,39 +106,39 @@ def load(args: dict[str, Any], ctx: Context) -> Iterator[Any]:
             _write(connection, ctx, PARTS - 1, run)
 
 
-@register("chaos.apart", retry=AGAIN, isolation="process")
+@register("chaos.apart", retry=RETRY_POLICY, isolation="process")
 def apart(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """As `long`, in a process of its own."""
-    with seen(ctx) as run:
+    with observed_run(ctx) as run:
         ctx.progress(run=run)
         for _ in range(max(1, int(args["seconds"] * 5))):
-            act(ctx)
+            pass_safe_point(ctx)
             ctx.sleep(0.2)
     return {"run": run}
 
 
-@register("chaos.sql", retry=AGAIN)
+@register("chaos.sql", retry=RETRY_POLICY)
 def sql(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """One long statement in autocommit, over a session of the context."""
-    with seen(ctx) as run:
+    with observed_run(ctx) as run:
         ctx.progress(run=run)
         with closing(ctx.connect(args["target"])) as connection:
             _write_effects(connection, run, args["seconds"])
     return {"run": run}
 
 
-@register("chaos.sql_apart", retry=AGAIN, isolation="process")
+@register("chaos.sql_apart", retry=RETRY_POLICY, isolation="process")
 def sql_apart(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """As `sql`, in a process of its own."""
     return sql(args, ctx)
 
 
-@register("chaos.legacy", retry=AGAIN, isolation="process")
+@register("chaos.legacy", retry=RETRY_POLICY, isolation="process")
 def legacy(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """As `sql_apart`, over a session that the code opens itself, as code does that knows nothing of dataloader."""
-    with seen(ctx) as run:
+    with observed_run(ctx) as run:
         ctx.progress(run=run)
-        with closing(psycopg2.connect(os.environ[VARIABLE])) as connection:
+        with closing(psycopg2.connect(os.environ[OBSERVER_DSN_VARIABLE])) as connection:
             _write_effects(connection, run, args["seconds"])
     return {"run": run}
 
@@ -149,13 +149,13 @@ def _write_effects(connection: Any, run: str, seconds: float) -> None:
         cursor.execute(_CALL_EFFECTS, (run, seconds, time.time() - clock()))
 
 
-@register("chaos.zombie", retry=AGAIN)
+@register("chaos.zombie", retry=RETRY_POLICY)
 def zombie(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Obeys nobody. It writes on when its lease has gone and its job is somebody else's, and only then commits; it
+    """Ignores every stop. It writes after its lease has expired and another run has its job, then commits; it
     swallows whatever would stop it, and says how it ended as if nothing had been."""
     until = time.monotonic() + args["seconds"]
     part, writes = int(ctx.resume or 0), True
-    with seen(ctx) as run:
+    with observed_run(ctx) as run:
         ctx.progress(run=run)
         while time.monotonic() < until:
             try:
@@ -168,16 +168,16 @@ def zombie(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
             if ctx.attempt % 2:  # every other one talks on: what it says must not stand in its successor's row
                 ctx.progress(run=run, at=time.monotonic())
             time.sleep(0.1)
-            STAND.say(ctx, "wrote")
+            OBSERVER.report(ctx, "wrote")
     return {"run": run}
 
 
 def _write_late(args: dict[str, Any], ctx: Context, part: int, run: str, holds: float) -> None:
     """The next part of the job, begun now and committed much later. Past `ctx.transaction`, which would look first
     whether the run is to stop: what is left is the fence at the commit alone."""
-    effects: Any = ctx._with_effects()  # type: ignore[attr-defined]  # a worker's own context has them
+    effects: Any = ctx._require_connections()  # type: ignore[attr-defined]  # a worker's own context has them
     # Of some jobs each part is the last one, which settles the job in the same stroke.
-    end = (lambda: ctx._success({"run": run})) if args.get("final") else None  # type: ignore[attr-defined]
+    end = (lambda: ctx._success_parameters({"run": run})) if args.get("final") else None  # type: ignore[attr-defined]
     with effects.transaction(checkpoint=lambda: part + 1, final=end) as connection:
         _write(connection, ctx, part, run)
         time.sleep(holds)
@@ -185,4 +185,4 @@ def _write_late(args: dict[str, Any], ctx: Context, part: int, run: str, holds: 
 
 def _write(connection: Any, ctx: Context, part: int, run: str) -> None:
     with connection.cursor() as cursor:
-        cursor.execute(_WRITE, (str(ctx.job_id), part, run))
+        cursor.execute(_INSERT_PART, (str(ctx.job_id), part, run))

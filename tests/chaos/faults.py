@@ -12,24 +12,24 @@ from typing import Any, ClassVar
 
 import psycopg2
 
+from tests.chaos.environment import DISK_MB, Environment
 from tests.chaos.servers import FullDisk
-from tests.chaos.world import DISK_MB, World
 from tests.support.waiting import eventually
 
-BEYOND_THE_LEASE = (4.0, 8.0)  # the longest lease has three seconds
-BRIEF = (0.2, 1.0)
+BEYOND_LEASE_SEC = (4.0, 8.0)  # the longest lease has three seconds
+BRIEF_SEC = (0.2, 1.0)
 
 
 class Fault:
-    """Made anew for each time it is injected; `chance` decides whom it meets."""
+    """One injection of a fault; `chance` selects its victim."""
 
     name: ClassVar[str]
-    lasts: ClassVar[tuple[float, float]] = BRIEF
+    duration_sec: ClassVar[tuple[float, float]] = BRIEF_SEC
     breaks_sessions: ClassVar[bool] = True  # a connection may end that its client had not closed
 
-    def __init__(self, world: World, chance: random.Random) -> None:
-        self.world, self.chance = world, chance
-        self.told = ""  # what it did, for the report
+    def __init__(self, environment: Environment, random_source: random.Random) -> None:
+        self.environment, self.random = environment, random_source
+        self.detail = ""  # what it did, for the report
 
     def begin(self) -> None:
         raise NotImplementedError
@@ -42,35 +42,35 @@ class Fault:
 
 
 class WorkerKilled(Fault):
-    name, lasts = "worker SIGKILL", (0.5, 4.0)
+    name, duration_sec = "worker SIGKILL", (0.5, 4.0)
 
     def begin(self) -> None:
-        self.victim = _one(self.world.workers, self.chance)
+        self.victim = _pick(self.environment.workers, self.random)
         self.victim.down = True
         self.victim.kill()
-        self.told = self.victim.name
+        self.detail = self.victim.name
 
     def end(self) -> None:
         self.victim.down = False
 
 
 class WorkerTerminated(WorkerKilled):
-    name, lasts = "worker SIGTERM", (3.0, 6.0)
+    name, duration_sec = "worker SIGTERM", (3.0, 6.0)
 
     def begin(self) -> None:
-        self.victim = _one(self.world.workers, self.chance)
+        self.victim = _pick(self.environment.workers, self.random)
         self.victim.down = True
         self.victim.terminate()
-        self.told = self.victim.name
+        self.detail = self.victim.name
 
 
 class WorkerFrozen(Fault):
-    name, lasts, breaks_sessions = "worker SIGSTOP past the lease", BEYOND_THE_LEASE, False
+    name, duration_sec, breaks_sessions = "worker SIGSTOP past the lease", BEYOND_LEASE_SEC, False
 
     def begin(self) -> None:
-        self.victim = _one(self.world.workers, self.chance)
+        self.victim = _pick(self.environment.workers, self.random)
         self.victim.freeze([self.victim.pid])
-        self.told = self.victim.name
+        self.detail = self.victim.name
 
     def end(self) -> None:
         self.victim.thaw()
@@ -83,7 +83,7 @@ class WorkerFrozenSessionsEnded(WorkerFrozen):
 
     def begin(self) -> None:
         super().begin()
-        for proxy in self.world.proxies:
+        for proxy in self.environment.proxies:
             proxy.cut()
 
 
@@ -94,13 +94,12 @@ class WorkerFrozenKeysEnded(WorkerFrozen):
 
     def begin(self) -> None:
         super().begin()
-        eventually(self._end_sessions, 20, "a session that holds keys", period=0.1)
+        eventually(self._end_sessions, 20, "a session that holds keys", interval_sec=0.1)
 
     def _end_sessions(self) -> list[Any]:
         with suppress(psycopg2.Error):  # the other lane may have the server down just now
-            return self.world.primary.ask(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name LIKE 'dataloader-settle:%'"
+            return self.environment.primary.query(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dataloader-jobs:%'"
             )
         return []
 
@@ -111,10 +110,10 @@ class WorkerTreeKilled(WorkerKilled):
     name = "worker and its processes SIGKILL"
 
     def begin(self) -> None:
-        self.victim = _one(self.world.workers, self.chance)
+        self.victim = _pick(self.environment.workers, self.random)
         self.victim.down = True
         killed = self.victim.kill_tree()
-        self.told = f"{self.victim.name} and {killed} more"
+        self.detail = f"{self.victim.name} and {killed} more"
 
 
 class JobProcessKilled(Fault):
@@ -123,57 +122,57 @@ class JobProcessKilled(Fault):
     name = "process of a job SIGKILL"
 
     def begin(self) -> None:
-        pids = eventually(self._job_pids, 30, "a job has a process of its own", period=0.05)
-        victim = _one(pids, self.chance)
+        pids = eventually(self._job_pids, 30, "a job has a process of its own", interval_sec=0.05)
+        victim = _pick(pids, self.random)
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
-        self.told = str(victim)
+        self.detail = str(victim)
 
     def _job_pids(self) -> list[int]:
-        return [pid for service in self.world.services for pid in service.job_pids()]
+        return [pid for service in self.environment.services for pid in service.job_pids()]
 
 
 class ArbiterKilled(Fault):
-    name, lasts = "gunicorn arbiter SIGKILL", (3.0, 5.0)
+    name, duration_sec = "gunicorn arbiter SIGKILL", (3.0, 5.0)
 
     def begin(self) -> None:
-        gunicorn = self.world.gunicorn
-        gunicorn.down = True
+        gunicorn = self.environment.gunicorn
+        gunicorn.is_kept_down = True
         for pid in gunicorn.worker_pids():  # they end by themselves when the arbiter has gone
-            self.told += f"{pid} orphaned "
+            self.detail += f"{pid} orphaned "
         gunicorn.kill()
 
     def end(self) -> None:
-        self.world.gunicorn.down = False
+        self.environment.gunicorn.is_kept_down = False
 
 
 class GunicornWorkerKilled(Fault):
     name = "gunicorn worker SIGKILL"
 
     def begin(self) -> None:
-        pids = eventually(self.world.gunicorn.worker_pids, 20, "gunicorn has a worker", period=0.05)
-        self.told = str(self.world.gunicorn.kill(_one(pids, self.chance)))
+        pids = eventually(self.environment.gunicorn.worker_pids, 20, "gunicorn has a worker", interval_sec=0.05)
+        self.detail = str(self.environment.gunicorn.kill(_pick(pids, self.random)))
 
 
 class GunicornTerminated(ArbiterKilled):
-    name, lasts = "gunicorn SIGTERM", (3.0, 6.0)
+    name, duration_sec = "gunicorn SIGTERM", (3.0, 6.0)
 
     def begin(self) -> None:
-        self.world.gunicorn.down = True
-        self.world.gunicorn.terminate()
+        self.environment.gunicorn.is_kept_down = True
+        self.environment.gunicorn.terminate()
 
 
 class GunicornFrozen(Fault):
-    name, lasts, breaks_sessions = "gunicorn SIGSTOP past the lease", BEYOND_THE_LEASE, False
+    name, duration_sec, breaks_sessions = "gunicorn SIGSTOP past the lease", BEYOND_LEASE_SEC, False
 
     def begin(self) -> None:
-        gunicorn = self.world.gunicorn
+        gunicorn = self.environment.gunicorn
         pids = {"arbiter": [gunicorn.pid], "worker": gunicorn.worker_pids()}
-        self.told = self.chance.choice(["arbiter", "worker", "both"])
-        gunicorn.freeze([pid for who, those in pids.items() if self.told in (who, "both") for pid in those])
+        self.detail = self.random.choice(["arbiter", "worker", "both"])
+        gunicorn.freeze([pid for who, those in pids.items() if self.detail in (who, "both") for pid in those])
 
     def end(self) -> None:
-        self.world.gunicorn.thaw()
+        self.environment.gunicorn.thaw()
 
 
 # ── PostgreSQL ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,13 +180,13 @@ class GunicornFrozen(Fault):
 
 class ImmediateRestart(Fault):
     name, mode = "PostgreSQL immediate restart", "immediate"
-    lasts = (0.1, 4.0)
+    duration_sec = (0.1, 4.0)
 
     def begin(self) -> None:
-        self.world.primary.stop(self.mode)
+        self.environment.primary.stop(self.mode)
 
     def end(self) -> None:
-        self.world.primary.start()
+        self.environment.primary.start()
 
 
 class FastRestart(ImmediateRestart):
@@ -198,81 +197,81 @@ class ServerKilled(ImmediateRestart):
     name = "PostgreSQL SIGKILL"
 
     def begin(self) -> None:
-        self.world.primary.kill()
+        self.environment.primary.kill()
 
 
 class DiskFull(Fault):
-    name, lasts = "disk full", (2.0, 5.0)
+    name, duration_sec = "disk full", (2.0, 5.0)
 
     def begin(self) -> None:
-        self._disk = FullDisk(self.world.primary)
+        self._disk = FullDisk(self.environment.primary)
         self._disk.fill()
-        self.told = self._disk.means
+        self.detail = self._disk.method
 
     def end(self) -> None:
         self._disk.free()
 
 
 class DatabaseSlow(Fault):
-    """Its processes get the processor only now and then, and have scans and sorts to do beside."""
+    """Stops the server's processes intermittently, while scans and sorts use the CPU."""
 
-    name, lasts, breaks_sessions = "database too slow", (3.0, 6.0), False
+    name, duration_sec, breaks_sessions = "database too slow", (3.0, 6.0), False
 
     def begin(self) -> None:
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._stutter, daemon=True)]
         self._threads += [threading.Thread(target=self._burn, daemon=True) for _ in range(2)]
         for thread in self._threads:
             thread.start()
 
     def _stutter(self) -> None:
-        chance = random.Random(self.chance.random())
-        while not self._over.is_set():
-            pids = self.world.primary.backends()
+        chance = random.Random(self.random.random())
+        while not self._stopping.is_set():
+            pids = self.environment.primary.backend_pids()
             _signal_all(pids, signal.SIGSTOP)
-            self._over.wait(chance.uniform(0.2, 0.9))
+            self._stopping.wait(chance.uniform(0.2, 0.9))
             _signal_all(pids, signal.SIGCONT)
-            self._over.wait(chance.uniform(0.1, 0.4))
+            self._stopping.wait(chance.uniform(0.1, 0.4))
 
     def _burn(self) -> None:
         with suppress(psycopg2.Error):
-            while not self._over.is_set():
-                self.world.primary.ask(
+            while not self._stopping.is_set():
+                self.environment.primary.query(
                     "SELECT md5(string_agg(random()::text, '')) FROM generate_series(1, 200000) ORDER BY 1"
                 )
 
     def end(self) -> None:
-        self._over.set()
+        self._stopping.set()
         for thread in self._threads:
             thread.join(30)
-        _signal_all(self.world.primary.backends(), signal.SIGCONT)
+        _signal_all(self.environment.primary.backend_pids(), signal.SIGCONT)
 
 
 class ConnectionsExhausted(Fault):
-    name, lasts = "connection limit reached", (2.0, 5.0)
+    name, duration_sec = "connection limit reached", (2.0, 5.0)
 
     def begin(self) -> None:
         """Take what is left, again and again: what a service gives back, it does not get back."""
         self._held: list[Any] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._hold, daemon=True)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._take_connections, daemon=True)
         self._thread.start()
         eventually(lambda: self._refused, 20, "the server refuses a connection")
 
     _refused = 0
 
-    def _hold(self) -> None:
-        while not self._over.is_set():
+    def _take_connections(self) -> None:
+        while not self._stopping.is_set():
             try:
-                self._held.append(self.world.primary.connect(patience=3, name="chaos-hog"))
+                self._held.append(self.environment.primary.connect(timeout_sec=3, name="chaos-hog"))
             except psycopg2.OperationalError:
                 self._refused += 1
-                self._over.wait(0.05)
+                self._stopping.wait(0.05)
 
     def end(self) -> None:
-        self._over.set()
+        self._stopping.set()
         self._thread.join(30)
-        self.told = f"{len(self._held)} taken"
+        self.detail = f"{len(self._held)} taken"
         for connection in self._held:
             connection.close()
 
@@ -280,30 +279,30 @@ class ConnectionsExhausted(Fault):
 class NotifyQueueFilling(Fault):
     """A session that has asked to listen stays idle in a transaction: nothing it has not read can be thrown away.
 
-    Where the server lets the queue be made small (17 and newer) it is filled until nobody may notify any more. Older
-    ones have room for 8 GB, of which some thousand large notifications are a small part: the figure is told.
+    Where the server lets the queue be made small (17 and newer) it is filled until NOTIFY fails. Older
+    ones have room for 8 GB, of which some thousand large notifications are a small part; the report has the number.
     """
 
-    name, lasts, breaks_sessions = "NOTIFY queue filling", (2.0, 5.0), False
+    name, duration_sec, breaks_sessions = "NOTIFY queue filling", (2.0, 5.0), False
 
     def begin(self) -> None:
-        self._listener = self.world.primary.connect(name="chaos-deaf")
+        self._listener = self.environment.primary.connect(name="chaos-deaf")
         self._listener.autocommit = False
         with self._listener.cursor() as cursor:
             cursor.execute("LISTEN chaos_flood")
             self._listener.commit()
             cursor.execute("SELECT 1")
-        full = self._flood()
-        ((usage,),) = self.world.primary.ask("SELECT pg_notification_queue_usage()")
-        self.told = f"{usage:.2%} used{', and refused to take more' if full else ''}"
+        full = self._fill_queue()
+        ((usage,),) = self.environment.primary.query("SELECT pg_notification_queue_usage()")
+        self.detail = f"{usage:.2%} used{', and refused to take more' if full else ''}"
 
-    def _flood(self, most: int = 4500) -> bool:
+    def _fill_queue(self, max_notifications: int = 4500) -> bool:
         """Each large notification takes a page. True: the server takes no more."""
         for many in (500, 20, 1):
             try:
-                while most > 0:
-                    most -= many
-                    self.world.primary.ask(
+                while max_notifications > 0:
+                    max_notifications -= many
+                    self.environment.primary.query(
                         "SELECT count(pg_notify('chaos_flood', repeat('x', 7900) || n)) FROM generate_series(1, %s) n",
                         many,
                     )
@@ -319,19 +318,19 @@ class NotifyQueueFilling(Fault):
 class LongTransaction(Fault):
     """A snapshot that is held open: nothing that dies meanwhile can be cleaned away."""
 
-    name, lasts, breaks_sessions = "long transaction", (5.0, 12.0), False
+    name, duration_sec, breaks_sessions = "long transaction", (5.0, 12.0), False
 
     def begin(self) -> None:
-        self._connection = self.world.primary.connect(name="chaos-long")
+        self._connection = self.environment.primary.connect(name="chaos-long")
         self._connection.set_session(isolation_level=self.isolation, autocommit=False)
         with self._connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM dl_jobs")
-            cursor.execute(self.SAYS, self.asked())
+            cursor.execute(self.STATEMENT, self.parameters())
 
     isolation = "REPEATABLE READ"
-    SAYS = "CREATE TEMP TABLE chaos_long AS SELECT job_id FROM dl_jobs LIMIT %s"
+    STATEMENT = "CREATE TEMP TABLE chaos_long AS SELECT job_id FROM dl_jobs LIMIT %s"
 
-    def asked(self) -> Sequence[Any]:
+    def parameters(self) -> Sequence[Any]:
         return (10,)
 
     def end(self) -> None:
@@ -339,29 +338,29 @@ class LongTransaction(Fault):
 
 
 class RowsLocked(LongTransaction):
-    """Somebody's open transaction holds the rows of jobs that wait and that run."""
+    """An open transaction holds the rows of waiting and running jobs."""
 
-    name, lasts = "rows of jobs locked", (1.0, 4.0)
+    name, duration_sec = "rows of jobs locked", (1.0, 4.0)
     isolation = "READ COMMITTED"
-    SAYS = """SELECT job_id FROM dl_jobs WHERE status IN ('queued', 'running')
+    STATEMENT = """SELECT job_id FROM dl_jobs WHERE status IN ('queued', 'running')
                ORDER BY md5(job_id::text || %s) LIMIT 8 FOR UPDATE SKIP LOCKED"""
 
-    def asked(self) -> Sequence[Any]:
-        return (str(self.chance.random()),)
+    def parameters(self) -> Sequence[Any]:
+        return (str(self.random.random()),)
 
 
 class Failover(Fault):
     """The primary dies, and a standby that every commit waited for takes its place."""
 
-    name, lasts = "failover to the standby", (0.2, 1.5)
+    name, duration_sec = "failover to the standby", (0.2, 1.5)
 
     def begin(self) -> None:
-        world = self.world
+        world = self.environment
         self._standby = world.make_server(disk_mb=DISK_MB)
         try:
             self._standby.follow(world.primary)
         except Exception:
-            self._standby.let_go(world.primary)
+            self._standby.detach_standby(world.primary)
             raise
         world.primary.kill()
         self._dead = True
@@ -372,8 +371,8 @@ class Failover(Fault):
         if not self._dead:
             return
         self._standby.promote()
-        self.world.take_over(self._standby)
-        self.told = f"now in {self._standby.folder.name}"
+        self.environment.promote_to_primary(self._standby)
+        self.detail = f"now in {self._standby.folder.name}"
 
 
 # ── connections ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -386,12 +385,12 @@ class SessionsTerminated(Fault):
 
     def begin(self) -> None:
         """There may be none just now: after a restart they come back one by one."""
-        count = eventually(self._terminate, 10, f"a session of the kind {self.pattern}", period=0.1)
-        self.told = f"{count} sessions"
+        count = eventually(self._terminate, 10, f"a session of the kind {self.pattern}", interval_sec=0.1)
+        self.detail = f"{count} sessions"
 
     def _terminate(self) -> int:
         with suppress(psycopg2.Error):
-            ((count,),) = self.world.primary.ask(
+            ((count,),) = self.environment.primary.query(
                 "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity"
                 " WHERE application_name LIKE %s",
                 self.pattern,
@@ -405,11 +404,11 @@ class ListenTerminated(SessionsTerminated):
 
 
 class ClaimTerminated(SessionsTerminated):
-    name, pattern = "pg_terminate_backend: claim", "dataloader-claim:%"
+    name, pattern = "pg_terminate_backend: claim", "dataloader-jobs:%"
 
 
 class SettleTerminated(SessionsTerminated):
-    name, pattern = "pg_terminate_backend: settle and keys", "dataloader-settle:%"
+    name, pattern = "pg_terminate_backend: settle and keys", "dataloader-jobs:%"
 
 
 class RenewTerminated(SessionsTerminated):
@@ -420,77 +419,77 @@ class ApiTerminated(SessionsTerminated):
     name, pattern = "pg_terminate_backend: API", "dataloader-api"
 
 
-class EffectsTerminated(SessionsTerminated):
+class TaskSessionsTerminated(SessionsTerminated):
     name, pattern = "pg_terminate_backend: pipelines' own", "dataloader:%"
 
 
-class Network(Fault):
+class NetworkFault(Fault):
     """Something happens to all connections, or to those of one way to the server."""
 
     def begin(self) -> None:
-        world = self.world
+        world = self.environment
         ways = {"all": world.proxies, "address": [world.address], "multi-host": world.slots}
-        self.told = self.chance.choice(["all", "all", "address", "multi-host"])
-        self.met = [proxy for proxy in ways[self.told] if proxy is not world.slots[1 - world.slot]]
-        for proxy in self.met:
-            self.do(proxy)
+        self.detail = self.random.choice(["all", "all", "address", "multi-host"])
+        self.proxies = [proxy for proxy in ways[self.detail] if proxy is not world.slots[1 - world.slot]]
+        for proxy in self.proxies:
+            self.apply(proxy)
 
-    do: Callable[[Any], object]
+    apply: Callable[[Any], object]
 
     def end(self) -> None:
-        for proxy in self.met:
+        for proxy in self.proxies:
             proxy.heal()
 
 
-class NetworkSlow(Network):
-    name, lasts, breaks_sessions = "network slow", (2.0, 6.0), False
+class NetworkSlow(NetworkFault):
+    name, duration_sec, breaks_sessions = "network slow", (2.0, 6.0), False
 
-    def do(self, proxy: Any) -> None:
-        proxy.slow(self.chance.uniform(0.02, 0.25))
+    def apply(self, proxy: Any) -> None:
+        proxy.slow(self.random.uniform(0.02, 0.25))
 
 
-class NetworkCut(Network):
+class NetworkCut(NetworkFault):
     name = "network cut"
 
-    def do(self, proxy: Any) -> None:
+    def apply(self, proxy: Any) -> None:
         proxy.cut()
 
 
-class NetworkHalfOpen(Network):
-    name, lasts = "network half open", (2.0, 7.0)
+class NetworkHalfOpen(NetworkFault):
+    name, duration_sec = "network half open", (2.0, 7.0)
 
-    def do(self, proxy: Any) -> None:
+    def apply(self, proxy: Any) -> None:
         proxy.half_open()
 
     def end(self) -> None:
-        for proxy in self.met:
-            proxy.cut_halves()
+        for proxy in self.proxies:
+            proxy.cut_half_open()
 
 
-class NetworkSilent(Network):
-    name, lasts = "network black hole", (2.0, 7.0)
+class NetworkSilent(NetworkFault):
+    name, duration_sec = "network black hole", (2.0, 7.0)
 
-    def do(self, proxy: Any) -> None:
+    def apply(self, proxy: Any) -> None:
         proxy.silence()
 
     def end(self) -> None:
         super().end()
-        if self.chance.random() < 0.5:  # a firewall that has forgotten its connections
-            for proxy in self.met:
+        if self.random.random() < 0.5:  # a firewall that has forgotten its connections
+            for proxy in self.proxies:
                 proxy.cut()
 
 
-class NetworkDeaf(NetworkSilent):
-    name, lasts = "network one way", (2.0, 5.0)
+class NetworkOneWay(NetworkSilent):
+    name, duration_sec = "network one way", (2.0, 5.0)
 
-    def do(self, proxy: Any) -> None:
-        proxy.deafen()
+    def apply(self, proxy: Any) -> None:
+        proxy.block_responses()
 
 
-class NetworkRefused(Network):
-    name, lasts = "network refuses", (2.0, 5.0)
+class NetworkRefused(NetworkFault):
+    name, duration_sec = "network refuses", (2.0, 5.0)
 
-    def do(self, proxy: Any) -> None:
+    def apply(self, proxy: Any) -> None:
         proxy.refuse()
         proxy.cut()
 
@@ -498,7 +497,7 @@ class NetworkRefused(Network):
 class NetworkHangsUp(NetworkRefused):
     name = "network hangs up"
 
-    def do(self, proxy: Any) -> None:
+    def apply(self, proxy: Any) -> None:
         proxy.hang_up()
         proxy.cut()
 
@@ -510,17 +509,17 @@ PROCESS_FAULTS: tuple[type[Fault], ...] = (
 SERVER_FAULTS: tuple[type[Fault], ...] = (
     ImmediateRestart, FastRestart, ServerKilled, DiskFull, DatabaseSlow, ConnectionsExhausted, NotifyQueueFilling,
     LongTransaction, RowsLocked, Failover, ListenTerminated, ClaimTerminated, SettleTerminated, RenewTerminated,
-    ApiTerminated, EffectsTerminated, NetworkSlow, NetworkCut, NetworkHalfOpen, NetworkSilent, NetworkDeaf,
+    ApiTerminated, TaskSessionsTerminated, NetworkSlow, NetworkCut, NetworkHalfOpen, NetworkSilent, NetworkOneWay,
     NetworkRefused, NetworkHangsUp,
 )  # fmt: skip
 FAULTS = {fault.name: fault for fault in (*PROCESS_FAULTS, *SERVER_FAULTS)}
 
 
-def _one(things: Sequence[Any], chance: random.Random) -> Any:
-    return chance.choice(list(things))
+def _pick(candidates: Sequence[Any], random_source: random.Random) -> Any:
+    return random_source.choice(list(candidates))
 
 
-def _signal_all(pids: Sequence[int], which: signal.Signals) -> None:
+def _signal_all(pids: Sequence[int], signal_number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, which)
+            os.kill(pid, signal_number)

@@ -1,4 +1,4 @@
-"""What is known when all is over: the tables, the journal, what runs said, what callers were told."""
+"""The evidence after a campaign: tables, events, reports of runs, responses of callers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from tests.chaos.record import Told
-from tests.support.journal import Line
+from tests.chaos.client_log import ClientResponse
+from tests.support.event_replay import Event
 
-Ask = Callable[[str], list[tuple[Any, ...]]]
+Query = Callable[[str], list[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,12 @@ class Row:
     idempotency_key: str | None = None
     lease_expires_at: datetime | None = None
     finished_at: datetime | None = None
-    place: str = "timed"
+    place: str = "scheduled"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
-    """What a run said at the witness's stand."""
+class RunReport:
+    """A report of a run in the witness database."""
 
     run_id: UUID
     job_id: UUID
@@ -53,7 +53,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Written:
+class TargetRow:
     """A row of the target."""
 
     job_id: UUID
@@ -72,47 +72,49 @@ class Effect:
 @dataclass(frozen=True, kw_only=True)
 class History:
     rows: Mapping[UUID, Row]
-    journal: Mapping[UUID, Sequence[Line]]
-    words: Sequence[Word]  # in the order of their moments
-    target: Sequence[Written]
-    told: Sequence[Told]
+    events: Mapping[UUID, Sequence[Event]]
+    run_reports: Sequence[RunReport]  # in the order of their moments
+    target: Sequence[TargetRow]
+    responses: Sequence[ClientResponse]
     heartbeat_sec: float
     effects: Sequence[Effect] = ()
     wall: float = 0.0  # what the time of day has above the clock of all processes
     sessions_unbroken: bool = False  # nothing was done that ends a connection whose client lives
 
-    def words_by_run(self) -> dict[UUID, list[Word]]:
-        runs: dict[UUID, list[Word]] = defaultdict(list)
-        for word in self.words:
+    def reports_by_run(self) -> dict[UUID, list[RunReport]]:
+        runs: dict[UUID, list[RunReport]] = defaultdict(list)
+        for word in self.run_reports:
             runs[word.run_id].append(word)
         return runs
 
 
 def read_history(
-    queue: Ask,
-    witness: Ask,
-    told: Sequence[Told],
+    queue: Query,
+    observer: Query,
+    responses: Sequence[ClientResponse],
     *,
     heartbeat_sec: float,
     wall: float,
     sessions_unbroken: bool = False,
 ) -> History:
     """`queue` and `witness` each run a question and return its rows."""
-    journal: dict[UUID, list[Line]] = defaultdict(list)
+    journal: dict[UUID, list[Event]] = defaultdict(list)
     for job_id, ts, kind, payload in queue("SELECT job_id, ts, kind, payload FROM dl_job_events ORDER BY event_id"):
-        journal[UUID(job_id)].append(Line(UUID(job_id), ts, kind, payload))
+        journal[UUID(job_id)].append(Event(UUID(job_id), ts, kind, payload))
     return History(
-        rows={row.job_id: row for row in _rows(queue)},
-        journal=journal,
-        words=_words(witness),
+        rows={row.job_id: row for row in _read_rows(queue)},
+        events=journal,
+        run_reports=_read_reports(observer),
         target=[
-            Written(UUID(job), part, UUID(run))
+            TargetRow(UUID(job), part, UUID(run))
             for job, part, run in queue("SELECT job_id, part, run_id FROM chaos_target")
         ],
-        told=told,
+        responses=responses,
         heartbeat_sec=heartbeat_sec,
         effects=[
-            Effect(UUID(run), at) for ask in (queue, witness) for run, at in ask("SELECT run_id, at FROM chaos_effects")
+            Effect(UUID(run), at)
+            for ask in (queue, observer)
+            for run, at in ask("SELECT run_id, at FROM chaos_effects")
         ],
         wall=wall,
         sessions_unbroken=sessions_unbroken,
@@ -123,7 +125,7 @@ _TEXTS = {"status": "status::text", "place": "place::text"}  # the driver knows 
 _IDS = ("job_id", "run_id", "parent_id")
 
 
-def _rows(queue: Ask) -> list[Row]:
+def _read_rows(queue: Query) -> list[Row]:
     names = [field.name for field in fields(Row)]
     found = queue(f"SELECT {', '.join(_TEXTS.get(name, name) for name in names)} FROM dl_jobs")
     rows = []
@@ -133,9 +135,9 @@ def _rows(queue: Ask) -> list[Row]:
     return rows
 
 
-def _words(witness: Ask) -> list[Word]:
-    found = witness("SELECT run_id, job_id, lock_key, attempt, task, what, at FROM witness ORDER BY at, n")
+def _read_reports(observer: Query) -> list[RunReport]:
+    found = observer("SELECT run_id, job_id, lock_key, attempt, task, what, at FROM witness ORDER BY at, n")
     return [
-        Word(run_id=UUID(run), job_id=UUID(job), lock_key=key, attempt=attempt, task=task, what=what, at=at)
+        RunReport(run_id=UUID(run), job_id=UUID(job), lock_key=key, attempt=attempt, task=task, what=what, at=at)
         for run, job, key, attempt, task, what, at in found
     ]

@@ -8,20 +8,20 @@ from __future__ import annotations
 import sys
 
 
-def main(mutant: str, program: str, *words: str) -> None:
+def main(mutant: str, program: str, *arguments: str) -> None:
     if mutant:
         from tests.chaos.mutants import MUTANTS
 
-        MUTANTS[mutant].break_it()
+        MUTANTS[mutant].apply()
     if program == "gunicorn":
         from gunicorn.app.wsgiapp import run  # type: ignore[import-untyped]
 
-        sys.argv = [program, *words]
+        sys.argv = [program, *arguments]
         run()
         return
     from app.cli import main as dataloader
 
-    sys.argv = [program, *words]
+    sys.argv = [program, *arguments]
     dataloader()
 
 

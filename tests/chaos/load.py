@@ -15,16 +15,16 @@ from typing import Any
 
 import psycopg2
 
-from tests.chaos.moments import clock
-from tests.chaos.record import Record
+from tests.chaos.client_log import ClientLog
+from tests.chaos.clock import clock
 
 QUEUE = "chaos"
 HOT_KEYS = 3
 SQL_KEYS = 24
 SQL_TARGETS = ("default", "witness")
-_PATIENCE = 5.0  # seconds for one answer
-_PERSISTENCE = 60.0  # seconds for which a caller asks again
-_AGAIN = {"kind": "fixed", "seconds": 0.3}
+_REQUEST_TIMEOUT_SEC = 5.0  # seconds for one answer
+_RETRY_DEADLINE_SEC = 60.0  # seconds for which a caller asks again
+_RETRY_POLICY = {"kind": "fixed", "seconds": 0.3}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobRequest:
     """One job, as a caller asks for it."""
 
     task: str
@@ -77,30 +77,30 @@ class Asked:
         body = {
             "queue": QUEUE, "task": self.task, "lock_key": self.lock_key, "args": dict(self.args),
             "lease_ttl_sec": self.lease_ttl_sec, "max_attempts": self.max_attempts, "idempotency_key": key,
-            "retry": _AGAIN,
+            "retry": _RETRY_POLICY,
         }  # fmt: skip
         if self.delay_sec is not None:
             body["available_at"] = (datetime.now(UTC) + timedelta(seconds=self.delay_sec)).isoformat()
         return body
 
 
-class Asking:
+class RequestGenerator:
     """What a seed asks for. The same seed asks for the same, in the same order; when, only the clock knows."""
 
     def __init__(self, seed: str, mix: Mix) -> None:
-        self._chance, self._mix = random.Random(seed), mix
+        self._random, self._mix = random.Random(seed), mix
         self._seed, self._count = seed, 0
 
-    def next(self) -> tuple[str, str, list[Asked]]:
+    def next(self) -> tuple[str, str, list[JobRequest]]:
         """A kind of work, an idempotency key, and the jobs."""
         self._count += 1
         weights = self._mix.weights()
-        (kind,) = self._chance.choices(list(weights), list(weights.values()))
+        (kind,) = self._random.choices(list(weights), list(weights.values()))
         jobs = [self._job("short", n) for n in range(30)] if kind == "bulk" else [self._job(kind, 0)]
         return kind, f"{self._seed}:{self._count}", jobs
 
-    def _job(self, kind: str, n: int) -> Asked:
-        chance, mix = self._chance, self._mix
+    def _job(self, kind: str, n: int) -> JobRequest:
+        chance, mix = self._random, self._mix
         task, delay = "short", None
         args: dict[str, Any] = {}
         key = f"{self._seed}:{self._count}:{n}"
@@ -138,7 +138,7 @@ class Asking:
                 delay = chance.uniform(0.5, 8.0)
         args = args | {"queue": QUEUE}
         attempts = 3 if task == "failing" else mix.max_attempts
-        return Asked(f"chaos.{task}", key, args, chance.choice(mix.lease_sec), attempts, delay)
+        return JobRequest(f"chaos.{task}", key, args, chance.choice(mix.lease_sec), attempts, delay)
 
 
 @dataclass
@@ -147,36 +147,36 @@ class Load:
 
     seed: int
     mix: Mix
-    record: Record
+    record: ClientLog
     dsn: Callable[[], str]
     port: int | None
     per_sec: float
     callers: int = 16  # in an outage each of them waits for its answer
-    _over: threading.Event = field(default_factory=threading.Event)
+    _stopping: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # answers that no caller should ever get
 
     def start(self) -> None:
         for n in range(self.callers):
-            self._threads.append(threading.Thread(target=self._call, args=(n,), name=f"caller-{n}", daemon=True))
+            self._threads.append(threading.Thread(target=self._run_caller, args=(n,), name=f"caller-{n}", daemon=True))
             self._threads[-1].start()
 
     def stop(self) -> None:
         """Ask for nothing new; what is on its way is still asked to its end."""
-        self._over.set()
+        self._stopping.set()
 
     def join(self) -> None:
         for thread in self._threads:
-            thread.join(_PERSISTENCE + 30)
+            thread.join(_RETRY_DEADLINE_SEC + 30)
 
     # ── a caller ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _call(self, n: int) -> None:
-        asking, chance = Asking(f"{self.seed}.{n}", self.mix), random.Random(f"caller {self.seed}.{n}")
+    def _run_caller(self, n: int) -> None:
+        asking, chance = RequestGenerator(f"{self.seed}.{n}", self.mix), random.Random(f"caller {self.seed}.{n}")
         pause = self.callers / self.per_sec
         next_at = time.monotonic() + chance.uniform(0, pause)
-        while not self._over.wait(max(0.0, next_at - time.monotonic())):
-            # After an outage it goes on at its pace; it does not make up for what it has missed.
+        while not self._stopping.wait(max(0.0, next_at - time.monotonic())):
+            # After an outage the rate stays the same; missed requests are not made up for.
             next_at = max(next_at + chance.uniform(0, 2 * pause), time.monotonic() - 2.0)
             kind, key, jobs = asking.next()
             if kind == "canceled":
@@ -192,20 +192,20 @@ class Load:
             else:
                 self._trigger(key, jobs[0])
 
-    def _trigger(self, key: str, job: Asked) -> str | None:
+    def _trigger(self, key: str, job: JobRequest) -> str | None:
         body = job.body(key)
-        answer = self._until_answered("POST", "/api/v1/jobs/trigger", body)
+        answer = self._send_until_answered("POST", "/api/v1/jobs/trigger", body)
         if answer is None:
-            self.record.unsure(job.task, key)
+            self.record.unanswered(job.task, key)
             return None
         self.record.accepted(answer["job_id"], job.task, key)
         return str(answer["job_id"])
 
-    def _insert(self, key: str, jobs: list[Asked]) -> list[str]:
+    def _insert(self, key: str, jobs: list[JobRequest]) -> list[str]:
         """As another service does, which knows the old columns alone, in one transaction. An insert whose commit was
         not answered is looked for: it is there, or it is not."""
         keys = [f"{key}:{n}" for n in range(len(jobs))]
-        over = time.monotonic() + _PERSISTENCE
+        over = time.monotonic() + _RETRY_DEADLINE_SEC
         while time.monotonic() < over:
             with suppress(psycopg2.Error):
                 found = self._sql(
@@ -232,45 +232,45 @@ class Load:
                     for its_key, job in zip(keys, jobs, strict=True):
                         self.record.accepted(ids[its_key], job.task, its_key)
                     return list(ids.values())
-            if self._over.wait(0.5) and time.monotonic() > over - _PERSISTENCE / 2:
+            if self._stopping.wait(0.5) and time.monotonic() > over - _RETRY_DEADLINE_SEC / 2:
                 break
         for job, its_key in zip(jobs, keys, strict=True):
-            self.record.unsure(job.task, its_key)
+            self.record.unanswered(job.task, its_key)
         return []
 
-    def _cancel(self, chance: random.Random, key: str, job: Asked) -> None:
+    def _cancel(self, random_source: random.Random, key: str, job: JobRequest) -> None:
         """One of the last jobs, or a new one a moment later."""
-        job_id = self._recent(chance)
-        if chance.random() < 0.5 or job_id is None:
-            long = Asked("chaos.long", job.lock_key, {"seconds": 6.0, "queue": QUEUE}, job.lease_ttl_sec, 6)
+        job_id = self._pick_recent_job(random_source)
+        if random_source.random() < 0.5 or job_id is None:
+            long = JobRequest("chaos.long", job.lock_key, {"seconds": 6.0, "queue": QUEUE}, job.lease_ttl_sec, 6)
             made = [self._trigger(key, long)] if self.port is not None else self._insert(key, [long])
             if not made or made[0] is None:
                 return
             job_id = made[0]
-            self._over.wait(chance.uniform(0.0, 1.5))
+            self._stopping.wait(random_source.uniform(0.0, 1.5))
         if self.port is None:
             self._cancel_by_sql(job_id)
             return
-        answer = self._until_answered("POST", f"/api/v1/jobs/{job_id}/cancel", {})
+        answer = self._send_until_answered("POST", f"/api/v1/jobs/{job_id}/cancel", {})
         if answer is not None:
             self.record.canceled(job_id, answer["status"])
 
     def _cancel_by_sql(self, job_id: str) -> None:
         """Without an API: through the queue's own statement."""
-        from app.queue.jobqueue import JobQueue, as_uuid
-        from app.queue.session import Session
+        from app.db.connection import Session
+        from app.queue.jobs import JobQueue, as_uuid
 
-        session = Session(self.dsn(), name="chaos-caller")
+        session = Session(self.dsn(), application_name="chaos-caller")
         try:
             self.record.canceled(job_id, JobQueue(session).cancel(as_uuid(job_id)).status.value)
         finally:
             session.close()
 
-    def _retry(self, chance: random.Random) -> None:
-        """Somebody tries a failed job again. Never one that was canceled: then its new runs would be lawful."""
+    def _retry(self, random_source: random.Random) -> None:
+        """Retry a failed job, never a canceled one, whose new runs would not violate the rules."""
         if self.port is None:
             return
-        told = self.record.told
+        told = self.record.responses
         canceled = {line.job_id for line in told if line.what in ("canceled", "retried")}
         failing = [
             line.job_id
@@ -278,28 +278,30 @@ class Load:
             if line.what == "accepted" and line.task == "chaos.failing" and line.job_id not in canceled
         ]
         if failing:
-            answer = self._until_answered("POST", f"/api/v1/jobs/{chance.choice(failing)}/retry", {}, also=(409,))
+            answer = self._send_until_answered(
+                "POST", f"/api/v1/jobs/{random_source.choice(failing)}/retry", {}, accepted_statuses=(409,)
+            )
             if answer is not None and "job_id" in answer:
                 self.record.retried(answer["job_id"], answer.get("status", ""))
 
-    def _recent(self, chance: random.Random) -> str | None:
-        told = self.record.told
+    def _pick_recent_job(self, random_source: random.Random) -> str | None:
+        told = self.record.responses
         retried = {line.job_id for line in told if line.what == "retried"}
         recent = [line.job_id for line in told[-60:] if line.what == "accepted" and line.job_id not in retried]
         # A failing job is left to those who retry.
         recent = [job for job in recent if not any(t.job_id == job and t.task == "chaos.failing" for t in told[-60:])]
-        return chance.choice(recent) if recent else None
+        return random_source.choice(recent) if recent else None
 
     # ── how it is asked ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _until_answered(
-        self, method: str, path: str, body: Mapping[str, Any], also: tuple[int, ...] = ()
+    def _send_until_answered(
+        self, method: str, path: str, body: Mapping[str, Any], accepted_statuses: tuple[int, ...] = ()
     ) -> dict[str, Any] | None:
-        """Ask again, as whoever must know does: the request is idempotent."""
-        over = clock() + _PERSISTENCE
+        """Repeat the request until there is a response; it is idempotent."""
+        over = clock() + _RETRY_DEADLINE_SEC
         while clock() < over:
-            status, answer = self._ask(method, path, body)
-            if status == 200 or status in also:
+            status, answer = self._send(method, path, body)
+            if status == 200 or status in accepted_statuses:
                 return answer
             if status is not None and status not in (429, 500, 502, 503):
                 self.failures.append(f"{method} {path}: {status} {answer}")
@@ -309,10 +311,12 @@ class Load:
             time.sleep(0.3)
         return None
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
+    def _send(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]]:
         assert self.port is not None
         try:
-            with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE)) as connection:
+            with closing(
+                http.client.HTTPConnection("127.0.0.1", self.port, timeout=_REQUEST_TIMEOUT_SEC)
+            ) as connection:
                 connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
                 response = connection.getresponse()
                 return response.status, json.loads(response.read())

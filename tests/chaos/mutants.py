@@ -16,19 +16,19 @@ _NAME = re.compile(r"^(-- name: [^\n]*\n)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Edit:
+class StatementEdit:
     """A change of one statement's text. `times`: how often the pattern must be found, at least."""
 
     statement: str
     pattern: str
     replacement: str
-    times: int = 1
+    min_matches: int = 1
 
     def applied(self, text: str) -> str:
         changed, found = re.subn(self.pattern, self.replacement, text)
-        if found < self.times:
+        if found < self.min_matches:
             raise LookupError(
-                f"{self.statement} has {found} of {self.times} places like {self.pattern!r}: mend the mutant"
+                f"{self.statement} has {found} of {self.min_matches} places like {self.pattern!r}: mend the mutant"
             )
         return changed
 
@@ -36,29 +36,29 @@ class Edit:
 @dataclass(frozen=True)
 class Mutant:
     name: str
-    broken: str  # what is missing, in words
+    description: str  # what is missing, in words
     scene: str
-    edits: Sequence[Edit] = ()
+    edits: Sequence[StatementEdit] = ()
     patch: Callable[[], None] = lambda: None
-    tables: Sequence[str] = ()  # what is done to the tables, once they are there
+    schema_changes: Sequence[str] = ()  # what is done to the tables, once they are there
     server: Mapping[str, str] = field(default_factory=dict)  # settings of the server
     expects: Sequence[str] = ()  # the rules of which at least one must speak
 
-    def break_it(self) -> None:
+    def apply(self) -> None:
         """In this process, for good."""
-        _edit_statements(self.edits)
+        _patch_statements(self.edits)
         self.patch()
 
 
-def _edit_statements(edits: Sequence[Edit]) -> None:
-    from app.queue import statements as room
+def _patch_statements(edits: Sequence[StatementEdit]) -> None:
+    from app.db import statements as room
 
-    read = room.read
-    room.read = lambda text, schema: read(mutilated(text, edits), schema)
+    read = room.parse_statements
+    room.parse_statements = lambda text, schema: read(edit_statements(text, edits), schema)
     room.statements.cache_clear()
 
 
-def mutilated(text: str, edits: Sequence[Edit]) -> str:
+def edit_statements(text: str, edits: Sequence[StatementEdit]) -> str:
     """A file of statements with those changed that are in it; what is composed of them changes with them."""
     pieces = _NAME.split(text)
     for edit in edits:
@@ -71,37 +71,37 @@ def mutilated(text: str, edits: Sequence[Edit]) -> str:
 # ── what is broken in Python ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _trust_for_ever() -> None:
+def _never_expire_lease() -> None:
     from workers.lease import Lease
 
-    Lease.trusted = lambda self, now: True  # type: ignore[method-assign]
+    Lease.is_trusted = lambda self, now: True  # type: ignore[method-assign]
 
 
-def _look_once() -> None:
+def _check_lease_once() -> None:
     from workers.reaper import Reaper
 
-    look = Reaper._look
+    look = Reaper._check_leases
 
-    def once(self: Any, now: float) -> None:
+    def reap_at_once(self: Any, now: float) -> None:
         self._heartbeat = -3600.0  # the answer, from which it is counted, comes after the look began
         look(self, now)
 
-    Reaper._look = once  # type: ignore[method-assign]
+    Reaper._check_leases = reap_at_once  # type: ignore[method-assign]
 
 
-def _never_sweep() -> None:
+def _never_repair_blocked() -> None:
     from workers.reaper import Reaper
 
-    Reaper._sweep = lambda self, now: None  # type: ignore[method-assign]
+    Reaper._repair_blocked = lambda self, now: None  # type: ignore[method-assign]
 
 
-def _deaf_to_cancels() -> None:
+def _ignore_cancels() -> None:
     from workers.pool import WorkerPool
 
-    WorkerPool._control = lambda self, word: None  # type: ignore[method-assign]
+    WorkerPool._on_control = lambda self, command: None  # type: ignore[method-assign]
 
 
-def _other_keys_for_follow_ups() -> None:
+def _random_follow_up_keys() -> None:
     from uuid import uuid4
 
     from workers.context import JobContext
@@ -112,16 +112,16 @@ def _other_keys_for_follow_ups() -> None:
 def _never_reap() -> None:
     from workers.reaper import Reaper
 
-    Reaper._look = lambda self, now: None  # type: ignore[method-assign]
+    Reaper._check_leases = lambda self, now: None  # type: ignore[method-assign]
 
 
-def _leave_sessions() -> None:
+def _keep_dead_sessions() -> None:
     from app.queue import attempt_sessions as room
 
     def report_only(reports: Any, target: str, *_: Any) -> None:
         reports[target] = room.ServerSessions(target, is_reached=True)
 
-    room._end_on = report_only  # type: ignore[assignment]  # it takes what it does not need as one
+    room._end_sessions_on = report_only  # type: ignore[assignment]  # it takes what it does not need as one
 
 
 def _prove_by_pid_alone() -> None:
@@ -132,13 +132,13 @@ def _prove_by_pid_alone() -> None:
 
 # ── the mutants ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_PARK_LOCK = r"pg_advisory_xact_lock\(1684828526, hash(text\(lock_key\))?\)"
-_LOCKED_RUN = r"AND j\.status::text = 'running'"
+_KEY_TRANSACTION_LOCK = r"pg_advisory_xact_lock\(1684828526, hash(text\(lock_key\))?\)"
+_RUNNING_CONDITION = r"AND j\.status::text = 'running'"
 _NO_SESSION_LOCK = [
-    Edit("claim", r"pg_try_advisory_lock\(key_hash\)", "true"),
-    Edit("guard", r"pg_try_advisory_lock\(held\.key_hash\)", "true"),
+    StatementEdit("claim", r"pg_try_advisory_lock\(key_hash\)", "true"),
+    StatementEdit("lock_keys", r"pg_try_advisory_lock\(held\.key_hash\)", "true"),
 ]
-_BEGUN_BEFORE = "DROP INDEX dl_jobs_running_key_idx"
+_DROP_RUNNING_KEY_INDEX = "DROP INDEX dl_jobs_running_key_idx"
 
 MUTANTS: Mapping[str, Mutant] = {
     mutant.name: mutant
@@ -147,14 +147,14 @@ MUTANTS: Mapping[str, Mutant] = {
             "settle-without-fence",
             "a settlement names the job and not the run",
             "zombies",
-            edits=[Edit("settle", r"AND j\.run_id = told\.run_id", "")],
+            edits=[StatementEdit("settle", r"AND j\.run_id = told\.run_id", "")],
             expects=("words of another run", "impossible journal", "overlapping runs"),
         ),
         Mutant(
             "settle-without-guard",
             "a settlement does not ask whether the job is running",
             "zombies",
-            edits=[Edit("settle", _LOCKED_RUN, "")],
+            edits=[StatementEdit("settle", _RUNNING_CONDITION, "")],
             expects=("impossible journal",),
         ),
         Mutant(
@@ -162,20 +162,24 @@ MUTANTS: Mapping[str, Mutant] = {
             "a renewal names the job and not the run",
             "zombies",
             edits=[
-                Edit("renew", r"AND j\.run_id = held\.run_id", ""),
-                Edit(
-                    "renew", r"SELECT j\.job_id, held\.progress", "SELECT j.job_id, held.run_id AS said, held.progress"
+                StatementEdit("renew", r"AND j\.run_id = held\.run_id", ""),
+                StatementEdit(
+                    "renew",
+                    r"SELECT j\.job_id, held\.progress",
+                    "SELECT j.job_id, held.run_id AS held_run_id, held.progress",
                 ),
-                Edit("renew", r"RETURNING j\.job_id, j\.run_id", "RETURNING j.job_id, mine.said AS run_id"),
-                Edit("renew", r"AND j\.run_id = runs\.run_id", ""),
+                StatementEdit(
+                    "renew", r"RETURNING j\.job_id, j\.run_id", "RETURNING j.job_id, mine.held_run_id AS run_id"
+                ),
+                StatementEdit("renew", r"AND j\.run_id = runs\.run_id", ""),
             ],
             expects=("words of another run", "overlapping runs"),
         ),
         Mutant(
             "lease-trusted-for-ever",
-            "a worker goes on when it could not renew its lease",
+            "a worker continues when it could not renew its lease",
             "zombies",
-            patch=_trust_for_ever,
+            patch=_never_expire_lease,
             expects=("overlapping runs",),
         ),
         Mutant(
@@ -183,8 +187,8 @@ MUTANTS: Mapping[str, Mutant] = {
             "what a run writes commits whether it owns its job or not",
             "zombies",
             edits=[
-                Edit("save_checkpoint", r"AND run_id = %\(run_id\)s::uuid\s+AND status::text = 'running'", ""),
-                Edit("still_owned", r"SELECT 1\s.*", "SELECT 1 WHERE %(job_id)s <> %(run_id)s"),
+                StatementEdit("save_checkpoint", r"AND run_id = %\(run_id\)s::uuid\s+AND status::text = 'running'", ""),
+                StatementEdit("assert_owned", r"SELECT 1\s.*", "SELECT 1 WHERE %(job_id)s <> %(run_id)s"),
             ],
             expects=("written twice",),
         ),
@@ -193,14 +197,14 @@ MUTANTS: Mapping[str, Mutant] = {
             "nothing keeps two runs of a key apart: no index, no look at it, no session lock",
             "hot",
             edits=[
-                Edit(
+                StatementEdit(
                     "claim",
                     r"row_number\(\) OVER \(PARTITION BY j\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running'\)",
                     "false",
                 ),
                 *_NO_SESSION_LOCK,
             ],
-            tables=[_BEGUN_BEFORE],
+            schema_changes=[_DROP_RUNNING_KEY_INDEX],
             expects=("overlapping runs", "overlap in the journal"),
         ),
         Mutant(
@@ -208,18 +212,18 @@ MUTANTS: Mapping[str, Mutant] = {
             "no index and no look at it: the session lock alone keeps the runs of a key apart",
             "hot",
             edits=[
-                Edit(
+                StatementEdit(
                     "claim",
                     r"row_number\(\) OVER \(PARTITION BY j\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running'\)",
                     "false",
                 ),
             ],
-            tables=[_BEGUN_BEFORE],
+            schema_changes=[_DROP_RUNNING_KEY_INDEX],
             expects=("overlap in the journal", "overlapping runs"),
         ),
         Mutant(
             "no-session-lock",
-            "a successor does not wait for a run that lost its lease and goes on",
+            "a successor does not wait for a run that lost its lease and continues",
             "frozen zombies",
             edits=_NO_SESSION_LOCK,
             expects=("overlapping runs",),
@@ -229,8 +233,8 @@ MUTANTS: Mapping[str, Mutant] = {
             "the reaper gives every job back, whatever tries it has left",
             "deaths",
             edits=[
-                Edit("reap", r"WHEN attempt < max_attempts THEN 'queued' ELSE 'lost'", "ELSE 'queued'"),
-                Edit(
+                StatementEdit("reap", r"WHEN attempt < max_attempts THEN 'queued' ELSE 'lost'", "ELSE 'queued'"),
+                StatementEdit(
                     "reap",
                     r"CASE WHEN cancel_requested OR attempt >= max_attempts THEN at END",
                     "CASE WHEN cancel_requested THEN at END",
@@ -242,12 +246,12 @@ MUTANTS: Mapping[str, Mutant] = {
             "reaper-looks-once",
             "the reaper takes a run at the first look",
             "deaths",
-            patch=_look_once,
+            patch=_check_lease_once,
             expects=("taken at the first look",),
         ),
         Mutant(
-            "nobody-reaps",
-            "nobody settles for the dead",
+            "no-reaper",
+            "no process reaps dead runs",
             "deaths",
             patch=_never_reap,
             expects=("not ended",),
@@ -256,7 +260,7 @@ MUTANTS: Mapping[str, Mutant] = {
             "sessions-left-open",
             "a dead attempt's sessions are not ended before its job is given on",
             "sql deaths",
-            patch=_leave_sessions,
+            patch=_keep_dead_sessions,
             expects=("effects after a successor began",),
         ),
         Mutant(
@@ -264,16 +268,18 @@ MUTANTS: Mapping[str, Mutant] = {
             "a process is taken for dead when its pid is another process's, also in another namespace",
             "containers",
             edits=[
-                Edit("register_worker", r"w\.boot_id = %\(boot_id\)s::text AND w\.pid_namespace[^\n]*\n[^\n]*", "true"),
+                StatementEdit(
+                    "register_worker", r"w\.boot_id = %\(boot_id\)s::text AND w\.pid_namespace[^\n]*\n[^\n]*", "true"
+                ),
             ],
             patch=_prove_by_pid_alone,
             expects=("overlapping runs", "proved dead and acting"),
         ),
         Mutant(
             "claim-waits-for-rows",
-            "a claim waits for a row that somebody holds, without SKIP LOCKED",
+            "a claim waits for a locked row, without SKIP LOCKED",
             "held row",
-            edits=[Edit("claim", r"FOR NO KEY UPDATE SKIP LOCKED", "FOR NO KEY UPDATE")],
+            edits=[StatementEdit("claim", r"FOR NO KEY UPDATE SKIP LOCKED", "FOR NO KEY UPDATE")],
             expects=("not ended",),
         ),
         Mutant(
@@ -281,20 +287,20 @@ MUTANTS: Mapping[str, Mutant] = {
             "a claim locks neither rows nor keys, and asks nothing again",
             "crowd",
             edits=[
-                Edit("claim", r"(LIMIT %\(look\)s::int)\s+FOR NO KEY UPDATE SKIP LOCKED", r"\1"),
-                Edit("claim", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
+                StatementEdit("claim", r"(LIMIT %\(look\)s::int)\s+FOR NO KEY UPDATE SKIP LOCKED", r"\1"),
+                StatementEdit("claim", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
             ],
             expects=("impossible journal", "run without a claim", "untrue row"),
         ),
         Mutant(
             "no-park-lock-no-sweep",
-            "parking and freeing do not meet under the key's lock, and nobody looks after what slipped through",
+            "blocking and unblocking do not meet under the key's lock, and no repair follows",
             "pairs",
             edits=[
-                *(Edit(name, _PARK_LOCK, "1") for name in ("settle", "release", "reap", "cancel")),
-                Edit("claim", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
+                *(StatementEdit(name, _KEY_TRANSACTION_LOCK, "1") for name in ("settle", "release", "reap", "cancel")),
+                StatementEdit("claim", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
             ],
-            patch=_never_sweep,
+            patch=_never_repair_blocked,
             expects=("not ended",),
         ),
         Mutant(
@@ -302,9 +308,9 @@ MUTANTS: Mapping[str, Mutant] = {
             "an error after a cancel goes back to the queue",
             "cancels",
             edits=[
-                Edit("settle", r"WHEN j\.cancel_requested AND told\.status <> 'succeeded'", "WHEN false"),
-                Edit("reap", r"WHEN cancel_requested THEN 'canceled' ", ""),
-                Edit(
+                StatementEdit("settle", r"WHEN j\.cancel_requested AND told\.status <> 'succeeded'", "WHEN false"),
+                StatementEdit("reap", r"WHEN cancel_requested THEN 'canceled' ", ""),
+                StatementEdit(
                     "release",
                     r"CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END",
                     "CASE WHEN true THEN 'queued' END",
@@ -314,17 +320,17 @@ MUTANTS: Mapping[str, Mutant] = {
         ),
         Mutant(
             "cancel-unheard",
-            "a worker hears of no cancel, neither by its control channel nor with its renewals",
+            "a worker gets no cancel, neither by its control channel nor with its renewals",
             "cancels",
-            edits=[Edit("renew", r"bool_or\(cancel_requested\)", "false")],
-            patch=_deaf_to_cancels,
+            edits=[StatementEdit("renew", r"bool_or\(cancel_requested\)", "false")],
+            patch=_ignore_cancels,
             expects=("canceled and ran on",),
         ),
         Mutant(
             "follow-ups-without-key",
-            "a second try asks for its follow-ups as if nobody had",
+            "a second attempt enqueues its follow-ups without keys",
             "failing parents",
-            patch=_other_keys_for_follow_ups,
+            patch=_random_follow_up_keys,
             expects=("follow ups off",),
         ),
         Mutant(
@@ -338,8 +344,8 @@ MUTANTS: Mapping[str, Mutant] = {
 }
 
 
-def hunt(only: Sequence[str], *, say: Callable[[str], None], report: Any, keep: bool) -> bool:
+def search_mutants(only: Sequence[str], *, log: Callable[[str], None], report: Any, keep: bool) -> bool:
     """Each mutant in its scene, and the unbroken protocol in every scene; True: all were caught, and nothing else."""
-    from tests.chaos.hunt import hunt_all
+    from tests.chaos.mutant_search import search_all
 
-    return hunt_all(only or list(MUTANTS), say=say, report=report, keep=keep)
+    return search_all(only or list(MUTANTS), log=log, report=report, keep=keep)

@@ -16,76 +16,76 @@ from enum import StrEnum
 
 from tests.support.processes import free_port
 
-_AT_ONCE = 65_536
-_TICK = 0.05  # how soon a connection notices that the mode has changed
+_RECV_BYTES = 65_536
+_POLL_INTERVAL_SEC = 0.05  # how soon a connection notices that the mode has changed
 
 
-class Mode(StrEnum):
+class ProxyMode(StrEnum):
     OPEN = "open"
     SLOW = "slow"  # everything arrives, late
     SILENT = "silent"  # connections stay, and nothing comes through: what was sent waits, as a network keeps it
-    DEAF = "deaf"  # what clients say arrives; what the server answers does not
-    CLOSED = "closed"  # nobody listens: whoever would connect is refused; who is connected is left alone
+    ONE_WAY = "deaf"  # what clients say arrives; what the server answers does not
+    CLOSED = "closed"  # new connections are refused; existing ones are left alone
     HANGING_UP = "hanging up"  # connections are taken and ended without a word, as by a balancer that leads nowhere
 
 
-class Proxy:
+class FaultProxy:
     """One port of the loopback, which leads to a server's Unix socket. `lead_to` moves it to another server."""
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._mode, self._delay = Mode.OPEN, 0.0  # replaced by the conductor, read by every connection's thread
+        self._mode, self._delay = ProxyMode.OPEN, 0.0  # replaced by the conductor, read by every connection's thread
         self._lock = threading.Lock()
-        self._lines: set[Line] = set()  # under the lock
+        self._connections: set[ProxyConnection] = set()  # under the lock
         self.port = free_port()
         self._closed = False
-        self._listener = _listening(self.port)  # replaced by the conductor when it opens again
+        self._listener = _listen_on(self.port)  # replaced by the conductor when it opens again
         threading.Thread(target=self._accept, name=f"proxy-{self.port}", daemon=True).start()
 
     # ── what networks do ────────────────────────────────────────────────────────────────────────────────────────
 
     def slow(self, seconds: float) -> None:
-        self._delay, self._mode = seconds, Mode.SLOW
+        self._delay, self._mode = seconds, ProxyMode.SLOW
 
     def silence(self) -> None:
-        self._mode = Mode.SILENT
+        self._mode = ProxyMode.SILENT
 
-    def deafen(self) -> None:
-        self._mode = Mode.DEAF
+    def block_responses(self) -> None:
+        self._mode = ProxyMode.ONE_WAY
 
     def refuse(self) -> None:
-        self._mode = Mode.CLOSED
+        self._mode = ProxyMode.CLOSED
         self._stop_listening()
 
     def hang_up(self) -> None:
-        self._mode = Mode.HANGING_UP
+        self._mode = ProxyMode.HANGING_UP
 
     def heal(self) -> None:
-        """What was held back goes on its way."""
-        was, self._mode, self._delay = self._mode, Mode.OPEN, 0.0
-        if was is Mode.CLOSED:
-            self._listener = _listening(self.port)
+        """Forward the data that was held back."""
+        was, self._mode, self._delay = self._mode, ProxyMode.OPEN, 0.0
+        if was is ProxyMode.CLOSED:
+            self._listener = _listen_on(self.port)
 
     def cut(self) -> int:
         """Reset every connection, at both ends."""
-        lines = self.lines()
+        lines = self.connections()
         for line in lines:
             line.cut()
         return len(lines)
 
     def half_open(self) -> int:
-        """The server's ends close; the clients' stay, and nobody tells them. They end with `cut_halves`."""
-        lines = self.lines()
+        """Close the server's ends without closing the clients' ends; `cut_halves` closes those."""
+        lines = self.connections()
         for line in lines:
             line.leave_half_open()
         return len(lines)
 
-    def cut_halves(self) -> None:
-        for line in self.lines():
-            if line.half:
+    def cut_half_open(self) -> None:
+        for line in self.connections():
+            if line.is_half_open:
                 line.cut()
 
-    def lead_to(self, address: str) -> None:
+    def redirect_to(self, address: str) -> None:
         """From now on to another server; who is connected to the old one is cut off."""
         self._address = address
         self.cut()
@@ -93,16 +93,16 @@ class Proxy:
     # ── what it is made of ──────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> ProxyMode:
         return self._mode
 
     @property
     def delay(self) -> float:
         return self._delay
 
-    def lines(self) -> list[Line]:
+    def connections(self) -> list[ProxyConnection]:
         with self._lock:
-            return list(self._lines)
+            return list(self._connections)
 
     def close(self) -> None:
         self._closed = True
@@ -119,82 +119,82 @@ class Proxy:
             try:
                 client, _ = self._listener.accept()
             except OSError:
-                time.sleep(_TICK)
+                time.sleep(_POLL_INTERVAL_SEC)
                 continue
-            line = Line(self, client)
+            line = ProxyConnection(self, client)
             with self._lock:
-                self._lines.add(line)
-            threading.Thread(target=self._carry, args=(line,), daemon=True).start()
+                self._connections.add(line)
+            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
-    def _carry(self, line: Line) -> None:
+    def _serve(self, line: ProxyConnection) -> None:
         try:
             with contextlib.suppress(OSError, ValueError):  # ValueError: a socket that was closed meanwhile
-                while self._mode is Mode.SILENT:  # a packet that is lost opens no connection
-                    time.sleep(_TICK)
-                if self._mode is Mode.HANGING_UP:
+                while self._mode is ProxyMode.SILENT:  # a packet that is lost opens no connection
+                    time.sleep(_POLL_INTERVAL_SEC)
+                if self._mode is ProxyMode.HANGING_UP:
                     return
                 line.connect(self._address)
-                line.carry()
+                line.forward()
         finally:
             line.close()
             with self._lock:
-                self._lines.discard(line)
+                self._connections.discard(line)
 
 
-class Line:
+class ProxyConnection:
     """One connection, and its two ends."""
 
-    def __init__(self, proxy: Proxy, client: socket.socket) -> None:
+    def __init__(self, proxy: FaultProxy, client: socket.socket) -> None:
         self._proxy, self._client = proxy, client
         self._server: socket.socket | None = None
-        self.half = False  # set by the conductor
+        self.is_half_open = False  # set by the conductor
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def connect(self, address: str) -> None:
         self._server = socket.socket(socket.AF_UNIX)
         self._server.connect(address)
 
-    def carry(self) -> None:
+    def forward(self) -> None:
         """Bring everything across until one end has closed."""
         assert self._server is not None
         others = {self._client: self._server, self._server: self._client}
         with selectors.DefaultSelector() as ready:
             for end in others:
                 ready.register(end, selectors.EVENT_READ)
-            while not self.half:
-                found = {key.fileobj for key, _ in ready.select(_TICK * 10)}
-                self._hold_back()
+            while not self.is_half_open:
+                found = {key.fileobj for key, _ in ready.select(_POLL_INTERVAL_SEC * 10)}
+                self._delay_or_block()
                 for came_by, other in others.items():
                     if came_by in found:
-                        self._bring(came_by, other)
-        while self.half:
-            time.sleep(_TICK)
+                        self._copy(came_by, other)
+        while self.is_half_open:
+            time.sleep(_POLL_INTERVAL_SEC)
 
-    def _bring(self, came_by: socket.socket, other: socket.socket) -> None:
+    def _copy(self, came_by: socket.socket, other: socket.socket) -> None:
         if came_by is self._server:
-            while self._proxy.mode is Mode.DEAF and not self.half:
-                time.sleep(_TICK)
-        if self.half:
+            while self._proxy.mode is ProxyMode.ONE_WAY and not self.is_half_open:
+                time.sleep(_POLL_INTERVAL_SEC)
+        if self.is_half_open:
             return
-        heard = came_by.recv(_AT_ONCE)
+        heard = came_by.recv(_RECV_BYTES)
         if not heard:
             raise OSError("the other end has gone")
         other.sendall(heard)
 
-    def _hold_back(self) -> None:
-        if self._proxy.mode is Mode.SLOW:
+    def _delay_or_block(self) -> None:
+        if self._proxy.mode is ProxyMode.SLOW:
             time.sleep(self._proxy.delay)
-        while self._proxy.mode is Mode.SILENT and not self.half:
-            time.sleep(_TICK)
+        while self._proxy.mode is ProxyMode.SILENT and not self.is_half_open:
+            time.sleep(_POLL_INTERVAL_SEC)
 
     def leave_half_open(self) -> None:
         if self._server is not None:
-            self.half = True
+            self.is_half_open = True
             with contextlib.suppress(OSError):
                 self._server.shutdown(socket.SHUT_RDWR)
 
     def cut(self) -> None:
-        self.half = False
+        self.is_half_open = False
         for end in (self._client, self._server):
             if end is not None:
                 with contextlib.suppress(OSError):
@@ -208,13 +208,13 @@ class Line:
                 end.close()
 
 
-def _listening(port: int) -> socket.socket:
+def _listen_on(port: int) -> socket.socket:
     """On its own port, again and again."""
     deadline = time.monotonic() + 20
     while True:
         try:
             return socket.create_server(("127.0.0.1", port), backlog=200)
-        except OSError:  # somebody's outgoing connection has it for a moment
+        except OSError:  # an outgoing connection has the port for a moment
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_TICK)
+            time.sleep(_POLL_INTERVAL_SEC)

@@ -12,12 +12,12 @@ from typing import Any
 from uuid import UUID
 
 from tests.chaos.checker import STUBBORN, Violation
-from tests.chaos.conductor import Injected
+from tests.chaos.fault_runner import InjectedFault
 from tests.chaos.history import History
 from tests.chaos.services import Death
-from tests.support.journal import Line
+from tests.support.event_replay import Event
 
-_SHOWN = 20  # violations of one rule
+_MAX_LISTED = 20  # violations of one rule
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Recovery:
 
     job_id: str
     by: str
-    given_back_sec: float  # somebody noticed
+    given_back_sec: float  # until the job was queued again
     started_sec: float | None  # the next run began; None: there was none to come
     undisturbed: bool  # nothing was wrong with the database meanwhile
 
@@ -44,7 +44,7 @@ class Report:
     recovery: Mapping[str, Any]
     violations: Sequence[Violation]
     evidence: Sequence[Any] = field(default_factory=list)  # all that is known of the first jobs with a violation
-    complaints: Sequence[str] = field(default_factory=list)  # beside the rules: what should not have been answered
+    complaints: Sequence[str] = field(default_factory=list)  # unexpected responses, reported in addition to the rules
 
     @property
     def passed(self) -> bool:
@@ -67,7 +67,7 @@ class Report:
         lines += [f"COMPLAINT: {said}" for said in self.complaints]
         for rule, count in Counter(violation.rule for violation in self.violations).items():
             lines += [f"VIOLATED {count} times: {rule}"]
-            lines += [f"  {v.job_id}: {v.told}" for v in self.violations if v.rule == rule][:_SHOWN]
+            lines += [f"  {v.job_id}: {v.message}" for v in self.violations if v.rule == rule][:_MAX_LISTED]
         verdict = "PASSED: nothing lost, nothing doubled, no rule violated" if self.passed else "FAILED"
         return "\n".join([*lines, "", verdict])
 
@@ -75,7 +75,7 @@ class Report:
 def make_report(
     history: History,
     violations: Sequence[Violation],
-    injected: Sequence[Injected],
+    injected: Sequence[InjectedFault],
     deaths: Sequence[Death],
     *,
     seed: int,
@@ -94,32 +94,32 @@ def make_report(
         drained_sec=drained_sec,
         faults=dict(sorted(Counter(done.fault for done in injected if not done.failed).items())),
         not_injected=[f"{done.fault}: {done.failed}" for done in injected if done.failed],
-        jobs=_jobs(history, rules),
-        runs=_runs(history, wall),
-        recovery=_recovery(recoveries(history, injected, deaths, wall), history, bound),
+        jobs=_job_counts(history, rules),
+        runs=_run_counts(history, wall),
+        recovery=_recovery_summary(recoveries(history, injected, deaths, wall), history, bound),
         violations=violations,
-        evidence=_evidence(history, violations),
+        evidence=_collect_evidence(history, violations),
         complaints=complaints,
     )
 
 
-def _evidence(history: History, violations: Sequence[Violation]) -> list[Any]:
-    jobs = list(dict.fromkeys(violation.job_id for violation in violations))[:_SHOWN]
+def _collect_evidence(history: History, violations: Sequence[Violation]) -> list[Any]:
+    jobs = list(dict.fromkeys(violation.job_id for violation in violations))[:_MAX_LISTED]
     return [
         {
             "row": asdict(row),
-            "journal": [asdict(line) for line in history.journal.get(row.job_id, ())],
-            "words": [asdict(word) for word in history.words if word.job_id == row.job_id],
+            "journal": [asdict(line) for line in history.events.get(row.job_id, ())],
+            "words": [asdict(word) for word in history.run_reports if word.job_id == row.job_id],
             "target": [asdict(written) for written in history.target if written.job_id == row.job_id],
-            "told": [asdict(told) for told in history.told if told.job_id == str(row.job_id)],
+            "told": [asdict(told) for told in history.responses if told.job_id == str(row.job_id)],
         }
         for row in history.rows.values()
         if str(row.job_id) in jobs
     ]
 
 
-def _jobs(history: History, rules: Mapping[str, int]) -> dict[str, int]:
-    told = Counter(told.what for told in history.told)
+def _job_counts(history: History, rules: Mapping[str, int]) -> dict[str, int]:
+    told = Counter(told.what for told in history.responses)
     statuses = Counter(row.status for row in history.rows.values())
     return {
         "accepted": told["accepted"],
@@ -133,55 +133,59 @@ def _jobs(history: History, rules: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _runs(history: History, wall: float) -> dict[str, int]:
-    lines = [line for lines in history.journal.values() for line in lines]
+def _run_counts(history: History, wall: float) -> dict[str, int]:
+    lines = [line for lines in history.events.values() for line in lines]
     reasons = Counter(str(line.payload.get("reason")) for line in lines)
     return {
         "claimed": sum(line.kind == "picked" for line in lines),
-        "begun, as their witness saw them": len({word.run_id for word in history.words}),
+        "begun, as their witness saw them": len({word.run_id for word in history.run_reports}),
         "tried again after an error": reasons["error"],
         "recovered from the dead": reasons["lease_expired"] + reasons["process_died"],
         "handed back at a shutdown": reasons["shutdown"],
         "handed back for their key": reasons["lock_busy"],
         "handed back unstarted": reasons["not_started"],
-        "stubborn ones that acted on after their job had been taken from them": _zombies(history, wall),
+        "stubborn ones that acted on after their job had been taken from them": _zombie_runs(history, wall),
         "parts written into the target": len(history.target),
         "rows written by statements in autocommit": len(history.effects),
-        "attempts taken from a worker that had written such rows": len(taken_with_effects(history)),
+        "attempts taken from a worker that had written such rows": len(takeovers_with_effects(history)),
     }
 
 
-def taken_with_effects(history: History) -> set[UUID]:
+def takeovers_with_effects(history: History) -> set[UUID]:
     """Attempts that were given on by another process, and had a statement in a server: without them the rule about
     effects proves nothing."""
     wrote = {effect.run_id for effect in history.effects}
     return wrote & {
         UUID(line.payload["run_id"])
-        for lines in history.journal.values()
+        for lines in history.events.values()
         for line in lines
         if line.payload.get("reason") in ("lease_expired", "process_died") and line.payload.get("run_id")
     }
 
 
-def _zombies(history: History, wall: float) -> int:
-    """Runs that said they wrote when the reaper had given their job away: without them a fence proves nothing."""
+def _zombie_runs(history: History, wall: float) -> int:
+    """Return the runs that wrote after the reaper had released their job; without them the fence is not tested."""
     taken = {
         UUID(line.payload["run_id"]): line.at.timestamp()
-        for lines in history.journal.values()
+        for lines in history.events.values()
         for line in lines
         if line.payload.get("reason") == "lease_expired" and line.payload.get("run_id")
     }
-    last = {word.run_id: word.at + wall for word in history.words if word.task == STUBBORN and word.what == "wrote"}
+    last = {
+        word.run_id: word.at + wall for word in history.run_reports if word.task == STUBBORN and word.what == "wrote"
+    }
     return sum(run in taken and at > taken[run] for run, at in last.items())
 
 
-def recoveries(history: History, injected: Sequence[Injected], deaths: Sequence[Death], wall: float) -> list[Recovery]:
+def recoveries(
+    history: History, injected: Sequence[InjectedFault], deaths: Sequence[Death], wall: float
+) -> list[Recovery]:
     """What became of the jobs that were running in a process when it was killed."""
     by_pid = {death.pid: death for death in deaths}
     found = []
-    for job_id, lines in history.journal.items():
+    for job_id, lines in history.events.items():
         for n, line in enumerate(lines[:-1]):
-            death = by_pid.get(_pid(line) or 0)
+            death = by_pid.get(_pid_of(line) or 0)
             after = next((later for later in lines[n + 1 :] if later.kind not in ("heartbeat", "stop_pending")), None)
             if death is None or after is None or after.payload.get("reason") not in _REAPED:
                 continue
@@ -191,7 +195,8 @@ def recoveries(history: History, injected: Sequence[Injected], deaths: Sequence[
             noticed = after.at.timestamp() - died
             again = next((later.at.timestamp() - died for later in lines[n + 1 :] if later.kind == "picked"), None)
             disturbed = any(
-                done.began < death.at + max(noticed, again or 0.0) and done.ended > death.at - _ECHO
+                done.started_at < death.at + max(noticed, again or 0.0)
+                and done.ended_at > death.at - _FAULT_AFTERMATH_SEC
                 for done in injected
                 if not done.fault.startswith(("worker SIG", "gunicorn"))
             )
@@ -199,21 +204,23 @@ def recoveries(history: History, injected: Sequence[Injected], deaths: Sequence[
     return found
 
 
-_ECHO = 2.0  # seconds for which a fault of the database is still felt when it is over
+_FAULT_AFTERMATH_SEC = 2.0  # seconds for which a fault of the database is still felt when it is over
 _REAPED = ("lease_expired", "process_died")
 
 
-def _pid(line: Line) -> int | None:
-    if line.kind != "picked":
+def _pid_of(event: Event) -> int | None:
+    if event.kind != "picked":
         return None
-    _, _, pid = str(line.payload.get("worker", "")).rpartition(":")
+    _, _, pid = str(event.payload.get("worker", "")).rpartition(":")
     return int(pid) if pid.isdigit() else None
 
 
-def _recovery(found: Sequence[Recovery], history: History, bound: Mapping[str, float]) -> dict[str, Any]:
-    calm = [recovery for recovery in found if recovery.undisturbed]
-    figures: dict[str, Any] = {"jobs of killed processes taken back": len(found)}
-    for which, some in (("all", found), ("while the database was well", calm)):
+def _recovery_summary(
+    recoveries_seen: Sequence[Recovery], history: History, bound: Mapping[str, float]
+) -> dict[str, Any]:
+    calm = [recovery for recovery in recoveries_seen if recovery.undisturbed]
+    figures: dict[str, Any] = {"jobs of killed processes taken back": len(recoveries_seen)}
+    for which, some in (("all", recoveries_seen), ("while the database was well", calm)):
         noticed = sorted(recovery.given_back_sec for recovery in some)
         started = sorted(recovery.started_sec for recovery in some if recovery.started_sec is not None)
         figures[f"s until given back, median and worst ({which})"] = _median_and_worst(noticed)

@@ -16,14 +16,14 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import psycopg2
 
-from app.postgres.account import Account
-from app.postgres.binaries import Binaries, Choice, choose
-from app.postgres.cluster import Cluster, options
+from app.postgres.binaries import Binaries, Choice, choose_binaries
+from app.postgres.cluster import Cluster, setting_options
+from app.postgres.server_account import ServerAccount
 from tests.support.waiting import eventually
 
 _PORT = 5432  # of the Unix socket's name alone: clients come through the proxies
 _USER = "dataloader"
-_SMALL_QUEUE = 17  # from this version on the queue of notifications may be made smaller than 8 GB
+_NOTIFY_QUEUE_PAGES = 17  # from this version on the queue of notifications may be made smaller than 8 GB
 # A crash of ours kills processes and not the machine, so nothing needs to reach a disk; what was committed must have
 # been handed to the kernel all the same.
 _SETTINGS = {
@@ -52,14 +52,14 @@ class Server:
         folder.mkdir(parents=True)
         folder.chmod(0o755)
         self.mounted = disk_mb is not None and _mount(folder, disk_mb)
-        self._account = Account.choose(folder / "cluster")
+        self._account = ServerAccount.choose(folder / "cluster")
         self._cluster = Cluster(folder / "cluster", self._account)
-        self._binaries: Binaries = choose(binaries, account=self._account, place=folder, major=None)
-        if self.version >= _SMALL_QUEUE:
+        self._binaries: Binaries = choose_binaries(binaries, account=self._account, data_folder=folder, major=None)
+        if self.version >= _NOTIFY_QUEUE_PAGES:
             self._settings.setdefault("max_notify_queue_pages", "512")  # so that it can be filled
         self.sockets = folder / "run"
         self.sockets.mkdir(mode=0o755)
-        self._account.give(self.sockets)
+        self._account.take_ownership(self.sockets)
         self.dsn = f"host={self.sockets} port={_PORT} user={_USER} dbname=postgres"
 
     @property
@@ -76,8 +76,8 @@ class Server:
 
     # ── a life ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def make(self) -> None:
-        self._cluster.make(self._binaries, sync=False)
+    def create(self) -> None:
+        self._cluster.create(self._binaries, sync=False)
         self.start()
 
     def start(self, timeout: float = 60) -> None:
@@ -86,8 +86,8 @@ class Server:
         self._cluster.clear_leftovers(self.sockets)
         log = self.folder / "server.log"
         log.touch(mode=0o600)
-        self._account.give(log)
-        words = shlex.join([*options(self._settings), "-k", str(self.sockets)])
+        self._account.take_ownership(log)
+        words = shlex.join([*setting_options(self._settings), "-k", str(self.sockets)])
         done = self._pg_ctl("start", "-w", "-t", str(int(timeout)), "-l", log, "-o", words, timeout=timeout + 30)
         if done.returncode != 0:
             raise RuntimeError(f"the server in {self.folder} did not start: {_tail(log)}")
@@ -103,7 +103,7 @@ class Server:
         self.start()
 
     def kill(self) -> None:
-        """kill -9 of its main process, and of whoever is left of it."""
+        """Kill -9 the main process and its remaining children."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         for pid in self._cluster.orphans():
@@ -127,36 +127,36 @@ class Server:
             raise ProcessLookupError(f"no server runs in {self.folder}")
         return found.pid
 
-    def _pg_ctl(self, *words: str | Path, timeout: float) -> subprocess.CompletedProcess[str]:
-        argv: list[str | Path] = [self._binaries.program("pg_ctl"), *words, "-D", self._cluster.folder]
+    def _pg_ctl(self, *arguments: str | Path, timeout: float) -> subprocess.CompletedProcess[str]:
+        argv: list[str | Path] = [self._binaries.program("pg_ctl"), *arguments, "-D", self._cluster.folder]
         return self._account.run(argv, timeout_sec=timeout)
 
     # ── what may be asked of it ─────────────────────────────────────────────────────────────────────────────────
 
-    def connect(self, *, patience: int = 10, dsn: str | None = None, name: str = "chaos") -> Any:
+    def connect(self, *, timeout_sec: int = 10, dsn: str | None = None, name: str = "chaos") -> Any:
         """A connection past every proxy."""
-        connection = psycopg2.connect(dsn or self.dsn, connect_timeout=patience, application_name=name)
+        connection = psycopg2.connect(dsn or self.dsn, connect_timeout=timeout_sec, application_name=name)
         connection.autocommit = True
         return connection
 
-    def ask(self, question: str, *parameters: Any, patience: int = 10) -> list[tuple[Any, ...]]:
-        with closing(self.connect(patience=patience)) as connection, connection.cursor() as cursor:
-            cursor.execute(question, parameters or None)
+    def query(self, statement: str, *parameters: Any, timeout_sec: int = 10) -> list[tuple[Any, ...]]:
+        with closing(self.connect(timeout_sec=timeout_sec)) as connection, connection.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
-    def answers(self) -> bool:
+    def is_accepting(self) -> bool:
         try:
-            return self.ask("SELECT 1", patience=3) == [(1,)]
+            return self.query("SELECT 1", timeout_sec=3) == [(1,)]
         except psycopg2.Error:
             return False
 
-    def backends(self) -> list[int]:
+    def backend_pids(self) -> list[int]:
         """The processes that serve clients; not those that keep the server."""
         try:
             children = psutil.Process(self.pid).children()
         except (psutil.NoSuchProcess, ProcessLookupError):
             return []
-        return [child.pid for child in children if _serves_a_client(child)]
+        return [child.pid for child in children if _is_client_backend(child)]
 
     # ── a standby ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,7 +164,7 @@ class Server:
         """Become a standby of the primary, and wait until every commit there waits for us."""
         program = self._binaries.program("pg_basebackup")
         self._cluster.folder.mkdir(mode=0o700)
-        self._account.give(self._cluster.folder)
+        self._account.take_ownership(self._cluster.folder)
         argv: list[str | Path] = [
             program,
             "-h",
@@ -180,10 +180,10 @@ class Server:
         if done.returncode != 0:
             raise RuntimeError(f"the base backup failed: {done.stderr.strip()}")
         self.start()
-        primary.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        primary.ask("SELECT pg_reload_conf()")
+        primary.query("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.query("SELECT pg_reload_conf()")
         eventually(
-            lambda: primary.ask(
+            lambda: primary.query(
                 "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 'streaming'"
                 "   AND flush_lsn >= pg_current_wal_flush_lsn()"
             ),
@@ -191,15 +191,15 @@ class Server:
             "the standby has all that the primary has",
         )
 
-    def let_go(self, primary: Server) -> None:
+    def detach_standby(self, primary: Server) -> None:
         """No commit there waits for us any more."""
-        primary.ask("ALTER SYSTEM RESET synchronous_standby_names")
-        primary.ask("SELECT pg_reload_conf()")
+        primary.query("ALTER SYSTEM RESET synchronous_standby_names")
+        primary.query("SELECT pg_reload_conf()")
         self.remove()
 
     def promote(self) -> None:
         self._pg_ctl("promote", "-w", "-t", "30", timeout=60)
-        eventually(lambda: self.ask("SELECT pg_is_in_recovery()") == [(False,)], 30, "the standby takes writes")
+        eventually(lambda: self.query("SELECT pg_is_in_recovery()") == [(False,)], 30, "the standby takes writes")
 
 
 class FullDisk:
@@ -213,7 +213,7 @@ class FullDisk:
         self._server, self._ballast = server, server.folder / "ballast"
 
     @property
-    def means(self) -> str:
+    def method(self) -> str:
         return "a file fills its tmpfs" if self._server.mounted else "RLIMIT_FSIZE of its processes"
 
     def fill(self) -> None:
@@ -232,7 +232,7 @@ class FullDisk:
         if not self._server.mounted:
             self._limit(psutil.RLIM_INFINITY)
         deadline = time.monotonic() + 60
-        while not self._server.answers():
+        while not self._server.is_accepting():
             if not self._server.alive:
                 with suppress(RuntimeError):
                     self._server.start()
@@ -240,12 +240,12 @@ class FullDisk:
                 raise RuntimeError("the server did not recover from a full disk")
             time.sleep(0.1)
 
-    def _limit(self, most: int) -> None:
+    def _limit(self, max_bytes: int) -> None:
         with suppress(psutil.Error, ProcessLookupError):
             postmaster = psutil.Process(self._server.pid)
             for process in (postmaster, *postmaster.children()):
                 with suppress(psutil.Error):
-                    process.rlimit(psutil.RLIMIT_FSIZE, (most, psutil.RLIM_INFINITY))
+                    process.rlimit(psutil.RLIMIT_FSIZE, (max_bytes, psutil.RLIM_INFINITY))
 
 
 def _mount(folder: Path, size_mb: int) -> bool:
@@ -259,7 +259,7 @@ def _mount(folder: Path, size_mb: int) -> bool:
         return False
 
 
-def _serves_a_client(process: Any) -> bool:
+def _is_client_backend(process: Any) -> bool:
     try:
         said = " ".join(process.cmdline())
     except psutil.Error:

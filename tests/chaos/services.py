@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from tests.chaos.clock import clock
 from tests.chaos.load import QUEUE
-from tests.chaos.moments import clock
-from tests.chaos.witness import VARIABLE
+from tests.chaos.observer import OBSERVER_DSN_VARIABLE
 from tests.support.processes import ROOT, Process
 
 HEARTBEAT_SEC = 0.5
-REAPER_SEC = 0.5
+REAPER_INTERVAL_SEC = 0.5
 THREADS = 4
 
 
@@ -43,18 +43,18 @@ class Death:
     at: float
 
 
-def environment(dsn: str, witness: str, *, threads: int = THREADS) -> dict[str, str]:
+def service_environment(dsn: str, observer_dsn: str, *, threads: int = THREADS) -> dict[str, str]:
     """Short leases and short periods: what takes minutes otherwise is seen in seconds."""
     return {
         "DL_DB_DSN": dsn,
-        VARIABLE: witness,
-        "DL_TARGETS": json.dumps({"default": dsn, "witness": witness}),
+        OBSERVER_DSN_VARIABLE: observer_dsn,
+        "DL_TARGETS": json.dumps({"default": dsn, "witness": observer_dsn}),
         "DL_HEARTBEAT_SEC": str(HEARTBEAT_SEC),
-        "DL_REAPER_PERIOD_SEC": str(REAPER_SEC),
+        "DL_REAPER_PERIOD_SEC": str(REAPER_INTERVAL_SEC),
         "DL_CLAIM_BACKOFF_SEC": "2",
         "DL_DEFAULT_LEASE_TTL_SEC": "3",
         "DL_SHUTDOWN_GRACE_SEC": "1",
-        "DL_STOP_GRACE_SEC": "0.5",
+        "DL_STOP_STEP_SEC": "0.5",
         "PG_CONNECT_TIMEOUT": "2",
         "PG_COMMAND_TIMEOUT": "4",
         "PG_POOL_SIZE": "4",
@@ -67,7 +67,7 @@ def environment(dsn: str, witness: str, *, threads: int = THREADS) -> dict[str, 
 
 
 @dataclass
-class Service:
+class ManagedService:
     """One of them, whichever process it is just now."""
 
     name: str
@@ -77,8 +77,8 @@ class Service:
     mutant: str = ""  # which broken protocol it is started with
     own_namespace: bool = False  # of pids, as a container has: its pids mean other processes to the others
     deaths: list[Death] = field(default_factory=list)
-    codes: list[int] = field(default_factory=list)  # how it ended when nobody had killed it
-    down: bool = False  # on purpose, by a fault: nobody starts it again meanwhile
+    exit_codes: list[int] = field(default_factory=list)  # exit codes of unplanned ends
+    is_kept_down: bool = False  # a fault keeps it down: do not restart it meanwhile
     _process: Process | None = None
     _frozen: list[int] = field(default_factory=list)
 
@@ -89,7 +89,7 @@ class Service:
             if code is None:
                 return
             if not any(death.pid == self._process.pid for death in self.deaths):
-                self.codes.append(code)
+                self.exit_codes.append(code)
             self._process.kill()
         launcher = ["tests.chaos.launch", self.mutant, *self.argv]
         self._process = Process(
@@ -113,7 +113,7 @@ class Service:
         """The processes that run jobs: gunicorn's are children of its arbiter."""
         if self.argv[0] != "gunicorn":
             return [self.pid]
-        return [child for child in self._children() if not _is_a_jobs_own(child)]
+        return [child for child in self._children() if not _is_job_process(child)]
 
     def kill(self, pid: int | None = None) -> int:
         """SIGKILL: to the process, or to one of its children."""
@@ -134,7 +134,9 @@ class Service:
 
     def job_pids(self) -> list[int]:
         """The processes that jobs have of their own, without their watchdogs."""
-        return [pid for pid in self._descendants() if _has_word(pid, "childmain") and not _has_word(pid, "leash")]
+        return [
+            pid for pid in self._descendants() if _has_argument(pid, "childmain") and not _has_argument(pid, "leash")
+        ]
 
     def terminate(self) -> None:
         with suppress(ProcessLookupError):
@@ -153,7 +155,7 @@ class Service:
                 os.kill(pid, signal.SIGCONT)
         self._frozen.clear()
 
-    def end(self, timeout: float = 30) -> int | None:
+    def stop(self, timeout: float = 30) -> int | None:
         """SIGTERM, as a service manager does it; None: it had to be killed."""
         self.thaw()
         if not self.alive or self._process is None:
@@ -164,9 +166,9 @@ class Service:
         except AssertionError:
             return None
         finally:
-            self.sweep_up()
+            self.kill_remaining()
 
-    def sweep_up(self) -> None:
+    def kill_remaining(self) -> None:
         """Nothing of it is left, gunicorn's orphans included."""
         self.thaw()
         left = self._children() if self.alive else []
@@ -191,11 +193,11 @@ class Service:
             return []
 
 
-def _is_a_jobs_own(pid: int) -> bool:
-    return _has_word(pid, "childmain") or _has_word(pid, "leash")
+def _is_job_process(pid: int) -> bool:
+    return _has_argument(pid, "childmain") or _has_argument(pid, "leash")
 
 
-def _has_word(pid: int, part: str) -> bool:
+def _has_argument(pid: int, part: str) -> bool:
     try:
         return any(part in word for word in psutil.Process(pid).cmdline())
     except psutil.Error:

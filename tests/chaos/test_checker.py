@@ -8,62 +8,62 @@ from uuid import uuid4
 import pytest
 
 from tests.chaos.checker import RULES, check
+from tests.chaos.client_log import ClientResponse
 from tests.chaos.etl import PARTS
-from tests.chaos.history import Written
-from tests.chaos.record import Told
-from tests.chaos.tale import NOON, Tale
+from tests.chaos.history import TargetRow
+from tests.chaos.history_builder import NOON, HistoryBuilder
 
 
 @pytest.fixture
-def tale() -> Tale:
-    return Tale()
+def tale() -> HistoryBuilder:
+    return HistoryBuilder()
 
 
 def test_a_lawful_history_breaks_no_rule(tale):
     first, second = tale.job(), tale.job()
     run = tale.claim(first)
-    tale.say(first, run, "acted")
+    tale.report(first, run, "acted")
     tale.succeed(first, run)
     lost = tale.claim(second)
     tale.reap(second, lost)
     heir = tale.claim(second, 2)
-    tale.say(second, heir, "acted", 2)
+    tale.report(second, heir, "acted", 2)
     tale.succeed(second, heir, 2)
     tale.cancel(first, "succeeded")
 
-    assert tale.broken(sessions_unbroken=True) == set()
+    assert tale.violated_rules(sessions_unbroken=True) == set()
 
 
-def test_a_job_handed_back_snoozed_retried_and_lost_is_lawful(tale):
+def test_released_snoozed_retried_and_lost_job_is_lawful(tale):
     job = tale.job("chaos.failing", most=1)
     run = tale.claim(job)
     tale.event(job, "requeue", "queued", 0, run, reason="shutdown")
     run = tale.claim(job)
     tale.event(job, "requeue", "queued", 0, run, reason="error")  # a try that was given back
     run = tale.claim(job)
-    tale.event(job, "failed", "failed", 1, run, error=f"failed on purpose, said {run}")
-    tale.row(job, error=f"failed on purpose, said {run}")
+    tale.event(job, "failed", "failed", 1, run, error=f"failed on purpose in run {run}")
+    tale.row(job, error=f"failed on purpose in run {run}")
     tale.event(job, "requeue", "queued", 0, reason="retry")
     run = tale.claim(job)
     tale.reap(job, run, status="lost")
     tale.row(job, error="the worker vanished")
 
-    assert tale.broken() == set()
+    assert tale.violated_rules() == set()
 
 
 def test_an_accepted_job_that_is_not_there(tale):
-    tale.told.append(Told("accepted", 1.0, str(uuid4()), "chaos.short", "once"))
+    tale.responses.append(ClientResponse("accepted", 1.0, str(uuid4()), "chaos.short", "once"))
 
-    assert tale.broken() == {"accepted and gone"}
+    assert tale.violated_rules() == {"accepted and gone"}
 
 
 def test_one_request_that_was_answered_with_two_jobs(tale):
     for _ in range(2):
         job = tale.job()
         tale.succeed(job, tale.claim(job))
-    tale.told = [replace(told, key="once") for told in tale.told]
+    tale.responses = [replace(told, key="once") for told in tale.responses]
 
-    assert tale.broken() == {"one request two jobs"}
+    assert tale.violated_rules() == {"one request two jobs"}
 
 
 @pytest.mark.parametrize("claimed", [True, False])
@@ -72,7 +72,7 @@ def test_a_job_that_has_not_ended(tale, claimed):
     if claimed:
         tale.claim(job)
 
-    assert tale.broken() == {"not ended"}
+    assert tale.violated_rules() == {"not ended"}
 
 
 @pytest.mark.parametrize("answer", ["canceled", "running"])
@@ -81,29 +81,29 @@ def test_a_run_that_began_after_the_answer_to_the_cancel(tale, answer):
     tale.cancel(job, answer)
     tale.succeed(job, tale.claim(job))
 
-    assert tale.broken() == {"canceled and begun"}
+    assert tale.violated_rules() == {"canceled and begun"}
 
 
-def test_a_run_that_goes_on_although_its_lease_must_have_brought_the_cancel(tale):
+def test_attempt_running_past_its_canceled_lease_is_found(tale):
     job = tale.job(lease_ttl_sec=2)
     run = tale.claim(job)
     tale.cancel(job)
-    tale.say(job, run, "acted", after=1.9)
-    assert "canceled and ran on" not in tale.broken()
+    tale.report(job, run, "acted", after=1.9)
+    assert "canceled and ran on" not in tale.violated_rules()
 
-    tale.say(job, run, "acted", after=1.5)
+    tale.report(job, run, "acted", after=1.5)
     tale.succeed(job, run)
 
-    assert tale.broken() == {"canceled and ran on"}
+    assert tale.violated_rules() == {"canceled and ran on"}
 
 
-def test_a_cancel_of_a_job_that_somebody_tries_again_promises_nothing(tale):
+def test_cancel_of_a_retried_job_promises_nothing(tale):
     job = tale.job()
     tale.cancel(job)
-    tale.told.append(Told("retried", tale.now, str(job)))
+    tale.responses.append(ClientResponse("retried", tale.now, str(job)))
     tale.succeed(job, tale.claim(job))
 
-    assert tale.broken() == set()
+    assert tale.violated_rules() == set()
 
 
 def test_a_run_that_acts_when_another_of_its_key_has_begun(tale):
@@ -111,83 +111,83 @@ def test_a_run_that_acts_when_another_of_its_key_has_begun(tale):
     run = tale.claim(first)
     tale.reap(first, run)
     other = tale.claim(second)
-    tale.say(first, run, "acted")
+    tale.report(first, run, "acted")
     tale.succeed(second, other)
     heir = tale.claim(first, 2)
     tale.succeed(first, heir, 2)
 
-    assert tale.broken() == {"overlapping runs"}
+    assert tale.violated_rules() == {"overlapping runs"}
 
 
-def test_an_act_is_remembered_over_a_third_run_in_between(tale):
+def test_overlap_is_found_across_a_third_attempt(tale):
     jobs = [tale.job() for _ in range(3)]
     run = tale.claim(jobs[0])
     tale.succeed(jobs[0], run)
     between = tale.claim(jobs[1])
     tale.succeed(jobs[1], between)
     last = tale.claim(jobs[2])
-    tale.say(jobs[0], run, "acted")
+    tale.report(jobs[0], run, "acted")
     tale.succeed(jobs[2], last)
 
     overlaps = [v for v in check(tale.history()) if v.rule == "overlapping runs"]
     assert {violation.job_id for violation in overlaps} == {str(jobs[1]), str(jobs[2])}
 
 
-def test_a_stubborn_run_counts_only_where_its_session_cannot_have_been_broken(tale):
+def test_stubborn_attempt_counts_only_with_unbroken_sessions(tale):
     job = tale.job("chaos.zombie")
     run = tale.claim(job)
     tale.reap(job, run)
     heir = tale.claim(job, 2)
-    tale.say(job, run, "wrote")
+    tale.report(job, run, "wrote")
     tale.succeed(job, heir, 2)
 
-    assert tale.broken() == set()
-    assert tale.broken(sessions_unbroken=True) == {"overlapping runs"}
+    assert tale.violated_rules() == set()
+    assert tale.violated_rules(sessions_unbroken=True) == {"overlapping runs"}
 
 
 def test_a_run_that_nobody_claimed(tale):
     job = tale.job()
     run = tale.claim(job)
     tale.succeed(job, run)
-    tale.say(job, uuid4(), "began")
+    tale.report(job, uuid4(), "began")
 
-    assert tale.broken() == {"run without a claim"}
+    assert tale.violated_rules() == {"run without a claim"}
 
 
 def test_a_run_that_began_twice(tale):
     job = tale.job()
     run = tale.claim(job)
-    tale.say(job, run, "began")
+    tale.report(job, run, "began")
     tale.succeed(job, run)
 
-    assert tale.broken() == {"run without a claim"}
+    assert tale.violated_rules() == {"run without a claim"}
 
 
 def test_a_run_that_began_as_another_attempt(tale):
     job = tale.job()
     run = uuid4()
     tale.event(job, "picked", "running", 1, run)
-    tale.say(job, run, "began", attempt=2)
+    tale.report(job, run, "began", attempt=2)
     tale.succeed(job, run)
 
-    assert tale.broken() == {"run without a claim"}
+    assert tale.violated_rules() == {"run without a claim"}
 
 
-def test_more_tries_than_the_job_has(tale):
+def test_more_attempts_than_max_attempts_is_found(tale):
     job = tale.job(most=1)
     tale.reap(job, tale.claim(job))
     run = tale.claim(job, 2)
     tale.succeed(job, run, 2)
 
-    assert tale.broken() == {"attempt count off"}
+    assert tale.violated_rules() == {"attempt count off"}
 
 
-def test_an_attempt_that_the_journal_does_not_bear_out(tale):
+def test_attempt_number_contradicting_events_is_found(tale):
     job = tale.job()
     tale.succeed(job, tale.claim(job))
     tale.row(job, attempt=2)
 
-    assert "attempt count off" in tale.broken()
+    assert "attempt count off" in tale.violated_rules()
 
 
 def test_an_event_that_no_transition_allows(tale):
@@ -198,7 +198,7 @@ def test_an_event_that_no_transition_allows(tale):
     tale.event(job, "done", "succeeded", 2, run)
     tale.row(job, result={"run": str(run)})
 
-    assert "impossible journal" in tale.broken()
+    assert "impossible journal" in tale.violated_rules()
 
 
 def test_a_result_that_was_recorded_after_the_lease_was_lost(tale):
@@ -207,44 +207,44 @@ def test_a_result_that_was_recorded_after_the_lease_was_lost(tale):
     tale.reap(job, run)
     tale.succeed(job, run)
 
-    assert "impossible journal" in tale.broken()
+    assert "impossible journal" in tale.violated_rules()
 
 
-def test_a_row_that_does_not_stand_where_its_journal_ends(tale):
+def test_row_status_differing_from_last_event_is_found(tale):
     job = tale.job()
     run = tale.claim(job)
     tale.succeed(job, run)
     tale.row(job, status="failed")
 
-    assert tale.broken() == {"impossible journal"}
+    assert tale.violated_rules() == {"impossible journal"}
 
 
-def test_two_runs_of_a_key_that_were_live_at_once_by_the_journal(tale):
+def test_overlapping_attempts_of_a_key_in_events_are_found(tale):
     first, second = tale.job(), tale.job()
     run, other = tale.claim(first), tale.claim(second)
     tale.succeed(first, run)
     tale.succeed(second, other)
 
-    assert tale.broken() == {"overlap in the journal"}
+    assert tale.violated_rules() == {"overlap in the journal"}
 
 
-def test_a_reaper_that_did_not_look_twice(tale):
+def test_reaping_at_the_first_check_is_found(tale):
     job = tale.job()
     tale.reap(job, tale.claim(job), after=0.4)
     tale.succeed(job, tale.claim(job, 2), 2)
 
-    assert tale.broken() == {"taken at the first look"}
+    assert tale.violated_rules() == {"taken at the first look"}
 
 
 @pytest.mark.parametrize("where", ["result", "progress"])
-def test_the_words_of_a_run_that_had_lost_the_job(tale, where):
+def test_result_of_an_attempt_that_lost_the_job_is_found(tale, where):
     job = tale.job()
     lost = tale.claim(job)
     tale.reap(job, lost)
     heir = tale.claim(job, 2)
     tale.succeed(job, heir, 2, **{where: {"run": str(lost)}})
 
-    assert tale.broken() == {"words of another run"}
+    assert tale.violated_rules() == {"words of another run"}
 
 
 def test_the_error_of_a_run_that_had_lost_the_job(tale):
@@ -253,27 +253,27 @@ def test_the_error_of_a_run_that_had_lost_the_job(tale):
     tale.reap(job, lost)
     heir = tale.claim(job, 2)
     tale.event(job, "failed", "failed", 2, heir)
-    tale.row(job, error=f"RuntimeError: failed on purpose, said {lost}")
+    tale.row(job, error=f"RuntimeError: failed on purpose in run {lost}")
 
-    assert tale.broken() == {"words of another run"}
+    assert tale.violated_rules() == {"words of another run"}
 
 
 def test_a_part_that_was_written_twice(tale):
     job = tale.job("chaos.load")
     run = tale.claim(job)
-    tale.target += [Written(job, part, run) for part in (*range(PARTS), 0)]
+    tale.target += [TargetRow(job, part, run) for part in (*range(PARTS), 0)]
     tale.succeed(job, run)
 
-    assert tale.broken() == {"written twice"}
+    assert tale.violated_rules() == {"written twice"}
 
 
 def test_a_load_that_is_not_all_there(tale):
     job = tale.job("chaos.load")
     run = tale.claim(job)
-    tale.target += [Written(job, part, run) for part in range(PARTS - 1)]
+    tale.target += [TargetRow(job, part, run) for part in range(PARTS - 1)]
     tale.succeed(job, run)
 
-    assert tale.broken() == {"written in part"}
+    assert tale.violated_rules() == {"written in part"}
 
 
 @pytest.mark.parametrize("asked", [[0, 1, 1], [0]])
@@ -284,30 +284,30 @@ def test_follow_ups_that_are_there_twice_or_not_at_all(tale, asked):
         child = tale.job(parent_id=parent, args={"follow_up": which})
         tale.succeed(child, tale.claim(child))
 
-    assert tale.broken() == {"follow ups off"}
+    assert tale.violated_rules() == {"follow ups off"}
 
 
 @pytest.mark.parametrize(
     "lie",
-    [{"finished_at": None}, {"lease_expires_at": NOON}, {"error": "of its first try"}, {"place": "parked"}],
+    [{"finished_at": None}, {"lease_expires_at": NOON}, {"error": "of its first try"}, {"place": "blocked"}],
     ids=lambda lie: next(iter(lie)),
 )
-def test_a_row_that_lies_of_itself(tale, lie):
+def test_contradictory_row_is_found(tale, lie):
     job = tale.job()
     tale.succeed(job, tale.claim(job))
     tale.row(job, **lie)
 
-    assert tale.broken() == {"untrue row"}
+    assert tale.violated_rules() == {"untrue row"}
 
 
 def test_a_canceled_job_that_went_back_to_the_queue(tale):
     job = tale.job()
     tale.row(job, cancel_requested=True)
 
-    assert tale.broken() == {"not ended", "untrue row"}
+    assert tale.violated_rules() == {"not ended", "untrue row"}
 
 
-def test_each_rule_says_what_it_is_for():
+def test_every_rule_has_a_docstring():
     assert all(rule.__doc__ for rule in RULES)
 
 
@@ -320,7 +320,7 @@ def test_effects_before_the_successor_began_are_lawful(tale):
     tale.write_effect(heir)
     tale.succeed(job, heir, 2)
 
-    assert tale.broken() == set()
+    assert tale.violated_rules() == set()
 
 
 @pytest.mark.parametrize("same_job", [True, False])
@@ -336,7 +336,7 @@ def test_effects_after_a_successor_began_are_found(tale, same_job):
     tale.write_effect(dead)
 
     assert heir != dead
-    assert "effects after a successor began" in tale.broken()
+    assert "effects after a successor began" in tale.violated_rules()
 
 
 def test_effects_on_a_target_named_as_unreached_are_exempt(tale):
@@ -347,7 +347,7 @@ def test_effects_on_a_target_named_as_unreached_are_exempt(tale):
     tale.write_effect(dead)
     tale.succeed(job, heir, 2)
 
-    assert tale.broken() == set()
+    assert tale.violated_rules() == set()
 
 
 def test_effects_after_a_frozen_predecessor_began_are_lawful(tale):
@@ -356,11 +356,11 @@ def test_effects_after_a_frozen_predecessor_began_are_lawful(tale):
     tale.event(job, "picked", "running", 1, frozen)
     tale.reap(job, frozen)
     heir = tale.claim(job, 2)
-    tale.say(job, frozen, "began")
+    tale.report(job, frozen, "began")
     tale.write_effect(heir)
     tale.succeed(job, heir, 2)
 
-    assert tale.broken() == set()
+    assert tale.violated_rules() == set()
 
 
 @pytest.mark.parametrize("lives_on", [False, True])
@@ -369,8 +369,8 @@ def test_run_that_lives_on_after_its_proved_death_is_found(tale, lives_on):
     run = tale.claim(job)
     tale.event(job, "requeue", "queued", 1, run, reason="process_died")
     if lives_on:
-        tale.say(job, run, "wrote", after=0.5)
+        tale.report(job, run, "wrote", after=0.5)
     heir = tale.claim(job, 2)
     tale.succeed(job, heir, 2)
 
-    assert ("proved dead and acting" in tale.broken()) == lives_on
+    assert ("proved dead and acting" in tale.violated_rules()) == lives_on

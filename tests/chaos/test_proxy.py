@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.proxy import Proxy
+from tests.chaos.proxy import FaultProxy
 from tests.support.waiting import eventually
 
 
 class Echo:
-    """A server that says back what it hears."""
+    """An echo server."""
 
     def __init__(self, path: Path, *, prefix: bytes = b"") -> None:
         self.address, self._prefix = str(path), prefix
@@ -50,76 +50,76 @@ def echo(tmp_path: Path) -> Iterator[Echo]:
 
 
 @pytest.fixture
-def proxy(echo: Echo) -> Iterator[Proxy]:
-    with closing(Proxy(echo.address)) as made:
+def proxy(echo: Echo) -> Iterator[FaultProxy]:
+    with closing(FaultProxy(echo.address)) as made:
         yield made
 
 
-def client(proxy: Proxy) -> socket.socket:
+def client(proxy: FaultProxy) -> socket.socket:
     made = socket.create_connection(("127.0.0.1", proxy.port), timeout=10)
     made.settimeout(10)
     return made
 
 
-def answer(line: socket.socket, said: bytes = b"hello") -> bytes:
-    line.sendall(said)
-    return line.recv(4096)
+def exchange(client_socket: socket.socket, message: bytes = b"hello") -> bytes:
+    client_socket.sendall(message)
+    return client_socket.recv(4096)
 
 
-def nothing_comes(line: socket.socket) -> bool:
+def receives_nothing(client_socket: socket.socket) -> bool:
     """A fifth of a second proves little; that it comes afterwards proves the rest."""
-    line.settimeout(0.2)
+    client_socket.settimeout(0.2)
     try:
-        line.recv(4096)
+        client_socket.recv(4096)
     except TimeoutError:
         return True
     else:
         return False
     finally:
-        line.settimeout(10)
+        client_socket.settimeout(10)
 
 
-def ended(line: socket.socket) -> bool:
+def is_closed(client_socket: socket.socket) -> bool:
     try:
-        return line.recv(4096) == b""
+        return client_socket.recv(4096) == b""
     except ConnectionResetError:
         return True
 
 
-def test_it_brings_everything_across(proxy):
+def test_open_proxy_forwards_everything(proxy):
     with client(proxy) as line:
-        assert answer(line) == b"hello"
-        assert answer(line, b"again") == b"again"
+        assert exchange(line) == b"hello"
+        assert exchange(line, b"again") == b"again"
 
 
-def test_a_black_hole_keeps_what_was_sent_and_lets_it_through_when_it_ends(proxy):
+def test_black_hole_delivers_held_data_when_healed(proxy):
     with client(proxy) as line:
-        assert answer(line) == b"hello"
+        assert exchange(line) == b"hello"
         proxy.silence()
         line.sendall(b"into the hole")
-        assert nothing_comes(line)
+        assert receives_nothing(line)
         proxy.heal()
 
         assert line.recv(4096) == b"into the hole"
 
 
-def test_nobody_gets_through_a_black_hole_to_connect(proxy, echo):
+def test_black_hole_blocks_new_connections(proxy, echo):
     proxy.silence()
     with client(proxy) as line:
         line.sendall(b"hello")
-        assert nothing_comes(line)
+        assert receives_nothing(line)
         assert echo.connections == 0
         proxy.heal()
 
         assert line.recv(4096) == b"hello"
 
 
-def test_one_way_the_server_hears_and_the_client_does_not(proxy, echo):
+def test_one_way_blocks_responses_only(proxy, echo):
     with client(proxy) as line:
-        assert answer(line) == b"hello"
-        proxy.deafen()
+        assert exchange(line) == b"hello"
+        proxy.block_responses()
         line.sendall(b"heard?")
-        assert nothing_comes(line)
+        assert receives_nothing(line)
         proxy.heal()
 
         assert line.recv(4096) == b"heard?"
@@ -127,71 +127,71 @@ def test_one_way_the_server_hears_and_the_client_does_not(proxy, echo):
 
 def test_a_cut_ends_both_sides(proxy, echo):
     with client(proxy) as line:
-        assert answer(line) == b"hello"
+        assert exchange(line) == b"hello"
 
         assert proxy.cut() == 1
-        assert ended(line)
+        assert is_closed(line)
         eventually(lambda: echo.connections == 0)
     with client(proxy) as again:
-        assert answer(again) == b"hello"
+        assert exchange(again) == b"hello"
 
 
-def test_half_open_the_server_has_gone_and_the_client_is_not_told(proxy, echo):
+def test_half_open_client_keeps_a_closed_connection(proxy, echo):
     with client(proxy) as line:
-        assert answer(line) == b"hello"
+        assert exchange(line) == b"hello"
 
         proxy.half_open()
         eventually(lambda: echo.connections == 0)
         line.sendall(b"anybody there?")
-        assert nothing_comes(line)
-        proxy.cut_halves()
-        assert ended(line)
+        assert receives_nothing(line)
+        proxy.cut_half_open()
+        assert is_closed(line)
     with client(proxy) as again:
-        assert answer(again) == b"hello"
+        assert exchange(again) == b"hello"
 
 
-def test_slow_is_late_and_nothing_else(proxy):
+def test_slow_proxy_only_delays(proxy):
     with client(proxy) as line:
         proxy.slow(0.1)
         began = time.monotonic()
 
-        assert answer(line) == b"hello"
+        assert exchange(line) == b"hello"
         assert time.monotonic() - began >= 0.1
 
 
-def test_who_is_connected_stays_when_new_ones_are_refused(proxy):
+def test_refusing_proxy_keeps_existing_connections(proxy):
     with client(proxy) as line:
-        assert answer(line) == b"hello"
+        assert exchange(line) == b"hello"
         proxy.refuse()
 
         with pytest.raises(ConnectionRefusedError):
             client(proxy)
-        assert answer(line) == b"hello"
+        assert exchange(line) == b"hello"
     proxy.heal()
     with client(proxy) as again:
-        assert answer(again) == b"hello"
+        assert exchange(again) == b"hello"
 
 
-def test_hanging_up_it_takes_a_connection_and_ends_it(proxy, echo):
+def test_hang_up_accepts_then_closes(proxy, echo):
     proxy.hang_up()
 
     with client(proxy) as line:
-        assert ended(line)
+        assert is_closed(line)
     assert echo.connections == 0
 
 
-def test_it_leads_to_another_server(proxy, tmp_path):
+def test_proxy_redirects_to_another_server(proxy, tmp_path):
     with closing(Echo(tmp_path / "other", prefix=b"other: ")) as other, client(proxy) as line:
-        assert answer(line) == b"hello"
+        assert exchange(line) == b"hello"
 
-        proxy.lead_to(other.address)
-        assert ended(line)
+        proxy.redirect_to(other.address)
+        assert is_closed(line)
         with client(proxy) as again:
-            assert answer(again) == b"other: hello"
+            assert exchange(again) == b"other: hello"
 
 
-def test_nobody_is_connected_to_a_server_that_is_away(proxy, tmp_path):
-    proxy.lead_to(str(tmp_path / "nobody"))
+def test_missing_server_closes_the_connection(proxy, tmp_path):
+    proxy.redirect_to(str(tmp_path / "nobody"))
 
     with client(proxy) as line:
-        assert ended(line)
+        assert is_closed(line)

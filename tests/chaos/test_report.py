@@ -9,30 +9,32 @@ from uuid import uuid4
 import pytest
 
 from tests.chaos.checker import check
-from tests.chaos.conductor import Injected
-from tests.chaos.record import Record, Told, read_record
+from tests.chaos.client_log import ClientLog, ClientResponse, read_client_log
+from tests.chaos.fault_runner import InjectedFault
+from tests.chaos.history_builder import NOON, HistoryBuilder
 from tests.chaos.report import Report, make_report, recoveries
 from tests.chaos.services import Death
-from tests.chaos.tale import NOON, Tale
 
 WALL = NOON.timestamp()  # the tale's clock begins at noon
 
 
 @pytest.fixture
-def killed() -> Tale:
+def killed() -> HistoryBuilder:
     """A job whose process, 7, was killed at 2.5 s: it was given back at 3 s and begun again at 4 s."""
-    tale = Tale()
+    tale = HistoryBuilder()
     job = tale.job()
     run = uuid4()
     tale.event(job, "picked", "running", 1, run, worker="here:7")
-    tale.say(job, run, "began")
+    tale.report(job, run, "began")
     tale.reap(job, run, after=2.0)
     heir = tale.claim(job, 2)
     tale.succeed(job, heir, 2)
     return tale
 
 
-def report(tale: Tale, injected: list[Injected] | None = None, complaints: list[str] | None = None) -> Report:
+def report(
+    tale: HistoryBuilder, injected: list[InjectedFault] | None = None, complaints: list[str] | None = None
+) -> Report:
     history = tale.history()
     return make_report(
         history, check(history), injected or [], [Death("worker-1", 7, 2.5)],
@@ -50,21 +52,23 @@ def test_a_recovery_is_timed_from_the_death_of_the_process(killed):
 
 
 @pytest.mark.parametrize("death", [Death("w", 7, 1.0), Death("w", 7, 3.5), Death("w", 8, 2.5)])
-def test_what_had_ended_when_a_process_died_or_ran_elsewhere_was_not_recovered_from_it(killed, death):
+def test_recovery_excludes_jobs_ended_or_run_elsewhere(killed, death):
     assert recoveries(killed.history(), [], [death], WALL) == []
 
 
 @pytest.mark.parametrize(("fault", "calm"), [("worker SIGKILL", True), ("PostgreSQL fast restart", False)])
-def test_a_recovery_that_met_a_fault_of_the_database_is_told_apart(killed, fault, calm):
-    injected = [Injected(fault, 2.0, 3.0, "")]
+def test_recovery_during_a_database_fault_is_separate(killed, fault, calm):
+    injected = [InjectedFault(fault, 2.0, 3.0, "")]
 
     (found,) = recoveries(killed.history(), injected, [Death("worker-1", 7, 2.5)], WALL)
 
     assert found.undisturbed is calm
 
 
-def test_a_report_tells_figures_and_a_verdict(killed, tmp_path):
-    made = report(killed, [Injected("network cut", 1, 2, ""), Injected("disk full", 3, 4, "", "no room to fill")])
+def test_report_has_figures_and_a_verdict(killed, tmp_path):
+    made = report(
+        killed, [InjectedFault("network cut", 1, 2, ""), InjectedFault("disk full", 3, 4, "", "no room to fill")]
+    )
     made.write(tmp_path / "made" / "report.json")
 
     assert made.passed
@@ -80,7 +84,7 @@ def test_a_report_tells_figures_and_a_verdict(killed, tmp_path):
 def test_a_violation_or_a_complaint_fails_it(killed):
     assert not report(killed, complaints=["a caller was answered 500"]).passed
 
-    killed.told.append(Told("accepted", 1.0, str(uuid4())))
+    killed.responses.append(ClientResponse("accepted", 1.0, str(uuid4())))
     broken = report(killed)
 
     assert not broken.passed
@@ -90,13 +94,13 @@ def test_a_violation_or_a_complaint_fails_it(killed):
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
-    record = Record(tmp_path / "told.jsonl")
+    record = ClientLog(tmp_path / "told.jsonl")
     record.accepted("a", "chaos.short", "once")
     record.canceled("a", "running")
     record.retried("a", "queued")
-    record.unsure("chaos.long", "twice")
+    record.unanswered("chaos.long", "twice")
     record.close()
 
-    assert read_record(tmp_path / "told.jsonl") == record.told
-    assert [told.what for told in record.told] == ["accepted", "canceled", "retried", "unsure"]
-    assert replace(record.told[0], at=0.0) == Told("accepted", 0.0, "a", "chaos.short", "once")
+    assert read_client_log(tmp_path / "told.jsonl") == record.responses
+    assert [told.what for told in record.responses] == ["accepted", "canceled", "retried", "unsure"]
+    assert replace(record.responses[0], at=0.0) == ClientResponse("accepted", 0.0, "a", "chaos.short", "once")

@@ -8,39 +8,39 @@ import pytest
 
 from tests.chaos.__main__ import FULL_SEC, faults_for
 from tests.chaos.faults import FAULTS
-from tests.chaos.load import Asking, Mix
-from tests.chaos.schedule import schedule, unmet
+from tests.chaos.load import Mix, RequestGenerator
+from tests.chaos.schedule import plan_faults, unplanned_faults
 
 
 def test_the_same_seed_plans_the_same():
-    assert schedule(7, 300) == schedule(7, 300)
-    assert schedule(7, 300) != schedule(8, 300)
+    assert plan_faults(7, 300) == plan_faults(7, 300)
+    assert plan_faults(7, 300) != plan_faults(8, 300)
 
 
 def test_a_longer_run_begins_as_a_shorter_one():
-    short = schedule(3, 60)
+    short = plan_faults(3, 60)
 
-    assert schedule(3, 300)[: len(short) // 2] == short[: len(short) // 2]
+    assert plan_faults(3, 300)[: len(short) // 2] == short[: len(short) // 2]
 
 
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_the_full_length_meets_every_kind_of_fault(seed):
-    assert unmet(schedule(seed, faults_for(FULL_SEC))) == []
+    assert unplanned_faults(plan_faults(seed, faults_for(FULL_SEC))) == []
 
 
-def test_faults_are_bounded_and_those_of_a_lane_do_not_overlap():
-    plan = schedule(1, 500)
+def test_faults_of_a_lane_are_bounded_and_do_not_overlap():
+    plan = plan_faults(1, 500)
     for lane in ("processes", "database"):
         for before, after in pairwise(step for step in plan if step.lane == lane):
-            assert before.at + before.lasts <= after.at
+            assert before.starts_at_sec + before.duration_sec <= after.starts_at_sec
     for step in plan:
-        low, high = FAULTS[step.fault].lasts
-        assert low - 0.01 <= step.lasts <= high + 0.01
-        assert step.at + step.lasts <= 500.1
+        low, high = FAULTS[step.fault].duration_sec
+        assert low - 0.01 <= step.duration_sec <= high + 0.01
+        assert step.starts_at_sec + step.duration_sec <= 500.1
 
 
 def test_the_same_seed_asks_for_the_same_jobs():
-    one, other = (Asking("5.0", Mix()) for _ in range(2))
+    one, other = (RequestGenerator("5.0", Mix()) for _ in range(2))
     asked = [one.next() for _ in range(500)]
 
     assert asked == [other.next() for _ in range(500)]

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config import Settings
-from app.host.ending import STOP_MARGIN
+from app.config import load_settings
+from app.runtime.shutdown import STOP_MARGIN_SEC
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
-VARIABLES = {knob.variable for knob in Settings.load({}).describe()}
+VARIABLES = {knob.variable for knob in load_settings({}).describe()}
 
 
 def tool(name: str) -> str:
@@ -86,15 +86,15 @@ def test_the_kustomization_names_what_is_there_and_only_that():
 
 def test_whoever_stops_a_process_waits_longer_than_it_may_take():
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["x-dataloader"]
-    takes = float(compose["environment"]["DL_SHUTDOWN_GRACE_SEC"]) + STOP_MARGIN
+    takes = float(compose["environment"]["DL_SHUTDOWN_GRACE_SEC"]) + STOP_MARGIN_SEC
     assert float(compose["stop_grace_period"].removesuffix("s")) > takes
 
-    takes = float(settings()["DL_SHUTDOWN_GRACE_SEC"]) + STOP_MARGIN
+    takes = float(settings()["DL_SHUTDOWN_GRACE_SEC"]) + STOP_MARGIN_SEC
     for spec in deployments().values():
         assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > takes
 
     example = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / "deploy/systemd/environment.example").read_text(), re.MULTILINE))
-    takes = float(example["DL_SHUTDOWN_GRACE_SEC"]) + STOP_MARGIN
+    takes = float(example["DL_SHUTDOWN_GRACE_SEC"]) + STOP_MARGIN_SEC
     for unit in UNITS:
         if "migrate" not in unit.name:
             (waits,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit.read_text(), re.MULTILINE)

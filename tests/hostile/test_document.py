@@ -20,8 +20,8 @@ from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
+from app.db.pool import Pool
+from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
 from pipelines.contract import Pipelines
 from tests.support import Databases
@@ -29,8 +29,8 @@ from tests.support import Databases
 A_JOB = {"queue": "q", "task": "noop", "lock_key": "k"}
 # What no JSON Schema can say (no NUL, no number beyond a column's) is refused though it is valid; and there are no keys
 # here: the loopback is open without them. Of server errors a 503 may be honest; the others are counted below.
-LEFT_OUT = [positive_data_acceptance, ignored_auth, not_a_server_error]
-HONEST = {503}
+EXCLUDED_CHECKS = [positive_data_acceptance, ignored_auth, not_a_server_error]
+ALLOWED_SERVER_ERRORS = {503}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def service(databases: Databases) -> Iterator[Flask]:
 
 
 @pytest.mark.timeout(3600)  # of the long run; the short one takes seconds
-def test_every_operation_of_the_document_answers_as_it_is_described(service: Flask, long_run: bool):
+def test_every_operation_responds_as_documented(service: Flask, long_run: bool):
     """Every check that schemathesis has, on every operation there is."""
     client: Any = service.test_client()
     known = client.post("/api/v1/jobs/trigger", json=A_JOB).json["job_id"]
@@ -83,9 +83,9 @@ def test_every_operation_of_the_document_answers_as_it_is_described(service: Fla
                     case.path_parameters["job_id"] = known
                 answer = case.call()
                 answers[answer.status_code] += 1
-                if answer.status_code >= 500 and answer.status_code not in HONEST:
+                if answer.status_code >= 500 and answer.status_code not in ALLOWED_SERVER_ERRORS:
                     broken[f"{answer.status_code} of {case.operation.label}"] += 1
-                case.validate_response(answer, excluded_checks=LEFT_OUT)
+                case.validate_response(answer, excluded_checks=EXCLUDED_CHECKS)
 
             try:
                 answers_as_described()
@@ -100,7 +100,7 @@ def test_every_operation_of_the_document_answers_as_it_is_described(service: Fla
     assert client.get("/health").status_code == 200
 
 
-def test_what_one_answer_tells_can_be_asked_of_the_next(service: Flask):
+def test_response_values_work_in_follow_up_requests(service: Flask):
     """A job made from the document's own example goes through each operation that takes a job."""
     client: Any = service.test_client()
     document = client.get("/openapi.json").json
@@ -117,4 +117,4 @@ def test_what_one_answer_tells_can_be_asked_of_the_next(service: Flask):
         answer = client.open(
             path.replace("{job_id}", job_id), method=method.upper(), json={} if method == "post" else None
         )
-        assert answer.status_code < 500 or answer.status_code in HONEST, (method, path, answer.text)
+        assert answer.status_code < 500 or answer.status_code in ALLOWED_SERVER_ERRORS, (method, path, answer.text)

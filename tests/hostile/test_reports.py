@@ -18,15 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.queue.job import Job, Status
-from app.web.answers import json_text
+from app.web.json_output import dump_json
 from pipelines.contract import Checkpoint, Context
 from tests.support import Databases, eventually
-from tests.support.plant import Pauses, Plant
+from tests.support.worker_pool_fixture import RetryDelays, WorkerPoolFixture
 
 ENDED = (Status.SUCCEEDED, Status.FAILED)
 
 
-class Unkind:
+class FailingObject:
     """An object each of whose methods fails."""
 
     def __fails(self, *_: object) -> NoReturn:
@@ -50,7 +50,7 @@ class Colour(Enum):
     RED = "red"
 
 
-def itself() -> list[Any]:
+def self_reference() -> list[Any]:
     ring: list[Any] = []
     ring.append(ring)
     return ring
@@ -70,12 +70,12 @@ VALUES: dict[str, Callable[[], Any]] = {
     "an integer of 10,000 digits": lambda: 10**10_000,
     "an exponent of a million": lambda: Decimal("1e999999"),
     "no decimal": lambda: Decimal("sNaN"),
-    "a list that holds itself": itself,
+    "a list that holds itself": self_reference,
     "5,000 levels": lambda: nested(5_000),
     "bytes": lambda: {b"key": b"\xff\xfe", bytearray(b"x").hex(): memoryview(b"x")},
     "a set": lambda: {1, "a", None, (2, 3)},
     "keys that become one": lambda: {1: "a", "1": "b", None: "c", "None": "d", "\ud800": "e", "\ufffd": "f"},  # noqa: F601
-    "an unkind object": lambda: {"a": Unkind()},
+    "an unkind object": lambda: {"a": FailingObject()},
     "a mapping without end": Endless,
     "a mapping of its own kind": lambda: UserDict({"a": {1, 2}}),
     "an enum and a class": lambda: {"a": Colour.RED, "b": Colour, "c": print},
@@ -94,12 +94,16 @@ VALUES: dict[str, Callable[[], Any]] = {
     "what JSON would take for dropped": lambda: {"$dropped": "not really"},
 }
 
+# Megabytes of report for one job: too slow for every push.
+_GIANTS = frozenset({"5 MB of text", "a million values", "two million characters of escapes"})
+VALUE_CASES = [pytest.param(name, marks=pytest.mark.full if name in _GIANTS else ()) for name in VALUES]
 
-def raised(error: BaseException) -> NoReturn:
+
+def raise_error(error: BaseException) -> NoReturn:
     raise error
 
 
-class Untold(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> NoReturn:
         raise RuntimeError("not telling")
 
@@ -111,7 +115,7 @@ def grouped(levels: int) -> Exception:
     return group
 
 
-def ring() -> Exception:
+def exception_cycle() -> Exception:
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one
     return one
@@ -126,14 +130,14 @@ def with_notes() -> Exception:
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "10 MB": lambda: ValueError("e" * 10_000_000),
     "NUL and surrogates": lambda: ValueError('\0 \ud800 \x1b[31m \r\n{"level": "info"}'),
-    "one that cannot be told": Untold,
+    "one that cannot be formatted": UnprintableError,
     "one without words": ValueError,
-    "an unkind argument": lambda: ValueError(Unkind()),
+    "an unkind argument": lambda: ValueError(FailingObject()),
     "groups in groups": lambda: grouped(60),
-    "a ring of causes": ring,
+    "a ring of causes": exception_cycle,
     "notes": with_notes,
     "an exit that says no": lambda: SystemExit(3),
-    "an exit with an object": lambda: SystemExit(Unkind()),
+    "an exit with an object": lambda: SystemExit(FailingObject()),
     "an interrupt": KeyboardInterrupt,
     "the end of a generator": GeneratorExit,
     "the end of an iteration": lambda: StopIteration(1),
@@ -141,7 +145,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "too deep": lambda: RecursionError("maximum recursion depth exceeded"),
     "a kind made at run time": lambda: type("\ud800\0Error", (Exception,), {})("odd"),
     "a strange retry_after": lambda: _with(ValueError("later"), retry_after=float("nan")),
-    "a strange permanent": lambda: _with(ValueError("odd"), permanent=Unkind()),
+    "a strange permanent": lambda: _with(ValueError("odd"), permanent=FailingObject()),
 }
 
 
@@ -152,9 +156,9 @@ def _with(error: Exception, **facts: Any) -> Exception:
 
 
 @pytest.fixture(scope="module")
-def plant(databases: Databases) -> Iterator[Plant]:
+def plant(databases: Databases) -> Iterator[WorkerPoolFixture]:
     with databases.fresh() as dsn:
-        made = Plant(dsn)
+        made = WorkerPoolFixture(dsn)
         tell: dict[str, Any] = {}
 
         def report(args: dict[str, Any], ctx: Context) -> Any:
@@ -162,24 +166,26 @@ def plant(databases: Databases) -> Iterator[Plant]:
 
         made.pipelines.register("report")(report)
         made.tell = tell  # type: ignore[attr-defined]
-        made.listening({"q": 1}, retry=Pauses(0.01))
+        made.listening_pool({"q": 1}, retry=RetryDelays(0.01))
         yield made
         made.close()
 
 
-def ended(plant: Plant, do: Callable[[Any], Any]) -> Job:
+def run_to_end(plant: WorkerPoolFixture, do: Callable[[Any], Any]) -> Job:
     """The job whose run does that, when it has settled; it can be shown to a caller."""
     plant.tell["do"] = do  # type: ignore[attr-defined]
-    job_id = plant.add("report", max_attempts=1, lease_ttl_sec=30)
-    eventually(lambda: plant.desk.status(job_id) in ENDED, 30, lambda: f"the end of {plant.desk.job(job_id)}")
-    job = plant.desk.job(job_id)
-    json.loads(json_text(vars(job)))
-    assert plant.died == []
+    job_id = plant.add_job("report", max_attempts=1, lease_ttl_sec=30)
+    eventually(
+        lambda: plant.queue_fixture.status(job_id) in ENDED, 30, lambda: f"the end of {plant.queue_fixture.job(job_id)}"
+    )
+    job = plant.queue_fixture.job(job_id)
+    json.loads(dump_json(vars(job)))
+    assert plant.crashes == []
     return job
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_a_value_of_any_kind_may_be_a_result_progress_or_a_line(plant: Plant, name: str):
+@pytest.mark.parametrize("name", VALUE_CASES)
+def test_a_value_of_any_kind_may_be_a_result_progress_or_a_line(plant: WorkerPoolFixture, name: str):
     value = VALUES[name]
 
     def do(ctx: Context) -> Any:
@@ -188,21 +194,21 @@ def test_a_value_of_any_kind_may_be_a_result_progress_or_a_line(plant: Plant, na
         sys.stdout.write(f"{name} \0 \ud800\n")
         return value()
 
-    assert ended(plant, do).status is Status.SUCCEEDED
+    assert run_to_end(plant, do).status is Status.SUCCEEDED
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_a_value_of_any_kind_as_a_checkpoint_settles_the_job(plant: Plant, name: str):
+@pytest.mark.parametrize("name", VALUE_CASES)
+def test_a_value_of_any_kind_as_a_checkpoint_settles_the_job(plant: WorkerPoolFixture, name: str):
     def steps(ctx: Context) -> Any:
         ctx.checkpoint(VALUES[name]())
         return "kept"
 
-    assert ended(plant, steps).status in ENDED
+    assert run_to_end(plant, steps).status in ENDED
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_an_error_of_any_kind_fails_the_job_and_no_more(plant: Plant, name: str):
-    job = ended(plant, lambda ctx: raised(ERRORS[name]()))
+def test_error_of_any_kind_fails_only_its_job(plant: WorkerPoolFixture, name: str):
+    job = run_to_end(plant, lambda ctx: raise_error(ERRORS[name]()))
 
     assert job.status is Status.FAILED
     assert job.error
@@ -211,20 +217,21 @@ def test_an_error_of_any_kind_fails_the_job_and_no_more(plant: Plant, name: str)
 
 
 hostile_text = st.text(st.characters(), max_size=30) | st.sampled_from(["\0", "\ud800", "\x1b[2J", "\r\n", "$dropped"])
-leaves = (
+scalars = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.decimals() | hostile_text | st.binary(max_size=20)
     | st.datetimes(timezones=st.none() | st.just(UTC)) | st.uuids() | st.complex_numbers() | st.timedeltas()
     | st.integers(300, 5_000).map(lambda n: 10**n)
 )  # fmt: skip
 values = st.recursive(
-    leaves,
+    scalars,
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(hostile_text | st.integers(), inner, max_size=5)
     | st.tuples(inner, inner) | st.frozensets(st.integers(), max_size=3),
     max_leaves=15,
 )  # fmt: skip
 
 
-def test_whatever_hypothesis_thinks_of_settles_as_a_result_as_progress_and_as_an_error(plant: Plant, long_run: bool):
+@pytest.mark.full
+def test_generated_result_progress_and_error_settle(plant: WorkerPoolFixture, long_run: bool):
     @settings(
         max_examples=1_000 if long_run else 60,
         derandomize=not long_run,
@@ -239,12 +246,12 @@ def test_whatever_hypothesis_thinks_of_settles_as_a_result_as_progress_and_as_an
                 raise ValueError(error)
             return result
 
-        assert ended(plant, do).status is (Status.SUCCEEDED if error is None else Status.FAILED)
+        assert run_to_end(plant, do).status is (Status.SUCCEEDED if error is None else Status.FAILED)
 
     settles()
 
 
-def test_a_follow_up_nobody_could_keep_is_refused_where_it_is_asked_for(plant: Plant):
+def test_unstorable_follow_up_is_refused_at_the_call(plant: WorkerPoolFixture):
     def do(ctx: Context) -> Any:
         refused = []
         for args in ({"a": "\0"}, {"a": float("nan")}, {"a": 10**400}, nested(300)):
@@ -254,17 +261,17 @@ def test_a_follow_up_nobody_could_keep_is_refused_where_it_is_asked_for(plant: P
                 refused.append(type(error).__name__)
         return refused
 
-    job = ended(plant, do)
+    job = run_to_end(plant, do)
 
     assert job.result == ["InvalidJob"] * 4
 
 
-def has_ended(plant: Plant, job_id: UUID, name: str) -> Job:
-    eventually(lambda: plant.desk.job(job_id).status in ENDED, 60, name)
-    return plant.desk.job(job_id)
+def has_ended(plant: WorkerPoolFixture, job_id: UUID, name: str) -> Job:
+    eventually(lambda: plant.queue_fixture.job(job_id).status in ENDED, 60, name)
+    return plant.queue_fixture.job(job_id)
 
 
-def test_value_yielded_by_a_generator_ends_the_job(plant: Plant):
+def test_value_yielded_by_a_generator_ends_the_job(plant: WorkerPoolFixture):
     """Progress is kept; anything else is refused, and nothing of it is stored."""
 
     def steps(args: dict[str, Any]) -> Iterator[Any]:
@@ -272,10 +279,10 @@ def test_value_yielded_by_a_generator_ends_the_job(plant: Plant):
         yield Checkpoint({"at": "the end"})
 
     plant.pipelines.register("steps of all kinds")(steps)
-    plant.listening({"q2": 1})
+    plant.listening_pool({"q2": 1})
     names = [name for name in VALUES if name != "a mapping without end"]  # it is copied, as the pipeline's own
 
-    jobs = [plant.add("steps of all kinds", args={"name": name}, queue="q2", max_attempts=1) for name in names]
+    jobs = [plant.add_job("steps of all kinds", args={"name": name}, queue="q2", max_attempts=1) for name in names]
 
     for name, job_id in zip(names, jobs, strict=True):
         job = has_ended(plant, job_id, name)

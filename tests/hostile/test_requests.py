@@ -1,4 +1,4 @@
-"""What nobody's client library would send, to a real service over real sockets: refused in words, harming nobody."""
+"""Malformed requests to a real service over raw sockets: each is refused with a message and harms no other."""
 
 from __future__ import annotations
 
@@ -19,8 +19,16 @@ import psycopg2
 import pytest
 
 from tests.support import Databases, Process, eventually, free_port
-from tests.support.running import QUICK, Running
-from tests.support.sockets import TRIGGER, Reply, chunked, head, post, read_reply, say
+from tests.support.real_service import FAST_SETTINGS, RunningService
+from tests.support.sockets import (
+    TRIGGER,
+    RawResponse,
+    chunked_body,
+    post_request,
+    read_response,
+    request_head,
+    send_and_read,
+)
 
 THREADS = 8
 LIMIT = 200_000  # bytes of a body
@@ -30,14 +38,14 @@ REFUSED = range(400, 500)
 
 
 @pytest.fixture(scope="module")
-def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     output = tmp_path_factory.mktemp("hostile") / "service.log"
     with databases.fresh() as dsn:
         port = free_port()
-        env = {**QUICK, "DL_DB_DSN": dsn, "APP_PORT": str(port), "APP_THREADS": str(THREADS),
+        env = {**FAST_SETTINGS, "DL_DB_DSN": dsn, "APP_PORT": str(port), "APP_HTTP_THREADS": str(THREADS),
                "DL_MAX_BODY_BYTES": str(LIMIT), "PG_POOL_SIZE": str(THREADS)}  # fmt: skip
         with Process.dataloader("serve", env=env, output=output) as process:
-            running = Running(process, port, "serve").until_ready()
+            running = RunningService(process, port, "serve").wait_until_ready()
             running.dsn = dsn  # type: ignore[attr-defined]
             yield running
 
@@ -56,20 +64,20 @@ def deep(levels: int) -> bytes:
 
 
 ACCEPTED = {
-    "a plain job": post(job()),
-    "a body in many small chunks": chunked([bytes([byte]) for byte in job()]),
-    "a body in a thousand chunks": chunked([bytes([byte]) for byte in job().ljust(1_000)]),
-    "chunks with extensions and trailers": chunked([job()], end=b"0;x=y\r\nX-Trailer: 1\r\n\r\n"),
-    "headers in lower case": post(job()).replace(b"Content-", b"content-"),
-    "a type of a thousand parameters": post(job(), kind="application/json" + "; a=b" * 1000),
-    "an address with many slashes": head("GET", "//////api/v1/jobs"),
-    "blank lines before the request": b"\r\n\r\n" + post(job()),
-    "an expectation, and the body at once": post(job(), "Expect: 100-continue"),
-    "text of all planes": post(job(args={"text": "ж\U0001f600\U0010ffff\ufeff\u202e"})),
-    "a body of just the limit": post(job(args={"x": "y" * (LIMIT - len(job(args={"x": ""})))})),
-    "numbers of 300 digits": post(raw(b'{"n":' + b"9" * 300 + b"}")),
-    "a hundred headers less a few": head("GET", "/info", *(f"X-{n}: {n}" for n in range(90))),
-    "a request id that would forge a line": head("GET", "/info", "X-Request-ID: a\\u000a{}"),
+    "a plain job": post_request(job()),
+    "a body in many small chunks": chunked_body([bytes([byte]) for byte in job()]),
+    "a body in a thousand chunks": chunked_body([bytes([byte]) for byte in job().ljust(1_000)]),
+    "chunks with extensions and trailers": chunked_body([job()], trailer=b"0;x=y\r\nX-Trailer: 1\r\n\r\n"),
+    "headers in lower case": post_request(job()).replace(b"Content-", b"content-"),
+    "a type of a thousand parameters": post_request(job(), kind="application/json" + "; a=b" * 1000),
+    "an address with many slashes": request_head("GET", "//////api/v1/jobs"),
+    "blank lines before the request": b"\r\n\r\n" + post_request(job()),
+    "an expectation, and the body at once": post_request(job(), "Expect: 100-continue"),
+    "text of all planes": post_request(job(args={"text": "ж\U0001f600\U0010ffff\ufeff\u202e"})),
+    "a body of just the limit": post_request(job(args={"x": "y" * (LIMIT - len(job(args={"x": ""})))})),
+    "numbers of 300 digits": post_request(raw(b'{"n":' + b"9" * 300 + b"}")),
+    "a hundred headers less a few": request_head("GET", "/info", *(f"X-{n}: {n}" for n in range(90))),
+    "a request id that would forge a line": request_head("GET", "/info", "X-Request-ID: a\\u000a{}"),
     "HTTP/1.0": b"GET /health HTTP/1.0\r\n\r\n",
 }
 
@@ -111,51 +119,53 @@ BODIES = {
     "true for a number": job(max_attempts=True),
     "a year of five digits": job(available_at="10000-01-01T00:00:00Z"),
     "SQL in a time": job(available_at="now()'; --"),
-    "a field nobody knows": job(status="succeeded"),
+    "an unknown field": job(status="succeeded"),
     "fields by the thousand": json.dumps(JOB | {f"f{n}": n for n in range(10_000)}).encode(),
 }
 
 HEADS = {
-    "a body that is too large": head("POST", TRIGGER, "Content-Type: application/json", "Content-Length: 10000000"),
-    "a body of 10 MB, sent": post(b'{"a":"' + b"x" * 10_000_000 + b'"}'),
-    "10 MB in chunks": chunked([b"x" * 65_536] * 160),
-    "1 MB in chunks of a byte": chunked([b"x"] * 1_000_000),
-    "a chunk of exabytes": chunked([], end=b"fffffffffffffff\r\n"),
-    "a negative chunk": chunked([], end=b"-1\r\n\r\n"),
-    "a chunk size of letters": chunked([], end=b"zz\r\n\r\n"),
-    "a chunk that is longer than it says": chunked([], end=b"1\r\nabc\r\n0\r\n\r\n"),
-    "a chunk line without end": chunked([], end=b"1;" + b"x" * 20_000),
-    "chunks ended by line feeds": chunked([], end=b"1\na\n0\n\n"),
-    "10,000 chunks of a byte": chunked([b"x"] * 10_000),
-    "a trailer without a colon": chunked([job()], end=b"0\r\nbad\r\n\r\n"),
-    "a trailer with a bare line feed": chunked([job()], end=b"0\r\nX: a\nY: b\r\n\r\n"),
-    "a length as a trailer": chunked([job()], end=b"0\r\nContent-Length: 5\r\n\r\n"),
-    "a thousand trailers": chunked([job()], end=b"0\r\n" + b"X: y\r\n" * 1_000 + b"\r\n"),
-    "a hundred thousand empty lines first": b"\r\n" * 100_000 + post(job()),
-    "trailers without end": chunked([], end=b"0\r\n" + b"X: y\r\n" * 20_000),
-    "two lengths that differ": head("POST", TRIGGER, "Content-Length: 5", "Content-Length: 6") + b"hello!",
-    "a list of lengths": head("POST", TRIGGER, "Content-Length: 5, 6") + b"hello!",
-    "a negative length": head("POST", TRIGGER, "Content-Length: -5") + b"hello",
-    "a length with a sign": head("POST", TRIGGER, "Content-Length: +5") + b"hello",
-    "a length of a thousand digits": head("POST", TRIGGER, "Content-Length: " + "9" * 1000),
-    "a length in other digits": head("POST", TRIGGER, "Content-Length: \u0665") + b"hello",
-    "a length and chunks": chunked([job()], "Content-Length: 4"),
-    "chunks twice": chunked([job()], "Transfer-Encoding: chunked"),
-    "chunks, then identity": head("POST", TRIGGER, "Transfer-Encoding: chunked, identity") + b"0\r\n\r\n",
-    "a coding nobody knows": head("POST", TRIGGER, "Transfer-Encoding: xchunked") + b"0\r\n\r\n",
-    "chunks in disguise": head("POST", TRIGGER, "Transfer-Encoding:\x0bchunked") + b"0\r\n\r\n",
-    "a name ended by a blank": head("POST", TRIGGER, "Transfer-Encoding : chunked") + b"0\r\n\r\n",
-    "a folded header": head("GET", "/info", "X: a\r\n b"),
-    "a header without a name": head("GET", "/info", ": x"),
-    "a header without a colon": head("GET", "/info", "nonsense"),
-    "a NUL in a header": head("GET", "/info", "X: a\0b"),
-    "a line break alone in a header": head("GET", "/info", "X: a\nY: b"),
-    "a thousand headers": head("GET", "/info", *(f"X-{n}: {n}" for n in range(1000))),
-    "a header of 60,000 bytes": head("GET", "/info", "X: " + "y" * 60_000),
-    "a head of 10 MB": head("GET", "/info", *("X: " + "y" * 8_000 for _ in range(1250))),
-    "a cookie of 20,000 bytes": head("GET", "/info", "Cookie: " + "a=b; " * 4_000),
-    "an address of 60,000 bytes": head("GET", "/" + "a" * 60_000),
-    "a query of 60,000 bytes": head("GET", "/api/v1/jobs?queue=" + "a" * 60_000),
+    "a body that is too large": request_head(
+        "POST", TRIGGER, "Content-Type: application/json", "Content-Length: 10000000"
+    ),
+    "a body of 10 MB, sent": post_request(b'{"a":"' + b"x" * 10_000_000 + b'"}'),
+    "10 MB in chunks": chunked_body([b"x" * 65_536] * 160),
+    "1 MB in chunks of a byte": chunked_body([b"x"] * 1_000_000),
+    "a chunk of exabytes": chunked_body([], trailer=b"fffffffffffffff\r\n"),
+    "a negative chunk": chunked_body([], trailer=b"-1\r\n\r\n"),
+    "a chunk size of letters": chunked_body([], trailer=b"zz\r\n\r\n"),
+    "a chunk that is longer than it says": chunked_body([], trailer=b"1\r\nabc\r\n0\r\n\r\n"),
+    "a chunk line without end": chunked_body([], trailer=b"1;" + b"x" * 20_000),
+    "chunks ended by line feeds": chunked_body([], trailer=b"1\na\n0\n\n"),
+    "10,000 chunks of a byte": chunked_body([b"x"] * 10_000),
+    "a trailer without a colon": chunked_body([job()], trailer=b"0\r\nbad\r\n\r\n"),
+    "a trailer with a bare line feed": chunked_body([job()], trailer=b"0\r\nX: a\nY: b\r\n\r\n"),
+    "a length as a trailer": chunked_body([job()], trailer=b"0\r\nContent-Length: 5\r\n\r\n"),
+    "a thousand trailers": chunked_body([job()], trailer=b"0\r\n" + b"X: y\r\n" * 1_000 + b"\r\n"),
+    "a hundred thousand empty lines first": b"\r\n" * 100_000 + post_request(job()),
+    "trailers without end": chunked_body([], trailer=b"0\r\n" + b"X: y\r\n" * 20_000),
+    "two lengths that differ": request_head("POST", TRIGGER, "Content-Length: 5", "Content-Length: 6") + b"hello!",
+    "a list of lengths": request_head("POST", TRIGGER, "Content-Length: 5, 6") + b"hello!",
+    "a negative length": request_head("POST", TRIGGER, "Content-Length: -5") + b"hello",
+    "a length with a sign": request_head("POST", TRIGGER, "Content-Length: +5") + b"hello",
+    "a length of a thousand digits": request_head("POST", TRIGGER, "Content-Length: " + "9" * 1000),
+    "a length in other digits": request_head("POST", TRIGGER, "Content-Length: \u0665") + b"hello",
+    "a length and chunks": chunked_body([job()], "Content-Length: 4"),
+    "chunks twice": chunked_body([job()], "Transfer-Encoding: chunked"),
+    "chunks, then identity": request_head("POST", TRIGGER, "Transfer-Encoding: chunked, identity") + b"0\r\n\r\n",
+    "an unknown coding": request_head("POST", TRIGGER, "Transfer-Encoding: xchunked") + b"0\r\n\r\n",
+    "chunks in disguise": request_head("POST", TRIGGER, "Transfer-Encoding:\x0bchunked") + b"0\r\n\r\n",
+    "a name ended by a blank": request_head("POST", TRIGGER, "Transfer-Encoding : chunked") + b"0\r\n\r\n",
+    "a folded header": request_head("GET", "/info", "X: a\r\n b"),
+    "a header without a name": request_head("GET", "/info", ": x"),
+    "a header without a colon": request_head("GET", "/info", "nonsense"),
+    "a NUL in a header": request_head("GET", "/info", "X: a\0b"),
+    "a line break alone in a header": request_head("GET", "/info", "X: a\nY: b"),
+    "a thousand headers": request_head("GET", "/info", *(f"X-{n}: {n}" for n in range(1000))),
+    "a header of 60,000 bytes": request_head("GET", "/info", "X: " + "y" * 60_000),
+    "a head of 10 MB": request_head("GET", "/info", *("X: " + "y" * 8_000 for _ in range(1250))),
+    "a cookie of 20,000 bytes": request_head("GET", "/info", "Cookie: " + "a=b; " * 4_000),
+    "an address of 60,000 bytes": request_head("GET", "/" + "a" * 60_000),
+    "a query of 60,000 bytes": request_head("GET", "/api/v1/jobs?queue=" + "a" * 60_000),
     "an address with a blank": b"GET /a b HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a bare NUL in the address": b"GET /\0 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "bytes past ASCII in the address": b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -164,17 +174,17 @@ HEADS = {
     "no method": b"/info HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "the greeting of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "the greeting of TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500) + b"\r\n\r\n",
-    "an expectation nobody can meet": post(job(), "Expect: miracles"),
-    "text": post(job(), kind="text/plain"),
-    "no type": head("POST", TRIGGER, f"Content-Length: {len(job())}") + job(),
-    "another charset": post(job().decode().encode("utf-16"), kind="application/json; charset=utf-16"),
-    "a body that says it is packed": post(b"\x1f\x8b" + bytes(100), "Content-Encoding: gzip"),
-    "a form": post(b"queue=idle", kind="application/x-www-form-urlencoded"),
-    "a wrong method": head("DELETE", TRIGGER),
-    "a method of letters": head("BREW", "/info"),
-    "a method of 10,000 letters": head("A" * 10_000, "/info"),
-    "CONNECT": head("CONNECT", "example.org:443"),
-    "TRACE": head("TRACE", "/info"),
+    "an unknown expectation": post_request(job(), "Expect: miracles"),
+    "text": post_request(job(), kind="text/plain"),
+    "no type": request_head("POST", TRIGGER, f"Content-Length: {len(job())}") + job(),
+    "another charset": post_request(job().decode().encode("utf-16"), kind="application/json; charset=utf-16"),
+    "a body that says it is packed": post_request(b"\x1f\x8b" + bytes(100), "Content-Encoding: gzip"),
+    "a form": post_request(b"queue=idle", kind="application/x-www-form-urlencoded"),
+    "a wrong method": request_head("DELETE", TRIGGER),
+    "a method of letters": request_head("BREW", "/info"),
+    "a method of 10,000 letters": request_head("A" * 10_000, "/info"),
+    "CONNECT": request_head("CONNECT", "example.org:443"),
+    "TRACE": request_head("TRACE", "/info"),
 }
 
 PATHS = {
@@ -199,26 +209,26 @@ PATHS = {
     "a surrogate in the query": "/api/v1/jobs?status=%ed%a0%80",
     "a field twice": "/api/v1/jobs?limit=1&limit=2",
     "a thousand fields": "/api/v1/jobs?" + "&".join(f"f{n}=" for n in range(1000)),
-    "a log of nobody": "/api/v1/jobs/00000000-0000-0000-0000-000000000000/logs?wait=1e999",
+    "a log of an unknown job": "/api/v1/jobs/00000000-0000-0000-0000-000000000000/logs?wait=1e999",
 }
 
 HOSTILE: dict[str, bytes] = {
-    **{f"body: {name}": post(body) for name, body in BODIES.items()},
+    **{f"body: {name}": post_request(body) for name, body in BODIES.items()},
     **{f"head: {name}": sent for name, sent in HEADS.items()},
-    **{f"path: {name}": head("GET", path) for name, path in PATHS.items()},
+    **{f"path: {name}": request_head("GET", path) for name, path in PATHS.items()},
 }
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_what_is_odd_and_right_is_accepted(service: Running, name: str):
-    assert say(service.port, ACCEPTED[name]).status == 200
+def test_unusual_valid_request_is_accepted(service: RunningService, name: str):
+    assert send_and_read(service.port, ACCEPTED[name]).status == 200
 
 
-def test_what_is_hostile_is_refused_in_words(service: Running):
+def test_hostile_request_gets_a_problem_response(service: RunningService):
     """One connection each, several at a time; every answer is a problem with a code, and none is ours to blame."""
 
-    def told(item: tuple[str, bytes]) -> tuple[str, Reply]:
-        return item[0], say(service.port, item[1])
+    def told(item: tuple[str, bytes]) -> tuple[str, RawResponse]:
+        return item[0], send_and_read(service.port, item[1])
 
     with ThreadPoolExecutor(6) as clients:
         replies = dict(clients.map(told, HOSTILE.items()))
@@ -229,31 +239,33 @@ def test_what_is_hostile_is_refused_in_words(service: Running):
     assert wrong == {}
     silent = {name: reply for name, reply in replies.items() if "code" not in reply.json()}
     assert silent == {}
-    assert not any(line.get("traceback") for line in service.said()), "no bug of ours was met"
+    assert not any(line.get("traceback") for line in service.output()), "no bug of ours was met"
 
 
-def test_body_in_two_thousand_chunks_is_read_at_once(service: Running):
+def test_body_in_two_thousand_chunks_is_read_at_once(service: RunningService):
     """gunicorn's parser copies all that follows for each chunk: minutes of a thread for a few megabytes."""
-    whole = chunked([b" " * 2_048] * 2_000).replace(TRIGGER.encode(), b"/api/v1/jobs/batch", 1)
+    whole = chunked_body([b" " * 2_048] * 2_000).replace(TRIGGER.encode(), b"/api/v1/jobs/batch", 1)
 
-    reply = say(service.port, whole, timeout=20)
+    reply = send_and_read(service.port, whole, timeout=20)
 
     assert (reply.status, reply.json()["code"]) == (400, "invalid_json")
 
 
-def test_body_in_too_many_chunks_is_413_and_closed(service: Running):
+def test_body_in_too_many_chunks_is_413_and_closed(service: RunningService):
     with socket.create_connection(("127.0.0.1", service.port), timeout=30) as client:
-        client.sendall(chunked([b"x"] * 1_001, end=b""))  # it does not end: the answer does not wait for the rest
-        reply = read_reply(client)
+        client.sendall(
+            chunked_body([b"x"] * 1_001, trailer=b"")
+        )  # it does not end: the answer does not wait for the rest
+        reply = read_response(client)
 
     assert (reply.status, reply.json()["code"]) == (413, "body_too_large")
     assert "Content-Length" in reply.json()["detail"]
 
 
 @pytest.mark.parametrize("codings", ["gzip, chunked", "identity, chunked", "gzip,\tCHUNKED"])
-def test_stacked_transfer_codings_are_501_and_closed(service: Running, codings: str):
+def test_stacked_transfer_codings_are_501_and_closed(service: RunningService, codings: str):
     """As many as there are threads, and none of them ends: a thread would be given to each, to read the rest."""
-    sent = head("POST", TRIGGER, "Content-Type: application/json", f"Transfer-Encoding: {codings}", close=False)
+    sent = request_head("POST", TRIGGER, "Content-Type: application/json", f"Transfer-Encoding: {codings}", close=False)
 
     with ExitStack() as stack:
         clients = [
@@ -262,25 +274,25 @@ def test_stacked_transfer_codings_are_501_and_closed(service: Running, codings: 
         ]
         for client in clients:
             client.sendall(sent + b"1\r\n{\r\n")
-        replies = [read_reply(client) for client in clients]
+        replies = [read_response(client) for client in clients]
 
     assert {(reply.status, reply.json()["code"]) for reply in replies} == {(501, "http_error")}
 
 
-def test_a_bad_trailer_is_400_without_an_alert(service: Running):
-    alerts = len(service.log("api.error"))
+def test_a_bad_trailer_is_400_without_an_alert(service: RunningService):
+    alerts = len(service.log_lines("api.error"))
 
-    reply = say(service.port, chunked([job()], end=b"0\r\nbad\r\n\r\n"))
+    reply = send_and_read(service.port, chunked_body([job()], trailer=b"0\r\nbad\r\n\r\n"))
 
     assert reply.status == 400
-    assert len(service.log("api.error")) == alerts
+    assert len(service.log_lines("api.error")) == alerts
 
 
-def test_requests_one_after_another_on_one_connection_are_answered_in_order(service: Running):
-    rows = [head("GET", f"/api/v1/jobs/{n}", close=False) for n in range(50)]
+def test_pipelined_requests_are_answered_in_order(service: RunningService):
+    rows = [request_head("GET", f"/api/v1/jobs/{n}", close=False) for n in range(50)]
 
     with socket.create_connection(("127.0.0.1", service.port), timeout=30) as client:
-        client.sendall(b"".join(rows) + head("GET", "/info"))
+        client.sendall(b"".join(rows) + request_head("GET", "/info"))
         came = b"".join(iter(lambda: client.recv(65_536), b""))
 
     assert came.count(b"HTTP/1.1 404") == 50
@@ -290,8 +302,8 @@ def test_requests_one_after_another_on_one_connection_are_answered_in_order(serv
     assert came.count(b"HTTP/1.1 200") == 1
 
 
-def test_garbage_behind_a_request_is_refused_after_its_answer(service: Running):
-    sent = head("GET", "/info", close=False) + b"\x00\xff nonsense\r\n\r\n" + head("GET", "/info")
+def test_garbage_behind_a_request_is_refused_after_its_answer(service: RunningService):
+    sent = request_head("GET", "/info", close=False) + b"\x00\xff nonsense\r\n\r\n" + request_head("GET", "/info")
 
     with socket.create_connection(("127.0.0.1", service.port), timeout=30) as client:
         client.sendall(sent)
@@ -300,9 +312,9 @@ def test_garbage_behind_a_request_is_refused_after_its_answer(service: Running):
     assert [came.count(b"HTTP/1.1 %d" % status) for status in (200, 400)] == [1, 1], "and nothing was read behind it"
 
 
-def test_a_request_hidden_in_the_body_of_another_is_never_served(service: Running):
+def test_a_request_hidden_in_the_body_of_another_is_never_served(service: RunningService):
     hidden = b"POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    confused = head(
+    confused = request_head(
         "POST",
         TRIGGER,
         "Content-Type: application/json",
@@ -311,37 +323,37 @@ def test_a_request_hidden_in_the_body_of_another_is_never_served(service: Runnin
         close=False,
     )
 
-    reply = say(service.port, confused + b"0\r\n\r\n" + hidden)
+    reply = send_and_read(service.port, confused + b"0\r\n\r\n" + hidden)
 
     assert reply.status == 400
     assert b"HTTP/1.1 " not in reply.body.replace(b"no HTTP/1.1 request", b""), "the connection ends with the refusal"
 
 
-def test_a_client_that_hangs_up_its_own_side_gets_its_answer(service: Running):
-    assert say(service.port, head("GET", "/info", close=False), half_close=True).status == 200
+def test_a_client_that_hangs_up_its_own_side_gets_its_answer(service: RunningService):
+    assert send_and_read(service.port, request_head("GET", "/info", close=False), half_close=True).status == 200
 
 
-class Crowd:
-    """Clients that mean no good, each in its own way, until they are told to go."""
+class AttackingClients:
+    """Hostile clients of several kinds, until they are stopped."""
 
     def __init__(self, port: int, seed: int) -> None:
         self.port, self.random = port, random.Random(seed)
-        self.over = threading.Event()
+        self.stopping = threading.Event()
         self.answers: Counter[str] = Counter()
         self.lock = threading.Lock()
 
-    def open(self, sent: bytes) -> socket.socket | None:
+    def open(self, data: bytes) -> socket.socket | None:
         with suppress(OSError):
             client = socket.create_connection(("127.0.0.1", self.port), timeout=10)
             with suppress(OSError):
-                client.sendall(sent)
+                client.sendall(data)
             return client
         return None
 
-    def drip(self, start: bytes, how_many: int) -> None:
+    def drip(self, start: bytes, count: int) -> None:
         """Many that send a byte now and then, and never the last one."""
-        clients = [self.open(start) for _ in range(how_many)]
-        while not self.over.wait(0.3):
+        clients = [self.open(start) for _ in range(count)]
+        while not self.stopping.wait(0.3):
             for n, client in enumerate(clients):
                 try:
                     assert client is not None
@@ -357,41 +369,44 @@ class Crowd:
         self.drip(b"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", 60)
 
     def slow_bodies(self) -> None:
-        self.drip(head("POST", TRIGGER, "Content-Type: application/json", "Content-Length: 100000"), 60)
+        self.drip(request_head("POST", TRIGGER, "Content-Type: application/json", "Content-Length: 100000"), 60)
 
     def slow_chunks(self) -> None:
         self.drip(
-            head("POST", TRIGGER, "Content-Type: application/json", "Transfer-Encoding: chunked") + b"ffff\r\n", 30
+            request_head("POST", TRIGGER, "Content-Type: application/json", "Transfer-Encoding: chunked") + b"ffff\r\n",
+            30,
         )
 
     def silent(self) -> None:
         self.drip(b"", 30)
 
-    def deaf(self) -> None:
+    def never_reading(self) -> None:
         """Ask for much, and read nothing of it."""
-        self.drip(head("GET", "/openapi.json", close=False) * 100, 20)
+        self.drip(request_head("GET", "/openapi.json", close=False) * 100, 20)
 
     def vanishing(self) -> None:
-        while not self.over.wait(0.02):
-            client = self.open(self.random.choice([head("GET", "/openapi.json"), head("GET", "/api/v1/jobs")]))
+        while not self.stopping.wait(0.02):
+            client = self.open(
+                self.random.choice([request_head("GET", "/openapi.json"), request_head("GET", "/api/v1/jobs")])
+            )
             if client is not None:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.close()
 
     def corpus(self) -> None:
-        while not self.over.wait(0.01):
+        while not self.stopping.wait(0.01):
             with suppress(OSError):  # this machine is busy with all of them
-                reply = say(self.port, HOSTILE[self.random.choice(list(HOSTILE))], timeout=20)
+                reply = send_and_read(self.port, HOSTILE[self.random.choice(list(HOSTILE))], timeout=20)
                 with self.lock:
                     self.answers[str(reply.status)] += 1
 
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> AttackingClients:
         kinds = (
             self.slow_heads,
             self.slow_bodies,
             self.slow_chunks,
             self.silent,
-            self.deaf,
+            self.never_reading,
             self.vanishing,
             self.corpus,
         )
@@ -401,46 +416,47 @@ class Crowd:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.over.set()
+        self.stopping.set()
         for thread in self.threads:
             thread.join(60)
 
 
-def timed(port: int, asked: bytes) -> tuple[float, int]:
+def timed_request(port: int, request: bytes) -> tuple[float, int]:
     began = time.monotonic()
-    status = say(port, asked).status
+    status = send_and_read(port, request).status
     return time.monotonic() - began, status
 
 
-def test_a_crowd_of_attackers_keeps_no_honest_client_waiting_and_leaves_nothing_behind(
-    service: Running, long_run: bool
-):
-    port, worker = service.port, psutil.Process(service.works_in)
-    known = say(port, post(job())).json()["job_id"]
-    honest = [head("GET", "/health"), head("GET", f"/api/v1/jobs/{known}/status"), post(job())]
+@pytest.mark.full
+def test_attackers_delay_no_client_and_leak_nothing(service: RunningService, long_run: bool):
+    port, worker = service.port, psutil.Process(service.worker_pid)
+    known = send_and_read(port, post_request(job())).json()["job_id"]
+    honest = [request_head("GET", "/health"), request_head("GET", f"/api/v1/jobs/{known}/status"), post_request(job())]
     taken: list[tuple[float, int]] = []
 
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as endless, Crowd(port, seed=6) as crowd:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as endless, AttackingClients(port, seed=6) as crowd:
         endless.sendall(b"GET /info HTTP/1.1\r\n")
         eventually(lambda: crowd.answers.total() > 3, 60, "the crowd is there")
         before = worker.memory_info().rss
         until = time.monotonic() + (120 if long_run else 8)
         while time.monotonic() < until:
-            taken += [timed(port, asked) for asked in honest]
+            taken += [timed_request(port, asked) for asked in honest]
         grown = worker.memory_info().rss - before
-        assert read_reply(endless).status == 408, "it was told that it did not come to an end"
+        assert read_response(endless).status == 408, "the service did not report that the request never ended"
 
     assert {status for _, status in taken} == {200}
     assert max(seconds for seconds, _ in taken) < 25
     assert not {status for status in crowd.answers if status.startswith("5") and status != "503"}
     assert grown < 150 * MB, f"{grown / MB:.0f} MB more than at the crowd's beginning"
     eventually(lambda: len(worker.net_connections("tcp")) <= 3 + THREADS, 60, "all clients have been let go")
-    assert not any(line.get("traceback") for line in service.said())
+    assert not any(line.get("traceback") for line in service.output())
 
 
-def test_after_all_that_every_thread_still_answers_and_health_needs_none_of_them(service: Running):
+def test_threads_respond_after_attacks_and_health_needs_none(service: RunningService):
     dsn = service.dsn  # type: ignore[attr-defined]
-    known = head("GET", f"/api/v1/jobs/{say(service.port, post(job())).json()['job_id']}/status")
+    known = request_head(
+        "GET", f"/api/v1/jobs/{send_and_read(service.port, post_request(job())).json()['job_id']}/status"
+    )
     question = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         " AND application_name = 'dataloader-api'"
@@ -455,14 +471,14 @@ def test_after_all_that_every_thread_still_answers_and_health_needs_none_of_them
             return int(cursor.fetchall()[0][0])
 
         with ThreadPoolExecutor(2 * THREADS) as clients:
-            asked = [clients.submit(say, service.port, known) for _ in range(2 * THREADS)]
+            asked = [clients.submit(send_and_read, service.port, known) for _ in range(2 * THREADS)]
             eventually(
                 lambda: waiting() == THREADS,
                 message=lambda: (
                     f"{waiting()} of {THREADS} wait; {Counter(it.result().status for it in asked if it.done())}"
                 ),
             )
-            assert say(service.port, head("GET", "/health")).status == 200
+            assert send_and_read(service.port, request_head("GET", "/health")).status == 200
             locker.rollback()
             answers = Counter(future.result().status for future in asked)
 

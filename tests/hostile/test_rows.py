@@ -10,11 +10,11 @@ import pytest
 
 from app.queue.job import Status
 from tests.support import eventually
-from tests.support.plant import Plant
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 MB = 1_000_000
 
-# name → the row's own columns as SQL, beside queue, task and lock_key; and how it ends
+# name → the row's own columns as SQL, in addition to queue, task and lock_key; and how it ends
 ROWS: dict[str, tuple[dict[str, str], str, str]] = {
     "args of a gigabyte in 3 kB": (
         {"args": "jsonb_build_object('a', (SELECT jsonb_agg('1e131071'::jsonb) FROM generate_series(1, 9000)))"},
@@ -38,7 +38,7 @@ ROWS: dict[str, tuple[dict[str, str], str, str]] = {
         {"checkpoint": "(SELECT jsonb_agg('1e131071'::jsonb) FROM generate_series(1, 9000))"},
         "failed", "the checkpoint cannot be read",
     ),
-    "a checkpoint nobody can decode": ({"checkpoint": "'1e5000'"}, "failed", "the checkpoint cannot be decoded"),
+    "an undecodable checkpoint": ({"checkpoint": "'1e5000'"}, "failed", "the checkpoint cannot be decoded"),
     "progress of a gigabyte": (
         {"progress": "(SELECT jsonb_agg('1e131071'::jsonb) FROM generate_series(1, 9000))"}, "succeeded", "",
     ),
@@ -61,58 +61,62 @@ ROWS: dict[str, tuple[dict[str, str], str, str]] = {
 
 
 @pytest.fixture
-def plant(dsn: str) -> Iterator[Plant]:
-    made = Plant(dsn)
+def plant(dsn: str) -> Iterator[WorkerPoolFixture]:
+    made = WorkerPoolFixture(dsn)
     yield made
     made.close()
 
 
 def insert(
-    plant: Plant, columns: dict[str, str], *, key: str = "'k'", queue: str = "'q'", task: str = "'taker'"
+    plant: WorkerPoolFixture, columns: dict[str, str], *, key: str = "'k'", queue: str = "'q'", task: str = "'taker'"
 ) -> Any:
     names = ["queue", "task", "lock_key", "max_attempts", *columns]
     values = [queue, task, key, "1", *columns.values()]
     if "max_attempts" in columns:
         del names[3], values[3]
-    return plant.desk.one(f"INSERT INTO dl_jobs ({', '.join(names)}) VALUES ({', '.join(values)}) RETURNING job_id")
+    return plant.queue_fixture.fetch_row(
+        f"INSERT INTO dl_jobs ({', '.join(names)}) VALUES ({', '.join(values)}) RETURNING job_id"
+    )
 
 
-def test_whatever_a_row_holds_it_can_be_looked_at_and_settles_and_the_others_run(plant: Plant):
+def test_odd_row_is_readable_settles_and_blocks_no_other(plant: WorkerPoolFixture):
     plant.pipelines.register("taker")(len)
     rows = {
         name: insert(plant, columns, key=f"'key of {name.replace(chr(39), '')}'")
         for name, (columns, _, _) in ROWS.items()
     }
-    honest = plant.add()
+    honest = plant.add_job()
 
-    looked_at = [plant.desk.job(job_id) for job_id in rows.values()]
-    listed = plant.desk.queue.jobs(limit=1000)
+    looked_at = [plant.queue_fixture.job(job_id) for job_id in rows.values()]
+    listed = plant.queue_fixture.queue.jobs(limit=1000)
 
     assert len(looked_at) == len(listed) - 1 == len(ROWS)
     assert max(len(str(job.args)) for job in listed) < MB, "a list holds no more of a row than it can show"
 
-    plant.listening({"q": 2})
+    plant.listening_pool({"q": 2})
 
-    plant.until(honest, Status.SUCCEEDED, 90)
+    plant.wait_for_status(honest, Status.SUCCEEDED, 90)
     eventually(
-        lambda: plant.desk.one("SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')") == 0,
+        lambda: (
+            plant.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')") == 0
+        ),
         90,
         lambda: str(
-            plant.desk.sql("SELECT lock_key, status, left(error, 200) FROM dl_jobs WHERE status < 'succeeded'")
+            plant.queue_fixture.sql("SELECT lock_key, status, left(error, 200) FROM dl_jobs WHERE status < 'succeeded'")
         ),
     )
     for name, (_, ends, told) in ROWS.items():
-        ((status, error),) = plant.desk.sql(
+        ((status, error),) = plant.queue_fixture.sql(
             "SELECT status::text, left(error, 500) FROM dl_jobs WHERE job_id = %s", rows[name]
         )
         assert status in ends.split("|"), f"{name}: {error}"
         assert told in (error or ""), name
-    assert plant.died == []
-    plant.desk.check()
+    assert plant.crashes == []
+    plant.queue_fixture.check_invariants()
 
 
 @pytest.mark.parametrize("column", ["queue", "task", "lock_key"])
-def test_a_name_that_no_index_holds_is_refused_before_it_stands_in_anybodys_way(plant: Plant, column: str):
+def test_name_too_long_for_the_index_is_refused(plant: WorkerPoolFixture, column: str):
     long = "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 100) n)"
     given = {"queue": "'q'", "task": "'quick'", "key": "'k'"} | {"key" if column == "lock_key" else column: long}
 
@@ -120,16 +124,17 @@ def test_a_name_that_no_index_holds_is_refused_before_it_stands_in_anybodys_way(
         insert(plant, {}, **given)
 
 
-def test_names_of_the_greatest_length_go_all_the_way(plant: Plant):
+def test_names_of_maximum_length_work(plant: WorkerPoolFixture):
     """As little compressible as they come."""
     name = "left((SELECT string_agg(md5({seed} || n::text), '') FROM generate_series(1, 63) n), {size})"
-    queue, key = (plant.desk.one("SELECT " + name.format(seed=size, size=size)) for size in (1000, 2000))
+    queue, key = (plant.queue_fixture.fetch_row("SELECT " + name.format(seed=size, size=size)) for size in (1000, 2000))
     task = "".join(chr(0x20000 + ord(letter) * n % 40_000) for n, letter in enumerate(key[:200], 1))
     plant.pipelines.register(task)(len)
     first, second = (
-        plant.desk.insert(key, queue=queue, task=task, live_key=f"{n}{key[1:]}", partition_key=key) for n in (1, 2)
+        plant.queue_fixture.insert(key, queue=queue, task=task, live_key=f"{n}{key[1:]}", partition_key=key)
+        for n in (1, 2)
     )
 
-    plant.listening({queue: 2})
+    plant.listening_pool({queue: 2})
 
-    plant.until_all([first, second])
+    plant.wait_for_all([first, second])

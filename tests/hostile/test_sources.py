@@ -11,19 +11,19 @@ import pytest
 import zstandard
 
 from pipelines import llm_check
-from pipelines.cbr_rates import _rate
+from pipelines.cbr_rates import _parse_rate
 from pipelines.contract import Stop, StopReason
 from pipelines.toolkit.decode import decimal, json_lines, xml_root
 from pipelines.toolkit.errors import BadTime, DecodeError, ExpandsTooMuch, SourceRefused, TooManyRejects, UnsafePath
 from pipelines.toolkit.paths import segment
 from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.sources import _promised, _Request, _retry_after
+from pipelines.toolkit.sources import _content_length, _Request, _retry_after
 from pipelines.toolkit.times import TimeReader
 from pipelines.toolkit.unpack import pieces
 
 
-class Stopping:
-    """A context that is told to stop at its second look."""
+class StopsAtSecondCheck:
+    """A context whose second check asks the pipeline to stop."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -37,7 +37,7 @@ class Stopping:
         self.check()
 
 
-class Says:
+class StubResponse:
     """As much of an answer of requests as a header needs."""
 
     def __init__(self, **headers: str) -> None:
@@ -54,9 +54,9 @@ class Says:
     ],
     ids=["a name without end", "nothing to read", "empty files by the million"],
 )
-def test_an_archive_that_becomes_nothing_still_hears_a_stop(packed: bytes):
+def test_archive_expanding_to_nothing_can_be_stopped(packed: bytes):
     with pytest.raises(Stop):
-        list(pieces(io.BytesIO(packed), ctx=Stopping()))
+        list(pieces(io.BytesIO(packed), ctx=StopsAtSecondCheck()))
 
 
 def test_kilobytes_that_hold_hundreds_of_megabytes_end_early():
@@ -90,7 +90,7 @@ def test_a_number_of_a_million_digits_is_no_number(text: str):
 
 
 @pytest.mark.parametrize("value", [Decimal("1e999999999"), Decimal("-1e40"), 10**400, 1e300, "1" * 5_000, float("inf")])
-def test_a_time_past_all_calendars_is_told_at_once(value: object):
+def test_time_outside_the_calendar_is_refused(value: object):
     with pytest.raises(BadTime):
         TimeReader().read(value)
 
@@ -118,7 +118,7 @@ def test_a_nominal_past_its_column_is_a_bad_rate():
     valute = xml_root(b"<V><CharCode>X</CharCode><Nominal>9999999999</Nominal><Value>1,0</Value></V>")
 
     with pytest.raises(DecodeError, match="is no rate"):
-        _rate(valute)
+        _parse_rate(valute)
 
 
 @pytest.mark.parametrize("location", ["http://[::1", "http://a:99999/", "//[", "http://\udc80/", "http://a:b/"])
@@ -127,20 +127,20 @@ def test_a_redirect_to_no_address_is_refused(location: str):
         _Request("GET", "http://a.example/x", None, {}, True).redirected(302, "http://a.example/x", location)
 
 
-def test_headers_of_a_thousand_digits_say_nothing():
-    assert _promised(Says(Content_Length="9" * 5_000)) is None  # type: ignore[arg-type]
-    assert _retry_after(Says(**{"Retry_After": "9" * 5_000})) is None  # type: ignore[arg-type]
+def test_thousand_digit_headers_are_ignored():
+    assert _content_length(StubResponse(Content_Length="9" * 5_000)) is None  # type: ignore[arg-type]
+    assert _retry_after(StubResponse(**{"Retry_After": "9" * 5_000})) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "said", ["```\n" + "\n" * 2_000_000, "```json" + " " * 2_000_000, "\n" * 1_000_000 + "```\n" * 9]
 )
-def test_a_models_answer_of_megabytes_of_blanks_is_looked_at_once(said: str):
-    assert isinstance(llm_check._unfenced(said), str)
+def test_model_response_of_blanks_is_scanned_once(said: str):
+    assert isinstance(llm_check._strip_code_fence(said), str)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "...", "a/../b", "\\..\\", "a/", "x\0", "\ud800", "é" * 600])
-def test_what_would_lead_an_address_elsewhere_is_no_segment(name: str):
+def test_unsafe_path_segment_is_refused(name: str):
     with pytest.raises(UnsafePath):
         segment(name)
 

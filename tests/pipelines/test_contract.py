@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from pipelines.contract import Context, Fail, Kind, Pipelines, Stop, StopReason, TaskConflict, describe, load
+from pipelines.contract import (
+    Context,
+    Fail,
+    Pipelines,
+    Stop,
+    StopReason,
+    TaskConflict,
+    TaskKind,
+    load_tasks,
+    task_from_callable,
+)
 
 CONTEXT: Any = object()
 
@@ -23,12 +33,12 @@ def with_context(args, ctx):
     return args, ctx
 
 
-def annotated(args, how: Context):
-    return args, how
+def annotated(args, job: Context):
+    return args, job
 
 
-def annotated_by_text(args, how: "pipelines.contract.Context"):  # type: ignore[name-defined]  # noqa: F821, UP037
-    return args, how
+def annotated_by_text(args, job: "pipelines.contract.Context"):  # type: ignore[name-defined]  # noqa: F821, UP037
+    return args, job
 
 
 def nothing():
@@ -83,7 +93,7 @@ ARGS = {"customer_id": 7, "since": "2026"}
 
 
 @pytest.mark.parametrize(
-    ("call", "spread", "given"),
+    ("call", "spread", "result"),
     [
         (plain, None, ARGS),
         (with_context, None, (ARGS, CONTEXT)),
@@ -106,13 +116,13 @@ ARGS = {"customer_id": 7, "since": "2026"}
         (builtins.dict, None, ARGS),  # its signature cannot be read
     ],
 )
-def test_a_callable_is_given_what_it_wants(call, spread, given):
-    assert describe("t", call, spread=spread).start(ARGS, CONTEXT) == given
+def test_callable_gets_the_arguments_of_its_signature(call, spread, result):
+    assert task_from_callable("t", call, spread=spread).start(ARGS, CONTEXT) == result
 
 
-def test_one_named_value_is_spread_when_that_is_asked_for():
-    assert describe("t", one_value, spread=True).start({"customer_id": 7}, CONTEXT) == 7
-    assert describe("t", one_value).start({"customer_id": 7}, CONTEXT) == {"customer_id": 7}
+def test_single_parameter_is_spread_on_request():
+    assert task_from_callable("t", one_value, spread=True).start({"customer_id": 7}, CONTEXT) == 7
+    assert task_from_callable("t", one_value).start({"customer_id": 7}, CONTEXT) == {"customer_id": 7}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +135,7 @@ def test_one_named_value_is_spread_when_that_is_asked_for():
     ],
 )
 def test_args_that_do_not_fit_signature_are_named(args, faults):
-    task = describe("t", spread_values)
+    task = task_from_callable("t", spread_values)
 
     assert dict(task.check_args(args)) == faults
     if faults:
@@ -134,26 +144,26 @@ def test_args_that_do_not_fit_signature_are_named(args, faults):
 
 
 def test_context_of_a_spread_callable_is_no_argument():
-    task = describe("t", spread_with_context)
+    task = task_from_callable("t", spread_with_context)
 
     assert task.check_args(ARGS) == []
     assert dict(task.check_args({**ARGS, "ctx": 1})) == {"ctx": "is no argument of this task; leave it out"}
 
 
 def test_any_name_fits_a_callable_that_takes_any():
-    assert describe("t", lambda a, **more: more, spread=True).check_args({"a": 1, "b": 2}) == []
-    assert describe("t", builtins.dict, spread=True).check_args({"b": 2}) == []
+    assert task_from_callable("t", lambda a, **more: more, spread=True).check_args({"a": 1, "b": 2}) == []
+    assert task_from_callable("t", builtins.dict, spread=True).check_args({"b": 2}) == []
 
 
 def test_secret_fits_any_parameter():
-    assert describe("t", spread_values).check_args({"customer_id": {"$secret": "id"}, "since": 1}) == []
+    assert task_from_callable("t", spread_values).check_args({"customer_id": {"$secret": "id"}, "since": 1}) == []
 
 
 def test_callable_that_cannot_be_called_fails_without_retry():
     def needs_more(args, *, day): ...
 
     with pytest.raises(Fail, match="cannot be called like this.*day"):
-        describe("t", needs_more).start({}, CONTEXT)
+        task_from_callable("t", needs_more).start({}, CONTEXT)
 
 
 def test_type_error_from_inside_the_callable_is_its_own():
@@ -161,7 +171,7 @@ def test_type_error_from_inside_the_callable_is_its_own():
         return len(args["n"])
 
     with pytest.raises(TypeError, match="has no len"):
-        describe("t", fails).start({"n": 1}, CONTEXT)
+        task_from_callable("t", fails).start({"n": 1}, CONTEXT)
 
 
 def generator(args) -> Iterator[int]:
@@ -184,30 +194,30 @@ class Stepper:
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
-        (plain, Kind.FUNCTION),
-        (generator, Kind.GENERATOR),
-        (coroutine, Kind.COROUTINE),
-        (async_generator, Kind.ASYNC_GENERATOR),
-        (functools.partial(functools.partial(generator)), Kind.GENERATOR),
-        (wrapped(coroutine), Kind.COROUTINE),
-        (Stepper(), Kind.GENERATOR),
-        (Stepper, Kind.FUNCTION),
-        (builtins.len, Kind.FUNCTION),
+        (plain, TaskKind.FUNCTION),
+        (generator, TaskKind.GENERATOR),
+        (coroutine, TaskKind.COROUTINE),
+        (async_generator, TaskKind.ASYNC_GENERATOR),
+        (functools.partial(functools.partial(generator)), TaskKind.GENERATOR),
+        (wrapped(coroutine), TaskKind.COROUTINE),
+        (Stepper(), TaskKind.GENERATOR),
+        (Stepper, TaskKind.FUNCTION),
+        (builtins.len, TaskKind.FUNCTION),
     ],
 )
-def test_the_kind_of_a_pipeline_is_read_off_its_callable(call, kind: Kind):
-    assert describe("t", call).kind is kind
+def test_kind_is_inferred_from_the_callable(call, kind: TaskKind):
+    assert task_from_callable("t", call).kind is kind
 
 
-def test_what_cannot_be_called_is_no_task():
+def test_object_that_is_not_callable_is_refused():
     with pytest.raises(TypeError, match="cannot be called"):
-        describe("t", "text")  # type: ignore[arg-type]
+        task_from_callable("t", "text")  # type: ignore[arg-type]
 
 
 # ── the registry ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_registering_leaves_the_callable_as_it_was():
+def test_register_returns_the_callable_unchanged():
     tasks = Pipelines()
 
     assert tasks.register("b")(plain) is plain
@@ -219,7 +229,7 @@ def test_registering_leaves_the_callable_as_it_was():
     assert tasks.get("c") is None
 
 
-def test_two_callables_cannot_have_one_name():
+def test_second_callable_of_a_name_is_refused():
     tasks = Pipelines()
     tasks.register("t")(plain)
     tasks.register("t")(plain)
@@ -229,12 +239,12 @@ def test_two_callables_cannot_have_one_name():
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
-def test_a_name_has_a_length(name: str):
+def test_name_of_wrong_length_is_refused(name: str):
     with pytest.raises(ValueError, match="1 to 200 characters"):
         Pipelines().register(name)
 
 
-def test_a_stop_is_let_through_by_except_exception():
+def test_stop_is_not_an_exception():
     stop = Stop(StopReason.CANCEL)
 
     assert not isinstance(stop, Exception)
@@ -255,7 +265,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_every_module_of_a_package_is_loaded_and_a_broken_one_keeps_no_other_from_it(package: Path):
+def test_broken_module_does_not_keep_others_from_loading(package: Path):
     (package / "good.py").write_text("LOADED = True\n")
     (package / "bad.py").write_text("raise RuntimeError('no such thing')\n")
     (package / "__main__.py").write_text("raise RuntimeError('this is a program')\n")
@@ -264,23 +274,16 @@ def test_every_module_of_a_package_is_loaded_and_a_broken_one_keeps_no_other_fro
         (package / name / "__init__.py").write_text(text)
         (package / name / "inner.py").write_text("LOADED = True\n")
 
-    loading = load(["some_jobs"])
+    failures = load_tasks(["some_jobs"])
 
-    assert set(loading.modules) == {"some_jobs", "some_jobs.good", "some_jobs.deeper", "some_jobs.deeper.inner"}
-    assert set(loading.failures) == {"some_jobs.bad", "some_jobs.spoilt"}
-    assert "no such thing" in loading.failures["some_jobs.bad"]
-    assert "ZeroDivisionError" in loading.failures["some_jobs.spoilt"]
-
-
-def test_a_package_that_is_not_there_is_a_failure_and_not_the_end():
-    loading = load(["no_such_package_at_all", "json.decoder"])
-
-    assert loading.modules == ("json.decoder",)
-    assert "ModuleNotFoundError" in loading.failures["no_such_package_at_all"]
+    assert {"some_jobs", "some_jobs.good", "some_jobs.deeper", "some_jobs.deeper.inner"} <= set(sys.modules)
+    assert set(failures) == {"some_jobs.bad", "some_jobs.spoilt"}
+    assert "no such thing" in failures["some_jobs.bad"]
+    assert "ZeroDivisionError" in failures["some_jobs.spoilt"]
 
 
-def test_of_our_own_package_the_contract_and_the_toolkit_are_no_pipelines():
-    loading = load(["pipelines"])
+def test_missing_package_is_a_failure():
+    failures = load_tasks(["no_such_package_at_all", "json.decoder"])
 
-    assert "pipelines.noop" in loading.modules
-    assert not [name for name in loading.modules if name.startswith(("pipelines.contract", "pipelines.toolkit"))]
+    assert list(failures) == ["no_such_package_at_all"]
+    assert "ModuleNotFoundError" in failures["no_such_package_at_all"]

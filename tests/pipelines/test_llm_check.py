@@ -8,11 +8,10 @@ import time
 import psycopg2
 import pytest
 
-from app.queue.schema import migrate
+from app.db.schema import migrate
 from pipelines import targets
-from pipelines.arguments import BadArguments
-from pipelines.contract import Stop
-from pipelines.llm_check import AnswerCutOff, AnswerUnreadable, ModelRefused, check_document
+from pipelines.contract import Fail, Stop
+from pipelines.llm_check import AnswerCutOff, AnswerUnreadable, ModelRefused
 from pipelines.toolkit.errors import (
     SourceAnswered,
     SourceBroken,
@@ -26,8 +25,8 @@ from pipelines.toolkit.errors import (
     UnsafePath,
 )
 from tests.support import eventually
-from tests.support.databases import ask
-from tests.support_sources import Reply, SourceServer, Told
+from tests.support.databases import query_value
+from tests.support_sources import RecordingContext, Reply, SourceServer, start_task
 
 PATH = "/v1/chat/completions"
 ARGS = {"model": "judge-1", "text": "Договор № 5", "rules": ["It has a number", "It is signed"]}
@@ -41,10 +40,10 @@ VERDICT = {
 }
 
 
-def said(content, finish_reason="stop", **message):
+def reply_with(content, finish_reason="stop", **message):
     text = content if isinstance(content, str) or content is None else json.dumps(content)
     choice = {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": finish_reason}
-    return Reply.of({"id": "c-1", "model": "judge-1-0131", "choices": [choice], "usage": {"total_tokens": 99}})
+    return Reply.from_json({"id": "c-1", "model": "judge-1-0131", "choices": [choice], "usage": {"total_tokens": 99}})
 
 
 @pytest.fixture(autouse=True)
@@ -55,20 +54,20 @@ def endpoints(source: SourceServer):
 
 
 def check(ctx=None, **other):
-    return check_document({**ARGS, **other}, ctx or Told())
+    return start_task("doc.llm_check", {**ARGS, **other}, ctx)
 
 
 def test_the_verdict_comes_back_with_the_number_of_the_try(source):
-    source.on("POST", PATH, said(VERDICT))
+    source.add_route("POST", PATH, reply_with(VERDICT))
 
-    result = check(Told(attempt=3))
+    result = check(RecordingContext(attempt=3))
 
     assert result.pop("seconds") >= 0
     assert result == {**VERDICT, "model": "judge-1-0131", "usage": {"total_tokens": 99}, "attempt": 3}
 
 
-def test_the_service_is_told_the_rules_and_given_the_document_as_data(source):
-    source.on("POST", PATH, said(VERDICT))
+def test_request_has_rules_and_document_as_data(source):
+    source.add_route("POST", PATH, reply_with(VERDICT))
 
     check(prompt="Be strict.", max_tokens=500)
 
@@ -82,7 +81,7 @@ def test_the_service_is_told_the_rules_and_given_the_document_as_data(source):
 
 
 def test_a_prompt_will_do_without_rules(source):
-    source.on("POST", PATH, said({"verdict": "unclear"}))
+    source.add_route("POST", PATH, reply_with({"verdict": "unclear"}))
 
     result = check(rules=[], prompt="Is it a contract?")
 
@@ -91,8 +90,8 @@ def test_a_prompt_will_do_without_rules(source):
 
 
 def test_a_document_is_fetched_by_its_id(source):
-    source.on("GET", "/documents/a%2Fb%3Fc", Reply("Текст".encode()))
-    source.on("POST", PATH, said(VERDICT))
+    source.add_route("GET", "/documents/a%2Fb%3Fc", Reply("Текст".encode()))
+    source.add_route("POST", PATH, reply_with(VERDICT))
 
     check(text=None, document="a/b?c")
 
@@ -100,60 +99,60 @@ def test_a_document_is_fetched_by_its_id(source):
 
 
 @pytest.mark.parametrize("document", ["..", ".", "a/../b", "..\\x", "a//b", "a\0b", "x" * 2_000])
-def test_an_id_that_would_lead_elsewhere_is_refused_and_nothing_is_asked(source, document):
+def test_unsafe_document_id_is_refused_unsent(source, document):
     with pytest.raises(UnsafePath, match="cannot stand in an address"):
         check(text=None, document=document)
 
     assert source.requests == []
 
 
-def test_a_document_that_is_not_there_or_no_text_or_too_large_is_told(source):
+def test_missing_binary_or_large_document_is_an_error(source):
     with pytest.raises(SourceAnswered, match="404"):
         check(text=None, document="x")
 
-    source.on("GET", "/documents/x", Reply(b"%PDF\xff"))
+    source.add_route("GET", "/documents/x", Reply(b"%PDF\xff"))
     with pytest.raises(SourceBroken, match="'x' is no text in UTF-8"):
         check(text=None, document="x")
     with pytest.raises(SourceTooLarge):
         check(text=None, document="x", max_document_bytes=2)
 
-    assert not source.asked(PATH)
+    assert not source.requests_to(PATH)
 
 
 @pytest.mark.parametrize("fence", ["```json\n{}\n```", "\n```\n{}\n```\n"])
 def test_a_verdict_in_a_code_fence_is_read(source, fence):
-    source.on("POST", PATH, said(fence.replace("{}", json.dumps(VERDICT))))
+    source.add_route("POST", PATH, reply_with(fence.replace("{}", json.dumps(VERDICT))))
 
     assert check()["verdict"] == "fail"
 
 
 @pytest.mark.parametrize(
-    ("reply", "error", "told"),
+    ("reply", "error", "error_text"),
     [
-        (said("The document seems fine."), AnswerUnreadable, "gave no verdict.*seems fine"),
-        (said({"verdict": "maybe"}), AnswerUnreadable, "verdict: Input should be"),
-        (said({"verdict": "pass", "findings": [{"rule": "x"}]}), AnswerUnreadable, r"findings\.0\.passed"),
-        (said(None), AnswerUnreadable, "gave no verdict"),
-        (said('{"verdict": "pa', finish_reason="length"), AnswerCutOff, "larger max_tokens"),
-        (said("", finish_reason="content_filter"), ModelRefused, "content filter"),
-        (said(None, refusal="I cannot."), ModelRefused, "I cannot"),
-        (Reply(b'{"choices": [{"mess'), AnswerUnreadable, "no JSON"),
+        (reply_with("The document seems fine."), AnswerUnreadable, "gave no verdict.*seems fine"),
+        (reply_with({"verdict": "maybe"}), AnswerUnreadable, "verdict: Input should be"),
+        (reply_with({"verdict": "pass", "findings": [{"rule": "x"}]}), AnswerUnreadable, r"findings\.0\.passed"),
+        (reply_with(None), AnswerUnreadable, "gave no verdict"),
+        (reply_with('{"verdict": "pa', finish_reason="length"), AnswerCutOff, "larger max_tokens"),
+        (reply_with("", finish_reason="content_filter"), ModelRefused, "content filter"),
+        (reply_with(None, refusal="I cannot."), ModelRefused, "I cannot"),
+        (Reply(b'{"choices": [{"mess'), AnswerUnreadable, "Invalid JSON"),
         (Reply(b"<html>Bad gateway</html>"), AnswerUnreadable, "Bad gateway"),
-        (Reply.of({"choices": []}), AnswerUnreadable, "without a choice"),
-        (Reply.of({"error": "overloaded"}), AnswerUnreadable, "overloaded"),
-        (Reply.of([1]), AnswerUnreadable, "without a choice"),
-        (Reply.of({"choices": "none"}), AnswerUnreadable, "without a choice"),
-        (Reply.of({"choices": [{"text": "pass"}]}), AnswerUnreadable, "a choice that is none: message"),
-        (Reply(b"", length=100), SourceTruncated, "hung up"),
+        (Reply.from_json({"choices": []}), AnswerUnreadable, "without a choice"),
+        (Reply.from_json({"error": "overloaded"}), AnswerUnreadable, "overloaded"),
+        (Reply.from_json([1]), AnswerUnreadable, "without a choice"),
+        (Reply.from_json({"choices": "none"}), AnswerUnreadable, "without a choice"),
+        (Reply.from_json({"choices": [{"text": "pass"}]}), AnswerUnreadable, r"choices\.0\.message"),
+        (Reply(b"", length=100), SourceTruncated, "closed the connection"),
         (Reply(status=401), SourceAnswered, "401"),
         (Reply(b'{"error": "no such model"}', status=404), SourceAnswered, "no such model"),
         (Reply(b"x" * (4 * 1024**2 + 1)), SourceTooLarge, "4194304"),
     ],
 )
-def test_what_is_no_verdict_is_told(source, reply, error, told):
-    source.on("POST", PATH, reply)
+def test_invalid_verdict_is_an_error(source, reply, error, error_text):
+    source.add_route("POST", PATH, reply)
 
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=error_text):
         check()
 
     assert len(source.requests) == 1
@@ -161,39 +160,39 @@ def test_what_is_no_verdict_is_told(source, reply, error, told):
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 529])
 def test_a_busy_service_is_left_to_the_next_try(source, status):
-    source.on("POST", PATH, Reply(status=status, headers={"Retry-After": "30"}))
-    ctx = Told()
+    source.add_route("POST", PATH, Reply(status=status, headers={"Retry-After": "30"}))
+    ctx = RecordingContext()
 
     with pytest.raises(SourceBusy, match=str(status)) as caught:
         check(ctx)
 
     assert not caught.value.permanent
     assert caught.value.retry_after == (None if status == 529 else 30)
-    assert (len(source.requests), ctx.naps) == (1, [])
+    assert (len(source.requests), ctx.sleeps) == (1, [])
 
 
 def test_errors_say_whether_another_try_may_do_better():
     assert not any(error.permanent for error in (SourceBusy, SourceStalled, SourceTooSlow, AnswerUnreadable))
-    assert all(error.permanent for error in (SourceAnswered, AnswerCutOff, ModelRefused, BadArguments))
+    assert all(error.permanent for error in (SourceAnswered, AnswerCutOff, ModelRefused))
     assert issubclass(AnswerUnreadable, SourceError)
 
 
 def test_a_silent_service_is_given_up_after_a_while(source):
-    source.on("POST", PATH, Reply(stall=True))
+    source.add_route("POST", PATH, Reply(stall=True))
 
     with pytest.raises((SourceStalled, SourceTooSlow)):
         check(stall_sec=0.3)
 
 
 def test_a_dripping_service_ends_by_the_deadline(source):
-    source.on("POST", PATH, Reply(said(VERDICT).body, drip=0.05))
+    source.add_route("POST", PATH, Reply(reply_with(VERDICT).body, drip_interval_sec=0.05))
 
     with pytest.raises(SourceTooSlow):
         check(timeout_sec=0.5)
 
 
 def test_a_slow_service_is_waited_for(source):
-    source.on("POST", PATH, Reply(said({"verdict": "pass"}).body, drip=0.002))
+    source.add_route("POST", PATH, Reply(reply_with({"verdict": "pass"}).body, drip_interval_sec=0.002))
 
     assert check()["verdict"] == "pass"
 
@@ -206,8 +205,8 @@ def test_a_service_that_is_not_there_is_told(source):
 
 
 def test_a_stop_ends_the_call_while_the_service_is_silent(source):
-    source.on("POST", PATH, Reply(stall=True))
-    ctx = Told(stop_when=lambda: bool(source.requests))
+    source.add_route("POST", PATH, Reply(stall=True))
+    ctx = RecordingContext(stop_when=lambda: bool(source.requests))
     began = time.monotonic()
 
     with pytest.raises(Stop):
@@ -217,7 +216,7 @@ def test_a_stop_ends_the_call_while_the_service_is_silent(source):
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "error_text"),
     [
         ({"text": None}, "either text or document"),
         ({"document": "x"}, "either text or document"),
@@ -227,15 +226,15 @@ def test_a_stop_ends_the_call_while_the_service_is_silent(source):
         ({"base_url": "http://evil"}, "base_url"),
     ],
 )
-def test_args_that_do_not_fit_are_named_without_the_document(other, told):
-    with pytest.raises(BadArguments, match=told) as caught:
+def test_args_that_do_not_fit_are_named_without_the_document(other, error_text):
+    with pytest.raises(Fail, match=error_text) as caught:
         check(**other)
 
     assert "Договор" not in str(caught.value)
 
 
-def test_a_worker_killed_in_the_call_costs_one_try_and_the_next_gives_the_verdict(source, empty_dsn, start):
-    source.on("POST", PATH, Reply(stall=True), said(VERDICT))
+def test_worker_killed_in_the_call_costs_one_attempt(source, empty_dsn, start):
+    source.add_route("POST", PATH, Reply(stall=True), reply_with(VERDICT))
     env = {
         "DL_DB_DSN": empty_dsn,
         "WORKERS_JSON": '[{"queue": "docs", "concurrency": 1}]',
@@ -260,15 +259,15 @@ def test_a_worker_killed_in_the_call_costs_one_try_and_the_next_gives_the_verdic
     life = "SELECT string_agg(concat_ws(' ', ts, kind, payload), E'\\n' ORDER BY event_id) FROM dl_job_events"
     others = [start("worker", env=env), start("worker", env=env)]  # two reapers, which both find it
     eventually(
-        lambda: ask(empty_dsn, "SELECT status FROM dl_jobs") in ("succeeded", "failed", "lost"),
+        lambda: query_value(empty_dsn, "SELECT status FROM dl_jobs") in ("succeeded", "failed", "lost"),
         80,
-        lambda: "\n".join([ask(empty_dsn, life), *(other.text for other in others)]),
+        lambda: "\n".join([query_value(empty_dsn, life), *(other.text for other in others)]),
     )
 
-    assert ask(empty_dsn, "SELECT (status, attempt, result ->> 'verdict', result ->> 'attempt') FROM dl_jobs") == (
-        "(succeeded,2,fail,2)"
-    )
-    assert ask(
+    assert query_value(
+        empty_dsn, "SELECT (status, attempt, result ->> 'verdict', result ->> 'attempt') FROM dl_jobs"
+    ) == ("(succeeded,2,fail,2)")
+    assert query_value(
         empty_dsn, "SELECT string_agg(kind, ' ' ORDER BY event_id) FROM dl_job_events WHERE kind <> 'heartbeat'"
     ) == ("queued picked requeue picked done")
     assert len(source.requests) == 2

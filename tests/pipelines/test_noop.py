@@ -27,7 +27,7 @@ class Clock:
         ({"sleep1": 0, "sleep3": -1}, []),
     ],
 )
-def test_it_sleeps_as_it_is_told_and_tells_its_progress_after_each_step(args: dict[str, Any], slept: list[float]):
+def test_noop_sleeps_and_reports_each_step(args: dict[str, Any], slept: list[float]):
     clock = Clock()
 
     steps = list(noop(args, clock))  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ def test_it_sleeps_as_it_is_told_and_tells_its_progress_after_each_step(args: di
     assert steps == [{"processed": n, "total": 3} for n in (1, 2, 3)]
 
 
-def test_it_is_registered_as_a_generator_with_a_context():
+def test_noop_is_a_generator_with_a_context():
     task = registry.get("noop")
 
     assert task is not None

@@ -1,4 +1,4 @@
-"""What may be said of a task, and what comes of it: options, args, keys, commands, and tasks from the settings."""
+"""Options of a task: args, keys, commands, and tasks from the settings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pipelines.contract import Command, Fail, Kind, Options, Pipelines, TaskConflict, load
-from pipelines.retry import Answer, Exponential, Fixed
+from pipelines.contract import Command, Fail, Pipelines, TaskConflict, TaskKind, TaskOptions, load_tasks
+from pipelines.options import fill_argv
+from pipelines.retry import Exponential, Fixed, RetryAction
 from pipelines.template import Template
 
 
@@ -56,11 +57,11 @@ def task_of(known: Pipelines, call: Any = lambda args: args, **options: Any) -> 
 # ── options ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_task_that_says_nothing_has_the_usual_options(known):
-    assert task_of(known).options == Options()
+def test_task_without_options_has_the_defaults(known):
+    assert task_of(known).options == TaskOptions()
 
 
-def test_what_an_author_says_stands_in_the_options(known):
+def test_options_of_the_author_are_kept(known):
     options = task_of(
         known, args=SCHEMA, retry=Fixed(5), no_retry=[ValueError], rules={"40001": "retry"}, time_limit=60,
         isolation="process", interrupt=True, queue="etl", lock_key="k", memory_mb=512, cpu_sec=60,
@@ -68,7 +69,7 @@ def test_what_an_author_says_stands_in_the_options(known):
 
     assert (options.retry, options.time_limit, options.isolation, options.interrupt) == (Fixed(5), 60, "process", True)
     assert (options.queue, options.lock_key, options.memory_mb, options.cpu_sec) == ("etl", "k", 512, 60)
-    assert options.rules.of == ((ValueError, Answer.FAIL), ("40001", "retry"))
+    assert options.rules.entries == ((ValueError, RetryAction.FAIL), ("40001", "retry"))
     assert options.args == SCHEMA
 
 
@@ -100,7 +101,7 @@ def test_what_an_author_says_stands_in_the_options(known):
         ({"rules": {"X": "never"}}, "not a rule"),
     ],
 )
-def test_what_cannot_be_is_refused_when_it_is_registered(known, wrong, why):
+def test_invalid_options_are_refused_at_registration(known, wrong, why):
     with pytest.raises((TypeError, ValueError), match=why):
         known.register("t", **wrong)
     assert len(known) == 0
@@ -109,7 +110,7 @@ def test_what_cannot_be_is_refused_when_it_is_registered(known, wrong, why):
 # ── args ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_task_that_does_not_say_takes_anything(known):
+def test_task_without_schema_takes_any_args(known):
     task = task_of(known)
 
     assert task.check_args({"any": ["thing"]}) == []
@@ -117,7 +118,7 @@ def test_a_task_that_does_not_say_takes_anything(known):
 
 
 @pytest.mark.parametrize(
-    ("told", "faults"),
+    ("values", "field_errors"),
     [
         ({"day": "2026-11-21"}, {}),
         ({"day": "2026-11-21", "currencies": ["USD"], "rows": [{"name": "x"}]}, {}),
@@ -127,12 +128,12 @@ def test_a_task_that_does_not_say_takes_anything(known):
         ({"day": "2026-11-21", "a b": 1}, {'["a b"]': "is no argument of this task; leave it out"}),
     ],
 )
-def test_args_are_held_to_a_model(known, told, faults):
-    assert dict(task_of(known, args=Rates).check_args(told)) == faults
+def test_args_are_validated_by_a_model(known, values, field_errors):
+    assert dict(task_of(known, args=Rates).check_args(values)) == field_errors
 
 
 @pytest.mark.parametrize(
-    ("told", "faults"),
+    ("values", "field_errors"),
     [
         ({"day": "2026-11-21"}, {}),
         ({"day": "2026-11-21", "size": 10, "rows": [{"name": "x"}], "mode": "full"}, {}),
@@ -145,8 +146,8 @@ def test_args_are_held_to_a_model(known, told, faults):
         ({"day": "2026-11-21", "size": 10**300}, {"size": "is greater than the maximum of 10"}),
     ],
 )  # fmt: skip
-def test_args_are_held_to_a_json_schema(known, told, faults):
-    assert dict(task_of(known, args=SCHEMA).check_args(told)) == faults
+def test_args_are_validated_by_a_json_schema(known, values, field_errors):
+    assert dict(task_of(known, args=SCHEMA).check_args(values)) == field_errors
 
 
 class Card(BaseModel):
@@ -162,7 +163,7 @@ class Tagged(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "values"),
     [
         (Rates, {"day": "s3cret", "currencies": ["s3cret"], "rows": ["s3cret", {"name": ["s3cret"]}]}),
         (SCHEMA, {"day": "s3cret", "size": "s3cret", "rows": ["s3cret"], "mode": "s3cret"}),
@@ -173,14 +174,14 @@ class Tagged(BaseModel):
         ({"properties": {"a": {"anyOf": [{"type": "null"}, {"maxLength": 3}]}}}, {"a": "s3cret"}),
     ],
 )  # fmt: skip
-def test_no_fault_repeats_a_value(known, args, told):
+def test_errors_repeat_no_value(known, args, values):
     task = task_of(known, args=args)
-    faults = task.check_args(told)
+    field_errors = task.check_args(values)
 
-    assert len(faults) >= len(told)
-    assert "s3cret" not in str(faults)
+    assert len(field_errors) >= len(values)
+    assert "s3cret" not in str(field_errors)
     with pytest.raises(Fail) as refused:
-        task.start(told, None)
+        task.start(values, None)
     assert "s3cret" not in str(refused.value)
 
 
@@ -192,13 +193,13 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["day", "size", "rows", "currencies", "?"]), JSON))
-def test_whatever_the_args_are_they_are_answered_with_faults(args):
+def test_any_json_args_return_errors(args):
     known = Pipelines()
     known.register("model", args=Rates)(print)
     known.register("schema", args=SCHEMA)(print)
 
     for task in known:
-        assert all(what and f"{where}" == where for where, what in task.check_args(args))
+        assert all(message and f"{path}" == path for path, message in task.check_args(args))
 
 
 class Picky(BaseModel):
@@ -210,7 +211,7 @@ class Picky(BaseModel):
         return {"a": "A"}[code]
 
 
-def test_a_model_whose_own_code_fails_refuses_the_args(known):
+def test_model_that_raises_refuses_the_args(known):
     assert task_of(known, args=Picky).check_args({"code": "s3cret"}) == [
         ("", "could not be checked: the task's model raised KeyError")
     ]
@@ -223,18 +224,18 @@ class Untold(BaseModel):
     other: Pipelines | None = None
 
 
-def test_the_schema_of_the_args_is_told(known):
+def test_args_schema_is_returned(known):
     assert task_of(known, args=SCHEMA).args_schema() == SCHEMA
     schema = task_of(Pipelines(), args=Rates).args_schema()
     assert schema["required"] == ["day"]
     json.dumps(schema)
 
 
-def test_a_model_that_has_no_json_schema_is_told_as_any_object(known):
+def test_model_without_json_schema_is_any_object(known):
     assert task_of(known, args=Untold).args_schema() == {"type": "object"}
 
 
-def test_a_parameter_annotated_with_the_model_gets_the_model(known):
+def test_parameter_annotated_with_the_model_gets_it(known):
     def load(rates: Rates, ctx):
         return rates, ctx
 
@@ -244,7 +245,7 @@ def test_a_parameter_annotated_with_the_model_gets_the_model(known):
     assert context == "context"
 
 
-def test_an_annotation_may_be_a_class_or_a_text_and_the_callable_a_partial(known):
+def test_annotation_may_be_text_and_callable_a_partial(known):
     def load(rates, more=None):
         return rates
 
@@ -261,25 +262,25 @@ def test_an_annotation_may_be_a_class_or_a_text_and_the_callable_a_partial(known
         (lambda day, rows: (day, rows), None),
     ],
 )
-def test_another_parameter_gets_the_args_as_they_were_sent(known, call, gets):
+def test_other_parameter_gets_the_args_unchanged(known, call, gets):
     sent: dict[str, Any] = {"day": "2026-11-21"} | ({"rows": []} if gets is None else {})
 
     assert task_of(known, call, args=Rates).start(sent, None) == (gets or ("2026-11-21", []))
 
 
-def test_named_values_are_spread_with_the_context_where_it_is_named(known):
+def test_spread_passes_the_context_by_its_name(known):
     def load(customer, day, ctx):
         return customer, day, ctx
 
     assert task_of(known, load).start({"customer": 7, "day": "x"}, "c") == (7, "x", "c")
 
 
-def test_a_schema_gives_the_callable_the_object(known):
+def test_callable_with_json_schema_gets_the_object(known):
     assert task_of(known, args=SCHEMA).start({"day": "2026-11-21"}, None) == {"day": "2026-11-21"}
 
 
 @pytest.mark.parametrize("args", [Rates, SCHEMA])
-def test_args_that_do_not_fit_fail_the_job_with_the_fields(known, args):
+def test_invalid_args_fail_the_job_and_name_fields(known, args):
     with pytest.raises(Fail, match=r"the args do not fit: .*day: is required") as refused:
         task_of(known, args=args).start({"more": 1}, None)
     assert "more: is no argument of this task" in str(refused.value)
@@ -299,17 +300,17 @@ def test_args_that_do_not_fit_fail_the_job_with_the_fields(known, args):
         ("{имя}", {"имя": "Банк"}, "Банк"),
     ],
 )
-def test_a_lock_key_is_filled_from_the_args(known, template, args, key):
+def test_lock_key_is_filled_from_the_args(known, template, args, key):
     assert task_of(known, lock_key=template).fill_lock_key(args) == key
 
 
 @pytest.mark.parametrize("args", [{}, {"id": None}, {"id": [1]}, {"id": {"a": 1}}])
-def test_what_makes_no_lock_key_is_named(known, args):
+def test_argument_unfit_for_a_lock_key_is_named(known, args):
     with pytest.raises(ValueError, match="'id'"):
         task_of(known, lock_key="customer:{id}").fill_lock_key(args)
 
 
-def test_a_task_without_a_lock_key_says_so(known):
+def test_task_without_lock_key_raises(known):
     with pytest.raises(ValueError, match="has no lock_key"):
         task_of(known).fill_lock_key({})
 
@@ -319,23 +320,23 @@ def test_a_task_without_a_lock_key_says_so(known):
     ["{a.b}", "{a[0]}", "{a!r}", "{a:>9}", "{}", "{a b}", "{__class__.__init__}", "{", "}", "{a", "a}", "{{a}", "{a{b}}"
     ],
 )  # fmt: skip
-def test_a_template_computes_nothing(text):
+def test_template_accepts_no_expressions(text):
     with pytest.raises(ValueError, match="braces"):
         Template(text)
 
 
 @given(st.text())
-def test_a_text_with_its_braces_doubled_stays_itself(text):
+def test_doubled_braces_stay_braces(text):
     assert Template(text.replace("{", "{{").replace("}", "}}")).fill({}) == text
 
 
 # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_command_is_filled_one_item_each_and_no_shell_sees_it(known):
+def test_command_arguments_are_single_items(known):
     command = Command(("python", "legacy.py", "--date={date}", "{more}", "{{}}", "{a}{b}"))
 
-    assert command.fill({"date": "$(rm -rf /); 'x'", "more": "two words\n", "a": 1, "b": None}) == (
+    assert fill_argv(command.argv, {"date": "$(rm -rf /); 'x'", "more": "two words\n", "a": 1, "b": None}) == (
         "python", "legacy.py", "--date=$(rm -rf /); 'x'", "two words\n", "{}", "1null",
     )  # fmt: skip
 
@@ -344,17 +345,17 @@ def test_a_command_is_filled_one_item_each_and_no_shell_sees_it(known):
     ("value", "text"),
     [("x", "x"), (7, "7"), (1.5, "1.5"), (True, "true"), (None, "null"), ([1, "ё"], '[1,"ё"]'), ({"a": 1}, '{"a":1}')],
 )
-def test_a_text_is_given_as_it_is_and_the_rest_as_json(value, text):
-    assert Command(("x", "{a}")).fill({"a": value}) == ("x", text)
+def test_text_is_passed_unchanged_and_the_rest_as_json(value, text):
+    assert fill_argv(("x", "{a}"), {"a": value}) == ("x", text)
 
 
-def test_an_argument_that_is_missing_or_holds_a_nul_is_named():
+def test_missing_argument_or_nul_is_named():
     command = Command(("x", "--date", "{date}"))
 
     with pytest.raises(ValueError, match="'date' is missing"):
-        command.fill({})
+        fill_argv(command.argv, {})
     with pytest.raises(ValueError, match="NUL"):
-        command.fill({"date": "a\0b"})
+        fill_argv(command.argv, {"date": "a\0b"})
 
 
 @pytest.mark.parametrize(
@@ -372,16 +373,16 @@ def test_an_argument_that_is_missing_or_holds_a_nul_is_named():
         (("x",), {"env": {"A": "\0"}}),
     ],
 )
-def test_what_is_no_command_is_refused(argv, more):
+def test_invalid_command_is_refused(argv, more):
     with pytest.raises(ValueError):
         Command(argv, **more)
 
 
-def test_a_command_is_a_task_in_a_process_of_its_own(known):
+def test_command_is_an_isolated_task(known):
     task = known.command("legacy", ["python", "x.py", "{day}"], cwd="/srv", env={"A": "b"}, args=Rates, time_limit=5)
 
     assert known.get("legacy") is task
-    assert (task.kind, task.options.isolation, task.options.time_limit) == (Kind.COMMAND, "process", 5)
+    assert (task.kind, task.options.isolation, task.options.time_limit) == (TaskKind.COMMAND, "process", 5)
     assert task.command == Command(("python", "x.py", "{day}"), "/srv", {"A": "b"})
     assert task.argv({"day": "2026-11-21"}) == ("python", "x.py", "2026-11-21")
     assert "python" in task.call.__doc__
@@ -389,7 +390,7 @@ def test_a_command_is_a_task_in_a_process_of_its_own(known):
         task.call({})
 
 
-def test_a_command_whose_args_do_not_fit_fails_its_job(known):
+def test_command_with_invalid_args_fails_its_job(known):
     with pytest.raises(Fail, match="day: is required"):
         known.command("checked", ["x", "{day}"], args=Rates).argv({})
     with pytest.raises(Fail, match="'day' is missing"):
@@ -401,20 +402,20 @@ def test_a_command_whose_args_do_not_fit_fails_its_job(known):
 @pytest.mark.parametrize(
     "wrong", [{"spread": True}, {"argv": ["x"]}, {"isolation": "thread"}, {"colour": "red"}, {"no_retry": "X"}]
 )
-def test_a_command_has_no_other_options(known, wrong):
+def test_command_refuses_options_of_callables(known, wrong):
     with pytest.raises((TypeError, ValueError)):
         known.command("legacy", ["x"], **wrong)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
-def test_a_command_has_a_name_and_is_no_line_for_a_shell(known, name):
+def test_command_as_one_text_is_refused(known, name):
     with pytest.raises(ValueError, match="1 to 200"):
         known.command(name, ["x"])
     with pytest.raises(TypeError, match="no shell"):
         known.command("legacy", "python x.py")
 
 
-def test_a_command_may_be_registered_again_but_not_another_under_its_name(known):
+def test_other_command_of_a_name_is_refused(known):
     known.command("legacy", ["x"])
     known.command("legacy", ["x"], queue="etl")
 
@@ -442,8 +443,8 @@ def company(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_tasks_are_registered_by_their_settings(known, company):
-    loading = load(
+def test_tasks_are_registered_from_settings(known, company):
+    failures = load_tasks(
         [],
         {
             "plain": "company_rates:load",
@@ -459,10 +460,10 @@ def test_tasks_are_registered_by_their_settings(known, company):
                 "retry": {"kind": "linear"},
             },
         },
-        into=known,
+        known_tasks=known,
     )  # fmt: skip
 
-    assert loading.failures == {}
+    assert failures == {}
     assert known.names == ("dotted", "full", "inner", "legacy", "plain")
     assert known.get("plain").start({"day": 1, "currency": 2}, None) == (1, 2)
     assert known.get("inner").start({"day": 1}, None) == {"day": 1}
@@ -472,7 +473,7 @@ def test_tasks_are_registered_by_their_settings(known, company):
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("definition", "reason"),
     [
         ("company_broken:load", "no_such_module"),
         ("company_nowhere:load", "company_nowhere"),
@@ -487,26 +488,26 @@ def test_tasks_are_registered_by_their_settings(known, company):
         ({}, "call"),
     ],
 )
-def test_a_task_that_cannot_be_loaded_is_named_and_the_others_are(known, company, told, why):
-    loading = load([], {"bad": told, "good": "company_rates:load"}, into=known)
+def test_task_that_cannot_be_loaded_does_not_stop_others(known, company, definition, reason):
+    failures = load_tasks([], {"bad": definition, "good": "company_rates:load"}, known_tasks=known)
 
-    assert list(loading.failures) == ["task bad"]
-    assert why in loading.failures["task bad"]
+    assert list(failures) == ["task bad"]
+    assert reason in failures["task bad"]
     assert known.names == ("good",)
 
 
-def test_a_module_or_package_that_cannot_be_imported_is_named_and_the_others_are(known, company):
-    loading = load(["company_broken", "company_nowhere", "company_rates"], into=known)
+def test_import_failure_is_named_and_others_load(known, company):
+    failures = load_tasks(["company_broken", "company_nowhere", "company_rates"], known_tasks=known)
 
-    assert set(loading.failures) == {"company_broken", "company_nowhere"}
-    assert "no_such_module" in loading.failures["company_broken"]
-    assert loading.modules == ("company_rates",)
+    assert set(failures) == {"company_broken", "company_nowhere"}
+    assert "no_such_module" in failures["company_broken"]
+    assert "company_rates" in sys.modules
 
 
 def test_call_of_settings_is_isolated_unless_it_opts_out(known, company):
     calls = {"plain": "company_rates:load", "threaded": {"call": "company_rates:load", "isolation": "thread"}}
 
-    assert load([], calls, into=known).failures == {}
+    assert load_tasks([], calls, known_tasks=known) == {}
     known.register("of_code")(lambda args: args)
 
     isolation = {task.name: task.options.isolation for task in known}
@@ -514,7 +515,9 @@ def test_call_of_settings_is_isolated_unless_it_opts_out(known, company):
 
 
 def test_argv_of_a_call_is_filled_from_args(known, company):
-    load([], {"main": {"call": "company_rates:Rates.load", "argv": ["--day", "{day}", "{{x}}"]}}, into=known)
+    load_tasks(
+        [], {"main": {"call": "company_rates:Rates.load", "argv": ["--day", "{day}", "{{x}}"]}}, known_tasks=known
+    )
     task = known.get("main")
 
     assert task.command_line({"day": "2026-11-22"}) == ("--day", "2026-11-22", "{x}")
@@ -535,12 +538,12 @@ def test_argv_of_a_call_is_filled_from_args(known, company):
         ({"argv": "--day", "isolation": "process"}, "argv is a list"),
     ],
 )
-def test_argv_that_cannot_be_is_refused(known, wrong, why):
+def test_invalid_argv_is_refused(known, wrong, why):
     with pytest.raises((TypeError, ValueError), match=why):
         task_of(known, **wrong)
 
 
-def test_main_gets_its_list_if_it_needs_one(known):
+def test_main_gets_its_list_if_required(known):
     argv = {"argv": ["--day", "{day}"], "isolation": "process"}
     known.register("bare", **argv)(lambda: "called")
     known.register("default", **argv)(lambda argv=None: argv)
@@ -567,24 +570,17 @@ def test_placeholder_of_a_command_without_its_argument_is_named(known):
     assert task.check_args({"date": 1, "more": 2}) == []
 
 
-def test_settings_may_say_more_of_a_task_that_a_module_registers(known, company):
-    load([], {"rates": "company_rates:load"}, into=known)
-    loading = load([], {"rates": {"call": "company_rates:load", "queue": "etl"}}, into=known)
+def test_settings_can_change_a_registered_task(known, company):
+    load_tasks([], {"rates": "company_rates:load"}, known_tasks=known)
+    failures = load_tasks([], {"rates": {"call": "company_rates:load", "queue": "etl"}}, known_tasks=known)
 
-    assert loading.failures == {}
+    assert failures == {}
     assert known.get("rates").options.queue == "etl"
 
 
-def test_settings_do_not_take_a_name_from_another(known, company):
-    load([], {"rates": "company_rates:load"}, into=known)
+def test_settings_cannot_reuse_a_name(known, company):
+    load_tasks([], {"rates": "company_rates:load"}, known_tasks=known)
 
-    loading = load([], {"rates": "company_rates:Rates.load"}, into=known)
+    failures = load_tasks([], {"rates": "company_rates:Rates.load"}, known_tasks=known)
 
-    assert "registered twice" in loading.failures["task rates"]
-
-
-def test_what_only_serves_pipelines_is_not_searched_for_tasks():
-    loading = load(["pipelines"])
-
-    assert "pipelines.noop" in loading.modules
-    assert not {"pipelines.contract", "pipelines.retry", "pipelines.toolkit"} & set(loading.modules)
+    assert "registered twice" in failures["task rates"]

@@ -12,7 +12,7 @@ import pytest
 from psycopg2.extras import RealDictRow
 
 from pipelines.progress import NotProgress, check_progress
-from pipelines.retry import DEFAULT, Answer, Rules, decide
+from pipelines.retry import DEFAULT, RetryAction, Rules, decide
 from pipelines.testing import FakeContext, run
 
 
@@ -32,7 +32,7 @@ from pipelines.testing import FakeContext, run
         object(),
     ],
 )
-def test_progress_and_marks_are_accepted(step):
+def test_progress_is_accepted(step):
     check_progress(step)
 
 
@@ -77,7 +77,7 @@ def test_refusal_names_keys_and_no_value():
 def test_refused_row_is_not_retried():
     verdict = decide(NotProgress("x"), attempt=1, max_attempts=5, policy=DEFAULT, rules=Rules())
 
-    assert verdict.answer is Answer.FAIL
+    assert verdict.action is RetryAction.FAIL
 
 
 def test_fake_context_refuses_rows_as_a_worker_does():

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.targets import Directory, NotConfigured
+from pipelines.targets import Locations, NotConfigured
 
 
 @pytest.fixture
 def directory():
-    return Directory()
+    return Locations()
 
 
-def test_a_target_is_its_own_database_or_the_default_or_the_queues(directory):
-    directory.configure({}, {"opu": "host=opu", "default": "host=dwh"}, otherwise=lambda: "host=queue")
+def test_target_falls_back_to_default_and_queue_database(directory):
+    directory.configure({}, {"opu": "host=opu", "default": "host=dwh"}, fallback_dsn=lambda: "host=queue")
 
     assert directory.target("opu") == "host=opu"
     assert directory.target("cbr") == "host=dwh"
 
-    directory.configure({}, {"opu": "host=opu"}, otherwise=lambda: "host=queue")
+    directory.configure({}, {"opu": "host=opu"}, fallback_dsn=lambda: "host=queue")
 
     assert directory.target("cbr") == "host=queue"
 
 
-def test_an_unknown_target_says_what_to_set(directory):
+def test_unknown_target_names_the_setting(directory):
     directory.configure({}, {"opu": "host=opu password=secret"})
 
     with pytest.raises(NotConfigured, match=r"'cbr'.*among opu.*DL_TARGETS") as caught:
@@ -32,19 +32,19 @@ def test_an_unknown_target_says_what_to_set(directory):
     assert "secret" not in str(caught.value)
 
 
-def test_an_endpoint_has_no_slash_at_its_end_and_may_have_a_default(directory):
+def test_endpoint_has_no_trailing_slash_and_a_default(directory):
     directory.configure({"llm": "http://models/v1/"}, {})
 
     assert directory.endpoint("llm") == "http://models/v1"
     assert directory.endpoint("cbr", "https://cbr/") == "https://cbr"
 
 
-def test_an_unknown_endpoint_says_what_to_set(directory):
+def test_unknown_endpoint_names_the_setting(directory):
     with pytest.raises(NotConfigured, match=r"no endpoint 'tenera' is known; name it in DL_ENDPOINTS"):
         directory.endpoint("tenera")
 
 
-def test_a_token_is_known_by_the_name_of_its_endpoint(directory):
+def test_token_is_found_by_its_endpoint(directory):
     directory.configure({}, {}, {"llm": "t0ken"})
 
     assert directory.token("llm") == "t0ken"
@@ -53,8 +53,8 @@ def test_a_token_is_known_by_the_name_of_its_endpoint(directory):
     assert directory.authorization("cbr") == {}
 
 
-def test_configuring_again_forgets_the_rest(directory):
-    directory.configure({"llm": "http://models"}, {"opu": "host=opu"}, {"llm": "t0ken"}, otherwise=lambda: "host=q")
+def test_configure_replaces_all_locations(directory):
+    directory.configure({"llm": "http://models"}, {"opu": "host=opu"}, {"llm": "t0ken"}, fallback_dsn=lambda: "host=q")
     directory.configure({}, {})
 
     assert directory.token("llm") is None

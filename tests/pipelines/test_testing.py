@@ -1,4 +1,4 @@
-"""The stand-in for a context behaves as the real one does, and remembers what it was told."""
+"""The stand-in for a context behaves as the real one does, and remembers what it was called with."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 
 from pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason
-from pipelines.testing import FakeContext, Told, run
+from pipelines.testing import FakeContext, LogLine, run
 
 
-def test_everything_that_is_told_is_remembered():
+def test_fake_context_records_all_calls():
     ctx = FakeContext(task="t", attempt=2, resume={"page": 1})
     as_declared: Context = ctx  # mypy compares it with the protocol
 
@@ -30,8 +30,8 @@ def test_everything_that_is_told_is_remembered():
     assert ctx.progresses[0] == {"processed": 1, "total": 2, "unit": "days", "file": "a"}
     assert ctx.progresses[-1]["counts"] == {"rows": 7, "bad": 1}
     assert ctx.checkpoints == [{"page": 2}]
-    assert ctx.logs[1] == Told("info", "i", {"rows": 5})
-    assert [told.level for told in ctx.logs] == ["debug", "info", "warning", "error"]
+    assert ctx.logs[1] == LogLine("info", "i", {"rows": 5})
+    assert [line.level for line in ctx.logs] == ["debug", "info", "warning", "error"]
     assert ctx.slept == [60]
     (follow_up,) = ctx.follow_ups
     assert (follow_up.job_id, follow_up.task, follow_up.args, follow_up.options) == (
@@ -39,7 +39,7 @@ def test_everything_that_is_told_is_remembered():
     )  # fmt: skip
 
 
-def test_a_stop_comes_when_it_is_wanted():
+def test_fake_context_stops_on_request():
     ctx = FakeContext(stop_after=1)
     ctx.check()
     with pytest.raises(Stop):
@@ -51,7 +51,7 @@ def test_a_stop_comes_when_it_is_wanted():
         ctx.check()
 
 
-def test_a_transaction_commits_or_rolls_back_on_the_connection_that_was_given():
+def test_fake_transaction_commits_or_rolls_back():
     database = sqlite3.connect(":memory:")
     database.execute("CREATE TABLE t (x int)")
     database.commit()
@@ -69,7 +69,7 @@ def test_a_transaction_commits_or_rolls_back_on_the_connection_that_was_given():
     database.close()
 
 
-def test_without_a_connection_it_says_how_to_give_one():
+def test_fake_context_without_connection_names_the_option():
     with pytest.raises(RuntimeError, match="database="), FakeContext().transaction():
         pass
     with pytest.raises(RuntimeError, match="connect="):
@@ -96,7 +96,7 @@ async def walks(args, ctx):
         ctx.log.info("cleaned up")
 
 
-def test_all_kinds_of_pipelines_are_run_to_their_end():
+def test_run_executes_all_kinds_of_pipelines():
     ctx = FakeContext()
 
     assert run(steps, {}, ctx) == "done"
@@ -110,7 +110,7 @@ def test_all_kinds_of_pipelines_are_run_to_their_end():
     assert run(walks) is None
 
 
-def test_a_stop_is_raised_where_the_pipeline_yields():
+def test_stop_is_raised_where_the_pipeline_yields():
     ctx = FakeContext(stop_after=1)
     with pytest.raises(Stop):
         run(walks, {}, ctx)
@@ -120,7 +120,7 @@ def test_a_stop_is_raised_where_the_pipeline_yields():
         run(steps, {}, FakeContext(stop_after=2))
 
 
-def test_a_pipeline_that_swallows_a_stop_is_found_out():
+def test_pipeline_that_ignores_a_stop_fails_the_test():
     def stubborn(args):
         while True:
             with suppress(Stop):

@@ -26,9 +26,9 @@ class Databases:
 
     @contextmanager
     def fresh(self, *, schema: bool = True) -> Iterator[str]:
-        """The DSN of a database that is dropped at the end, whoever is still connected."""
+        """Yield the DSN of a database that is dropped at the end, also with open connections."""
         name = next(self._names)
-        template = self._made_template() if schema else "template0"
+        template = self._ensure_template() if schema else "template0"
         with self._admin() as admin:
             admin.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         try:
@@ -45,7 +45,7 @@ class Databases:
         with self._admin() as admin:
             admin.cursor().execute(f'DROP DATABASE IF EXISTS "{self._template}" WITH (FORCE)')
 
-    def _made_template(self) -> str:
+    def _ensure_template(self) -> str:
         """Made by whichever process of the run comes first."""
         with self._admin() as admin, admin.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_lock(%s)", (crc32(self._template.encode()),))
@@ -78,12 +78,12 @@ def apply_schema(dsn: str) -> None:
         connection.close()
 
 
-def ask(dsn: str, question: str) -> str:
+def query_value(dsn: str, statement: str) -> str:
     """The first value of the first row, as text; what is done is committed."""
     connection = psycopg2.connect(dsn)
     try:
         with connection, connection.cursor() as cursor:
-            cursor.execute(question)
+            cursor.execute(statement)
             row = cursor.fetchone() if cursor.description else None
             return "" if row is None else str(row[0])
     finally:

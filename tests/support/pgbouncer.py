@@ -32,7 +32,7 @@ pidfile =
 """
 
 
-def program() -> str:
+def find_pgbouncer() -> str:
     """Where PgBouncer is. Without one a laptop skips; the check fails, for there it must be."""
     found = shutil.which("pgbouncer", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
     if found is None:
@@ -43,23 +43,23 @@ def program() -> str:
 
 
 @contextmanager
-def pooled(dsn: str, folder: Path, mode: str = "transaction") -> Iterator[str]:
+def running_pgbouncer(dsn: str, folder: Path, mode: str = "transaction") -> Iterator[str]:
     """The DSN by which a PgBouncer of this test's own leads to the server of `dsn`; it ends with the block."""
-    path, port, given = program(), free_port(), parse_dsn(dsn)
+    path, port, given = find_pgbouncer(), free_port(), parse_dsn(dsn)
     target = " ".join(f"{key}={given[key]}" for key in ("host", "port", "user", "password") if key in given)
     place = Path(tempfile.mkdtemp(prefix="bouncer-", dir=folder))
     place.chmod(0o755)
     file = place / "pgbouncer.ini"
     file.write_text(_CONFIGURATION.format(target=target, port=port, mode=mode), encoding="utf-8")
     command = [path, str(file)]
-    with Process(command, output=place / "output.log", user=_account(given.get("host", ""))) as process:
+    with Process(command, output=place / "output.log", user=_server_account(given.get("host", ""))) as process:
         process.wait_for_port(port)
         yield make_dsn(host="127.0.0.1", port=port, user="anybody", dbname=given["dbname"])
         process.signal(signal.SIGINT)  # do not wait for clients
         process.wait(20)
 
 
-def _account(host: str) -> int | str | None:
+def _server_account(host: str) -> int | str | None:
     """Whose it is: it refuses to be root's, and an embedded server's socket is for the server's account alone."""
     if os.getuid() != 0:
         return None

@@ -39,20 +39,20 @@ class PrivateServer:
 
     def crash(self) -> None:
         """An immediate stop: every connection breaks without a word, the next start recovers from the log."""
-        self._end_by(signal.SIGQUIT)
+        self._kill_with(signal.SIGQUIT)
 
     def kill(self) -> None:
         """kill -9 of the main process, as the kernel does it when memory runs out."""
-        self._end_by(signal.SIGKILL)
+        self._kill_with(signal.SIGKILL)
 
-    def _end_by(self, which: signal.Signals) -> None:
-        os.kill(self.pid, which)
+    def _kill_with(self, signal_number: signal.Signals) -> None:
+        os.kill(self.pid, signal_number)
         eventually(lambda: self.embedded.pid is None, message="the server is gone")
         self.embedded.stop()  # gives up the share: the server itself is gone
 
 
-def copy_of(data_dir: Path, into: Path) -> Path:
+def copy_data_dir(data_dir: Path, target_dir: Path) -> Path:
     """Copy a stopped server's data folder with the owners of its files; `into` is there, and empty."""
-    into.chmod(0o755)  # as root the server has another account, which must get there
-    subprocess.run(["cp", "-a", data_dir / "cluster", into], check=True)
-    return into
+    target_dir.chmod(0o755)  # as root the server has another account, which must get there
+    subprocess.run(["cp", "-a", data_dir / "cluster", target_dir], check=True)
+    return target_dir

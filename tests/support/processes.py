@@ -14,11 +14,23 @@ from types import TracebackType
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = ("PG_", "PG", "DL_", "APP_", "WORKERS_", "LOG_", "METRIC_", "AUDIT_", "TIMEZONE", "ENVIRONMENT", "DEBUG")
+SETTING_PREFIXES = (
+    "PG_",
+    "PG",
+    "DL_",
+    "APP_",
+    "WORKERS_",
+    "LOG_",
+    "METRIC_",
+    "AUDIT_",
+    "TIMEZONE",
+    "ENVIRONMENT",
+    "DEBUG",
+)
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on just now."""
+    """Return a free TCP port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -75,7 +87,7 @@ class Process:
 
     @property
     def text(self) -> str:
-        """All it has said so far."""
+        """The output so far."""
         return self.output.read_text(encoding="utf-8", errors="replace")
 
     @property
@@ -87,31 +99,31 @@ class Process:
         """None while it runs."""
         return self._popen.poll()
 
-    def wait_for(self, words: str, timeout: float = 60) -> str:
+    def wait_for_line(self, text: str, timeout: float = 60) -> str:
         """The first line with these words; AssertionError when it ends or the time is up without saying them."""
 
-        def said() -> str | None:
+        def matching_line() -> str | None:
             over = self.exit_code is not None
-            line = next((line for line in self.lines if words in line), None)
-            assert line is not None or not over, f"ended with {self.exit_code} before {words!r}:\n{self.text}"
+            line = next((line for line in self.lines if text in line), None)
+            assert line is not None or not over, f"ended with {self.exit_code} before {text!r}:\n{self.text}"
             return line
 
-        found = eventually(said, timeout, lambda: f"{words!r} in the output:\n{self.text}")
+        found = eventually(matching_line, timeout, lambda: f"{text!r} in the output:\n{self.text}")
         assert found is not None
         return found
 
     def wait_for_port(self, port: int, timeout: float = 60) -> None:
         """Until something listens on the port of the loopback."""
 
-        def listens() -> bool:
+        def is_listening() -> bool:
             assert self.exit_code is None, f"ended with {self.exit_code} before it listened:\n{self.text}"
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", port)) == 0
 
-        eventually(listens, timeout, lambda: f"a listener on port {port}:\n{self.text}")
+        eventually(is_listening, timeout, lambda: f"a listener on port {port}:\n{self.text}")
 
-    def signal(self, which: signal.Signals) -> None:
-        self._popen.send_signal(which)
+    def signal(self, signal_number: signal.Signals) -> None:
+        self._popen.send_signal(signal_number)
 
     def wait(self, timeout: float = 60) -> int:
         """Its exit code (negative: the signal that killed it)."""
@@ -139,4 +151,4 @@ class Process:
 
 def clean_environment() -> dict[str, str]:
     """Our environment without any setting of dataloader's or libpq's."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(SETTING_PREFIXES)}

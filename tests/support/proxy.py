@@ -25,10 +25,10 @@ class SilentProxy:
     def silence(self) -> None:
         self._silent.set()
 
-    def speak(self) -> None:
+    def resume(self) -> None:
         self._silent.clear()
 
-    def _server(self) -> socket.socket:
+    def _connect_server(self) -> socket.socket:
         host, port = self._target.get("host", "/tmp"), self._target.get("port", "5432")
         if not host.startswith("/"):
             return socket.create_connection((host, int(port)))
@@ -40,11 +40,11 @@ class SilentProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = self._server()
+                server = self._connect_server()
                 self._sockets += [client, server]
-                threading.Thread(target=self._carry, args=(client, server), daemon=True).start()
+                threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
 
-    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
         others = {client: server, server: client}
         with contextlib.suppress(OSError), selectors.DefaultSelector() as ready:
             for end in others:
@@ -72,16 +72,16 @@ class SilentProxy:
             end.close()
 
 
-class HangingUp:
+class HangUpServer:
     """A TCP port that takes connections and ends them without a word; `before(dsn)` puts it first among the hosts."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.taken = 0  # by its thread alone
+        self.accepted_count = 0  # by its thread alone
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def before(self, dsn: str) -> str:
+    def dsn_before(self, dsn: str) -> str:
         """This port, and then where the DSN leads."""
         target = parse_dsn(dsn)
         hosts = f"127.0.0.1,{target.get('host', '/tmp')}"
@@ -91,7 +91,7 @@ class HangingUp:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                self.taken += 1
+                self.accepted_count += 1
                 client.close()
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class HangingUp:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def __enter__(self) -> HangingUp:
+    def __enter__(self) -> HangUpServer:
         return self
 
     def __exit__(self, *_: object) -> None:

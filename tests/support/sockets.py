@@ -13,7 +13,7 @@ TRIGGER = "/api/v1/jobs/trigger"
 
 
 @dataclass(frozen=True)
-class Reply:
+class RawResponse:
     """An answer, as far as it came; status 0: none did."""
 
     status: int
@@ -28,46 +28,50 @@ class Reply:
         return json.loads(self.body)
 
 
-def head(method: str = "GET", path: str = "/health", *lines: str, close: bool = True) -> bytes:
+def request_head(method: str = "GET", path: str = "/health", *lines: str, close: bool = True) -> bytes:
     last = ["Connection: close"] if close else []
     whole = [f"{method} {path} HTTP/1.1", "Host: localhost", *lines, *last, "", ""]
     return "\r\n".join(whole).encode("utf-8", "surrogatepass")
 
 
-def post(body: bytes, *lines: str, path: str = TRIGGER, kind: str = "application/json") -> bytes:
-    return head("POST", path, f"Content-Type: {kind}", f"Content-Length: {len(body)}", *lines) + body
+def post_request(body: bytes, *lines: str, path: str = TRIGGER, kind: str = "application/json") -> bytes:
+    return request_head("POST", path, f"Content-Type: {kind}", f"Content-Length: {len(body)}", *lines) + body
 
 
-def chunked(pieces: Iterable[bytes], *lines: str, end: bytes = b"0\r\n\r\n") -> bytes:
+def chunked_body(pieces: Iterable[bytes], *lines: str, trailer: bytes = b"0\r\n\r\n") -> bytes:
     framed = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-    return head("POST", TRIGGER, "Content-Type: application/json", "Transfer-Encoding: chunked", *lines) + framed + end
+    return (
+        request_head("POST", TRIGGER, "Content-Type: application/json", "Transfer-Encoding: chunked", *lines)
+        + framed
+        + trailer
+    )
 
 
-def say(port: int, sent: bytes, *, timeout: float = 30, half_close: bool = False) -> Reply:
+def send_and_read(port: int, data: bytes, *, timeout: float = 30, half_close: bool = False) -> RawResponse:
     """Send it all, and read until the other side hangs up."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as client:
-        with suppress(ConnectionError):  # refused before all was said: the answer is there to be read
-            client.sendall(sent)
+        with suppress(ConnectionError):  # refused before the whole request was sent: the response can be read
+            client.sendall(data)
             if half_close:
                 client.shutdown(socket.SHUT_WR)
-        return read_reply(client)
+        return read_response(client)
 
 
-def read_reply(client: socket.socket) -> Reply:
+def read_response(client: socket.socket) -> RawResponse:
     """The first final answer, with whatever came until the other side hung up."""
     came = bytearray()
     with suppress(ConnectionError, TimeoutError):
         while piece := client.recv(65_536):
             came += piece
-    return parsed(bytes(came))
+    return parse_response(bytes(came))
 
 
-def parsed(came: bytes) -> Reply:
+def parse_response(received: bytes) -> RawResponse:
     while True:
-        top, _, rest = came.partition(b"\r\n\r\n")
+        top, _, rest = received.partition(b"\r\n\r\n")
         words = top.split(b" ", 2)
         if len(words) < 2 or not words[0].startswith(b"HTTP/1."):
-            return Reply(0, b"", came)
+            return RawResponse(0, b"", received)
         if not words[1].startswith(b"1"):
-            return Reply(int(words[1]), top, rest)
-        came = rest
+            return RawResponse(int(words[1]), top, rest)
+        received = rest

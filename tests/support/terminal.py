@@ -21,7 +21,7 @@ class Terminal:
     """Killed with its whole session at the end of a `with`."""
 
     def __init__(self, *argv: str, env: Mapping[str, str], cwd: Path = ROOT) -> None:
-        self._shown = b""
+        self._output = b""
         self._code: int | None = None
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
@@ -38,12 +38,12 @@ class Terminal:
         return cls(sys.executable, "-m", "app", *args, env=env)
 
     @property
-    def shown(self) -> str:
+    def output(self) -> str:
         self._read()
-        return self._shown.decode(errors="replace")
+        return self._output.decode(errors="replace")
 
-    def until(self, words: str, timeout: float = 60) -> None:
-        eventually(lambda: words in self.shown, timeout, lambda: f"{words!r} in {self.shown}")
+    def wait_for(self, text: str, timeout: float = 60) -> None:
+        eventually(lambda: text in self.output, timeout, lambda: f"{text!r} in {self.output}")
 
     def ctrl_c(self) -> None:
         os.write(self._fd, b"\x03")
@@ -56,11 +56,11 @@ class Terminal:
 
     def wait(self, timeout: float = 60) -> int:
         """The exit code; negative: the signal that killed it."""
-        eventually(self._ended, timeout, lambda: f"the end of {self.shown}")
+        eventually(self._has_ended, timeout, lambda: f"the end of {self.output}")
         assert self._code is not None
         return self._code
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         self._read()
         if self._code is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -73,18 +73,18 @@ class Terminal:
         while self._fd >= 0 and select.select([self._fd], [], [], 0)[0]:
             try:
                 more = os.read(self._fd, 65536)
-            except OSError:  # nobody has the other side open any more
+            except OSError:  # the other side is closed
                 return
             if not more:
                 return
-            self._shown += more
+            self._output += more
 
     def __enter__(self) -> Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._ended():
+        if not self._has_ended():
             os.killpg(self._pid, 9)
-            eventually(self._ended)
+            eventually(self._has_ended)
         if self._fd >= 0:
             os.close(self._fd)

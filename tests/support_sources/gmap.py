@@ -11,8 +11,8 @@ import zstandard
 
 from tests.support_sources.server import Reply, SourceServer
 
-START, STATUS, FILE = "/export/opu/start", "/export/opu/e-1/status", "/export/opu/e-1/download"
-_AT_ONCE = 2_000  # records
+START, STATUS, DOWNLOAD = "/export/opu/start", "/export/opu/e-1/status", "/export/opu/e-1/download"
+_CHUNK_RECORDS = 2_000  # records
 
 
 def record(number: int, **other: Any) -> dict[str, Any]:
@@ -48,16 +48,25 @@ def archive(records: Iterable[dict[str, Any] | bytes]) -> Iterator[bytes]:
     """A zstd archive of JSON Lines, in pieces; bytes are put in as lines of their own."""
     packer = zstandard.ZstdCompressor(level=1).compressobj()
     remaining = iter(records)
-    while some := list(islice(remaining, _AT_ONCE)):
+    while some := list(islice(remaining, _CHUNK_RECORDS)):
         lines = [item if isinstance(item, bytes) else orjson.dumps(item) for item in some]
         if piece := packer.compress(b"\n".join(lines) + b"\n"):
             yield piece
     yield packer.flush()
 
 
-def serve(source: SourceServer, packed: Iterable[bytes], *, rows: int | None = None, waits: int = 2) -> None:
+def serve(
+    source: SourceServer, packed: Iterable[bytes], *, rows: int | None = None, polls_before_done: int = 2
+) -> None:
     """Have the service make one export: `waits` times it is not ready, then it is `packed`."""
-    source.on("POST", START, Reply.of({"id": "e-1"}))
-    busy = [Reply.of({"state": "queued"})] + [Reply.of({"state": "running"}, headers={"Retry-After": "3"})] * waits
-    source.on("GET", STATUS, *busy[:waits], Reply.of({"state": "done"} | ({} if rows is None else {"rows": rows})))
-    source.on("GET", FILE, Reply(packed))
+    source.add_route("POST", START, Reply.from_json({"id": "e-1"}))
+    busy = [Reply.from_json({"state": "queued"})] + [
+        Reply.from_json({"state": "running"}, headers={"Retry-After": "3"})
+    ] * polls_before_done
+    source.add_route(
+        "GET",
+        STATUS,
+        *busy[:polls_before_done],
+        Reply.from_json({"state": "done"} | ({} if rows is None else {"rows": rows})),
+    )
+    source.add_route("GET", DOWNLOAD, Reply(packed))

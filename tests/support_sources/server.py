@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that says what a test tells it to, also what no server should."""
+"""An HTTP server on loopback whose responses a test determines, malformed ones too."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     length: int | None = None  # what Content-Length claims, if not the truth
     stall: bool = False  # after the body: say nothing more, and do not hang up
-    drip: float = 0  # seconds between two bytes of the body
+    drip_interval_sec: float = 0  # seconds between two bytes of the body
 
     @classmethod
-    def of(cls, value: Any, headers: Mapping[str, str] | None = None, **named: Any) -> Reply:
+    def from_json(cls, value: Any, headers: Mapping[str, str] | None = None, **named: Any) -> Reply:
         told = {"Content-Type": "application/json", **(headers or {})}
         return cls(json.dumps(value).encode(), headers=told, **named)
 
@@ -61,10 +61,10 @@ class SourceServer:
                     super().handle_one_request()
 
             def do_GET(self) -> None:
-                outer._answer(self)
+                outer._respond(self)
 
             def do_POST(self) -> None:
-                outer._answer(self)
+                outer._respond(self)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -79,11 +79,11 @@ class SourceServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_port}"
 
-    def on(self, method: str, path: str, *replies: Reply | Route) -> None:
+    def add_route(self, method: str, path: str, *replies: Reply | Route) -> None:
         with self._lock:
             self._routes[method, path] = list(replies)
 
-    def asked(self, path: str) -> list[Request]:
+    def requests_to(self, path: str) -> list[Request]:
         return [request for request in list(self.requests) if request.path == path]
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class SourceServer:
         self._http.server_close()
         self._thread.join()
 
-    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+    def _respond(self, handler: BaseHTTPRequestHandler) -> None:
         url = urlsplit(handler.path)
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         request = Request(handler.command, url.path, dict(parse_qsl(url.query)), dict(handler.headers), body)
@@ -116,11 +116,11 @@ class SourceServer:
             handler.send_header("Content-Length", str(length))
         handler.end_headers()
         pieces = [reply.body] if isinstance(reply.body, bytes) else reply.body
-        if reply.drip:
+        if reply.drip_interval_sec:
             pieces = (bytes([byte]) for piece in pieces for byte in piece)
         for piece in pieces:
             handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
-            if reply.drip and self.closing.wait(reply.drip):
+            if reply.drip_interval_sec and self.closing.wait(reply.drip_interval_sec):
                 break
         if reply.stall:
             self.closing.wait()

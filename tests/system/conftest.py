@@ -9,34 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from app.queue.schema import migrate
+from app.db.schema import migrate
 from tests.support import PrivateServer, Process
-from tests.support.private_server import copy_of
-from tests.support.running import Jobs, Runner, kill, servers_of
+from tests.support.private_server import copy_data_dir
+from tests.support.real_service import ServiceJobs, ServiceStarter, postgres_pids_of, signal_all
 
 
 @pytest.fixture
-def jobs(dsn: str, tmp_path: Path) -> Jobs:
-    return Jobs(dsn, tmp_path)
+def jobs(dsn: str, tmp_path: Path) -> ServiceJobs:
+    return ServiceJobs(dsn, tmp_path)
 
 
 @pytest.fixture
-def run(start: Callable[..., Process], dsn: str) -> Runner:
+def run(start: Callable[..., Process], dsn: str) -> ServiceStarter:
     """Start `serve` or `worker` on this test's database: `run("worker").until_ready()`."""
     migrate(dsn)  # the template was made from schema.sql alone, and has no version
-    return Runner(start, dsn)
+    return ServiceStarter(start, dsn)
 
 
 @pytest.fixture
-def jobs_there(server: PrivateServer, tmp_path: Path) -> Jobs:
+def jobs_there(server: PrivateServer, tmp_path: Path) -> ServiceJobs:
     """On a server of this test's own."""
-    return Jobs(server.dsn, tmp_path)
+    return ServiceJobs(server.dsn, tmp_path)
 
 
 @pytest.fixture
-def run_there(start: Callable[..., Process], server: PrivateServer) -> Runner:
+def run_there(start: Callable[..., Process], server: PrivateServer) -> ServiceStarter:
     migrate(server.dsn)
-    return Runner(start, server.dsn)
+    return ServiceStarter(start, server.dsn)
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def home(run_folder: Path, ready_made: Path) -> Iterator[Path]:
     folder.chmod(0o755)
     place = folder / "postgres"
     place.mkdir()
-    copy_of(ready_made, place)
+    copy_data_dir(ready_made, place)
     with (place / "cluster/postgresql.conf").open("a", encoding="utf-8") as settings:
         settings.write("fsync = off\nshared_buffers = 16MB\n")  # no kernel dies here
     yield folder
-    kill(servers_of(folder))
+    signal_all(postgres_pids_of(folder))
     shutil.rmtree(folder, ignore_errors=True)

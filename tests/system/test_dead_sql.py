@@ -12,12 +12,12 @@ from uuid import UUID
 import pytest
 from psycopg2.extensions import make_dsn
 
-from app.queue.jobqueue import JobQueue
-from app.queue.session import Session
+from app.db.connection import Session
+from app.queue.jobs import JobQueue
 from tests.support import eventually
 from tests.support.dead_sql import TABLES
 from tests.support.proxy import SilentProxy
-from tests.support.running import Runner, Running, ask
+from tests.support.real_service import RunningService, ServiceStarter, query_rows
 
 KINDS = ("thread", "transaction", "process")
 LEASE_SEC = 3
@@ -29,12 +29,12 @@ LATE = """SELECT j.task, count(*) FROM written w JOIN dl_jobs j ON j.job_id = w.
     GROUP BY 1"""
 
 
-class Jobs:
+class KeyedJobs:
     """A job of each kind, each with its key, and a next job of each key."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
-        ask(dsn, TABLES)
+        query_rows(dsn, TABLES)
         self.first: dict[str, UUID] = {}
         self._round = 0
 
@@ -43,12 +43,14 @@ class Jobs:
         self._round += 1
         for kind in KINDS:
             self.first[kind] = self._insert(f"dead.{kind}", kind, {}, time_limit)
-        eventually(lambda: len(ask(self.dsn, ACTIVE)) == len(KINDS), 30, lambda: str(ask(self.dsn, ACTIVE)))
+        eventually(
+            lambda: len(query_rows(self.dsn, ACTIVE)) == len(KINDS), 30, lambda: str(query_rows(self.dsn, ACTIVE))
+        )
         for kind in KINDS:
             self._insert("dead.next", kind, {"first": str(self.first[kind])}, None)
 
     def _insert(self, task: str, key: str, args: dict[str, Any], time_limit: int | None) -> UUID:
-        ((job,),) = ask(
+        ((job,),) = query_rows(
             self.dsn,
             "INSERT INTO dl_jobs (queue, task, lock_key, args, lease_ttl_sec, time_limit_sec, max_attempts)"
             " VALUES ('q', %s, %s, %s, %s, %s, %s) RETURNING job_id",
@@ -56,27 +58,32 @@ class Jobs:
         )  # fmt: skip
         return UUID(job)
 
-    def until_over(self) -> None:
+    def wait_until_finished(self) -> None:
         """All have ended, and a start was noted for each key."""
         open_jobs = "SELECT task, status, attempt, error FROM dl_jobs WHERE status IN ('queued', 'running')"
-        eventually(lambda: not ask(self.dsn, open_jobs), 60, lambda: str(ask(self.dsn, open_jobs)), period=0.05)
+        eventually(
+            lambda: not query_rows(self.dsn, open_jobs),
+            60,
+            lambda: str(query_rows(self.dsn, open_jobs)),
+            interval_sec=0.05,
+        )
 
-    def check(self) -> None:
-        starts = ask(self.dsn, "SELECT active FROM starts")
+    def check_no_overlap(self) -> None:
+        starts = query_rows(self.dsn, "SELECT active FROM starts")
         assert len(starts) >= len(KINDS) * self._round
         assert [active for (active,) in starts if active] == [], "statements of an earlier attempt were active"
-        assert ask(self.dsn, LATE) == []
-        assert ask(self.dsn, "SELECT count(*) > 3 FROM written") == [(True,)]
+        assert query_rows(self.dsn, LATE) == []
+        assert query_rows(self.dsn, "SELECT count(*) > 3 FROM written") == [(True,)]
 
 
 @pytest.fixture
-def jobs(dsn: str) -> Jobs:
-    return Jobs(dsn)
+def jobs(dsn: str) -> KeyedJobs:
+    return KeyedJobs(dsn)
 
 
 @pytest.fixture
-def worker(run: Runner, dsn: str) -> Any:
-    def started(queue_dsn: str = dsn) -> Running:
+def worker(run: ServiceStarter, dsn: str) -> Any:
+    def started(queue_dsn: str = dsn) -> RunningService:
         return run(
             "worker",
             DL_DB_DSN=queue_dsn,
@@ -85,41 +92,41 @@ def worker(run: Runner, dsn: str) -> Any:
             DL_HEARTBEAT_SEC="0.5",
             PG_COMMAND_TIMEOUT="2",
             PG_CONNECT_TIMEOUT="2",
-            DL_STOP_GRACE_SEC="0.3",
+            DL_STOP_STEP_SEC="0.3",
             DL_SHUTDOWN_GRACE_SEC="0",
             WORKERS_JSON='[{"queue":"q","concurrency":3}]',
-        ).until_ready()
+        ).wait_until_ready()
 
     return started
 
 
-def test_killed_worker_leaves_no_active_sql(worker: Any, jobs: Jobs):
+def test_killed_worker_leaves_no_active_sql(worker: Any, jobs: KeyedJobs):
     doomed = worker()
     jobs.begin()
     heir = worker()
 
     os.kill(doomed.process.pid, signal.SIGKILL)
 
-    jobs.until_over()
-    jobs.check()
-    assert len(heir.log("reaper.requeued")) == len(KINDS)
+    jobs.wait_until_finished()
+    jobs.check_no_overlap()
+    assert len(heir.log_lines("reaper.requeued")) == len(KINDS)
 
 
-def test_frozen_worker_leaves_no_active_sql(worker: Any, jobs: Jobs):
+def test_frozen_worker_leaves_no_active_sql(worker: Any, jobs: KeyedJobs):
     frozen = worker()
     jobs.begin()
     heir = worker()
 
     frozen.process.signal(signal.SIGSTOP)
 
-    eventually(lambda: len(heir.log("reaper.requeued")) == len(KINDS), message=lambda: heir.process.text)
-    assert ask(jobs.dsn, ACTIVE) == []
+    eventually(lambda: len(heir.log_lines("reaper.requeued")) == len(KINDS), message=lambda: heir.process.text)
+    assert query_rows(jobs.dsn, ACTIVE) == []
     frozen.process.signal(signal.SIGCONT)
-    jobs.until_over()
-    jobs.check()
+    jobs.wait_until_finished()
+    jobs.check_no_overlap()
 
 
-def test_worker_cut_off_from_the_queue_leaves_no_active_sql(worker: Any, jobs: Jobs, dsn: str):
+def test_worker_cut_off_from_the_queue_leaves_no_active_sql(worker: Any, jobs: KeyedJobs, dsn: str):
     with SilentProxy(dsn) as proxy:
         worker(proxy.dsn)
         jobs.begin()
@@ -127,26 +134,26 @@ def test_worker_cut_off_from_the_queue_leaves_no_active_sql(worker: Any, jobs: J
 
         proxy.silence()
 
-        jobs.until_over()
-        jobs.check()
+        jobs.wait_until_finished()
+        jobs.check_no_overlap()
 
 
-def test_stopped_attempt_leaves_no_active_sql(worker: Any, jobs: Jobs, dsn: str):
+def test_stopped_attempt_leaves_no_active_sql(worker: Any, jobs: KeyedJobs, dsn: str):
     """By a cancel, then by a time limit, then by a shutdown."""
     first = worker()
     jobs.begin()
-    with closing(Session(dsn, name="test")) as session:
+    with closing(Session(dsn, application_name="test")) as session:
         for job in jobs.first.values():
             JobQueue(session).cancel(job)
-    jobs.until_over()
-    jobs.check()
+    jobs.wait_until_finished()
+    jobs.check_no_overlap()
 
     jobs.begin(time_limit=4)  # the process of a job takes its time to start
-    jobs.until_over()
-    jobs.check()
+    jobs.wait_until_finished()
+    jobs.check_no_overlap()
 
     jobs.begin()
     worker()
     assert first.stop() == 0
-    jobs.until_over()
-    jobs.check()
+    jobs.wait_until_finished()
+    jobs.check_no_overlap()

@@ -18,14 +18,14 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
+from app.db.connection import Session
+from app.db.schema import migrate
 from app.errors import DatabaseUnavailable
 from app.postgres.binaries import Choice
-from app.queue.jobqueue import JobQueue
-from app.queue.schema import migrate
-from app.queue.session import Session
+from app.queue.jobs import JobQueue
 from tests.chaos.servers import Server
 from tests.support import eventually
-from tests.support.running import Jobs, Runner, ask
+from tests.support.real_service import ServiceJobs, ServiceStarter, query_rows
 from workers.reaper import Reaper
 
 HEARTBEAT_SEC = 3.0
@@ -51,7 +51,7 @@ def pair(run_folder: Path, postgres_binaries: Choice) -> Iterator[Pair]:
     folder.chmod(0o755)
     made = Pair(*(Server(folder / name, binaries=postgres_binaries) for name in ("a", "b")))
     try:
-        made.primary.make()
+        made.primary.create()
         migrate(made.primary.dsn)
         made.standby.follow(made.primary)
         yield made
@@ -93,25 +93,25 @@ class Producer:
 
 
 class NoKeys:
-    def restore(self) -> None: ...
+    def relock_all(self) -> None: ...
 
 
 def reaper_of(session: Session) -> Reaper:
     made: Any = Reaper
     reaper: Reaper = made(
-        JobQueue(session), NoKeys(), every=0.1, heartbeat_sec=HEARTBEAT_SEC / 3, pause_sec=0.0,
-        clear_stale=lambda: None, died=lambda name: None,
+        JobQueue(session), NoKeys(), interval_sec=0.1, heartbeat_sec=HEARTBEAT_SEC / 3, pause_sec=0.0,
+        release_stale=lambda: None, on_crash=lambda name: None,
     )  # fmt: skip
     return reaper
 
 
 def suspect_on(server: Server) -> str:
     """A run whose worker died long ago."""
-    ((job_id,),) = server.ask(
+    ((job_id,),) = server.query(
         "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('dead', 'test.nap', 'dead') RETURNING job_id"
     )
-    server.ask(
-        "UPDATE dl_jobs SET status = 'running', attempt = 1, run_id = gen_random_uuid(), place = 'timed',"
+    server.query(
+        "UPDATE dl_jobs SET status = 'running', attempt = 1, run_id = gen_random_uuid(), wait_state = 'scheduled',"
         " lease_expires_at = now() - interval '1 hour', heartbeat_at = now() - interval '2 hours' WHERE job_id = %s",
         job_id,
     )
@@ -128,29 +128,29 @@ def notified(server: Server) -> bool:
 
 
 def pretend_worker_is_awake(server: Server) -> None:
-    server.ask(
+    server.query(
         "WITH w AS (INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
         " VALUES (gen_random_uuid(), 'awake', '0', ARRAY[%s], '{t}', 1, 3600) RETURNING worker_id)"
-        " INSERT INTO dl_watch SELECT %s, worker_id, false FROM w",
+        " INSERT INTO dl_notify_state SELECT %s, worker_id, false FROM w",
         UNSERVED, UNSERVED,
     )  # fmt: skip
 
 
 def test_failover_to_a_synchronous_standby_loses_nothing(pair: Pair, start, tmp_path: Path):
-    jobs = Jobs(pair.dsn, tmp_path)
-    worker = Runner(start, pair.dsn)("worker", DL_HEARTBEAT_SEC=str(HEARTBEAT_SEC)).until_ready()
+    jobs = ServiceJobs(pair.dsn, tmp_path)
+    worker = ServiceStarter(start, pair.dsn)("worker", DL_HEARTBEAT_SEC=str(HEARTBEAT_SEC)).wait_until_ready()
     long = jobs.insert("test.until", 2)
-    jobs.until_began(2)
+    jobs.wait_for_starts(2)
     pretend_worker_is_awake(pair.primary)
     assert not notified(pair.primary)
     producer = Producer(pair.dsn, jobs.trace)
     thread = threading.Thread(target=producer.run)
     thread.start()
-    session = Session(pair.dsn, name="reaper-of-the-test")
+    session = Session(pair.dsn, application_name="reaper-of-the-test")
     try:
         eventually(lambda: len(producer.acknowledged) >= ACKNOWLEDGED_BEFORE)
         suspect, reaper = suspect_on(pair.primary), reaper_of(session)
-        reaper.turn()
+        reaper.run_once()
         suspected_at = time.monotonic()
 
         pair.primary.kill()
@@ -160,19 +160,19 @@ def test_failover_to_a_synchronous_standby_loses_nothing(pair: Pair, start, tmp_
         promotion_sec = time.monotonic() - began
 
         # What only the primary knew is gone, so that no worker is taken for one that is awake.
-        assert pair.standby.ask("SELECT count(*) FROM dl_watch WHERE queue = %s", UNSERVED) == [(0,)]
+        assert pair.standby.query("SELECT count(*) FROM dl_notify_state WHERE queue = %s", UNSERVED) == [(0,)]
         assert notified(pair.standby)
 
         eventually(lambda: time.monotonic() - suspected_at > HEARTBEAT_SEC / 3)
-        eventually(lambda: looked(reaper))
-        assert pair.standby.ask("SELECT status::text FROM dl_jobs WHERE job_id = %s", suspect) == [("running",)]
+        eventually(lambda: check_leases(reaper))
+        assert pair.standby.query("SELECT status::text FROM dl_jobs WHERE job_id = %s", suspect) == [("running",)]
 
         eventually(lambda: len(producer.acknowledged) >= len(before) + ACKNOWLEDGED_AFTER)
     finally:
         producer.is_over.set()
         thread.join()
         session.close()
-    jobs.let_go()
+    jobs.release_jobs()
 
     acknowledged = list(producer.acknowledged)
     eventually(lambda: statuses(pair.standby, acknowledged) == {"succeeded": len(acknowledged)})
@@ -183,16 +183,18 @@ def test_failover_to_a_synchronous_standby_loses_nothing(pair: Pair, start, tmp_
         f" {len(before)} acknowledged before it, {there} there after; {len(acknowledged)} in all"
     )
     assert there == len(before)
-    dones = pair.standby.ask(
+    dones = pair.standby.query(
         "SELECT count(*), count(DISTINCT job_id) FROM dl_job_events WHERE kind = 'done' AND job_id = ANY (%s::uuid[])",
         acknowledged,
     )
     assert dones == [(len(acknowledged), len(acknowledged))]
     assert {jobs.row(job) for job in long} == {("succeeded", 1)}
-    assert len([line for line in jobs.traced("began") if line["job"] in long]) == 2
+    assert len([line for line in jobs.trace_entries("began") if line["job"] in long]) == 2
 
-    eventually(lambda: ask(pair.dsn, "SELECT status::text FROM dl_jobs WHERE job_id = %s", suspect) == [("queued",)])
-    ((reaped_at,),) = pair.standby.ask(
+    eventually(
+        lambda: query_rows(pair.dsn, "SELECT status::text FROM dl_jobs WHERE job_id = %s", suspect) == [("queued",)]
+    )
+    ((reaped_at,),) = pair.standby.query(
         "SELECT extract(epoch FROM ts)::float8 FROM dl_job_events"
         " WHERE job_id = %s AND payload ->> 'reason' = 'lease_expired'",
         suspect,
@@ -203,10 +205,10 @@ def test_failover_to_a_synchronous_standby_loses_nothing(pair: Pair, start, tmp_
     refuses_the_former_primary(pair)
 
 
-def looked(reaper: Reaper) -> bool:
+def check_leases(reaper: Reaper) -> bool:
     """The first try may find the old connection."""
     try:
-        reaper.turn()
+        reaper.run_once()
     except DatabaseUnavailable:
         return False
     return True
@@ -214,7 +216,7 @@ def looked(reaper: Reaper) -> bool:
 
 def statuses(server: Server, job_ids: list[str]) -> dict[str, int]:
     return dict(
-        server.ask(
+        server.query(
             "SELECT status::text, count(*) FROM dl_jobs WHERE job_id = ANY (%s::uuid[]) GROUP BY status", job_ids
         )
     )
@@ -222,10 +224,10 @@ def statuses(server: Server, job_ids: list[str]) -> dict[str, int]:
 
 def refuses_the_former_primary(pair: Pair) -> None:
     pair.primary.start()
-    assert pair.primary.ask("SELECT pg_is_in_recovery()") == [(False,)]
+    assert pair.primary.query("SELECT pg_is_in_recovery()") == [(False,)]
 
-    former = Session(pair.primary.dsn, name="former")
+    former = Session(pair.primary.dsn, application_name="former")
     with pytest.raises(DatabaseUnavailable, match="former primary: it is on timeline 1, and 2 has begun"):
-        former.ask("ping")
-    with closing(Session(pair.dsn, name="both")) as session:
-        assert session.command("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)") == [("00000002",)]
+        former.execute("ping")
+    with closing(Session(pair.dsn, application_name="both")) as session:
+        assert session.execute_raw("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)") == [("00000002",)]

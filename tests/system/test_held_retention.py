@@ -1,4 +1,4 @@
-"""Nothing is deleted from tables that were upgraded from version 0 until DL_RETENTION=true asks for it."""
+"""Nothing is deleted from tables that were upgraded from version 0 until DL_RETENTION_ENABLED=true asks for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.command import cli
-from app.config import Settings
-from app.wiring import examine
-from tests.support.desk import Desk
+from app.config import load_settings
+from app.runtime.commands import run_doctor
+from tests.app.db.test_schema_upgrade import BEFORE
 from tests.support.processes import Process
+from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
-from tests.test_schema_upgrade import BEFORE
 
 JOBS = 300
 OLD_ROWS = f"""
@@ -26,15 +26,14 @@ INSERT INTO dl_job_events (job_id, queue, kind, ts) SELECT job_id, queue, 'done'
 """
 # A worker whose first look at retention comes at once, not half a minute after its start.
 WORKER = """
-from workers import housekeeper
-housekeeper._PRUNE_EVERY = 0.2
-housekeeper.Housekeeper.__init__.__kwdefaults__["first_after"] = 0.0
-from app.queue.retention import Retention
-keep_parts = Retention.keep_parts
-def keep_parts_and_print(self):
+from workers import maintenance
+maintenance._RETENTION_INTERVAL_SEC = 0.2
+from app.admin.retention import Retention
+create_partitions = Retention.create_partitions
+def create_partitions_and_print(self):
     print("retention pass", flush=True)
-    return keep_parts(self)
-Retention.keep_parts = keep_parts_and_print
+    return create_partitions(self)
+Retention.create_partitions = create_partitions_and_print
 from app.cli.command import main
 main(["worker"])
 """
@@ -42,50 +41,51 @@ main(["worker"])
 
 @pytest.fixture
 def old(empty_dsn):
-    desk = Desk(empty_dsn)
+    desk = QueueFixture(empty_dsn)
     desk.sql(BEFORE)
     desk.sql(OLD_ROWS)
     yield desk
     desk.close()
 
 
-def migrate(desk: Desk, *options: str) -> str:
+def migrate(desk: QueueFixture, *options: str) -> str:
     shown = CliRunner().invoke(cli, ["migrate", *options], env={"DL_DB_DSN": desk.dsn})
     assert shown.exit_code == 0, shown.output
     return shown.stdout
 
 
-def counts(desk: Desk) -> tuple[int, int]:
-    return desk.one("SELECT count(*) FROM dl_jobs"), desk.one("SELECT count(*) FROM dl_job_events WHERE kind = 'done'")
+def counts(desk: QueueFixture) -> tuple[int, int]:
+    return desk.fetch_row("SELECT count(*) FROM dl_jobs"), desk.fetch_row(
+        "SELECT count(*) FROM dl_job_events WHERE kind = 'done'"
+    )
 
 
-def worker(desk: Desk, folder: Path, **env: str) -> Process:
+def worker(desk: QueueFixture, folder: Path, **env: str) -> Process:
     env = {"DL_DB_DSN": desk.dsn, "DL_PIPELINES": "pipelines.noop", "DL_LOG_FORMAT": "json", **env}
     return Process.python(WORKER, output=folder / f"worker{len(env)}.log", env=env)
 
 
-def findings(desk: Desk, **env: str) -> list[str]:
-    return [f.check for f in examine(Settings.load({"DL_DB_DSN": desk.dsn, **env}, dotenv=None)) if f.severity]
+def findings(desk: QueueFixture, **env: str) -> list[str]:
+    return [f.check for f in run_doctor(load_settings({"DL_DB_DSN": desk.dsn, **env}, dotenv=None)) if f.severity]
 
 
 def test_upgrade_from_version_0_deletes_nothing_until_asked(old, tmp_path):
     shown = migrate(old)
 
     assert f"{JOBS} jobs and their events are older" in shown
-    assert "DL_RETENTION=true" in shown
-    assert "DL_RETENTION=false" in shown
+    assert "DL_RETENTION_ENABLED=true" in shown
+    assert "DL_RETENTION_ENABLED=false" in shown
     assert "retention" in findings(old)
     with worker(old, tmp_path) as held:
-        held.wait_for("retention.held")
+        held.wait_for_line("retention.on_hold")
         eventually(lambda: held.text.count("retention pass") > 2, 60, lambda: held.text)
         assert counts(old) == (JOBS, JOBS)
     migrate(old)
     assert counts(old) == (JOBS, JOBS)
 
-    assert "retention" not in findings(old, DL_RETENTION="true")
-    with worker(old, tmp_path, DL_RETENTION="true"):
+    assert "retention" not in findings(old, DL_RETENTION_ENABLED="true")
+    with worker(old, tmp_path, DL_RETENTION_ENABLED="true"):
         eventually(lambda: counts(old) == (0, 0), 60, lambda: str(counts(old)))
-    assert old.one("SELECT count(*) FROM dl_retired_keys") == JOBS
 
 
 def test_migrate_as_json_has_what_is_held(old):
@@ -95,10 +95,10 @@ def test_migrate_as_json_has_what_is_held(old):
 
 
 def test_new_installation_is_not_held(dsn, tmp_path):
-    desk = Desk(dsn)
+    desk = QueueFixture(dsn)
     desk.sql(OLD_ROWS)
     with worker(desk, tmp_path) as running:
         eventually(lambda: counts(desk) == (0, 0), 60, lambda: str(counts(desk)))
-        assert "retention.held" not in running.text
+        assert "retention.on_hold" not in running.text
     assert "retention" not in findings(desk)
     desk.close()

@@ -20,11 +20,11 @@ from uuid import UUID
 
 import pytest
 
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
-from app.queue.schema import migrate
+from app.db.pool import Pool
+from app.db.schema import migrate
+from app.queue.jobs import JobQueue
 from tests.support import Databases, Process, eventually
-from tests.support.running import Runner, Running, ask
+from tests.support.real_service import RunningService, ServiceStarter, query_rows
 
 PROGRAM = str(Path(__file__).parents[1] / "support" / "legacy_loads.py")
 TASKS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ SETTINGS = {
     "DL_TASKS": json.dumps(CHECKED | UNCHECKED),
     "DL_PIPELINES": "pipelines.noop",
     "DL_HEARTBEAT_SEC": "0.5",
-    "DL_STOP_GRACE_SEC": str(STOP_STEP_SEC),
+    "DL_STOP_STEP_SEC": str(STOP_STEP_SEC),
     "DL_SHUTDOWN_GRACE_SEC": "0.2",
     "DL_CLAIM_BACKOFF_SEC": "1",
 }
@@ -53,12 +53,12 @@ ROWS_TABLE = """
 class Service:
     """Workers on one database, and what the legacy code has written there."""
 
-    def __init__(self, run: Runner, dsn: str) -> None:
+    def __init__(self, run: ServiceStarter, dsn: str) -> None:
         self.dsn, self._run = dsn, run
         self.queue = JobQueue(Pool(dsn))
-        self._workers: list[Running] = []
+        self._workers: list[RunningService] = []
 
-    def worker(self) -> Running:
+    def worker(self) -> RunningService:
         """The only one: of those that an earlier case has left the others are ended, which run nothing any more."""
         left, *others = [w for w in self._workers if w.process.exit_code is None] or [self.start()]
         for other in others:
@@ -66,14 +66,14 @@ class Service:
         self._workers = [left]
         return left
 
-    def start(self) -> Running:
-        self._workers.append(self._run("worker", **SETTINGS).until_ready())
+    def start(self) -> RunningService:
+        self._workers.append(self._run("worker", **SETTINGS).wait_until_ready())
         return self._workers[-1]
 
     def insert(self, task: str, load: str, *, time_limit: float | None = None) -> UUID:
         """A job whose statement takes much longer than the test. Its load is its key, too."""
         args = json.dumps({"dsn": self.dsn, "load": load, "seconds": 90})
-        ((job,),) = ask(
+        ((job,),) = query_rows(
             self.dsn,
             "INSERT INTO dl_jobs (queue, task, lock_key, args, lease_ttl_sec, time_limit_sec)"
             " VALUES ('q', %s, %s, %s, %s, %s) RETURNING job_id::text",
@@ -83,7 +83,7 @@ class Service:
 
     def sessions(self, load: str) -> list[tuple[float, float, int]]:
         """First row, last row and number of rows of each session of a load, in the order of their beginning."""
-        rows = ask(
+        rows = query_rows(
             self.dsn,
             "SELECT extract(epoch FROM min(at))::float, extract(epoch FROM max(at))::float, count(*)::int"
             " FROM legacy_rows WHERE load = %s GROUP BY session ORDER BY 1",
@@ -98,12 +98,12 @@ class Service:
             found = self.sessions(load)
             return len(found) >= session and found[session - 1][2] >= 8
 
-        eventually(has_written, message=lambda: f"{load}: {self.sessions(load)} {self.text}", period=0.05)
+        eventually(has_written, message=lambda: f"{load}: {self.sessions(load)} {self.text}", interval_sec=0.05)
 
     def is_written(self, load: str) -> bool:
         """Whether a session of the load still runs its statement."""
         running = "SELECT 1 FROM pg_stat_activity WHERE pid IN (SELECT session FROM legacy_rows WHERE load = %s)"
-        return bool(ask(self.dsn, running, load))
+        return bool(query_rows(self.dsn, running, load))
 
     def check_apart(self, load: str) -> None:
         """The first session has ended before the second began, although both had the time to write."""
@@ -119,7 +119,7 @@ class Service:
         for job in jobs:
             self.queue.cancel(job)
         for job in jobs:
-            eventually(partial(self.has_ended, job), message=lambda: self.text, period=0.05)
+            eventually(partial(self.has_ended, job), message=lambda: self.text, interval_sec=0.05)
 
     def has_ended(self, job_id: UUID) -> bool:
         job = self.queue.get(job_id)
@@ -132,13 +132,13 @@ def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> I
     folder = tmp_path_factory.mktemp("legacy")
     with databases.fresh() as dsn, ExitStack() as running:
         migrate(dsn)
-        ask(dsn, ROWS_TABLE)
+        query_rows(dsn, ROWS_TABLE)
 
         def start(*args: str, env: dict[str, str]) -> Process:
             output = folder / f"process-{len(list(folder.iterdir()))}.log"
             return running.enter_context(Process.dataloader(*args, output=output, env=env))
 
-        yield Service(Runner(start, dsn), dsn)
+        yield Service(ServiceStarter(start, dsn), dsn)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_lost_lease_sql_ends_before_next_attempt(service, loads):
 
     frozen.process.signal(signal.SIGSTOP)
     heir = service.start()
-    eventually(lambda: len(heir.log("reaper.requeued")) >= len(jobs), message=lambda: heir.process.text)
+    eventually(lambda: len(heir.log_lines("reaper.requeued")) >= len(jobs), message=lambda: heir.process.text)
     frozen.process.signal(signal.SIGCONT)
 
     for load in jobs:

@@ -9,7 +9,7 @@ from typing import Any
 from psycopg2.extensions import make_dsn
 
 from tests.support import eventually
-from tests.support.running import Jobs, Runner
+from tests.support.real_service import ServiceJobs, ServiceStarter
 
 SECRET = "hunter2-and-a-half"
 
@@ -18,7 +18,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_three_files_hold_json_lines_with_ids_and_without_secrets(run: Runner, jobs: Jobs, dsn: str, tmp_path: Path):
+def test_log_files_hold_json_with_ids_and_no_secrets(run: ServiceStarter, jobs: ServiceJobs, dsn: str, tmp_path: Path):
     files = {name: tmp_path / "logs" / name for name in ("app.log", "metrics.log", "audit.log")}
     running = run(
         "serve",
@@ -27,7 +27,7 @@ def test_three_files_hold_json_lines_with_ids_and_without_secrets(run: Runner, j
         METRIC_PATH=str(tmp_path / "logs"),
         AUDIT_LOG_PATH=str(tmp_path / "logs"),
         DEBUG="true",
-    ).until_ready()
+    ).wait_until_ready()
     (good,) = jobs.insert()
     (bad,) = jobs.insert("test.secret", password=SECRET)
     eventually(lambda: jobs.row(good)[0] == "succeeded" and jobs.row(bad) == ("queued", 1))

@@ -8,76 +8,76 @@ import socket
 import pytest
 
 from tests.support import eventually
-from tests.support.running import Jobs, Runner
+from tests.support.real_service import ServiceJobs, ServiceStarter
 
 HOSTS = ("serve", "worker")
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_stop_under_load_finishes_what_is_short_and_hands_back_what_is_long(host, run: Runner, jobs: Jobs):
-    running = run(host).until_ready()
+def test_stop_under_load_finishes_short_and_releases_long_jobs(host, run: ServiceStarter, jobs: ServiceJobs):
+    running = run(host).wait_until_ready()
     short = jobs.insert("test.nap", 2, seconds=0.6)
     long = jobs.insert("test.until", 2)
     waiting = jobs.insert("test.nap", 30)
-    jobs.until_began(4)
+    jobs.wait_for_starts(4)
 
     code = running.stop()
 
     assert code == 0, running.process.text
-    assert running.ended_by_itself(), running.process.text
+    assert running.check_clean_exit(), running.process.text
     assert [jobs.row(job) for job in short] == [("succeeded", 1)] * 2
     assert [jobs.row(job) for job in long] == [("queued", 0)] * 2
-    assert len(jobs.traced("stopped: shutdown")) == 2
+    assert len(jobs.trace_entries("stopped: shutdown")) == 2
     for job in long:
-        assert jobs.events(job) == [("queued", None), ("picked", None), ("requeue", "shutdown")]
+        assert jobs.event_kinds(job) == [("queued", None), ("picked", None), ("requeue", "shutdown")]
     assert all(jobs.row(job) in [("queued", 0), ("succeeded", 1)] for job in waiting)
-    jobs.check()
+    jobs.check_invariants()
 
-    jobs.let_go()
-    run(host).until_ready()
+    jobs.release_jobs()
+    run(host).wait_until_ready()
 
-    jobs.until({"succeeded": 34})
+    jobs.wait_for_counts({"succeeded": 34})
     assert {jobs.row(job) for job in (*short, *long, *waiting)} == {("succeeded", 1)}
-    jobs.check()
+    jobs.check_invariants()
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_pipeline_that_does_not_stop_is_left_behind_and_its_job_handed_back(host, run: Runner, jobs: Jobs):
-    running = run(host).until_ready()
+def test_unstoppable_pipeline_is_abandoned_and_job_released(host, run: ServiceStarter, jobs: ServiceJobs):
+    running = run(host).wait_until_ready()
     (job,) = jobs.insert("test.deaf")
-    jobs.until_began(1)
+    jobs.wait_for_starts(1)
 
     code = running.stop()
 
     assert code == 0
-    assert running.ended_by_itself(), running.process.text
-    assert len(running.log("job.will.not.stop")) == 1
+    assert running.check_clean_exit(), running.process.text
+    assert len(running.log_lines("job.stop_timeout")) == 1
     assert jobs.row(job) == ("queued", 0)
-    assert jobs.traced("ended") == []
-    jobs.check()
+    assert jobs.trace_entries("ended") == []
+    jobs.check_invariants()
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_second_ctrl_c_does_not_wait_for_the_grace(host, run: Runner, jobs: Jobs):
-    running = run(host, DL_SHUTDOWN_GRACE_SEC="600").until_ready()
+def test_second_ctrl_c_skips_the_grace_period(host, run: ServiceStarter, jobs: ServiceJobs):
+    running = run(host, DL_SHUTDOWN_GRACE_SEC="600").wait_until_ready()
     patient = jobs.insert("test.until", 2)
     deaf = jobs.insert("test.deaf", 1)
-    jobs.until_began(3)
+    jobs.wait_for_starts(3)
     running.process.signal(signal.SIGINT)
-    running.process.wait_for("service.ending")
+    running.process.wait_for_line("service.stopping")
 
     code = running.stop(signal.SIGINT)
 
     assert code == 0
-    assert running.ended_by_itself(), running.process.text
+    assert running.check_clean_exit(), running.process.text
     assert [jobs.row(job) for job in (*patient, *deaf)] == [("queued", 0)] * 3
-    jobs.check()
+    jobs.check_invariants()
 
 
-def test_no_request_is_taken_while_jobs_have_their_grace(run: Runner, jobs: Jobs):
-    running = run("serve", DL_SHUTDOWN_GRACE_SEC="600").until_ready()
+def test_no_request_is_taken_while_jobs_have_their_grace(run: ServiceStarter, jobs: ServiceJobs):
+    running = run("serve", DL_SHUTDOWN_GRACE_SEC="600").wait_until_ready()
     jobs.insert("test.until")
-    jobs.until_began(1)
+    jobs.wait_for_starts(1)
 
     running.process.signal(signal.SIGTERM)
 
@@ -89,13 +89,13 @@ def test_no_request_is_taken_while_jobs_have_their_grace(run: Runner, jobs: Jobs
         return False
 
     eventually(refused)
-    jobs.let_go()
+    jobs.release_jobs()
     assert running.process.wait() == 0
-    assert jobs.counts() == {"succeeded": 1}
+    assert jobs.status_counts() == {"succeeded": 1}
 
 
-def test_a_client_that_never_ends_its_request_holds_nobody_up(run: Runner, jobs: Jobs):
-    running = run("serve").until_ready()
+def test_unfinished_request_does_not_delay_shutdown(run: ServiceStarter, jobs: ServiceJobs):
+    running = run("serve").wait_until_ready()
     head = "POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", running.port), timeout=30) as slow:
         slow.sendall(head.encode())
@@ -107,4 +107,4 @@ def test_a_client_that_never_ends_its_request_holds_nobody_up(run: Runner, jobs:
     assert code == 0
     assert "SIGKILL" not in running.process.text
     assert answer.startswith(b"HTTP/1.1 408"), "it was told, and no thread was in its hands"
-    assert running.log("service.left") == []
+    assert running.log_lines("service.stop_timeout") == []

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import eventually, free_port
-from tests.support.running import QUICK, Jobs, alive, ask, servers_of
+from tests.support.real_service import FAST_SETTINGS, ServiceJobs, is_alive, postgres_pids_of, query_rows
 from tests.support.terminal import Terminal
 
 
 @pytest.fixture
 def env(home: Path) -> Mapping[str, str]:
-    settings = {**QUICK, "DL_DATA_DIR": str(home), "APP_PORT": str(free_port())}
+    settings = {**FAST_SETTINGS, "DL_DATA_DIR": str(home), "APP_PORT": str(free_port())}
     del settings["DL_LOG_FORMAT"]
     return settings
 
@@ -24,58 +24,58 @@ def dsn_in(home: Path) -> str:
 
 
 @pytest.mark.parametrize("command", ["serve", "worker"])
-def test_ctrl_c_ends_everything_without_a_word_too_many(command, env, home: Path):
+def test_ctrl_c_ends_everything_without_noise(command, env, home: Path):
     with Terminal.dataloader(command, env=env) as terminal:
-        terminal.until("listener.listening")
-        assert servers_of(home)
+        terminal.wait_for("listener.connected")
+        assert postgres_pids_of(home)
 
         terminal.ctrl_c()
 
         assert terminal.wait() == 0
-        assert "Traceback" not in terminal.shown
-        assert "Aborted" not in terminal.shown
-        assert terminal.shown.count("pool.started") == 1
-        assert terminal.shown.count("pool.stopped") == 1
-        assert servers_of(home) == []
+        assert "Traceback" not in terminal.output
+        assert "Aborted" not in terminal.output
+        assert terminal.output.count("pool.started") == 1
+        assert terminal.output.count("pool.stopped") == 1
+        assert postgres_pids_of(home) == []
 
 
 def test_ctrl_c_before_it_is_ready_leaves_nothing_half_started(env, home: Path):
     with Terminal.dataloader("serve", env=env) as terminal:
-        eventually(lambda: servers_of(home), message=lambda: terminal.shown)
+        eventually(lambda: postgres_pids_of(home), message=lambda: terminal.output)
 
         terminal.ctrl_c()
 
         assert terminal.wait() == 0
-        assert "Traceback" not in terminal.shown
-        assert servers_of(home) == []
+        assert "Traceback" not in terminal.output
+        assert postgres_pids_of(home) == []
 
 
 @pytest.mark.parametrize("command", ["serve", "worker"])
 def test_a_closed_window_ends_everything(command, env, home: Path, tmp_path: Path):
     with Terminal.dataloader(command, env=env) as terminal:
-        terminal.until("listener.listening")
-        jobs = Jobs(dsn_in(home), tmp_path)
+        terminal.wait_for("listener.connected")
+        jobs = ServiceJobs(dsn_in(home), tmp_path)
         jobs.insert("test.until")
-        jobs.until_began(1)
-        (worker,) = {line["pid"] for line in jobs.traced("began")}
+        jobs.wait_for_starts(1)
+        (worker,) = {line["pid"] for line in jobs.trace_entries("began")}
 
         terminal.close()
 
         assert terminal.wait() == 0
-        assert not alive(worker)
-        assert jobs.traced("stopped: shutdown")
-        assert servers_of(home) == []
+        assert not is_alive(worker)
+        assert jobs.trace_entries("stopped: shutdown")
+        assert postgres_pids_of(home) == []
 
 
 def test_what_was_queued_yesterday_is_found_today(env, home: Path, tmp_path: Path):
     with Terminal.dataloader("serve", "--no-workers", env=env) as terminal:
-        terminal.until("Ctrl-C stops everything.")
-        Jobs(dsn_in(home), tmp_path).insert(seconds=0)
+        terminal.wait_for("Ctrl-C stops everything.")
+        ServiceJobs(dsn_in(home), tmp_path).insert(seconds=0)
         terminal.ctrl_c()
         assert terminal.wait() == 0
 
     with Terminal.dataloader("serve", env=env) as terminal:
-        terminal.until("listener.listening")
-        eventually(lambda: ask(dsn_in(home), "SELECT status::text FROM dl_jobs") == [("succeeded",)])
+        terminal.wait_for("listener.connected")
+        eventually(lambda: query_rows(dsn_in(home), "SELECT status::text FROM dl_jobs") == [("succeeded",)])
         terminal.ctrl_c()
         assert terminal.wait() == 0

@@ -14,12 +14,12 @@ from random import randrange
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
+from app.db.pool import Pool
 from app.errors import DatabaseUnavailable
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
 from app.postgres.cluster import PORT
-from app.queue.pool import Pool
-from tests.support.private_server import copy_of
+from tests.support.private_server import copy_data_dir
 
 pytestmark = pytest.mark.skipif(
     (shutil.which("openssl") is None and os.environ.get("CI") != "true") or sys.platform != "linux",  # the check has it
@@ -42,7 +42,7 @@ def certificates(folder: Path) -> None:
 @pytest.fixture
 def tls_dsn(run_folder: Path, ready_made: Path, postgres_binaries: Choice) -> Iterator[tuple[str, Path]]:
     """A server that takes TCP over TLS alone, and the folder with the certificates."""
-    folder = copy_of(ready_made, Path(tempfile.mkdtemp(prefix="tls-", dir=run_folder)))
+    folder = copy_data_dir(ready_made, Path(tempfile.mkdtemp(prefix="tls-", dir=run_folder)))
     certificates(folder)
     account = (folder / "cluster").stat()
     (folder / "server.key").chmod(0o600)
@@ -68,12 +68,12 @@ def tls_dsn(run_folder: Path, ready_made: Path, postgres_binaries: Choice) -> It
 def ping(dsn: str, **tls: str) -> list[tuple[object, ...]]:
     pool = Pool(make_dsn(dsn, **tls), size=1, overflow=0)
     try:
-        return pool.ask("ping")
+        return pool.execute("ping")
     finally:
         pool.close()
 
 
-def test_the_service_speaks_to_the_server_it_was_told_of_and_to_no_other(tls_dsn):
+def test_service_refuses_a_server_with_a_foreign_certificate(tls_dsn):
     dsn, folder = tls_dsn
 
     assert ping(dsn, sslmode="verify-full", sslrootcert=str(folder / "ca.crt"))

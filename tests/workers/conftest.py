@@ -1,4 +1,4 @@
-"""A plant for each test of the workers: see tests/support/plant.py."""
+"""Fixtures of the worker tests; see tests/support/worker_pool_fixture.py."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.plant import Plant
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 
 @pytest.fixture
-def plant(dsn: str) -> Iterator[Plant]:
-    """Pools to be started on an empty queue. When the test is over the journal must tell what the rows tell."""
-    made = Plant(dsn)
+def plant(dsn: str) -> Iterator[WorkerPoolFixture]:
+    """Yield a fixture that starts pools on an empty queue; after the test the events must agree with the rows."""
+    made = WorkerPoolFixture(dsn)
     try:
         yield made
         made.gate.open()
         for pool in made.pools:
             pool.stop(grace=10)
-        assert made.died == []
-        made.desk.check()
+        assert made.crashes == []
+        made.queue_fixture.check_invariants()
     finally:
         made.close()
 
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, object]]]:
-    """What was logged as this event: the fields of each time."""
+    """Return a function that lists the fields of each log record of an event."""
     caplog.set_level(logging.DEBUG)
 
     def fields(event: str) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""One try at one job, of every kind of pipeline and every way to end: run without a pool, on a row made up."""
+"""One attempt for every kind of pipeline and every way to end, without a pool or a database."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from uuid import uuid4
 
 import pytest
 
-from app.queue.job import Claimed, Settlement, Status
+from app.queue.job import ClaimedJob, Settlement, Status
 from pipelines.contract import Pipelines, Stop, StopReason
 from workers.attempt import Attempt
-from workers.outcome import Abandoned, Ending, HandedBack
+from workers.outcome import LeaseLost, Outcome, Released
 from workers.threads import clock
 
 
-def claimed(**more: Any) -> Claimed:
+def claimed(**more: Any) -> ClaimedJob:
     row: dict[str, Any] = {
         "id_text": str(uuid4()), "run_text": str(uuid4()), "queue": "q", "task": "t", "args_text": "{}",
         "lock_key": "k", "key_hash": 1,
         "priority": 100, "attempt": 1, "max_attempts": 3, "lease_ttl_sec": 60, "producer": None, "progress_text": "{}",
         "checkpoint_text": None, "time_limit_sec": None, "retry_text": None, "crashes": 0,
     }  # fmt: skip
-    return Claimed(**{**row, **more})
+    return ClaimedJob(**{**row, **more})
 
 
 def attempt_at(**more: Any) -> Attempt:
     return Attempt(claimed(**more), claimed_at=clock())
 
 
-def run(call: Callable[..., Any] | None, attempt: Attempt | None = None) -> Ending:
+def run(call: Callable[..., Any] | None, attempt: Attempt | None = None) -> Outcome:
     tasks = Pipelines()
     if call is not None:
         tasks.register("t")(call)
@@ -94,13 +94,13 @@ async def async_generator(args) -> AsyncIterator[dict[str, int]]:
         (through_a_wrapper(coroutine), {"n": 1}),
     ],
 )
-def test_every_kind_of_pipeline_is_run_to_its_end(call, result):
+def test_pipelines_of_every_kind_run_to_their_end(call, result):
     end = settled(call, attempt_at(args_text='{"n": 1}'))
 
     assert (end.status, end.result) == (Status.SUCCEEDED, result)
 
 
-def test_what_is_yielded_and_what_is_said_add_up_to_the_progress():
+def test_yielded_and_reported_progress_are_merged():
     def steps(args, ctx):
         yield {"processed": 1, "total": 9}
         ctx.progress(2, unit="rows", file="a.csv")
@@ -111,7 +111,7 @@ def test_what_is_yielded_and_what_is_said_add_up_to_the_progress():
 
 
 @pytest.mark.parametrize("left", ["[]", "7", '{"processed": 4}', "{" + '"a":' * 3 + "1" + "}"])
-def test_what_an_earlier_try_left_as_progress_keeps_no_job_from_running(left: str):
+def test_unreadable_progress_does_not_fail_the_job(left: str):
     try:
         json.loads(left)
     except ValueError:
@@ -206,13 +206,13 @@ async def in_a_task_group(args, ctx):
         despite_swallowing, despite_swallowing_async, with_a_failing_cleanup, in_a_task_group,
     ],
 )  # fmt: skip
-def test_a_stop_ends_a_pipeline_at_its_safe_points(call):
+def test_stop_ends_a_pipeline_at_its_safe_points(call):
     end = settled(call)
 
     assert (end.status, end.error) == (Status.CANCELED, "canceled on request")
 
 
-def test_a_stop_runs_a_generators_cleanup():
+def test_stop_runs_the_cleanup_of_a_generator():
     cleaned = []
 
     def steps(args, ctx):
@@ -227,7 +227,7 @@ def test_a_stop_runs_a_generators_cleanup():
     assert cleaned == [1]
 
 
-def test_a_second_cancel_does_not_disturb_a_coroutine_that_cleans_up():
+def test_second_cancel_does_not_interrupt_coroutine_cleanup():
     cleaned = []
 
     async def careful(args, ctx):
@@ -245,43 +245,43 @@ def test_a_second_cancel_does_not_disturb_a_coroutine_that_cleans_up():
 
 
 @pytest.mark.parametrize("call", [at_a_check])
-def test_at_a_shutdown_the_try_is_handed_back(call, monkeypatch: pytest.MonkeyPatch):
+def test_shutdown_releases_the_attempt(call, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(stop_it.__globals__, "stop_it", lambda ctx: ctx.stop(StopReason.SHUTDOWN))
 
-    assert isinstance(run(call), HandedBack)
+    assert isinstance(run(call), Released)
 
 
 @pytest.mark.parametrize("then", [lambda ctx: "done", lambda ctx: 1 / 0, lambda ctx: ctx.check()])
-def test_a_run_that_lost_its_lease_is_abandoned_however_it_ends(then):
+def test_attempt_with_lost_lease_is_never_settled(then):
     def loses(args, ctx):
         ctx.stop(StopReason.LEASE_LOST)
         return then(ctx)
 
-    assert run(loses) == Abandoned()
+    assert run(loses) == LeaseLost()
 
 
-def test_a_lease_that_cannot_be_trusted_is_noticed_at_a_check():
+def test_check_stops_an_attempt_with_an_untrusted_lease():
     attempt = attempt_at()
 
     def freezes(args, ctx):
-        attempt.lease.renewed -= 60
+        attempt.lease.renewed_at -= 60
         ctx.check()
 
-    assert run(freezes, attempt) == Abandoned()
+    assert run(freezes, attempt) == LeaseLost()
 
 
-def test_a_run_that_was_frozen_before_it_began_does_not_begin():
+def test_attempt_frozen_before_its_start_does_not_start():
     attempt = attempt_at()
-    attempt.lease.renewed -= 60
+    attempt.lease.renewed_at -= 60
     ran: list[Any] = []
 
-    assert run(ran.append, attempt) == Abandoned()
+    assert run(ran.append, attempt) == LeaseLost()
     assert ran == []
-    assert not attempt.started
+    assert not attempt.has_started
 
 
 @pytest.mark.parametrize("reason", [StopReason.CANCEL, StopReason.SHUTDOWN, StopReason.LEASE_LOST])
-def test_a_run_that_was_stopped_before_it_began_does_not_begin(reason: StopReason):
+def test_attempt_stopped_before_its_start_does_not_start(reason: StopReason):
     attempt = attempt_at()
     attempt.stop(reason)
     ran: list[Any] = []
@@ -289,15 +289,15 @@ def test_a_run_that_was_stopped_before_it_began_does_not_begin(reason: StopReaso
     end = run(ran.append, attempt)
 
     assert ran == []
-    kinds = {StopReason.CANCEL: Settlement, StopReason.SHUTDOWN: HandedBack, StopReason.LEASE_LOST: Abandoned}
+    kinds = {StopReason.CANCEL: Settlement, StopReason.SHUTDOWN: Released, StopReason.LEASE_LOST: LeaseLost}
     assert isinstance(end, kinds[reason])
 
 
-def test_a_task_that_is_gone_costs_no_attempt():
-    assert isinstance(run(None), HandedBack)
+def test_missing_task_costs_no_attempt():
+    assert isinstance(run(None), Released)
 
 
-def test_a_success_that_came_before_the_stop_was_seen_stays_one():
+def test_success_before_the_stop_is_noticed_stays_a_success():
     def quick(args, ctx):
         stop_it(ctx)
         return "done"
@@ -325,7 +325,7 @@ class Unspeakable(Exception):
     ],
 )
 @pytest.mark.parametrize(("attempt", "status"), [(1, Status.QUEUED), (3, Status.FAILED)])
-def test_whatever_is_raised_is_an_error_that_uses_up_an_attempt(error, told, attempt, status):
+def test_any_exception_uses_up_an_attempt(error, told, attempt, status):
     def breaks(args):
         raise error
 
@@ -337,21 +337,21 @@ def test_whatever_is_raised_is_an_error_that_uses_up_an_attempt(error, told, att
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_an_exit_without_a_fault_is_a_success(code):
+def test_exit_code_zero_of_python_code_is_success(code):
     def leaves(args):
         raise SystemExit(code)
 
     assert settled(leaves).status is Status.SUCCEEDED
 
 
-def test_a_coroutine_that_cancels_itself_has_failed():
+def test_coroutine_that_cancels_itself_fails():
     async def gives_up(args):
         raise asyncio.CancelledError
 
     end = settled(gives_up)
 
     assert end.status is Status.QUEUED
-    assert "not by us" in str(end.error)
+    assert "cancelled its own coroutine" in str(end.error)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_coroutine_that_cancels_itself_has_failed():
         ('"text"', "must be an object, not str"),
     ],
 )
-def test_args_that_no_pipeline_can_take_fail_the_job_at_once(args: str, told: str):
+def test_undecodable_args_fail_the_job_without_retry(args: str, told: str):
     end = settled(lambda args: "ran", attempt_at(args_text=args))
 
     assert end.status is Status.FAILED

@@ -9,16 +9,18 @@ import pytest
 
 from app.queue.job import Status
 from tests.support import eventually
-from tests.support.plant import Pauses, Plant
-from workers.attempt_log import BackoffLog
+from tests.support.worker_pool_fixture import RetryDelays, WorkerPoolFixture
+from workers.logs.attempts import BackoffLog
 
 Said = Callable[[str], list[dict[str, object]]]
 
 
-def test_retry_is_a_warning_and_final_failure_an_error(plant: Plant, said: Said, caplog: pytest.LogCaptureFixture):
-    plant.listening(retry=Pauses(0.01))
-    job_id = plant.add("broken", max_attempts=2)
-    plant.until(job_id, Status.FAILED)
+def test_retry_is_a_warning_and_final_failure_an_error(
+    plant: WorkerPoolFixture, said: Said, caplog: pytest.LogCaptureFixture
+):
+    plant.listening_pool(retry=RetryDelays(0.01))
+    job_id = plant.add_job("broken", max_attempts=2)
+    plant.wait_for_status(job_id, Status.FAILED)
 
     eventually(lambda: len(said("worker.complete.failed")) == 2)
     first, last = said("worker.complete.failed")
@@ -31,50 +33,48 @@ def test_retry_is_a_warning_and_final_failure_an_error(plant: Plant, said: Said,
     assert levels == [logging.WARNING, logging.ERROR]
 
 
-def test_cancel_and_handback_are_no_failures(plant: Plant, said: Said, caplog: pytest.LogCaptureFixture):
-    pool = plant.listening(stop_sec=5.0)
-    canceled, handed_back = plant.add("held"), plant.add("held")
-    plant.gate.until_inside(2)
-    plant.desk.queue.cancel(canceled)
-    plant.until(canceled, Status.CANCELED)
+def test_cancel_and_release_are_no_failures(plant: WorkerPoolFixture, said: Said, caplog: pytest.LogCaptureFixture):
+    pool = plant.listening_pool(stop_wait_sec=5.0)
+    canceled, handed_back = plant.add_job("held"), plant.add_job("held")
+    plant.gate.wait_for_inside(2)
+    plant.queue_fixture.queue.cancel(canceled)
+    plant.wait_for_status(canceled, Status.CANCELED)
 
     assert pool.stop(grace=0) is True
 
-    assert plant.desk.status(handed_back) is Status.QUEUED
+    assert plant.queue_fixture.status(handed_back) is Status.QUEUED
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_key_that_is_lost_to_another_session_ends_the_attempt_badly(plant: Plant, said: Said):
-    plant.listening({"q": 1})
-    job_id = plant.add("held", key="k")
-    plant.gate.until_inside(1)
-    with plant.desk.held() as step:
-        pids = [plant.connections()[role] for role in ("settle", "claim")]
-        blocked = "SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) pid"
-        plant.desk.sql(blocked, pids)
-        eventually(lambda: step("SELECT pg_try_advisory_xact_lock(hashtext('k'))")[0][0], period=0.001)
+def test_lost_key_is_logged_as_a_failed_attempt(plant: WorkerPoolFixture, said: Said):
+    plant.listening_pool({"q": 1})
+    job_id = plant.add_job("held", key="k")
+    plant.gate.wait_for_inside(1)
+    with plant.queue_fixture.open_transaction() as step:
+        plant.queue_fixture.sql("SELECT pg_terminate_backend(%s)", plant.connections()["jobs"])
+        eventually(lambda: step("SELECT pg_try_advisory_xact_lock(hashtext('k'))")[0][0], interval_sec=0.001)
 
         (line,) = eventually(lambda: said("worker.complete.failed"))
 
     assert (line["job"], line["reason"], line["status"]) == (str(job_id), "key_lost", "queued")
 
 
-def test_key_that_holds_jobs_back_has_one_line(plant: Plant, said: Said):
-    plant.listening({"q": 3})
-    plant.add("held", key="hot")
-    plant.gate.until_inside(1)
+def test_blocking_key_is_logged_once(plant: WorkerPoolFixture, said: Said):
+    plant.listening_pool({"q": 3})
+    plant.add_job("held", key="hot")
+    plant.gate.wait_for_inside(1)
     for _ in range(3):
-        plant.add("quick", key="hot")
+        plant.add_job("quick", key="hot")
 
-    eventually(lambda: plant.desk.one("SELECT count(*) FROM dl_jobs WHERE place = 'parked'") == 3)
+    eventually(lambda: plant.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE wait_state = 'blocked'") == 3)
 
     (line,) = eventually(lambda: said("worker.claim.backoff"))
     assert (line["queue"], line["lock_key"], line["reason"]) == ("q", "hot", "key_busy")
 
 
-def test_key_is_reported_again_after_a_minute(said: Said, monkeypatch: pytest.MonkeyPatch):
+def test_blocking_key_is_logged_again_after_a_minute(said: Said, monkeypatch: pytest.MonkeyPatch):
     now = 1000.0
-    monkeypatch.setattr("workers.attempt_log.clock", lambda: now)
+    monkeypatch.setattr("workers.logs.attempts.clock", lambda: now)
     backoff = BackoffLog()
     for step in (0, 59, 61, 119, 122):
         now = 1000.0 + step

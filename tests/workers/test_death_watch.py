@@ -13,12 +13,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from app.db.ids import new_run_ids
 from app.errors import DatabaseUnavailable
-from app.queue.deaths import Deaths
-from app.queue.ids import draw_runs
+from app.queue.deaths import WorkerLiveness
 from app.queue.job import HostFacts, Status, WorkerInfo
-from tests.support.plant import Plant
 from tests.support.waiting import eventually
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers.process_identity import Identity, read_identity
 from workers.process_lock import ProcessLock
 
@@ -29,11 +29,11 @@ SOON = 20.0
 class Planted:
     """Another worker process, with a job of a minute's lease."""
 
-    def __init__(self, plant: Plant, folder: Path) -> None:
+    def __init__(self, plant: WorkerPoolFixture, folder: Path) -> None:
         self.plant, self.id = plant, uuid4()
         self.lock = ProcessLock()
-        self.lock.take(self.id, (folder,))
-        self._deaths = Deaths(plant.desk.session)
+        self.lock.acquire(self.id, (folder,))
+        self._deaths = WorkerLiveness(plant.queue_fixture.session)
 
     def registers(self, identity: Identity, **facts: Any) -> None:
         info = WorkerInfo(self.id, "planted:1", "1", ("planted",), ("quick", "apart"), 1)
@@ -41,14 +41,14 @@ class Planted:
         self._deaths.beat(info, told, heartbeat_sec=10)
 
     def claims(self, task: str = "quick", queue: str = "q") -> UUID:
-        job_id = self.plant.add(task, lease_ttl_sec=60, queue=queue)
-        claimed, _ = self.plant.desk.queue.claim(queue, [task], draw_runs(1), "planted:1", worker_id=self.id)
+        job_id = self.plant.add_job(task, lease_ttl_sec=60, queue=queue)
+        claimed, _ = self.plant.queue_fixture.queue.claim(queue, [task], new_run_ids(1), "planted:1", worker_id=self.id)
         assert [job.id for job in claimed] == [job_id]
         return job_id
 
 
 @pytest.fixture
-def planted(plant: Plant, tmp_path: Path) -> Iterator[Planted]:
+def planted(plant: WorkerPoolFixture, tmp_path: Path) -> Iterator[Planted]:
     made = Planted(plant, tmp_path)
     yield made
     made.lock.release()
@@ -68,33 +68,38 @@ def dead(me: Identity) -> Identity:
     return replace(me, pid=process.pid)
 
 
-def test_job_of_a_reused_pid_is_taken_over(plant: Plant, planted: Planted, me: Identity):
+def test_job_of_a_reused_pid_is_taken_over(plant: WorkerPoolFixture, planted: Planted, me: Identity):
     """The pid is that of this very process, which started at another time."""
     planted.registers(replace(me, start_time=me.start_time - 1))
     job = planted.claims()
     plant.pool()
-    assert plant.until(job, Status.SUCCEEDED, SOON).attempt == 2
+    assert plant.wait_for_status(job, Status.SUCCEEDED, SOON).attempt == 2
     eventually(
-        lambda: plant.desk.sql("SELECT worker_id FROM dl_workers WHERE dead_at IS NOT NULL") == [(str(planted.id),)]
+        lambda: (
+            plant.queue_fixture.sql("SELECT worker_id FROM dl_workers WHERE dead_at IS NOT NULL")
+            == [(str(planted.id),)]
+        )
     )
 
 
-def test_job_of_a_live_process_is_left_to_it(plant: Plant, planted: Planted, me: Identity, dead: Identity, tmp_path):
+def test_job_of_a_live_process_is_left_to_it(
+    plant: WorkerPoolFixture, planted: Planted, me: Identity, dead: Identity, tmp_path
+):
     planted.registers(me)
     job = planted.claims()
     other = Planted(plant, tmp_path)
     other.registers(dead)
     taken = other.claims()
     plant.pool()
-    plant.until(taken, Status.SUCCEEDED, SOON)
-    assert plant.desk.status(job) is Status.RUNNING
+    plant.wait_for_status(taken, Status.SUCCEEDED, SOON)
+    assert plant.queue_fixture.status(job) is Status.RUNNING
     other.lock.release()
-    plant.desk.settle(plant.desk.queue.find_claimed([_run(plant, job)])[0])
+    plant.queue_fixture.settle(plant.queue_fixture.queue.recover_claim([_run(plant, job)])[0])
 
 
 @pytest.mark.parametrize("elsewhere", [{"boot_id": "x"}, {"pid_namespace": "x"}, {"time_namespace": "x"}])
 def test_job_of_another_host_is_left_to_its_lease(
-    plant: Plant, planted: Planted, dead: Identity, tmp_path: Path, elsewhere: dict[str, Any]
+    plant: WorkerPoolFixture, planted: Planted, dead: Identity, tmp_path: Path, elsewhere: dict[str, Any]
 ):
     planted.registers(replace(dead, **elsewhere))
     job = planted.claims()
@@ -102,39 +107,41 @@ def test_job_of_another_host_is_left_to_its_lease(
     near.registers(dead)
     taken = near.claims()
     plant.pool()
-    plant.until(taken, Status.SUCCEEDED, SOON)
-    assert plant.desk.status(job) is Status.RUNNING
+    plant.wait_for_status(taken, Status.SUCCEEDED, SOON)
+    assert plant.queue_fixture.status(job) is Status.RUNNING
     near.lock.release()
-    plant.desk.settle(plant.desk.queue.find_claimed([_run(plant, job)])[0])
+    plant.queue_fixture.settle(plant.queue_fixture.queue.recover_claim([_run(plant, job)])[0])
 
 
-def _run(plant: Plant, job: UUID) -> UUID:
-    return UUID(str(plant.desk.one("SELECT run_id FROM dl_jobs WHERE job_id = %s", str(job))))
+def _run(plant: WorkerPoolFixture, job: UUID) -> UUID:
+    return UUID(str(plant.queue_fixture.fetch_row("SELECT run_id FROM dl_jobs WHERE job_id = %s", str(job))))
 
 
-def test_sessions_of_a_dead_process_end_before_its_jobs_go_on(plant: Plant, planted: Planted, dead: Identity):
+def test_sessions_of_a_dead_process_end_before_its_jobs_go_on(
+    plant: WorkerPoolFixture, planted: Planted, dead: Identity
+):
     """One of them may still be about to commit a claim."""
     planted.registers(dead)
-    session = plant.desk.another_session(name=f"dataloader-claim:{planted.id}")
-    session.command("BEGIN")
-    ((pid,),) = session.command("SELECT pg_backend_pid()")
-    job = plant.add("quick", lease_ttl_sec=60)
-    session.command(
-        "UPDATE dl_jobs SET status = 'running', place = 'timed', run_id = gen_random_uuid(), attempt = 1,"
+    session = plant.queue_fixture.new_session(application_name=f"dataloader-jobs:{planted.id}")
+    session.execute_raw("BEGIN")
+    ((pid,),) = session.execute_raw("SELECT pg_backend_pid()")
+    job = plant.add_job("quick", lease_ttl_sec=60)
+    session.execute_raw(
+        "UPDATE dl_jobs SET status = 'running', wait_state = 'scheduled', run_id = gen_random_uuid(), attempt = 1,"
         f" worker_id = '{planted.id}', lease_expires_at = now() + interval '1 min' WHERE job_id = '{job}'"
     )
     plant.pool()
-    assert plant.until(job, Status.SUCCEEDED, SOON).attempt == 1  # the claim has not come to pass
-    assert plant.desk.sessions(f"pid = {pid}") == 0
+    assert plant.wait_for_status(job, Status.SUCCEEDED, SOON).attempt == 1  # the claim has not come to pass
+    assert plant.queue_fixture.session_count(f"pid = {pid}") == 0
 
 
-def test_claim_that_commits_late_is_found(plant: Plant, planted: Planted, dead: Identity, monkeypatch):
+def test_claim_that_commits_late_is_found(plant: WorkerPoolFixture, planted: Planted, dead: Identity, monkeypatch):
     """The first look finds no run; the claim is committed while the sessions are being ended."""
     planted.registers(dead)
     looks: list[int] = []
-    real, committed = Deaths.end_sessions, list[UUID]()
+    real, committed = WorkerLiveness.end_sessions, list[UUID]()
 
-    def once_late(self: Deaths, worker_id: UUID) -> int:
+    def once_late(self: WorkerLiveness, worker_id: UUID) -> int:
         if worker_id == planted.id and not looks:
             looks.append(1)
             return real(self, worker_id)
@@ -142,68 +149,71 @@ def test_claim_that_commits_late_is_found(plant: Plant, planted: Planted, dead: 
             committed.append(planted.claims(queue="nobody's"))
         return real(self, worker_id)
 
-    monkeypatch.setattr(Deaths, "end_sessions", once_late)
-    plant.desk.another_session(name=f"dataloader-claim:{planted.id}").ask("ping")
+    monkeypatch.setattr(WorkerLiveness, "end_sessions", once_late)
+    plant.queue_fixture.new_session(application_name=f"dataloader-jobs:{planted.id}").execute("ping")
     plant.pool()
     eventually(lambda: committed, SOON)
-    assert plant.until(committed[0], Status.QUEUED, SOON).attempt == 1
-    assert plant.payloads(committed[0], "requeue")[0]["reason"] == "process_died"
+    assert plant.wait_for_status(committed[0], Status.QUEUED, SOON).attempt == 1
+    assert plant.event_payloads(committed[0], "requeue")[0]["reason"] == "process_died"
 
 
-def test_run_with_a_process_waits_for_the_lock_and_others_do_not(plant: Plant, planted: Planted, dead: Identity):
-    plant.pipelines.register("apart")(plant._quick)
+def test_run_with_a_process_waits_for_the_lock_and_others_do_not(
+    plant: WorkerPoolFixture, planted: Planted, dead: Identity
+):
+    plant.pipelines.register("apart")(plant._run_quick)
     planted.registers(dead, child_tasks=("apart",))
     apart, plain = planted.claims("apart"), planted.claims("quick")
     plant.pool()
-    plant.until(plain, Status.SUCCEEDED, SOON)
-    assert plant.desk.status(apart) is Status.RUNNING
+    plant.wait_for_status(plain, Status.SUCCEEDED, SOON)
+    assert plant.queue_fixture.status(apart) is Status.RUNNING
     assert planted.lock.descriptor is not None
     os.close(planted.lock.descriptor)
     planted.lock.descriptor = None
-    assert plant.until(apart, Status.SUCCEEDED, SOON).attempt == 2
+    assert plant.wait_for_status(apart, Status.SUCCEEDED, SOON).attempt == 2
 
 
-def test_run_with_a_process_and_no_lock_file_is_left_to_its_lease(plant: Plant, planted: Planted, dead: Identity):
-    plant.pipelines.register("apart")(plant._quick)
+def test_run_without_a_lock_file_is_left_to_its_lease(plant: WorkerPoolFixture, planted: Planted, dead: Identity):
+    plant.pipelines.register("apart")(plant._run_quick)
     planted.registers(dead, child_tasks=("apart",), lock_file=None)
     apart, plain = planted.claims("apart"), planted.claims("quick")
     plant.pool()
-    plant.until(plain, Status.SUCCEEDED, SOON)
-    assert plant.desk.status(apart) is Status.RUNNING
-    plant.desk.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
-    plant.until(apart, Status.SUCCEEDED, SOON)
-    assert plant.payloads(apart, "requeue")[0]["reason"] == "lease_expired"
+    plant.wait_for_status(plain, Status.SUCCEEDED, SOON)
+    assert plant.queue_fixture.status(apart) is Status.RUNNING
+    plant.queue_fixture.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
+    plant.wait_for_status(apart, Status.SUCCEEDED, SOON)
+    assert plant.event_payloads(apart, "requeue")[0]["reason"] == "lease_expired"
 
 
-def test_watch_asks_no_question_while_all_live(plant: Plant, planted: Planted, me: Identity, monkeypatch):
+def test_watch_asks_no_question_while_all_live(plant: WorkerPoolFixture, planted: Planted, me: Identity, monkeypatch):
     """A look at the others is one at /proc."""
     planted.registers(me)
-    pool = plant.listening(heartbeat_sec=30.0)
+    pool = plant.listening_pool(heartbeat_sec=30.0)
     watch = pool._death_watch
-    eventually(lambda: planted.id in watch._known)
+    eventually(lambda: planted.id in watch._other_workers)
     asked: list[str] = []
-    monkeypatch.setattr(watch._deaths, "_ask", lambda name, *_: asked.append(name))
-    turn = watch.loop.last_turn
-    eventually(lambda: watch.loop.last_turn > turn + 1.0)
+    monkeypatch.setattr(watch._deaths, "_execute", lambda name, *_: asked.append(name))
+    thread = pool._worker_control.thread
+    began = thread.last_step_at
+    eventually(lambda: thread.last_step_at > began + 1.0)
     assert asked == []
 
 
-def test_takeover_that_fails_holds_up_no_other(plant: Plant, dead: Identity, tmp_path: Path, monkeypatch):
+def test_takeover_that_fails_holds_up_no_other(plant: WorkerPoolFixture, dead: Identity, tmp_path: Path, monkeypatch):
     """One may wait for a key that is held, time after time."""
     stuck, other = Planted(plant, tmp_path), Planted(plant, tmp_path)
     stuck.registers(dead)
     other.registers(dead)
     job_id = other.claims(queue="planted")
-    runs_of = Deaths.runs_of
+    runs_of = WorkerLiveness.held_attempts
 
-    def refuse(deaths: Deaths, worker_id: UUID) -> Any:
+    def refuse(deaths: WorkerLiveness, worker_id: UUID) -> Any:
         if worker_id == stuck.id:
             raise DatabaseUnavailable("canceling statement due to statement timeout")
         return runs_of(deaths, worker_id)
 
-    monkeypatch.setattr(Deaths, "runs_of", refuse)
+    monkeypatch.setattr(WorkerLiveness, "held_attempts", refuse)
     plant.pool()
 
-    plant.until(job_id, Status.QUEUED, SOON)
+    plant.wait_for_status(job_id, Status.QUEUED, SOON)
     stuck.lock.release()
     other.lock.release()

@@ -1,4 +1,4 @@
-"""The exception that the ladder raises in a pipeline's thread: it ends that one, and never hits what comes after."""
+"""The exception that the stop escalation raises in a pipeline's thread: it ends that one, and never hits what comes after."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from app.queue.job import Settlement, Status
 from pipelines.contract import Pipelines, StopReason
+from pipelines.runner import run_task
 from tests.support import eventually
-from tests.support.claims import attempt_with
+from tests.support.claimed_jobs import attempt_with
 from workers.attempt import Attempt
-from workers.drive import drive
-from workers.outcome import Ending
+from workers.outcome import Outcome
 
 
 def tasks(call: Any) -> Pipelines:
@@ -26,9 +26,9 @@ def tasks(call: Any) -> Pipelines:
     return made
 
 
-def test_a_busy_pipeline_is_interrupted_once():
+def test_busy_pipeline_is_interrupted_once():
     attempt = attempt_with()
-    stop = threading.Thread(target=lambda: (eventually(lambda: attempt.started), interrupt(attempt)))
+    stop = threading.Thread(target=lambda: (eventually(lambda: attempt.has_started), interrupt(attempt)))
 
     def spin(args: dict[str, Any]) -> None:
         stop.start()
@@ -59,7 +59,7 @@ def hasty() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_an_interrupt_at_the_very_end_hits_neither_the_worker_nor_the_next_job():
+def test_late_interrupt_hits_neither_worker_nor_next_job():
     """Hundreds of attempts that end by themselves, each of them interrupted at about that moment."""
     # A queue in C: an interrupt within a lock of Python's own would leave it locked for ever.
     ready: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ def test_an_interrupt_at_the_very_end_hits_neither_the_worker_nor_the_next_job()
     hunter = threading.Thread(target=hunt)
     hunter.start()
     strayed: list[BaseException] = []
-    ends: list[Ending] = []
+    ends: list[Outcome] = []
     deadline = time.monotonic() + 60
     while (len(ends) < 400 or not any(hits)) and time.monotonic() < deadline:
         n = len(ends) + len(strayed)
@@ -97,7 +97,7 @@ def test_an_interrupt_at_the_very_end_hits_neither_the_worker_nor_the_next_job()
     assert any(hits), "one of them at least was met at work"
 
 
-def test_a_fault_within_the_end_itself_leaves_the_thread_free_of_interrupts(monkeypatch: pytest.MonkeyPatch):
+def test_internal_error_leaves_no_pending_interrupt(monkeypatch: pytest.MonkeyPatch):
     class Cursed(Exception):
         @property
         def retry_after(self) -> float:
@@ -114,18 +114,18 @@ def test_a_fault_within_the_end_itself_leaves_the_thread_free_of_interrupts(monk
     assert not attempt.interrupt()
 
 
-def test_a_last_commit_counts_even_if_the_interrupt_comes_right_after_it(monkeypatch: pytest.MonkeyPatch):
+def test_final_commit_counts_despite_an_interrupt_after_it(monkeypatch: pytest.MonkeyPatch):
     attempt = attempt_with()
-    monkeypatch.setattr(type(attempt), "finished", property(lambda self: True))
+    monkeypatch.setattr(type(attempt), "is_settled_by_task", property(lambda self: True))
 
     def sealed(args: dict[str, Any]) -> None:
         interrupt(attempt)
         sum(1 for _ in range(1000))
 
-    assert type(attempt.run(tasks(sealed).get("t"))).__name__ == "Finished"
+    assert type(attempt.run(tasks(sealed).get("t"))).__name__ == "SettledByTask"
 
 
-def test_a_generator_that_a_function_hands_out_is_walked_with_the_stop_raised_in_it():
+def test_stop_is_raised_in_a_returned_generator():
     seen: list[str] = []
     attempt = attempt_with()
 
@@ -140,6 +140,6 @@ def test_a_generator_that_a_function_hands_out_is_walked_with_the_stop_raised_in
     task = tasks(lambda args: steps()).get("t")
     assert task is not None
     with pytest.raises(BaseException, match="cancel"):
-        drive(task, {}, attempt)
+        run_task(task, {}, attempt)
 
     assert seen == ["cleaned"]

@@ -10,13 +10,13 @@ from uuid import UUID
 
 import pytest
 
-from app.queue.attempt_sessions import Places, session_name
+from app.queue.attempt_sessions import ConnectionSettings, attempt_application_name
 from app.queue.job import Job, Settlement, Status
-from pipelines.contract import Fail, Pipelines, load
-from tests.support.claims import Said, attempt_with
-from tests.support.plant import Plant
+from pipelines.contract import Fail, Pipelines, load_tasks
+from tests.support.claimed_jobs import CapturedLines, attempt_with
 from tests.support.processes import free_port
 from tests.support.waiting import eventually
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers.pool import WorkerPool
 
 MODULE = "tests.support.legacy_main"
@@ -24,14 +24,14 @@ INTERVAL = "client_connection_check_interval"
 SHOW = "import os; print(os.environ.get('PGAPPNAME'), os.environ.get('PGOPTIONS'), os.environ.get('PGHOST'))"
 
 
-def pool_with(plant: Plant, tasks: dict[str, Any], **options: Any) -> WorkerPool:
+def pool_with(plant: WorkerPoolFixture, tasks: dict[str, Any], **options: Any) -> WorkerPool:
     known = Pipelines()
-    assert load([], tasks, into=known).failures == {}
-    return plant.pool(pipelines=known, tasks=tasks, **({"stop_grace_sec": 0.3} | options))
+    assert load_tasks([], tasks, known_tasks=known) == {}
+    return plant.pool(pipelines=known, tasks=tasks, **({"stop_step_sec": 0.3} | options))
 
 
-def ended(plant: Plant, task: str, status: Status = Status.SUCCEEDED, **args: Any) -> Job:
-    return plant.until(plant.add(task, args=args, max_attempts=1), status)
+def ended(plant: WorkerPoolFixture, task: str, status: Status = Status.SUCCEEDED, **args: Any) -> Job:
+    return plant.wait_for_status(plant.add_job(task, args=args, max_attempts=1), status)
 
 
 @pytest.mark.parametrize(("check", "interval"), [(True, "2s"), (False, "0")])
@@ -40,21 +40,21 @@ def test_own_connection_carries_name_and_check(plant, check, interval):
     job = ended(plant, "show", dsn=plant.dsn, setting=INTERVAL)
 
     assert job.run_id is not None
-    assert job.result == [session_name(job.id, job.run_id), interval]
+    assert job.result == [attempt_application_name(job.id, job.run_id), interval]
 
 
 def test_call_loads_no_module_but_its_own():
     tasks, known = {"t": f"{MODULE}:loaded_modules"}, Pipelines()
-    load([], tasks, into=known)
-    end = attempt_with(task="t", tools={"packages": ("pipelines",), "tasks": tasks}).run(known.get("t"))
+    load_tasks([], tasks, known_tasks=known)
+    end = attempt_with(task="t", settings={"packages": ("pipelines",), "tasks": tasks}).run(known.get("t"))
 
     assert isinstance(end, Settlement)
     assert MODULE in end.result
     assert "pipelines.noop" not in end.result
 
 
-def program(code: str, **command: Any) -> tuple[Any, Said]:
-    said, known = Said(), Pipelines()
+def program(code: str, **command: Any) -> tuple[Any, CapturedLines]:
+    said, known = CapturedLines(), Pipelines()
     known.command("t", [sys.executable, "-c", code], **command)
     attempt = attempt_with(said, task="t")
     return attempt.run(known.get("t")), said
@@ -64,7 +64,7 @@ def test_program_gets_our_name_and_its_own_options_last(monkeypatch):
     monkeypatch.setenv("PGOPTIONS", "-c of=service")
     _, said = program(SHOW, env={"PGOPTIONS": "-c work_mem=1MB", "PGAPPNAME": "mine"})
 
-    (line,) = said.of("stdout")
+    (line,) = said.texts_of("stdout")
     assert line.startswith("dataloader:")
     assert INTERVAL in line
     assert line.endswith("-c work_mem=1MB None")
@@ -74,7 +74,7 @@ def test_program_gets_our_name_and_its_own_options_last(monkeypatch):
 def test_program_without_check_has_our_name_alone():
     _, said = program(SHOW, connection_check=False)
 
-    (line,) = said.of("stdout")
+    (line,) = said.texts_of("stdout")
     assert line.startswith("dataloader:")
     assert line.endswith(" None None")
 
@@ -86,7 +86,7 @@ def test_failed_program_logs_names_of_withheld_variables(monkeypatch):
     end, said = program("raise SystemExit(1)", inherit=["PGUSER"], env={"PGDATABASE": "x"})
 
     assert end.status is Status.QUEUED
-    (line,) = [line for line in said.of("log") if "not given" in line]
+    (line,) = [line for line in said.texts_of("log") if "not given" in line]
     assert "PGHOST, PGPASSWORD;" in line
     assert "hunter2" not in line
     assert not [name for name in ("PGUSER", "PGDATABASE", "PGAPPNAME", "PGOPTIONS") if name in line]
@@ -95,22 +95,22 @@ def test_failed_program_logs_names_of_withheld_variables(monkeypatch):
 def test_program_that_succeeds_logs_no_withheld_variables(monkeypatch):
     monkeypatch.setenv("PGHOST", "db.internal")
 
-    assert program("pass")[1].of("log") == []
+    assert program("pass")[1].texts_of("log") == []
 
 
 def test_server_that_does_not_answer_is_named_by_the_event(said):
-    gone = Places(dsn="", schema="public", targets={"gone": f"host=127.0.0.1 port={free_port()} dbname=x"})
+    gone = ConnectionSettings(dsn="", schema="public", targets={"gone": f"host=127.0.0.1 port={free_port()} dbname=x"})
     known = Pipelines()
     known.command("t", [sys.executable, "-c", SHOW])
-    job_log = Said()
-    end = attempt_with(job_log, task="t", tools={"places": gone}).run(known.get("t"))
+    job_log = CapturedLines()
+    end = attempt_with(job_log, task="t", settings={"connection_settings": gone}).run(known.get("t"))
 
     assert isinstance(end, Settlement)
-    assert end.notes is not None
-    assert end.notes["sessions_left"] == ["gone"]
+    assert end.event_fields is not None
+    assert end.event_fields["sessions_left"] == ["gone"]
     assert [fields["sessions_left"] for fields in said("sessions.left")] == [["gone"]]
     assert said("connection_check.off") == [{"servers": {"gone": "unreachable"}}]
-    assert job_log.of("stdout")[0].endswith(" None None")
+    assert job_log.texts_of("stdout")[0].endswith(" None None")
 
 
 # ── main() ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,7 +126,7 @@ def test_main_parses_the_argv_of_its_task(plant):
 def test_main_has_its_argv_in_a_thread_of_a_terminal_or_test():
     before, known = sys.argv, Pipelines()
     known.register("t", argv=["--day", "{day}"], isolation="process", memory_mb=500)(lambda: sys.argv[1:])
-    end = attempt_with(task="t", args_text='{"day": "x"}', tools={"isolates": False}).run(known.get("t"))
+    end = attempt_with(task="t", args_text='{"day": "x"}', settings={"isolation_enabled": False}).run(known.get("t"))
 
     assert isinstance(end, Settlement)
     assert end.result == ["--day", "x"]
@@ -172,9 +172,9 @@ def test_args_that_do_not_fit_are_not_retried():
 # ── its end ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sessions(plant: Plant, job_id: UUID) -> list[int]:
+def sessions(plant: WorkerPoolFixture, job_id: UUID) -> list[int]:
     """Backends that run a statement of the job."""
-    rows = plant.desk.sql(
+    rows = plant.queue_fixture.sql(
         "SELECT pid FROM pg_stat_activity WHERE starts_with(application_name, %s) AND state = 'active'",
         f"dataloader:{job_id}:",
     )
@@ -183,19 +183,19 @@ def sessions(plant: Plant, job_id: UUID) -> list[int]:
 
 def test_cancel_ends_a_blocking_call_and_its_query(plant):
     pool_with(plant, {"sleeps": f"{MODULE}:sleep_in_sql"})
-    job_id = plant.add("sleeps", args={"dsn": plant.dsn, "seconds": 600})
+    job_id = plant.add_job("sleeps", args={"dsn": plant.dsn, "seconds": 600})
     eventually(lambda: sessions(plant, job_id))
 
-    plant.desk.queue.cancel(job_id)
-    plant.until(job_id, Status.CANCELED)
+    plant.queue_fixture.queue.cancel(job_id)
+    plant.wait_for_status(job_id, Status.CANCELED)
 
     assert sessions(plant, job_id) == []
-    assert plant.payloads(job_id, "canceled")[0]["stopped_by"] in ("query", "sigterm")
+    assert plant.event_payloads(job_id, "canceled")[0]["stopped_by"] in ("cancel_query", "sigterm")
 
 
 def test_shutdown_ends_a_process_that_has_stop_steps_left(plant):
-    pool = pool_with(plant, {"sleeps": f"{MODULE}:sleep_in_sql"}, stop_grace_sec=60, stop_sec=0.2)
-    job_id = plant.add("sleeps", args={"dsn": plant.dsn, "seconds": 600}, lease_ttl_sec=60)
+    pool = pool_with(plant, {"sleeps": f"{MODULE}:sleep_in_sql"}, stop_step_sec=60, stop_wait_sec=0.2)
+    job_id = plant.add_job("sleeps", args={"dsn": plant.dsn, "seconds": 600}, lease_ttl_sec=60)
     eventually(lambda: sessions(plant, job_id))
 
     began = time.monotonic()
@@ -203,5 +203,5 @@ def test_shutdown_ends_a_process_that_has_stop_steps_left(plant):
 
     assert time.monotonic() - began < 30
     assert sessions(plant, job_id) == []
-    assert plant.desk.job(job_id).status is Status.QUEUED
-    assert plant.desk.job(job_id).attempt == 0
+    assert plant.queue_fixture.job(job_id).status is Status.QUEUED
+    assert plant.queue_fixture.job(job_id).attempt == 0

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pipelines.contract import Stop, StopReason
-from workers.outcome import came_from_stop
+from workers.outcome import caused_by_stop
 
 
 def raised(*errors: BaseException) -> BaseException:
@@ -17,29 +17,29 @@ def raised(*errors: BaseException) -> BaseException:
         return error
 
 
-def test_an_error_of_the_cleaning_up_came_from_the_stop():
+def test_error_in_cleanup_is_caused_by_the_stop():
     stop = Stop(StopReason.CANCEL)
 
-    assert came_from_stop(raised(stop, OSError("closed"), ValueError("in turn")))
+    assert caused_by_stop(raised(stop, OSError("closed"), ValueError("in turn")))
 
 
-def test_a_stop_is_found_behind_both_a_cause_and_a_context():
+def test_stop_is_found_behind_cause_and_context():
     stop = Stop(StopReason.CANCEL)
     error = raised(stop, OSError("closed"))
     error.__cause__ = KeyError("why")
 
-    assert came_from_stop(error)
+    assert caused_by_stop(error)
 
 
-def test_a_stop_is_found_in_a_group_of_tasks_errors():
+def test_stop_is_found_in_an_exception_group():
     stop = Stop(StopReason.SHUTDOWN)
     group = BaseExceptionGroup("two tasks", [ValueError("one"), BaseExceptionGroup("inner", [stop])])
 
-    assert came_from_stop(raised(group, RuntimeError("wrapped")))
+    assert caused_by_stop(raised(group, RuntimeError("wrapped")))
 
 
-def test_an_error_of_its_own_did_not_come_from_a_stop():
+def test_other_error_is_not_caused_by_a_stop():
     one, other = ValueError("one"), KeyError("other")
     one.__context__, other.__context__ = other, one  # a ring
 
-    assert not came_from_stop(one)
+    assert not caused_by_stop(one)

@@ -18,8 +18,8 @@ from workers.process_identity import (
     Identity,
     Observation,
     Proof,
-    Signal,
-    judge,
+    SignalResult,
+    find_proof,
     observe,
     prove_death,
     read_identity,
@@ -27,13 +27,13 @@ from workers.process_identity import (
 
 THEM = Identity("boot", "pid:[1]", "time:[2]", 4711, 1000)
 OBSERVER = replace(THEM, pid=1, start_time=5)
-ALIVE = Observation(OBSERVER, Signal.DELIVERED, state="S", start_time=1000, other_threads=3)
+ALIVE = Observation(OBSERVER, SignalResult.DELIVERED, state="S", start_time=1000, other_threads=3)
 
 
 @pytest.mark.parametrize(
     ("seen", "proof"),
     [
-        (Observation(OBSERVER, Signal.NO_SUCH_PROCESS), Proof.GONE),
+        (Observation(OBSERVER, SignalResult.NO_SUCH_PROCESS), Proof.GONE),
         (replace(ALIVE, start_time=1001), Proof.REPLACED),
         (replace(ALIVE, start_time=1001, state="T"), Proof.REPLACED),
         (replace(ALIVE, state="Z", other_threads=0), Proof.DEFUNCT),
@@ -42,22 +42,22 @@ ALIVE = Observation(OBSERVER, Signal.DELIVERED, state="S", start_time=1000, othe
         (replace(ALIVE, state="T"), None),
         (replace(ALIVE, state="Z", other_threads=1), None),  # the leading thread has ended, others run
         (replace(ALIVE, state="Z", other_threads=None), None),
-        (Observation(OBSERVER, Signal.DELIVERED), None),  # no entry, as under hidepid
+        (Observation(OBSERVER, SignalResult.DELIVERED), None),  # no entry, as under hidepid
         (replace(ALIVE, state=None), None),
         (replace(ALIVE, start_time=None), None),
-        (Observation(OBSERVER, Signal.REFUSED), None),
-        (replace(ALIVE, signal=Signal.REFUSED, start_time=1001), None),
-        (Observation(None, Signal.NO_SUCH_PROCESS), None),
+        (Observation(OBSERVER, SignalResult.REFUSED), None),
+        (replace(ALIVE, signal=SignalResult.REFUSED, start_time=1001), None),
+        (Observation(None, SignalResult.NO_SUCH_PROCESS), None),
     ],
 )
 def test_only_certain_observations_are_proof(seen: Observation, proof: Proof | None):
-    assert judge(THEM, seen) is proof
+    assert find_proof(THEM, seen) is proof
 
 
 @pytest.mark.parametrize("other", [{"boot_id": "x"}, {"pid_namespace": "x"}, {"time_namespace": "x"}])
 def test_observer_of_another_host_proves_nothing(other: dict[str, Any]):
-    seen = Observation(replace(OBSERVER, **other), Signal.NO_SUCH_PROCESS)
-    assert judge(THEM, seen) is None
+    seen = Observation(replace(OBSERVER, **other), SignalResult.NO_SUCH_PROCESS)
+    assert find_proof(THEM, seen) is None
 
 
 class PlantedProc:
@@ -178,7 +178,7 @@ def identity_of(process: subprocess.Popen[bytes]) -> Identity:
 
 
 @linux
-def test_killed_process_is_proved_dead_before_and_after_its_parent_reaps_it(other: subprocess.Popen[bytes]):
+def test_killed_process_is_proved_dead_before_and_after_wait(other: subprocess.Popen[bytes]):
     me, them = read_identity(), identity_of(other)
     assert prove_death(them, me) is None
     os.kill(other.pid, signal.SIGSTOP)

@@ -18,7 +18,7 @@ WORKER = uuid4()
 
 def taken(folder: Path) -> tuple[ProcessLock, Path]:
     lock = ProcessLock()
-    lock.take(WORKER, (folder,))
+    lock.acquire(WORKER, (folder,))
     assert lock.path is not None
     return lock, lock.path
 
@@ -35,7 +35,7 @@ def test_lock_is_held_until_its_last_process_has_ended(tmp_path: Path):
     lock, path = taken(tmp_path / "run")
     assert path.stat().st_mode & 0o777 == 0o600
     assert probe_lock(path, WORKER) is LockState.HELD
-    (descriptor,) = lock.inherited()
+    (descriptor,) = lock.inherited_descriptors()
     child = subprocess.Popen(["sleep", "600"], pass_fds=[descriptor], start_new_session=True)
     try:
         other = kept(path)
@@ -51,7 +51,7 @@ def test_clean_end_removes_the_file(tmp_path: Path):
     lock, path = taken(tmp_path)
     lock.release()
     assert not path.exists()
-    assert lock.inherited() == ()
+    assert lock.inherited_descriptors() == ()
 
 
 def test_descriptor_is_not_inherited_unless_it_is_passed(tmp_path: Path):
@@ -66,7 +66,7 @@ def test_descriptor_is_not_inherited_unless_it_is_passed(tmp_path: Path):
         child.wait()
 
 
-def test_missing_or_strange_file_says_nothing(tmp_path: Path):
+def test_missing_or_irregular_lock_file_is_unknown(tmp_path: Path):
     path = tmp_path / f"{WORKER}.lock"
     assert probe_lock(path, WORKER) is LockState.UNKNOWN
     path.mkdir()
@@ -88,7 +88,7 @@ def test_lock_file_of_another_account_proves_nothing(tmp_path: Path):
 
 
 def test_only_a_lock_file_in_a_runtime_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process_lock, "_folders", lambda: iter([tmp_path / "ours"]))
+    monkeypatch.setattr(process_lock, "_candidate_folders", lambda: iter([tmp_path / "ours"]))
     for folder in ("ours", "theirs"):
         (tmp_path / folder).mkdir()
         for name in (f"{WORKER}.lock", "passwd"):
@@ -99,13 +99,13 @@ def test_only_a_lock_file_in_a_runtime_folder_is_removed(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_folder_that_does_not_work_is_passed_over(tmp_path: Path, mode: int):
+def test_unusable_lock_folder_is_skipped(tmp_path: Path, mode: int):
     (tmp_path / "file").touch()
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(mode)
     lock = ProcessLock()
-    lock.take(uuid4(), (tmp_path / "file", tmp_path / "no" / "where", open_to_all, tmp_path / "good"))
+    lock.acquire(uuid4(), (tmp_path / "file", tmp_path / "no" / "where", open_to_all, tmp_path / "good"))
     assert lock.path is not None
     assert lock.path.parent == tmp_path / "good"
     lock.release()
@@ -118,9 +118,9 @@ def test_remote_file_system_is_passed_over(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(process_lock, "_MOUNTS", mounts)
     mounts.write_text(f"22 27 {number} / /x rw,relatime shared:1 - nfs4 host:/x rw\n")
     lock = ProcessLock()
-    lock.take(uuid4(), (tmp_path,))
-    assert lock.inherited() == ()
+    lock.acquire(uuid4(), (tmp_path,))
+    assert lock.inherited_descriptors() == ()
     mounts.write_text(f"22 27 {number} / /x rw,relatime shared:1 - ext4 /dev/x rw\n")
-    lock.take(uuid4(), (tmp_path,))
+    lock.acquire(uuid4(), (tmp_path,))
     assert lock.path is not None
     lock.release()

@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.queue.attempt_sessions import Places, SessionsEnded, end_sessions
-from app.queue.job import Expired, Reaped, Status
+from app.queue.attempt_sessions import ConnectionSettings, SessionsEnded, end_sessions
+from app.queue.job import ExpiredRuns, ReapedJob, RepairResult, Status
 from tests.support import eventually
 from workers import reaper as room
 from workers.reaper import Reaper
@@ -29,28 +29,28 @@ class Database:
     def __init__(self, times: Times) -> None:
         self._times = times
         self.dead: list[tuple[UUID, UUID | None, str]] = [(uuid4(), uuid4(), "k")]
-        self.up_sec, self.takes_sec, self.server = 3600.0, 0.0, "00000001 1.5 100"
+        self.server_uptime_sec, self.takes_sec, self.server = 3600.0, 0.0, "00000001 1.5 100"
         self.reaped: list[tuple[UUID, UUID | None, str]] = []
 
-    def expired(self) -> Expired:
+    def expired_runs(self) -> ExpiredRuns:
         self._times.now += self.takes_sec
-        return Expired(self.dead, self.up_sec, self.server)
+        return ExpiredRuns(self.dead, self.server_uptime_sec, self.server)
 
-    def reap(self, runs: list[tuple[UUID, UUID | None, str]], *, server: str, **_: Any) -> list[Reaped]:
+    def reap(self, runs: list[tuple[UUID, UUID | None, str]], *, server: str, **_: Any) -> list[ReapedJob]:
         if server != self.server:
             return []
         self.reaped += runs
-        return [Reaped(job_id, "q", "t", Status.QUEUED, 1) for job_id, _, _ in runs]
+        return [ReapedJob(job_id, "q", "t", Status.QUEUED, 1) for job_id, _, _ in runs]
 
     def open_sessions(self, names: list[str]) -> set[str]:
         return set()
 
-    def sweep(self, **_: Any) -> Any:
-        return type("Swept", (), {"seen_to": "", "promoted": ()})
+    def repair_blocked(self, **_: Any) -> Any:
+        return RepairResult(cursor="", unblocked=())
 
 
 class NoKeys:
-    def restore(self) -> None: ...
+    def relock_all(self) -> None: ...
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def database(times: Times) -> Database:
 def made(database: Database, **more: Any) -> Reaper:
     make: Any = Reaper
     found: Reaper = make(
-        database, NoKeys(), every=HEARTBEAT, heartbeat_sec=HEARTBEAT, pause_sec=0.0, clear_stale=lambda: None,
-        died=lambda name: None, **more,
+        database, NoKeys(), interval_sec=HEARTBEAT, heartbeat_sec=HEARTBEAT, pause_sec=0.0, release_stale=lambda: None,
+        on_crash=lambda name: None, **more,
     )  # fmt: skip
     return found
 
@@ -77,56 +77,56 @@ def reaper(database: Database) -> Reaper:
     return made(database)
 
 
-def test_a_run_is_taken_at_the_second_look_and_not_before_a_heartbeat_has_passed(times, database, reaper):
-    reaper.turn()
+def test_run_is_reaped_at_second_check_after_a_heartbeat(times, database, reaper):
+    reaper.run_once()
     times.now += 0.9 * HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == []
 
     times.now += 0.2 * HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == database.dead
 
 
-def test_the_heartbeat_counts_from_the_answer_of_the_first_look_and_not_from_its_question(times, database, reaper):
+def test_heartbeat_counts_from_answer_of_first_check(times, database, reaper):
     """On a slow network the lease may have run out while the question was on its way."""
     database.takes_sec = 0.9 * HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     times.now += 0.2 * HEARTBEAT
     database.takes_sec = 0.0
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == []
 
     times.now += HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == database.dead
 
 
-def test_a_run_that_was_renewed_between_two_looks_is_a_new_suspect(times, database, reaper):
+def test_run_renewed_between_checks_starts_over(times, database, reaper):
     dead = database.dead
     nobody: list[tuple[UUID, UUID | None, str]] = []
     for found in (dead, nobody, dead):
         database.dead = found
-        reaper.turn()
+        reaper.run_once()
         times.now += HEARTBEAT
     assert database.reaped == []
 
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == dead
 
 
 def test_after_a_restart_of_the_server_everybody_is_forgotten(times, database, reaper):
-    reaper.turn()
-    database.up_sec = 0.5 * HEARTBEAT
+    reaper.run_once()
+    database.server_uptime_sec = 0.5 * HEARTBEAT
     times.now += HEARTBEAT
-    reaper.turn()
-    database.up_sec = 2 * HEARTBEAT
+    reaper.run_once()
+    database.server_uptime_sec = 2 * HEARTBEAT
     times.now += HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == []
 
     times.now += HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == database.dead
 
 
@@ -135,17 +135,17 @@ def test_after_a_restart_of_the_server_everybody_is_forgotten(times, database, r
 )
 def test_suspects_of_before_a_failover_are_not_reaped_after(times, database, reaper, server):
     """A standby that is promoted has been up for long: its age does not show that the owners could not renew."""
-    reaper.turn()
+    reaper.run_once()
     database.server = server
     times.now += 10 * HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == []
     times.now += 0.9 * HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == []
 
     times.now += 0.2 * HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == database.dead
 
 
@@ -153,23 +153,25 @@ def test_failover_while_sessions_end_starts_over(times, database, monkeypatch):
     """The owners must have had the time to renew on the new server."""
     may_end = threading.Event()
     monkeypatch.setattr(room, "end_sessions", lambda servers, names: may_end.wait(60) and SessionsEnded())
-    reaper = made(database, places=Places(dsn="host=a", schema="public", targets={"warehouse": "host=b"}))
-    reaper.turn()
+    reaper = made(
+        database, connection_settings=ConnectionSettings(dsn="host=a", schema="public", targets={"warehouse": "host=b"})
+    )
+    reaper.run_once()
     times.now += HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     database.server = "00000002 1.5 100"
     may_end.set()
-    eventually(lambda: reaper._ended)
-    reaper.turn()
+    eventually(lambda: reaper._finished_runs)
+    reaper.run_once()
     times.now += 0.9 * HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == []
 
     for _ in range(2):
         times.now += HEARTBEAT
-        reaper.turn()
-    eventually(lambda: reaper._ended)
-    reaper.turn()
+        reaper.run_once()
+    eventually(lambda: reaper._finished_runs)
+    reaper.run_once()
     assert database.reaped == database.dead
 
 
@@ -179,10 +181,12 @@ def test_reaper_that_gets_no_thread_goes_on(times, database, monkeypatch):
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    reaper = made(database, places=Places(dsn="host=a", schema="public", targets={"warehouse": "host=b"}))
+    reaper = made(
+        database, connection_settings=ConnectionSettings(dsn="host=a", schema="public", targets={"warehouse": "host=b"})
+    )
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    reaper.turn()
+    reaper.run_once()
     times.now += HEARTBEAT
-    reaper.turn()
+    reaper.run_once()
     assert database.reaped == database.dead
-    assert end_sessions({"warehouse": "host=b"}, ["n"]).left_on == ["warehouse"]
+    assert end_sessions({"warehouse": "host=b"}, ["n"]).unresolved_targets == ["warehouse"]

@@ -11,7 +11,7 @@ import pytest
 from app.queue.job import Status
 from pipelines.contract import Context, Pipelines, Stop, StopReason
 from pipelines.testing import FakeContext
-from tests.support.plant import Plant
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers.testing import drain
 
 CALLS: dict[str, Callable[[Context], Any]] = {
@@ -31,7 +31,7 @@ CALLS: dict[str, Callable[[Context], Any]] = {
 
 
 @pytest.fixture
-def at_stop(plant: Plant) -> Callable[[Callable[[Any], Any]], Status]:
+def at_stop(plant: WorkerPoolFixture) -> Callable[[Callable[[Any], Any]], Status]:
     """Run a call as a pipeline that is stopped at its begin, and return how its job ended."""
 
     def run(call: Callable[[Any], Any]) -> Status:
@@ -42,7 +42,7 @@ def at_stop(plant: Plant) -> Callable[[Callable[[Any], Any]], Status]:
             return call(ctx)
 
         tasks.register("work")(work)
-        plant.desk.enqueue("key", task="work")
+        plant.queue_fixture.enqueue("key", task="work")
         (job,) = drain(plant.dsn, tasks, ["q"])
         return job.status
 
@@ -84,7 +84,7 @@ def test_clean_up_after_a_stop_is_not_cut_short(at_stop: Callable[..., Status], 
     assert cleaned == ["to its end"]
 
 
-def test_clean_up_of_a_generator_is_not_cut_short(plant: Plant):
+def test_clean_up_of_a_generator_is_not_cut_short(plant: WorkerPoolFixture):
     cleaned = []
 
     def steps(args: dict[str, Any], ctx: Any) -> Iterator[Any]:
@@ -98,7 +98,7 @@ def test_clean_up_of_a_generator_is_not_cut_short(plant: Plant):
 
     tasks = Pipelines()
     tasks.register("steps")(steps)
-    plant.desk.enqueue("key", task="steps")
+    plant.queue_fixture.enqueue("key", task="steps")
     (job,) = drain(plant.dsn, tasks, ["q"])
 
     assert (job.status, job.checkpoint, cleaned) == (Status.CANCELED, {"at": 1}, ["to its end"])
@@ -121,7 +121,7 @@ def test_refused_sessions_stop_even_clean_up(at_stop: Callable[..., Status], cal
     assert opened == []
 
 
-def test_connect_is_refused_once_the_lease_is_not_trusted(at_stop: Callable[..., Status], plant: Plant):
+def test_connect_is_refused_once_the_lease_is_not_trusted(at_stop: Callable[..., Status], plant: WorkerPoolFixture):
     tasks, opened = Pipelines(), []
 
     def work(args: dict[str, Any], ctx: Any) -> None:
@@ -133,7 +133,7 @@ def test_connect_is_refused_once_the_lease_is_not_trusted(at_stop: Callable[...,
             opened.append("a session")
 
     tasks.register("late")(work)
-    plant.desk.enqueue("key", task="late")
+    plant.queue_fixture.enqueue("key", task="late")
     drain(plant.dsn, tasks, ["q"])
 
     assert opened == []

@@ -1,4 +1,4 @@
-"""Secrets that args refer to: put in for the run alone, and seen nowhere afterwards."""
+"""Secrets that args refer to: resolved for one attempt and redacted from all it reports."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 from app import log
 from app.queue.job import Settlement, Status
 from pipelines.contract import Pipelines, registry
-from pipelines.references import BadReference, references
+from pipelines.secret_refs import BadReference, find_references
 from tests.support import (
     eventually,
-    indiscreet,  # noqa: F401 - registers its task
+    leaky_tasks,  # noqa: F401 - registers its task
 )
-from tests.support.claims import Said, attempt_with
-from workers.secrets import NOTHING_HIDDEN, NoSecret, Vault, Veil, uncover, variable_of
+from tests.support.claimed_jobs import CapturedLines, attempt_with
+from workers.secrets import NO_REDACTION, Redactor, SecretStore, SecretUnavailable, resolve_references, variable_name
 
 SECRET = "s3cr3t/of the+bank"
-VAULT = Vault({"DL_SECRET_BANK": SECRET})
+VAULT = SecretStore({"DL_SECRET_BANK": SECRET})
 REFERENCE = {"$secret": "bank"}
 FORMS = (SECRET, json.dumps(SECRET)[1:-1], "s3cr3t%2Fof%20the%2Bbank", base64.b64encode(SECRET.encode()).decode())
 
@@ -33,7 +33,7 @@ def run(call, args, *, vault=VAULT, **more):
         known.command("t", call, **more)
     else:
         known.register("t")(call)
-    held = attempt_with(args_text=json.dumps(args), tools={"vault": vault})
+    held = attempt_with(args_text=json.dumps(args), settings={"secret_store": vault})
     return held, held.run(known.get("t"))
 
 
@@ -49,13 +49,13 @@ def hidden(told: object) -> None:
     ("name", "variable"),
     [("bank", "DL_SECRET_BANK"), ("crm.api-token", "DL_SECRET_CRM_API_TOKEN"), ("a1", "DL_SECRET_A1")],
 )
-def test_a_secret_is_a_variable(name, variable):
-    assert variable_of(name) == variable
-    assert Vault({variable: "value"}).read(name) == "value"
+def test_secret_is_read_from_a_variable(name, variable):
+    assert variable_name(name) == variable
+    assert SecretStore({variable: "value"}).read(name) == "value"
 
 
-def test_or_a_file_that_is_read_anew_for_each_run(tmp_path: Path):
-    vault = Vault({}, tmp_path)
+def test_secret_file_is_read_again_for_each_attempt(tmp_path: Path):
+    vault = SecretStore({}, tmp_path)
     (tmp_path / "bank").write_bytes(b"first\r\n")
     assert vault.read("bank") == "first"
     (tmp_path / "bank").write_text("second")
@@ -63,38 +63,38 @@ def test_or_a_file_that_is_read_anew_for_each_run(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\xff\xfe", b"x" * 70_000, b"", b"abc"])
-def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content):
+def test_unusable_secret_file_is_refused(tmp_path: Path, content):
     (tmp_path / "bank").write_bytes(content)
 
-    with pytest.raises(NoSecret, match="'bank'"):
-        Vault({}, tmp_path).read("bank")
+    with pytest.raises(SecretUnavailable, match="'bank'"):
+        SecretStore({}, tmp_path).read("bank")
 
 
-def test_a_secret_that_is_missing_is_told_with_where_it_was_looked_for(tmp_path: Path):
-    with pytest.raises(NoSecret, match=r"no variable DL_SECRET_BANK, and no DL_SECRETS_DIR"):
-        Vault().read("bank")
-    with pytest.raises(NoSecret, match=r"in DL_SECRETS_DIR: No such file"):
-        Vault({}, tmp_path).read("bank")
+def test_missing_secret_names_variable_and_folder(tmp_path: Path):
+    with pytest.raises(SecretUnavailable, match=r"no variable DL_SECRET_BANK, and no DL_SECRETS_DIR"):
+        SecretStore().read("bank")
+    with pytest.raises(SecretUnavailable, match=r"in DL_SECRETS_DIR: No such file"):
+        SecretStore({}, tmp_path).read("bank")
 
 
 @pytest.mark.parametrize(
     "name", ["../etc/passwd", "/etc/passwd", ".hidden", "a/b", "", "x" * 101, "a b", "é", 7, None, ["bank"]]
 )
-def test_a_name_leads_nowhere_else(name, tmp_path: Path):
+def test_secret_name_cannot_leave_the_folder(name, tmp_path: Path):
     with pytest.raises(BadReference):
-        references({"x": [{"$secret": name}]})
-    assert uncover({"x": 1}, VAULT, "t") == ({"x": 1}, NOTHING_HIDDEN)
-    with pytest.raises(NoSecret, match=r"args: x\[0\]"):
-        uncover({"x": [{"$secret": name}]}, Vault({}, tmp_path), "t")
+        find_references({"x": [{"$secret": name}]})
+    assert resolve_references({"x": 1}, VAULT, "t") == ({"x": 1}, NO_REDACTION)
+    with pytest.raises(SecretUnavailable, match=r"args: x\[0\]"):
+        resolve_references({"x": [{"$secret": name}]}, SecretStore({}, tmp_path), "t")
 
 
-def test_a_reference_stands_alone():
-    with pytest.raises(BadReference, match="stands alone"):
-        references({"x": {"$secret": "bank", "more": 1}})
+def test_reference_with_other_keys_is_refused():
+    with pytest.raises(BadReference, match="has no other keys"):
+        find_references({"x": {"$secret": "bank", "more": 1}})
 
 
-def test_references_are_found_wherever_they_are():
-    assert references({"a": [{"b": REFERENCE}, 1], "c": {"d e": REFERENCE}, "$secrets": 1}) == [
+def test_nested_references_are_found():
+    assert find_references({"a": [{"b": REFERENCE}, 1], "c": {"d e": REFERENCE}, "$secrets": 1}) == [
         ("a[0].b", "bank"), ('c["d e"]', "bank"),
     ]  # fmt: skip
 
@@ -102,7 +102,7 @@ def test_references_are_found_wherever_they_are():
 # ── what a run shows of them ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_pipeline_gets_it_and_what_it_leaves_does_not_have_it():
+def test_pipeline_gets_the_secret_and_results_are_redacted():
     def leaks(args, ctx):
         assert args["auth"]["password"] == SECRET
         ctx.progress(1, 2, note=f"with {args['auth']['password']}", list=[args["auth"]["password"]])
@@ -118,7 +118,7 @@ def test_the_pipeline_gets_it_and_what_it_leaves_does_not_have_it():
     assert held.job.args_text == json.dumps({"auth": {"password": REFERENCE}})
 
 
-def test_an_error_and_its_traceback_do_not_have_it():
+def test_error_and_traceback_are_redacted():
     def fails(args):
         raise RuntimeError(f"https://user:{args['p']}@bank refused {args['p']!r} " + " ".join(FORMS))
 
@@ -128,7 +128,7 @@ def test_an_error_and_its_traceback_do_not_have_it():
     hidden(f"{end.error} {end.traceback}")
 
 
-def test_no_log_of_the_process_has_it(caplog):
+def test_process_log_is_redacted(caplog):
     def speaks(args, ctx):
         ctx.log.info("have it", value=args["p"])
         logging.getLogger("some.library").warning("trying %s", args["p"])
@@ -138,7 +138,7 @@ def test_no_log_of_the_process_has_it(caplog):
     assert log.mask(f"late: {SECRET}") == "late: ***"
 
 
-def test_a_missing_one_fails_the_job_and_no_try_is_repeated():
+def test_missing_secret_fails_the_job_without_retry():
     _, end = run(lambda args: None, {"p": {"$secret": "other"}})
 
     assert (end.status, end.error) == (
@@ -147,45 +147,49 @@ def test_a_missing_one_fails_the_job_and_no_try_is_repeated():
     )
 
 
-def test_a_follow_up_gets_the_reference_and_not_the_value():
-    veil = Veil({"bank": SECRET})
+def test_follow_up_gets_the_reference_of_a_secret():
+    veil = Redactor({"bank": SECRET})
 
-    assert veil.referring({"a": [SECRET], "b": {"c": SECRET}, "d": 1}) == {
+    assert veil.restore_references({"a": [SECRET], "b": {"c": SECRET}, "d": 1}) == {
         "a": [REFERENCE],
         "b": {"c": REFERENCE},
         "d": 1,
     }
     with pytest.raises(ValueError, match="hand on the reference"):
-        veil.referring({"header": f"Basic {SECRET}"})
+        veil.restore_references({"header": f"Basic {SECRET}"})
 
 
-def test_a_number_and_a_key_of_many_lines_are_hidden_too():
+def test_numeric_and_multiline_secrets_are_redacted():
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG\n-----END KEY-----\n"
-    veil = Veil({"pin": "12345678", "key": key})
+    veil = Redactor({"pin": "12345678", "key": key})
 
-    assert veil.value([12345678, 1, Path("a12345678"), Path("b")]) == ["***", 1, "a***", Path("b")]
-    assert "MIIEv" not in veil.text(f"line: {key.splitlines()[1]}")
+    assert veil.redact_value([12345678, 1, Path("a12345678"), Path("b")]) == ["***", 1, "a***", Path("b")]
+    assert "MIIEv" not in veil.redact_text(f"line: {key.splitlines()[1]}")
 
 
-def test_a_run_without_secrets_is_left_as_it_is():
+def test_attempt_without_secrets_is_unchanged():
     value = {"a": [1]}
 
-    assert Veil().value(value) is value
+    assert Redactor().redact_value(value) is value
 
 
-def test_a_process_of_its_own_gets_it_and_tells_nobody(plant):
-    plant.pool(pipelines=registry, packages=("tests.support.indiscreet",), vault=VAULT)
-    good = plant.add("indiscreet", args={"p": REFERENCE, "fail": False})
-    bad = plant.add("indiscreet", args={"p": REFERENCE, "fail": True})
+def test_isolated_process_gets_the_secret_redacted(plant):
+    plant.pool(pipelines=registry, packages=("tests.support.leaky_tasks",), secret_store=VAULT)
+    good = plant.add_job("indiscreet", args={"p": REFERENCE, "fail": False})
+    bad = plant.add_job("indiscreet", args={"p": REFERENCE, "fail": True})
 
-    done, failed = plant.until(good, Status.SUCCEEDED), plant.until(bad, Status.FAILED)
+    done, failed = plant.wait_for_status(good, Status.SUCCEEDED), plant.wait_for_status(bad, Status.FAILED)
 
     assert done.result == {"had": "***", "long": len(SECRET)}
     assert failed.error == "Fail: not with ***"
     assert done.args == {"p": REFERENCE, "fail": False}
-    eventually(lambda: plant.desk.one("SELECT count(*) FROM dl_job_logs WHERE line LIKE 'printed%%'") == 2)
-    rows = plant.desk.sql("SELECT to_jsonb(j)::text FROM dl_jobs j") + plant.desk.sql("SELECT line FROM dl_job_logs")
-    hidden(str(rows + plant.desk.sql("SELECT payload::text FROM dl_job_events")))
+    eventually(
+        lambda: plant.queue_fixture.fetch_row("SELECT count(*) FROM dl_job_logs WHERE line LIKE 'printed%%'") == 2
+    )
+    rows = plant.queue_fixture.sql("SELECT to_jsonb(j)::text FROM dl_jobs j") + plant.queue_fixture.sql(
+        "SELECT line FROM dl_job_logs"
+    )
+    hidden(str(rows + plant.queue_fixture.sql("SELECT payload::text FROM dl_job_events")))
 
 
 # ── programs ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,24 +197,24 @@ def test_a_process_of_its_own_gets_it_and_tells_nobody(plant):
 SHOW = [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"]
 
 
-def test_a_program_gets_no_secret_by_its_arguments():
+def test_command_arguments_cannot_hold_secrets():
     _, end = run(["echo", "{p}"], {"p": REFERENCE})
 
     assert end.status is Status.FAILED
-    assert "can be read by everybody" in (end.error or "")
+    assert "every user of the machine can read" in (end.error or "")
 
 
-def test_a_program_inherits_neither_our_settings_nor_the_databases_password(monkeypatch):
+def test_command_inherits_no_settings_or_passwords(monkeypatch):
     for name in ("DL_DB_DSN", "DL_SECRET_BANK", "DL_TOKENS", "PG_PASSWORD", "PGPASSWORD", "DL_SESSION_SECRET"):
         monkeypatch.setenv(name, "kept back")
     monkeypatch.setenv("PG_USER", "given")
     monkeypatch.setenv("COMPANY_THING", "given")
-    said = Said()
+    said = CapturedLines()
     known = Pipelines()
     known.command("t", SHOW, inherit=["PG_USER"], env={"TOKEN": REFERENCE, "PLAIN": "x"})
-    attempt_with(said, tools={"vault": VAULT}).run(known.get("t"))
+    attempt_with(said, settings={"secret_store": VAULT}).run(known.get("t"))
 
-    (line,) = said.of("stdout")
+    (line,) = said.texts_of("stdout")
     found = json.loads(line)
     assert "kept back" not in found.values()
     assert {name: found.get(name) for name in ("PG_USER", "COMPANY_THING", "TOKEN", "PLAIN")} == {
@@ -220,7 +224,7 @@ def test_a_program_inherits_neither_our_settings_nor_the_databases_password(monk
     hidden(str(log.mask(line)))
 
 
-def test_a_program_whose_secret_is_missing_is_not_begun():
+def test_command_with_missing_secret_is_not_started():
     _, end = run(["false"], {}, env={"TOKEN": {"$secret": "other"}})
 
     assert (end.status, "'other'" in (end.error or "")) == (Status.FAILED, True)
@@ -240,7 +244,7 @@ def test_a_program_whose_secret_is_missing_is_not_begun():
         ("GET /x?token=abcdef&y=1", "abcdef"),
     ],
 )
-def test_errors_are_kept_without_the_passwords_that_drivers_put_into_them(told, kept):
+def test_passwords_in_driver_errors_are_redacted(told, kept):
     def fails(args):
         raise RuntimeError(told)
 
@@ -251,7 +255,7 @@ def test_errors_are_kept_without_the_passwords_that_drivers_put_into_them(told, 
 
 
 @pytest.mark.parametrize("told", ["Unexpected token: '}'", "invalid key: 'abc'", "the secret of life is 42"])
-def test_an_error_that_only_speaks_of_such_things_is_left_as_it_is(told):
+def test_error_without_credentials_is_unchanged(told):
     def fails(args):
         raise RuntimeError(told)
 
@@ -274,22 +278,22 @@ def test_an_error_that_only_speaks_of_such_things_is_left_as_it_is(told):
         ({"bank": ("t",), "*": ()}, True),
     ],
 )
-def test_a_secret_is_given_to_the_tasks_it_is_for(tasks, allowed):
+def test_secret_is_limited_to_its_tasks(tasks, allowed):
     seen = []
-    vault = Vault(VAULT.variables, tasks=tasks)
+    vault = SecretStore(VAULT.variables, task_patterns=tasks)
 
     _, end = run(lambda args: seen.append(args["x"]), {"x": REFERENCE}, vault=vault)
 
     assert seen == ([SECRET] if allowed else [])
     assert end.status is (Status.SUCCEEDED if allowed else Status.FAILED)
     if not allowed:
-        assert "the secret 'bank' is not for the task 't'; DL_SECRETS_ALLOW says" in end.error
-        assert not end.retry_in
+        assert "the secret 'bank' is not for the task 't'; DL_TASK_SECRETS says" in end.error
+        assert not end.retry_in_sec
     hidden(str(end))
 
 
-def test_what_a_command_is_given_by_whoever_configured_it_is_not_asked_for(tmp_path):
-    vault = Vault(VAULT.variables, tasks={"*": ()})
+def test_secrets_of_a_commands_env_need_no_task_rule(tmp_path):
+    vault = SecretStore(VAULT.variables, task_patterns={"*": ()})
     file = tmp_path / "seen"
 
     _, end = run(

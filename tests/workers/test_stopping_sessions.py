@@ -13,8 +13,8 @@ import pytest
 
 from pipelines.contract import Context, Pipelines, Stop, StopReason
 from tests.support import eventually
-from tests.support.dead_sql import TABLES, WRITES_ON
-from tests.support.plant import Plant
+from tests.support.dead_sql import SLOW_WRITES, TABLES
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 REFUSED = "refused"
 
@@ -22,8 +22,8 @@ REFUSED = "refused"
 class Deaf:
     """Ignores every stop, while a thread of its own is in a statement; then it wants another connection."""
 
-    def __init__(self, plant: Plant) -> None:
-        plant.desk.sql(TABLES)
+    def __init__(self, plant: WorkerPoolFixture) -> None:
+        plant.queue_fixture.sql(TABLES)
         self.plant, self.came = plant, list[str]()
         self.tasks = Pipelines()
         self.tasks.register("deaf")(self._run)
@@ -33,7 +33,7 @@ class Deaf:
         connection.autocommit = True
         writer = threading.Thread(target=self._write, args=(connection, ctx.job_id))
         writer.start()
-        self.plant.gate.pass_through("deaf")
+        self.plant.gate.wait_inside("deaf")
         writer.join()
         try:
             ctx.connect("default")
@@ -44,31 +44,31 @@ class Deaf:
 
     def _write(self, connection: Any, job_id: UUID) -> None:
         with suppress(psycopg2.Error):
-            connection.cursor().execute(WRITES_ON.format(job=job_id, commit="COMMIT;"))
+            connection.cursor().execute(SLOW_WRITES.format(job=job_id, commit="COMMIT;"))
 
     def begin(self, **options: Any) -> tuple[Any, UUID]:
         pool = self.plant.pool(pipelines=self.tasks, targets={"default": self.plant.dsn}, **options)
-        job_id = self.plant.add("deaf", lease_ttl_sec=30)
-        eventually(lambda: self.plant.desk.one("SELECT count(*) FROM written"))
+        job_id = self.plant.add_job("deaf", lease_ttl_sec=30)
+        eventually(lambda: self.plant.queue_fixture.fetch_row("SELECT count(*) FROM written"))
         return pool, job_id
 
     def sessions(self) -> int:
-        return self.plant.desk.sessions("application_name LIKE 'dataloader:%%'")
+        return self.plant.queue_fixture.session_count("application_name LIKE 'dataloader:%%'")
 
 
 @pytest.fixture
-def deaf(plant: Plant) -> Deaf:
+def deaf(plant: WorkerPoolFixture) -> Deaf:
     return Deaf(plant)
 
 
-def test_shutdown_ends_sessions_of_a_deaf_thread(plant: Plant, deaf: Deaf):
-    pool, job_id = deaf.begin(stop_sec=0.3, stop_grace_sec=60.0)
+def test_shutdown_ends_sessions_of_an_unresponsive_thread(plant: WorkerPoolFixture, deaf: Deaf):
+    pool, job_id = deaf.begin(stop_wait_sec=0.3, stop_step_sec=60.0)
 
     assert not pool.stop(grace=0)
 
-    assert plant.payloads(job_id, "requeue")[0]["reason"] == "shutdown"
+    assert plant.event_payloads(job_id, "requeue")[0]["reason"] == "shutdown"
     late = "SELECT count(*) FROM written WHERE at > (SELECT ts FROM dl_job_events WHERE kind = 'requeue')"
-    assert plant.desk.one(late) == 0
+    assert plant.queue_fixture.fetch_row(late) == 0
     assert deaf.sessions() == 0
     plant.gate.open()
     eventually(lambda: deaf.came == [REFUSED], message=lambda: str(deaf.came))
@@ -82,16 +82,16 @@ def test_shutdown_ends_sessions_of_a_deaf_thread(plant: Plant, deaf: Deaf):
     ],
     ids=["lease lost, without grace", "cancel, after its steps"],
 )
-def test_deaf_thread_has_no_session_after_the_stop(
-    plant: Plant, deaf: Deaf, stop: Callable[[Any], None], grace_sec: float
+def test_unresponsive_thread_has_no_session_after_stop(
+    plant: WorkerPoolFixture, deaf: Deaf, stop: Callable[[Any], None], grace_sec: float
 ):
-    pool, _ = deaf.begin(stop_grace_sec=grace_sec)
-    (attempt,) = pool._roster.all()
+    pool, _ = deaf.begin(stop_step_sec=grace_sec)
+    (attempt,) = pool._running_attempts.all()
 
     stop(attempt)
 
     eventually(lambda: deaf.sessions() == 0, 20)
     eventually(lambda: attempt.refuses_sessions, 20)
-    assert pool._roster.all() == [attempt]  # its key stays with it
+    assert pool._running_attempts.all() == [attempt]  # its key stays with it
     plant.gate.open()
     eventually(lambda: deaf.came == [REFUSED], message=lambda: str(deaf.came))

@@ -6,15 +6,15 @@ import pytest
 
 from app.queue.job import Status
 from pipelines.contract import Pipelines, Snooze, Stop, StopReason
-from tests.support.desk import Desk
+from tests.support.queue_fixture import QueueFixture
 from workers.testing import drain
 
 
 @pytest.fixture
 def desk(dsn):
-    made = Desk(dsn)
+    made = QueueFixture(dsn)
     yield made
-    made.check()
+    made.check_invariants()
     made.close()
 
 
@@ -46,7 +46,7 @@ def tasks():
     return known
 
 
-def test_jobs_and_their_follow_ups_are_run_until_none_is_ready(desk, dsn, tasks):
+def test_drain_runs_jobs_and_follow_ups_until_none_is_ready(desk, dsn, tasks):
     parent = desk.enqueue("a", task="parent")
     broken = desk.enqueue("b", task="broken")
     desk.enqueue("c", task="parent", queue="elsewhere")
@@ -62,11 +62,11 @@ def test_jobs_and_their_follow_ups_are_run_until_none_is_ready(desk, dsn, tasks)
     assert ran[1].id == broken
     assert ran[1].error == "ValueError: no good"
     assert ran[2].result == "in one stroke"
-    assert desk.one("SELECT count(*) FROM made") == 0
+    assert desk.fetch_row("SELECT count(*) FROM made") == 0
     assert drain(dsn, tasks, ["q", "other"]) == []
 
 
-def test_a_stopped_job_is_what_its_stop_makes_of_it(desk, dsn, tasks):
+def test_drain_settles_a_stopped_job_by_its_reason(desk, dsn, tasks):
     desk.enqueue("a", task="stops")
 
     (job,) = drain(dsn, tasks, ["q"])
@@ -74,7 +74,7 @@ def test_a_stopped_job_is_what_its_stop_makes_of_it(desk, dsn, tasks):
     assert job.status is Status.CANCELED
 
 
-def test_a_key_that_somebody_holds_keeps_its_job_waiting(desk, dsn, tasks):
+def test_drain_leaves_a_job_with_a_locked_key(desk, dsn, tasks):
     desk.enqueue("held", task="parent")
     other = desk.connect(autocommit=True)
     other.cursor().execute("SELECT pg_advisory_lock(hashtext('held'))")
@@ -84,8 +84,8 @@ def test_a_key_that_somebody_holds_keeps_its_job_waiting(desk, dsn, tasks):
     assert (job.status, job.attempt) == (Status.QUEUED, 0)
 
 
-def test_a_job_that_never_ends_is_found_out(desk, dsn, tasks):
+def test_drain_refuses_to_run_without_end(desk, dsn, tasks):
     desk.enqueue("a", task="loops")
 
     with pytest.raises(AssertionError, match="3 jobs were run"):
-        drain(dsn, tasks, ["q"], most=3)
+        drain(dsn, tasks, ["q"], max_jobs=3)

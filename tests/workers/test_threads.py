@@ -7,106 +7,95 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from app.errors import DatabaseUnavailable
-from tests.support.desk import Aside
+from tests.support.queue_fixture import BackgroundCall
 from tests.support.waiting import eventually
-from workers.threads import Bell, Loop, clock
+from workers.threads import BackgroundThread, WakeupPipe, clock
 
 
 @pytest.fixture
-def bell() -> Iterator[Bell]:
-    made = Bell()
+def wakeup() -> Iterator[WakeupPipe]:
+    made = WakeupPipe()
     yield made
     made.close()
 
 
-def test_the_clock_never_goes_back():
+def test_clock_never_goes_back():
     times = [clock() for _ in range(1000)]
 
     assert times == sorted(times)
 
 
-# ── the bell ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the wake-up pipe ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_bell_wakes_one_who_waits_in_another_thread(bell: Bell):
-    waiting = Aside(bell.wait, 30.0)
+def test_wakeup_pipe_wakes_a_waiter_in_another_thread(wakeup: WakeupPipe):
+    waiting = BackgroundCall(wakeup.wait, 30.0)
 
-    bell.ring()
+    wakeup.set()
 
     assert waiting.result() is True
 
 
-def test_a_bell_that_was_rung_before_the_wait_is_heard_once(bell: Bell):
+def test_wakeup_set_before_the_wait_resteps_once(wakeup: WakeupPipe):
     for _ in range(3):
-        bell.ring()
+        wakeup.set()
 
-    assert bell.wait(30.0) is True
-    assert bell.wait(0.0) is False
+    assert wakeup.wait(30.0) is True
+    assert wakeup.wait(0.0) is False
 
 
-def test_a_bell_nobody_listens_to_can_be_rung_for_ever(bell: Bell):
+def test_wakeup_without_a_waiter_never_blocks(wakeup: WakeupPipe):
     for _ in range(70_000):  # more than a pipe holds
-        bell.ring()
+        wakeup.set()
 
-    assert bell.wait(0.0) is True
+    assert wakeup.wait(0.0) is True
 
 
-def test_a_wait_ends_when_something_else_can_be_read(bell: Bell):
-    ears, rope = os.pipe()
+def test_wait_ends_when_a_descriptor_is_readable(wakeup: WakeupPipe):
+    read_end, write_end = os.pipe()
     try:
-        waiting = Aside(bell.wait, 30.0, ears, None)
-        os.write(rope, b"x")
+        waiting = BackgroundCall(wakeup.wait, 30.0, read_end, None)
+        os.write(write_end, b"x")
 
         assert waiting.result() is True
     finally:
-        os.close(ears)
-        os.close(rope)
+        os.close(read_end)
+        os.close(write_end)
 
 
-def test_a_closed_bell_writes_into_nobody_elses_file():
-    bell = Bell()
-    rope = bell._rope
-    bell.close()
-    ears, other = os.pipe()
-    if other != rope:
-        os.dup2(other, rope)  # what any thread of the process may get when it opens something next
-    os.set_blocking(ears, False)
+def test_closed_wakeup_pipe_writes_to_no_reused_descriptor():
+    wakeup = WakeupPipe()
+    write_end = wakeup._write_fd
+    wakeup.close()
+    read_end, other = os.pipe()
+    if other != write_end:
+        os.dup2(other, write_end)  # what any thread of the process may get when it opens something next
+    os.set_blocking(read_end, False)
     try:
-        bell.ring()
-        bell.close()
+        wakeup.set()
+        wakeup.close()
 
         with pytest.raises(BlockingIOError):
-            os.read(ears, 1)
-        os.fstat(rope)
+            os.read(read_end, 1)
+        os.fstat(write_end)
     finally:
-        for number in {ears, other, rope}:
+        for number in {read_end, other, write_end}:
             os.close(number)
 
 
-def test_a_bell_is_made_where_there_is_no_pipe2(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delattr(os, "pipe2", raising=False)
-    bell = Bell()
-
-    bell.ring()
-
-    assert bell.wait(0.0) is True
-    assert bell.wait(0.0) is False
-    bell.close()
+# ── the thread ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-# ── the loop ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Turns:
+class Steps:
     def __init__(self, *answers: float | Exception) -> None:
-        self.taken = 0
-        self.died: list[str] = []
+        self.count = 0
+        self.crashes: list[str] = []
         self._answers = list(answers)
-        self.taking = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
 
     def __call__(self) -> float:
-        self.taken += 1
-        self.taking.release()
+        self.count += 1
+        self.started.release()
         answer = self._answers.pop(0) if self._answers else 3600.0
         if isinstance(answer, Exception):
             raise answer
@@ -114,11 +103,11 @@ class Turns:
 
 
 @pytest.fixture
-def looping() -> Iterator[Callable[[Turns], Loop]]:
-    made: list[Loop] = []
+def looping() -> Iterator[Callable[[Steps], BackgroundThread]]:
+    made: list[BackgroundThread] = []
 
-    def start(turns: Turns) -> Loop:
-        loop = Loop("keeper", turns, died=turns.died.append, away=0.01)
+    def start(steps: Steps) -> BackgroundThread:
+        loop = BackgroundThread("test-thread", steps, on_crash=steps.crashes.append, outage_retry_sec=0.01)
         made.append(loop)
         loop.start()
         return loop
@@ -129,54 +118,54 @@ def looping() -> Iterator[Callable[[Turns], Loop]]:
         assert loop.join(20)
 
 
-def test_a_loop_takes_its_next_turn_after_the_pause_the_last_one_asked_for(looping):
-    turns = Turns(0.0, 0.01, 0.0)
+def test_thread_waits_as_long_as_the_step_returned(looping):
+    steps = Steps(0.0, 0.01, 0.0)
 
-    looping(turns)
+    looping(steps)
 
-    eventually(lambda: turns.taken == 4)
+    eventually(lambda: steps.count == 4)
 
 
-def test_a_ring_during_a_turn_is_not_lost(looping):
-    turns = Turns()
-    loop = looping(turns)
+def test_wake_during_a_step_is_not_lost(looping):
+    steps = Steps()
+    loop = looping(steps)
     for expected in range(1, 50):
-        turns.taking.acquire(timeout=20)
-        assert turns.taken == expected
-        loop.ring()
+        steps.started.acquire(timeout=20)
+        assert steps.count == expected
+        loop.wake()
 
-    eventually(lambda: turns.taken == 50)
+    eventually(lambda: steps.count == 50)
 
 
-def test_a_stop_ends_the_loop_at_once(looping):
-    turns = Turns()
-    loop = looping(turns)
-    eventually(lambda: turns.taken == 1)
+def test_stop_ends_the_thread_at_once(looping):
+    steps = Steps()
+    loop = looping(steps)
+    eventually(lambda: steps.count == 1)
 
     loop.stop()
 
     assert loop.join(20) is True
-    assert not loop.alive
-    assert turns.died == []
+    assert not loop.is_alive
+    assert steps.crashes == []
 
 
-def test_a_database_that_is_away_is_told_once_and_the_turn_is_taken_again(looping, said):
-    away = DatabaseUnavailable("no answer")
-    turns = Turns(away, away, away, 0.0)
+def test_outage_is_logged_once_and_step_retried(looping, said):
+    outage = DatabaseUnavailable("no answer")
+    steps = Steps(outage, outage, outage, 0.0)
 
-    looping(turns)
+    looping(steps)
 
-    eventually(lambda: turns.taken == 5)
-    assert said("database.away") == [{"keeper": "keeper", "error": "no answer"}]
-    assert said("database.back") == [{"keeper": "keeper"}]
+    eventually(lambda: steps.count == 5)
+    assert said("database.unavailable") == [{"error": "no answer"}]
+    assert said("database.available") == [{}]
 
 
-def test_a_bug_ends_the_loop_and_is_told_to_whoever_must_know(looping, said):
-    turns = Turns(ZeroDivisionError("a bug"))
+def test_error_ends_the_background_thread_and_calls_on_crash(looping, said):
+    steps = Steps(ZeroDivisionError("a bug"))
 
-    loop = looping(turns)
+    loop = looping(steps)
 
-    eventually(lambda: turns.died)
-    assert turns.died == ["keeper"]
+    eventually(lambda: steps.crashes)
+    assert steps.crashes == ["test-thread"]
     assert loop.join(20)
-    assert said("keeper.died") == [{"keeper": "keeper"}]
+    assert said("thread.crashed") == [{}]

@@ -1,51 +1,50 @@
-"""The dashboard: pages for people, which ask the queue the same questions as the API.
+"""The dashboard: HTML pages that read the same classes of `app.admin` and `app.queue` as the API.
 
-frame.py    what all pages share: whole pages and the parts that refresh themselves, forms, words for times and sizes
-now.py      what is wrong, and what runs
-jobs.py     lists, search, and acts on all that match
-job.py      one job: its tries, its log, why it waits; cancel, retry, clone
-log.py      the whole log of a job, searched
-tasks.py    each task's last runs, and a form to start one
-queues.py   queues and workers: how they do, and the acts on them
-charts.py   what happened over time
-trail.py    who did what
+base.py      what all pages share: rendering, form actions, formatting of times and sizes
+overview.py  problems and running jobs
+jobs.py      list and search of jobs, bulk actions
+job.py       one job: status, attempts, log; cancel, retry, edit, clone, delete
+log.py       the full log of a job, with search
+tasks.py     recent runs of each task, and a form that starts one
+queues.py    queues and workers, and their actions
+charts.py    statistics over time
+audit.py     the audit log
 
-Everything essential works without scripts: links are links and acts are forms. With them, what is marked as live
-refreshes itself every two seconds, unless somebody is at work in it.
+All pages work without scripts: links are links and actions are forms. With scripts, the live part of a page refreshes
+every two seconds unless the user works in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.queue.jobqueue import JobQueue
-from app.web.operations import Subject
+from app.queue.jobs import JobQueue
 from app.web.options import WebOptions
-from app.web.pages.charts import charts
-from app.web.pages.frame import Frame
-from app.web.pages.job import job
-from app.web.pages.jobs import jobs
-from app.web.pages.log import log
-from app.web.pages.now import now
-from app.web.pages.queues import queues
-from app.web.pages.tasks import tasks
-from app.web.pages.trail import trail
+from app.web.pages.audit import create_audit_page
+from app.web.pages.base import PageRenderer
+from app.web.pages.charts import create_charts_page
+from app.web.pages.job import create_job_page
+from app.web.pages.jobs import create_jobs_page
+from app.web.pages.log import create_log_page
+from app.web.pages.overview import create_overview_page
+from app.web.pages.queues import create_queues_page
+from app.web.pages.tasks import create_tasks_page
+from app.web.routing import ApiBlueprint
 from pipelines.contract import Pipelines
 
-__all__ = ["pages"]
+__all__ = ["create_pages"]
 
 
-def pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Sequence[Subject]:
-    """All pages, each a subject of its own."""
-    frame = Frame(options)
-    source = queue.source
+def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Sequence[ApiBlueprint]:
+    """Return one blueprint for each page."""
+    renderer = PageRenderer(options)
     return (
-        now(source, frame),
-        jobs(source, frame),
-        job(queue, pipelines, frame),
-        log(queue, frame),
-        tasks(queue, pipelines, frame),
-        queues(source, frame),
-        charts(source, frame),
-        trail(source, frame),
+        create_overview_page(queue.executor, renderer),
+        create_jobs_page(queue.executor, renderer),
+        create_job_page(queue, pipelines, renderer),
+        create_log_page(queue.executor, renderer),
+        create_tasks_page(queue, pipelines, renderer),
+        create_queues_page(queue.executor, renderer),
+        create_charts_page(queue.executor, renderer),
+        create_audit_page(queue.executor, renderer),
     )

@@ -1,140 +1,124 @@
-"""What happened over time, from the rollups: the cost of a page does not depend on how many jobs there are."""
+"""The charts page: statistics over time, whose cost does not depend on the number of jobs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from flask import Response
 from pydantic import Field
 
-from app.queue.jobqueue import Source
-from app.queue.keys import Scope
-from app.queue.rollups import Chart, Happened, Rollups
-from app.web.operations import HTML, Subject
-from app.web.pages.frame import FormModel, Frame, Unreadable
+from app.admin.statistics import Chart, PeriodStatistics, Statistics
+from app.queue.jobs import Executor
+from app.web.pages.base import FormModel, FormText, PageRenderer
+from app.web.routing import ApiBlueprint
 
-_Text = Annotated[str, Field(max_length=1000)]
-_NOTHING = Happened()
+_NO_JOBS = PeriodStatistics()
 
 
-class ChartsQuery(FormModel):
+class ChartsPageQuery(FormModel):
     period: Literal["1h", "24h", "7d"] = Field("1h", description="How far back.")
-    queue: _Text = Field("", description="Of this queue alone.")
-    task: _Text = Field("", description="Of this task alone.")
+    queue: FormText = Field("", description="Only this queue.")
+    task: FormText = Field("", description="Only this task.")
 
 
 @dataclass(frozen=True)
-class Lines:
-    """One chart: when, and a line a number."""
+class LineChart:
+    """One chart: its times and a line for each name."""
 
     title: str
     unit: str
     names: tuple[str, ...]
-    at: list[int]  # seconds since 1970
+    timestamps: list[int]  # seconds since 1970
     values: list[list[float | None]]
 
     @property
-    def told(self) -> str:
-        return json.dumps({"unit": self.unit, "names": self.names, "data": [self.at, *self.values]})
+    def as_json(self) -> str:
+        return json.dumps({"unit": self.unit, "names": self.names, "data": [self.timestamps, *self.values]})
 
     @property
     def rows(self) -> list[tuple[int, list[float | None]]]:
-        """For those who read numbers: the spans in which there was something, the newest first."""
-        found = zip(self.at, map(list, zip(*self.values, strict=True)), strict=True)
-        return [(at, values) for at, values in found if any(values)][::-1]
+        """The buckets that hold data as rows of a table, the newest first."""
+        rows = zip(self.timestamps, map(list, zip(*self.values, strict=True)), strict=True)
+        return [(at, values) for at, values in rows if any(values)][::-1]
 
 
-def charts(source: Source, frame: Frame) -> Subject:
-    subject = Subject("chart_pages", "", frame.options.max_json_depth)
-    rollups = Rollups(source)
+def create_charts_page(source: Executor, renderer: PageRenderer) -> ApiBlueprint:
+    blueprint = renderer.blueprint("charts_page")
+    statistics = Statistics(source)
 
-    @subject.get("/charts", query=ChartsQuery, answer=str, media_type=HTML, scope=Scope.READ)
-    def charts_page(wanted: ChartsQuery) -> Response:
-        """See what happened over the last hour, day or week."""
-        try:
-            chart = rollups.chart(wanted.period, queue=wanted.queue or None, task=wanted.task or None)
-        except Unreadable as error:
-            return frame.away("The numbers", error)
-        return frame.show("charts.html", wanted=wanted, charts=_lines(chart), span=chart.span_sec, moment=_moment)
+    @renderer.page(blueprint, "/charts", query=ChartsPageQuery)
+    def show_charts(query: ChartsPageQuery) -> Response:
+        """Show throughput, failures, times and queue depth of the last hour, day or week."""
+        chart = statistics.chart(query.period, queue=query.queue or None, task=query.task or None)
+        return renderer.render(
+            "charts.html",
+            query=query,
+            charts=_line_charts(chart),
+            bucket=chart.bucket_sec,
+            from_timestamp=lambda timestamp: datetime.fromtimestamp(timestamp, UTC),
+        )
 
-    def _moment(at: int) -> datetime:
-        return datetime.fromtimestamp(at, UTC)
-
-    return subject
+    return blueprint
 
 
-def _lines(chart: Chart) -> list[Lines]:
-    at = list(_spans(chart))
-    seconds = [int(moment.timestamp()) for moment in at]
-    found = {point.at: point.happened for point in chart.points}
-    spans = [found.get(moment, _NOTHING) for moment in at]
-    # The last span goes on: a rate over all of it would always seem to fall.
-    gone = max(60.0, chart.until.timestamp() - seconds[-1]) if seconds else 60.0
-    minutes = [chart.span_sec / 60] * (len(seconds) - 1) + [min(chart.span_sec, gone) / 60]
+def _line_charts(chart: Chart) -> list[LineChart]:
+    starts = list(_bucket_starts(chart))
+    timestamps = [int(start.timestamp()) for start in starts]
+    by_start = {point.at: point.statistics for point in chart.points}
+    buckets = [by_start.get(start, _NO_JOBS) for start in starts]
+    # The last bucket is not over: a rate over its full length would always seem to fall.
+    last_sec = max(60.0, chart.until.timestamp() - timestamps[-1]) if timestamps else 60.0
+    minutes = [chart.bucket_sec / 60] * (len(timestamps) - 1) + [min(chart.bucket_sec, last_sec) / 60]
 
-    def line(pick: Any) -> list[float | None]:
-        return [pick(happened) for happened in spans]
+    def line(value: Callable[[PeriodStatistics], float | None]) -> list[float | None]:
+        return [value(bucket) for bucket in buckets]
 
-    def rate(pick: Any) -> list[float | None]:
-        return [pick(happened) / length for happened, length in zip(spans, minutes, strict=True)]
+    def per_minute(value: Callable[[PeriodStatistics], int]) -> list[float | None]:
+        return [value(bucket) / length for bucket, length in zip(buckets, minutes, strict=True)]
 
-    told = [
-        Lines(
-            "Throughput",
-            "jobs a minute",
-            ("queued", "succeeded"),
-            seconds,
-            [rate(lambda it: it.queued), rate(lambda it: it.succeeded)],
-        ),
-        Lines(
-            "Failures",
-            "jobs",
-            ("failed", "lost", "tries again", "canceled"),
-            seconds,
-            [
-                line(lambda it: it.failed),
-                line(lambda it: it.lost),
-                line(lambda it: it.retried),
-                line(lambda it: it.canceled),
-            ],
-        ),
-        Lines(
-            "Waiting time",
-            "seconds",
-            ("p50", "p95"),
-            seconds,
-            [line(lambda it: it.waited.percentile(0.5)), line(lambda it: it.waited.percentile(0.95))],
-        ),
-        Lines(
-            "Run time",
-            "seconds",
-            ("p50", "p95"),
-            seconds,
-            [line(lambda it: it.ran.percentile(0.5)), line(lambda it: it.ran.percentile(0.95))],
-        ),
+    throughput = [per_minute(lambda bucket: bucket.queued), per_minute(lambda bucket: bucket.succeeded)]
+    failures = [
+        line(lambda bucket: bucket.failed),
+        line(lambda bucket: bucket.lost),
+        line(lambda bucket: bucket.retried),
+        line(lambda bucket: bucket.canceled),
     ]
-    return [*told, *_depth(chart, at, seconds)]
+    queue_time = [line(lambda bucket: bucket.wait_time.p50), line(lambda bucket: bucket.wait_time.p95)]
+    duration = [line(lambda bucket: bucket.run_time.p50), line(lambda bucket: bucket.run_time.p95)]
+    percentiles = ("p50", "p95")
+    return [
+        LineChart("Throughput", "jobs per minute", ("queued", "succeeded"), timestamps, throughput),
+        LineChart("Failures", "jobs", ("failed", "lost", "retries", "canceled"), timestamps, failures),
+        LineChart("Queue time", "seconds", percentiles, timestamps, queue_time),
+        LineChart("Duration", "seconds", percentiles, timestamps, duration),
+        *_depth_chart(chart, starts, timestamps),
+    ]
 
 
-def _depth(chart: Chart, at: list[datetime], seconds: list[int]) -> list[Lines]:
+def _depth_chart(chart: Chart, starts: list[datetime], timestamps: list[int]) -> list[LineChart]:
     if not chart.depths:
         return []
-    found = {depth.at: depth for depth in chart.depths}
-    names = ("ready", "timed", "parked", "running")
+    depths = {depth.at: depth for depth in chart.depths}
+    rows = [depths.get(start) for start in starts]
     values: list[list[float | None]] = [
-        [float(getattr(found[moment], name)) if moment in found else None for moment in at] for name in names
+        [None if depth is None else depth.ready for depth in rows],
+        [None if depth is None else depth.scheduled for depth in rows],
+        [None if depth is None else depth.blocked for depth in rows],
+        [None if depth is None else depth.running for depth in rows],
     ]
-    return [Lines("Depth", "jobs", ("ready", "not due", "key busy", "running"), seconds, values)]
+    names = ("ready", "scheduled", "blocked by lock", "running")
+    return [LineChart("Queue depth", "jobs", names, timestamps, values)]
 
 
-def _spans(chart: Chart) -> Any:
-    """The beginnings of all spans, also of those in which nothing happened."""
-    size = chart.span_sec
-    # The one in which the period begins was asked for only from its middle on: it is left out.
-    moment = datetime.fromtimestamp(-(-chart.since.timestamp() // size) * size, chart.since.tzinfo)
-    while moment <= chart.until:
-        yield moment
-        moment += timedelta(seconds=size)
+def _bucket_starts(chart: Chart) -> Iterator[datetime]:
+    """Yield the starts of all buckets, also of those without data."""
+    size = chart.bucket_sec
+    # The statistics hold only the second half of the bucket in which the period starts: it is left out.
+    start = datetime.fromtimestamp(-(-chart.since.timestamp() // size) * size, chart.since.tzinfo)
+    while start <= chart.until:
+        yield start
+        start += timedelta(seconds=size)

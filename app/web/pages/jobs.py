@@ -1,219 +1,199 @@
-"""Lists of jobs, with their filter in the address; and acts on all that match."""
+"""The list of jobs, with its filter in the address; and bulk actions on all matching jobs."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-from datetime import datetime
-from typing import Annotated, Any, cast, get_args
+from typing import Any, cast, get_args
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
 from flask import Response
 from pydantic import Field
 
+from app.admin.bulk import BulkAction, BulkOperations
+from app.admin.job_search import Cursor, Filter, JobSearch, NotSortable, Sort, TooManyActiveJobs
 from app.errors import BulkMismatch
-from app.queue.bulk import Action, Bulk
 from app.queue.job import Status
-from app.queue.jobqueue import Source
-from app.queue.keys import Scope
-from app.queue.lists import Cursor, Filter, Lists, NotSortable, Sort, TooManyLive
-from app.web.auth import current_actor
-from app.web.operations import HTML, Subject
-from app.web.pages.frame import FormModel, Frame, Unreadable, acting, go
-from app.web.problems import Code
+from app.queue.jobs import Executor
+from app.web.api.job_list import decode_cursor, encode_cursor
+from app.web.auth.guard import current_actor
+from app.web.pages.base import (
+    FormModel,
+    FormText,
+    InvalidForm,
+    PageRenderer,
+    can_operate,
+    form_action,
+    parse_priority,
+    parse_time,
+    redirect_to,
+)
+from app.web.problems import ProblemCode
+from app.web.routing import ApiBlueprint
 
-LIMIT = 50
+PAGE_SIZE = 50
 _SORTS = get_args(Sort)
-_ORDERS = {
-    "-created_at": "the newest first",
-    "created_at": "the oldest first",
-    "priority": "by priority",
-    "available_at": "the first due first",
-    "-available_at": "the last due first",
-    "started_at": "the first started first",
-    "-started_at": "the last started first",
+_SORT_LABELS = {
+    "-created_at": "Newest first",
+    "created_at": "Oldest first",
+    "priority": "Priority",
+    "available_at": "Due soonest",
+    "-available_at": "Due latest",
+    "started_at": "Started first",
+    "-started_at": "Started last",
 }
 _UNSORTABLE = (
-    "Only waiting and running jobs can be sorted like that, and only few of them: choose these statuses, and narrow."
+    "This order needs a small number of queued or running jobs: filter by these statuses, and by queue or task."
 )
-_Text = Annotated[str, Field(max_length=1000)]
+_DEFAULT_SORT = "-created_at"
 
 
-class JobsQuery(FormModel):
-    """The filter as the form sends it: fields that are left empty mean any."""
+class JobsPageQuery(FormModel):
+    """The filter as the form sends it; an empty field matches everything."""
 
-    status: _Text = Field("", description="One or several statuses, separated by commas.")
-    queue: _Text = Field("", description="The queue.")
-    task: _Text = Field("", description="The task.")
-    lock_key: _Text = Field("", description="The lock_key.")
-    partition_key: _Text = Field("", description="The partition_key.")
-    producer: _Text = Field("", description="Who asked for the job.")
-    created_from: _Text = Field("", description="Made at that time or later, in the zone of the page.")
-    created_to: _Text = Field("", description="Made before that time.")
-    text: _Text = Field("", description="Somewhere in the args or in the error.")
-    sort: _Text = Field("-created_at", description="The order; the others are for waiting and running jobs alone.")
-    after: _Text = Field("", description="Where the list goes on, from the link of the page before.")
+    status: FormText = Field("", description="One or several statuses, separated by commas.")
+    queue: FormText = Field("", description="The queue.")
+    task: FormText = Field("", description="The task.")
+    lock_key: FormText = Field("", description="The lock_key.")
+    partition_key: FormText = Field("", description="The partition_key.")
+    producer: FormText = Field("", description="The producer.")
+    created_from: FormText = Field("", description="Created at this time or later, in the zone of the pages.")
+    created_to: FormText = Field("", description="Created before this time.")
+    text: FormText = Field("", description="A text in the args or in the error.")
+    sort: FormText = Field(_DEFAULT_SORT, description="The order; only queued and running jobs have the others.")
+    after: FormText = Field("", description="The cursor of the next page, from the link of the page before.")
 
 
 class BulkForm(FormModel):
-    """What shall be done to all jobs that fit, first only counted."""
+    """A bulk action on all jobs that match a filter; without `expected` the matching jobs are only counted."""
 
-    filter: _Text = Field(description="The filter, as the page had it in its address.")
-    action: _Text = Field(description="cancel, retry, delete or reprioritise.")
-    priority: _Text = Field("", description="The new priority, of reprioritise.")
-    expected: _Text = Field("", description="How many jobs it was said to be; empty: count, and ask.")
-
-
-class WrongFilter(ValueError):
-    """What somebody wrote into the form cannot be meant."""
+    filter: FormText = Field(description="The filter, as in the address of the page.")
+    action: FormText = Field(description="cancel, retry, delete or reprioritise.")
+    priority: FormText = Field("", description="The new priority, of reprioritise.")
+    expected: FormText = Field("", description="The count of the preview; empty: show the preview.")
 
 
-def jobs(source: Source, frame: Frame) -> Subject:
-    subject = Subject("job_pages", "", frame.options.max_json_depth)
-    lists, bulk = Lists(source), Bulk(source)
+def create_jobs_page(source: Executor, renderer: PageRenderer) -> ApiBlueprint:
+    blueprint = renderer.blueprint("jobs_page")
+    search, bulk = JobSearch(source), BulkOperations(source)
 
-    @subject.get("/jobs", query=JobsQuery, answer=str, media_type=HTML, scope=Scope.READ)
-    def jobs_page(wanted: JobsQuery) -> Response:
-        """See jobs, filtered; the filter stands in the address."""
+    @renderer.page(blueprint, "/jobs", query=JobsPageQuery)
+    def show_jobs(query: JobsPageQuery) -> Response:
+        """Show jobs that match the filter in the address."""
         try:
-            wish = filter_of(wanted, frame.words.zone)
-            sort = _sort(wanted.sort)
-            page = lists.page(wish, sort=sort, limit=LIMIT, after=_cursor(wanted.after))
-            # A search that goes on has not found them all: there is no time left to count them.
-            count = page.fitting or (None if page.next and len(page.jobs) < LIMIT else lists.count(wish))
-        except WrongFilter as error:
-            return frame.show("jobs.html", wanted=wanted, fault=str(error), sorts=_SORTS, orders=_ORDERS)
-        except (TooManyLive, NotSortable):
-            return frame.show("jobs.html", wanted=wanted, fault=_UNSORTABLE, sorts=_SORTS, orders=_ORDERS)
-        except Unreadable as error:
-            return frame.away("The jobs", error)
-        return frame.show(
-            "jobs.html",
-            wanted=wanted,
-            fault=None,
-            page=page,
-            count=count,
-            limit=LIMIT,
-            sorts=_SORTS,
-            orders=_ORDERS,
-            filter=address_of(wanted),
-            next=None if page.next is None else address_of(wanted, after=_told(page.next)),
-            may=current_actor().may((Scope.OPERATE,)),
-        )
+            return renderer.render("jobs.html", query=query, error=None, sort_labels=_SORT_LABELS, **_job_list(query))
+        except InvalidForm as error:
+            message = str(error)
+        except (TooManyActiveJobs, NotSortable):
+            message = _UNSORTABLE
+        return renderer.render("jobs.html", query=query, error=message, sort_labels=_SORT_LABELS)
 
-    @acting(subject, "/jobs/bulk", form=BulkForm)
-    def act_on_all(asked: BulkForm) -> Response:
-        """Do something to all jobs that fit a filter: say how many first, and begin when that is confirmed."""
-        back = f"/jobs?{asked.filter}" if asked.filter else "/jobs"
+    def _job_list(query: JobsPageQuery) -> dict[str, Any]:
+        job_filter = parse_filter(query, renderer.formatter.zone)
+        sort = _parse_sort(query.sort)
+        page = search.page(job_filter, sort=sort, limit=PAGE_SIZE, after=_parse_cursor(query.after, sort))
+        # A search that reached its time limit has not seen all jobs: counting them would take longer.
+        is_incomplete = page.next and len(page.jobs) < PAGE_SIZE
+        return {
+            "page": page,
+            "count": page.matching or (None if is_incomplete else search.count(job_filter)),
+            "limit": PAGE_SIZE,
+            "filter": query_string(query),
+            "next": None if page.next is None else query_string(query, after=encode_cursor(page.next, sort)),
+            "can_operate": can_operate(),
+        }
+
+    @form_action(blueprint, "/jobs/bulk", form=BulkForm)
+    def start_bulk(form: BulkForm) -> Response:
+        """Preview a bulk action on all matching jobs, and start it when the preview is confirmed."""
+        back_url = f"/jobs?{form.filter}" if form.filter else "/jobs"
         try:
-            wanted = JobsQuery.model_validate(_pairs(asked.filter))
-            wish = filter_of(wanted, frame.words.zone)
-            action, priority = _action(asked.action), _priority(asked.action, asked.priority)
-            if asked.expected:
-                begun = bulk.start(
-                    action, wish, expected=int(asked.expected), priority=priority, by=current_actor().name
+            query = JobsPageQuery.model_validate(_query_pairs(form.filter))
+            job_filter = parse_filter(query, renderer.formatter.zone)
+            action = _parse_action(form.action)
+            priority = _parse_new_priority(form.priority) if action is BulkAction.REPRIORITISE else None
+            if form.expected:
+                operation = bulk.start(
+                    action,
+                    job_filter,
+                    expected=int(form.expected),
+                    priority=priority,
+                    requested_by=current_actor().name,
                 )
-                return go(f"/bulk/{begun.id}")
-            count = bulk.count(action, wish)
-        except BulkMismatch as error:
-            return frame.refused(error, back=back)
-        except ValueError as error:
-            return frame.refused(error, back=back)
-        return frame.show(
-            "confirm.html", action=action, priority=priority, count=count, asked=asked, told=wanted, back=back
+                return redirect_to(f"/bulk/{operation.bulk_id}")
+            count = bulk.count(action, job_filter)
+        except (BulkMismatch, ValueError) as error:
+            return renderer.render_failure(error, back_url=back_url)
+        return renderer.render(
+            "confirm.html", action=action, priority=priority, count=count, form=form, query=query, back_url=back_url
         )
 
-    @subject.get("/bulk/<uuid:bulk_id>", answer=str, media_type=HTML, problems=(Code.BULK_NOT_FOUND,), scope=Scope.READ)
-    def bulk_page(bulk_id: UUID) -> Response:
-        """See how far an act on many jobs has come."""
-        try:
-            it, others = bulk.get(bulk_id), bulk.list(limit=10)
-        except Unreadable as error:
-            return frame.away("The operation", error)
-        return frame.show("bulk.html", it=it, others=others, may=current_actor().may((Scope.OPERATE,)))
+    @renderer.page(blueprint, "/bulk/<uuid:bulk_id>", problems=(ProblemCode.BULK_NOT_FOUND,))
+    def show_bulk_operation(bulk_id: UUID) -> Response:
+        """Show the progress of a bulk operation."""
+        return renderer.render(
+            "bulk.html", operation=bulk.get(bulk_id), others=bulk.list(limit=10), can_operate=can_operate()
+        )
 
-    @acting(subject, "/bulk/<uuid:bulk_id>/cancel", problems=(Code.BULK_NOT_FOUND,))
-    def cancel_bulk_page(bulk_id: UUID) -> Response:
-        """Stop an act on many jobs; what it has done stays done."""
+    @form_action(blueprint, "/bulk/<uuid:bulk_id>/cancel", problems=(ProblemCode.BULK_NOT_FOUND,))
+    def cancel_bulk(bulk_id: UUID) -> Response:
+        """Stop a bulk operation; jobs that it has changed stay changed."""
         bulk.cancel(bulk_id)
-        return go(f"/bulk/{bulk_id}")
+        return redirect_to(f"/bulk/{bulk_id}")
 
-    return subject
+    return blueprint
 
 
-def filter_of(wanted: JobsQuery, zone: str) -> Filter:
-    """The filter that the fields mean. Raises WrongFilter."""
-    statuses = {told.strip() for told in wanted.status.split(",") if told.strip()}
+def parse_filter(query: JobsPageQuery, zone: str) -> Filter:
+    """Parse the fields of the form. Raises InvalidForm."""
+    statuses = {status.strip() for status in query.status.split(",") if status.strip()}
     if unknown := statuses - set(Status):
-        raise WrongFilter(f"There is no status {', '.join(sorted(unknown))}; there are {', '.join(Status)}.")
-    texts = {name: getattr(wanted, name) or None for name in ("queue", "task", "lock_key", "producer", "text")}
+        raise InvalidForm(f"Unknown status {', '.join(sorted(unknown))}; expected one of: {', '.join(Status)}.")
     return Filter(
-        status=frozenset(Status(told) for told in statuses) or None,
-        partition_key=wanted.partition_key or None,
-        created_from=_time(wanted.created_from, zone),
-        created_to=_time(wanted.created_to, zone),
-        **texts,
+        status=frozenset(map(Status, statuses)) or None,
+        queue=query.queue or None,
+        task=query.task or None,
+        lock_key=query.lock_key or None,
+        partition_key=query.partition_key or None,
+        producer=query.producer or None,
+        created_from=parse_time("created_from", query.created_from, zone),
+        created_to=parse_time("created_to", query.created_to, zone),
+        text=query.text or None,
     )
 
 
-def address_of(wanted: JobsQuery, **more: str) -> str:
-    """The filter as it stands in an address, without what is empty or usual."""
-    said = {name: value for name, value in wanted.model_dump(exclude={"after"}).items() if value}
-    if said.get("sort") == "-created_at":
-        del said["sort"]
-    return urlencode(said | more)
+def query_string(query: JobsPageQuery, **more: str) -> str:
+    """The filter as in an address, without empty and default fields."""
+    fields = {name: value for name, value in query.model_dump(exclude={"after"}).items() if value}
+    if fields.get("sort") == _DEFAULT_SORT:
+        del fields["sort"]
+    return urlencode(fields | more)
 
 
-def _time(told: str, zone: str) -> datetime | None:
-    if not told:
-        return None
+def _query_pairs(query: str) -> dict[str, str]:
+    return {name: value for name, value in parse_qsl(query) if name in JobsPageQuery.model_fields}
+
+
+def _parse_sort(raw: str) -> Sort:
+    if raw not in _SORTS:
+        raise InvalidForm(f"Unknown order {raw!r}; expected one of: {', '.join(_SORTS)}.")
+    return cast("Sort", raw)
+
+
+def _parse_action(raw: str) -> BulkAction:
+    if raw not in set(BulkAction):
+        raise InvalidForm(f"Unknown action {raw!r}; expected one of: {', '.join(BulkAction)}.")
+    return BulkAction(raw)
+
+
+def _parse_new_priority(raw: str) -> int:
+    priority = parse_priority(raw)
+    if priority is None:
+        raise InvalidForm("priority: required to change the priority")
+    return priority
+
+
+def _parse_cursor(raw: str, sort: Sort) -> Cursor | None:
     try:
-        at = datetime.fromisoformat(told)
+        return decode_cursor(raw, sort) if raw else None
     except ValueError:
-        raise WrongFilter(f"{told!r} is no time; 2026-11-21 or 2026-11-21T18:30 would do.") from None
-    return at if at.tzinfo is not None else at.replace(tzinfo=ZoneInfo(zone))
-
-
-def _sort(told: str) -> Sort:
-    if told not in _SORTS:
-        raise WrongFilter(f"Jobs cannot be sorted by {told!r}; there are {', '.join(_SORTS)}.")
-    return cast("Sort", told)
-
-
-def _told(cursor: Cursor) -> str:
-    key: Any = cursor.key.isoformat() if isinstance(cursor.key, datetime) else cursor.key
-    text = json.dumps([key, str(cursor.id), cursor.live])
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
-def _cursor(told: str) -> Cursor | None:
-    if not told:
-        return None
-    try:
-        key, job, live = json.loads(base64.urlsafe_b64decode(told + "=" * (-len(told) % 4)))
-        if not isinstance(live, bool) or not isinstance(key, str | float | int):
-            raise TypeError
-        return Cursor(datetime.fromisoformat(key) if isinstance(key, str) else float(key), UUID(job), live)
-    except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
-        raise WrongFilter("That is no place where a list goes on; begin with its first page.") from None
-
-
-def _pairs(query: str) -> dict[str, str]:
-    return {name: value for name, value in parse_qsl(query) if name in JobsQuery.model_fields}
-
-
-def _action(told: str) -> Action:
-    if told not in set(Action):
-        raise WrongFilter(f"Nothing is known of {told!r}; there are {', '.join(Action)}.")
-    return Action(told)
-
-
-def _priority(action: str, told: str) -> int | None:
-    if action != Action.REPRIORITISE:
-        return None
-    if not told.isdecimal() or int(told) > 2**31 - 1:
-        raise WrongFilter("A priority is a whole number from 0 on.")
-    return int(told)
+        raise InvalidForm("The position in the list is invalid; start with its first page.") from None

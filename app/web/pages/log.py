@@ -1,4 +1,4 @@
-"""The whole log of a job: a page at a time, with a word, from a level on."""
+"""The full log of a job, by pages, with search and level filter."""
 
 from __future__ import annotations
 
@@ -8,69 +8,56 @@ from urllib.parse import urlencode
 from flask import Response
 from pydantic import Field
 
-from app.errors import JobNotFound
-from app.queue.jobqueue import JobQueue
-from app.queue.keys import Scope
-from app.queue.said import Said
-from app.web.operations import HTML, Subject
-from app.web.pages.frame import FormModel, Frame, Unreadable, job_id_of
-from app.web.problems import Code
+from app.admin.job_search import JobSearch
+from app.queue.job_logs import JobLogSearch
+from app.queue.jobs import Executor
+from app.web.api.jobs import parse_job_id
+from app.web.pages.base import FormModel, PageRenderer
+from app.web.problems import ProblemCode
+from app.web.routing import ApiBlueprint
 
-LINES = 500
+PAGE_LINES = 500
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_Place = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
+_LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
 
 
-class LogQuery(FormModel):
-    """Which lines; empty: any. Without a place: the last ones."""
+class LogPageQuery(FormModel):
+    """The filter of the log page. Without `after` and `before` it shows the last lines."""
 
-    find: Annotated[str, Field(max_length=200, description="Only lines with this text.")] = ""
-    level: Annotated[Literal["", "INFO", "WARNING", "ERROR"], Field(description="Only lines from this level on.")] = ""
-    after: Annotated[_Place, Field(description="Lines behind this one, from the link of the page before.")] = None
-    before: Annotated[_Place, Field(description="Lines before this one, likewise.")] = None
+    search: Annotated[str, Field(max_length=200, description="Only lines that contain this text.")] = ""
+    level: Annotated[Literal["", "INFO", "WARNING", "ERROR"], Field(description="The lowest level to show.")] = ""
+    after: Annotated[_LineId, Field(description="Lines after this one, from the link of the page before.")] = None
+    before: Annotated[_LineId, Field(description="Lines before this one, likewise.")] = None
 
 
-def log(queue: JobQueue, frame: Frame) -> Subject:
-    subject = Subject("log_page", "", frame.options.max_json_depth)
-    said = Said(queue.source)
+def create_log_page(executor: Executor, renderer: PageRenderer) -> ApiBlueprint:
+    blueprint = renderer.blueprint("log_page")
+    search, log_search = JobSearch(executor), JobLogSearch(executor)
 
-    @subject.get(
-        "/jobs/<job:job_id>/log",
-        query=LogQuery,
-        answer=str,
-        media_type=HTML,
-        problems=(Code.JOB_NOT_FOUND,),
-        scope=Scope.READ,
-    )
-    def log_page(wanted: LogQuery, job_id: str) -> Response:
-        """Read and search the whole log of a job."""
-        job_id_asked = job_id_of(job_id)
-        try:
-            job = queue.get(job_id_asked)
-            if job is None:
-                raise JobNotFound(job_id_asked)
-            page = said.page(
-                job.id,
-                find=wanted.find or None,
-                levels=_LEVELS[_LEVELS.index(wanted.level) :] if wanted.level else None,
-                after=wanted.after,
-                before=wanted.before,
-                limit=LINES,
-            )
-        except Unreadable as error:
-            return frame.away("The log", error)
-        kept = {name: told for name, told in (("find", wanted.find), ("level", wanted.level)) if told}
-        return frame.show(
+    @renderer.page(blueprint, "/jobs/<job:job_id>/log", query=LogPageQuery, problems=(ProblemCode.JOB_NOT_FOUND,))
+    def show_job_log(query: LogPageQuery, job_id: str) -> Response:
+        """Show and search the full log of a job."""
+        job = search.get_with_version(parse_job_id(job_id)).job
+        page = log_search.page(
+            job.id,
+            text=query.search or None,
+            levels=_LEVELS[_LEVELS.index(query.level) :] if query.level else None,
+            after=query.after,
+            before=query.before,
+            limit=PAGE_LINES,
+        )
+        filters = {name: value for name, value in (("search", query.search), ("level", query.level)) if value}
+        return renderer.render(
             "log.html",
             job=job,
-            wanted=wanted,
+            query=query,
             page=page,
-            narrowed=bool(kept),
-            earlier=None if page.earlier is None else urlencode(kept | {"before": page.earlier}),
-            later=None if page.later is None else urlencode(kept | {"after": page.later}),
-            first=urlencode(kept | {"after": 0}),
-            last=urlencode(kept),
-            live=wanted.after is None and wanted.before is None,
+            has_filter=bool(filters),
+            previous=None if page.previous is None else urlencode(filters | {"before": page.previous}),
+            next=None if page.next is None else urlencode(filters | {"after": page.next}),
+            first=urlencode(filters | {"after": 0}),
+            last=urlencode(filters),
+            is_last_page=query.after is None and query.before is None,
         )
 
-    return subject
+    return blueprint

@@ -1,107 +1,93 @@
-"""Queues and workers: how they do, and what people rule about them."""
+"""The pages of queues and workers, with the forms that change them."""
 
 from __future__ import annotations
 
-from typing import Annotated
 from uuid import UUID
 
 from flask import Response
 from pydantic import Field
 
+from app.admin.queues import Queues, QueueState
 from app.errors import DataloaderError
-from app.queue.jobqueue import Source
-from app.queue.keys import Scope
-from app.queue.queues import Queues, QueueState
-from app.web.auth import current_actor
-from app.web.operations import HTML, Subject
-from app.web.pages.frame import FormModel, Frame, Unreadable, acting, go
+from app.queue.jobs import Executor
+from app.web.auth.guard import current_actor
+from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, can_operate, form_action, redirect_to
+from app.web.routing import ApiBlueprint
 
-_Text = Annotated[str, Field(max_length=1000)]
-_LARGEST = 2**31 - 1
+_MAX_LIMIT = 2**31 - 1
+_NO_LIMIT = "none"
 
 
-class RuleForm(FormModel):
-    """What shall hold for a queue from now on."""
+class QueueSettingsForm(FormModel):
+    """New settings of a queue; an empty field stays as it is."""
 
-    queue: _Text = Field(min_length=1, description="The queue.")
-    state: _Text = Field("", description="open, paused or draining; empty: as it is.")
-    concurrency: _Text = Field("", description="Jobs at once in all processes together; `none` lifts the limit.")
-    per_worker: _Text = Field("", description="Jobs at once in each process; `none` lifts the limit.")
+    queue: FormText = Field(min_length=1, description="The queue.")
+    state: FormText = Field("", description="open, paused or draining.")
+    concurrency: FormText = Field("", description="Jobs at a time in all processes; `none` removes the limit.")
+    per_worker: FormText = Field("", description="Jobs at a time in each process; `none` removes the limit.")
 
 
 class WorkerForm(FormModel):
-    """What a worker process shall do."""
+    """Whether a worker process is drained."""
 
-    draining: _Text = Field(description="yes: claim nothing more; no: claim again.")
-
-
-class NotUnderstood(ValueError):
-    """What somebody wrote cannot be meant."""
+    draining: FormText = Field(description="yes: claim no more jobs; no: claim again.")
 
 
-def queues(source: Source, frame: Frame) -> Subject:
-    subject = Subject("queue_pages", "", frame.options.max_json_depth)
-    all_ = Queues(source)
+def create_queues_page(source: Executor, renderer: PageRenderer) -> ApiBlueprint:
+    blueprint = renderer.blueprint("queues_page")
+    queues = Queues(source)
 
-    @subject.get("/queues", answer=str, media_type=HTML, scope=Scope.READ)
-    def queues_page() -> Response:
-        """See how the queues do."""
+    @renderer.page(blueprint, "/queues")
+    def show_queues() -> Response:
+        """Show the queues with their jobs, settings and statistics."""
+        return renderer.render("queues.html", queues=queues.statuses(), can_operate=can_operate())
+
+    @form_action(blueprint, "/queues", form=QueueSettingsForm)
+    def submit_queue_settings(form: QueueSettingsForm) -> Response:
+        """Pause, open or drain a queue, or change its concurrency limits."""
         try:
-            lines = all_.lines()
-        except Unreadable as error:
-            return frame.away("The queues", error)
-        return frame.show("queues.html", lines=lines, may=current_actor().may((Scope.OPERATE,)))
-
-    @acting(subject, "/queues", form=RuleForm)
-    def rule_here(asked: RuleForm) -> Response:
-        """Pause a queue, open it, drain it, or limit how much of it runs at once."""
-        try:
-            told = {"concurrency": asked.concurrency, "per_worker": asked.per_worker}
-            all_.rule(
-                asked.queue,
-                state=_state(asked.state),
-                concurrency=_limit("concurrency", asked.concurrency),
-                per_worker=_limit("per_worker", asked.per_worker),
-                unlimit=[name for name, said in told.items() if said.strip() == "none"],
-                by=current_actor().name,
+            limits = {"concurrency": form.concurrency, "per_worker": form.per_worker}
+            queues.change_settings(
+                form.queue,
+                state=_parse_state(form.state),
+                concurrency=_parse_limit("concurrency", form.concurrency),
+                per_worker=_parse_limit("per_worker", form.per_worker),
+                remove_limits=[name for name, raw in limits.items() if raw.strip() == _NO_LIMIT],
+                changed_by=current_actor().name,
             )
-        except (DataloaderError, NotUnderstood) as error:
-            return frame.refused(error, back="/queues")
-        return go("/queues")
+        except (DataloaderError, InvalidForm) as error:
+            return renderer.render_failure(error, back_url="/queues")
+        return redirect_to("/queues")
 
-    @subject.get("/workers", answer=str, media_type=HTML, scope=Scope.READ)
-    def workers_page() -> Response:
-        """See who is alive, and what each runs."""
-        try:
-            workers = all_.workers()
-        except Unreadable as error:
-            return frame.away("The workers", error)
-        return frame.show("workers.html", workers=workers, may=current_actor().may((Scope.OPERATE,)))
+    @renderer.page(blueprint, "/workers")
+    def show_workers() -> Response:
+        """Show the worker processes and the jobs that each runs."""
+        return renderer.render("workers.html", workers=queues.workers(), can_operate=can_operate())
 
-    @acting(subject, "/workers/<uuid:worker_id>", form=WorkerForm)
-    def drain_here(asked: WorkerForm, worker_id: UUID) -> Response:
-        """Tell a worker to claim nothing more, or to claim again."""
+    @form_action(blueprint, "/workers/<uuid:worker_id>", form=WorkerForm)
+    def submit_worker_drain(form: WorkerForm, worker_id: UUID) -> Response:
+        """Drain a worker process, or let it claim again."""
         try:
-            all_.drain_worker(worker_id, draining=asked.draining == "yes")
+            queues.drain_worker(worker_id, draining=form.draining == "yes")
         except DataloaderError as error:
-            return frame.refused(error, back="/workers")
-        return go("/workers")
+            return renderer.render_failure(error, back_url="/workers")
+        return redirect_to("/workers")
 
-    return subject
+    return blueprint
 
 
-def _state(told: str) -> QueueState | None:
-    if not told:
+def _parse_state(raw: str) -> QueueState | None:
+    if not raw:
         return None
-    if told not in set(QueueState):
-        raise NotUnderstood(f"A queue cannot be {told!r}; it may be {', '.join(QueueState)}.")
-    return QueueState(told)
+    if raw not in set(QueueState):
+        raise InvalidForm(f"Unknown state {raw!r}; expected one of: {', '.join(QueueState)}.")
+    return QueueState(raw)
 
 
-def _limit(name: str, told: str) -> int | None:
-    said = told.strip()
-    if said in ("", "none"):
+def _parse_limit(name: str, raw: str) -> int | None:
+    text = raw.strip()
+    if text in ("", _NO_LIMIT):
         return None
-    if not said.isdecimal() or not 1 <= int(said) <= _LARGEST:
-        raise NotUnderstood(f"{name}: {told!r} is no whole number from 1 on; none lifts the limit")
-    return int(said)
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_LIMIT:
+        raise InvalidForm(f"{name}: {raw!r} is not a whole number from 1 on; {_NO_LIMIT} removes the limit")
+    return int(text)

@@ -1,4 +1,4 @@
-"""Tasks: how their last runs went, and a form to start one, made from what its args must be."""
+"""The pages of tasks: recent runs, and a form that starts one, made from the schema of its args."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from urllib.parse import quote
 from flask import Response, request
 from pydantic import ConfigDict, Field, ValidationError
 
-from app.queue.jobqueue import JobQueue
-from app.queue.keys import Scope
-from app.queue.rollups import Rollups
-from app.web.auth import TOKEN_FIELD, current_actor
-from app.web.models import faults_of, trigger_request
-from app.web.operations import HTML, Subject
-from app.web.pages.frame import FormModel, Frame, Unreadable, go
-from app.web.problems import Code
-from app.web.strictjson import FieldFault, NotJson, read
-from app.web.tasks import TaskLine, args_faults, defaults_of
+from app.admin.api_keys import Scope
+from app.admin.statistics import Statistics
+from app.queue.jobs import JobQueue
+from app.web.auth.guard import CSRF_FIELD, current_actor
+from app.web.json_input import FieldError
+from app.web.pages.base import FormModel, PageRenderer, parse_json, parse_json_object, redirect_to
+from app.web.problems import ProblemCode
+from app.web.routing import HTML, ApiBlueprint
+from app.web.schemas import field_errors, trigger_request_model
+from app.web.task_defaults import TaskInfo, apply_task_defaults, validate_args
 from pipelines.contract import Pipelines
 
-SHOWN = {303: "To the job that was made; without a session to /login."}
-_ARG = "arg."  # what the fields of the form begin with that are args
+START_RESPONSES = {303: "Redirect to the created job; without a session to /login."}
+_ARG_PREFIX = "arg."  # of the names of form fields that hold args
+_INPUT_KINDS = {"string": "text", "integer": "number", "number": "number", "boolean": "checkbox"}
 
 
 class StartForm(FormModel):
-    """The fields of a task's form: `arg.` and the name of an arg, or `args` as JSON; and where it shall run."""
+    """The form that starts a task: a field `arg.<name>` for each arg, or `args` as JSON."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     queue: str = Field("", description="Another queue than the task's own.")
     lock_key: str = Field("", description="Another lock_key than the task's own.")
     priority: str = Field("", description="The priority; smaller runs first.")
-    args: str = Field("", description="All args as a JSON object, of a task that does not say what they are.")
+    args: str = Field("", description="All args as a JSON object, for a task without a schema of its args.")
 
 
 @dataclass(frozen=True)
-class Input:
+class FormInput:
     """A field of the form."""
 
     name: str
@@ -52,153 +53,130 @@ class Input:
     help: str = ""
 
 
-def tasks(queue: JobQueue, pipelines: Pipelines, frame: Frame) -> Subject:
-    subject = Subject("task_pages", "", frame.options.max_json_depth)
-    rollups = Rollups(queue.source)
-    request_model, filled = trigger_request(frame.options, pipelines), defaults_of(pipelines)
+def create_tasks_page(queue: JobQueue, pipelines: Pipelines, renderer: PageRenderer) -> ApiBlueprint:
+    blueprint = renderer.blueprint("tasks_page")
+    statistics, max_depth = Statistics(queue.executor), renderer.options.max_json_depth
+    request_model, apply_defaults = trigger_request_model(renderer.options, pipelines), apply_task_defaults(pipelines)
 
-    @subject.get("/tasks", answer=str, media_type=HTML, scope=Scope.READ)
-    def tasks_page() -> Response:
-        """See every task, and how its last runs went."""
-        try:
-            happened, runs = rollups.by_task("24h"), rollups.last_runs()
-        except Unreadable as error:
-            return frame.away("The runs", error)
-        known = {name: TaskLine.of(task) for name in pipelines.names if (task := pipelines.get(name)) is not None}
-        names = sorted({*known, *happened, *runs})
-        return frame.show("tasks.html", names=names, known=known, happened=happened, runs=runs)
+    @renderer.page(blueprint, "/tasks")
+    def show_tasks() -> Response:
+        """Show all tasks with their recent runs."""
+        by_task, runs = statistics.by_task("24h"), statistics.recent_runs()
+        known = {task.name: TaskInfo.from_task(task) for task in pipelines}
+        names = sorted({*known, *by_task, *runs})
+        return renderer.render("tasks.html", names=names, known=known, statistics=by_task, runs=runs)
 
-    @subject.get(
-        "/tasks/<path:name>", answer=str, media_type=HTML, problems=(Code.NOT_FOUND,), pages=SHOWN, scope=Scope.READ
-    )
-    def task_page(name: str) -> Response:
-        """See a task, and start it."""
-        return _page(name, {}, [])
+    @renderer.page(blueprint, "/tasks/<path:name>", problems=(ProblemCode.NOT_FOUND,), html_responses=START_RESPONSES)
+    def show_task(name: str) -> Response:
+        """Show a task with its recent runs and the form that starts it."""
+        return _render_task(name, {}, [])
 
-    @subject.post(
+    @blueprint.post(
         "/tasks/<path:name>",
         form=StartForm,
-        answer=str,
+        response=str,
         media_type=HTML,
-        problems=(Code.NOT_FOUND, Code.OUTSIDE_KEY_LIMITS),
-        pages=SHOWN,
+        problems=(ProblemCode.NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS),
+        html_responses=START_RESPONSES,
         scope=Scope.TRIGGER,
     )
-    def start_here(asked: StartForm, name: str) -> Response:
-        """Start a task with the args of its form."""
-        told = {field: value for field, value in request.form.items() if field != TOKEN_FIELD}
-        args, faults = _args_of(told, _inputs(_schema(name), {}), frame.options.max_json_depth)
-        said: dict[str, Any] = {"task": name, "args": args, "producer": current_actor().name}
-        said |= {field: told[field] for field in ("queue", "lock_key") if told.get(field)}
-        if told.get("priority"):
-            said["priority"] = int(told["priority"]) if told["priority"].isdecimal() else told["priority"]
+    def submit_task_start(form: StartForm, name: str) -> Response:
+        """Start a task with the args of the form."""
+        values = {field: value for field, value in request.form.items() if field != CSRF_FIELD}
+        args, errors = _parse_args(values, _form_inputs(_args_schema(name), {}), max_depth)
+        fields: dict[str, Any] = {"task": name, "args": args, "producer": current_actor().name}
+        fields |= {field: values[field] for field in ("queue", "lock_key") if values.get(field)}
+        if form.priority:
+            fields["priority"] = int(form.priority) if form.priority.isdecimal() else form.priority
         try:
-            wanted = request_model.model_validate(filled(said))
+            trigger = request_model.model_validate(apply_defaults(fields))
         except ValidationError as error:
-            return _page(name, told, [*faults, *faults_of(error)])
-        faults += args_faults(pipelines.get(name), wanted.args)
-        if faults:
-            return _page(name, told, faults)
-        current_actor().must_trigger(wanted.task, wanted.queue)
-        return go(f"/jobs/{queue.enqueue(wanted.new_job()).job_id}")
+            return _render_task(name, values, [*errors, *field_errors(error)])
+        errors += validate_args(pipelines.get(name), trigger.args)
+        if errors:
+            return _render_task(name, values, errors)
+        current_actor().require_trigger(trigger.task, trigger.queue)
+        return redirect_to(f"/jobs/{queue.enqueue(trigger.to_new_job()).job_id}")
 
-    def _page(name: str, told: Mapping[str, str], faults: Iterable[FieldFault]) -> Response:
+    def _render_task(name: str, values: Mapping[str, str], errors: Iterable[FieldError]) -> Response:
         task = pipelines.get(name)
-        try:
-            happened, runs = rollups.by_task("7d", task=name), rollups.last_runs(task=name)
-        except Unreadable as error:
-            return frame.away("The runs", error)
-        if task is None and name not in runs and name not in happened:
-            why = f"No worker has ever run a task {name!r}, and this process does not know it."
-            return frame.show("refused.html", status=HTTPStatus.NOT_FOUND, why=why, back="/tasks")
-        return frame.show(
+        by_task, runs = statistics.by_task("7d", task=name), statistics.recent_runs(task=name)
+        if task is None and name not in runs and name not in by_task:
+            reason = f"No worker has run a task {name!r}, and this process does not know it."
+            return renderer.render("action_failed.html", status=HTTPStatus.NOT_FOUND, reason=reason, back_url="/tasks")
+        return renderer.render(
             "task.html",
             name=name,
-            address=quote(name, safe=""),  # as one part of the path, whatever the name is
-            line=None if task is None else TaskLine.of(task),
-            happened=happened.get(name),
+            url_name=quote(name, safe=""),  # one segment of the path, also for a name with slashes
+            task=None if task is None else TaskInfo.from_task(task),
+            statistics=by_task.get(name),
             runs=runs.get(name, []),
-            inputs=_inputs(_schema(name), told),
-            told=told,
-            faults=list(faults),
-            may=Scope.TRIGGER in current_actor().scopes,
+            inputs=_form_inputs(_args_schema(name), values),
+            values=values,
+            errors=list(errors),
+            can_trigger=Scope.TRIGGER in current_actor().scopes,
         )
 
-    def _schema(name: str) -> dict[str, Any] | None:
+    def _args_schema(name: str) -> dict[str, Any] | None:
         task = pipelines.get(name)
         return None if task is None else task.args_schema()
 
-    return subject
+    return blueprint
 
 
-def _inputs(schema: Mapping[str, Any] | None, told: Mapping[str, str]) -> list[Input] | None:
-    """The fields that a schema describes; None: it describes none, and args are written as JSON."""
+def _form_inputs(schema: Mapping[str, Any] | None, values: Mapping[str, str]) -> list[FormInput] | None:
+    """The fields that a schema describes, or None when args are written as JSON."""
     properties = (schema or {}).get("properties")
-    if not isinstance(properties, dict) or not properties:
+    if schema is None or not isinstance(properties, dict) or not properties:
         return None
-    required = (schema or {}).get("required", ())
-    return [_input(name, about, name in required, schema or {}, told) for name, about in properties.items()]
+    required = schema.get("required", ())
+    return [_form_input(name, field, name in required, schema, values) for name, field in properties.items()]
 
 
-def _input(
-    name: str, about: Mapping[str, Any], required: bool, schema: Mapping[str, Any], told: Mapping[str, str]
-) -> Input:
-    about = _followed(about, schema)
-    kinds = [_followed(choice, schema) for choice in about.get("anyOf", [about])]
-    kind = next((it for it in kinds if it.get("type") != "null"), {})
-    default = about.get("default")
-    before = "" if default is None else default if isinstance(default, str) else json.dumps(default, ensure_ascii=False)
-    choices = tuple(str(choice) for choice in kind.get("enum", ()))
-    return Input(
-        name=_ARG + name,
-        label=about.get("title", name) if not name.isidentifier() else name,
-        kind="choice" if choices else _KINDS.get(kind.get("type", ""), "json"),
+def _form_input(
+    name: str, field_schema: Mapping[str, Any], required: bool, schema: Mapping[str, Any], values: Mapping[str, str]
+) -> FormInput:
+    field_schema = _resolve_ref(field_schema, schema)
+    alternatives = [_resolve_ref(choice, schema) for choice in field_schema.get("anyOf", [field_schema])]
+    value_schema = next((choice for choice in alternatives if choice.get("type") != "null"), {})
+    default = field_schema.get("default", "")
+    if not isinstance(default, str):
+        default = "" if default is None else json.dumps(default, ensure_ascii=False)
+    choices = tuple(str(choice) for choice in value_schema.get("enum", ()))
+    return FormInput(
+        name=_ARG_PREFIX + name,
+        label=field_schema.get("title", name) if not name.isidentifier() else name,
+        kind="choice" if choices else _INPUT_KINDS.get(value_schema.get("type", ""), "json"),
         required=required,
-        value=told.get(_ARG + name, before),
+        value=values.get(_ARG_PREFIX + name, default),
         choices=choices,
-        help=about.get("description", ""),
+        help=field_schema.get("description", ""),
     )
 
 
-_KINDS = {"string": "text", "integer": "number", "number": "number", "boolean": "checkbox"}
+def _resolve_ref(field_schema: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = str(field_schema.get("$ref", "")).removeprefix("#/$defs/")
+    definition = schema.get("$defs", {}).get(name) if name else None
+    if definition is None:
+        return field_schema
+    return {**definition, **{key: value for key, value in field_schema.items() if key != "$ref"}}
 
 
-def _followed(about: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = str(about.get("$ref", "")).removeprefix("#/$defs/")
-    found = schema.get("$defs", {}).get(name) if name else None
-    return about if found is None else {**found, **{key: value for key, value in about.items() if key != "$ref"}}
-
-
-def _args_of(
-    told: Mapping[str, str], inputs: list[Input] | None, depth: int
-) -> tuple[dict[str, Any], list[FieldFault]]:
-    """The args that the fields mean, and what cannot be meant."""
+def _parse_args(
+    values: Mapping[str, str], inputs: list[FormInput] | None, max_depth: int
+) -> tuple[dict[str, Any], list[FieldError]]:
+    """Parse the fields of the form into args; return them with the errors."""
     if inputs is None:
-        return _whole(told.get("args") or "{}", depth)
+        return parse_json_object("args", values.get("args") or "{}", max_depth)
     args: dict[str, Any] = {}
-    faults: list[FieldFault] = []
+    errors: list[FieldError] = []
     for field in inputs:
-        text, name = told.get(field.name, ""), field.name.removeprefix(_ARG)
+        text, name = values.get(field.name, ""), field.name.removeprefix(_ARG_PREFIX)
         if field.kind == "checkbox":
             args[name] = text == "true"
         elif text and field.kind in ("json", "number"):
-            args[name], wrong = _json(f"args.{name}", text, depth)
-            faults += wrong
+            args[name], json_errors = parse_json(f"args.{name}", text, max_depth)
+            errors += json_errors
         elif text or (field.required and field.kind != "json"):
             args[name] = text
-    return args, faults
-
-
-def _whole(text: str, depth: int) -> tuple[dict[str, Any], list[FieldFault]]:
-    value, faults = _json("args", text, depth)
-    if not faults and not isinstance(value, dict):
-        faults = [FieldFault("args", "is no JSON object; write one, as in {}")]
-    return (value if isinstance(value, dict) else {}), faults
-
-
-def _json(field: str, text: str, depth: int) -> tuple[Any, list[FieldFault]]:
-    try:
-        reading = read(text.encode("utf-8", "replace"), max_depth=depth)
-    except NotJson as error:
-        return None, [FieldFault(field, str(error).replace("the body", "it"))]
-    return reading.value, [FieldFault(field, fault.message) for fault in reading.faults]
+    return args, errors

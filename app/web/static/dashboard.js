@@ -1,117 +1,120 @@
-// Refreshing without getting in anybody's way. Everything here is a comfort: the pages work without it.
+// Refreshes the live part of a page every two seconds. All pages work without scripts.
 "use strict";
 
 (() => {
   const live = document.getElementById("live");
   const bar = document.querySelector(".refresh");
   if (!live || !bar) return;
-  const told = bar.querySelector("[role=status]");
-  const pause = bar.querySelector("button");
+  const status = bar.querySelector("[role=status]");
+  const pauseButton = bar.querySelector("button");
   const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium", timeZone: document.body.dataset.zone || "UTC" });
-  let seen = "";
+  const REFRESHING = "Refreshing every 2 s";
+  let version = "";
   let paused = false;
-  let fresh = new Date();
+  let refreshedAt = new Date();
 
-  // Somebody is at work in what would be replaced: in a field, at a button, in an open form, with a selection.
-  const busy = () => {
-    const at = document.activeElement;
+  // True while the user works in the live part: in a field, at a button, in an open form, with selected text.
+  const isInUse = () => {
+    const focused = document.activeElement;
     const selection = document.getSelection();
     return (
-      (at && live.contains(at) && at.matches("input, select, textarea, form button") && !at.closest("[data-calm]")) ||
-      live.querySelector("details[open] form, form:not([data-calm]):hover") !== null ||
+      (focused && live.contains(focused) && focused.matches("input, select, textarea, form button") && !focused.closest("[data-keep-refreshing]")) ||
+      live.querySelector("details[open] form, form:not([data-keep-refreshing]):hover") !== null ||
       document.body.dataset.searching !== undefined ||
       (selection && !selection.isCollapsed && live.contains(selection.anchorNode))
     );
   };
 
-  const say = (text, stale = false) => {
+  const showStatus = (text, stale = false) => {
     bar.classList.toggle("stale", stale);
-    if (told.textContent !== text) told.textContent = text;
+    if (status.textContent !== text) status.textContent = text;
   };
-  const old = (why) => say(`${why} What you see is of ${clock.format(fresh)}; trying again.`, true);
+  const showStale = (reason) => showStatus(`${reason} Data from ${clock.format(refreshedAt)}; retrying.`, true);
 
   bar.hidden = false;
-  say("Refreshes by itself.");
-  pause.addEventListener("click", () => {
+  showStatus(REFRESHING);
+  pauseButton.addEventListener("click", () => {
     paused = !paused;
-    pause.setAttribute("aria-pressed", String(paused));
-    pause.textContent = paused ? "Go on" : "Pause";
-    say(paused ? "Paused." : "Refreshes by itself.");
+    pauseButton.setAttribute("aria-pressed", String(paused));
+    pauseButton.textContent = paused ? "Resume" : "Pause";
+    showStatus(paused ? "Paused" : REFRESHING);
   });
 
   document.addEventListener("htmx:config:request", (event) => {
     const { ctx } = event.detail;
     if (ctx.sourceElement !== live) return;
-    if (paused || document.hidden || busy()) {
+    if (paused || document.hidden || isInUse()) {
       event.preventDefault();
-      if (!paused && !document.hidden) say("Waits while you are at work here.");
+      if (!paused && !document.hidden) showStatus("Paused while you edit");
       return;
     }
-    ctx.request.headers["X-Seen"] = seen;
+    ctx.request.headers["X-Seen"] = version;
   });
 
   document.addEventListener("htmx:after:request", (event) => {
     const { ctx } = event.detail;
     if (ctx.sourceElement !== live || !ctx.response) return;
-    const { status, headers } = ctx.response;
-    if (status >= 400) {
-      old(status === 503 ? "The service cannot read its tables." : `The service answers with ${status}.`);
+    const { status: code, headers } = ctx.response;
+    if (code >= 400) {
+      showStale(code === 503 ? "Database unavailable." : `Server error ${code}.`);
       return;
     }
-    if (live.querySelector("[data-away]")) {
-      location.reload(); // what could not be shown is there again, with all that stands around it
+    if (live.querySelector("[data-unavailable]")) {
+      location.reload(); // the data is available again: load the whole page, not only its live part
       return;
     }
-    seen = headers.get("X-Version") || seen;
-    fresh = new Date();
-    say("Refreshes by itself.");
+    version = headers.get("X-Version") || version;
+    refreshedAt = new Date();
+    showStatus(REFRESHING);
   });
 
-  // What an error answers with is no part of this page; nor is what comes when somebody has begun to work meanwhile.
-  const opened = new Set();
-  const name = (details) => `${details.closest("[id]").id} ${details.querySelector("summary").textContent}`;
+  // An error response is not part of the page, and a response that arrives while the user edits is dropped.
+  const openDetails = new Set();
+  const detailsKey = (details) => `${details.closest("[id]").id} ${details.querySelector("summary").textContent}`;
   document.addEventListener("htmx:before:swap", (event) => {
     const { ctx } = event.detail;
     if (ctx.sourceElement !== live || !ctx.response) return;
-    if (ctx.response.status >= 400 || live.querySelector("[data-away]") || busy()) {
-      if (ctx.response.status < 400) seen = "";
+    if (ctx.response.status >= 400 || live.querySelector("[data-unavailable]") || isInUse()) {
+      if (ctx.response.status < 400) version = "";
       event.preventDefault();
       return;
     }
-    opened.clear();
-    live.querySelectorAll("details[open]").forEach((details) => opened.add(name(details)));
+    openDetails.clear();
+    live.querySelectorAll("details[open]").forEach((details) => openDetails.add(detailsKey(details)));
   });
-  // What somebody has opened stays open.
+  // Sections that the user opened stay open.
   document.addEventListener("htmx:after:swap", () => {
     live.querySelectorAll("details:not([open])").forEach((details) => {
-      if (opened.has(name(details))) details.open = true;
+      if (openDetails.has(detailsKey(details))) details.open = true;
     });
   });
-  document.addEventListener("htmx:error", () => old("No answer from the service."));
+  document.addEventListener("htmx:error", () => showStale("No response from the server."));
 })();
 
-// The log of a job: follow its end, and show only the lines with a word.
+// The log of a job: follow new lines, and show only the lines that contain a text.
 (() => {
-  const log = () => document.querySelector("#live .log");
+  const log = () => document.querySelector("#live .lines");
   const field = (id) => document.getElementById(id);
-  if (!field("find") || !log()) return;
+  if (!field("search") || !log()) return;
   let height = 0;
 
   const apply = () => {
-    const word = field("find").value.toLowerCase();
+    const text = field("search").value.toLowerCase();
     let shown = 0;
     for (const line of log().children) {
-      line.hidden = word !== "" && !line.textContent.toLowerCase().includes(word);
+      line.hidden = text !== "" && !line.textContent.toLowerCase().includes(text);
       shown += line.hidden ? 0 : 1;
     }
-    field("found").textContent = word ? `${shown} ${shown === 1 ? "line" : "lines"} of these; Enter searches all.` : "";
+    field("match-count").textContent = text
+      ? `${shown} matching ${shown === 1 ? "line" : "lines"} shown; press Enter to search the full log`
+      : "";
     if (field("follow").checked) log().scrollTop = log().scrollHeight;
     height = log().scrollHeight;
   };
 
-  document.addEventListener("input", (event) => event.target.id === "find" && apply());
+  document.addEventListener("input", (event) => event.target.id === "search" && apply());
   document.addEventListener("change", (event) => event.target.id === "follow" && apply());
-  // Who scrolls back wants to read there; who comes to the end again follows it again.
+  // Scrolling back stops following; scrolling to the end starts it again.
   log().addEventListener("scroll", () => {
     if (log().scrollHeight !== height) return;
     field("follow").checked = log().scrollTop + log().clientHeight >= log().scrollHeight - 4;
@@ -120,13 +123,13 @@
   apply();
 })();
 
-// A search that ended because its time was over goes on, question by question, until a page is full.
+// Continues a search that reached its time limit, request by request, until a page is full.
 document.addEventListener("click", async (event) => {
-  const link = event.target.closest("a[data-onward]");
+  const link = event.target.closest("a[data-continue]");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  const place = document.getElementById("found-jobs");
-  const told = document.getElementById("looked");
+  const table = document.getElementById("matching-jobs");
+  const status = document.getElementById("scanned");
   if (document.body.dataset.searching === "now") {
     document.body.dataset.searching = "stopped";
     return;
@@ -135,66 +138,73 @@ document.addEventListener("click", async (event) => {
   link.textContent = "Stop";
   link.setAttribute("role", "button");
   let href = link.href;
-  let looked = Number(place.dataset.looked);
-  let rows = place.querySelectorAll("tbody tr").length;
-  const wanted = rows + Number(place.dataset.limit);
-  while (href && rows < wanted && document.body.dataset.searching === "now") {
-    const answer = await fetch(href, { headers: { "HX-Request": "true" } }).catch(() => null);
-    if (!answer || !answer.ok) {
-      told.textContent = "The search was interrupted; it can go on.";
+  let scanned = Number(table.dataset.scanned);
+  let rows = table.querySelectorAll("tbody tr").length;
+  const target = rows + Number(table.dataset.limit);
+  while (href && rows < target && document.body.dataset.searching === "now") {
+    const response = await fetch(href, { headers: { "HX-Request": "true" } }).catch(() => null);
+    if (!response || !response.ok) {
+      status.textContent = "Search interrupted; continue to resume.";
       break;
     }
-    const part = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const more = part.getElementById("found-jobs");
-    looked += Number(more.dataset.looked);
-    place.querySelector("tbody").append(...more.querySelectorAll("tbody tr"));
-    rows = place.querySelectorAll("tbody tr").length;
-    place.hidden = rows === 0;
-    const next = part.querySelector("a[rel=next]");
+    const fragment = new DOMParser().parseFromString(await response.text(), "text/html");
+    const more = fragment.getElementById("matching-jobs");
+    scanned += Number(more.dataset.scanned);
+    table.querySelector("tbody").append(...more.querySelectorAll("tbody tr"));
+    rows = table.querySelectorAll("tbody tr").length;
+    table.hidden = rows === 0;
+    const next = fragment.querySelector("a[rel=next]");
     href = next ? new URL(next.getAttribute("href"), location.href).href : "";
-    told.textContent = `${looked.toLocaleString("en").replaceAll(",", "\u202f")} ${looked === 1 ? "job" : "jobs"} looked at${more.dataset.to ? `, back to ${more.dataset.to}` : ": all there are"}; ${rows} found.`;
+    const count = scanned.toLocaleString("en").replaceAll(",", "\u202f");
+    const end = more.dataset.to ? `, back to ${more.dataset.to}` : " (complete)";
+    status.textContent = `${count} ${scanned === 1 ? "job" : "jobs"} scanned${end}; ${rows} found.`;
   }
   document.body.dataset.searching = "over";
   if (href) {
     link.href = href;
-    link.textContent = "Search on";
+    link.textContent = "Continue search";
     link.removeAttribute("role");
   } else link.remove();
 });
 
-// What somebody wrote is not lost when it could not be sent: because the session was over, the database away, or the
-// value refused. It is kept in this tab alone, and gone as soon as another page of the service is reached.
+// Keeps the input of a form that could not be submitted: the session had expired, the database was unavailable, or a
+// value was rejected. The input is kept in this tab only, until another page of the dashboard is opened.
 (() => {
   const KEY = "dataloader.draft";
-  const texts = (form) =>
-    [...form.elements].filter((it) => it.name && it.name !== "csrf_token" && it.name !== "version" && !["hidden", "password", "submit"].includes(it.type));
-  let sent = new WeakSet();
+  const inputs = (form) =>
+    [...form.elements].filter(
+      (input) =>
+        input.name &&
+        !["csrf_token", "version"].includes(input.name) &&
+        !["hidden", "password", "submit"].includes(input.type),
+    );
+  let submitted = new WeakSet();
 
   document.addEventListener("submit", (event) => {
     const form = event.target;
     if (form.method !== "post" || event.defaultPrevented) return;
-    if (sent.has(form)) {
-      event.preventDefault(); // the second of two quick presses
+    if (submitted.has(form)) {
+      event.preventDefault(); // the second click of a double click
       return;
     }
-    sent.add(form);
-    const values = texts(form).map((it) => [it.name, it.type === "checkbox" ? it.checked : it.value]);
-    if (!values.length || form.closest("[data-undrafted]")) return;
+    submitted.add(form);
+    const values = inputs(form).map((input) => [input.name, input.type === "checkbox" ? input.checked : input.value]);
+    if (!values.length) return;
     try {
       sessionStorage.setItem(KEY, JSON.stringify({ page: location.pathname, action: form.getAttribute("action"), values }));
     } catch {
-      // No room or not allowed: then it is not kept.
+      // Storage is full or forbidden: the draft is not kept.
     }
   });
   window.addEventListener("pageshow", () => {
-    sent = new WeakSet(); // somebody came back, and may send it again
+    submitted = new WeakSet(); // back on the page: the form may be submitted again
   });
 
-  if (document.querySelector("[data-drafts]")) return; // a page in between: of a refusal, or to log in
+  if (document.querySelector("[data-no-draft]")) return; // an error page or the login page: keep the draft
   const draft = JSON.parse(sessionStorage.getItem(KEY) || "null");
   sessionStorage.removeItem(KEY);
-  const form = draft && draft.page === location.pathname && [...document.forms].find((it) => it.getAttribute("action") === draft.action);
-  if (!form || document.querySelector("main [role=alert]")) return; // the page itself says what is wrong, and has it
+  const form = draft && draft.page === location.pathname && [...document.forms].find((candidate) => candidate.getAttribute("action") === draft.action);
+  if (!form || document.querySelector("main [role=alert]")) return; // the page shows the error and the input itself
   for (const [name, value] of draft.values) {
     const field = form.elements[name];
     if (!field) continue;
@@ -205,12 +215,12 @@ document.addEventListener("click", async (event) => {
   if (details) details.open = true;
   const note = document.createElement("p");
   note.setAttribute("role", "status");
-  note.textContent = "This was not sent. What you wrote is still here.";
+  note.textContent = "Not submitted. Your input was kept.";
   form.prepend(note);
   form.scrollIntoView({ block: "center" });
 })();
 
-// A slash goes to the search, unless somebody writes one.
+// The slash key focuses the search, unless a field has the focus.
 document.addEventListener("keydown", (event) => {
   const search = document.querySelector("[type=search]");
   if (event.key !== "/" || !search || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -1,20 +1,20 @@
 "use strict";
-// Sends what a "Try it" form holds, and shows the answer as text.
+// Sends the request of a "Try it" form and shows the response as text.
 for (const form of document.querySelectorAll("form.try")) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const shown = form.querySelector("pre");
-    shown.hidden = false;
-    shown.textContent = "…";
+    const output = form.querySelector("pre");
+    output.hidden = false;
+    output.textContent = "…";
     try {
-      shown.textContent = await ask(form);
+      output.textContent = await send(form);
     } catch (error) {
-      shown.textContent = `No answer: ${error.message}`;
+      output.textContent = `Request failed: ${error.message}`;
     }
   });
 }
 
-async function ask(form) {
+async function send(form) {
   let path = form.dataset.path;
   const query = new URLSearchParams();
   for (const input of form.querySelectorAll("input")) {
@@ -34,10 +34,10 @@ async function ask(form) {
   return `${response.status} ${response.statusText}\n\n${pretty(text)}`;
 }
 
-// Of the browser's session: what changes something must show it.
+// The CSRF token of the session, which requests that change something must send.
 function token() {
-  const told = document.querySelector('meta[name="csrf-token"]');
-  return told ? { "X-CSRF-Token": told.content } : {};
+  const meta = document.querySelector('meta[name="csrf-token"]');
+  return meta ? { "X-CSRF-Token": meta.content } : {};
 }
 
 function pretty(text) {

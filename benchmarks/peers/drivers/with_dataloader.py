@@ -8,11 +8,11 @@ from uuid import uuid4
 
 import protocol
 
+from app.db.pool import Pool
+from app.db.schema import migrate
 from app.queue.batch import Batch
 from app.queue.job import NewJob
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
-from app.queue.schema import migrate
+from app.queue.jobs import JobQueue
 
 
 @cache

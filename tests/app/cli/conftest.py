@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli.command import cli
-from tests.app.cli.standin import Standin, standing_in
+from tests.app.cli.fake_service import Standin, standing_in
 
 Run = Callable[..., Result]
 

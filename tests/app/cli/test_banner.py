@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.banner import address, serve_banner, worker_banner
+from app.cli.banner import serve_banner, service_address, worker_banner
 from app.cli.invocation import dataloader_command, python_command
-from app.config import Settings
+from app.config import Settings, load_settings
 from app.errors import DatabaseUnavailable
-from app.host.outage import describe_outage
-from app.host.startup import Startup, last_error
+from app.runtime.database import describe_outage
+from app.runtime.startup import Startup, last_error
 
 
 def settings(**environ: str) -> Settings:
-    return Settings.load(environ, dotenv=None)
+    return load_settings(environ, dotenv=None)
 
 
 def test_the_banner_says_what_runs_where_and_what_to_try():
@@ -137,4 +137,4 @@ def test_a_worker_names_its_queues():
     ],
 )
 def test_an_address_to_listen_on_becomes_one_to_visit(host, url):
-    assert address(host, 1) == url
+    assert service_address(host, 1) == url

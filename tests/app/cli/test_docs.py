@@ -8,13 +8,13 @@ import click
 import pytest
 
 from app.cli.command import cli
-from app.cli.exits import MEANING
+from app.cli.exit_codes import MEANINGS
 from tests.support.processes import ROOT
 
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 SECTIONS = dict(part.partition("\n")[::2] for part in PAGE.split("\n## ")[1:])
 OF_EACH = {"--help"}
-OF_A_SERVICE = {"--url", "--key-file", "--timeout", "--patience", "--json"}
+OF_A_SERVICE = {"--url", "--key-file", "--timeout", "--retry-timeout", "--json"}
 
 
 def options(command: click.Command) -> set[str]:
@@ -59,4 +59,4 @@ def test_the_options_of_the_command_itself_are_described():
 def test_the_exit_codes_are_those_of_the_code():
     told = dict(re.findall(r"^\| (\d+) \| (.+) \|$", PAGE, re.MULTILINE))
 
-    assert told == {str(code.value): meaning for code, meaning in MEANING.items()}
+    assert told == {str(code.value): meaning for code, meaning in MEANINGS.items()}

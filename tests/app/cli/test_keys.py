@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from app.cli import audit as audit_command
+from app.admin.api_keys import ApiKeys
+from app.admin.audit import AuditLog
+from app.cli.audit import AUDIT_COLUMNS
 from app.cli.command import cli
-from app.cli.keys import parse_span
-from app.client import AuditLine
-from app.queue.audit import Audit
-from app.queue.keys import Keys
-from app.queue.pool import Pool
-from tests.app.cli.standin import problem
+from app.cli.keys import parse_lifetime
+from app.cli.text import table_rows
+from app.db.pool import Pool
+from tests.app.cli.fake_service import problem
 
 
 @pytest.fixture
@@ -63,16 +62,16 @@ def test_a_key_is_shown_once_and_works(run, dsn):
     assert made.exit_code == 0, made.output
     token = made.stdout.strip()
     pool = Pool(dsn, size=1, overflow=0)
-    (live,) = (key for key in Keys(pool).ring().keys if key.name == "billing")
+    (live,) = (key for key in ApiKeys(pool).active().keys if key.name == "billing")
     assert re.fullmatch(r"dlk_[0-9a-f]{12}_[0-9a-f]{48}", token)
     assert (live.name, live.tasks) == ("billing", frozenset({"noop"}))
-    assert 89 * 86400 < (live.seconds_left or 0) <= 90 * 86400
+    assert 89 * 86400 < (live.expires_in_sec or 0) <= 90 * 86400
     assert "tasks noop" in made.stderr
     shown = run("keys", "list").output
     assert "billing" in shown
     assert token[17:] not in shown
 
-    line, _ = Audit(pool).entries(subject="key")
+    line, _ = AuditLog(pool).entries(subject="key")
     assert (line.action, line.via) == ("keys create", "command")
     assert line.actor.startswith("account ")
     assert line.after["digest"] == "…"
@@ -116,7 +115,7 @@ def test_without_any_key_the_list_says_what_that_means(run):
 
 @pytest.mark.parametrize(("told", "seconds"), [("90m", 5400), ("12h", 43_200), ("1d", 86_400), ("52w", 31_449_600)])
 def test_a_span(told, seconds):
-    assert parse_span(told) == seconds
+    assert parse_lifetime(told) == seconds
 
 
 def test_a_key_on_the_command_line_is_refused_and_not_repeated(run):
@@ -146,7 +145,7 @@ def test_the_key_of_the_environment_or_of_a_file_is_sent(run, service, tmp_path)
     assert [asked.key for asked in service.asked] == ["Bearer dlk_of_the_environment", "Bearer dlk_of_the_file"]
 
 
-def test_a_service_that_wants_another_key_is_told_with_what_to_do(run, service):
+def test_rejected_key_is_reported_with_remedy(run, service):
     service.unruly.append(problem(401, "key_invalid", "It was never made, has run out, or was revoked."))
 
     refused = run("jobs", env={"DL_API_KEY": "dlk_s3cret"})
@@ -158,13 +157,13 @@ def test_a_service_that_wants_another_key_is_told_with_what_to_do(run, service):
 
 
 def test_an_audit_line_is_shown_as_what_changed():
-    line = AuditLine(
-        audit_id=7, at=datetime(2030, 1, 1, tzinfo=UTC), action="patch", actor="a\x1b[31m", via="key",
-        address="::1", request_id="r", subject="job", subject_id="j", before={"priority": 1, "task": "a"},
-        after={"priority": 2, "task": "b"}, said={},
-    )  # fmt: skip
+    line = {
+        "audit_id": 7, "at": "2030-01-01T00:00:00Z", "action": "patch", "actor": "a\x1b[31m", "via": "key",
+        "address": "::1", "request_id": "r", "subject": "job", "subject_id": "j",
+        "before": {"priority": 1, "task": "a"}, "after": {"priority": 2, "task": "b"},
+    }  # fmt: skip
 
-    (row,) = audit_command.rows([line])
+    (row,) = table_rows(AUDIT_COLUMNS, [line])
 
     assert row[2] == "a [31m"
     assert row[5] == "priority 1 → 2, task a → b"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from app.cli import skeleton
-from app.queue import schema
+from app.db import schema
 from tests.app.cli.test_watch import ON_A_TERMINAL
 from tests.support import Process, eventually
-from tests.support.databases import ask
+from tests.support.databases import query_value
 from tests.support.processes import ROOT, clean_environment
 
 TASKS = """
@@ -130,14 +130,14 @@ def test_as_a_job_it_leaves_a_row_a_journal_and_a_log(ran, dsn):
     assert out.startswith("printed\n")
     assert json.loads(out.partition("\n")[2]) == {"args": {"n": 1}}
     assert "INFO     logged" in err
-    assert ask(dsn, "SELECT status || ' ' || task || ' ' || lock_key || ' ' || producer FROM dl_jobs") == (
+    assert query_value(dsn, "SELECT status || ' ' || task || ' ' || lock_key || ' ' || producer FROM dl_jobs") == (
         "succeeded talks talks dataloader run"
     )
-    assert ask(dsn, "SELECT string_agg(line, ',' ORDER BY log_id) FROM dl_job_logs") == "printed,logged"
+    assert query_value(dsn, "SELECT string_agg(line, ',' ORDER BY log_id) FROM dl_job_logs") == "printed,logged"
 
 
 @pytest.mark.parametrize("where", ["--local", None])
-def test_a_failure_shows_its_traceback_and_is_told_by_the_exit_code(ran, dsn, where):
+def test_failure_shows_traceback_and_sets_exit_code(ran, dsn, where):
     _, err, code = ran("broken", *([where] if where else []), DL_DB_DSN=dsn)
 
     assert code == 1
@@ -146,12 +146,12 @@ def test_a_failure_shows_its_traceback_and_is_told_by_the_exit_code(ran, dsn, wh
 
 
 def test_what_cannot_be_run_is_told_before_anything_is_begun(ran, dsn):
-    assert "there is no task 'nope'; known are broken" in ran("nope", "--local")[1]
-    assert "the args do not fit" in ran("broken", "--arg", "n=x", "--local")[1]
+    assert "there is no task 'nope'; expected one of: broken" in ran("nope", "--local")[1]
+    assert "invalid args" in ran("broken", "--arg", "n=x", "--local")[1]
     _, err, code = ran("keyed", DL_DB_DSN=dsn)
     assert code == 4
     assert "id" in err
-    assert ask(dsn, "SELECT count(*) FROM dl_jobs") == "0"
+    assert query_value(dsn, "SELECT count(*) FROM dl_jobs") == "0"
 
 
 def test_in_memory_a_database_is_used_if_one_is_named(ran, dsn):
@@ -161,8 +161,8 @@ def test_in_memory_a_database_is_used_if_one_is_named(ran, dsn):
 
     _, err, code = ran("writes", "--local", DL_DB_DSN=dsn)
     assert code == 0, err
-    assert ask(dsn, "SELECT count(*) FROM written") == "0"
-    assert ask(dsn, "SELECT task FROM dl_jobs") == "keyed"
+    assert query_value(dsn, "SELECT count(*) FROM written") == "0"
+    assert query_value(dsn, "SELECT task FROM dl_jobs") == "keyed"
 
     assert ran("connects", "--local", DL_TARGETS=json.dumps({"marts": dsn}))[0] == "7\n"
 
@@ -177,21 +177,21 @@ def test_in_memory_a_time_limit_holds(ran):
 @pytest.mark.parametrize("where", ["--local", None])
 def test_ctrl_c_stops_at_the_next_safe_point(interrupted, dsn, where):
     with interrupted("patient", *([where] if where else []), DL_DB_DSN=dsn) as process:
-        process.wait_for("begun")
+        process.wait_for_line("begun")
         process.signal(signal.SIGINT)
         code = process.wait()
 
     assert code == 130
     assert "canceled" in process.text
     if where is None:
-        assert ask(dsn, "SELECT status FROM dl_jobs") == "canceled"
+        assert query_value(dsn, "SELECT status FROM dl_jobs") == "canceled"
 
 
 def test_a_second_ctrl_c_does_not_wait_for_one(interrupted):
     with interrupted("deaf", "--local") as process:
-        process.wait_for("begun")
+        process.wait_for_line("begun")
         process.signal(signal.SIGINT)
-        process.wait_for("leaves at once")
+        process.wait_for_line("leaves at once")
         process.signal(signal.SIGINT)
         code = process.wait()
 
@@ -199,15 +199,15 @@ def test_a_second_ctrl_c_does_not_wait_for_one(interrupted):
 
 
 def test_a_job_that_waits_for_its_key_says_so(interrupted, dsn):
-    ask(dsn, "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('other', 'x', 'k:1') RETURNING job_id")
-    ask(
+    query_value(dsn, "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('other', 'x', 'k:1') RETURNING job_id")
+    query_value(
         dsn,
         "UPDATE dl_jobs SET status = 'running', run_id = gen_random_uuid(), lease_expires_at = now() + interval '1 h',"
-        " place = 'timed', attempt = 1 RETURNING job_id",
+        " wait_state = 'scheduled', attempt = 1 RETURNING job_id",
     )
     with interrupted("keyed", "--arg", "id=1", DL_DB_DSN=dsn) as process:
-        process.wait_for("Waiting: another job with the lock key 'k:1' runs")
-        ask(dsn, "DELETE FROM dl_jobs WHERE task = 'keyed' RETURNING job_id")
+        process.wait_for_line("Waiting: another job with the lock key 'k:1' runs")
+        query_value(dsn, "DELETE FROM dl_jobs WHERE task = 'keyed' RETURNING job_id")
         code = process.wait()
 
     assert code == 1
@@ -217,9 +217,9 @@ def test_a_job_that_waits_for_its_key_says_so(interrupted, dsn):
 def test_a_database_that_goes_away_is_waited_for(interrupted, server):
     schema.migrate(server.dsn, "public")
     with interrupted("patient", DL_DB_DSN=server.dsn) as process:
-        process.wait_for("begun")
+        process.wait_for_line("begun")
         server.stop()
-        process.wait_for("The database is away")
+        process.wait_for_line("The database does not answer")
         server.start()
         process.signal(signal.SIGINT)
         eventually(lambda: "canceled" in process.text, message=lambda: process.text)
@@ -274,7 +274,7 @@ def test_package_that_would_hide_an_installed_one_is_refused(run, home, monkeypa
 
 def test_in_checkout_skeleton_joins_shipped_pipelines(run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(skeleton, "_in_checkout", lambda: True)
+    monkeypatch.setattr(skeleton, "_is_checkout", lambda: True)
 
     shown = run("new-pipeline", "load.orders").stdout
 

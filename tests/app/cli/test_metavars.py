@@ -8,9 +8,9 @@ import click
 import pytest
 
 from app.cli.command import cli
-from app.cli.metavars import options_of
+from app.cli.metavars import iter_options
 
-OPTIONS = [(" ".join((*path, option.opts[-1])), option) for path, option in options_of(cli) if not option.hidden]
+OPTIONS = [(" ".join((*path, option.opts[-1])), option) for path, option in iter_options(cli) if not option.hidden]
 # What click makes of a type's name or of a list of formats when an option names no value.
 UNNAMED = re.compile(r"PARSED|RANGE|^(TEXT|INTEGER|FLOAT|UUID|FILENAME)$|%")
 

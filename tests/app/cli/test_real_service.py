@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 from werkzeug.serving import make_server
 
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
+from app.db.pool import Pool
+from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
 from pipelines.contract import Pipelines
 from tests.support import free_port
@@ -80,7 +80,7 @@ def test_refusals_of_the_service_have_their_exit_codes(run, service):
 
 def test_a_database_that_is_away_is_69(run):
     with serving(f"host=127.0.0.1 port={free_port()} dbname=etl") as url:
-        shown = run("jobs", "--patience", "0", "--url", url)
+        shown = run("jobs", "--retry-timeout", "0", "--url", url)
 
     assert shown.exit_code == 69
     assert "503" in shown.stderr

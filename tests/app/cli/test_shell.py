@@ -13,9 +13,9 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from app.config.dsn import parse, write
-from app.host.psql import environment
-from tests.support.private_server import copy_of
+from app.config.dsn import format_dsn, parse_dsn
+from app.runtime.psql import psql_environment
+from tests.support.private_server import copy_data_dir
 from tests.support.processes import ROOT, clean_environment
 
 SHOWS_ITS_START = """#!/bin/sh
@@ -45,7 +45,7 @@ def put_psql(folder: Path) -> None:
     (folder / "bin/psql").chmod(0o755)
 
 
-def test_psql_gets_password_by_environment_and_gives_its_exit_code(dataloader, tmp_path):
+def test_psql_gets_password_by_environment(dataloader, tmp_path):
     put_psql(tmp_path)
 
     shown = dataloader("psql", "-c", "SELECT 1", DL_DB_DSN="postgresql://me:s3%20cret@db:6543/shop?sslmode=require")
@@ -58,7 +58,7 @@ def test_psql_gets_password_by_environment_and_gives_its_exit_code(dataloader, t
 
 
 def test_psql_of_an_odd_schema_is_quoted():
-    options = environment({"options": "-c work_mem=1MB"}, 'my "odd\\ schema')["PGOPTIONS"]
+    options = psql_environment({"options": "-c work_mem=1MB"}, 'my "odd\\ schema')["PGOPTIONS"]
 
     assert options == '-c work_mem=1MB -c search_path="my\\ ""odd\\\\\\ schema",public'
 
@@ -72,7 +72,7 @@ def test_psql_reaches_the_service_database(dataloader, dsn):
 
 
 def test_missing_psql_is_named_with_what_installs_it(run, monkeypatch):
-    monkeypatch.setattr("app.host.psql.find_program", lambda name: None)
+    monkeypatch.setattr("app.runtime.psql.find_program", lambda name: None)
     monkeypatch.setenv("DL_DB_DSN", "postgresql://nobody@nowhere/x")
 
     refused = run("psql")
@@ -83,7 +83,7 @@ def test_missing_psql_is_named_with_what_installs_it(run, monkeypatch):
 
 
 def test_config_dsn_prints_what_connects(run, monkeypatch, dsn):
-    monkeypatch.setenv("DL_DB_DSN", write({**parse(dsn), "password": "s3cret"}))
+    monkeypatch.setenv("DL_DB_DSN", format_dsn({**parse_dsn(dsn), "password": "s3cret"}))
 
     shown = run("config", "--dsn")
 
@@ -100,7 +100,7 @@ def home(run_folder, ready_made):
     folder = Path(tempfile.mkdtemp(prefix="home-", dir=run_folder))
     folder.chmod(0o755)
     (folder / "postgres").mkdir()
-    copy_of(ready_made, folder / "postgres")
+    copy_data_dir(ready_made, folder / "postgres")
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -113,7 +113,7 @@ def test_psql_and_dsn_reach_the_embedded_server(dataloader, tmp_path, home):
 
     assert shown.returncode == 7, shown.stderr
     assert printed.returncode == 0, printed.stderr
-    host = parse(printed.stdout.strip())["host"]
+    host = parse_dsn(printed.stdout.strip())["host"]
     assert f"@{host}:" in shown.stdout
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from app.cli import text
-from app.cli.words import parse_moment
+from app.cli.parsing import parse_time
 
 
 @pytest.mark.parametrize(
@@ -28,21 +28,21 @@ from app.cli.words import parse_moment
     ids=str,
 )
 def test_progress_is_told_with_numbers_where_there_are_any(progress, shown):
-    assert text.progress_text(progress) == shown
+    assert text.format_progress(progress) == shown
 
 
 def test_a_time_is_shown_on_the_clock_of_this_machine():
     at = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
-    shown = text.local_time(at)
+    shown = text.format_time(at)
 
     assert shown == at.astimezone().isoformat(sep=" ", timespec="seconds")
-    assert parse_moment(shown) == at, "what is shown can be given to an option"
-    assert text.local_time("2026-11-21T10:00:00Z") == shown
+    assert parse_time(shown) == at, "what is shown can be given to an option"
+    assert text.format_time("2026-11-21T10:00:00Z") == shown
 
 
 def test_columns_are_as_wide_as_their_widest_cell():
-    assert text.columns(("a", "b"), [("long", ""), ("", "x")]) == ["a     b", "long", "      x"]
+    assert text.align_columns(("a", "b"), [("long", ""), ("", "x")]) == ["a     b", "long", "      x"]
 
 
 @pytest.mark.parametrize("evil", ["\x9b2J", "\u202eabc", "\x7f", "\u2028", "\ufeff", "\U000e0001"])

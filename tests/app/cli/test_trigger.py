@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.cli.words import parse_moment, parse_object, parse_pair
-from tests.app.cli.standin import HANG_UP, problem
+from app.cli.parsing import parse_object, parse_pair, parse_time
+from tests.app.cli.fake_service import HANG_UP, problem
 
 
 def test_a_trigger_needs_only_a_task(run, service):
@@ -21,7 +21,7 @@ def test_a_trigger_needs_only_a_task(run, service):
     assert sent == {"task": "noop", "args": {}}
 
 
-def test_where_the_task_has_no_queue_or_lock_key_the_usual_ones_are_sent(run, service):
+def test_task_without_queue_or_lock_key_gets_defaults(run, service):
     service.missing = {"queue": "is required", "lock_key": "is required"}
 
     shown = run("trigger", "noop")
@@ -40,7 +40,7 @@ def test_only_what_is_missing_is_added(run, service):
     assert service.asked[1].body["lock_key"] == "noop"
 
 
-def test_a_lock_key_that_the_task_cannot_make_is_not_replaced_by_another(run, service):
+def test_unfillable_lock_key_is_not_replaced(run, service):
     service.missing = {"lock_key": "cannot be made of the args: the argument 'id' is missing"}
 
     shown = run("trigger", "noop")
@@ -50,7 +50,7 @@ def test_a_lock_key_that_the_task_cannot_make_is_not_replaced_by_another(run, se
     assert len(service.asked) == 1
 
 
-def test_a_service_that_asks_again_for_what_it_was_told_is_not_asked_for_ever(run, service):
+def test_repeated_missing_field_ends_the_retry(run, service):
     service.unruly.append(
         problem(400, "invalid_request", "see errors", errors=[{"field": "queue", "message": "is required"}])
     )
@@ -251,7 +251,7 @@ def test_json_that_is_too_deep_is_refused():
 )
 def test_a_span_is_counted_from_now(told, seconds):
     before = datetime.now(UTC)
-    at = parse_moment(told)
+    at = parse_time(told)
 
     assert before <= at - timedelta(seconds=seconds) <= datetime.now(UTC)
 
@@ -259,11 +259,11 @@ def test_a_span_is_counted_from_now(told, seconds):
 @pytest.mark.parametrize("told", ["in", "in 5", "5m", "in 5 fortnights", "in 9999999999d", "0001-01-01T00:00:00+03:00"])
 def test_what_is_no_time_is_refused_with_examples(told):
     with pytest.raises(ValueError, match="in 5m"):
-        parse_moment(told)
+        parse_time(told)
 
 
 def test_a_time_keeps_its_moment():
-    assert parse_moment("2026-11-21T06:00:00+03:00") == datetime(2026, 11, 21, 3, tzinfo=UTC)
+    assert parse_time("2026-11-21T06:00:00+03:00") == datetime(2026, 11, 21, 3, tzinfo=UTC)
 
 
 def test_warnings_are_printed_to_standard_error(run, service):

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from app.cli.exits import Exit
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
+from app.cli.exit_codes import ExitCode
+from app.db.pool import Pool
+from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
 from pipelines.contract import Pipelines
 from tests.support.processes import free_port
@@ -30,7 +30,7 @@ def away(monkeypatch: pytest.MonkeyPatch, tmp_path, port: int) -> str:
 def test_doctor_of_unreachable_database_is_one_finding(run, away, port):
     shown = run("doctor")
 
-    assert shown.exit_code == Exit.UNAVAILABLE
+    assert shown.exit_code == ExitCode.UNAVAILABLE
     assert f"127.0.0.1 port {port} does not answer" in shown.stdout
     assert "refused" in shown.stdout
     assert "Is the server running" not in shown.stdout, "the remedy asks that"
@@ -49,7 +49,9 @@ def test_doctor_of_unreachable_database_as_json(run, away, port):
 
 def test_read_without_database_speaks_of_no_idempotency_key(away):
     pool = Pool(away, size=1, overflow=0)
-    client = create_app(JobQueue(pool), Pipelines(), WebOptions(version="1", wide_open=True), pool=pool).test_client()
+    client = create_app(
+        JobQueue(pool), Pipelines(), WebOptions(version="1", auth_disabled=True), pool=pool
+    ).test_client()
 
     read = client.get("/api/v1/jobs")
     write = client.post("/api/v1/jobs/trigger", json={"queue": "q", "task": "t", "lock_key": "k"})
@@ -62,9 +64,9 @@ def test_read_without_database_speaks_of_no_idempotency_key(away):
 
 
 def test_absent_service_names_both_ways_to_its_address(run, port):
-    shown = run("jobs", "--url", f"http://127.0.0.1:{port}", "--patience", "0")
+    shown = run("jobs", "--url", f"http://127.0.0.1:{port}", "--retry-timeout", "0")
 
-    assert shown.exit_code == Exit.UNAVAILABLE
+    assert shown.exit_code == ExitCode.UNAVAILABLE
     assert f"cannot connect to http://127.0.0.1:{port}" in shown.stderr
     assert "`dataloader serve`" in shown.stderr
     assert "--url or DL_URL" in shown.stderr
@@ -73,6 +75,6 @@ def test_absent_service_names_both_ways_to_its_address(run, port):
 def test_migrate_without_database_says_what_to_correct(run, away):
     shown = run("migrate")
 
-    assert shown.exit_code == Exit.UNAVAILABLE
+    assert shown.exit_code == ExitCode.UNAVAILABLE
     assert "correct DL_DB_DSN or PG_HOST" in shown.stderr
     assert "hunter2" not in shown.output

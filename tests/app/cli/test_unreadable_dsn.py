@@ -10,10 +10,10 @@ import psycopg2
 import pytest
 from psycopg2.extensions import parse_dsn
 
-from app.cli.exits import Exit, told
-from app.config import Settings, dsn
+from app.cli.exit_codes import ExitCode, error_report
+from app.config import dsn, load_settings
 from app.errors import DatabaseUnavailable
-from app.host.service import Service, set_up_logging
+from app.runtime.service import Service, set_up_logging
 
 PASSWORD = "hunter2"
 UNREADABLE = (
@@ -76,7 +76,7 @@ def test_unreadable_dsn_ends_each_command_with_78(run, monkeypatch, capfd, caplo
 
         shown = run(*command)
 
-        assert shown.exit_code == Exit.CONFIG, (text, shown.output)
+        assert shown.exit_code == ExitCode.CONFIG, (text, shown.output)
         assert variable in shown.stderr
         assert PASSWORD not in shown.output + caplog.text + "".join(capfd.readouterr()), text
 
@@ -90,7 +90,7 @@ def test_error_says_how_percent_sign_is_written(run, monkeypatch):
 @pytest.fixture
 def lenient_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a libpq of another version refused what our own parser reads."""
-    monkeypatch.setattr(dsn, "parse", lambda text: {})
+    monkeypatch.setattr(dsn, "parse_dsn", lambda text: {})
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] not in ("tasks", "config")], ids=" ".join)
@@ -104,7 +104,7 @@ def test_libpq_refusal_ends_each_command_with_78(run, monkeypatch, capfd, lenien
 
             shown = run(*command)
 
-            assert shown.exit_code == Exit.CONFIG, (text, shown.output)
+            assert shown.exit_code == ExitCode.CONFIG, (text, shown.output)
             assert PASSWORD not in shown.output + "".join(capfd.readouterr()), text
     finally:
         logging.getLogger().handlers[:] = handlers
@@ -112,18 +112,18 @@ def test_libpq_refusal_ends_each_command_with_78(run, monkeypatch, capfd, lenien
 
 def test_status_hides_dsn_that_libpq_refuses(monkeypatch, capfd, lenient_parser):
     environ = {"DL_DB_DSN": UNREADABLE[0], "DL_PIPELINES": "pipelines.noop", "DL_AUTH": "none"}
-    settings = Settings.load(environ, dotenv=None)
+    settings = load_settings(environ, dotenv=None)
     handlers = logging.getLogger().handlers[:]
     set_up_logging(settings)
     service = Service(settings)
     try:
         service.app.config["PROPAGATE_EXCEPTIONS"] = False
-        service._start()
+        service._start_parts()
         answer = service.app.test_client().get("/status")
 
         assert answer.status_code >= 500
         assert PASSWORD not in answer.get_data(as_text=True) + "".join(capfd.readouterr())
-        assert service.broken
+        assert service.failure
     finally:
         service.close()
         logging.getLogger().handlers[:] = handlers
@@ -139,7 +139,7 @@ def test_status_hides_dsn_that_libpq_refuses(monkeypatch, capfd, lenient_parser)
     ],
 )
 def test_errors_of_other_origin_are_redacted(message):
-    shown = told(DatabaseUnavailable(message))
+    shown = error_report(DatabaseUnavailable(message))
 
     assert PASSWORD not in shown.detail
     assert "***" in shown.detail

@@ -4,9 +4,9 @@ import signal
 from uuid import UUID
 
 from app.cli import watch
-from app.cli.exits import Exit
-from app.client import Client
-from tests.app.cli.standin import BUSY
+from app.cli.exit_codes import ExitCode
+from dataloader import Client
+from tests.app.cli.fake_service import BUSY
 from tests.support import Process
 
 RUNNING = {"status": "running", "attempt": 1}
@@ -26,7 +26,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(service, tmp_path):
     command = (ON_A_TERMINAL, "status", job_id, "--watch")
 
     with Process.python(*command, output=tmp_path / "output", env={"DL_URL": service.url}) as process:
-        process.wait_for("running")
+        process.wait_for_line("running")
         process.signal(signal.SIGINT)
         code = process.wait()
 
@@ -45,7 +45,7 @@ def test_ctrl_c_ends_the_showing_of_a_log(service, tmp_path):
     with Process.python(
         ON_A_TERMINAL, "logs", job_id, "-f", output=tmp_path / "output", env={"DL_URL": service.url}
     ) as process:
-        process.wait_for("hello")
+        process.wait_for_line("hello")
         process.signal(signal.SIGINT)
         code = process.wait()
 
@@ -55,12 +55,12 @@ def test_ctrl_c_ends_the_showing_of_a_log(service, tmp_path):
 
 def test_an_outage_is_told_once_and_outlived(service, capsys):
     job_id = service.add(RUNNING, BUSY, BUSY, {"progress": {"done": 3}}, BUSY, {"status": "succeeded"})
-    client = Client(service.url, patience_sec=0, wait=lambda _: None)
+    client = Client(service.url, retry_timeout_sec=0, sleep=lambda _: None)
 
-    state = watch.until_final(client, UUID(job_id), watch.Lines())
+    state = watch.watch_until_final(client, UUID(job_id), watch.LineView())
 
     shown = capsys.readouterr()
-    assert watch.outcome(state) is Exit.OK
+    assert watch.exit_code_of(state) is ExitCode.OK
     assert shown.err.count("still watching") == 2
     assert shown.out.splitlines() == ["running, attempt 1", "running, attempt 1, 3", "succeeded, attempt 1, 3"]
 
@@ -69,14 +69,14 @@ def test_a_change_that_nobody_can_see_is_no_line(service, capsys):
     job_id = service.add(
         RUNNING, {"heartbeat_at": "2026-11-21T10:00:10Z"}, {"heartbeat_at": "2026-11-21T10:00:20Z"}, {"status": "lost"}
     )
-    client = Client(service.url, wait=lambda _: None)
+    client = Client(service.url, sleep=lambda _: None)
 
-    state = watch.until_final(client, UUID(job_id), watch.Lines())
+    state = watch.watch_until_final(client, UUID(job_id), watch.LineView())
 
-    assert watch.outcome(state) is Exit.NOT_DONE
+    assert watch.exit_code_of(state) is ExitCode.FAILURE
     assert capsys.readouterr().out.splitlines() == ["running, attempt 1", "lost, attempt 1"]
 
 
 def test_without_a_terminal_there_is_nothing_to_draw():
-    assert type(watch.face(as_json=False)) is watch.Lines
-    assert type(watch.face(as_json=True)) is watch.Silence
+    assert type(watch.choose_view(as_json=False)) is watch.LineView
+    assert type(watch.choose_view(as_json=True)) is watch.LineView

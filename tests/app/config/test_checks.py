@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from app.config import Settings
-from app.config.checks import misspelt
+from app.config import Settings, load_settings
+from app.config.checks import unknown_variables
 from app.errors import ConfigError
 
 
 def load(**environ: str) -> Settings:
-    return Settings.load(environ, dotenv=None)
+    return load_settings(environ, dotenv=None)
 
 
 def near(*given: str) -> tuple[list[str], list[str]]:
-    faults, warnings = misspelt(given, Settings.variables())
+    faults, warnings = unknown_variables(given, Settings.variables())
     return [f"{fault.variable}: {fault.remedy}" for fault in faults], warnings
 
 
@@ -28,7 +28,7 @@ def near(*given: str) -> tuple[list[str], list[str]]:
         ("dl_db_dsn", "DL_DB_DSN"),
     ],
 )
-def test_a_variable_with_our_prefix_that_is_nearly_right_is_a_fault(variable, meant):
+def test_misspelt_variable_with_our_prefix_is_an_error(variable, meant):
     assert near(variable) == ([f"{variable}: did you mean {meant}?"], [])
 
 
@@ -68,7 +68,7 @@ def test_misspelt_variables_are_found_in_the_dotenv_file_too(tmp_path):
     dotenv.write_text("DL_PIPELINE=x\n")
 
     with pytest.raises(ConfigError, match="DL_PIPELINES"):
-        Settings.load({}, dotenv=dotenv)
+        load_settings({}, dotenv=dotenv)
 
 
 def test_warnings_are_kept_for_whoever_starts_the_service():
@@ -95,7 +95,7 @@ def test_a_file_is_no_folder(variable, tmp_path):
     load(**{variable: str(tmp_path / "new")})
 
 
-def test_a_folder_that_cannot_even_be_looked_at_is_told_by_whoever_uses_it(tmp_path):
+def test_inaccessible_folder_is_no_settings_error(tmp_path):
     folder = tmp_path / ("x" * 300)
 
     assert load(LOG_PATH=str(folder)).log_path == folder

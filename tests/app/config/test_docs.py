@@ -14,25 +14,25 @@ REMEDY = "run `python -m app.config.docs`"
 
 
 def test_the_page_in_the_docs_is_the_one_of_the_present_model():
-    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == docs.configuration(), REMEDY
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == docs.configuration_page(), REMEDY
 
 
-def test_the_example_of_a_dotenv_file_is_the_one_of_the_present_model():
+def test_dotenv_example_is_up_to_date():
     assert (ROOT / ".env.example").read_text(encoding="utf-8") == docs.dotenv_example(), REMEDY
 
 
 def test_both_pages_are_written_where_they_belong(tmp_path):
     (tmp_path / "docs").mkdir()
 
-    docs.write(tmp_path)
+    docs.write_docs(tmp_path)
 
-    assert (tmp_path / "docs" / "configuration.md").read_text(encoding="utf-8") == docs.configuration()
+    assert (tmp_path / "docs" / "configuration.md").read_text(encoding="utf-8") == docs.configuration_page()
     assert (tmp_path / ".env.example").read_text(encoding="utf-8") == docs.dotenv_example()
 
 
 def test_every_variable_is_on_both_pages():
     for variable in Settings.variables():
-        assert f"| `{variable}` |" in docs.configuration()
+        assert f"| `{variable}` |" in docs.configuration_page()
         assert f"\n#{variable}=" in docs.dotenv_example()
 
 

@@ -15,9 +15,9 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x0
 
 @given(TEXTS, TEXTS)
 def test_any_password_is_written_so_that_libpq_reads_it_back(user, password):
-    written = dsn.write({"host": "db", "user": user, "password": password})
+    written = dsn.format_dsn({"host": "db", "user": user, "password": password})
 
-    assert parse_dsn(written) == {"host": "db", "user": user, "password": password} == dsn.parse(written)
+    assert parse_dsn(written) == {"host": "db", "user": user, "password": password} == dsn.parse_dsn(written)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_any_password_is_written_so_that_libpq_reads_it_back(user, password):
     ],
 )
 def test_connection_strings_are_read_as_libpq_reads_them(text):
-    assert dsn.parse(text) == {key: value for key, value in parse_dsn(text).items() if value}
+    assert dsn.parse_dsn(text) == {key: value for key, value in parse_dsn(text).items() if value}
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_connection_strings_are_read_as_libpq_reads_them(text):
 )
 def test_what_cannot_be_read_is_not_repeated(text):
     with pytest.raises(ValueError) as caught:
-        dsn.parse(text)
+        dsn.parse_dsn(text)
 
     assert "hunter2" not in str(caught.value)
-    assert dsn.masked(text) == "***"
+    assert dsn.mask_dsn(text) == "***"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_cannot_be_read_is_not_repeated(text):
     ],
 )
 def test_only_what_is_known_to_be_harmless_is_shown(text):
-    shown = dsn.masked(text)
+    shown = dsn.mask_dsn(text)
 
     assert "hunter2" not in shown
     assert "host=db" in shown
@@ -95,7 +95,7 @@ PIECES = st.sampled_from([
 def test_accepted_dsn_is_what_libpq_reads(start, pieces):
     text = start + "".join(pieces)
     try:
-        parameters = dsn.parse(text)
+        parameters = dsn.parse_dsn(text)
     except ValueError:
         return  # refused: libpq never sees it
 

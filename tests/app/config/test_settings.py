@@ -8,22 +8,23 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.config import QueueWorkers, Settings
+from app.config import QueueWorkers, Settings, load_settings
+from app.config.loading import REMOVED, RENAMED
 from app.errors import ConfigError
 
 SECRET = "hunter2-never-shown"
 
 
 def load(**environ: str) -> Settings:
-    return Settings.load(environ, dotenv=None)
+    return load_settings(environ, dotenv=None)
 
 
 def faults(**environ: str) -> dict[str, str]:
     """Variable -> what was found, and what would do."""
     with pytest.raises(ConfigError) as caught:
         load(**environ)
-    told = {fault.variable: f"{fault.found}; {fault.remedy}" for fault in caught.value.faults}
-    assert len(told) == len(caught.value.faults), "a variable was told of twice"
+    told = {fault.variable: f"{fault.problem}; {fault.remedy}" for fault in caught.value.errors}
+    assert len(told) == len(caught.value.errors), "a variable was told of twice"
     return told
 
 
@@ -42,7 +43,7 @@ def test_nothing_given_is_a_service_on_the_embedded_server():
 def test_the_process_environment_is_read_when_no_other_is_given(monkeypatch):
     monkeypatch.setenv("APP_PORT", "9001")
 
-    assert Settings.load(dotenv=None).app_port == 9001
+    assert load_settings(dotenv=None).app_port == 9001
 
 
 def test_only_load_reads_the_environment(monkeypatch):
@@ -56,29 +57,29 @@ def test_settings_stay_as_they_are():
         load().app_port = 1  # type: ignore[misc]
 
 
-def test_the_environment_wins_over_the_dotenv_file_and_an_empty_text_is_no_text(tmp_path):
+def test_environment_overrides_dotenv_unless_empty(tmp_path):
     dotenv = tmp_path / ".env"
     dotenv.write_text("APP_PORT=9001\nAPP_THREADS=3\nPG_HOST=filehost\n# a remark\nOTHER_TOOL=1\nDEBUG\n")
 
-    settings = Settings.load({"APP_PORT": "9002", "PG_HOST": " "}, dotenv=dotenv)
+    settings = load_settings({"APP_PORT": "9002", "PG_HOST": " "}, dotenv=dotenv)
 
     assert (settings.app_port, settings.http_threads, settings.pg_host) == (9002, 3, None)
     sources = {knob.variable: knob.source for knob in settings.describe()}
-    assert (sources["APP_PORT"], sources["APP_THREADS"], sources["PG_HOST"]) == ("environment", ".env", "default")
+    assert (sources["APP_PORT"], sources["APP_HTTP_THREADS"], sources["PG_HOST"]) == ("environment", ".env", "default")
 
 
 def test_a_dotenv_file_that_is_not_there_is_no_fault(tmp_path):
-    assert Settings.load({}, dotenv=tmp_path / ".env").app_port == 8081
+    assert load_settings({}, dotenv=tmp_path / ".env").app_port == 8081
 
 
-def test_a_dotenv_file_that_is_no_text_is_a_fault_beside_the_others(tmp_path):
+def test_binary_dotenv_file_is_an_error_with_the_others(tmp_path):
     dotenv = tmp_path / ".env"
     dotenv.write_bytes("ENVIRONMENT=тест".encode("cp1251"))
 
     with pytest.raises(ConfigError) as caught:
-        Settings.load({"APP_PORT": "x"}, dotenv=dotenv)
+        load_settings({"APP_PORT": "x"}, dotenv=dotenv)
 
-    assert [fault.variable for fault in caught.value.faults] == [str(dotenv), "APP_PORT"]
+    assert [fault.variable for fault in caught.value.errors] == [str(dotenv), "APP_PORT"]
     assert "UTF-8" in str(caught.value)
 
 
@@ -89,15 +90,15 @@ def test_a_dotenv_file_that_cannot_be_read_is_a_fault(tmp_path, monkeypatch):
     def refuse(*_given, **_named):  # root may read everything, so that a mode would not do
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("app.config.settings.DotEnvSettingsSource", refuse)
+    monkeypatch.setattr("app.config.loading.DotEnvSettingsSource", refuse)
     with pytest.raises(ConfigError, match=r"cannot be read \(Permission denied\)"):
-        Settings.load({}, dotenv=dotenv)
+        load_settings({}, dotenv=dotenv)
 
 
 def test_all_faults_are_told_at_once_each_by_its_variable():
     told = faults(
         APP_PORT="99999",
-        APP_THREADS="many",
+        APP_HTTP_THREADS="many",
         TIMEZONE="Mars/Olympus",
         DEBUG="release",
         DL_LOG_FORMAT="xml",
@@ -110,7 +111,7 @@ def test_all_faults_are_told_at_once_each_by_its_variable():
     )
 
     assert told["APP_PORT"] == "'99999'; a whole number from 1 to 65535 would do"
-    assert told["APP_THREADS"] == "'many'; a whole number from 1 to 256 would do"
+    assert told["APP_HTTP_THREADS"] == "'many'; a whole number from 1 to 256 would do"
     assert told["DEBUG"] == "'release'; true or false would do"
     assert told["DL_LOG_FORMAT"] == "'xml'; auto, json or text would do"
     assert told["DL_CLAIM_BACKOFF_SEC"] == "'nan'; a number from 0.05 to 3600 would do"
@@ -149,7 +150,7 @@ def test_a_connection_string_that_cannot_be_read_is_not_shown(dsn):
     with pytest.raises(ConfigError) as caught:
         load(DL_DB_DSN=dsn)
 
-    assert SECRET not in repr((caught.value, caught.value.faults))
+    assert SECRET not in repr((caught.value, caught.value.errors))
     assert f"{len(dsn)} characters (hidden)" in str(caught.value)
     assert caught.value.__context__ is None or SECRET not in repr(caught.value.__context__)
 
@@ -186,7 +187,7 @@ def test_secrets_of_pipelines_are_shown_to_nobody_but_pipelines():
     assert shown["DL_TOKENS"] == '{"llm": "***"}'
     assert not [secret for secret in (SECRET, "0pu", "t0ken") if secret in repr(settings) + repr(settings.describe())]
     assert {SECRET, "0pu", "t0ken"} < set(settings.secrets)
-    assert settings.places() == (
+    assert settings.pipeline_connections() == (
         {"llm": "http://models:8000/v1"},
         {"default": f"postgresql://etl:{SECRET}@db/dwh", "opu": "host=opu password=0pu"},
         {"llm": "t0ken"},
@@ -199,7 +200,7 @@ def test_a_fault_in_secrets_of_pipelines_does_not_repeat_them(variable):
         load(**{variable: f'{{"default": "{SECRET} {SECRET}", "other": 7}}'})
 
     assert variable in str(caught.value)
-    assert SECRET not in repr((caught.value, caught.value.faults))
+    assert SECRET not in repr((caught.value, caught.value.errors))
 
 
 def test_a_misspelt_secret_is_not_shown():
@@ -224,7 +225,7 @@ def test_what_is_not_given_is_left_to_libpq():
     assert settings.dsn.get_secret_value() == "host=db port=5432"
 
 
-def test_the_whole_connection_string_wins_over_its_parts_and_says_so():
+def test_dsn_overrides_its_parts_with_a_warning():
     settings = load(DL_DB_DSN="host=one", PG_HOST="two", PG_USER="etl")
 
     assert settings.dsn is not None
@@ -233,7 +234,7 @@ def test_the_whole_connection_string_wins_over_its_parts_and_says_so():
 
 
 @pytest.mark.parametrize("part", ["PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DATABASE"])
-def test_parts_without_a_server_do_not_quietly_mean_the_embedded_one(part):
+def test_pg_variables_without_host_are_an_error(part):
     told = faults(**{part: "5433"})
 
     assert set(told) == {"PG_HOST"}
@@ -249,14 +250,13 @@ def test_values_are_described_the_way_they_are_written():
         DL_HEARTBEAT_SEC="0.5",
         LOG_ROTATION="6 hours",
         LOG_PATH="logs",
-        NO_COLOR="1",
     )
 
     shown = {knob.variable: knob.value for knob in settings.describe()}
     assert json.loads(shown["WORKERS_JSON"]) == json.loads(text)
     assert shown["DL_PIPELINES"] == "pipelines,company.loads"
     assert (shown["DEBUG"], shown["DL_HEARTBEAT_SEC"], shown["LOG_ROTATION"]) == ("true", "0.5", "6 hours")
-    assert (shown["LOG_PATH"], shown["METRIC_PATH"], shown["NO_COLOR"]) == ("logs", "", "1")
+    assert (shown["LOG_PATH"], shown["METRIC_PATH"]) == ("logs", "")
 
 
 def test_defaults_written_into_an_environment_are_the_defaults():
@@ -280,7 +280,7 @@ def test_paths_are_paths():
     assert load(DL_DATA_DIR="/var/lib/x").data_dir == Path("/var/lib/x")
 
 
-def test_the_workers_own_way_to_the_database_is_checked_and_kept_secret():
+def test_worker_dsn_is_checked_and_masked():
     settings = load(DL_DB_DSN="host=pooler dbname=jobs", DL_WORKER_DSN=f"postgresql://etl:{SECRET}@db/jobs")
 
     assert {SECRET, f"postgresql://etl:{SECRET}@db/jobs"} <= set(settings.secrets)
@@ -290,8 +290,32 @@ def test_the_workers_own_way_to_the_database_is_checked_and_kept_secret():
     assert "not a dsn" not in str(unreadable.value)
 
 
-def test_workers_cannot_have_a_database_of_which_the_api_is_not_told():
+def test_worker_dsn_without_dsn_is_an_error():
     with pytest.raises(ConfigError) as caught:
         load(DL_WORKER_DSN="host=db dbname=jobs")
 
     assert "DL_DB_DSN: found nothing, although DL_WORKER_DSN is given" in str(caught.value)
+
+
+def test_old_name_sets_the_renamed_setting_with_a_warning():
+    settings = load(DL_KEEP_JOURNAL_DAYS="7", APP_THREADS="3", DL_RETENTION="false")
+
+    assert (settings.keep_events_days, settings.http_threads, settings.retention_enabled) == (7, 3, False)
+    assert settings.is_retention_decided
+    assert sorted(warning.split()[0] for warning in settings.warnings) == [
+        "APP_THREADS", "DL_KEEP_JOURNAL_DAYS", "DL_RETENTION",
+    ]  # fmt: skip
+
+
+def test_new_name_wins_over_the_old_one():
+    assert load(APP_THREADS="3", APP_HTTP_THREADS="5").http_threads == 5
+
+
+@pytest.mark.parametrize("variable", sorted(REMOVED))
+def test_removed_setting_is_a_warning(variable):
+    assert load(**{variable: "1"}).warnings == (f"{variable} was removed; it has no effect",)
+
+
+def test_every_renamed_setting_exists():
+    assert set(RENAMED.values()) <= set(Settings.variables())
+    assert not (RENAMED.keys() | REMOVED) & set(Settings.variables())

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from app.config import Settings
-from app.config.tasks import secrets, shown, tasks
+from app.config import load_settings
+from app.config.tasks import mask_environment, parse_tasks, secret_values
 from app.errors import ConfigError
 
 LEGACY = {"command": ["python", "legacy.py", "--date", "{date}"], "cwd": "/srv", "env": {"DB_PASSWORD": "hunter2"}}
@@ -35,9 +35,9 @@ EVERYTHING = {
 
 
 def test_tasks_are_paths_or_objects_with_options():
-    assert tasks(json.dumps(EVERYTHING)) == EVERYTHING
-    assert tasks(EVERYTHING) == EVERYTHING
-    assert tasks("{}") == {}
+    assert parse_tasks(json.dumps(EVERYTHING)) == EVERYTHING
+    assert parse_tasks(EVERYTHING) == EVERYTHING
+    assert parse_tasks("{}") == {}
 
 
 @pytest.mark.parametrize(
@@ -86,35 +86,35 @@ def test_tasks_are_paths_or_objects_with_options():
 )
 def test_another_shape_is_refused_with_what_would_do(told, why):
     with pytest.raises(ValueError, match=why):
-        tasks(told)
+        parse_tasks(told)
 
 
-def test_the_faults_of_all_tasks_are_told_together_and_with_those_of_the_other_settings():
+def test_task_errors_are_reported_with_all_other_errors():
     given = {"one": {"call": "a:b", "queue": ""}, "two": {"command": ["x"], "color": "red"}, "three": "a:b"}
 
     with pytest.raises(ConfigError) as refused:
-        Settings.load({"DL_TASKS": json.dumps(given), "APP_PORT": "many"}, dotenv=None)
+        load_settings({"DL_TASKS": json.dumps(given), "APP_PORT": "many"}, dotenv=None)
 
-    assert {fault.variable for fault in refused.value.faults} == {"DL_TASKS", "APP_PORT"}
+    assert {fault.variable for fault in refused.value.errors} == {"DL_TASKS", "APP_PORT"}
     assert "'one': queue must be" in str(refused.value)
     assert "'two': 'color' is not one of" in str(refused.value)
     assert "'three'" not in str(refused.value)
 
 
 def test_what_a_command_finds_in_its_environment_is_not_shown():
-    settings = Settings.load({"DL_TASKS": json.dumps({"legacy": LEGACY, "plain": "a.b:c"})}, dotenv=None)
+    settings = load_settings({"DL_TASKS": json.dumps({"legacy": LEGACY, "plain": "a.b:c"})}, dotenv=None)
     (knob,) = [knob for knob in settings.describe() if knob.variable == "DL_TASKS"]
 
     assert "hunter2" not in knob.value
     assert json.loads(knob.value) == {"legacy": {**LEGACY, "env": {"DB_PASSWORD": "***"}}, "plain": "a.b:c"}
     assert settings.tasks["legacy"]["env"] == {"DB_PASSWORD": "hunter2"}
     assert "hunter2" in settings.secrets
-    assert shown({"call": "a.b:c"}) == {"call": "a.b:c"}
+    assert mask_environment({"call": "a.b:c"}) == {"call": "a.b:c"}
 
 
 def test_a_faulty_value_is_not_repeated_as_a_secret_may_be_in_it():
     with pytest.raises(ConfigError) as refused:
-        Settings.load({"DL_TASKS": json.dumps({"a": {"env": {"X": "hunter2"}, "command": []}})}, dotenv=None)
+        load_settings({"DL_TASKS": json.dumps({"a": {"env": {"X": "hunter2"}, "command": []}})}, dotenv=None)
 
     assert "hunter2" not in str(refused.value)
 
@@ -122,4 +122,4 @@ def test_a_faulty_value_is_not_repeated_as_a_secret_may_be_in_it():
 def test_only_what_is_called_like_a_secret_is_hidden_in_logs():
     env = {"DB_PASSWORD": "one", "API_TOKEN": "two", "STAGE": "production"}
 
-    assert secrets({"a": {"command": ["x"], "env": env}, "b": {"command": ["y"]}, "c": "a:b"}) == ["one", "two"]
+    assert secret_values({"a": {"command": ["x"], "env": env}, "b": {"command": ["y"]}, "c": "a:b"}) == ["one", "two"]

@@ -11,30 +11,30 @@ from app.config import QueueWorkers, Rotation, values
 
 @pytest.mark.parametrize("name", ["Europe/Moscow", "UTC", "Asia/Vladivostok"])
 def test_a_zone_exists(name):
-    assert values.time_zone(name) == name
+    assert values.parse_time_zone(name) == name
 
 
 @pytest.mark.parametrize("name", ["Mars/Olympus", "../etc/passwd", "Europe", "/etc/localtime", "UTC\x00"])
 def test_what_is_no_zone_is_refused(name):
     with pytest.raises(ValueError, match="IANA"):
-        values.time_zone(name)
+        values.parse_time_zone(name)
 
 
 @pytest.mark.parametrize("name", ["public", "queue_1", "_q", "a" * 63])
 def test_plain_identifiers_are_schemas(name):
-    assert values.identifier(name) == name
+    assert values.parse_identifier(name) == name
 
 
 @pytest.mark.parametrize("name", ["Public", "1q", "a-b", "a b", 'a"b', "a" * 64, "pg_catalog", "очередь", "q\n"])
 def test_other_identifiers_are_refused(name):
     with pytest.raises(ValueError, match="identifier"):
-        values.identifier(name)
+        values.parse_identifier(name)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "/", "a\nb", "a/"])
 def test_a_file_name_names_no_folder(name):
     with pytest.raises(ValueError, match="folder"):
-        values.file_name(name)
+        values.parse_file_name(name)
 
 
 @pytest.mark.parametrize(
@@ -56,41 +56,41 @@ def test_a_file_name_names_no_folder(name):
     ],
 )
 def test_a_rotation_is_a_size_or_a_period(text, max_bytes, every_sec):
-    rotation = values.rotation(text)
+    rotation = values.parse_rotation(text)
 
     assert (rotation.max_bytes, rotation.every_sec) == (max_bytes, every_sec)
-    assert values.rotation(rotation.text) == rotation
-    assert values.rotation(rotation) is rotation
+    assert values.parse_rotation(rotation.text) == rotation
+    assert values.parse_rotation(rotation) is rotation
 
 
 @pytest.mark.parametrize("text", ["10", "MB", "0 MB", "0 days", "-1 MB", "5 b", "1.5 MB", "1 month", "10 MB 1 day", ""])
 def test_other_rotations_are_refused(text):
     with pytest.raises(ValueError, match="midnight"):
-        values.rotation(text)
+        values.parse_rotation(text)
 
 
 def test_packages_are_named_once_each_in_order():
-    assert values.packages(" pipelines,company.loads ,pipelines") == ("pipelines", "company.loads")
-    assert values.packages(("b", "a")) == ("b", "a")
+    assert values.parse_packages(" pipelines,company.loads ,pipelines") == ("pipelines", "company.loads")
+    assert values.parse_packages(("b", "a")) == ("b", "a")
 
 
 @pytest.mark.parametrize("text", ["a,,b", "a b", "a/b", "1a", ".a", "a."])
 def test_what_is_no_package_is_refused(text):
     with pytest.raises(ValueError, match="packages"):
-        values.packages(text)
+        values.parse_packages(text)
 
 
 def test_queues_have_workers():
     text = '[{"queue": "etl.default", "concurrency": 2}, {"queue": "Отчёты", "concurrency": 1000}]'
 
-    workers = values.queue_workers(text)
+    workers = values.parse_queue_workers(text)
 
     assert workers == (QueueWorkers("etl.default", 2), QueueWorkers("Отчёты", 1000))
-    assert values.queue_workers(workers) is workers
+    assert values.parse_queue_workers(workers) is workers
 
 
 def test_an_empty_list_means_no_workers_here():
-    assert values.queue_workers("[]") == ()
+    assert values.parse_queue_workers("[]") == ()
 
 
 @pytest.mark.parametrize(
@@ -117,30 +117,30 @@ def test_an_empty_list_means_no_workers_here():
 )
 def test_other_workers_are_refused(text, told):
     with pytest.raises(ValueError, match="such a list would do") as caught:
-        values.queue_workers(text)
+        values.parse_queue_workers(text)
 
     assert told in str(caught.value)
 
 
 def test_all_faults_of_the_workers_are_told_together():
     with pytest.raises(ValueError, match=r"entry 1: .*; entry 2: "):
-        values.queue_workers('[{"queue": "a", "concurrency": 0}, {"concurrency": 1}]')
+        values.parse_queue_workers('[{"queue": "a", "concurrency": 0}, {"concurrency": 1}]')
 
 
 def test_a_rotation_is_never_without_a_word_for_it():
-    assert Rotation("never") == values.rotation("NEVER")
+    assert Rotation("never") == values.parse_rotation("NEVER")
 
 
 def test_places_of_pipelines_are_objects_of_texts():
-    assert values.endpoints('{"llm": "https://models/v1"}') == {"llm": "https://models/v1"}
-    assert values.targets('{"opu": "host=db"}') == {"opu": "host=db"}
-    assert values.tokens('{"llm": "abc"}') == {"llm": "abc"}
-    for read in (values.endpoints, values.targets, values.tokens):
+    assert values.parse_endpoints('{"llm": "https://models/v1"}') == {"llm": "https://models/v1"}
+    assert values.parse_targets('{"opu": "host=db"}') == {"opu": "host=db"}
+    assert values.parse_tokens('{"llm": "abc"}') == {"llm": "abc"}
+    for read in (values.parse_endpoints, values.parse_targets, values.parse_tokens):
         assert read("{}") == {}
         assert read({"given": "http://as-a-value"}) == {"given": "http://as-a-value"}
 
 
-@pytest.mark.parametrize("read", [values.endpoints, values.targets, values.tokens])
+@pytest.mark.parametrize("read", [values.parse_endpoints, values.parse_targets, values.parse_tokens])
 @pytest.mark.parametrize("text", ["nonsense", "[]", '{"a": 1}', '{"": "host=db"}', '{"a": " "}', "[" * 100_000])
 def test_other_places_of_pipelines_are_refused(read, text):
     with pytest.raises(ValueError, match="would do"):
@@ -159,18 +159,18 @@ def test_other_places_of_pipelines_are_refused(read, text):
 )
 def test_an_endpoint_is_an_address_without_credentials(url, remedy):
     with pytest.raises(ValueError, match=remedy) as caught:
-        values.endpoints(json.dumps({"llm": url}))
+        values.parse_endpoints(json.dumps({"llm": url}))
 
     assert "pass@" not in str(caught.value)
 
 
 def test_a_target_that_libpq_could_not_read_is_named():
     with pytest.raises(ValueError, match="'opu'.*pairs") as caught:
-        values.targets('{"default": "host=db", "opu": "p@ss word"}')
+        values.parse_targets('{"default": "host=db", "opu": "p@ss word"}')
 
     assert "p@ss" not in str(caught.value)
 
 
 def test_a_token_that_a_header_could_not_carry_is_named():
     with pytest.raises(ValueError, match="'llm'"):
-        values.tokens(json.dumps({"llm": "two\r\nlines"}))
+        values.parse_tokens(json.dumps({"llm": "two\r\nlines"}))

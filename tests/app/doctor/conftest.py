@@ -1,4 +1,4 @@
-"""A desk for each test of the queue: see tests/support/desk.py."""
+"""A desk for each test of the queue: see tests/support/queue_fixture.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import Databases
-from tests.support.desk import Desk
+from tests.support.queue_fixture import QueueFixture
 
 
 @pytest.fixture(scope="module")
@@ -17,17 +17,17 @@ def shared_dsn(databases: Databases) -> Iterator[str]:
 
 
 @pytest.fixture
-def desk(shared_dsn: str) -> Iterator[Desk]:
+def desk(shared_dsn: str) -> Iterator[QueueFixture]:
     """An empty queue. Its database serves the whole module, so leave the tables' form alone."""
-    made = Desk(shared_dsn)
-    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_retired_keys, dl_watch")
+    made = QueueFixture(shared_dsn)
+    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_notify_state")
     yield made
     made.close()
 
 
 @pytest.fixture
-def own_desk(dsn: str) -> Iterator[Desk]:
+def own_desk(dsn: str) -> Iterator[QueueFixture]:
     """A desk whose database may be changed at will."""
-    made = Desk(dsn)
+    made = QueueFixture(dsn)
     yield made
     made.close()

@@ -11,14 +11,14 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from app.doctor.__main__ import catalogue_text
-from app.doctor.examine import Ways, examine
+from app.db.pool import Pool
+from app.db.schema import SCHEMA_VERSION
+from app.doctor.__main__ import expected_schema_text
+from app.doctor.examine import Connections, run_checks
+from app.doctor.facts import DatabaseFacts, detect_pooler
 from app.doctor.findings import Finding, Severity, worst
-from app.queue.examination import Examination, find_pooler
-from app.queue.pool import Pool
-from app.queue.schema import SCHEMA_VERSION
-from tests.support.desk import Desk
-from tests.support.pgbouncer import pooled
+from tests.support.pgbouncer import running_pgbouncer
+from tests.support.queue_fixture import QueueFixture
 
 ROOT = Path(__file__).parents[3]
 OF_TESTS = {"fsync", "full_page_writes", "synchronous_commit", "autovacuum"}  # off, so that tests are quick
@@ -31,7 +31,7 @@ def examined(dsn: str) -> Iterator[Examined]:
 
     def look(way: str = dsn, **more: str | None) -> list[Finding]:
         pools.append(Pool(way, transactions_only=True, application_name="dataloader-doctor"))
-        return examine(Examination(pools[-1]), Ways(way, more.get("workers"), 5.0, 16))
+        return run_checks(DatabaseFacts(pools[-1]), Connections(way, more.get("workers"), 5.0, 16))
 
     yield look
     for pool in pools:
@@ -54,23 +54,27 @@ def test_nothing_is_wrong_with_a_healthy_database(examined, dsn):
 def test_the_catalogue_is_what_the_schema_makes(dsn):
     text = (ROOT / "app/doctor/catalogue.json").read_text(encoding="utf-8")
 
-    assert catalogue_text(dsn) == text, "run `python -m app.doctor`"
+    assert expected_schema_text(dsn) == text, "run `python -m app.doctor`"
 
 
 BROKEN = [
-    ("DROP INDEX dl_jobs_parked_idx", "the index dl_jobs_parked_idx is missing", "dataloader migrate"),
+    ("DROP INDEX dl_jobs_blocked_idx", "the index dl_jobs_blocked_idx is missing", "dataloader migrate"),
     (
         "ALTER TABLE dl_jobs ALTER COLUMN priority TYPE bigint",
         "the column dl_jobs.priority is not",
         "TYPE integer USING",
     ),
     ("ALTER TABLE dl_jobs ALTER COLUMN queue DROP NOT NULL", "the column dl_jobs.queue is not", "SET NOT NULL"),
-    ("DROP TRIGGER dl_jobs_gate ON dl_jobs", "the trigger dl_jobs.dl_jobs_gate is missing", "dataloader migrate"),
-    ("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd", "dl_jobs_notify_upd is not enabled", "ENABLE TRIGGER"),
-    ("DROP TABLE dl_rollups", "the table dl_rollups is missing", "dataloader migrate"),
     (
-        "CREATE OR REPLACE FUNCTION dl_tell(moved uuid[]) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'",
-        "the function dl_tell(moved uuid[]) is not the one of schema.sql",
+        "DROP TRIGGER dl_jobs_manual_update ON dl_jobs",
+        "the trigger dl_jobs.dl_jobs_manual_update is missing",
+        "dataloader migrate",
+    ),
+    ("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd", "dl_jobs_notify_upd is not enabled", "ENABLE TRIGGER"),
+    ("DROP TABLE dl_statistics", "the table dl_statistics is missing", "dataloader migrate"),
+    (
+        "CREATE OR REPLACE FUNCTION dl_create_deliveries(job_ids uuid[]) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'",
+        "the function dl_create_deliveries(job_ids uuid[]) is not the one of schema.sql",
         "dataloader migrate",
     ),
     (
@@ -87,7 +91,7 @@ def test_what_was_changed_by_hand_is_found(own_desk, examined):
         own_desk.sql(statement)
     own_desk.sql("CREATE INDEX somebodys ON dl_jobs (producer)")
 
-    found = [(one.told, one.remedy) for one in examined() if one.check == "schema"]
+    found = [(one.message, one.remedy) for one in examined() if one.check == "schema"]
 
     for _, told, remedy in BROKEN:
         assert any(told in what and remedy in how for what, how in found), (told, found)
@@ -101,28 +105,28 @@ def test_what_was_changed_by_hand_is_found(own_desk, examined):
 def test_what_a_newer_version_has_made_is_no_drift(own_desk, examined, serves_from, severity, told):
     later = SCHEMA_VERSION + 1
     own_desk.sql("INSERT INTO dl_schema VALUES (%s, 'of a later release', now(), %s)", later, serves_from)
-    own_desk.sql("DROP INDEX dl_jobs_parked_idx")
+    own_desk.sql("DROP INDEX dl_jobs_blocked_idx")
 
     (finding,) = [one for one in examined() if one.check == "schema"]
 
     assert (finding.severity, finding.facts["version"]) == (severity, later)
-    assert told in finding.told
+    assert told in finding.message
 
 
 def test_without_tables_there_is_one_finding_about_that_and_the_rest_is_still_looked_at(empty_dsn):
     pool = Pool(empty_dsn)
-    findings = examine(Examination(pool), Ways(empty_dsn, None, 5.0, 16))
+    findings = run_checks(DatabaseFacts(pool), Connections(empty_dsn, None, 5.0, 16))
     pool.close()
 
     schema = [one for one in findings if one.check == "schema"]
-    assert [(one.told, one.remedy) for one in schema] == [("there are no tables", "dataloader migrate")]
-    assert any(one.check == "queue" and "could not be looked at" in one.told for one in findings)
+    assert [(one.message, one.remedy) for one in schema] == [("there are no tables", "dataloader migrate")]
+    assert any(one.check == "queue" and "could not be looked at" in one.message for one in findings)
     assert any(one.check == "clock" for one in findings)
     assert worst(findings) is Severity.ERROR
 
 
 def test_what_the_role_may_not_do_is_found_without_more_rights_than_its_own(own_desk, examined, dsn):
-    role = f"doctor_{own_desk.one('SELECT pg_backend_pid()')}"
+    role = f"doctor_{own_desk.fetch_row('SELECT pg_backend_pid()')}"
     own_desk.sql(f"CREATE ROLE {role} LOGIN")
     try:
         own_desk.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
@@ -140,7 +144,7 @@ def test_what_the_role_may_not_do_is_found_without_more_rights_than_its_own(own_
 
 
 def test_transactions_that_are_in_the_way_are_named(own_desk, examined, monkeypatch):
-    monkeypatch.setattr("app.doctor.examine.LONG_SEC", 0.0)
+    monkeypatch.setattr("app.doctor.examine.LONG_TRANSACTION_SEC", 0.0)
     theirs = psycopg2.connect(make_dsn(own_desk.dsn, application_name="nightly-report"))
     ours = psycopg2.connect(make_dsn(own_desk.dsn, application_name="dataloader-listen"))
     for connection in (theirs, ours):
@@ -152,23 +156,27 @@ def test_transactions_that_are_in_the_way_are_named(own_desk, examined, monkeypa
         ours.close()
 
     assert found["nightly-report"].severity is Severity.WARNING
-    assert "idle in transaction" in found["nightly-report"].told
+    assert "idle in transaction" in found["nightly-report"].message
     assert found["dataloader-listen"].severity is Severity.ERROR
     assert "pg_terminate_backend" in found["dataloader-listen"].remedy
 
 
-def test_what_waits_in_vain_is_found(own_desk: Desk, examined):
+def test_what_waits_in_vain_is_found(own_desk: QueueFixture, examined):
     own_desk.sql(
         "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
         " VALUES (gen_random_uuid(), 'w', '0', '{q}', '{t}', 1, 3600)"
     )
     own_desk.enqueue("a", queue="nowhere")
     own_desk.enqueue("b", task="nobody.knows")
-    expired, stuck, odd = own_desk.claimed("c"), own_desk.claimed("d"), own_desk.claimed("e")
+    expired, stuck, odd = (
+        own_desk.enqueue_and_claim("c"),
+        own_desk.enqueue_and_claim("d"),
+        own_desk.enqueue_and_claim("e"),
+    )
     own_desk.sql("UPDATE dl_jobs SET lease_expires_at = 'infinity' WHERE job_id = %s", str(odd.id))
     own_desk.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 h' WHERE job_id = %s", str(expired.id))
     own_desk.sql("UPDATE dl_jobs SET error = 'stop pending: …' WHERE job_id = %s", str(stuck.id))
-    own_desk.insert("held", place="parked")
+    own_desk.insert("held", wait_state="blocked")
     own_desk.sql("SELECT pg_advisory_lock(hashtext('held'))")
     own_desk.sql("INSERT INTO dl_webhooks (url, secret, disabled_at) VALUES ('http://x.example', 's', now())")
     own_desk.sql("INSERT INTO dl_alerts (kind, name, subject, detail) VALUES ('stalled', 'n', 's', 'd')")
@@ -177,17 +185,17 @@ def test_what_waits_in_vain_is_found(own_desk: Desk, examined):
 
     assert found["queues_without_worker"].facts["queues"] == ["nowhere"]
     assert "nobody.knows" in found["tasks_without_worker"].facts["tasks"]
-    assert str(expired.id) in found["expired_leases"].told
-    assert str(stuck.id) in found["stuck_jobs"].told
-    assert f"{odd.id} of worker-1: lease until infinity" in found["odd_leases"].told
-    assert "'held'" in found["foreign_keys"].told
+    assert str(expired.id) in found["expired_leases"].message
+    assert str(stuck.id) in found["stuck_jobs"].message
+    assert f"{odd.id} of worker-1: lease until infinity" in found["odd_leases"].message
+    assert "'held'" in found["foreign_keys"].message
     assert {"webhooks_disabled", "alerts"} <= set(found)
     assert "queue" not in found
 
 
 def test_a_pooler_in_transaction_mode_is_known_by_its_behaviour(examined, dsn, run_folder):
-    assert not find_pooler(dsn, timeout=5).shared
-    with pooled(dsn, run_folder) as way:
+    assert not detect_pooler(dsn, timeout_sec=5).shared
+    with running_pgbouncer(dsn, run_folder) as way:
         through = {one.check: one for one in examined(way)}
         apart = [one for one in examined(way, workers=dsn) if one.check == "pooler"]
 
@@ -197,8 +205,8 @@ def test_a_pooler_in_transaction_mode_is_known_by_its_behaviour(examined, dsn, r
 
 
 def test_a_pooler_that_keeps_sessions_apart_is_none(dsn, run_folder):
-    with pooled(dsn, run_folder, mode="session") as way:
-        found = find_pooler(way, timeout=10)
+    with running_pgbouncer(dsn, run_folder, mode="session") as way:
+        found = detect_pooler(way, timeout_sec=10)
 
     assert (found.shared, found.wandered, found.lost_state) == (False, False, False)
 

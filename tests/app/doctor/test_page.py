@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from app.doctor.examine import Ways, examine
+from app.db.pool import Pool
+from app.doctor.examine import Connections, run_checks
+from app.doctor.facts import DatabaseFacts
 from app.doctor.findings import Finding, Severity
-from app.queue.examination import Examination
-from app.queue.pool import Pool
-from tests.support.clinic import HARMS, PAGE, broken, table
-from tests.support.desk import Desk
+from tests.support.doctor_fixture import DEFECTS, PAGE, broken_database, defect_table
+from tests.support.queue_fixture import QueueFixture
 
 TEXT = PAGE.read_text(encoding="utf-8")
 OF_TESTS = {"fsync", "full_page_writes", "synchronous_commit", "autovacuum"}  # off, so that tests are quick
@@ -21,7 +21,7 @@ OF_TESTS = {"fsync", "full_page_writes", "synchronous_commit", "autovacuum"}  # 
 def examined(way: str) -> list[Finding]:
     pool = Pool(way, transactions_only=True, application_name="dataloader-doctor")
     try:
-        return examine(Examination(pool), Ways(way, None, 10.0, 16))
+        return run_checks(DatabaseFacts(pool), Connections(way, None, 10.0, 16))
     finally:
         pool.close()
 
@@ -40,28 +40,28 @@ def plain(text: str) -> str:
 def test_the_page_tells_what_is_wrong_with_the_broken_database_and_what_was_done(
     dsn: str, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("app.doctor.examine.LONG_SEC", 0.0)
-    desk = Desk(dsn)
+    monkeypatch.setattr("app.doctor.examine.LONG_TRANSACTION_SEC", 0.0)
+    desk = QueueFixture(dsn)
     desk.sql(
         "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
         " VALUES (gen_random_uuid(), 'w', '0', '{etl}', '{noop}', 2, 3600)"
     )
     desk.close()
-    with broken(dsn, run_folder) as way:
+    with broken_database(dsn, run_folder) as way:
         found = [one for one in examined(way) if one.severity > Severity.OK and one.check not in OF_TESTS]
 
-    assert {(harm.check, harm.severity) for harm in HARMS} <= {(one.check, one.severity.word) for one in found}
-    assert table() in shown("harms"), "run `python -m tests.support.clinic`"
+    assert {(harm.check, harm.severity) for harm in DEFECTS} <= {(one.check, one.severity.word) for one in found}
+    assert defect_table() in shown("harms"), "run `python -m tests.support.doctor_fixture`"
     said = plain(shown("broken"))
     for one in found:
         if one.check == "transactions" and one.facts["name"] != "nightly-report":
             continue  # of other tests, on the same server
-        assert plain(one.told) in said, one
+        assert plain(one.message) in said, one
         assert plain(one.remedy) in said, one
 
 
 def test_the_page_names_every_finding_of_a_database_in_order(dsn: str):
-    told = [one.told for one in examined(dsn) if one.severity is Severity.OK and one.check not in OF_TESTS]
+    told = [one.message for one in examined(dsn) if one.severity is Severity.OK and one.check not in OF_TESTS]
 
     said = plain(shown("healthy"))
     assert len(told) > 12

@@ -20,15 +20,15 @@ import psycopg2.extras
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
+from app.db.timeline import KNOWN_TIMELINES
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
-from app.queue.timeline import MET
-from tests.support.pgbouncer import pooled
-from tests.support.private_server import copy_of
+from tests.support.api_server import serving
+from tests.support.pgbouncer import running_pgbouncer
+from tests.support.private_server import copy_data_dir
 from tests.support.processes import ROOT, Process
-from tests.support.remedies import in_this_process, is_gone, look, pick, run_remedy, sql
-from tests.support.running import ask
-from tests.support.service import serving
+from tests.support.real_service import query_rows
+from tests.support.remedies import execute_sql, find_finding, find_problems, is_gone, run_in_this_process, run_remedy
 from tests.support.waiting import eventually
 
 # Severity and check of what no test provokes or mends, and why.
@@ -51,19 +51,19 @@ VALUES = {
 
 def test_remedies_of_rights_are_grants(dsn):
     role = f"doctor_{os.getpid()}"
-    sql(dsn, f"CREATE ROLE {role} LOGIN")
+    execute_sql(dsn, f"CREATE ROLE {role} LOGIN")
     try:
-        sql(
+        execute_sql(
             dsn,
             f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}",
             f"REVOKE UPDATE ON dl_jobs FROM {role}; REVOKE DELETE ON dl_bulk FROM {role}",
         )
         theirs = make_dsn(dsn, user=role)
         for what in ("error rights", "warning rights", "info sees_others"):
-            run_remedy(dsn, pick(look(theirs), what).remedy)
+            run_remedy(dsn, find_finding(find_problems(theirs), what).remedy)
         for _ in range(60):  # one right may hide the next
-            findings = [f for f in look(theirs) if f.check in ("rights", "sees_others")]
-            findings = [f for f in findings if "could not be looked at" not in f.told]
+            findings = [f for f in find_problems(theirs) if f.check in ("rights", "sees_others")]
+            findings = [f for f in findings if "could not be looked at" not in f.message]
             if not findings:
                 break
             for finding in findings:
@@ -71,13 +71,13 @@ def test_remedies_of_rights_are_grants(dsn):
         assert is_gone(theirs, "rights")
         assert is_gone(theirs, "sees_others")
     finally:
-        sql(dsn, f"DROP OWNED BY {role}; DROP ROLE {role}")
+        execute_sql(dsn, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 @contextmanager
 def copied(run_folder: Path, ready_made: Path, binaries: Choice, *, standby: bool = False) -> Iterator[str]:
     """A server of a test's own, whose command line leaves the settings to ALTER SYSTEM."""
-    folder = copy_of(ready_made, Path(tempfile.mkdtemp(prefix="bare-", dir=run_folder)))
+    folder = copy_data_dir(ready_made, Path(tempfile.mkdtemp(prefix="bare-", dir=run_folder)))
     settings = {"max_prepared_transactions": "2", "max_connections": "200", "shared_buffers": "64MB"}
     if standby:
         signal_file = folder / "cluster/standby.signal"
@@ -114,21 +114,21 @@ def test_remedy_mends_setting_of_role_or_database(shared_dsn, what, harm):
     database = parse_dsn(shared_dsn)["dbname"]
     theirs, elsewhere = make_dsn(shared_dsn, user=role), make_dsn(shared_dsn, dbname="postgres")
     check = what.split()[1]
-    sql(elsewhere, f"CREATE ROLE {role} LOGIN SUPERUSER")
+    execute_sql(elsewhere, f"CREATE ROLE {role} LOGIN SUPERUSER")
     try:
-        sql(elsewhere, f"ALTER DATABASE {database} SET idle_in_transaction_session_timeout = '10min'")
+        execute_sql(elsewhere, f"ALTER DATABASE {database} SET idle_in_transaction_session_timeout = '10min'")
         if check != "synchronous_commit":
-            sql(elsewhere, f"ALTER ROLE {role} SET synchronous_commit = on")
+            execute_sql(elsewhere, f"ALTER ROLE {role} SET synchronous_commit = on")
             assert is_gone(theirs, check)
-        sql(elsewhere, harm.format(role=role, database=database))
-        finding = pick(look(theirs), what)
+        execute_sql(elsewhere, harm.format(role=role, database=database))
+        finding = find_finding(find_problems(theirs), what)
 
         # The database takes no writes of its own any more, and its session is that of the harm.
         run_remedy(elsewhere, finding.remedy)
 
         assert is_gone(theirs, check), finding
     finally:
-        sql(
+        execute_sql(
             elsewhere,
             f"ALTER DATABASE {database} RESET ALL",
             f"ALTER DATABASE {database} CONNECTION LIMIT -1",
@@ -139,9 +139,9 @@ def test_remedy_mends_setting_of_role_or_database(shared_dsn, what, harm):
 @pytest.mark.parametrize("what", ["error fsync", "error full_page_writes", "error autovacuum"])
 def test_remedy_mends_setting_of_server(bare_server, what):
     check = what.split()[1]
-    sql(bare_server, f"ALTER SYSTEM SET {check} = off", "SELECT pg_reload_conf()")
+    execute_sql(bare_server, f"ALTER SYSTEM SET {check} = off", "SELECT pg_reload_conf()")
     eventually(lambda: not is_gone(bare_server, check), message=check)
-    finding = pick(look(bare_server), what)
+    finding = find_finding(find_problems(bare_server), what)
 
     run_remedy(bare_server, finding.remedy)
 
@@ -149,30 +149,30 @@ def test_remedy_mends_setting_of_server(bare_server, what):
 
 
 def test_remedy_of_max_connections_is_a_statement(bare_server):
-    finding = pick(look(bare_server, api=500), "warning connections")
+    finding = find_finding(find_problems(bare_server, api=500), "warning connections")
 
     run_remedy(bare_server, finding.remedy)
 
-    sql(bare_server, "ALTER SYSTEM RESET max_connections")
+    execute_sql(bare_server, "ALTER SYSTEM RESET max_connections")
 
 
 def test_remedy_of_standby_promotes_it(run_folder, ready_made, postgres_binaries, monkeypatch):
-    monkeypatch.setattr(MET, "_highest", {})  # other servers of this run are copies of the same cluster
+    monkeypatch.setattr(KNOWN_TIMELINES, "_highest", {})  # other servers of this run are copies of the same cluster
     with copied(run_folder, ready_made, postgres_binaries, standby=True) as dsn:
-        remedy = pick(look(dsn), "error writable", "is a standby").remedy
+        remedy = find_finding(find_problems(dsn), "error writable", "is a standby").remedy
         instead, _, statement = remedy.partition(", or ")
         assert instead == "name the primary in DL_DB_DSN"
 
         run_remedy(dsn, statement)
 
         assert is_gone(dsn, "writable")
-        sql(dsn, "CREATE TABLE written ()")
+        execute_sql(dsn, "CREATE TABLE written ()")
 
 
 def test_remedy_of_wraparound_freezes(bare_server, monkeypatch):
     monkeypatch.setattr("app.doctor.server._BILLION", 500)
-    sql(bare_server, *["SELECT pg_current_xact_id()"] * 600)
-    finding = pick(look(bare_server), "warning wraparound")
+    execute_sql(bare_server, *["SELECT pg_current_xact_id()"] * 600)
+    finding = find_finding(find_problems(bare_server), "warning wraparound")
 
     run_remedy(bare_server, finding.remedy)
 
@@ -180,7 +180,7 @@ def test_remedy_of_wraparound_freezes(bare_server, monkeypatch):
 
 
 def test_remedy_of_transactions_ends_them(bare_server, monkeypatch):
-    monkeypatch.setattr("app.doctor.examine.LONG_SEC", 0.0)
+    monkeypatch.setattr("app.doctor.examine.LONG_TRANSACTION_SEC", 0.0)
     found = {
         "report": "warning transactions",
         "dataloader-x": "error transactions",
@@ -195,13 +195,13 @@ def test_remedy_of_transactions_ends_them(bare_server, monkeypatch):
         with closing(psycopg2.connect(bare_server)) as other, other.cursor() as cursor:
             cursor.execute("SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'")
         for name, what in found.items():
-            run_remedy(bare_server, pick(look(bare_server), what, name).remedy)
+            run_remedy(bare_server, find_finding(find_problems(bare_server), what, name).remedy)
             eventually(partial(is_gone, bare_server, "transactions", name))
 
 
 def test_remedy_of_bloat_vacuums(bare_server, monkeypatch):
-    monkeypatch.setattr("app.doctor.queue._FEW_DEAD", 500)
-    sql(
+    monkeypatch.setattr("app.doctor.queue._MIN_DEAD_ROWS", 500)
+    execute_sql(
         bare_server,
         "ALTER TABLE dl_queues SET (autovacuum_enabled = off)",
         "INSERT INTO dl_queues (queue) SELECT 'q' || n FROM generate_series(1, 600) n",
@@ -209,7 +209,7 @@ def test_remedy_of_bloat_vacuums(bare_server, monkeypatch):
     )
     eventually(lambda: not is_gone(bare_server, "bloat", "dl_queues"), message="bloat")
 
-    run_remedy(bare_server, pick(look(bare_server), "warning bloat", "dl_queues").remedy)
+    run_remedy(bare_server, find_finding(find_problems(bare_server), "warning bloat", "dl_queues").remedy)
 
     eventually(lambda: is_gone(bare_server, "bloat", "dl_queues"))
 
@@ -220,18 +220,18 @@ def working(dsn: str, folder: Path, command: str = "dataloader worker", **env: s
     words = command.removeprefix("dataloader ").split(";")[0].split()
     given = {"DL_DB_DSN": dsn, "DL_PIPELINES": "pipelines.noop", "DL_REAPER_PERIOD_SEC": "0.2", **env}
     with Process.dataloader(*words, output=Path(tempfile.mkdtemp(dir=folder)) / "worker.log", env=given) as process:
-        process.wait_for("listener.listening")
+        process.wait_for_line("listener.connected")
         yield process
 
 
 def test_remedies_of_waiting_jobs_start_workers(dsn, tmp_path):
     insert = "INSERT INTO dl_jobs (queue, task, lock_key, args, available_at) VALUES ('elt', '{}', '{}', '{{}}', now())"
-    sql(dsn, insert.format("noop", "a"))
-    remedy = pick(look(dsn), "error queues_without_worker").remedy
+    execute_sql(dsn, insert.format("noop", "a"))
+    remedy = find_finding(find_problems(dsn), "error queues_without_worker").remedy
     with working(dsn, tmp_path, remedy):
         eventually(lambda: is_gone(dsn, "queues_without_worker"))
-        sql(dsn, insert.format("test.nap", "b"))
-        missing = pick(look(dsn), "error tasks_without_worker")
+        execute_sql(dsn, insert.format("test.nap", "b"))
+        missing = find_finding(find_problems(dsn), "error tasks_without_worker")
     assert "DL_PIPELINES" in missing.remedy
     with working(dsn, tmp_path, remedy, DL_PIPELINES="pipelines.noop,tests.support.etl"):
         eventually(lambda: is_gone(dsn, "tasks_without_worker"))
@@ -243,14 +243,14 @@ RUNNING = """INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id
 
 
 def test_remedies_of_leases_are_a_worker(dsn, tmp_path):
-    sql(dsn, RUNNING.format("late", "-1 h", "now() - interval '1 h'"))
-    remedy = pick(look(dsn), "error expired_leases").remedy
-    sql(
+    execute_sql(dsn, RUNNING.format("late", "-1 h", "now() - interval '1 h'"))
+    remedy = find_finding(find_problems(dsn), "error expired_leases").remedy
+    execute_sql(
         dsn,
         RUNNING.format("odd", "0 s", "'infinity'"),
         RUNNING.format("odder", "10 days", "now() + interval '10 days'"),
     )
-    found = pick(look(dsn), "warning odd_leases", "2 running jobs")
+    found = find_finding(find_problems(dsn), "warning odd_leases", "2 running jobs")
     assert "the job is taken from its worker lease_ttl_sec after its last heartbeat" in found.remedy
 
     with working(dsn, tmp_path, remedy, DL_HEARTBEAT_SEC="0.3"):
@@ -262,72 +262,78 @@ def test_remedy_of_shared_names_gives_each_its_own(dsn, tmp_path):
     with ExitStack() as workers:
         first, second = [workers.enter_context(working(dsn, tmp_path, DL_WORKER_NAME="etl-0")) for _ in range(2)]
         eventually(lambda: not is_gone(dsn, "shared_worker_names"))
-        assert "give each a name of its own" in pick(look(dsn), "error shared_worker_names", "etl-0").remedy
+        assert (
+            "give each a name of its own"
+            in find_finding(find_problems(dsn), "error shared_worker_names", "etl-0").remedy
+        )
         second.signal(signal.SIGTERM)
         assert second.wait() == 0
 
         workers.enter_context(working(dsn, tmp_path, DL_WORKER_NAME="etl-1"))
 
-        assert ask(dsn, "SELECT worker_name FROM dl_workers WHERE NOT stopping ORDER BY 1") == [("etl-0",), ("etl-1",)]
+        assert query_rows(dsn, "SELECT worker_name FROM dl_workers WHERE NOT stopping ORDER BY 1") == [
+            ("etl-0",),
+            ("etl-1",),
+        ]
         assert is_gone(dsn, "shared_worker_names")
         assert first.exit_code is None
 
 
 def test_remedy_of_stuck_jobs_ends_their_worker(dsn, tmp_path):
-    settings = {"DL_PIPELINES": "tests.support.etl", "DL_STOP_GRACE_SEC": "0.1", "DL_SHUTDOWN_GRACE_SEC": "0.1"}
+    settings = {"DL_PIPELINES": "tests.support.etl", "DL_STOP_STEP_SEC": "0.1", "DL_SHUTDOWN_GRACE_SEC": "0.1"}
     paths = {"trace": str(tmp_path / "trace"), "file": str(tmp_path / "go-on")}
     with working(dsn, tmp_path, "dataloader worker --queue q:1", **settings) as process:
-        ((job,),) = ask(
+        ((job,),) = query_rows(
             dsn,
             "INSERT INTO dl_jobs (queue, task, lock_key, args) VALUES ('q', 'test.deaf', 'k', %s) RETURNING job_id",
             psycopg2.extras.Json(paths),
         )
-        eventually(lambda: ask(dsn, "SELECT 1 FROM dl_jobs WHERE status = 'running'"))
-        sql(dsn, f"UPDATE dl_jobs SET cancel_requested = true WHERE job_id = '{job}'")
+        eventually(lambda: query_rows(dsn, "SELECT 1 FROM dl_jobs WHERE status = 'running'"))
+        execute_sql(dsn, f"UPDATE dl_jobs SET cancel_requested = true WHERE job_id = '{job}'")
         eventually(lambda: not is_gone(dsn, "stuck_jobs"))
-        remedy = pick(look(dsn), "warning stuck_jobs", "stop pending").remedy
+        remedy = find_finding(find_problems(dsn), "warning stuck_jobs", "stop pending").remedy
         named = re.match(r"end the worker process (\S+) with SIGTERM", remedy)
         assert named is not None, remedy
-        ((pid,),) = ask(dsn, "SELECT pid FROM dl_workers WHERE name = %s", named[1])
+        ((pid,),) = query_rows(dsn, "SELECT pid FROM dl_workers WHERE name = %s", named[1])
         assert pid == process.pid
 
         os.kill(pid, signal.SIGTERM)
 
         assert process.wait() == 0
     assert is_gone(dsn, "stuck_jobs")
-    assert ask(dsn, "SELECT status FROM dl_jobs") == [("canceled",)]
+    assert query_rows(dsn, "SELECT status FROM dl_jobs") == [("canceled",)]
 
 
 def test_remedy_of_foreign_keys_ends_their_sessions(dsn):
     with closing(psycopg2.connect(make_dsn(dsn, application_name="elsewhere"))) as holder, holder.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(hashtext('held'))")
         holder.commit()
-        sql(
+        execute_sql(
             dsn,
             "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'held')",
-            "UPDATE dl_jobs SET place = 'parked'",
+            "UPDATE dl_jobs SET wait_state = 'blocked'",
         )
-        run_remedy(dsn, pick(look(dsn), "warning foreign_keys").remedy)
+        run_remedy(dsn, find_finding(find_problems(dsn), "warning foreign_keys").remedy)
 
         eventually(lambda: is_gone(dsn, "foreign_keys"))
 
 
 def test_remedy_of_disabled_webhooks_switches_them_on(dsn):
-    sql(dsn, "INSERT INTO dl_webhooks (url, secret, disabled_at) VALUES ('http://127.0.0.1/x', 's', now())")
-    remedy = pick(look(dsn), "warning webhooks_disabled").remedy
+    execute_sql(dsn, "INSERT INTO dl_webhooks (url, secret, disabled_at) VALUES ('http://127.0.0.1/x', 's', now())")
+    remedy = find_finding(find_problems(dsn), "warning webhooks_disabled").remedy
 
     with serving(dsn) as url:
         for line in remedy.split("; "):
-            in_this_process(dsn, *line.removeprefix("dataloader ").split(), DL_URL=url)
+            run_in_this_process(dsn, *line.removeprefix("dataloader ").split(), DL_URL=url)
 
     assert is_gone(dsn, "webhooks_disabled")
 
 
 def test_remedy_of_pooler_is_a_way_past_it(dsn, run_folder):
-    with pooled(dsn, run_folder) as way:
-        assert "DL_WORKER_DSN" in pick(look(way), "error pooler").remedy
+    with running_pgbouncer(dsn, run_folder) as way:
+        assert "DL_WORKER_DSN" in find_finding(find_problems(way), "error pooler").remedy
 
-        assert not [finding for finding in look(way, workers=dsn) if finding.check == "pooler"]
+        assert not [finding for finding in find_problems(way, workers=dsn) if finding.check == "pooler"]
 
 
 # ── completeness ────────────────────────────────────────────────────────────────────────────────────────────────────

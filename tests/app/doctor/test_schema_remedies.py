@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.cli.exits import Exit
+from app.cli.exit_codes import ExitCode
+from app.db.schema import migrate
 from app.doctor.findings import Finding
-from app.queue.schema import migrate
 from tests.support import Databases
-from tests.support.remedies import in_process, invoke, look, pick, run_remedy, sql
+from tests.support.remedies import execute_sql, find_finding, find_problems, invoke, run_in_process, run_remedy
 
 AFTERMATH = 10  # findings that one harm may leave behind, at most
 
@@ -25,13 +25,13 @@ class Case:
 
 
 SCHEMA = [
-    Case("error schema", "index dl_jobs_parked_idx is missing", "DROP INDEX dl_jobs_parked_idx"),
+    Case("error schema", "index dl_jobs_blocked_idx is missing", "DROP INDEX dl_jobs_blocked_idx"),
     Case("error schema", "index dl_jobs_idempotency_key_key is missing",
          "ALTER TABLE dl_jobs DROP CONSTRAINT dl_jobs_idempotency_key_key"),
     Case("error schema", "constraint dl_jobs.dl_jobs_chk_positive is missing",
          "ALTER TABLE dl_jobs DROP CONSTRAINT dl_jobs_chk_positive"),
     Case("error schema", "constraint dl_webhooks.", "ALTER TABLE dl_webhooks DROP CONSTRAINT dl_webhooks_pkey CASCADE"),
-    Case("error schema", "trigger dl_jobs.dl_jobs_gate is missing", "DROP TRIGGER dl_jobs_gate ON dl_jobs"),
+    Case("error schema", "trigger dl_jobs.dl_jobs_manual_update is missing", "DROP TRIGGER dl_jobs_manual_update ON dl_jobs"),
     Case("error schema", "dl_jobs_notify_upd is not enabled", "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd"),
     Case(
         "error schema",
@@ -39,7 +39,7 @@ SCHEMA = [
         "CREATE OR REPLACE TRIGGER dl_jobs_notify_ins BEFORE UPDATE ON dl_jobs"
         " FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
     ),
-    Case("error schema", "table dl_rollups is missing", "DROP TABLE dl_rollups"),
+    Case("error schema", "table dl_statistics is missing", "DROP TABLE dl_statistics"),
     Case("error schema", "column dl_jobs.producer is missing", "ALTER TABLE dl_jobs DROP COLUMN producer CASCADE"),
     Case("error schema", "column dl_jobs.checkpoint is missing", "ALTER TABLE dl_jobs DROP COLUMN checkpoint CASCADE"),
     Case("error schema", "column dl_jobs.max_attempts is missing",
@@ -47,8 +47,8 @@ SCHEMA = [
     Case("error schema", "function dl_request_hash(", "DROP FUNCTION dl_request_hash CASCADE"),
     Case(
         "error schema",
-        "function dl_tell(moved uuid[]) is not the one",
-        "CREATE OR REPLACE FUNCTION dl_tell(moved uuid[]) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'",
+        "function dl_create_deliveries(job_ids uuid[]) is not the one",
+        "CREATE OR REPLACE FUNCTION dl_create_deliveries(job_ids uuid[]) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'",
     ),
     Case("error schema", "column dl_jobs.priority is not", "ALTER TABLE dl_jobs ALTER COLUMN priority TYPE bigint"),
     Case("error schema", "column dl_jobs.priority is not", "ALTER TABLE dl_jobs ALTER COLUMN priority SET DEFAULT 5"),
@@ -81,7 +81,7 @@ SCHEMA = [
 
 
 def differences(dsn: str, schema: str = "public") -> list[Finding]:
-    return [finding for finding in look(dsn, schema=schema) if finding.check == "schema"]
+    return [finding for finding in find_problems(dsn, schema=schema) if finding.check == "schema"]
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +102,13 @@ def whole(databases: Databases) -> Iterator[Callable[[], str]]:
 @pytest.mark.parametrize("case", SCHEMA, ids=lambda case: case.words)
 def test_remedy_mends_schema(whole, case):
     dsn = whole()
-    sql(dsn, case.harm)
-    finding = pick(differences(dsn), case.finding, case.words)
+    execute_sql(dsn, case.harm)
+    finding = find_finding(differences(dsn), case.finding, case.words)
 
     run_remedy(dsn, finding.remedy)
 
     left = differences(dsn)
-    assert not [one for one in left if case.words in one.told], finding
+    assert not [one for one in left if case.words in one.message], finding
     for _ in range(AFTERMATH):  # what the harm has taken with it
         if left:
             run_remedy(dsn, left[0].remedy)
@@ -118,15 +118,15 @@ def test_remedy_mends_schema(whole, case):
 
 def test_remedies_name_schema_that_is_not_public(dsn):
     migrate(dsn, "other")
-    sql(
+    execute_sql(
         dsn,
         "ALTER TABLE other.dl_jobs ALTER COLUMN priority SET DEFAULT 5",
-        "ALTER TABLE other.dl_jobs DISABLE TRIGGER dl_jobs_gate",
+        "ALTER TABLE other.dl_jobs DISABLE TRIGGER dl_jobs_manual_update",
         "CREATE INDEX extra ON other.dl_jobs (producer)",
-        "DROP INDEX other.dl_jobs_parked_idx",
+        "DROP INDEX other.dl_jobs_blocked_idx",
     )
     found = differences(dsn, "other")
-    assert len(found) == 4, [f.told for f in found]
+    assert len(found) == 4, [f.message for f in found]
 
     for finding in found:
         run_remedy(dsn, finding.remedy, schema="other")
@@ -136,17 +136,17 @@ def test_remedies_name_schema_that_is_not_public(dsn):
 
 def test_migrate_names_what_it_restored_and_then_nothing(dsn):
     migrate(dsn)
-    sql(dsn, "DROP INDEX dl_jobs_parked_idx; DROP TRIGGER dl_jobs_gate ON dl_jobs")
+    execute_sql(dsn, "DROP INDEX dl_jobs_blocked_idx; DROP TRIGGER dl_jobs_manual_update ON dl_jobs")
 
-    shown = in_process(dsn, "migrate")
+    shown = run_in_process(dsn, "migrate")
 
-    assert "restored index dl_jobs_parked_idx" in shown
-    assert "restored trigger dl_jobs.dl_jobs_gate" in shown
-    assert "nothing to do" in in_process(dsn, "migrate")
+    assert "restored index dl_jobs_blocked_idx" in shown
+    assert "restored trigger dl_jobs.dl_jobs_manual_update" in shown
+    assert "nothing to do" in run_in_process(dsn, "migrate")
 
 
 def test_migrate_makes_missing_tables(empty_dsn):
-    run_remedy(empty_dsn, pick(differences(empty_dsn), "error schema").remedy, run=in_process)
+    run_remedy(empty_dsn, find_finding(differences(empty_dsn), "error schema").remedy, run=run_in_process)
 
     assert differences(empty_dsn) == []
 
@@ -166,19 +166,23 @@ BLOCKED = [
         "restore constraint dl_jobs.dl_jobs_idempotency_key_key: ",
         "Key (idempotency_key)=(i) is duplicated",
     ),
-    ("DROP TABLE dl_rollups; CREATE VIEW dl_rollups AS SELECT 1", "apply schema.sql: ", "dl_rollups"),
+    (
+        "DROP TABLE dl_statistics; CREATE VIEW dl_statistics AS SELECT 1",
+        "restore table dl_statistics: ",
+        "dl_statistics",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("harm", "what", "reason"), BLOCKED, ids=["foreign key", "duplicate", "view"])
 def test_blocked_repair_names_object_and_reason(dsn, harm, what, reason):
     migrate(dsn)
-    sql(dsn, harm)
+    execute_sql(dsn, harm)
     before = differences(dsn)
 
     shown = invoke(dsn, "migrate")
 
-    assert shown.exit_code == Exit.SCHEMA
+    assert shown.exit_code == ExitCode.SCHEMA
     assert shown.stderr.startswith(f"Error: cannot {what}")
     assert reason in shown.stderr
     assert "Nothing was changed" in shown.stderr

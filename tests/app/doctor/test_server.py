@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from app.doctor.facts import Pooler, TableStats, Transaction
 from app.doctor.findings import Severity
-from app.doctor.queue import judge_tables, judge_transactions
-from app.doctor.server import Budget, judge_pooler, judge_server
-from app.queue.examination import Pooler, Table, Transaction
+from app.doctor.queue import check_tables, check_transactions
+from app.doctor.server import ConnectionBudget, check_pooler, check_server
 
 FINE: dict[str, str] = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on", "track_counts": "on",
@@ -20,13 +20,15 @@ FINE: dict[str, str] = {
 }  # fmt: skip
 
 
-def judged(ahead: float = 0.0, budget: Budget | None = None, settings: Any = None, **told: Any) -> dict[str, Severity]:
+def judged(
+    ahead: float = 0.0, budget: ConnectionBudget | None = None, settings: Any = None, **told: Any
+) -> dict[str, Severity]:
     server = {
         "version": 160000, "version_text": "16", "user": "dl", "database": "jobs", "superuser": False,
         "sees_others": True, "in_recovery": False, "connections": 5, "role_limit": -1, "database_limit": -1,
         "frozen_age": 1000, "notification_queue_usage": 0.0, "settings": FINE | (settings or {}), **told,
     }  # fmt: skip
-    return {one.check: one.severity for one in judge_server(server, ahead, budget or Budget(2, 16))}
+    return {one.check: one.severity for one in check_server(server, ahead, budget or ConnectionBudget(2, 16))}
 
 
 def test_a_server_in_order_has_nothing_but_good_news():
@@ -46,7 +48,7 @@ def test_a_server_in_order_has_nothing_but_good_news():
         ({"frozen_age": 1_900_000_000}, "wraparound", Severity.ERROR),
         ({"in_recovery": True}, "writable", Severity.ERROR),
         ({"settings": {"default_transaction_read_only": "on"}}, "writable", Severity.ERROR),
-        ({"budget": Budget(30, 16)}, "connections", Severity.WARNING),
+        ({"budget": ConnectionBudget(30, 16)}, "connections", Severity.WARNING),
         ({"role_limit": 10}, "connections", Severity.WARNING),
         ({"settings": {"reserved_connections": "90"}}, "connections", Severity.WARNING),
         ({"settings": {"log_statement": "mod"}}, "statement_logging", Severity.WARNING),
@@ -66,15 +68,15 @@ def test_what_is_not_in_order_is_found(change, check, severity):
 
 
 def test_bloat_is_told_by_its_share():
-    found = list(judge_tables([Table("dl_jobs", 10, 90_000, None, 1), Table("dl_queues", 1, 40, 60.0, 1)]))
+    found = list(check_tables([TableStats("dl_jobs", 10, 90_000, None, 1), TableStats("dl_queues", 1, 40, 60.0, 1)]))
 
     assert [(one.check, one.facts["table"]) for one in found] == [("bloat", "dl_jobs")]
-    assert "vacuum was there never" in found[0].told
+    assert "vacuum was there never" in found[0].message
 
 
 def test_slots_prepared_and_foreign_transactions_have_remedies_of_their_own():
     found = list(
-        judge_transactions([
+        check_transactions([
             Transaction("slot", "standby", "", "inactive", None, "", True),
             Transaction("prepared", "x1", "app", "prepared", 900.0, "", True),
             Transaction("77", "", "", "", 90_000.0, "", True),
@@ -84,12 +86,12 @@ def test_slots_prepared_and_foreign_transactions_have_remedies_of_their_own():
 
     assert "pg_drop_replication_slot('standby')" in found[0].remedy
     assert "ROLLBACK PREPARED 'x1'" in found[1].remedy
-    assert "another role) has had a transaction for 25.0 h" in found[2].told
+    assert "another role) has had a transaction for 25.0 h" in found[2].message
     assert found[3].severity is Severity.INFO
 
 
 def test_what_a_pooler_has_lost_is_said():
-    told = judge_pooler(Pooler(False, True, True, True), "workers", matters=True)
+    told = check_pooler(Pooler(False, True, True, True), "workers", needs_session=True)
 
     assert told.severity is Severity.ERROR
-    assert "settings and prepared statements" in told.told
+    assert "settings and prepared statements" in told.message

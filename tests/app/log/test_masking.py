@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.log import LogOptions, conceal, hide, mask, masking, set_up, tear_down
+from app.log import LogOptions, mask, mask_secret_fields, masking, register_secret, set_up, tear_down
 from app.log.masking import Masker
 
 SECRET = "hunter2/ü\\x"
@@ -97,16 +97,16 @@ def test_other_texts_are_let_be(text):
     ],
 )
 def test_a_secret_is_known_by_its_value_however_it_is_spelt(text):
-    assert "hunter2" not in Masker([SECRET]).text(text)
-    assert "***" in Masker([SECRET]).text(text)
+    assert "hunter2" not in Masker([SECRET]).mask_text(text)
+    assert "***" in Masker([SECRET]).mask_text(text)
 
 
 def test_a_secret_within_a_secret_leaves_no_rest():
-    assert Masker(["abcd", "abcdefgh"]).text("abcdefgh") == "***"
+    assert Masker(["abcd", "abcdefgh"]).mask_text("abcdefgh") == "***"
 
 
 def test_a_secret_too_short_to_be_one_does_not_hide_everything():
-    assert Masker(["", "etl"]).text("etl.default") == "etl.default"
+    assert Masker(["", "etl"]).mask_text("etl.default") == "etl.default"
 
 
 def test_mask_knows_the_values_named_to_set_up():
@@ -175,12 +175,12 @@ def test_a_hostile_text_costs_little(piece):
 
 @given(st.text(alphabet="abc:/@=&'\"\\ \npasswordTOKENKEYcookieſK", max_size=60))
 def test_a_text_that_is_spared_the_search_has_nothing_to_hide(text):
-    spared = not masking._is_marked(text) and text.isascii()
+    spared = text.isascii() and not masking._SHAPE_MARKER.search(text.lower())
 
-    assert not spared or masking._without_shapes(text) == text
+    assert not spared or not any(shape.search(text) for shape, _ in masking._SHAPES)
 
 
-def test_what_stands_under_the_name_of_a_secret_is_concealed_and_nothing_else():
+def test_only_values_of_secret_names_are_masked():
     told = {
         "password": "x",
         "a": [{"apiKey": 7, "n": 1}],
@@ -189,15 +189,18 @@ def test_what_stands_under_the_name_of_a_secret_is_concealed_and_nothing_else():
         "note": "password=x",
     }
 
-    assert conceal(told) == {
+    assert mask_secret_fields(told) == {
         "password": "***", "a": [{"apiKey": "***", "n": 1}], "token": None, "secret": {"$secret": "bank"},
         "note": "password=x",
     }  # fmt: skip
 
 
 def test_a_company_has_secrets_of_its_own():
-    assert Masker(names=["iban"]).concealed({"customerIBAN": "DE00", "x": 1}) == {"customerIBAN": "***", "x": 1}
-    assert Masker(names=["iban"]).fields({"iban": "DE00"}) == {"iban": "***"}
+    assert Masker(names=["iban"]).mask_secret_fields({"customerIBAN": "DE00", "x": 1}) == {
+        "customerIBAN": "***",
+        "x": 1,
+    }
+    assert Masker(names=["iban"]).mask_fields({"iban": "DE00"}) == {"iban": "***"}
 
 
 def test_args_as_deep_as_they_may_be_are_no_trouble():
@@ -205,57 +208,57 @@ def test_args_as_deep_as_they_may_be_are_no_trouble():
     for _ in range(300):
         deep = [deep]
 
-    assert conceal(deep) == deep
+    assert mask_secret_fields(deep) == deep
 
 
 def test_our_own_keys_are_known_by_their_shape():
-    assert Masker().text("got dlk_3f9a1c22b7d0_" + "ab" * 24) == "got dlk_3f9a1c22b7d0_***"
+    assert Masker().mask_text("got dlk_3f9a1c22b7d0_" + "ab" * 24) == "got dlk_3f9a1c22b7d0_***"
 
 
-def test_what_is_hidden_later_is_hidden_from_then_on_and_not_without_end(monkeypatch):
-    monkeypatch.setattr(masking, "_HIDDEN", masking._Hidden())
-    monkeypatch.setattr(masking, "_MOST_HIDDEN", 2)
+def test_registered_secrets_are_masked_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(masking, "_SECRETS", masking._SecretRegistry())
+    monkeypatch.setattr(masking, "_MAX_RETAINED_SECRETS", 2)
     masker = Masker(["known-secret"])
-    assert masker.text("a hidden-one") == "a hidden-one"
+    assert masker.mask_text("a hidden-one") == "a hidden-one"
 
-    hide(["hidden-one", "abc"])
-    assert masker.text("a hidden-one, abc, known-secret") == "a ***, abc, ***"
-    hide(["hidden-two", "hidden-one", "hidden-three"])
-    assert masker.text("hidden-one hidden-two hidden-three") == "*** hidden-two ***", "the latest are kept"
-    hide(["hidden-one"])
-    hide(["hidden-four"])
-    assert masker.text("hidden-one hidden-three") == "*** hidden-three", "whoever is named again is the latest"
+    register_secret(["hidden-one", "abc"])
+    assert masker.mask_text("a hidden-one, abc, known-secret") == "a ***, abc, ***"
+    register_secret(["hidden-two", "hidden-one", "hidden-three"])
+    assert masker.mask_text("hidden-one hidden-two hidden-three") == "*** hidden-two ***", "the latest are kept"
+    register_secret(["hidden-one"])
+    register_secret(["hidden-four"])
+    assert masker.mask_text("hidden-one hidden-three") == "*** hidden-three", "whoever is named again is the latest"
 
 
 class Run:
     """Something that a secret is hidden for."""
 
 
-def test_a_secret_that_somebody_holds_is_never_forgotten_however_many_come_after_it(monkeypatch):
-    monkeypatch.setattr(masking, "_HIDDEN", masking._Hidden())
-    monkeypatch.setattr(masking, "_MOST_HIDDEN", 2)
+def test_held_secret_is_never_dropped(monkeypatch):
+    monkeypatch.setattr(masking, "_SECRETS", masking._SecretRegistry())
+    monkeypatch.setattr(masking, "_MAX_RETAINED_SECRETS", 2)
     masker, long_run, another = Masker(), Run(), Run()
 
-    hide(["of-the-long-run", "of-both"], long_run)
-    hide(["of-both"], another)
+    register_secret(["of-the-long-run", "of-both"], long_run)
+    register_secret(["of-both"], another)
     for n in range(5):
-        hide([f"short-{n}"], Run())
-    assert masker.text("of-the-long-run of-both short-0 short-4") == "*** *** short-0 ***"
+        register_secret([f"short-{n}"], Run())
+    assert masker.mask_text("of-the-long-run of-both short-0 short-4") == "*** *** short-0 ***"
 
     del another
-    hide(["x-more", "y-more"])
-    assert masker.text("of-the-long-run of-both") == "*** ***"
+    register_secret(["x-more", "y-more"])
+    assert masker.mask_text("of-the-long-run of-both") == "*** ***"
 
     del long_run
-    hide(["z-more"])
-    hide(["last-one", "very-last"])
-    assert masker.text("of-the-long-run of-both very-last") == "of-the-long-run of-both ***"
+    register_secret(["z-more"])
+    register_secret(["last-one", "very-last"])
+    assert masker.mask_text("of-the-long-run of-both very-last") == "of-the-long-run of-both ***"
 
 
-def test_a_name_that_was_seen_before_it_became_a_secret_is_hidden_from_then_on():
+def test_field_name_is_masked_once_it_is_a_secret():
     masker = Masker()
-    assert masker.fields({"seen as a name": 1}) == {"seen as a name": 1}
+    assert masker.mask_fields({"seen as a name": 1}) == {"seen as a name": 1}
 
-    hide(["seen as a name"])
+    register_secret(["seen as a name"])
 
-    assert masker.fields({"seen as a name": 1}) == {"***": 1}
+    assert masker.mask_fields({"seen as a name": 1}) == {"***": 1}

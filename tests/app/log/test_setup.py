@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.log import LogOptions, audit, gathered, get, metric, set_up, tear_down
+from app.log import LogOptions, audit, get, metric, set_up, tear_down
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,7 +44,7 @@ def test_each_file_has_its_own_lines(tmp_path):
     assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["said"]
 
 
-def test_without_a_path_there_is_no_file_and_nothing_is_said_elsewhere(tmp_path):
+def test_without_path_metrics_and_audit_are_not_written(tmp_path):
     out = io.StringIO()
     set_up(LogOptions(stream=out))
 
@@ -116,7 +116,7 @@ def test_a_closed_terminal_harms_nothing(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_embedding_process_that_sets_nothing_up_gets_ordinary_records(caplog):
+def test_without_set_up_records_are_ordinary(caplog):
     with caplog.at_level(logging.INFO):
         get("x").info("said", count=3)
         audit("job.cancel", who="operator")
@@ -136,38 +136,3 @@ def test_nothing_happens_at_import():
         "assert logging.getLogger().handlers == [] and threading.active_count() == 1\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
-
-
-def test_what_is_said_in_one_breath_is_written_in_one_piece_and_whole():
-    class Pieces(io.StringIO):
-        written = 0
-
-        def write(self, text: str) -> int:
-            self.written += 1
-            return super().write(text)
-
-    out = Pieces()
-    set_up(LogOptions(stream=out, format="json"))
-    try:
-        with pytest.raises(KeyError), gathered():
-            get("x").info("first")
-            get("x").info("second", n=2)
-            assert out.getvalue() == ""
-            raise KeyError
-        get("x").info("third")
-    finally:
-        tear_down()
-
-    assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["first", "second", "third"]
-    assert out.written == 2
-
-
-def test_lines_of_a_breath_that_nobody_reads_any_more_harm_nothing():
-    closed = io.StringIO()
-    set_up(LogOptions(stream=closed, format="json"))
-    try:
-        with gathered():
-            get("x").info("said")
-            closed.close()
-    finally:
-        tear_down()

@@ -13,7 +13,7 @@ import pytest
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
 from tests.support import Process
-from tests.support.private_server import copy_of
+from tests.support.private_server import copy_data_dir
 
 # Starts the server, says its pid, and ends without a stop() at SIGTERM.
 SHARER = """
@@ -41,7 +41,7 @@ def folder(run_folder: Path) -> Iterator[Path]:
 def made(folder: Path, ready_made: Path) -> Path:
     """A data folder in which a cluster is made already: an initdb takes a second, a copy does not."""
     (folder / "data").mkdir()
-    return copy_of(ready_made, folder / "data")
+    return copy_data_dir(ready_made, folder / "data")
 
 
 @pytest.fixture

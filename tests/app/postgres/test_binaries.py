@@ -7,13 +7,13 @@ import pytest
 
 import app.postgres.binaries
 from app.errors import EmbeddedServerError
-from app.postgres.account import Account
-from app.postgres.binaries import Choice, choose
+from app.postgres.binaries import Choice, choose_binaries
+from app.postgres.server_account import ServerAccount
 
 
 @pytest.fixture
-def account() -> Account:
-    return Account("me", os.geteuid(), os.getegid())
+def account() -> ServerAccount:
+    return ServerAccount("me", os.geteuid(), os.getegid())
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def put_programs(path: Path, version: str, *, initdb: str = "", names: tuple[str
         program.chmod(0o755)
 
 
-def chosen(account: Account, place: Path, choice: Choice = "local", major: int | None = None) -> str:
-    return str(choose(choice, account=account, place=place, major=major))
+def chosen(account: ServerAccount, place: Path, choice: Choice = "local", major: int | None = None) -> str:
+    return str(choose_binaries(choice, account=account, data_folder=place, major=major))
 
 
 def test_a_local_server_comes_before_the_wheel(only_on_path, account, folder):
@@ -94,7 +94,7 @@ def test_every_server_that_will_not_do_is_told_with_its_reason(only_on_path, acc
     ("initdb", "told"),
     [
         ("echo 'libssl.so.9: cannot open shared object file' >&2; exit 127", "libssl.so.9"),
-        ("exit 1", "it said nothing"),
+        ("exit 1", "no output"),
         ("echo hello", "initdb --version failed as me: hello"),
     ],
 )

@@ -13,16 +13,16 @@ import pytest
 
 import app.postgres.cluster
 from app.errors import EmbeddedServerError
-from app.postgres.account import Account
-from app.postgres.binaries import Binaries, choose
-from app.postgres.cluster import SOCKET, Cluster, answers, last_lines
+from app.postgres.binaries import Binaries, choose_binaries
+from app.postgres.cluster import SOCKET, Cluster, accepts_connections, last_lines
+from app.postgres.server_account import ServerAccount
 from tests.support import PrivateServer, eventually
 
 
 @pytest.fixture
 def cluster(folder: Path) -> Cluster:
     """Not made yet, and nobody's but ours."""
-    return Cluster(folder / "cluster", Account("me", os.geteuid(), os.getegid()))
+    return Cluster(folder / "cluster", ServerAccount("me", os.geteuid(), os.getegid()))
 
 
 @contextmanager
@@ -56,14 +56,14 @@ def refusal(code: bytes) -> bytes:
 )
 def test_a_server_works_when_it_speaks_to_us(folder, reply, works):
     with listener(folder, reply):
-        assert answers(folder) is works
+        assert accepts_connections(folder) is works
 
 
 def test_a_socket_without_a_listener_does_not_work(folder):
     with socket.socket(socket.AF_UNIX) as line:
         line.bind(str(folder / SOCKET))
 
-    assert answers(folder) is False
+    assert accepts_connections(folder) is False
 
 
 def test_a_folder_that_is_no_cluster_is_left_alone(cluster):
@@ -77,29 +77,29 @@ def test_a_version_that_cannot_be_read_is_shown(cluster):
     cluster.folder.mkdir()
     (cluster.folder / "PG_VERSION").write_text("twelve")
 
-    with pytest.raises(EmbeddedServerError, match="does not tell a version .*twelve"):
+    with pytest.raises(EmbeddedServerError, match="holds no version .*twelve"):
         _ = cluster.major
 
 
-def test_an_initdb_that_fails_leaves_nothing_and_is_told_in_its_own_words(cluster, folder):
+def test_failed_initdb_leaves_nothing_and_shows_its_error(cluster, folder):
     programs = folder / "bin"
     programs.mkdir()
     (programs / "initdb").write_text("#!/bin/sh\necho 'no space left on device' >&2\nexit 1\n")
     (programs / "initdb").chmod(0o755)
 
     with pytest.raises(EmbeddedServerError, match="(?s)initdb of PostgreSQL 16.1 .* failed .*no space left"):
-        cluster.make(Binaries(programs, "local", "16.1"), sync=True)
+        cluster.create(Binaries(programs, "local", "16.1"), sync=True)
 
     assert list(folder.iterdir()) == [programs]
 
 
 def test_what_an_interrupted_initdb_left_is_cleared_away(folder, postgres_binaries):
-    account = Account.choose(folder / "cluster")
+    account = ServerAccount.choose(folder / "cluster")
     left_behind = folder / "cluster.new-interrupted"
     left_behind.mkdir()
     made = Cluster(folder / "cluster", account)
 
-    made.make(choose(postgres_binaries, account=account, place=folder, major=None), sync=False)
+    made.create(choose_binaries(postgres_binaries, account=account, data_folder=folder, major=None), sync=False)
 
     assert not left_behind.exists()
     assert made.major is not None
@@ -135,12 +135,14 @@ def test_where_even_root_may_not_look_the_servers_account_does(server: PrivateSe
 
     pid = server.pid
     owner = Path(f"/proc/{pid}").stat()
-    account = Account("owner", owner.st_uid, owner.st_gid)
+    account = ServerAccount("owner", owner.st_uid, owner.st_gid)
     monkeypatch.setattr(os, "readlink", forbidden)
 
     seen = app.postgres.cluster._working_folder(pid, account)
 
-    assert seen == (str(Path(server.dsn.split()[0].removeprefix("host=")).parent / "cluster") if account.lent else "")
+    assert seen == (
+        str(Path(server.dsn.split()[0].removeprefix("host=")).parent / "cluster") if account.borrowed else ""
+    )
 
 
 def test_without_proc_the_name_of_the_process_has_to_do(server: PrivateServer, monkeypatch, tmp_path):
@@ -157,5 +159,5 @@ def test_without_proc_the_name_of_the_process_has_to_do(server: PrivateServer, m
 
 
 def test_a_program_that_said_nothing_is_said_to_have():
-    assert last_lines("") == "  (it said nothing)"
+    assert last_lines("") == "  (no output)"
     assert last_lines("\n".join("abcdefghij")).split() == list("cdefghij")

@@ -11,16 +11,16 @@ import pytest
 import app.postgres.server
 from app.errors import EmbeddedServerError
 from app.postgres import EmbeddedServer
-from app.postgres.account import Account
-from app.postgres.cluster import answers
+from app.postgres.cluster import accepts_connections
+from app.postgres.server_account import ServerAccount
 from tests.support import PrivateServer, Process, eventually
-from tests.support.databases import ask
+from tests.support.databases import query_value
 
 QUICK = {"fsync": "off"}
 
 
 def server_pid(sharer: Process) -> int:
-    return int(sharer.wait_for("pid ").removeprefix("pid "))
+    return int(sharer.wait_for_line("pid ").removeprefix("pid "))
 
 
 def alive(pid: int) -> bool:
@@ -32,17 +32,17 @@ def alive(pid: int) -> bool:
 
 
 def test_what_was_written_is_found_again_at_the_next_start(quick):
-    ask(quick.start(), "CREATE TABLE kept AS SELECT 7 AS number")
+    query_value(quick.start(), "CREATE TABLE kept AS SELECT 7 AS number")
     quick.stop()
 
-    assert ask(quick.start(), "SELECT number FROM kept") == "7"
+    assert query_value(quick.start(), "SELECT number FROM kept") == "7"
 
 
-def test_it_listens_on_a_private_socket_only_and_keeps_its_promises_to_the_disk(made, postgres_binaries):
+def test_server_has_private_socket_and_durable_settings(made, postgres_binaries):
     with EmbeddedServer(made, binaries=postgres_binaries) as server:
-        assert ask(server.dsn, "SHOW listen_addresses") == ""
-        assert ask(server.dsn, "SHOW fsync") == "on"
-        assert ask(server.dsn, "SHOW server_encoding") == "UTF8"
+        assert query_value(server.dsn, "SHOW listen_addresses") == ""
+        assert query_value(server.dsn, "SHOW fsync") == "on"
+        assert query_value(server.dsn, "SHOW server_encoding") == "UTF8"
         assert (made / "run").stat().st_mode & 0o777 == 0o700
         assert (made / "cluster").stat().st_mode & 0o777 == 0o700
 
@@ -52,7 +52,7 @@ def test_it_tells_people_what_runs_where(quick, folder):
 
     quick.start()
 
-    version = ask(quick.dsn, "SHOW server_version").split()[0]
+    version = query_value(quick.dsn, "SHOW server_version").split()[0]
     assert quick.describe().startswith(f"PostgreSQL {version} (")
     assert str(folder / "data") in quick.describe()
 
@@ -74,7 +74,7 @@ def test_a_second_start_and_a_second_stop_change_nothing(quick):
     assert not alive(pid)
 
 
-def test_the_server_is_not_in_our_session_so_that_ctrl_c_does_not_reach_it(quick):
+def test_server_runs_in_its_own_session(quick):
     quick.start()
 
     assert os.getsid(quick.pid) != os.getsid(0)
@@ -89,7 +89,7 @@ def test_the_last_sharer_stops_the_server(quick, share, folder):
 
     first.signal(signal.SIGTERM)
     assert first.wait() == 0
-    assert answers(folder / "data" / "run")
+    assert accepts_connections(folder / "data" / "run")
 
     quick.stop()
     assert not alive(pid)
@@ -100,10 +100,10 @@ def test_two_sharers_in_one_process_are_two(quick, made, postgres_binaries):
         quick.start()
         quick.stop()
 
-        assert answers(made / "run")
+        assert accepts_connections(made / "run")
 
 
-def test_a_process_that_ends_without_a_stop_leaves_no_server_behind(share, made):
+def test_exit_without_stop_leaves_no_server(share, made):
     only = share(made)
     pid = server_pid(only)
 
@@ -140,22 +140,22 @@ def test_the_server_of_a_killed_process_is_taken_over(quick, share, folder):
 
 
 def test_a_killed_server_is_started_again_with_its_data(server: PrivateServer):
-    ask(server.dsn, "CREATE TABLE kept AS SELECT 7 AS number")
+    query_value(server.dsn, "CREATE TABLE kept AS SELECT 7 AS number")
     killed = server.pid
     server.kill()
 
     server.start()
 
     assert server.pid != killed
-    assert ask(server.dsn, "SELECT number FROM kept") == "7"
+    assert query_value(server.dsn, "SELECT number FROM kept") == "7"
 
 
 def test_a_lock_whose_pid_is_someone_elses_now_holds_nobody_up(server: PrivateServer):
     server.kill()
     server.embedded.stop()
     data = Path(server.dsn.split()[0].removeprefix("host=")).parent
-    account = Account.choose(data / "cluster")
-    stranger = subprocess.Popen(["sleep", "60"], user=account.uid if account.lent else None, extra_groups=None)
+    account = ServerAccount.choose(data / "cluster")
+    stranger = subprocess.Popen(["sleep", "60"], user=account.uid if account.borrowed else None, extra_groups=None)
     try:
         for lock in (data / "cluster" / "postmaster.pid", data / "run" / ".s.PGSQL.5432.lock"):
             _, *rest = lock.read_text().splitlines()
@@ -163,7 +163,7 @@ def test_a_lock_whose_pid_is_someone_elses_now_holds_nobody_up(server: PrivateSe
 
         server.start()
 
-        assert ask(server.dsn, "SELECT 1") == "1"
+        assert query_value(server.dsn, "SELECT 1") == "1"
     finally:
         stranger.kill()
         stranger.wait()
@@ -185,10 +185,10 @@ def test_processes_that_outlive_a_killed_server_are_named(server: PrivateServer,
 
     server.start()
 
-    assert ask(server.dsn, "SELECT 1") == "1"
+    assert query_value(server.dsn, "SELECT 1") == "1"
 
 
-def test_a_server_that_answers_nobody_is_told_of(quick, made, postgres_binaries, monkeypatch):
+def test_server_that_does_not_answer_is_reported(quick, made, postgres_binaries, monkeypatch):
     with EmbeddedServer(made, binaries=postgres_binaries, settings=QUICK) as frozen:
         monkeypatch.setattr(app.postgres.server, "START_TIMEOUT_SEC", 0.2)
         monkeypatch.setattr(app.postgres.cluster, "PROBE_TIMEOUT_SEC", 0.2)
@@ -196,7 +196,7 @@ def test_a_server_that_answers_nobody_is_told_of(quick, made, postgres_binaries,
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(EmbeddedServerError, match=f"pid {pid} holds .* answers nobody; stop it with"):
+            with pytest.raises(EmbeddedServerError, match=f"pid {pid} holds .* does not answer; stop it with"):
                 quick.start()
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -220,7 +220,7 @@ def test_a_forked_child_does_not_stop_its_parents_server(made, tmp_path, postgre
 import os
 from pathlib import Path
 from app.postgres import EmbeddedServer
-from app.postgres.cluster import answers
+from app.postgres.cluster import accepts_connections
 data = Path({str(made)!r})
 with EmbeddedServer(data, binaries={postgres_binaries!r}, settings={QUICK!r}) as server:
     child = os.fork()
@@ -228,8 +228,8 @@ with EmbeddedServer(data, binaries={postgres_binaries!r}, settings={QUICK!r}) as
         server.stop()
         os._exit(0)
     os.waitpid(child, 0)
-    print("still answers:", answers(data / "run"))
-print("at the end:", answers(data / "run"))
+    print("still answers:", accepts_connections(data / "run"))
+print("at the end:", accepts_connections(data / "run"))
 """
     with Process.python(code, output=tmp_path / "out") as process:
         assert process.wait() == 0
@@ -237,21 +237,21 @@ print("at the end:", answers(data / "run"))
 
 
 @pytest.mark.parametrize("name", ["l" * 90, "with space, comma and ünlaut"])
-def test_a_path_that_no_socket_can_have_gets_a_short_folder_in_the_temp_dir(made, postgres_binaries, name):
+def test_long_socket_path_gets_a_short_temp_folder(made, postgres_binaries, name):
     folder = made.rename(made.with_name(name))
     with EmbeddedServer(folder, binaries=postgres_binaries, settings=QUICK) as server:
         socket_folder = Path(server.dsn.split()[0].removeprefix("host="))
 
         assert socket_folder.name.startswith("dataloader-")
         assert socket_folder.stat().st_mode & 0o777 == 0o700
-        assert ask(server.dsn, "SELECT 1") == "1"
+        assert query_value(server.dsn, "SELECT 1") == "1"
 
     assert not socket_folder.exists()
 
 
 def test_a_socket_folder_that_is_a_strangers_is_refused(folder):
     place = folder / ("l" * 90)
-    account = Account("ourselves", os.geteuid(), os.getegid())
+    account = ServerAccount("ourselves", os.geteuid(), os.getegid())
     ours = app.postgres.server._socket_folder(place, account)
     ours.rmdir()
     ours.symlink_to(folder)
@@ -262,7 +262,7 @@ def test_a_socket_folder_that_is_a_strangers_is_refused(folder):
         ours.unlink()
 
 
-def test_a_setting_that_the_server_refuses_is_shown_in_its_own_words(made, postgres_binaries):
+def test_invalid_server_setting_shows_the_servers_error(made, postgres_binaries):
     wrong = EmbeddedServer(made, binaries=postgres_binaries, settings={**QUICK, "max_connections": "many"})
     with pytest.raises(EmbeddedServerError, match='(?s)did not start .* invalid value .*"max_connections"'):
         wrong.start()
@@ -291,7 +291,7 @@ def test_a_folder_that_cannot_be_made_is_named(folder, postgres_binaries):
 
 
 def test_a_log_that_grew_large_is_put_aside(server: PrivateServer, monkeypatch):
-    monkeypatch.setattr(app.postgres.server, "LARGEST_LOG", 10)
+    monkeypatch.setattr(app.postgres.server, "MAX_LOG_BYTES", 10)
     old = server.embedded.log.read_text()
 
     server.restart()
@@ -315,7 +315,7 @@ def test_a_data_folder_of_another_major_version_is_not_opened(server: PrivateSer
 
 def test_the_data_folder_decides_which_of_two_versions_opens_it(folder, postgres_binaries):
     with EmbeddedServer(folder / "data", binaries="wheel", settings=QUICK) as made:
-        made_by = ask(made.dsn, "SHOW server_version_num")[:2]
+        made_by = query_value(made.dsn, "SHOW server_version_num")[:2]
 
     with EmbeddedServer(folder / "data", binaries="auto", settings=QUICK) as opened:
-        assert ask(opened.dsn, "SHOW server_version_num")[:2] == made_by
+        assert query_value(opened.dsn, "SHOW server_version_num")[:2] == made_by

@@ -11,7 +11,14 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.queue.attempt_sessions import QUEUE_DATABASE, Places, end_sessions, servers_of, session_name, targets_of
+from app.queue.attempt_sessions import (
+    QUEUE_DATABASE,
+    ConnectionSettings,
+    attempt_application_name,
+    end_sessions,
+    foreign_server_dsns,
+    server_dsns,
+)
 from tests.support import eventually
 from tests.support.proxy import SilentProxy
 
@@ -20,7 +27,7 @@ LONG = "SELECT pg_sleep(60)"
 
 @pytest.fixture
 def name() -> str:
-    return session_name(uuid4(), uuid4())
+    return attempt_application_name(uuid4(), uuid4())
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ class Busy:
 
 
 def active(desk, name: str) -> int:
-    return int(desk.one("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", name))
+    return int(desk.fetch_row("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", name))
 
 
 def test_sessions_are_gone_when_ending_returns(desk, name):
@@ -62,7 +69,7 @@ def test_sessions_are_gone_when_ending_returns(desk, name):
     report = end_sessions({"warehouse": desk.dsn}, [name])
 
     assert active(desk, name) == 0
-    assert (report.is_done, report.ended, report.left_on) == (True, 3, [])
+    assert (report.is_complete, report.ended, report.unresolved_targets) == (True, 3, [])
     for session in sessions:
         session.connection.close()
 
@@ -75,8 +82,12 @@ def test_session_of_other_role_is_left_and_others_end(desk, name, other_role):
         report = end_sessions({"warehouse": other_role}, [name], timeout_sec=0.3)
 
         assert active(desk, name) == 1
-        assert (report.ended, report.left_on, report.left_of(name)) == (1, ["warehouse"], ["warehouse"])
-        assert report.left_of("another") == []
+        assert (report.ended, report.unresolved_targets, report.targets_with_session(name)) == (
+            1,
+            ["warehouse"],
+            ["warehouse"],
+        )
+        assert report.targets_with_session("another") == []
     mine.close()
 
 
@@ -91,17 +102,19 @@ def test_silent_servers_together_cost_one_timeout(desk, name):
 
         assert time.monotonic() - began < 4
         assert active(desk, name) == 0
-        assert report.left_on == ["one", "two"]
+        assert report.unresolved_targets == ["one", "two"]
 
 
 def test_every_host_of_a_target_is_a_server(dsn):
     given = parse_dsn(dsn)
     host, port = given.get("host", "/tmp"), given.get("port", "5432")
     several = make_dsn(dsn, host=f"127.0.0.1,{host}", port=f"1,{port}")
-    places = Places(dsn=dsn, schema="public", targets={"same": dsn, "two": several, "other": make_dsn(dsn, dbname="x")})
+    places = ConnectionSettings(
+        dsn=dsn, schema="public", targets={"same": dsn, "two": several, "other": make_dsn(dsn, dbname="x")}
+    )
 
-    assert list(servers_of(places)) == [QUEUE_DATABASE, "two at 127.0.0.1", "other"]
-    assert list(targets_of(places)) == ["two at 127.0.0.1", "other"]
+    assert list(server_dsns(places)) == [QUEUE_DATABASE, "two at 127.0.0.1", "other"]
+    assert list(foreign_server_dsns(places)) == ["two at 127.0.0.1", "other"]
 
 
 def test_name_fits_into_what_a_server_keeps(desk, name):

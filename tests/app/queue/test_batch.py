@@ -11,9 +11,9 @@ import psycopg2
 import pytest
 
 from app.errors import InvalidJob
-from app.queue.batch import Batch, Outcome
-from app.queue.job import NewJob, Status
-from tests.support.desk import Aside
+from app.queue.batch import BatchEnqueuer, Outcome
+from app.queue.job import NewJob
+from tests.support.queue_fixture import BackgroundCall
 
 FINE: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
 
@@ -30,14 +30,16 @@ def many(desk, *requests, whole=False):
 
 
 def test_one_from_sql_is_as_one_over_http(desk):
-    job_id = UUID(desk.one("SELECT dl_enqueue('q', 't', 'k', '{\"n\": 1}', priority => 3, idempotency_key => 'once')"))
+    job_id = UUID(
+        desk.fetch_row("SELECT dl_enqueue('q', 't', 'k', '{\"n\": 1}', priority => 3, idempotency_key => 'once')")
+    )
 
     job = desk.job(job_id)
     assert (job.args, job.priority, job.max_attempts, job.lease_ttl_sec) == ({"n": 1}, 3, 5, 60)
-    assert desk.place(job_id) == "ready"
-    assert desk.kinds(job_id) == ["queued"]
+    assert desk.wait_state(job_id) == "ready"
+    assert desk.event_kinds(job_id) == ["queued"]
     assert desk.queue.enqueue(NewJob(**FINE, args={"n": 1}, idempotency_key="once")).job_id == job_id
-    assert UUID(desk.one("SELECT dl_enqueue('q', 't', 'k', '{\"n\": 1}', idempotency_key => 'once')")) == job_id
+    assert UUID(desk.fetch_row("SELECT dl_enqueue('q', 't', 'k', '{\"n\": 1}', idempotency_key => 'once')")) == job_id
     with pytest.raises(psycopg2.errors.UniqueViolation, match="belongs to job"):
         desk.sql("SELECT dl_enqueue('q', 'u', 'k', idempotency_key => 'once')")
     with pytest.raises(psycopg2.errors.InvalidParameterValue, match="priority must be 0 or more"):
@@ -48,11 +50,11 @@ def test_what_is_enqueued_commits_or_not_with_its_caller(desk):
     connection, listener = desk.connect(), desk.listener()
     connection.cursor().execute("SELECT dl_enqueue('q', 't', 'k')")
     connection.rollback()
-    assert (desk.claim(), listener.heard()) == ([], [])
+    assert (desk.claim(), listener.payloads()) == ([], [])
 
     connection.cursor().execute("SELECT dl_enqueue('q', 't', 'k')")
     connection.commit()
-    assert listener.heard() == ["q"]
+    assert listener.payloads() == ["q"]
     assert len(desk.claim()) == 1
 
 
@@ -98,37 +100,24 @@ def test_with_whole_nothing_is_made_when_something_is_wrong(desk):
     key = FINE | {"idempotency_key": "a"}
 
     assert [one for one, _ in many(desk, key, key, FINE, FINE | {"priority": -1}, whole=True)] == [
-        "left_out",
-        "left_out",
-        "left_out",
+        "skipped",
+        "skipped",
+        "skipped",
         "invalid",
     ]
-    assert desk.one("SELECT count(*) FROM dl_jobs") == 0
+    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 0
     assert [one for one, _ in many(desk, key, key, FINE, whole=True)] == ["created", "exists", "created"]
 
 
 def test_a_key_that_somebody_is_about_to_commit_is_waited_for(desk):
     requests = [NewJob(**FINE, idempotency_key=key) for key in "ab"]
-    with desk.held() as step:
+    with desk.open_transaction() as step:
         step("INSERT INTO dl_jobs (queue, task, lock_key, idempotency_key) VALUES ('q', 't', 'k', 'b')")
-        asking = Aside(Batch(desk.another_session()).enqueue, requests)
-        desk.until_blocked()
+        asking = BackgroundCall(BatchEnqueuer(desk.new_session()).enqueue, requests)
+        desk.wait_for_lock_waiters()
 
     assert [made.outcome for made in asking.result()] == [Outcome.CREATED, Outcome.EXISTS]
-    assert desk.one("SELECT count(*) FROM dl_jobs") == 2
-
-
-def test_a_job_that_was_deleted_still_stands_for_its_key(desk):
-    request = NewJob(**FINE, idempotency_key="gone")
-    (made,) = Batch(desk.session).enqueue([request])
-    desk.sql(
-        "INSERT INTO dl_retired_keys SELECT dl_key_hash(idempotency_key), job_id, 'failed', request_hash FROM dl_jobs;"
-        "DELETE FROM dl_jobs"
-    )
-
-    (again,) = Batch(desk.session).enqueue([request])
-
-    assert (again.outcome, again.job_id, again.status) == (Outcome.EXISTS, made.job_id, Status.FAILED)
+    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 2
 
 
 def test_all_fields_arrive_and_thousands_are_no_matter(desk):
@@ -138,22 +127,24 @@ def test_all_fields_arrive_and_thousands_are_no_matter(desk):
         max_attempts=2, lease_ttl_sec=30, producer="me", consumer_group="you", live_key="l", time_limit_sec=9,
         retry={"kind": "fixed", "seconds": 1},
     )  # fmt: skip
-    made = Batch(desk.session).enqueue([full, *(NewJob(queue="q", task="t", lock_key=f"k{n}") for n in range(3000))])
+    made = BatchEnqueuer(desk.session).enqueue(
+        [full, *(NewJob(queue="q", task="t", lock_key=f"k{n}") for n in range(3000))]
+    )
 
     assert {one.outcome for one in made} == {Outcome.CREATED}
     job = desk.job(made[0].job_id)
     for name, value in vars(full).items():
         if name not in ("webhook", "traceparent", "parent_id"):
             assert getattr(job, name) == value, name
-    assert desk.place(job.id) == "timed"
-    again = Batch(desk.session).enqueue([full] * 3000)
+    assert desk.wait_state(job.id) == "scheduled"
+    again = BatchEnqueuer(desk.session).enqueue([full] * 3000)
     assert {(one.outcome, one.job_id) for one in again} == {(Outcome.EXISTS, job.id)}
 
 
 def test_what_postgresql_cannot_keep_is_refused_by_name(desk):
     with pytest.raises(InvalidJob, match="NUL"):
-        Batch(desk.session).enqueue([NewJob(**FINE), NewJob(**FINE, args={"x": "\0"})])
-    assert Batch(desk.session).enqueue([]) == []
+        BatchEnqueuer(desk.session).enqueue([NewJob(**FINE), NewJob(**FINE, args={"x": "\0"})])
+    assert BatchEnqueuer(desk.session).enqueue([]) == []
 
 
 def test_a_role_that_may_only_enqueue_needs_no_right_to_the_tables(own_desk):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from app.queue.job import Move
+from app.queue.job import Transition
 from tests.support import Process, eventually
-from tests.support.storm import QUEUES
+from tests.support.queue_load import QUEUES
 
 PROCESSES, SECONDS = 4, 3
-CODE = "import sys; from tests.support.storm import main; main(*sys.argv[1:])"
+CODE = "import sys; from tests.support.queue_load import main; main(*sys.argv[1:])"
 
 
 def test_after_a_storm_every_job_is_where_its_journal_says_and_nothing_is_stuck(own_desk, tmp_path):
@@ -25,23 +25,25 @@ def test_after_a_storm_every_job_is_where_its_journal_says_and_nothing_is_stuck(
             assert storm.wait(90) == 0, storm.text
 
     assert all(int(storm.lines[-1].split()[1]) > 50 for storm in storms)
-    told = desk.check()
-    moves = {move for life in told.values() for _, move, _ in life.moves}
-    assert moves == set(Move), "not everything was tried"
+    told = desk.check_invariants()
+    moves = {move for life in told.values() for _, move, _ in life.transitions}
+    assert moves == set(Transition), "not everything was tried"
     deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-    assert desk.one(deadlocks) == 0
+    assert desk.fetch_row(deadlocks) == 0
 
     # What was held is given up by the reaper, and a single claimer drains the rest.
-    eventually(lambda: len(desk.reap()) == 0 and desk.one("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 0)
-    left = desk.one("SELECT count(*) FROM dl_jobs WHERE status = 'queued'")
+    eventually(
+        lambda: len(desk.reap()) == 0 and desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 0
+    )
+    left = desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'queued'")
     drained = 0
     while True:
         runs = [run for queue in QUEUES for run in desk.claim(10, queue=queue)]
-        if not runs and not desk.sweep():
+        if not runs and not desk.repair_blocked():
             break
         for run in runs:
-            assert desk.settle(run).answer == "applied"
+            assert desk.settle(run).outcome == "applied"
             drained += 1
 
     assert drained == left
-    assert {life.status.final for life in desk.check().values()} == {True}
+    assert {life.status.final for life in desk.check_invariants().values()} == {True}

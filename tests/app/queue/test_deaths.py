@@ -7,43 +7,43 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.queue.deaths import Beat, Deaths
-from app.queue.ids import draw_runs
-from app.queue.job import Claimed, HostFacts, Reaped, Status, WorkerInfo
-from tests.support.desk import Desk
+from app.db.ids import new_run_ids
+from app.queue.deaths import BeatResult, WorkerLiveness
+from app.queue.job import ClaimedJob, HostFacts, ReapedJob, Status, WorkerInfo
+from tests.support.queue_fixture import QueueFixture
 
 HERE = HostFacts("boot", "pid:[1]", "time:[2]", 4711, 1000, lock_file="/run/x.lock", child_tasks=("apart",))
 
 
 @pytest.fixture
-def deaths(desk: Desk) -> Deaths:
-    return Deaths(desk.session)
+def deaths(desk: QueueFixture) -> WorkerLiveness:
+    return WorkerLiveness(desk.session)
 
 
 @pytest.fixture
-def beat(deaths: Deaths) -> Callable[..., Beat]:
-    def beats(worker: UUID, facts: HostFacts = HERE, heartbeat_sec: float = 10) -> Beat:
+def beat(deaths: WorkerLiveness) -> Callable[..., BeatResult]:
+    def beats(worker: UUID, facts: HostFacts = HERE, heartbeat_sec: float = 10) -> BeatResult:
         info = WorkerInfo(worker, f"host:{facts.pid}", "1", ("q",), ("t", "apart"), 1)
         return deaths.beat(info, facts, heartbeat_sec=heartbeat_sec)
 
     return beats
 
 
-def claimed_by(desk: Desk, worker: UUID | None, key: str = "k", task: str = "t") -> Claimed:
+def claimed_by(desk: QueueFixture, worker: UUID | None, key: str = "k", task: str = "t") -> ClaimedJob:
     desk.enqueue(key, task=task)
     return claim_again(desk, worker, task)
 
 
-def claim_again(desk: Desk, worker: UUID | None, task: str = "t") -> Claimed:
-    ((run,), _) = desk.queue.claim("q", [task], draw_runs(1), "host:1", worker_id=worker)
+def claim_again(desk: QueueFixture, worker: UUID | None, task: str = "t") -> ClaimedJob:
+    ((run,), _) = desk.queue.claim("q", [task], new_run_ids(1), "host:1", worker_id=worker)
     return run
 
 
-def reap(desk: Desk, run: Claimed, worker: UUID | None) -> list[Reaped]:
+def reap(desk: QueueFixture, run: ClaimedJob, worker: UUID | None) -> list[ReapedJob]:
     return desk.queue.reap([(run.id, run.run_id, run.lock_key)], pause_sec=5.0, worker_id=worker)
 
 
-def test_beat_names_processes_of_its_host_and_its_name(beat: Callable[..., Beat]):
+def test_beat_names_processes_of_its_host_and_its_name(beat: Callable[..., BeatResult]):
     first, second, elsewhere, namesake = (uuid4() for _ in range(4))
     assert beat(first).others == ()
     beat(elsewhere, HostFacts("another boot", "pid:[1]", "time:[2]", 1, 1))
@@ -59,20 +59,20 @@ def test_beat_names_processes_of_its_host_and_its_name(beat: Callable[..., Beat]
     assert not beat(second).is_new
 
 
-def test_process_without_identity_meets_only_its_namesakes(beat: Callable[..., Beat]):
+def test_process_without_identity_meets_only_its_namesakes(beat: Callable[..., BeatResult]):
     beat(uuid4(), HostFacts())
     beat(uuid4())
     assert beat(uuid4(), HostFacts()).others == ()
 
 
-def test_first_beat_is_announced_once(desk: Desk, beat: Callable[..., Beat]):
+def test_first_beat_is_announced_once(desk: QueueFixture, beat: Callable[..., BeatResult]):
     listener, worker = desk.listener("dl_control"), uuid4()
     beat(worker)
     beat(worker)
-    assert listener.heard() == ["started boot"]
+    assert listener.payloads() == ["started boot"]
 
 
-def test_proof_takes_only_runs_of_the_dead_process(desk: Desk):
+def test_proof_takes_only_runs_of_the_dead_process(desk: QueueFixture):
     dead, alive = uuid4(), uuid4()
     run, other = claimed_by(desk, dead, "a"), claimed_by(desk, alive, "b")
 
@@ -83,10 +83,10 @@ def test_proof_takes_only_runs_of_the_dead_process(desk: Desk):
     assert (reaped.job_id, reaped.status, reaped.attempt) == (run.id, Status.QUEUED, 1)
     event = desk.queue.events(run.id)[-1]
     assert (event.kind, event.payload["reason"]) == ("requeue", "process_died")
-    desk.check()
+    desk.check_invariants()
 
 
-def test_former_run_of_the_dead_process_is_left_to_its_new_owner(desk: Desk):
+def test_former_run_of_the_dead_process_is_left_to_its_new_owner(desk: QueueFixture):
     dead, alive = uuid4(), uuid4()
     former = claimed_by(desk, dead)
     desk.release(former)
@@ -94,154 +94,162 @@ def test_former_run_of_the_dead_process_is_left_to_its_new_owner(desk: Desk):
     assert reap(desk, former, dead) == []
 
 
-def test_first_death_costs_no_pause_and_the_second_does(desk: Desk):
+def test_first_death_costs_no_pause_and_the_second_does(desk: QueueFixture):
     pauses: list[float] = []
     for _ in range(2):
         worker = uuid4()
         run = claim_again(desk, worker) if pauses else claimed_by(desk, worker)
         reap(desk, run, worker)
-        pauses.append(desk.one("SELECT extract(epoch FROM available_at - clock_timestamp())::float8 FROM dl_jobs"))
+        pauses.append(
+            desk.fetch_row("SELECT extract(epoch FROM available_at - clock_timestamp())::float8 FROM dl_jobs")
+        )
     assert pauses[0] <= 0
     assert 8 < pauses[1] <= 10
-    desk.check()
+    desk.check_invariants()
 
 
-def test_retry_by_a_person_forgets_earlier_deaths(desk: Desk):
+def test_retry_by_a_person_forgets_earlier_deaths(desk: QueueFixture):
     first, second = uuid4(), uuid4()
     run = claimed_by(desk, first)
     reap(desk, run, first)
     desk.settle(claim_again(desk, uuid4()), Status.FAILED)
     desk.queue.retry(run.id)
     reap(desk, claim_again(desk, second), second)
-    assert desk.one("SELECT available_at <= clock_timestamp() FROM dl_jobs")
-    desk.check()
+    assert desk.fetch_row("SELECT available_at <= clock_timestamp() FROM dl_jobs")
+    desk.check_invariants()
 
 
-def test_deaths_use_up_the_attempts(desk: Desk):
+def test_deaths_use_up_the_attempts(desk: QueueFixture):
     worker = uuid4()
     run = claimed_by(desk, worker)
     desk.sql("UPDATE dl_jobs SET max_attempts = 1")
     (reaped,) = reap(desk, run, worker)
     assert reaped.status is Status.LOST
-    desk.check()
+    desk.check_invariants()
 
 
-def test_death_of_a_canceled_run_ends_it_as_canceled(desk: Desk):
+def test_death_of_a_canceled_run_ends_it_as_canceled(desk: QueueFixture):
     worker = uuid4()
     run = claimed_by(desk, worker)
     desk.queue.cancel(run.id)
     (reaped,) = reap(desk, run, worker)
     assert reaped.status is Status.CANCELED
-    desk.check()
+    desk.check_invariants()
 
 
-def test_claim_of_an_older_version_is_not_the_dead_process_run(desk: Desk):
+def test_claim_of_an_older_version_is_not_the_dead_process_run(desk: QueueFixture):
     """It sets run_id and leaves worker_id as it was; its own end of a run leaves it, too."""
     dead = uuid4()
     run = claimed_by(desk, dead)
-    old = draw_runs(1)[0]
+    old = new_run_ids(1)[0]
     desk.sql("UPDATE dl_jobs SET run_id = %s", str(old))  # as its claim does after its reaper
-    assert desk.one("SELECT worker_id FROM dl_jobs") is None
+    assert desk.fetch_row("SELECT worker_id FROM dl_jobs") is None
     assert desk.queue.reap([(run.id, old, run.lock_key)], pause_sec=5.0, worker_id=dead) == []
 
 
 @pytest.mark.parametrize("end", ["settle", "release", "reap"])
-def test_end_of_a_run_clears_its_process(desk: Desk, end: str):
+def test_end_of_a_run_clears_its_process(desk: QueueFixture, end: str):
     worker = uuid4()
     run = claimed_by(desk, worker)
-    ends: dict[str, Callable[[Claimed], object]] = {
+    ends: dict[str, Callable[[ClaimedJob], object]] = {
         "settle": desk.settle,
         "release": desk.release,
         "reap": lambda run: reap(desk, run, worker),
     }
     ends[end](run)
-    assert desk.one("SELECT worker_id FROM dl_jobs") is None
+    assert desk.fetch_row("SELECT worker_id FROM dl_jobs") is None
 
 
-def test_settlement_of_a_taken_over_run_is_not_ours(desk: Desk):
+def test_settlement_of_a_taken_over_run_is_not_ours(desk: QueueFixture):
     worker = uuid4()
     run = claimed_by(desk, worker)
     reap(desk, run, worker)
-    assert desk.settle(run).answer == "not ours"
+    assert desk.settle(run).outcome == "not ours"
 
 
-def test_runs_with_a_process_of_their_own_are_marked(desk: Desk, deaths: Deaths, beat: Callable[..., Beat]):
+def test_runs_with_a_process_of_their_own_are_marked(
+    desk: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult]
+):
     worker = uuid4()
     beat(worker)
     apart, plain = claimed_by(desk, worker, "a", "apart"), claimed_by(desk, worker, "b")
-    assert {run.run_id: run.may_have_child for run in deaths.runs_of(worker)} == {
+    assert {run.run_id: run.may_have_child for run in deaths.held_attempts(worker)} == {
         apart.run_id: True,
         plain.run_id: False,
     }
 
 
 @pytest.fixture
-def predecessor(beat: Callable[..., Beat]) -> UUID:
+def predecessor(beat: Callable[..., BeatResult]) -> UUID:
     worker = uuid4()
     beat(worker, HostFacts(worker_name="etl-0"))
     return worker
 
 
-def test_name_is_not_taken_from_a_process_that_beats(deaths: Deaths, beat: Callable[..., Beat], predecessor: UUID):
-    asked_at = deaths.ask_to_beat(predecessor)
+def test_name_is_not_taken_from_a_process_that_beats(
+    deaths: WorkerLiveness, beat: Callable[..., BeatResult], predecessor: UUID
+):
+    asked_at = deaths.request_beat(predecessor)
     assert not beat(predecessor).is_superseded
-    assert deaths.supersede(predecessor, by=uuid4(), asked_at=asked_at) is False
+    assert deaths.supersede(predecessor, by=uuid4(), requested_at=asked_at) is False
     assert not beat(predecessor).is_superseded
 
 
 def test_name_taken_from_a_silent_process_is_found_at_its_beat(
-    desk: Desk, deaths: Deaths, beat: Callable[..., Beat], predecessor: UUID
+    desk: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult], predecessor: UUID
 ):
     listener = desk.listener("dl_control")
-    asked_at = deaths.ask_to_beat(predecessor)
-    assert listener.heard() == [f"beat {predecessor}"]
-    assert deaths.supersede(predecessor, by=uuid4(), asked_at=asked_at) is True
+    asked_at = deaths.request_beat(predecessor)
+    assert listener.payloads() == [f"beat {predecessor}"]
+    assert deaths.supersede(predecessor, by=uuid4(), requested_at=asked_at) is True
     deaths.end_takeover(predecessor)
     found = beat(predecessor)
     assert (found.is_superseded, found.is_new) == (True, False)
     desk.sql("DELETE FROM dl_workers")
-    assert deaths.supersede(predecessor, by=uuid4(), asked_at=asked_at) is None
+    assert deaths.supersede(predecessor, by=uuid4(), requested_at=asked_at) is None
 
 
-def test_one_process_at_a_time_takes_over(deaths: Deaths, beat: Callable[..., Beat]):
+def test_one_process_at_a_time_takes_over(deaths: WorkerLiveness, beat: Callable[..., BeatResult]):
     worker = uuid4()
     beat(worker)
-    assert deaths.begin_takeover(worker, again_sec=60)
-    assert not deaths.begin_takeover(worker, again_sec=60)
-    assert deaths.begin_takeover(worker, again_sec=0)
+    assert deaths.begin_takeover(worker, exclusive_sec=60)
+    assert not deaths.begin_takeover(worker, exclusive_sec=60)
+    assert deaths.begin_takeover(worker, exclusive_sec=0)
     deaths.end_takeover(worker)
-    assert not deaths.begin_takeover(worker, again_sec=0)
+    assert not deaths.begin_takeover(worker, exclusive_sec=0)
     assert beat(uuid4()).others == ()
 
 
-def test_sessions_of_one_process_alone_are_ended(desk: Desk, deaths: Deaths):
+def test_sessions_of_one_process_alone_are_ended(desk: QueueFixture, deaths: WorkerLiveness):
     worker, other = uuid4(), uuid4()
-    theirs = desk.another_session(name=f"dataloader-claim:{worker}")
-    others = desk.another_session(name=f"dataloader-claim:{other}")
-    theirs.ask("ping")
-    others.ask("ping")
+    theirs = desk.new_session(application_name=f"dataloader-jobs:{worker}")
+    others = desk.new_session(application_name=f"dataloader-jobs:{other}")
+    theirs.execute("ping")
+    others.execute("ping")
     assert deaths.end_sessions(worker) == 1
     while deaths.end_sessions(worker):
         pass
-    assert desk.sessions(f"application_name = 'dataloader-claim:{other}'") == 1
+    assert desk.session_count(f"application_name = 'dataloader-jobs:{other}'") == 1
 
 
-def test_process_whose_name_was_taken_claims_nothing(desk: Desk, deaths: Deaths, beat: Callable[..., Beat]):
+def test_process_whose_name_was_taken_claims_nothing(
+    desk: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult]
+):
     """It may have been frozen meanwhile, and claim before its next beat."""
     frozen, successor = uuid4(), uuid4()
     beat(frozen, HostFacts("boot", "pid:[1]", "time:[2]", 11, 1, worker_name="etl-0"))
-    assert deaths.supersede(frozen, by=successor, asked_at=deaths.ask_to_beat(frozen))
+    assert deaths.supersede(frozen, by=successor, requested_at=deaths.request_beat(frozen))
     desk.enqueue()
 
-    assert desk.queue.claim("q", ["t"], draw_runs(1), "host:1", worker_id=frozen)[0] == []
+    assert desk.queue.claim("q", ["t"], new_run_ids(1), "host:1", worker_id=frozen)[0] == []
     assert claim_again(desk, successor)
 
 
-def test_reap_over_another_connection_takes_nothing(desk: Desk):
+def test_reap_over_another_connection_takes_nothing(desk: QueueFixture):
     run = claimed_by(desk, uuid4())
-    desk.expire(run.id)
-    found = desk.queue.expired()
+    desk.expire_lease(run.id)
+    found = desk.queue.expired_runs()
     dead = [(run.id, run.run_id, run.lock_key)]
 
-    assert desk.another().reap(dead, pause_sec=0, server=found.server) == []
+    assert desk.new_queue().reap(dead, pause_sec=0, server=found.server) == []
     assert desk.queue.reap(dead, pause_sec=0, server=found.server)

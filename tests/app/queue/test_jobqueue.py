@@ -12,9 +12,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, SchemaError
-from app.queue.job import NewJob, Release, Status, WorkerInfo
-from app.queue.jobqueue import JobQueue
-from tests.support.desk import Desk
+from app.queue.job import NewJob, ReleaseReason, Status, WorkerInfo
+from app.queue.jobs import JobQueue
+from tests.support.queue_fixture import QueueFixture
 
 REQUEST: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k", "args": {"a": [1, "б", None]}}
 
@@ -46,13 +46,13 @@ def test_a_job_is_kept_as_it_was_asked_for(desk):
     for name in NewJob.__dataclass_fields__:
         assert getattr(job, name) == getattr(asked, name), name
     assert (job.attempt, job.started_at, job.finished_at, job.run_id) == (0, None, None, None)
-    assert desk.kinds(job.id) == ["queued"]
+    assert desk.event_kinds(job.id) == ["queued"]
     assert desk.queue.events(job.id)[0].payload["producer"] == "me"
-    assert desk.place(job.id) == "timed"
+    assert desk.wait_state(job.id) == "scheduled"
 
 
 def test_without_a_time_a_job_is_ready_at_once(desk):
-    assert desk.place(desk.enqueue()) == "ready"
+    assert desk.wait_state(desk.enqueue()) == "ready"
 
 
 def test_the_same_request_again_finds_its_job_whatever_became_of_it(desk):
@@ -63,7 +63,7 @@ def test_the_same_request_again_finds_its_job_whatever_became_of_it(desk):
     again = desk.queue.enqueue(NewJob(**REQUEST, idempotency_key="once", priority=3))
 
     assert (again.job_id, again.status, again.created) == (first.job_id, Status.SUCCEEDED, False)
-    assert desk.one("SELECT count(*) FROM dl_jobs") == 1
+    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 1
 
 
 @pytest.mark.parametrize("other", [{"queue": "q2"}, {"task": "t2"}, {"args": {"a": 2}}])
@@ -89,7 +89,7 @@ def test_jobs_without_a_key_are_never_the_same(desk):
 
 
 def test_one_key_from_many_threads_at_once_makes_one_job(desk):
-    queues = [desk.another() for _ in range(8)]
+    queues = [desk.new_queue() for _ in range(8)]
     together = threading.Barrier(len(queues))
 
     def ask(queue: JobQueue) -> list[tuple[UUID, bool]]:
@@ -106,7 +106,7 @@ def test_one_key_from_many_threads_at_once_makes_one_job(desk):
     for of_one_key in zip(*answers, strict=True):
         assert len({job_id for job_id, _ in of_one_key}) == 1
         assert [created for _, created in of_one_key].count(True) == 1
-    assert desk.one("SELECT count(*) FROM dl_jobs") == 20
+    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 20
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_postgresql_cannot_keep_is_refused(desk, bad):
     with pytest.raises(InvalidJob):
         desk.queue.enqueue(NewJob(**REQUEST | bad))
 
-    assert desk.one("SELECT count(*) FROM dl_jobs") == 0
+    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 0
     desk.enqueue()  # and the connection is none the worse
 
 
@@ -207,7 +207,7 @@ def test_times_outside_the_calendar_of_python_are_shown_as_its_ends(desk):
 
 
 def test_a_database_without_tables_says_what_to_do(empty_dsn):
-    desk = Desk(empty_dsn)
+    desk = QueueFixture(empty_dsn)
 
     with pytest.raises(SchemaError, match="dataloader migrate"):
         desk.enqueue()
@@ -226,7 +226,7 @@ def test_workers_are_listed_until_they_are_forgotten(desk):
     desk.queue.register_worker(old, heartbeat_sec=10)
     alive_again = {one.id: one.alive for one in desk.queue.workers()}
     desk.sql("UPDATE dl_workers SET seen_at = now() - interval '2 days' WHERE worker_id = %s", str(old.id))
-    desk.queue.forget_worker(worker.id)
+    desk.queue.deregister_worker(worker.id)
 
     assert (listed[worker.id].queues, listed[worker.id].tasks, listed[worker.id].threads) == (("q", "r"), ("t",), 4)
     assert (listed[worker.id].alive, listed[old.id].alive) == (True, False)
@@ -238,27 +238,27 @@ def test_workers_are_listed_until_they_are_forgotten(desk):
 
 
 def test_a_waiting_job_is_canceled_at_once_wherever_it_waits(desk):
-    running = desk.claimed("busy")
+    running = desk.enqueue_and_claim("busy")
     parked = desk.enqueue("busy")
     desk.claim()
     ready = desk.enqueue("free")
     timed = desk.enqueue("later", available_at=datetime.now(UTC) + timedelta(hours=1))
-    assert [desk.place(job) for job in (parked, ready, timed)] == ["parked", "ready", "timed"]
+    assert [desk.wait_state(job) for job in (parked, ready, timed)] == ["blocked", "ready", "scheduled"]
 
     for job_id in (parked, ready, timed):
         job = desk.queue.cancel(job_id)
         assert job.status is Status.CANCELED
         assert job.finished_at is not None
-        assert desk.kinds(job_id) == ["queued", "canceled"]
+        assert desk.event_kinds(job_id) == ["queued", "canceled"]
 
     assert desk.status(running.id) is Status.RUNNING
     assert desk.claim(3) == []
-    desk.check()
+    desk.check_invariants()
 
 
 @pytest.mark.parametrize("end", [Status.SUCCEEDED, Status.FAILED, Status.CANCELED])
 def test_a_finished_job_is_left_as_it_is(desk, end):
-    run = desk.claimed()
+    run = desk.enqueue_and_claim()
     desk.settle(run, end)
     before = desk.job(run.id)
 
@@ -267,13 +267,13 @@ def test_a_finished_job_is_left_as_it_is(desk, end):
 
 def test_a_running_job_learns_of_its_cancel_at_the_next_renewal_and_by_a_word(desk):
     listener = desk.listener("dl_control")
-    run = desk.claimed()
+    run = desk.enqueue_and_claim()
     assert desk.renew(run) is False
 
     desk.queue.cancel(run.id)
 
     assert desk.renew(run) is True
-    assert listener.heard() == [f"cancel {run.run_id}"]
+    assert listener.payloads() == [f"cancel {run.run_id}"]
 
 
 def test_what_does_not_exist_can_be_neither_canceled_nor_retried(desk):
@@ -287,12 +287,12 @@ def test_what_does_not_exist_can_be_neither_canceled_nor_retried(desk):
 
 @pytest.mark.parametrize("end", [Status.FAILED, Status.CANCELED, Status.LOST])
 def test_a_person_gives_a_finished_job_a_fresh_start(desk, end):
-    run = desk.claimed(max_attempts=1)
+    run = desk.enqueue_and_claim(max_attempts=1)
     desk.renew(run, {"done": 5})
     if end is Status.CANCELED:
         desk.queue.cancel(run.id)
     if end is Status.LOST:
-        assert desk.lose(run).status is end
+        assert desk.lose_attempt(run).status is end
     else:
         desk.settle(run, end, error="no", traceback="where", result=[1])
 
@@ -304,7 +304,7 @@ def test_a_person_gives_a_finished_job_a_fresh_start(desk, end):
     assert desk.queue.events(run.id)[-1].payload["reason"] == "retry"
     (again,) = desk.claim()
     assert (again.id, again.attempt) == (run.id, 1)
-    desk.check()
+    desk.check_invariants()
 
 
 def test_neither_a_waiting_nor_a_running_nor_a_succeeded_job_can_be_retried(desk):
@@ -321,24 +321,24 @@ def test_neither_a_waiting_nor_a_running_nor_a_succeeded_job_can_be_retried(desk
 
 
 def test_a_retry_rings(desk):
-    run = desk.claimed()
+    run = desk.enqueue_and_claim()
     desk.settle(run, Status.FAILED)
     listener = desk.listener()
 
     desk.queue.retry(run.id)
 
-    assert listener.heard() == ["q"]
+    assert listener.payloads() == ["q"]
 
 
 def test_a_retried_job_waits_for_its_key_like_any_other(desk):
-    old = desk.claimed()
+    old = desk.enqueue_and_claim()
     desk.settle(old, Status.FAILED)
-    running = desk.claimed()
+    running = desk.enqueue_and_claim()
 
     desk.queue.retry(old.id)
     assert desk.claim() == []
-    assert desk.place(old.id) == "parked"
-    desk.release(running, Release.SHUTDOWN)
+    assert desk.wait_state(old.id) == "blocked"
+    desk.release(running, ReleaseReason.SHUTDOWN)
 
     assert [run.id for run in desk.claim(2)] == [old.id]
-    desk.check()
+    desk.check_invariants()

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from app.queue.job import Status
-from tests.support.desk import Desk
 from tests.support.processes import ROOT
+from tests.support.queue_fixture import QueueFixture
 
 
 @pytest.fixture
@@ -30,33 +30,33 @@ def webhook(desk):
 
 
 @pytest.mark.parametrize(
-    ("columns", "place"),
+    ("columns", "wait_state"),
     [
         ({}, "ready"),
         ({"available_at": "2001-02-03"}, "ready"),
         ({"available_at": "-infinity"}, "ready"),
-        ({"available_at": "2999-01-01"}, "timed"),
-        ({"available_at": "infinity"}, "timed"),
-        ({"place": "parked"}, "parked"),
-        ({"status": "succeeded"}, "timed"),
+        ({"available_at": "2999-01-01"}, "scheduled"),
+        ({"available_at": "infinity"}, "scheduled"),
+        ({"wait_state": "blocked"}, "blocked"),
+        ({"status": "succeeded"}, "scheduled"),
     ],
 )
-def test_a_job_that_is_due_when_it_comes_stands_among_the_ready_ones_at_once(desk, columns, place):
-    assert desk.place(desk.insert(**columns)) == place
+def test_a_job_that_is_due_when_it_comes_stands_among_the_ready_ones_at_once(desk, columns, wait_state):
+    assert desk.wait_state(desk.insert(**columns)) == wait_state
 
 
 def test_a_plain_insert_rings_is_journaled_and_is_found_by_the_next_claim(desk, listener):
     job_id = desk.insert(producer="billing")
 
-    assert listener.heard() == ["q"]
-    assert desk.place(job_id) == "ready"
+    assert listener.payloads() == ["q"]
+    assert desk.wait_state(job_id) == "ready"
     event = desk.queue.events(job_id)[0]
     assert (event.kind, event.queue) == ("queued", "q")
     assert event.payload == {"status": "queued", "attempt": 0, "task": "t", "producer": "billing"}
     (run,) = desk.claim()
     assert (run.id, run.args_text, run.priority, run.max_attempts, run.lease_ttl_sec) == (job_id, "{}", 100, 5, 60)
     desk.settle(run)
-    desk.check()
+    desk.check_invariants()
 
 
 def test_many_rows_of_one_insert_ring_once_a_queue(desk, listener):
@@ -65,8 +65,8 @@ def test_many_rows_of_one_insert_ring_once_a_queue(desk, listener):
         " SELECT CASE WHEN n < 50 THEN 'a' ELSE 'b' END, 't', 'k' || n FROM generate_series(1, 100) n"
     )
 
-    assert sorted(listener.heard()) == ["a", "b"]
-    assert desk.one("SELECT count(*) FROM dl_job_events WHERE kind = 'queued'") == 100
+    assert sorted(listener.payloads()) == ["a", "b"]
+    assert desk.fetch_row("SELECT count(*) FROM dl_job_events WHERE kind = 'queued'") == 100
     assert len(desk.claim(100, queue="a")) == 49
     assert len(desk.claim(100, queue="b")) == 51
 
@@ -82,8 +82,8 @@ def test_plain_inserts_are_claimed_in_order_with_all_others(desk):
 def test_a_finished_job_that_is_inserted_as_history_neither_rings_nor_waits(desk, listener):
     job_id = desk.insert(status="succeeded", finished_at="2026-01-01")
 
-    assert listener.heard() == []
-    assert desk.kinds(job_id) == []
+    assert listener.payloads() == []
+    assert desk.event_kinds(job_id) == []
     assert desk.claim() == []
 
 
@@ -94,12 +94,12 @@ def test_a_service_that_may_only_insert_can_insert(own_desk):
     desk.sql(f"CREATE ROLE {role}")
     try:
         desk.sql(f"GRANT INSERT ON dl_jobs TO {role}")
-        with desk.held() as step:
+        with desk.open_transaction() as step:
             step(f"SET LOCAL ROLE {role}")
             step("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
 
         (run,) = desk.claim()
-        assert desk.kinds(run.id) == ["queued", "picked"]
+        assert desk.event_kinds(run.id) == ["queued", "picked"]
     finally:
         desk.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
@@ -109,26 +109,26 @@ def test_an_insert_that_is_rolled_back_leaves_neither_a_job_nor_a_ring(desk, lis
     connection.cursor().execute("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
     connection.rollback()
 
-    assert listener.heard() == []
-    assert desk.one("SELECT count(*) FROM dl_job_events") == 0
+    assert listener.payloads() == []
+    assert desk.fetch_row("SELECT count(*) FROM dl_job_events") == 0
 
 
 def test_what_claims_heartbeats_and_ends_change_rings_nobody(desk, listener):
-    run = desk.claimed()
-    listener.heard()
+    run = desk.enqueue_and_claim()
+    listener.payloads()
 
     desk.renew(run, {"done": 1})
     desk.settle(run)
 
-    assert listener.heard() == []
+    assert listener.payloads() == []
 
 
 def test_deleting_a_job_deletes_its_events(desk):
-    run = desk.claimed()
+    run = desk.enqueue_and_claim()
     desk.sql("DELETE FROM dl_jobs")
 
-    assert desk.one("SELECT count(*) FROM dl_job_events") == 0
-    assert desk.settle(run).answer == "not ours"
+    assert desk.fetch_row("SELECT count(*) FROM dl_job_events") == 0
+    assert desk.settle(run).outcome == "not ours"
 
 
 # ── UPDATE by an operator ───────────────────────────────────────────────────────────────────────────────────────────
@@ -136,27 +136,27 @@ def test_deleting_a_job_deletes_its_events(desk):
 
 def test_an_operator_who_moves_a_time_moves_the_job(desk, listener):
     job_id = desk.enqueue()
-    listener.heard()
+    listener.payloads()
 
     desk.sql("UPDATE dl_jobs SET available_at = now() + interval '1 hour'")
-    assert desk.place(job_id) == "timed"
+    assert desk.wait_state(job_id) == "scheduled"
     assert desk.claim() == []
     desk.sql("UPDATE dl_jobs SET available_at = now()")
 
-    assert listener.heard() == ["q", "q"]
+    assert listener.payloads() == ["q", "q"]
     assert [run.id for run in desk.claim()] == [job_id]
 
 
 def test_a_parked_job_whose_time_an_operator_moves_is_sorted_again(desk):
-    desk.claimed()
+    desk.enqueue_and_claim()
     waiting = desk.enqueue()
     assert desk.claim() == []
-    assert desk.place(waiting) == "parked"
+    assert desk.wait_state(waiting) == "blocked"
 
     desk.sql("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE job_id = %s", str(waiting))
-    assert desk.place(waiting) == "ready"
+    assert desk.wait_state(waiting) == "ready"
     assert desk.claim() == []
-    assert desk.place(waiting) == "parked"
+    assert desk.wait_state(waiting) == "blocked"
 
 
 def test_an_operator_who_changes_the_priority_changes_the_turn(desk):
@@ -168,60 +168,60 @@ def test_an_operator_who_changes_the_priority_changes_the_turn(desk):
 
 @pytest.mark.parametrize("end", [Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.LOST])
 def test_a_finished_job_put_back_by_hand_starts_afresh(desk, listener, end):
-    run = desk.claimed(max_attempts=1)
+    run = desk.enqueue_and_claim(max_attempts=1)
     if end is Status.CANCELED:
         desk.queue.cancel(run.id)
     if end is Status.LOST:
-        desk.lose(run)
+        desk.lose_attempt(run)
     else:
         desk.settle(run, end)
     assert desk.status(run.id) is end
-    listener.heard()
+    listener.payloads()
 
     desk.sql("UPDATE dl_jobs SET status = 'queued'")
 
     job = desk.job(run.id)
-    assert (job.attempt, job.cancel_requested, job.finished_at, desk.place(run.id)) == (0, False, None, "ready")
-    assert listener.heard() == ["q"]
-    desk.check()
+    assert (job.attempt, job.cancel_requested, job.finished_at, desk.wait_state(run.id)) == (0, False, None, "ready")
+    assert listener.payloads() == ["q"]
+    desk.check_invariants()
     (again,) = desk.claim()
     assert (again.id, again.attempt) == (run.id, 1)
     assert desk.renew(again) is False
-    assert desk.settle(again).answer == "applied"
-    desk.check()
+    assert desk.settle(again).outcome == "applied"
+    desk.check_invariants()
 
 
 def test_a_running_job_put_back_by_hand_is_its_owners_no_more(desk):
-    run = desk.claimed(max_attempts=1)
+    run = desk.enqueue_and_claim(max_attempts=1)
 
     desk.sql("UPDATE dl_jobs SET status = 'queued'")
 
     job = desk.job(run.id)
     assert (job.attempt, job.lease_expires_at) == (0, None)
     assert desk.renew(run) is None
-    assert desk.settle(run).answer == "not ours"
-    desk.check()
+    assert desk.settle(run).outcome == "not ours"
+    desk.check_invariants()
     (again,) = desk.claim()
     assert again.attempt == 1
     desk.settle(again)
-    desk.check()
+    desk.check_invariants()
 
 
 def test_a_running_job_that_was_ended_by_hand_is_its_owners_no_more(desk):
-    run = desk.claimed()
+    run = desk.enqueue_and_claim()
     waiting = desk.enqueue()
     assert desk.claim() == []
 
     desk.sql("UPDATE dl_jobs SET status = 'canceled', finished_at = now() WHERE job_id = %s", str(run.id))
 
-    assert desk.settle(run).answer == "not ours"
+    assert desk.settle(run).outcome == "not ours"
     assert desk.status(run.id) is Status.CANCELED
-    assert desk.sweep() == ("k",)  # nobody freed the key, so the sweep finds its next job
+    assert desk.repair_blocked() == ("k",)  # nobody freed the key, so the sweep finds its next job
     assert [again.id for again in desk.claim()] == [waiting]
 
 
 def test_the_key_of_a_running_job_cannot_be_given_to_a_second_one_by_hand(desk):
-    desk.claimed()
+    desk.enqueue_and_claim()
     other = desk.enqueue("other")
 
     connection = desk.connect(autocommit=True)
@@ -236,10 +236,10 @@ def test_the_key_of_a_running_job_cannot_be_given_to_a_second_one_by_hand(desk):
 
 def ended_without_run(desk, job_id, status: Status) -> None:
     job = desk.job(job_id)
-    assert (job.status, job.attempt, job.run_id, desk.place(job_id)) == (status, 0, None, "timed")
+    assert (job.status, job.attempt, job.run_id, desk.wait_state(job_id)) == (status, 0, None, "scheduled")
     assert job.finished_at is not None
     assert desk.claim() == []
-    desk.check()
+    desk.check_invariants()
 
 
 @pytest.mark.parametrize("available_at", ["2001-02-03", "2999-01-01"])
@@ -248,7 +248,7 @@ def test_job_without_attempts_fails_without_a_run(desk, webhook, available_at):
 
     ended_without_run(desk, job_id, Status.FAILED)
     assert desk.job(job_id).error == "max_attempts is 0: the job may have no attempt"
-    assert desk.kinds(job_id) == ["queued", "failed"]
+    assert desk.event_kinds(job_id) == ["queued", "failed"]
     assert desk.queue.events(job_id)[-1].payload["error"] == desk.job(job_id).error
     assert desk.sql("SELECT event FROM dl_deliveries") == [("job.failed",)]
 
@@ -273,7 +273,7 @@ def test_attempts_taken_away_from_a_queued_job_fail_it(desk):
 
     ended_without_run(desk, job_id, Status.FAILED)
     assert desk.queue.retry(job_id).status is Status.FAILED
-    desk.check()
+    desk.check_invariants()
 
 
 # ── cancel_requested ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -281,20 +281,20 @@ def test_attempts_taken_away_from_a_queued_job_fail_it(desk):
 CANCEL = "UPDATE dl_jobs SET cancel_requested = true"
 
 
-@pytest.mark.parametrize("place", ["timed", "ready", "parked"])
-def test_cancel_by_update_ends_a_queued_job_at_once(desk, webhook, place):
-    columns = {"available_at": "2999-01-01"} if place == "timed" else {}
+@pytest.mark.parametrize("wait_state", ["scheduled", "ready", "blocked"])
+def test_cancel_by_update_ends_a_queued_job_at_once(desk, webhook, wait_state):
+    columns = {"available_at": "2999-01-01"} if wait_state == "scheduled" else {}
     job_id = desk.insert(webhook='{"url": "http://b"}', **columns)
-    if place == "parked":
-        desk.sql("UPDATE dl_jobs SET place = 'parked'")
-    assert desk.place(job_id) == place
+    if wait_state == "blocked":
+        desk.sql("UPDATE dl_jobs SET wait_state = 'blocked'")
+    assert desk.wait_state(job_id) == wait_state
 
     desk.sql(CANCEL)
     desk.sql(CANCEL)
 
     ended_without_run(desk, job_id, Status.CANCELED)
     assert desk.job(job_id).error is None
-    assert desk.kinds(job_id) == ["queued", "canceled"]
+    assert desk.event_kinds(job_id) == ["queued", "canceled"]
     assert desk.sql("SELECT event, url FROM dl_deliveries ORDER BY url") == [
         ("job.canceled", "http://b"),
         ("job.canceled", None),
@@ -303,68 +303,68 @@ def test_cancel_by_update_ends_a_queued_job_at_once(desk, webhook, place):
 
 def test_cancel_by_update_unblocks_next_job_of_the_key(desk, listener):
     first, second, third = desk.enqueue(priority=1), desk.enqueue(priority=2), desk.enqueue(priority=3)
-    desk.sql("UPDATE dl_jobs SET place = 'parked' WHERE job_id <> %s", str(first))
-    listener.heard()
+    desk.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id <> %s", str(first))
+    listener.payloads()
 
     desk.sql(CANCEL + " WHERE job_id <> %s", str(third))
 
     assert [desk.status(job_id) for job_id in (first, second)] == [Status.CANCELED] * 2
-    assert desk.place(third) == "ready"
-    assert listener.heard() == ["q"]
+    assert desk.wait_state(third) == "ready"
+    assert listener.payloads() == ["q"]
     assert [run.id for run in desk.claim()] == [third]
 
 
 def test_cancel_by_update_unblocks_nothing_while_the_key_runs(desk):
-    desk.claimed()
+    desk.enqueue_and_claim()
     second, third = desk.enqueue(), desk.enqueue()
     assert desk.claim(2) == []
 
     desk.sql(CANCEL + " WHERE job_id = %s", str(second))
 
-    assert (desk.status(second), desk.place(third)) == (Status.CANCELED, "parked")
+    assert (desk.status(second), desk.wait_state(third)) == (Status.CANCELED, "blocked")
 
 
 def test_open_transaction_with_a_cancel_holds_up_no_end(desk):
     """A person may leave it open for long; all ends of the process would wait with this one."""
-    run, waiting, _ = desk.claimed(), desk.enqueue(), desk.enqueue()
+    run, waiting, _ = desk.enqueue_and_claim(), desk.enqueue(), desk.enqueue()
     assert desk.claim(2) == []
-    with desk.held() as step:
+    with desk.open_transaction() as step:
         step(CANCEL + f" WHERE job_id = '{waiting}'")
-        desk.session.command("SET statement_timeout = '2s'")
+        desk.session.execute_raw("SET statement_timeout = '2s'")
         assert desk.settle(run).status is Status.SUCCEEDED
 
-    desk.check()
+    desk.check_invariants()
 
 
 def test_cancel_by_update_leaves_a_held_key_to_the_sweep(desk):
     """To wait for the key's lock with the row locked would be a deadlock with a transaction that waits for the row."""
     first, second = desk.enqueue(), desk.enqueue()
-    desk.sql("UPDATE dl_jobs SET place = 'parked' WHERE job_id = %s", str(second))
-    with desk.held() as step:
+    desk.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id = %s", str(second))
+    with desk.open_transaction() as step:
         step("SELECT pg_advisory_xact_lock(1684828526, hashtext('k'))")
         desk.sql(CANCEL + " WHERE job_id = %s", str(first))
 
-    assert (desk.status(first), desk.place(second)) == (Status.CANCELED, "parked")
-    assert desk.sweep() == ("k",)
+    assert (desk.status(first), desk.wait_state(second)) == (Status.CANCELED, "blocked")
+    assert desk.repair_blocked() == ("k",)
 
 
 def test_cancel_by_update_notifies_worker_of_a_running_job_once(desk):
     control = desk.listener("dl_control")
-    run = desk.claimed()
+    run = desk.enqueue_and_claim()
 
     desk.sql(CANCEL)
     desk.sql(CANCEL)
     desk.queue.cancel(run.id)
 
-    assert control.heard() == [f"cancel {run.run_id}"]
-    assert desk.kinds(run.id) == ["queued", "picked", "cancel_requested"]
+    assert control.payloads() == [f"cancel {run.run_id}"]
+    assert desk.event_kinds(run.id) == ["queued", "picked", "cancel_requested"]
     assert desk.settle(run, Status.FAILED).status is Status.CANCELED
-    desk.check()
+    desk.check_invariants()
 
 
 def test_cancel_by_an_older_version_is_journaled_once(desk):
     """Its statement writes the event itself, and its processes may run beside ours."""
-    run = desk.claimed()
+    run = desk.enqueue_and_claim()
 
     desk.sql(
         "WITH canceled AS ("
@@ -375,16 +375,16 @@ def test_cancel_by_an_older_version_is_journaled_once(desk):
         str(run.id),
     )
 
-    assert desk.kinds(run.id) == ["queued", "picked", "cancel_requested"]
+    assert desk.event_kinds(run.id) == ["queued", "picked", "cancel_requested"]
 
 
 def test_cancel_by_update_of_a_finished_job_changes_nothing(desk):
-    run = desk.claimed()
+    run = desk.enqueue_and_claim()
     desk.settle(run)
 
     desk.sql(CANCEL)
 
-    assert (desk.status(run.id), desk.kinds(run.id)) == (Status.SUCCEEDED, ["queued", "picked", "done"])
+    assert (desk.status(run.id), desk.event_kinds(run.id)) == (Status.SUCCEEDED, ["queued", "picked", "done"])
 
 
 def test_job_inserted_with_its_cancel_asked_for_is_canceled(desk):
@@ -395,28 +395,28 @@ def test_cancel_by_update_of_many_jobs_takes_no_lock_for_each_key(desk):
     """The server's lock table has room for some thousand."""
     desk.sql("INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 300) n")
 
-    with desk.held() as step:
+    with desk.open_transaction() as step:
         step(CANCEL)
         (held,) = step("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
     assert held == (0,)
-    assert desk.one("SELECT count(*) FROM dl_jobs WHERE status = 'canceled'") == 300
+    assert desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'canceled'") == 300
 
 
 # ── in a schema of its own ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_what_is_inserted_from_any_search_path_is_journaled_in_the_queues_own_schema(empty_dsn):
-    from app.queue.schema import migrate
+    from app.db.schema import migrate
 
     migrate(empty_dsn, 'The "queue"')
-    desk = Desk(empty_dsn, schema='The "queue"')
+    desk = QueueFixture(empty_dsn, schema='The "queue"')
     desk.sql("INSERT INTO \"The \"\"queue\"\"\".dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
 
     (run,) = desk.claim()
-    desk.settle(run, Status.QUEUED, retry_in=5)
+    desk.settle(run, Status.QUEUED, retry_in_sec=5)
 
-    assert desk.kinds(run.id) == ["queued", "picked", "requeue"]
-    assert desk.job(run.id).available_at - desk.queue.events(run.id)[-1].at == timedelta(seconds=5)
+    assert desk.event_kinds(run.id) == ["queued", "picked", "requeue"]
+    assert desk.job(run.id).available_at - desk.queue.events(run.id)[-1].ts == timedelta(seconds=5)
     desk.close()
 
 
@@ -425,12 +425,12 @@ def test_a_pipeline_that_changes_how_psycopg2_reads_uuids_for_all_does_no_harm(d
         "import psycopg2.extras, sys\n"
         "psycopg2.extras.register_uuid()\n"
         "from app.queue.job import NewJob, Settlement, Status\n"
-        "from app.queue.ids import draw_runs\n"
-        "from app.queue.jobqueue import JobQueue\n"
-        "from app.queue.session import Session\n"
-        "queue = JobQueue(Session(sys.argv[1], name='x'))\n"
+        "from app.db.ids import new_run_ids\n"
+        "from app.queue.jobs import JobQueue\n"
+        "from app.db.connection import Session\n"
+        "queue = JobQueue(Session(sys.argv[1], application_name='x'))\n"
         "made = queue.enqueue(NewJob(queue='u', task='t', lock_key='u'))\n"
-        "(job,), _ = queue.claim('u', ['t'], draw_runs(1), 'w')\n"
+        "(job,), _ = queue.claim('u', ['t'], new_run_ids(1), 'w')\n"
         "queue.settle([(job, Settlement(Status.SUCCEEDED))])\n"
         "assert queue.get(made.job_id).status is Status.SUCCEEDED\n"
         "assert queue.events(made.job_id)[-1].job_id == made.job_id\n"

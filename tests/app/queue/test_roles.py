@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from psycopg2 import errors
 from psycopg2.extensions import make_dsn, parse_dsn
 
+from app.admin.api_keys import ApiKeys, NewApiKey, Scope
 from app.cli.command import cli
+from app.db.pool import Pool
+from app.db.roles import ROLE_NAMES, roles_sql
 from app.errors import RightsMissing
-from app.queue.keys import Keys, NewKey, Scope
-from app.queue.pool import Pool
-from app.queue.roles import NAMES, roles_text
 from tests.support import eventually, free_port
 
 ROOT = Path(__file__).parents[3]
@@ -29,17 +29,17 @@ ROOT = Path(__file__).parents[3]
 def roles(dsn: str) -> Iterator[dict[str, str]]:
     """A login of each role: its DSN."""
     prefix = "r_" + re.sub(r"\W", "_", parse_dsn(dsn)["dbname"])[-30:]
-    do(dsn, roles_text(prefix=prefix))
-    do(dsn, roles_text(prefix=prefix))  # twice does no harm
+    do(dsn, roles_sql(prefix=prefix))
+    do(dsn, roles_sql(prefix=prefix))  # twice does no harm
     logins = {}
-    for name in NAMES:
+    for name in ROLE_NAMES:
         login = f"{prefix}_{name}_login"
         do(dsn, f"CREATE ROLE {login} LOGIN PASSWORD 'x' IN ROLE {prefix}_{name}")
         logins[name] = make_dsn(dsn, user=login, password="x")
     try:
         yield logins
     finally:
-        for name in NAMES:
+        for name in ROLE_NAMES:
             both = f"{prefix}_{name}, {prefix}_{name}_login"
             do(dsn, f"DROP OWNED BY {both}; DROP ROLE {both}")
 
@@ -62,7 +62,7 @@ def test_every_table_of_ours_is_somebodys(dsn):
     )
     tables = {name for (name,) in found}
 
-    assert tables == set(re.findall(r"^ +\('(dl_\w+)'", roles_text(), re.MULTILINE)), "say in roles.sql who may"
+    assert tables == set(re.findall(r"^ +\('(dl_\w+)'", roles_sql(), re.MULTILINE)), "say in roles.sql who may"
 
 
 def test_no_function_of_ours_can_be_led_astray_by_what_is_temporary(dsn):
@@ -115,7 +115,7 @@ def test_the_service_changes_rows_and_not_what_holds_it(roles, sql):
         "UPDATE dl_jobs SET priority = 1",
         "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')",
         "SELECT * FROM dl_enqueue_many('[]')",
-        "SELECT dl_drop_parts('dl_job_events', '1 day', false)",
+        "SELECT dl_drop_partitions('dl_job_events', '1 day', false)",
         "SELECT dl_audit_prune('1 day', 10)",
     ],
 )
@@ -131,7 +131,7 @@ def test_a_reader_reads_and_no_secrets(roles, sql):
         "SELECT FROM dl_jobs",
         "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')",
         "SELECT FROM dl_audit",
-        "SELECT dl_tell('{}')",
+        "SELECT dl_create_deliveries('{}')",
         "SELECT dl_audit_prune('1 day', 10)",
     ],
 )
@@ -152,9 +152,9 @@ LINES = "SELECT action, actor, via, address, subject FROM dl_audit ORDER BY audi
 )
 def test_enqueuer_is_audited_under_its_own_name(roles, dsn, act):
     login = parse_dsn(roles["enqueuer"])["user"]
-    do(roles["enqueuer"], f"SET dl.act = %s; SET dl.ours = 'yes'; {ONE}", act)
+    do(roles["enqueuer"], f"SET dl.audit_context = %s; SET dl.events_checked = 'yes'; {ONE}", act)
     many = json.dumps([{"queue": "q", "task": "t", "lock_key": str(n)} for n in range(2)])
-    do(roles["enqueuer"], "SET LOCAL dl.act = %s; SELECT * FROM dl_enqueue_many(%s)", act, many)
+    do(roles["enqueuer"], "SET LOCAL dl.audit_context = %s; SELECT * FROM dl_enqueue_many(%s)", act, many)
 
     assert do(dsn, LINES) == [("dl_enqueue", login, "sql", None, "job")] * 2
     assert do(dsn, "SELECT DISTINCT db_user FROM dl_audit") == [(login,)]
@@ -163,7 +163,11 @@ def test_enqueuer_is_audited_under_its_own_name(roles, dsn, act):
 def test_account_that_may_insert_jobs_is_audited_under_its_own_name(roles, dsn):
     login = parse_dsn(roles["enqueuer"])["user"]
     do(dsn, f"GRANT INSERT ON dl_jobs TO {login}")
-    do(roles["enqueuer"], "SET dl.act = %s; INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')", FORGED)
+    do(
+        roles["enqueuer"],
+        "SET dl.audit_context = %s; INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')",
+        FORGED,
+    )
 
     assert do(dsn, LINES) == [("insert", login, "sql", None, "job")]
 
@@ -181,14 +185,14 @@ def test_audit_of_account_names_no_act_of_its_choice(roles, dsn):
 
 def test_service_is_audited_as_it_says_also_by_set_role(roles, dsn):
     login, prefix = parse_dsn(roles["service"])["user"], parse_dsn(roles["service"])["user"].removesuffix("_login")
-    do(roles["service"], f"{ONE}; SET dl.act = %s; {ONE}", FORGED)
+    do(roles["service"], f"{ONE}; SET dl.audit_context = %s; {ONE}", FORGED)
     do(
         dsn,
         f"ALTER ROLE {login} NOINHERIT; GRANT {prefix} TO {login} WITH INHERIT FALSE"
         if is_16(dsn)
         else f"ALTER ROLE {login} NOINHERIT",
     )
-    do(roles["service"], f"SET ROLE {prefix}; SET dl.act = %s; {ONE}", FORGED)
+    do(roles["service"], f"SET ROLE {prefix}; SET dl.audit_context = %s; {ONE}", FORGED)
 
     assert do(dsn, LINES) == [("key_make", "the boss", "session", "10.0.0.1", "job")] * 2
 
@@ -251,27 +255,31 @@ def test_an_enqueuers_temporary_types_are_not_the_queues(roles, dsn):
 
 
 def test_only_our_own_tables_stand_in_parts(dsn):
-    for call in ("dl_make_parts('x', '1 day', '1 day')", "dl_move_on('x')", "dl_drop_parts('x', '1 day', false)"):
-        with pytest.raises(psycopg2.Error, match="nothing of ours stands in parts|does not exist"):
+    for call in (
+        "dl_create_partitions('x', '1 day', '1 day')",
+        "dl_advance_sequence('x')",
+        "dl_drop_partitions('x', '1 day', false)",
+    ):
+        with pytest.raises(psycopg2.Error, match="unknown partitioned table|does not exist"):
             do(dsn, f"SELECT * FROM {call}")
 
 
 def test_the_service_can_neither_fill_the_catalogue_with_parts_nor_drop_what_was_said_today(roles, dsn):
     for span, ahead in (("1 second", "1 hour"), ("1 hour", "10 years"), ("50 days", "1 day"), ("-1 day", "1 day")):
-        with pytest.raises(errors.RaiseException, match="an hour to 31 days would do"):
-            do(roles["service"], f"SELECT dl_make_parts('dl_job_logs', '{span}', '{ahead}')")
+        with pytest.raises(errors.RaiseException, match="allowed are an hour to 31 days"):
+            do(roles["service"], f"SELECT dl_create_partitions('dl_job_logs', '{span}', '{ahead}')")
     with pytest.raises(errors.RaiseException):
-        do(dsn, "SELECT dl_make_parts('dl_job_logs', '-1 day', '1 day')")
+        do(dsn, "SELECT dl_create_partitions('dl_job_logs', '-1 day', '1 day')")
 
-    do(dsn, "SELECT setval('dl_job_logs_log_id_seq', (SELECT max(high) FROM dl_parts('dl_job_logs')))")
-    (part, low), *_ = do(dsn, "SELECT part, low FROM dl_parts('dl_job_logs')")
+    do(dsn, "SELECT setval('dl_job_logs_log_id_seq', (SELECT max(high) FROM dl_partitions('dl_job_logs')))")
+    (part, low), *_ = do(dsn, "SELECT part, low FROM dl_partitions('dl_job_logs')")
     said = "ts, job_id, attempt, level, stream, line) VALUES"
     do(
         dsn,
         f"INSERT INTO {part} (log_id, {said}"
         f" ({low}, now() - interval '20 hours', gen_random_uuid(), 1, 'INFO', 'log', 'x')",
     )
-    drop = "SELECT dl_drop_parts('dl_job_logs', '1 second', false)"
+    drop = "SELECT dl_drop_partitions('dl_job_logs', '1 second', false)"
     assert do(roles["service"], drop) == []
     assert do(dsn, drop) == [(part,)], "the owner may drop his tables anyway"
 
@@ -283,9 +291,13 @@ def test_nothing_that_acts_with_the_owners_rights_is_everybodys_even_before_the_
         " WHERE prosecdef AND pronamespace = 'public'::regnamespace",
     )
 
-    assert {"dl_tell", "dl_tell_alerts", "dl_enqueue", "dl_drop_parts", "dl_audit_prune"} <= {
-        name for name, *_ in strong
-    }
+    assert {
+        "dl_create_deliveries",
+        "dl_create_alert_deliveries",
+        "dl_enqueue",
+        "dl_drop_partitions",
+        "dl_audit_prune",
+    } <= {name for name, *_ in strong}
     assert [name for name, open_to_all, _ in strong if open_to_all] == []
     assert [name for name, _, pinned in strong if "pg_temp" not in pinned] == []
 
@@ -293,7 +305,7 @@ def test_nothing_that_acts_with_the_owners_rights_is_everybodys_even_before_the_
 def test_rights_that_are_missing_are_told_with_what_would_do(roles):
     pool = Pool(roles["enqueuer"], size=1, overflow=0)
     with pytest.raises(RightsMissing, match=r"permission denied for table dl_api_keys; .*--roles"):
-        Keys(pool).ring()
+        ApiKeys(pool).active()
     pool.close()
 
 
@@ -303,7 +315,7 @@ def test_the_roles_are_printed_for_whoever_is_to_run_them(monkeypatch, tmp_path)
 
     printed = CliRunner().invoke(cli, ["migrate", "--roles"])
 
-    assert printed.output == roles_text("etl")
+    assert printed.output == roles_sql("etl")
     assert 'GRANT USAGE ON SCHEMA "etl" TO "dataloader_service"' in printed.output
     assert "{" not in printed.output.replace("'{admin}'", "")
 
@@ -311,12 +323,12 @@ def test_the_roles_are_printed_for_whoever_is_to_run_them(monkeypatch, tmp_path)
 def test_the_whole_service_runs_under_the_services_role(roles, dsn, start):
     """A job is triggered, run and logged, another canceled and retried; keys are used, and acts written down."""
     owner = Pool(dsn, size=1, overflow=0)
-    _, token = Keys(owner).create(NewKey(name="k", scopes=frozenset({Scope.OPERATE}), created_by="test"))
+    _, token = ApiKeys(owner).create(NewApiKey(name="k", scopes=frozenset({Scope.OPERATE}), created_by="test"))
     port = free_port()
     quick = {"DL_REAPER_PERIOD_SEC": "0.2", "DL_HEARTBEAT_SEC": "0.2"}
     env = {"DL_DB_DSN": roles["service"], "APP_PORT": str(port), "DL_LOG_FORMAT": "json", **quick}
     process = start("serve", env=env)
-    process.wait_for("is ready")
+    process.wait_for_line("is ready")
 
     def ask(path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -331,12 +343,12 @@ def test_the_whole_service_runs_under_the_services_role(roles, dsn, start):
     later = ask("/jobs/trigger", {**job, "queue": "nobody.works.here"})["job_id"]
     assert ask(f"/jobs/{later}/cancel", {})["status"] == "canceled"
     assert ask(f"/jobs/{later}/retry", {})["status"] == "queued"
-    assert {line["action"] for line in ask("/audit")["lines"]} >= {"trigger", "cancel", "retry"}
+    assert {line["action"] for line in ask("/audit")["entries"]} >= {"trigger_job", "cancel_job", "retry_job"}
     ask("/jobs")
     ask(f"/jobs/{first}")
     ask(f"/jobs/{first}/events")
     ask(f"/jobs/{first}/logs")
-    eventually(lambda: Keys(owner).all()[0].last_used_at is not None)
+    eventually(lambda: ApiKeys(owner).all()[0].last_used_at is not None)
     owner.close()
 
     assert "permission denied" not in process.text

@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 )
 
 from app.errors import NotRetryable
-from app.queue.job import Claimed, Release, Status
+from app.queue.job import ClaimedJob, ReleaseReason, Status
 from tests.support import Databases
-from tests.support.desk import Desk
+from tests.support.queue_fixture import QueueFixture
 
 KEYS = ("a", "b", "c")
 QUEUES = ("q", "r")
@@ -45,7 +45,7 @@ class Modelled:
     due: bool = True
     flag: bool = False
     expired: bool = False
-    runs: list[Claimed] = field(default_factory=list)  # the last one is the owner while it runs
+    runs: list[ClaimedJob] = field(default_factory=list)  # the last one is the owner while it runs
 
     @property
     def turn(self) -> tuple[int, int]:
@@ -58,7 +58,7 @@ def exists(*statuses: Status) -> Any:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    desk: Desk
+    desk: QueueFixture
 
     @initialize()
     def begin(self) -> None:
@@ -84,7 +84,7 @@ class QueueMachine(RuleBasedStateMachine):
     def enqueue(self, key: str, queue: str, priority: int, most: int, due: bool, plain: bool) -> None:
         values: dict[str, Any] = {"priority": priority, "max_attempts": most}
         if not due:
-            values["available_at"] = self.desk.one("SELECT now() + interval '1 h'")
+            values["available_at"] = self.desk.fetch_row("SELECT now() + interval '1 h'")
         make = self.desk.insert if plain else self.desk.enqueue
         job_id = make(key, queue=queue, **values)
         self.jobs.append(Modelled(job_id, key, queue, priority, len(self.jobs), most, due=due))
@@ -125,7 +125,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(queue=st.sampled_from(QUEUES), count=st.integers(1, 4))
     def claim(self, queue: str, count: int) -> None:
         # A job that was parked behind one of the other queue which has not started yet comes back by the sweep.
-        while self.desk.sweep():
+        while self.desk.repair_blocked():
             pass
         expected = self.claimable(queue)[:count]
         runs = self.desk.claim(count, queue=queue)
@@ -149,25 +149,25 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def settle(self, data: st.DataObject, end: Status, pause: float) -> None:
         job = self.pick(data, RUNNING)
-        fate = self.desk.settle(job.runs[-1], end, retry_in=pause)
+        fate = self.desk.settle(job.runs[-1], end, retry_in_sec=pause)
         job.status = end
         if end is QUEUED and job.attempt >= job.most:
             job.status = Status.FAILED
         if job.flag and end is not Status.SUCCEEDED:
             job.status = Status.CANCELED
         job.due = pause == 0
-        assert (fate.answer, fate.status) == ("applied", job.status)
+        assert (fate.outcome, fate.status) == ("applied", job.status)
 
     @exists(RUNNING)
-    @rule(data=st.data(), why=st.sampled_from(Release))
-    def release(self, data: st.DataObject, why: Release) -> None:
+    @rule(data=st.data(), why=st.sampled_from(ReleaseReason))
+    def release(self, data: st.DataObject, why: ReleaseReason) -> None:
         job = self.pick(data, RUNNING)
         fate = self.desk.release(job.runs[-1], why)
         if job.flag:
             job.status = Status.CANCELED
         else:
             job.status, job.attempt, job.due = QUEUED, job.attempt - 1, True
-        assert (fate.answer, fate.status) == ("applied", job.status)
+        assert (fate.outcome, fate.status) == ("applied", job.status)
 
     @exists(RUNNING)
     @rule(data=st.data())
@@ -184,8 +184,8 @@ class QueueMachine(RuleBasedStateMachine):
         if stale:
             run = data.draw(st.sampled_from(stale))
             assert self.desk.renew(run) is None
-            assert self.desk.release(run).answer != "applied"
-            assert self.desk.settle(run, end).answer != "applied"
+            assert self.desk.release(run).outcome != "applied"
+            assert self.desk.settle(run, end).outcome != "applied"
 
     # ── for the dead ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -193,7 +193,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_worker_dies(self, data: st.DataObject) -> None:
         job = self.pick(data, RUNNING)
-        self.desk.expire(job.id)
+        self.desk.expire_lease(job.id)
         job.expired = True
 
     @rule(pause=st.sampled_from([0.0, 3600.0]))
@@ -218,17 +218,17 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def promote(self) -> None:
-        self.desk.queue.promote()
+        self.desk.promote()
 
     @rule()
     def sweep(self) -> None:
-        self.desk.sweep()
+        self.desk.repair_blocked()
 
     # ── after each step ─────────────────────────────────────────────────────────────────────────────────────────
 
     @invariant()
     def rows_and_journal_and_model_agree(self) -> None:
-        told = self.desk.check()
+        told = self.desk.check_invariants()
         assert {job.id: (job.status, job.attempt) for job in self.jobs} == {
             job_id: (life.status, life.attempt) for job_id, life in told.items()
         }
@@ -236,7 +236,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_is_forgotten(self) -> None:
         """A key with parked jobs has one that runs, or one that will wake them; else the sweep would find them now."""
-        parked = {row[0] for row in self.desk.sql("SELECT lock_key FROM dl_jobs WHERE place = 'parked'")}
+        parked = {row[0] for row in self.desk.sql("SELECT lock_key FROM dl_jobs WHERE wait_state = 'blocked'")}
         for key in parked:
             assert any(job.key == key and job.status is QUEUED for job in self.jobs)
         not_due = {job.id for job in self.of(QUEUED) if not job.due}
@@ -247,9 +247,9 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture(scope="module")
-def shared_desk(databases: Databases) -> Iterator[Desk]:
+def shared_desk(databases: Databases) -> Iterator[QueueFixture]:
     with databases.fresh() as dsn:
-        made = Desk(dsn)
+        made = QueueFixture(dsn)
         yield made
         made.close()
 

@@ -10,9 +10,9 @@ import psycopg2
 import pytest
 from flask.testing import FlaskClient
 
-from app.queue.jobqueue import JobQueue
-from app.queue.pool import Pool
-from app.queue.schema import migrate
+from app.db.pool import Pool
+from app.db.schema import migrate
+from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
 from pipelines.contract import Context, Pipelines
 from tests.support import Databases
@@ -104,7 +104,7 @@ class Broken:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def ask(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+    def execute(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         raise self.error
 
 

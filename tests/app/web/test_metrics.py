@@ -52,7 +52,7 @@ def test_queues_that_callers_invent_make_no_metrics_of_their_own(client, trigger
 
 
 def test_one_look_at_the_table_serves_the_scrapes_of_a_while(queue, pool, request_body):
-    options = WebOptions(version="1", queues=("etl",), metrics_fresh_sec=60)
+    options = WebOptions(version="1", queues=("etl",), metrics_max_age_sec=60)
     client = create_app(queue, Pipelines(), options, pool=pool).test_client()
     waiting = key("dataloader_jobs", queue="etl", status="queued")
 
@@ -76,7 +76,7 @@ def test_requests_and_responses_are_counted_by_route_template(client):
     assert "scanner" not in str(numbers)
 
 
-def test_without_a_database_a_scrape_has_what_the_process_knows(app_without_database):
+def test_scrape_without_database_has_process_metrics(app_without_database):
     client = app_without_database()
     client.get("/health")
 
@@ -87,7 +87,7 @@ def test_without_a_database_a_scrape_has_what_the_process_knows(app_without_data
     assert not [name for name, _ in numbers if name == "dataloader_jobs"]
 
 
-def test_a_bug_in_the_queues_numbers_does_not_take_the_other_numbers_with_it(app_without_database, broken, caplog):
+def test_failed_queue_metrics_leave_other_metrics(app_without_database, broken, caplog):
     numbers = scraped(app_without_database(broken(RuntimeError("x"))))
 
     assert numbers[key("requests_total")] == 1

@@ -17,14 +17,14 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
 from app.web import WebOptions
 from app.web.__main__ import document_text
-from app.web.models import trigger_request
-from app.web.problems import Code
+from app.web.problems import ProblemCode
+from app.web.schemas import trigger_request_model
 from pipelines.contract import Pipelines
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_document_in_the_repository_is_the_one_that_is_served():
+def test_saved_openapi_document_is_current():
     written = (ROOT / "docs" / "openapi.json").read_text(encoding="utf-8")
 
     assert written == document_text(), "run `python -m app.web > docs/openapi.json`"
@@ -36,7 +36,7 @@ def test_the_document_is_valid_openapi_3_1(client):
     assert errors == []
 
 
-def test_every_route_is_described_and_every_description_is_a_route(client):
+def test_document_and_routes_match(client):
     routes = {
         (re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), method)
         for rule in client.application.url_map.iter_rules()
@@ -51,9 +51,14 @@ def test_every_route_is_described_and_every_description_is_a_route(client):
 
 def test_every_code_is_described_with_its_status(client):
     text = client.get("/openapi.json").text
-    elsewhere = {Code.NOT_FOUND, Code.METHOD_NOT_ALLOWED, Code.HTTP_ERROR, Code.OVERLOADED}  # of no route in particular
+    elsewhere = {
+        ProblemCode.NOT_FOUND,
+        ProblemCode.METHOD_NOT_ALLOWED,
+        ProblemCode.HTTP_ERROR,
+        ProblemCode.OVERLOADED,
+    }  # of no route in particular
 
-    for code in set(Code) - elsewhere:
+    for code in set(ProblemCode) - elsewhere:
         assert f'"{code.text}"' in text
 
 
@@ -75,10 +80,10 @@ def schema_of(client, name):
 
 A_JOB = {"queue": "q", "task": "noop", "lock_key": "k"}
 CHANGES = {
-    "JobChange": ({"priority": 1}, {}),
-    "QueueChange": ({"queue": "q", "note": None}, {"queue": "q"}),
-    "AlertRuleChange": ({"active": True}, {"active": None}),
-    "WebhookChange": ({"active": True}, {"active": None}),
+    "JobEditRequest": ({"priority": 1}, {}),
+    "QueueSettingsEdit": ({"queue": "q", "note": None}, {"queue": "q"}),
+    "AlertRuleEdit": ({"active": True}, {"active": None}),
+    "WebhookEdit": ({"active": True}, {"active": None}),
 }
 
 
@@ -103,7 +108,7 @@ def test_schema_of_a_trigger_knows_tasks_with_defaults():
     tasks = Pipelines()
     tasks.register("keyed", queue="q", lock_key="k")(lambda ctx: None)
     tasks.register("bare")(lambda ctx: None)
-    schema = trigger_request(WebOptions(version="1"), tasks).model_json_schema()
+    schema = trigger_request_model(WebOptions(version="1"), tasks).model_json_schema()
     trigger = Draft202012Validator(schema)
 
     assert trigger.is_valid({"task": "keyed"})
@@ -146,12 +151,12 @@ def texts(schema):
             yield from texts(value)
 
 
-def test_every_operation_tells_what_the_door_refuses(client):
+def test_every_operation_documents_early_rejections(client):
     document = client.get("/openapi.json").json
     operations = [operation for methods in document["paths"].values() for operation in methods.values()]
 
     assert all({"408", "414", "431"} <= set(operation["responses"]) for operation in operations)
-    for name in ("RequestTooSlow", "AddressTooLong", "HeadersTooLarge"):
+    for name in ("RequestTimeout", "UriTooLong", "HeadersTooLarge"):
         assert "application/problem+json" in document["components"]["responses"][name]["content"]
 
 
@@ -167,6 +172,7 @@ def test_every_path_answers_options_as_the_document_has_it(client):
 
 
 @pytest.mark.timeout(300)  # every operation there is
+@pytest.mark.full
 def test_generated_requests_are_answered_as_described(client):
     def app(environ, start_response):
         environ.setdefault("REMOTE_ADDR", "127.0.0.1")  # else they come from nowhere, and are not let in
@@ -195,7 +201,7 @@ def _try_out(requests, excluded=()):
     @given(case=requests)
     def answered_as_described(case):
         # What no JSON Schema can say (no NUL, no number beyond a column's) is refused though it is valid.
-        # Without any key this machine is let in; tests/app/web/test_auth.py has keys.
+        # Without any key this machine is let in; tests/app/web/auth/test_guard.py has keys.
         case.call_and_validate(excluded_checks=[positive_data_acceptance, ignored_auth, *excluded])
 
     answered_as_described()

@@ -16,7 +16,7 @@ from app.errors import (
     SchemaMissing,
     SchemaTooNew,
 )
-from app.web.problems import Code, code_of
+from app.web.problems import ProblemCode, problem_code
 
 MEMBERS = ["type", "title", "status", "detail", "code", "request_id", "errors"]
 JOB = "/api/v1/jobs/00000000-0000-0000-0000-000000000000"
@@ -82,9 +82,7 @@ def test_head_is_get_without_a_body(client):
         ("get", JOB + "/events"),
     ],
 )
-def test_without_a_database_every_question_to_it_is_a_503_that_says_when_to_come_back(
-    app_without_database, request_body, method, path
-):
+def test_without_database_requests_get_503_with_retry_after(app_without_database, request_body, method, path):
     response = getattr(app_without_database(), method)(path, **({"json": request_body} if "trigger" in path else {}))
 
     assert is_problem(response, 503, "database_unavailable")
@@ -102,7 +100,7 @@ def test_without_a_database_every_question_to_it_is_a_503_that_says_when_to_come
         (DataloaderError("s3cret"), 500, "internal"),
     ],
 )
-def test_what_went_wrong_inside_is_told_by_its_code_alone(app_without_database, broken, caplog, error, status, code):
+def test_internal_error_shows_only_its_code(app_without_database, broken, caplog, error, status, code):
     with caplog.at_level(logging.INFO):
         response = app_without_database(broken(error)).get(JOB)
 
@@ -113,14 +111,14 @@ def test_what_went_wrong_inside_is_told_by_its_code_alone(app_without_database, 
     assert bool(told.exc_info) == (status == 500)
 
 
-def test_a_busy_pool_asks_for_less_patience_than_a_database_that_is_away(app_without_database, broken):
+def test_retry_after_is_shorter_for_a_busy_pool_than_an_outage(app_without_database, broken):
     busy = app_without_database(broken(PoolExhausted("x"))).get(JOB)
     away = app_without_database(broken(DatabaseUnavailable("x"))).get(JOB)
 
     assert int(busy.headers["Retry-After"]) < int(away.headers["Retry-After"])
 
 
-def test_a_value_that_only_the_database_refuses_is_the_callers_fault(app_without_database, broken, request_body):
+def test_value_rejected_by_the_database_is_a_400(app_without_database, broken, request_body):
     client = app_without_database(broken(InvalidJob("args holds a number PostgreSQL cannot keep")))
 
     response = client.post("/api/v1/jobs/trigger", json=request_body)
@@ -158,17 +156,17 @@ def test_a_new_kind_of_a_known_error_is_answered_like_its_parent():
     class Stalled(DatabaseUnavailable):
         pass
 
-    assert code_of(Stalled("x")) is Code.DATABASE_UNAVAILABLE
+    assert problem_code(Stalled("x")) is ProblemCode.DATABASE_UNAVAILABLE
 
 
 # Met before there is a web, or by those who run jobs: no request can raise them.
-ELSEWHERE = {"DataloaderError", "ConfigError", "EmbeddedServerError", "PortTaken", "RunLost", "SessionsRefused",
-             "UnknownTarget", "InvalidKey", "KeyNotFound", "NoOperatorKey", "ProgramMissing"}  # fmt: skip
+ELSEWHERE = {"DataloaderError", "ConfigError", "EmbeddedServerError", "PortTaken", "AttemptLost", "SessionsRefused",
+             "UnknownTarget", "InvalidApiKey", "ApiKeyNotFound", "NoOperatorKey", "ProgramMissing"}  # fmt: skip
 
 
-def test_every_error_that_a_request_can_meet_has_a_code_of_its_own():
+def test_every_error_of_a_request_has_its_own_code():
     errors = [kind for kind in vars(tree).values() if isinstance(kind, type) and issubclass(kind, DataloaderError)]
-    uncoded = {kind.__name__ for kind in errors if code_of(kind.__new__(kind)) is Code.INTERNAL}
+    uncoded = {kind.__name__ for kind in errors if problem_code(kind.__new__(kind)) is ProblemCode.INTERNAL}
 
     assert uncoded <= ELSEWHERE, "a new error needs a line in the table of app/web/problems.py, or one above"
 

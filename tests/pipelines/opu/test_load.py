@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from pipelines import targets
-from pipelines.arguments import BadArguments
-from pipelines.contract import Stop
+from pipelines.contract import Fail, Stop
 from pipelines.opu.export import ExportFailed, ExportTooSlow
-from pipelines.opu.load import ExportIncomplete, RepeatedKey, load_opu
+from pipelines.opu.load import ExportIncomplete, RepeatedKey
 from pipelines.opu.table import TABLE
 from pipelines.toolkit.errors import (
     BrokenArchive,
@@ -27,14 +26,14 @@ from pipelines.toolkit.errors import (
     UnsafePath,
 )
 from tests.support import Process, eventually
-from tests.support_sources import Reply, Told
-from tests.support_sources.gmap import FILE, START, STATUS, archive, record, serve
+from tests.support_sources import RecordingContext, Reply, start_task
+from tests.support_sources.gmap import DOWNLOAD, START, STATUS, archive, record, serve
 
 COUNT = f"SELECT count(*) AS rows, min(revision) AS oldest FROM {TABLE}"
 
 
 def load(ctx=None, **args):
-    return load_opu(args, ctx or Told())
+    return start_task("load.opu", args, ctx)
 
 
 @pytest.fixture
@@ -47,17 +46,21 @@ def old(source, rows):
 
 
 def test_an_export_is_started_waited_for_and_loaded(source, rows):
-    ctx = Told()
+    ctx = RecordingContext()
     serve(source, archive(map(record, range(12_001))), rows=12_001)
 
     result = load(ctx, export={"year": 2024})
 
-    assert source.asked(START)[0].json == {"year": 2024}
-    assert ctx.naps == [5, 3]  # ours, then what the service asked for
+    assert source.requests_to(START)[0].json == {"year": 2024}
+    assert ctx.sleeps == [5, 3]  # ours, then what the service asked for
     assert rows(COUNT) == [{"rows": 12_001, "oldest": 0}]
     assert (result["rows"], result["rejected"], result["unknown_fields"]) == (12_001, 0, [])
-    assert [note["state"] for note in ctx.notes if note["stage"] == "export"] == ["queued", "running", "done"]
-    assert [note["done"] for note in ctx.notes if note["stage"] == "load"] == [5_000, 10_000, 12_001]
+    assert [note["state"] for note in ctx.progress_reports if note["stage"] == "export"] == [
+        "queued",
+        "running",
+        "done",
+    ]
+    assert [note["done"] for note in ctx.progress_reports if note["stage"] == "load"] == [5_000, 10_000, 12_001]
     assert rows(f"SELECT note, plan_value::text, changed_at::text FROM {TABLE} WHERE opu_id = 20") == [
         {"note": 'tab\t, "quotes" and \\ in it', "plan_value": "2.5", "changed_at": "2024-02-01 07:30:00+00"}
     ]
@@ -111,9 +114,9 @@ def test_bad_records_are_named_by_line_and_the_others_loaded(source, rows):
     result = load()
 
     assert (result["rows"], result["rejected"]) == (6, 5)
-    told = {bad["place"]: bad["reason"] for bad in result["rejects"]}
-    assert set(told) == {"line 5", "line 6", "line 7", "line 9", "row 4, column 'note'"}
-    assert "period_start" in told["line 6"]
+    reasons = {bad["place"]: bad["reason"] for bad in result["rejects"]}
+    assert set(reasons) == {"line 5", "line 6", "line 7", "line 9", "row 4, column 'note'"}
+    assert "period_start" in reasons["line 6"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def test_bad_records_are_named_by_line_and_the_others_loaded(source, rows):
         ([record(1)], {"at_least": 2}, TooFewRows),
     ],
 )
-def test_an_archive_that_is_not_to_be_trusted_leaves_the_old_table(source, rows, old, records, args, error):
+def test_untrusted_archive_keeps_the_old_table(source, rows, old, records, args, error):
     serve(source, archive(records))
 
     with pytest.raises(error):
@@ -165,16 +168,18 @@ def test_archives_that_lie_about_themselves_leave_the_old_table(source, rows, ol
         (Reply(status=403), SourceAnswered),
     ):
         serve(source, [])
-        source.on("GET", FILE, reply)
+        source.add_route("GET", DOWNLOAD, reply)
         with pytest.raises(error):
             load()
         assert rows(COUNT) == [old], error
 
 
-@pytest.mark.parametrize("reply", [Reply(b"\x28\xb5\x2f\xfd", stall=True), Reply(b"\x28\xb5\x2f\xfd" * 99, drip=0.05)])
+@pytest.mark.parametrize(
+    "reply", [Reply(b"\x28\xb5\x2f\xfd", stall=True), Reply(b"\x28\xb5\x2f\xfd" * 99, drip_interval_sec=0.05)]
+)
 def test_a_download_that_stalls_or_drips_ends_by_its_deadline(source, rows, old, reply):
     serve(source, [])
-    source.on("GET", FILE, reply)
+    source.add_route("GET", DOWNLOAD, reply)
 
     with pytest.raises(SourceTooSlow):
         load(download_sec=0.4)
@@ -183,38 +188,38 @@ def test_a_download_that_stalls_or_drips_ends_by_its_deadline(source, rows, old,
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "told"),
+    ("status", "error", "message"),
     [
-        (Reply.of({"state": "failed", "error": "disk full"}), ExportFailed, "'failed': disk full"),
-        (Reply.of({"state": "canceled"}), ExportFailed, "no reason given"),
+        (Reply.from_json({"state": "failed", "error": "disk full"}), ExportFailed, "'failed': disk full"),
+        (Reply.from_json({"state": "canceled"}), ExportFailed, "no reason given"),
         (Reply(status=404), ExportFailed, "does not know export e-1"),
         (Reply(status=401), SourceAnswered, "401"),
-        (Reply.of({"state": "paused"}), SourceBroken, "'paused', which is none of canceled, done, failed"),
-        (Reply.of({}), SourceBroken, "None"),
-        (Reply.of(["running"]), SourceBroken, "no JSON object"),
+        (Reply.from_json({"state": "paused"}), SourceBroken, "'paused', which is none of canceled, done, failed"),
+        (Reply.from_json({}), SourceBroken, "None"),
+        (Reply.from_json(["running"]), SourceBroken, "no JSON object"),
         (Reply(b"<html>"), SourceBroken, "no JSON"),
-        (Reply.of({"state": "running"}), ExportTooSlow, "still 'running' after 0.2 s"),
-        (Reply.of({"state": "running"}, headers={"Retry-After": "60"}), ExportTooSlow, "still 'running'"),
+        (Reply.from_json({"state": "running"}), ExportTooSlow, "still 'running' after 0.2 s"),
+        (Reply.from_json({"state": "running"}, headers={"Retry-After": "60"}), ExportTooSlow, "still 'running'"),
     ],
 )
-def test_an_export_that_does_not_get_done_is_told(source, rows, status, error, told):
+def test_an_export_that_is_not_done_is_an_error(source, rows, status, error, message):
     serve(source, [])
-    source.on("GET", STATUS, status)
+    source.add_route("GET", STATUS, status)
 
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         load(export_sec=0.2, poll_sec=0.01)
 
 
-@pytest.mark.parametrize("told", [{}, {"id": ""}, {"id": True}, {"id": {}}, ["e-1"]])
-def test_an_export_without_an_id_is_told(source, rows, told):
-    source.on("POST", START, Reply.of(told))
+@pytest.mark.parametrize("payload", [{}, {"id": ""}, {"id": True}, {"id": {}}, ["e-1"]])
+def test_an_export_without_an_id_is_an_error(source, rows, payload):
+    source.add_route("POST", START, Reply.from_json(payload))
 
     with pytest.raises(SourceBroken):
         load()
 
 
 def test_an_id_cannot_lead_to_another_address(source, rows):
-    source.on("POST", START, Reply.of({"id": "../../admin?x=1#"}))
+    source.add_route("POST", START, Reply.from_json({"id": "../../admin?x=1#"}))
 
     with pytest.raises(UnsafePath, match="cannot stand in an address"):
         load()
@@ -223,7 +228,7 @@ def test_an_id_cannot_lead_to_another_address(source, rows):
 
 
 def test_an_id_is_one_step_of_the_address_whatever_it_holds(source, rows):
-    source.on("POST", START, Reply.of({"id": "admin?x=1#"}))
+    source.add_route("POST", START, Reply.from_json({"id": "admin?x=1#"}))
 
     with pytest.raises(ExportFailed):
         load()
@@ -233,17 +238,17 @@ def test_an_id_is_one_step_of_the_address_whatever_it_holds(source, rows):
 
 def test_an_id_may_be_a_number(source, rows):
     serve(source, archive([record(1)]))
-    source.on("POST", START, Reply.of({"id": 5}))
-    source.on("GET", "/export/opu/5/status", Reply.of({"state": "done", "rows": "many"}))
-    source.on("GET", "/export/opu/5/download", Reply(archive([record(1)])))
+    source.add_route("POST", START, Reply.from_json({"id": 5}))
+    source.add_route("GET", "/export/opu/5/status", Reply.from_json({"state": "done", "rows": "many"}))
+    source.add_route("GET", "/export/opu/5/download", Reply(archive([record(1)])))
 
     assert load()["export"] == "5"
 
 
 def test_a_stop_ends_it_between_batches_and_leaves_the_old_table(source, rows, old):
     serve(source, archive(map(record, range(20_000))))
-    ctx = Told()
-    ctx.stop_when = lambda: any(note["done"] == 10_000 for note in ctx.notes)
+    ctx = RecordingContext()
+    ctx.stop_when = lambda: any(note["done"] == 10_000 for note in ctx.progress_reports)
 
     with pytest.raises(Stop):
         load(ctx)
@@ -252,7 +257,7 @@ def test_a_stop_ends_it_between_batches_and_leaves_the_old_table(source, rows, o
 
 
 def test_args_that_do_not_fit_are_named(places):
-    with pytest.raises(BadArguments, match="poll_sec.*max_rejects"):
+    with pytest.raises(Fail, match="poll_sec.*max_rejects"):
         load(poll_sec=0, max_rejects=-1)
 
 
@@ -260,12 +265,12 @@ WORK = """
 import json, sys
 import psutil
 from pipelines import targets
-from pipelines.opu.load import load_opu
-from tests.support_sources import Told
+from pipelines.opu.load import OpuArguments, load_opu
+from tests.support_sources import RecordingContext
 
 url, dsn, stop_at = sys.argv[1:]
 targets.configure({"gmap2brief": url}, {"opu": dsn})
-ctx = Told()
+ctx = RecordingContext()
 sizes = [psutil.Process().memory_info().rss]
 def half(done=None, *_, **__):
     sizes.append(psutil.Process().memory_info().rss)
@@ -273,16 +278,16 @@ def half(done=None, *_, **__):
         print("half way", flush=True)
         sys.stdin.read()
 ctx.progress = half
-result = load_opu({}, ctx)
+result = load_opu(OpuArguments(), ctx)
 grown = (max(sizes) - sizes[0]) / 1024**2
 print("result", json.dumps({"rows": result["rows"], "grown_mb": grown, "looks": len(sizes)}), flush=True)
 """
 
 
-def test_killed_half_way_it_leaves_the_old_table_and_the_next_try_loads_it(source, rows, old, empty_dsn, tmp_path):
+def test_killed_load_keeps_old_table_and_is_retried(source, rows, old, empty_dsn, tmp_path):
     serve(source, archive(map(record, range(20_000))))
     with Process.python(WORK, source.url, empty_dsn, "10000", output=tmp_path / "killed.log") as process:
-        process.wait_for("half way")
+        process.wait_for_line("half way")
         during = rows(COUNT)
         process.kill()
 
@@ -300,7 +305,7 @@ def test_a_large_archive_takes_little_memory(source, rows, empty_dsn, tmp_path):
     serve(source, archive(map(record, range(100_000))), rows=100_000)
 
     with Process.python(WORK, source.url, empty_dsn, "1000000", output=tmp_path / "large.log") as process:
-        line = process.wait_for("result", 90)
+        line = process.wait_for_line("result", 90)
 
     result = json.loads(line.partition("result ")[2])
     assert result["rows"] == 100_000

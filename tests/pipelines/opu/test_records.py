@@ -2,24 +2,24 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pipelines.opu.records import Rows
-from pipelines.opu.table import COLUMNS, Column, Kind
+from pipelines.opu.records import RowDecoder
+from pipelines.opu.table import COLUMNS, Column, FieldKind
 from pipelines.toolkit.errors import TooManyRejects
 from pipelines.toolkit.rejects import Rejects
 from tests.support_sources.gmap import record
 
 SOME = (
-    Column("id", Kind.WHOLE, key=True, field="ID"),
-    Column("value", Kind.NUMBER),
-    Column("day", Kind.DAY),
-    Column("at", Kind.MOMENT),
-    Column("ok", Kind.FLAG),
+    Column("id", FieldKind.INTEGER, key=True, field="ID"),
+    Column("value", FieldKind.NUMBER),
+    Column("day", FieldKind.DAY),
+    Column("at", FieldKind.TIMESTAMP),
+    Column("ok", FieldKind.BOOLEAN),
 )
 GOOD = {"ID": 7, "value": 1.5, "day": "2024-01-31", "at": "2024-01-31T10:00:00+03:00", "ok": True}
 
 
 def read(record, columns=SOME, *, rejects=None):
-    return list(Rows(columns, rejects or Rejects(0)).read([(1, record)]))
+    return list(RowDecoder(columns, rejects or Rejects(0)).decode([(1, record)]))
 
 
 def test_a_record_is_a_row_in_the_order_of_the_columns():
@@ -34,7 +34,9 @@ def test_what_is_not_in_the_key_may_be_null():
 
 
 def test_a_record_that_needs_no_reading_is_taken_as_it_is():
-    assert read({"value": 1, "ok": None}, (Column("value", Kind.NUMBER), Column("ok", Kind.FLAG))) == [(1, None)]
+    assert read({"value": 1, "ok": None}, (Column("value", FieldKind.NUMBER), Column("ok", FieldKind.BOOLEAN))) == [
+        (1, None)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -72,9 +74,9 @@ def test_moments_come_in_several_forms(written, meant):
 def test_a_field_that_does_not_fit_is_named_with_its_line(other, reason):
     rejects = Rejects(9)
 
-    found = list(Rows(SOME, rejects).read([(4, {**GOOD, **other}), (5, GOOD)]))
+    rows = list(RowDecoder(SOME, rejects).decode([(4, {**GOOD, **other}), (5, GOOD)]))
 
-    assert len(found) == 1
+    assert len(rows) == 1
     assert rejects.first[0].place == "line 4"
     assert reason in rejects.first[0].reason
 
@@ -93,8 +95,8 @@ def test_more_bad_records_than_allowed_end_the_reading():
 
 
 def test_fields_that_nobody_declared_are_told():
-    rows = Rows(SOME, Rejects(0))
+    rows = RowDecoder(SOME, Rejects(0))
 
-    list(rows.read([(1, {**GOOD, "new": 1, "also": 2}), (2, {**GOOD, "late": 1})]))
+    list(rows.decode([(1, {**GOOD, "new": 1, "also": 2}), (2, {**GOOD, "late": 1})]))
 
     assert rows.unknown_fields == ("also", "new")

@@ -2,7 +2,7 @@ from decimal import Decimal
 
 import pytest
 
-from pipelines.tenera.amounts import BadAmount, Numbers
+from pipelines.tenera.amounts import BadAmount, NumberFormat
 
 
 @pytest.mark.parametrize(
@@ -23,22 +23,22 @@ from pipelines.tenera.amounts import BadAmount, Numbers
     ],
 )
 def test_numbers_come_in_several_forms(written, meant):
-    assert Numbers().read(written) == Decimal(meant)
+    assert NumberFormat().parse(written) == Decimal(meant)
 
 
 def test_a_comma_is_a_point_where_the_source_says_so():
-    numbers = Numbers(decimal=",", thousands=".")
+    numbers = NumberFormat(decimal=",", thousands=".")
 
-    assert numbers.read("89,2887") == Decimal("89.2887")
-    assert numbers.read("1.234,5") == Decimal("1234.5")
+    assert numbers.parse("89,2887") == Decimal("89.2887")
+    assert numbers.parse("1.234,5") == Decimal("1234.5")
 
 
 @pytest.mark.parametrize("written", [None, "", " ", "-", "n/a", "NaN"])
 def test_nothing_is_nothing(written):
-    assert Numbers().read(written) is None
+    assert NumberFormat().parse(written) is None
 
 
 @pytest.mark.parametrize("written", ["abc", "1,5", "12,34", "1.2.3", "K", "1e5", "9" * 61, True, [], {}])
 def test_what_is_no_number_is_refused(written):
     with pytest.raises(BadAmount):
-        Numbers().read(written)
+        NumberFormat().parse(written)

@@ -9,11 +9,10 @@ from decimal import Decimal
 import pytest
 import time_machine
 
-from pipelines.arguments import BadArguments
-from pipelines.contract import Stop
-from pipelines.tenera.load import SourcesFailed, load_tenera
+from pipelines.contract import Fail, Stop
+from pipelines.tenera.load import SourcesFailed
 from pipelines.tenera.shapes import COLUMNS
-from tests.support_sources import Reply, Told
+from tests.support_sources import RecordingContext, Reply, start_task
 from tests.support_sources.tenera import PAYLOADS
 
 VALUES = """
@@ -26,20 +25,20 @@ SELECT source, s.code AS section, q.code, q.name, grain, quoted_on, quoted_at, o
 @pytest.fixture
 def tenera(source, rows):
     for name, payload in PAYLOADS.items():
-        source.on("GET", f"/quotes/{name}", Reply.of(payload))
+        source.add_route("GET", f"/quotes/{name}", Reply.from_json(payload))
     return source
 
 
 def load(ctx=None, **args):
-    return load_tenera(args, ctx or Told())
+    return start_task("load.tenera", args, ctx)
 
 
 def test_all_six_sources_are_loaded(tenera, rows):
-    ctx = Told()
+    ctx = RecordingContext()
 
     result = load(ctx, since="2024-01-31", until="2024-02-01")
 
-    assert {name: told["inserted"] for name, told in result.items()} == {
+    assert {name: loaded["inserted"] for name, loaded in result.items()} == {
         "cbr": 2,
         "investing": 1,
         "sgx": 1,
@@ -49,10 +48,10 @@ def test_all_six_sources_are_loaded(tenera, rows):
     }
     assert tenera.requests[0].query == {"from": "2024-01-31", "to": "2024-02-01"}
     assert tenera.requests[0].headers["Authorization"] == "Bearer 10"
-    assert [note["done"] for note in ctx.notes] == [1, 2, 3, 4, 5, 6]
-    found = rows(VALUES)
-    assert len(found) == 9
-    assert found[0] == {
+    assert [note["done"] for note in ctx.progress_reports] == [1, 2, 3, 4, 5, 6]
+    stored = rows(VALUES)
+    assert len(stored) == 9
+    assert stored[0] == {
         "source": "bloomberg",
         "section": "Energy",
         "code": "CO1 Comdty",
@@ -75,11 +74,11 @@ def test_loading_again_changes_what_differs_and_nothing_else(tenera, rows):
     payload = copy.deepcopy(PAYLOADS["tradingview"])
     payload["series"][0]["c"][1] = 80
     payload["series"][0]["description"] = "WTI Crude"
-    tenera.on("GET", "/quotes/tradingview", Reply.of(payload))
+    tenera.add_route("GET", "/quotes/tradingview", Reply.from_json(payload))
 
     result = load()
 
-    assert {name: (told["inserted"], told["updated"]) for name, told in result.items()} == {
+    assert {name: (loaded["inserted"], loaded["updated"]) for name, loaded in result.items()} == {
         **dict.fromkeys(PAYLOADS, (0, 0)),
         "tradingview": (0, 1),
     }
@@ -118,37 +117,37 @@ def test_names_may_be_written_as_people_do(tenera, rows):
 def test_bad_records_are_told_and_the_others_loaded(tenera, rows):
     payload = copy.deepcopy(PAYLOADS["investing"])
     payload["data"] += [{"symbol": "X"}, None]
-    tenera.on("GET", "/quotes/investing", Reply.of(payload))
+    tenera.add_route("GET", "/quotes/investing", Reply.from_json(payload))
 
-    told = load(sources=["investing"])["investing"]
+    loaded = load(sources=["investing"])["investing"]
 
-    assert (told["rows"], told["rejected"]) == (1, 2)
-    assert [bad["place"] for bad in told["rejects"]] == ["investing data[1]", "investing data[2]"]
+    assert (loaded["rows"], loaded["rejected"]) == (1, 2)
+    assert [bad["place"] for bad in loaded["rejects"]] == ["investing data[1]", "investing data[2]"]
 
 
 def test_what_fails_is_named_and_the_rest_still_loads(tenera, rows):
-    tenera.on("GET", "/quotes/investing", Reply.of({"quotes": []}))
-    tenera.on("GET", "/quotes/sgx", Reply(b"<html>"))
+    tenera.add_route("GET", "/quotes/investing", Reply.from_json({"quotes": []}))
+    tenera.add_route("GET", "/quotes/sgx", Reply(b"<html>"))
     bad = copy.deepcopy(PAYLOADS["tradingeconomics"])
     bad[0]["Name"] = "a\x00b"
-    tenera.on("GET", "/quotes/tradingeconomics", Reply.of(bad))
+    tenera.add_route("GET", "/quotes/tradingeconomics", Reply.from_json(bad))
 
     with pytest.raises(SourcesFailed) as caught:
         load(sources=[*PAYLOADS, "reuters"])
 
-    told = str(caught.value)
-    assert "investing: UnknownShape: investing: there is no data; it has quotes" in told
-    assert "sgx: SourceBroken" in told
-    assert "tradingeconomics: UnsuitableValue" in told
-    assert "reuters: UnknownSource: there is no source 'reuters'; there are cbr, investing" in told
-    assert told.endswith("loaded: bloomberg, cbr, tradingview")
+    message = str(caught.value)
+    assert "investing: UnknownShape: investing: there is no data; it has quotes" in message
+    assert "sgx: SourceBroken" in message
+    assert "tradingeconomics: UnsuitableValue" in message
+    assert "reuters: UnknownSource: there is no source 'reuters'; there are cbr, investing" in message
+    assert message.endswith("loaded: bloomberg, cbr, tradingview")
     assert caught.value.permanent
     assert {row["source"] for row in rows(VALUES)} == {"bloomberg", "cbr", "tradingview"}
 
 
 def test_a_source_that_is_busy_makes_the_job_worth_another_try(tenera, rows):
-    tenera.on("GET", "/quotes/cbr", Reply(status=503, headers={"Retry-After": "400"}))
-    tenera.on("GET", "/quotes/sgx", Reply.of([]))
+    tenera.add_route("GET", "/quotes/cbr", Reply(status=503, headers={"Retry-After": "400"}))
+    tenera.add_route("GET", "/quotes/sgx", Reply.from_json([]))
 
     with pytest.raises(SourcesFailed) as caught:
         load()
@@ -159,14 +158,14 @@ def test_a_source_that_is_busy_makes_the_job_worth_another_try(tenera, rows):
 
 
 def test_a_source_with_nothing_new_is_no_fault(tenera, rows):
-    tenera.on("GET", "/quotes/tradingeconomics", Reply.of([]))
+    tenera.add_route("GET", "/quotes/tradingeconomics", Reply.from_json([]))
 
     assert load(sources=["tradingeconomics"])["tradingeconomics"]["rows"] == 0
 
 
 def test_a_stop_keeps_what_was_loaded_before(tenera, rows):
-    ctx = Told()
-    ctx.stop_when = lambda: len(ctx.notes) == 2
+    ctx = RecordingContext()
+    ctx.stop_when = lambda: len(ctx.progress_reports) == 2
 
     with pytest.raises(Stop):
         load(ctx)
@@ -175,7 +174,7 @@ def test_a_stop_keeps_what_was_loaded_before(tenera, rows):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         ({"since": "2024-02-01", "until": "2024-01-01"}, "since is 2024-02-01, and that is after until"),
         ({"sources": []}, "sources"),
@@ -183,9 +182,9 @@ def test_a_stop_keeps_what_was_loaded_before(tenera, rows):
         ({"from": "2024-01-01"}, "from"),
     ],
 )
-def test_args_that_do_not_fit_are_named(rows, args, told):
-    with pytest.raises(BadArguments, match=told):
-        load_tenera(args, Told())
+def test_args_that_do_not_fit_are_named(rows, args, message):
+    with pytest.raises(Fail, match=message):
+        load(**args)
 
 
 def test_every_declared_column_is_one_of_the_table(tenera, rows):

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from pipelines.tenera.shapes import MOSCOW, Grain, Layout, Source, UnknownShape, read
+from pipelines.tenera.shapes import MOSCOW, Grain, Layout, SourceDeclaration, UnknownShape, parse_payload
 from pipelines.tenera.sources import SOURCES
 from pipelines.toolkit.errors import TooManyRejects
 from pipelines.toolkit.rejects import Rejects
@@ -12,7 +12,7 @@ from tests.support_sources.tenera import PAYLOADS
 
 
 def values(name, payload=None, rejects=None):
-    return list(read(SOURCES[name], PAYLOADS[name] if payload is None else payload, rejects or Rejects(0)))
+    return list(parse_payload(SOURCES[name], PAYLOADS[name] if payload is None else payload, rejects or Rejects(0)))
 
 
 def changed(name, change):
@@ -27,7 +27,7 @@ def test_there_are_six_sources_and_each_has_its_shape():
     assert all(values(name) for name in SOURCES)
 
 
-def test_cbr_gives_a_price_for_one_unit_on_the_day_of_the_document():
+def test_cbr_price_is_per_unit_on_the_document_date():
     usd, kzt = values("cbr")
 
     assert (usd.section, usd.code, usd.title, usd.grain) == ("currency", "USD", "Доллар США", Grain.DAY)
@@ -54,7 +54,7 @@ def test_a_day_in_singapore_stays_that_day_in_moscow():
     assert (ore.values["close"], ore.measures["open_interest"]) == (Decimal("132.1"), Decimal(45000))
 
 
-def test_bloomberg_keeps_values_within_their_security_in_milliseconds():
+def test_bloomberg_values_are_per_security_in_milliseconds():
     first, second = values("bloomberg")
 
     assert (first.section, first.code, first.title) == ("Energy", "CO1 Comdty", "Brent")
@@ -89,7 +89,7 @@ def test_tradingeconomics_means_utc():
 
 
 @pytest.mark.parametrize(
-    ("name", "payload", "told"),
+    ("name", "payload", "message"),
     [
         ("cbr", [], "the payload should be an object; it is a list"),
         ("cbr", {"Date": "x"}, "cbr: there is no Valute; it has Date"),
@@ -106,9 +106,9 @@ def test_tradingeconomics_means_utc():
         ("tradingeconomics", None, "it is a NoneType"),
     ],
 )
-def test_another_shape_is_named(name, payload, told):
-    with pytest.raises(UnknownShape, match=told):
-        list(read(SOURCES[name], payload, Rejects(0)))
+def test_another_shape_is_named(name, payload, message):
+    with pytest.raises(UnknownShape, match=message):
+        list(parse_payload(SOURCES[name], payload, Rejects(0)))
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_another_shape_is_named(name, payload, told):
         ("tradingview", lambda p: p["series"][0]["t"].__setitem__(0, "x"), "series[0][0]", "'x' is no time"),
     ],
 )
-def test_a_bad_record_is_named_by_its_place_and_the_others_are_read(name, change, place, reason):
+def test_bad_record_is_located_and_others_are_read(name, change, place, reason):
     rejects = Rejects(5)
 
-    found = values(name, changed(name, change), rejects)
+    parsed = values(name, changed(name, change), rejects)
 
     assert rejects.first[0].place == f"{name} {place}"
     assert reason in rejects.first[0].reason
-    assert len(found) + rejects.count >= len(values(name))
+    assert len(parsed) + rejects.count >= len(values(name))
 
 
 def test_more_bad_records_than_allowed_are_an_error():
@@ -146,7 +146,7 @@ def test_more_bad_records_than_allowed_are_an_error():
 
 
 def test_what_does_not_enclose_a_record_has_no_fields():
-    source = Source(
+    source = SourceDeclaration(
         name="flat",
         path="/",
         records="[]",
@@ -159,14 +159,14 @@ def test_what_does_not_enclose_a_record_has_no_fields():
     )
     rejects = Rejects(1)
 
-    list(read(source, [{"at": "2024-01-31", "v": {"w": 1}}], rejects))
+    list(parse_payload(source, [{"at": "2024-01-31", "v": {"w": 1}}], rejects))
 
     assert "'../../../a' is None" in rejects.first[0].reason
     assert source.layout is Layout.OBJECTS
 
 
 def test_a_payload_may_be_the_record():
-    source = Source(
+    source = SourceDeclaration(
         name="one",
         path="/",
         records="",
@@ -178,6 +178,6 @@ def test_a_payload_may_be_the_record():
         values={"close": "v.w"},
     )
 
-    (value,) = read(source, {"name": "N", "at": "2024-01-31", "v": {"w": "7"}}, Rejects(0))
+    (value,) = parse_payload(source, {"name": "N", "at": "2024-01-31", "v": {"w": "7"}}, Rejects(0))
 
     assert (value.title, value.values) == ("N", {"close": Decimal(7)})

@@ -14,13 +14,13 @@ from pipelines.contract import Stop, StopReason
 
 
 @dataclass
-class Told:
+class FakeContext:
     """A context for tests: counts what it is asked, and stops at the check it was told to."""
 
     stop_at: int | None = None
     on_sleep: Callable[[], None] | None = None
     checks: int = 0
-    naps: list[float] = field(default_factory=list)
+    sleeps: list[float] = field(default_factory=list)
 
     def check(self) -> None:
         self.checks += 1
@@ -29,15 +29,15 @@ class Told:
 
     def sleep(self, seconds: float) -> None:
         """Does not wait: a test that needs the time to pass says so otherwise."""
-        self.naps.append(seconds)
+        self.sleeps.append(seconds)
         if self.on_sleep is not None:
             self.on_sleep()
         self.check()
 
 
 @pytest.fixture
-def told() -> type[Told]:
-    return Told
+def fake_context() -> type[FakeContext]:
+    return FakeContext
 
 
 @dataclass

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from psycopg2.extensions import register_adapter
 from psycopg2.extras import Json, UUID_adapter
 
-from pipelines.toolkit.copytext import Column, CopyText
+from pipelines.toolkit.copytext import Column, CopyEncoder
 from pipelines.toolkit.errors import TooManyRejects, UnsuitableValue
 from pipelines.toolkit.load import copy_rows
 from pipelines.toolkit.rejects import Rejects
@@ -138,10 +138,10 @@ class Shouted(str):
 def test_a_value_is_written_the_same_alone_and_among_others(value, kind, written):
     column = Column("c", kind)
 
-    assert CopyText([column]).encode([(value,)]).decode() == written + "\n"
-    assert CopyText([column]).encode([(value,), (None,)]).decode() == written + "\n\\N\n"
+    assert CopyEncoder([column]).encode([(value,)]).decode() == written + "\n"
+    assert CopyEncoder([column]).encode([(value,), (None,)]).decode() == written + "\n\\N\n"
     if not isinstance(value, str | dict | list):
-        assert CopyText([column]).encode([(value,), ("x",)]).decode() == written + "\nx\n"
+        assert CopyEncoder([column]).encode([(value,), ("x",)]).decode() == written + "\nx\n"
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def test_a_value_is_written_the_same_alone_and_among_others(value, kind, written
     ],
 )
 def test_lists_are_arrays_where_the_column_is_one(value, written):
-    assert CopyText([Column("c", "text", array=True)]).encode([(value,)]).decode() == written + "\n"
+    assert CopyEncoder([Column("c", "text", array=True)]).encode([(value,)]).decode() == written + "\n"
 
 
 def test_an_array_of_json_holds_json():
-    assert CopyText([Column("c", "jsonb", array=True)]).encode([([[1, "a"]],)]) == rb'{"[1, \\"a\\"]"}' + b"\n"
+    assert CopyEncoder([Column("c", "jsonb", array=True)]).encode([([[1, "a"]],)]) == rb'{"[1, \\"a\\"]"}' + b"\n"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_an_array_of_json_holds_json():
     ],
 )
 def test_what_cannot_be_stored_is_named_by_row_and_column(value, column, reason):
-    text = CopyText([Column("id", "int4"), column])
+    text = CopyEncoder([Column("id", "int4"), column])
     text.encode([(1, None)] * 10)
 
     with pytest.raises(UnsuitableValue, match=reason) as unfit:
@@ -198,7 +198,7 @@ def test_what_cannot_be_stored_is_named_by_row_and_column(value, column, reason)
 )
 def test_a_row_of_another_shape_is_named(row, reason):
     with pytest.raises(UnsuitableValue, match=reason):
-        CopyText([Column("a", "int4"), Column("b", "int4")]).encode([(1, 2), row])
+        CopyEncoder([Column("a", "int4"), Column("b", "int4")]).encode([(1, 2), row])
 
 
 @pytest.mark.parametrize(
@@ -211,24 +211,24 @@ def test_a_row_of_another_shape_is_named(row, reason):
     ],
 )
 def test_rows_may_be_sequences_or_mappings(rows):
-    assert CopyText([Column("a", "int4"), Column("b", "int4")]).encode(rows) == b"1\t2\n"
+    assert CopyEncoder([Column("a", "int4"), Column("b", "int4")]).encode(rows) == b"1\t2\n"
 
 
 def test_mappings_work_with_a_single_column_too():
-    assert CopyText([Column("a", "int4")]).encode([{"a": 1}, {"a": 2}]) == b"1\n2\n"
+    assert CopyEncoder([Column("a", "int4")]).encode([{"a": 1}, {"a": 2}]) == b"1\n2\n"
 
 
-def test_rows_that_do_not_fit_go_to_the_rejects_and_the_others_are_written():
+def test_unsuitable_rows_are_rejected_and_others_written():
     rejects = Rejects(limit=2)
-    text = CopyText([Column("a", "text")], rejects)
+    text = CopyEncoder([Column("a", "text")], rejects)
 
     assert text.encode([("one",), ("t\0o",), ("three",)]) == b"one\nthree\n"
-    assert (text.given, text.rejected, rejects.count) == (3, 1, 1)
+    assert (text.row_count, text.rejected_count, rejects.count) == (3, 1, 1)
     assert str(rejects) == "row 2, column 'a': it holds a NUL character, which PostgreSQL cannot store"
 
 
 def test_too_many_rejects_end_the_load_and_show_the_first():
-    rejects = Rejects(limit=2, keep=1)
+    rejects = Rejects(limit=2, max_kept=1)
 
     with pytest.raises(TooManyRejects, match=r"more than 2 bad records; the first are line 1: bad; and 2 more"):
         for line in range(1, 9):

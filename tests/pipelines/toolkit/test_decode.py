@@ -52,14 +52,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize(("bad", "told"), BAD.items(), ids=[bad[:20] for bad in BAD])
-def test_a_bad_record_is_named_by_its_line(bad, told, exact):
+@pytest.mark.parametrize(("bad", "message"), BAD.items(), ids=[bad[:20] for bad in BAD])
+def test_a_bad_record_is_named_by_its_line(bad, message, exact):
     text = f'{{"a": 1}}\n\n{bad}\n{{"a": 2}}'
     with pytest.raises(BadRecord) as raised:
         list(json_lines(lines(text), exact=exact))
     rejects = Rejects(limit=5)
 
-    assert told in str(raised.value)
+    assert message in str(raised.value)
     assert raised.value.line == 3
     assert list(json_lines(lines(text), exact=exact, rejects=rejects)) == [{"a": 1}, {"a": 2}]
     assert (rejects.count, rejects.first[0].place) == (1, "line 3")
@@ -88,22 +88,22 @@ def test_a_line_past_its_bound_is_passed_over_and_named(at, size):
     good.insert({"start": 0, "middle": 2, "end": 4}[at], long)
     rejects = Rejects(limit=1)
 
-    found = list(json_lines(lines("\n".join(good)), bounds=Bounds(line_bytes=1_000), rejects=rejects))
+    records_read = list(json_lines(lines("\n".join(good)), bounds=Bounds(line_bytes=1_000), rejects=rejects))
 
-    assert found == [{"a": 1}] * 4
+    assert records_read == [{"a": 1}] * 4
     assert rejects.first[0].place == f"line { {'start': 1, 'middle': 3, 'end': 5}[at] }"
     assert "longer than the 1000 bytes" in rejects.first[0].reason
 
 
 def test_a_truncated_archive_gives_what_it_held_and_then_says_so():
     packed = gzip.compress(b'{"a": 1}\n' * 20_000)
-    found = []
+    records_read = []
 
     with pytest.raises(TruncatedArchive):
         for record in json_lines(io.BytesIO(packed[:-20])):
-            found.append(record)
+            records_read.append(record)
 
-    assert found[0] == {"a": 1}
+    assert records_read[0] == {"a": 1}
 
 
 class TestCsv:
@@ -128,9 +128,9 @@ class TestCsv:
         rejects = Rejects(limit=10)
         data = b'a,b\n1,2\n3\n4,5,6\n7,"x"y\n8,\xff\n"9\n\xff",0\n10,11\n'
 
-        found = list(csv_records(lines(data), rejects=rejects))
+        records_read = list(csv_records(lines(data), rejects=rejects))
 
-        assert found == [{"a": "1", "b": "2"}, {"a": "10", "b": "11"}]
+        assert records_read == [{"a": "1", "b": "2"}, {"a": "10", "b": "11"}]
         assert [bad.place for bad in rejects.first] == ["line 3", "line 4", "line 5", "line 6", "line 8"]
         assert rejects.first[0].reason == "1 fields where 2 were expected"
         assert rejects.first[3].reason == "not in utf-8"
@@ -219,8 +219,8 @@ def test_a_number_that_could_mean_two_things_is_no_number(text):
 def test_each_object_can_be_had_with_the_number_of_its_line():
     rejects = Rejects(limit=5)
 
-    found = list(numbered_json_lines(lines(b'{"a": 1}\n\n{"a": 3}\nbroken\n{"a": 5}\n'), rejects=rejects))
+    records_read = list(numbered_json_lines(lines(b'{"a": 1}\n\n{"a": 3}\nbroken\n{"a": 5}\n'), rejects=rejects))
 
-    assert found == [(1, {"a": 1}), (3, {"a": 3}), (5, {"a": 5})]
+    assert records_read == [(1, {"a": 1}), (3, {"a": 3}), (5, {"a": 5})]
     assert rejects.first[0].place == "line 4"
     assert list(numbered_json_lines(lines(b'{"a": 1}\n{"a": 2}'))) == [(1, {"a": 1}), (2, {"a": 2})]

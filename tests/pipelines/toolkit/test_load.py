@@ -37,7 +37,7 @@ def test_the_commit_is_the_callers(items, another):
     assert another.value("SELECT count(*) FROM items") == 1
 
 
-def test_on_a_connection_in_autocommit_a_load_is_whole_or_not_at_all(items, another):
+def test_autocommit_load_is_one_transaction(items, another):
     items.conn.autocommit = True
 
     with pytest.raises(psycopg2.errors.UniqueViolation):
@@ -64,11 +64,11 @@ def test_no_rows_are_no_fault(items):
 
 
 def test_every_batch_is_told(items):
-    told: list[int] = []
+    fake_context: list[int] = []
 
-    copy_rows(items.conn, "items", ["id", "name"], numbers(12_500), on_batch=told.append, batch=5_000)
+    copy_rows(items.conn, "items", ["id", "name"], numbers(12_500), on_batch=fake_context.append, batch=5_000)
 
-    assert told == [5_000, 10_000]
+    assert fake_context == [5_000, 10_000]
 
 
 def test_a_batch_needs_rows(items):
@@ -84,9 +84,9 @@ def test_batches_cut_any_iterable():
 
 @pytest.mark.parametrize("load", ["copy", "upsert"])
 @pytest.mark.parametrize("autocommit", [True, False])
-def test_a_stop_in_the_middle_of_copy_comes_out_as_itself_and_the_connection_lives(items, told, load, autocommit):
+def test_stop_during_copy_is_raised_and_connection_survives(items, fake_context, load, autocommit):
     items.conn.autocommit = autocommit
-    ctx = told(stop_at=5)
+    ctx = fake_context(stop_at=5)
 
     with pytest.raises(Stop):
         if load == "copy":
@@ -153,7 +153,7 @@ def test_rows_that_do_not_fit_are_counted_apart(items):
     assert [bad.place for bad in rejects.first] == ["row 2, column 'name'", "row 3, column 'name'"]
 
 
-def test_without_rejects_the_first_row_that_does_not_fit_ends_the_load(items):
+def test_unsuitable_row_without_rejects_ends_the_load(items):
     with pytest.raises(UnsuitableValue, match=r"row 3000, column 'name': it holds a NUL"):
         copy_rows(items.conn, "items", ["id", "name"], [*numbers(2_999), (3_000, "\0")])
 
@@ -178,7 +178,7 @@ def test_a_table_is_found_by_schema_or_on_the_search_path(db):
 
 
 @pytest.mark.parametrize(
-    ("table", "columns", "told"),
+    ("table", "columns", "fake_context"),
     [
         ("nowhere.items", ["id"], 'no table "nowhere"."items"'),
         ("items", ["id", "nam"], "has no column nam; it has id, name, price, seen"),
@@ -186,8 +186,8 @@ def test_a_table_is_found_by_schema_or_on_the_search_path(db):
         ("items", [], "once"),
     ],
 )
-def test_a_target_that_is_not_there_is_named(items, table, columns, told):
-    with pytest.raises(NoSuchTarget, match=told):
+def test_a_target_that_is_not_there_is_named(items, table, columns, fake_context):
+    with pytest.raises(NoSuchTarget, match=fake_context):
         copy_rows(items.conn, table, columns, [])
 
 
@@ -261,17 +261,17 @@ class TestUpsert:
         with pytest.raises(UnsuitableValue, match=r"row 3, column 'k': NULL cannot be part of a key"):
             upsert(db.conn, "t", ["v", "k"], ["k"], [(1, 1), (2, 2), (3, None)])
 
-    def test_a_key_without_a_constraint_is_told_before_any_row_is_asked_for(self, items):
-        asked = threading.Event()
+    def test_key_without_constraint_is_refused_before_rows(self, items):
+        rows_read = threading.Event()
 
         def rows():
-            asked.set()
+            rows_read.set()
             yield (1, "a")
 
         with pytest.raises(NoSuchTarget, match=r"no unique constraint over \(name\)"):
             upsert(items.conn, "items", ["id", "name"], ["name"], rows())
 
-        assert not asked.is_set()
+        assert not rows_read.is_set()
 
     @pytest.mark.parametrize("key", [[], ["price"]])
     def test_the_key_is_among_the_columns(self, items, key):

@@ -63,7 +63,7 @@ ORDER BY 1, 2, 3, 4
 """
 
 
-def looks(db, table):
+def properties(db, table):
     with db.conn.cursor() as cur:
         cur.execute(LOOKS, {"t": table})
         return cur.fetchall()
@@ -104,13 +104,13 @@ def test_the_rows_become_the_whole_content(plain, another):
 
 
 def test_everything_on_a_plain_table_survives_the_swap(rich):
-    before, was = looks(rich, "opu.brief"), oid(rich, "opu.brief")
+    before, was = properties(rich, "opu.brief"), oid(rich, "opu.brief")
 
     replace_table(rich.conn, "opu.brief", ["id", "code", "amount"], [(n, f"a{n}", n) for n in range(1, 301)])
     rich.conn.commit()
 
     assert oid(rich, "opu.brief") != was
-    assert looks(rich, "opu.brief") == before
+    assert properties(rich, "opu.brief") == before
     assert rich.rows("SELECT count(*), max(doubled), bool_and(loaded_at IS NOT NULL) FROM opu.brief") == [
         (300, 600, True)
     ]
@@ -118,12 +118,12 @@ def test_everything_on_a_plain_table_survives_the_swap(rich):
 
 
 def test_a_swap_repeated_looks_the_same_again(rich):
-    before = looks(rich, "opu.brief")
+    before = properties(rich, "opu.brief")
 
     for _ in range(2):
         replace_table(rich.conn, "opu.brief", ["id", "code", "amount"], [(1, "a", 1)])
 
-    assert looks(rich, "opu.brief") == before
+    assert properties(rich, "opu.brief") == before
 
 
 def test_the_new_table_is_known_to_the_planner_at_once(plain):
@@ -157,7 +157,7 @@ KEEPS_TO_ITS_PLACE = {
 @pytest.mark.parametrize("extra", KEEPS_TO_ITS_PLACE.values(), ids=KEEPS_TO_ITS_PLACE)
 def test_a_table_with_more_to_it_is_rewritten_in_its_place(plain, another, extra):
     plain.run(extra)
-    before, was = looks(plain, "plain"), oid(plain, "plain")
+    before, was = properties(plain, "plain"), oid(plain, "plain")
 
     replace_table(plain.conn, "plain", ["id", "name"], new_rows(2_000))
 
@@ -165,7 +165,7 @@ def test_a_table_with_more_to_it_is_rewritten_in_its_place(plain, another, extra
     plain.conn.commit()
     assert plain.rows("SELECT count(*), min(name) FROM plain") == [(2_000, "new")]
     assert oid(plain, "plain") == was
-    assert looks(plain, "plain") == before
+    assert properties(plain, "plain") == before
 
 
 def test_a_partitioned_table_is_rewritten(db):
@@ -186,22 +186,22 @@ CANNOT_BE_REPLACED = {
 }
 
 
-@pytest.mark.parametrize(("extra", "told"), CANNOT_BE_REPLACED.values(), ids=CANNOT_BE_REPLACED)
-def test_where_a_replacement_would_break_things_it_is_refused_before_any_row_is_asked_for(plain, extra, told):
+@pytest.mark.parametrize(("extra", "fake_context"), CANNOT_BE_REPLACED.values(), ids=CANNOT_BE_REPLACED)
+def test_unsafe_replacement_is_refused_before_reading_rows(plain, extra, fake_context):
     plain.run(extra)
 
     def rows():
         raise AssertionError("asked for a row")
         yield
 
-    with pytest.raises(NotReplaceable, match=told):
+    with pytest.raises(NotReplaceable, match=fake_context):
         replace_table(plain.conn, "plain", ["id", "name"], rows())
 
     plain.conn.rollback()
     assert plain.value("SELECT count(*) FROM plain") == 1_000
 
 
-def test_rows_hidden_by_row_level_security_are_not_left_over_silently(plain):
+def test_row_level_security_refuses_a_replacement(plain):
     role = f"{plain.conn.info.dbname}_loader"
     plain.run(f"CREATE ROLE {role}; GRANT ALL ON plain TO {role}; ALTER TABLE plain ENABLE ROW LEVEL SECURITY")
     plain.run(f"SET ROLE {role}")
@@ -251,7 +251,7 @@ class TestWhenItGoesWrong:
 
         assert another.value("SELECT count(*) FROM plain") == 0
 
-    def test_a_connection_that_dies_half_way_loses_nothing_and_leaves_nothing(self, plain, another):
+    def test_lost_connection_keeps_old_rows_and_leaves_no_table(self, plain, another):
         def rows():
             yield from new_rows(20_000)
             another.run("SELECT pg_terminate_backend(%s)", plain.conn.info.backend_pid)
@@ -262,11 +262,13 @@ class TestWhenItGoesWrong:
 
         self.assert_untouched(another)
 
-    def test_a_stop_half_way_loses_nothing(self, plain, another, told):
+    def test_a_stop_half_way_loses_nothing(self, plain, another, fake_context):
         plain.conn.autocommit = True
 
         with pytest.raises(Stop):
-            replace_table(plain.conn, "plain", ["id", "name"], ((n, "") for n in range(10**9)), ctx=told(stop_at=6))
+            replace_table(
+                plain.conn, "plain", ["id", "name"], ((n, "") for n in range(10**9)), ctx=fake_context(stop_at=6)
+            )
 
         self.assert_untouched(another)
 
@@ -278,23 +280,23 @@ class TestWhenItGoesWrong:
 
         self.assert_untouched(another)
 
-    def test_it_lets_others_by_while_it_waits_for_the_table_and_gives_up_in_the_end(self, plain, another):
+    def test_lock_wait_lets_others_pass_and_times_out(self, plain, another):
         plain.conn.autocommit = True
         another.rows("BEGIN; LOCK TABLE plain IN ROW EXCLUSIVE MODE; SELECT 1")
 
         with pytest.raises(TargetBusy, match="in use by others"):
-            replace_table(plain.conn, "plain", ["id", "name"], new_rows(1), patience=0.5)
+            replace_table(plain.conn, "plain", ["id", "name"], new_rows(1), lock_timeout_sec=0.5)
 
         self.assert_untouched(another)
 
-    def test_it_waits_for_those_who_use_the_table(self, plain, another, told):
+    def test_it_waits_for_those_who_use_the_table(self, plain, another, fake_context):
         plain.conn.autocommit = True
         another.rows("BEGIN; LOCK TABLE plain IN ROW EXCLUSIVE MODE; SELECT 1")
 
-        ctx = told(on_sleep=lambda: another.run("ROLLBACK"))
+        ctx = fake_context(on_sleep=lambda: another.run("ROLLBACK"))
         replace_table(plain.conn, "plain", ["id", "name"], new_rows(1), ctx=ctx)
 
-        assert ctx.naps == [0.1]
+        assert ctx.sleeps == [0.1]
         assert another.value("SELECT count(*) FROM plain") == 1
         assert plain.value("SHOW lock_timeout") == "0"
 
@@ -324,7 +326,7 @@ def test_a_table_altered_while_it_was_loaded_is_left_alone(plain, another):
     assert another.value("SELECT count(*) FROM plain") == 1_000
 
 
-def test_readers_see_the_old_rows_or_the_new_whatever_their_snapshot(plain, another):
+def test_reader_sees_old_or_new_rows_at_any_snapshot(plain, another):
     """A reader of each isolation reads all the time; none ever sees fewer rows than a whole table."""
     seen, end = set(), threading.Event()
 
@@ -333,7 +335,7 @@ def test_readers_see_the_old_rows_or_the_new_whatever_their_snapshot(plain, anot
         conn.set_session(isolation_level=isolation)
         with conn.cursor() as cur:
             while not end.is_set():
-                cur.execute("SELECT 1")  # a snapshot, taken before the table is looked up
+                cur.execute("SELECT 1")  # a ssleepshot, taken before the table is looked up
                 cur.execute("SELECT count(*), count(DISTINCT name) FROM plain")
                 seen.add(cur.fetchone())
                 conn.commit()
@@ -352,7 +354,7 @@ def test_readers_see_the_old_rows_or_the_new_whatever_their_snapshot(plain, anot
     assert seen == {(1_000, 1)}
 
 
-def test_a_snapshot_older_than_the_swap_does_not_find_the_table_empty(plain, another):
+def test_snapshot_older_than_the_swap_is_not_empty(plain, another):
     another.rows("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
     replace_table(plain.conn, "plain", ["id", "name"], new_rows(50))
     plain.conn.commit()

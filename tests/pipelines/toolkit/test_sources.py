@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.contract import Stop
 from pipelines.toolkit import sources
-from pipelines.toolkit.connections import Sockets, Watch
+from pipelines.toolkit.connections import ConnectionWatchdog, OpenSockets
 from pipelines.toolkit.errors import (
     SourceAnswered,
     SourceBroken,
@@ -25,11 +25,11 @@ from pipelines.toolkit.errors import (
     SourceTruncated,
     SourceUnreachable,
 )
-from pipelines.toolkit.sources import HttpSource, Patience
+from pipelines.toolkit.sources import HttpSource, Timeouts
 from tests.support import eventually, free_port
 
-HASTY = Patience(connect_sec=5, stall_sec=5, total_sec=30, tries=3, pause_sec=0)
-ONCE = Patience(connect_sec=5, stall_sec=5, total_sec=30, tries=1)
+HASTY = Timeouts(connect_sec=5, stall_sec=5, total_sec=30, max_attempts=3, retry_delay_sec=0)
+ONCE = Timeouts(connect_sec=5, stall_sec=5, total_sec=30, max_attempts=1)
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Site:
 
     port: int
     paths: dict[str, Callable[[BaseHTTPRequestHandler], object]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)  # ends whatever still stalls
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
@@ -56,7 +56,7 @@ def serving() -> Iterator[Site]:
         protocol_version = "HTTP/1.1"
 
         def act(self):
-            site.asked.append(f"{self.command} {self.path}")
+            site.requests.append(f"{self.command} {self.path}")
             site.paths[self.path.partition("?")[0]](self)
 
         do_GET = do_POST = do_HEAD = act
@@ -110,7 +110,7 @@ def test_an_answer_comes_whole_with_its_status_and_headers(site):
 
     assert (got.status, got.json(), got.headers["X-Kind"]) == (200, {"a": 1}, "test")
     assert got.url == site.url("/a")  # without what may be secret
-    assert site.asked == ["GET /a?key=secret&b=%D1%91"]
+    assert site.requests == ["GET /a?key=secret&b=%D1%91"]
 
 
 def test_it_says_who_it_is_and_sends_what_it_is_given(site):
@@ -135,116 +135,116 @@ def test_an_answer_that_is_no_json_is_named(site):
         source.get(site.url("/a")).json()
 
 
-def test_a_no_is_told_with_its_status_and_the_beginning_of_its_body(site):
+def test_error_status_has_status_and_body_excerpt(site):
     site.at("/a")(lambda h: answer(h, b"no such date" + b"!" * 5000, 404))
 
-    with HttpSource(patience=HASTY) as source, pytest.raises(SourceAnswered, match="404 Not Found: 'no such") as said:
+    with HttpSource(timeouts=HASTY) as source, pytest.raises(SourceAnswered, match="404 Not Found: 'no such") as caught:
         source.get(site.url("/a", "user:pass@127.0.0.1"), params={"key": "secret"})
 
-    assert (said.value.status, len(said.value.body), said.value.permanent) == (404, 2000, True)
-    assert "secret" not in str(said.value)
-    assert "pass" not in str(said.value)
-    assert len(site.asked) == 1
+    assert (caught.value.status, len(caught.value.body), caught.value.permanent) == (404, 2000, True)
+    assert "secret" not in str(caught.value)
+    assert "pass" not in str(caught.value)
+    assert len(site.requests) == 1
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_source_is_asked_again_when_it_said_to(site, told, status):
-    site.at("/a")(lambda h: answer(h, b"ok") if len(site.asked) > 2 else answer(h, b"", status, Retry_After="7"))
-    ctx = told()
-    with HttpSource(ctx=ctx, patience=HASTY) as source:
+def test_a_busy_source_is_asked_again_when_it_said_to(site, fake_context, status):
+    site.at("/a")(lambda h: answer(h, b"ok") if len(site.requests) > 2 else answer(h, b"", status, Retry_After="7"))
+    ctx = fake_context()
+    with HttpSource(ctx=ctx, timeouts=HASTY) as source:
         got = source.get(site.url("/a"))
 
     assert got.body == b"ok"
-    assert ctx.naps == [7, 7]
+    assert ctx.sleeps == [7, 7]
 
 
-def test_a_source_that_stays_busy_is_given_up_and_says_when_to_come_back(site, told):
+def test_busy_source_fails_with_its_retry_after(site, fake_context):
     site.at("/a")(lambda h: answer(h, b"", 503, Retry_After="3"))
 
-    with HttpSource(ctx=told(), patience=HASTY) as source, pytest.raises(SourceBusy, match="503") as busy:
+    with HttpSource(ctx=fake_context(), timeouts=HASTY) as source, pytest.raises(SourceBusy, match="503") as busy:
         source.get(site.url("/a"))
 
-    assert (busy.value.retry_after, len(site.asked)) == (3, 3)
+    assert (busy.value.retry_after, len(site.requests)) == (3, 3)
 
 
-def test_a_pause_longer_than_the_deadline_is_not_begun(site, told):
+def test_a_pause_longer_than_the_deadline_is_not_begun(site, fake_context):
     site.at("/a")(lambda h: answer(h, b"", 429, Retry_After="3600"))
-    ctx = told()
+    ctx = fake_context()
 
-    with HttpSource(ctx=ctx, patience=HASTY) as source, pytest.raises(SourceBusy) as busy:
+    with HttpSource(ctx=ctx, timeouts=HASTY) as source, pytest.raises(SourceBusy) as busy:
         source.get(site.url("/a"))
 
-    assert (busy.value.retry_after, ctx.naps, len(site.asked)) == (3600, [], 1)
+    assert (busy.value.retry_after, ctx.sleeps, len(site.requests)) == (3600, [], 1)
 
 
-def test_a_retry_after_that_says_nothing_is_ignored(site, told):
+def test_a_retry_after_that_says_nothing_is_ignored(site, fake_context):
     site.at("/a")(lambda h: answer(h, b"", 500, Retry_After="soon"))
 
-    with HttpSource(ctx=told(), patience=HASTY) as source, pytest.raises(SourceBusy) as busy:
+    with HttpSource(ctx=fake_context(), timeouts=HASTY) as source, pytest.raises(SourceBusy) as busy:
         source.get(site.url("/a"))
 
-    assert (busy.value.retry_after, len(site.asked)) == (None, 3)
+    assert (busy.value.retry_after, len(site.requests)) == (None, 3)
 
 
-def test_what_may_have_been_done_is_not_done_again_unless_allowed(site, told):
+def test_unsafe_request_is_repeated_only_if_allowed(site, fake_context):
     site.at("/a")(lambda h: answer(h, b"", 503))
-    with HttpSource(ctx=told(), patience=HASTY) as source:
+    with HttpSource(ctx=fake_context(), timeouts=HASTY) as source:
         with pytest.raises(SourceBusy):
             source.post(site.url("/a"), data=b"x")
-        assert len(site.asked) == 1
+        assert len(site.requests) == 1
         with pytest.raises(SourceBusy):
             source.post(site.url("/a"), data=b"x", repeatable=True)
-        assert len(site.asked) == 4
+        assert len(site.requests) == 4
 
 
-def test_nobody_there_is_told_and_tried_again(told):
-    ctx = told()
+def test_nobody_there_is_told_and_tried_again(fake_context):
+    ctx = fake_context()
     url = f"http://127.0.0.1:{free_port()}/a?key=secret"
 
-    with HttpSource(ctx=ctx, patience=HASTY) as source, pytest.raises(SourceUnreachable, match="no connection") as gone:
+    with HttpSource(ctx=ctx, timeouts=HASTY) as source, pytest.raises(SourceUnreachable, match="no connection") as gone:
         source.post(url, data=b"x")
 
-    assert len(ctx.naps) == 2
+    assert len(ctx.sleeps) == 2
     assert "secret" not in str(gone.value)
 
 
 def test_a_name_that_does_not_exist_is_told():
-    with HttpSource(patience=ONCE) as source, pytest.raises(SourceUnreachable, match="no connection"):
+    with HttpSource(timeouts=ONCE) as source, pytest.raises(SourceUnreachable, match="no connection"):
         source.get("http://nowhere.invalid/")
 
 
 def test_a_server_that_speaks_no_tls_is_unreachable_by_tls(site):
-    with HttpSource(patience=ONCE) as source, pytest.raises(SourceUnreachable, match="no connection"):
+    with HttpSource(timeouts=ONCE) as source, pytest.raises(SourceUnreachable, match="no connection"):
         source.get(site.url("/a").replace("http:", "https:"))
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/a", "file:///etc/passwd", "nothing", "http://", "http://a:b/"])
 def test_what_is_no_http_address_is_refused(url):
-    with HttpSource(patience=ONCE) as source, pytest.raises((SourceRefused, ValueError)):
+    with HttpSource(timeouts=ONCE) as source, pytest.raises((SourceRefused, ValueError)):
         source.get(url)
 
 
-@pytest.mark.parametrize("what", ["head", "body"])
-def test_a_source_that_falls_silent_is_told(site, what):
+@pytest.mark.parametrize("stalled_part", ["head", "body"])
+def test_a_source_that_falls_silent_is_an_error(site, stalled_part):
     @site.at("/a")
     def stall(handler):
-        if what == "body":
+        if stalled_part == "body":
             answer(handler, b"some", length=100)
             handler.wfile.flush()
         site.over.wait(20)
 
-    patience = Patience(stall_sec=0.3, tries=1)
-    with HttpSource(patience=patience) as source, pytest.raises(SourceStalled, match=r"nothing came for 0\.3 s"):
+    patience = Timeouts(stall_sec=0.3, max_attempts=1)
+    with HttpSource(timeouts=patience) as source, pytest.raises(SourceStalled, match=r"nothing came for 0\.3 s"):
         source.get(site.url("/a"))
 
 
-@pytest.mark.parametrize("what", ["head", "body", "body without end"])
-def test_a_source_that_drips_does_not_outlast_the_deadline(site, what):
+@pytest.mark.parametrize("stalled_part", ["head", "body", "body without end"])
+def test_a_source_that_drips_does_not_outlast_the_deadline(site, stalled_part):
     @site.at("/a")
     def drip(handler):
-        if what == "body":
+        if stalled_part == "body":
             answer(handler, b"", length=10_000)
-        elif what == "body without end":
+        elif stalled_part == "body without end":
             handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
         else:
             handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
@@ -253,25 +253,25 @@ def test_a_source_that_drips_does_not_outlast_the_deadline(site, what):
             handler.wfile.flush()
 
     began = time.monotonic()
-    patience = Patience(stall_sec=10, total_sec=0.5)
-    with HttpSource(patience=patience) as source, pytest.raises(SourceTooSlow, match="GET .*/a: it did not finish"):
+    patience = Timeouts(stall_sec=10, total_sec=0.5)
+    with HttpSource(timeouts=patience) as source, pytest.raises(SourceTooSlow, match="GET .*/a: it did not finish"):
         source.get(site.url("/a"))
 
     assert time.monotonic() - began < 8
 
 
 @pytest.mark.parametrize("way", ["get", "download"])
-@pytest.mark.parametrize("what", ["head", "body"])
-def test_a_stop_wakes_a_thread_that_waits_for_the_source(site, told, tmp_path, what, way):
+@pytest.mark.parametrize("stalled_part", ["head", "body"])
+def test_a_stop_wakes_a_thread_that_waits_for_the_source(site, fake_context, tmp_path, stalled_part, way):
     @site.at("/a")
     def stall(handler):
-        if what == "body":
+        if stalled_part == "body":
             answer(handler, b"some", length=100)
             handler.wfile.flush()
         site.over.wait(20)
 
     began = time.monotonic()
-    with HttpSource(ctx=told(stop_at=4), patience=Patience(stall_sec=15)) as source, pytest.raises(Stop):
+    with HttpSource(ctx=fake_context(stop_at=4), timeouts=Timeouts(stall_sec=15)) as source, pytest.raises(Stop):
         if way == "get":
             source.get(site.url("/a"))
         else:
@@ -281,20 +281,20 @@ def test_a_stop_wakes_a_thread_that_waits_for_the_source(site, told, tmp_path, w
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_body_shorter_than_promised_is_truncated_and_fetched_again(site, told, tmp_path):
+def test_short_body_is_truncated_and_retried(site, fake_context, tmp_path):
     @site.at("/a")
     def lie(handler):
-        if len(site.asked) < 3:
+        if len(site.requests) < 3:
             answer(handler, b"half", length=8)
             hang_up(handler)
         else:
             answer(handler, b"halfhalf")
 
-    with HttpSource(ctx=told(), patience=HASTY) as source:
+    with HttpSource(ctx=fake_context(), timeouts=HASTY) as source:
         got = source.download(site.url("/a"), tmp_path / "a", max_bytes=100)
 
     assert (got.path.read_bytes(), got.size) == (b"halfhalf", 8)
-    assert len(site.asked) == 3
+    assert len(site.requests) == 3
 
 
 def test_a_chunked_body_cut_short_is_truncated(site):
@@ -303,18 +303,18 @@ def test_a_chunked_body_cut_short_is_truncated(site):
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
         hang_up(handler)
 
-    with HttpSource(patience=ONCE) as source, pytest.raises(SourceTruncated, match="hung up"):
+    with HttpSource(timeouts=ONCE) as source, pytest.raises(SourceTruncated, match="closed the connection"):
         source.get(site.url("/a"))
 
 
 def test_a_source_that_hangs_up_without_a_word_is_told(site):
     site.at("/a")(hang_up)
 
-    with HttpSource(patience=ONCE) as source, pytest.raises(SourceTruncated, match="hung up"):
+    with HttpSource(timeouts=ONCE) as source, pytest.raises(SourceTruncated, match="closed the connection"):
         source.get(site.url("/a"))
 
 
-def test_a_body_past_its_bound_is_refused_by_its_length_and_by_its_bytes(site):
+def test_large_body_is_refused_by_length_and_by_bytes(site):
     @site.at("/lies")
     def lies(handler):
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"x" * 1_000_000)
@@ -322,42 +322,42 @@ def test_a_body_past_its_bound_is_refused_by_its_length_and_by_its_bytes(site):
 
     site.at("/says")(lambda h: answer(h, b"x", length=1_000_000))
 
-    with HttpSource(max_bytes=1000, patience=HASTY) as source:
+    with HttpSource(max_bytes=1000, timeouts=HASTY) as source:
         with pytest.raises(SourceTooLarge, match="would send 1000000 bytes"):
             source.get(site.url("/says"))
         with pytest.raises(SourceTooLarge, match="sent more than the 1000 bytes"):
             source.get(site.url("/lies"))
-    assert len(site.asked) == 2
+    assert len(site.requests) == 2
 
 
 def test_a_packed_body_is_bounded_by_what_it_unpacks_to(site):
     site.at("/a")(lambda h: answer(h, gzip.compress(bytes(50_000_000)), Content_Encoding="gzip"))
     site.at("/b")(lambda h: answer(h, b"not gzip at all", Content_Encoding="gzip"))
 
-    with HttpSource(patience=ONCE) as source:
+    with HttpSource(timeouts=ONCE) as source:
         with pytest.raises(SourceTooLarge):
             source.get(site.url("/a"))
-        with pytest.raises(SourceBroken, match="not packed as it says"):
+        with pytest.raises(SourceBroken, match="does not match its Content-Encoding"):
             source.get(site.url("/b"))
 
 
 class TestDownload:
     def test_a_file_appears_whole_with_its_size_and_sum(self, site, tmp_path):
-        told = []
+        fake_context = []
         body = bytes(range(256)) * 2000
         site.at("/a")(lambda h: answer(h, body))
         with HttpSource() as source:
             got = source.download(
-                site.url("/a"), tmp_path / "a", max_bytes=10**6, on_bytes=lambda *so_far: told.append(so_far)
+                site.url("/a"), tmp_path / "a", max_bytes=10**6, on_bytes=lambda *so_far: fake_context.append(so_far)
             )
 
         assert got.path.read_bytes() == body
         assert got.sha256 == hashlib.sha256(body).hexdigest()
-        assert told[-1] == (len(body), len(body))
+        assert fake_context[-1] == (len(body), len(body))
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
     def test_a_length_not_said_is_not_known(self, site, tmp_path):
-        told = []
+        fake_context = []
 
         @site.at("/a")
         def unsaid(handler):
@@ -366,10 +366,10 @@ class TestDownload:
 
         with HttpSource() as source:
             source.download(
-                site.url("/a"), tmp_path / "a", max_bytes=10**6, on_bytes=lambda *so_far: told.append(so_far)
+                site.url("/a"), tmp_path / "a", max_bytes=10**6, on_bytes=lambda *so_far: fake_context.append(so_far)
             )
 
-        assert told == [(4, None)]
+        assert fake_context == [(4, None)]
 
     def test_what_failed_leaves_the_old_file_and_no_other(self, site, tmp_path):
         (tmp_path / "a").write_bytes(b"old")
@@ -379,7 +379,7 @@ class TestDownload:
             answer(handler, b"half", length=8)
             hang_up(handler)
 
-        with HttpSource(patience=ONCE) as source, pytest.raises(SourceTruncated):
+        with HttpSource(timeouts=ONCE) as source, pytest.raises(SourceTruncated):
             source.download(site.url("/a"), tmp_path / "a", max_bytes=100)
 
         assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
@@ -411,17 +411,17 @@ class TestRedirects:
         assert (got.body, got.url) == (b"t", site.url("/b"))
 
     @pytest.mark.parametrize("where", ["127.0.0.1", "localhost"])
-    def test_one_to_a_private_address_is_refused_before_anything_is_asked_there(self, site, where):
+    def test_redirect_to_private_address_is_refused_unsent(self, site, where):
         with serving() as inner:
             inner.at("/secret")(lambda h: answer(h, b"secret"))
             site.at("/a")(lambda h: answer(h, b"", 302, Location=inner.url("/secret", where)))
-            with HttpSource(patience=HASTY) as source, pytest.raises(SourceRefused, match="private address"):
+            with HttpSource(timeouts=HASTY) as source, pytest.raises(SourceRefused, match="private address"):
                 source.get(site.url("/a"))
 
-            assert inner.asked == []
-        assert len(site.asked) == 1
+            assert inner.requests == []
+        assert len(site.requests) == 1
 
-    def test_one_to_a_private_address_is_followed_if_allowed_but_without_secrets(self, site):
+    def test_allowed_private_redirect_carries_no_secrets(self, site):
         heard = []
         with serving() as inner:
 
@@ -439,13 +439,13 @@ class TestRedirects:
         assert not {"X-Token", "Authorization"} & set(heard[0])
 
     @pytest.mark.parametrize(("status", "then"), [(302, "GET /b"), (303, "GET /b"), (307, "POST /b"), (308, "POST /b")])
-    def test_what_was_posted_is_posted_again_only_where_the_status_says_so(self, site, status, then):
+    def test_post_is_redirected_as_post_only_by_307_and_308(self, site, status, then):
         site.at("/a")(lambda h: (h.rfile.read(1), answer(h, b"", status, Location="/b")))
         site.at("/b")(lambda h: answer(h, h.rfile.read(int(h.headers.get("Content-Length", "0")))))
         with HttpSource() as source:
             got = source.post(site.url("/a"), data=b"x")
 
-        assert site.asked == ["POST /a", then]
+        assert site.requests == ["POST /a", then]
         assert got.body == (b"x" if then.startswith("POST") else b"")
 
     def test_a_ring_of_them_is_given_up(self, site):
@@ -480,19 +480,19 @@ class Peer(socket.socket):
 @pytest.mark.parametrize("host", ["10.1.2.3", "fe80::1%eth0", "::ffff:10.0.0.1", "fec0::1", "3fff::1", "192.0.0.8"])
 def test_socket_to_a_private_address_is_refused(host):
     with Peer(host) as peer, pytest.raises(SourceRefused, match="private"):
-        Sockets().add_public(peer)
+        OpenSockets().add_public(peer)
 
 
 @pytest.mark.parametrize("host", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"])
 def test_socket_to_a_public_address_is_taken(host):
     with Peer(host) as peer:
-        Sockets().add_public(peer)
+        OpenSockets().add_public(peer)
 
 
 def test_a_proxy_is_used_and_may_be_private(site):
     site.at("http://source.example/a")(lambda h: answer(h, b"through the proxy"))
     with HttpSource() as source:
-        for session in (source._own, source._strangers):
+        for session in (source._session, source._redirect_session):
             session.proxies = {"http": f"http://127.0.0.1:{site.port}"}
         got = source.get("http://source.example/a")
 
@@ -536,9 +536,9 @@ class Unhurried:
         """Nor does it wait."""
 
 
-@pytest.mark.parametrize(("left", "told"), [(-0.001, SourceTooSlow), (60.0, OSError)])
-def test_what_fails_after_the_deadline_has_failed_by_the_deadline(left, told):
+@pytest.mark.parametrize(("left", "fake_context"), [(-0.001, SourceTooSlow), (60.0, OSError)])
+def test_failure_after_the_deadline_is_too_slow(left, fake_context):
     """Though the watch has not looked yet: the socket's own time-out is cut to the same moment."""
-    watch = Watch(Sockets(), Unhurried(), time.monotonic() + left)
+    watch = ConnectionWatchdog(OpenSockets(), Unhurried(), time.monotonic() + left)
 
-    assert type(watch.why(OSError("timed out"))) is told
+    assert type(watch.cause_of(OSError("timed out"))) is fake_context

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.toolkit.errors import BadTime
-from pipelines.toolkit.times import Clash, TimeReader, Unit
+from pipelines.toolkit.times import OffsetConflict, TimeReader, Unit
 
 MOSCOW = ZoneInfo("Europe/Moscow")
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -33,10 +33,10 @@ NOON_UTC = datetime(2024, 1, 31, 12, tzinfo=UTC)
     ],
 )
 def test_every_way_to_write_a_moment_gives_that_moment_in_moscow(written):
-    found = TimeReader().read(written)
+    instant = TimeReader().read(written)
 
-    assert found == NOON_UTC
-    assert found.tzinfo == MOSCOW
+    assert instant == NOON_UTC
+    assert instant.tzinfo == MOSCOW
 
 
 @pytest.mark.parametrize("written", ["2024-01-31", "20240131", date(2024, 1, 31)])
@@ -44,7 +44,7 @@ def test_a_date_is_its_midnight(written):
     assert TimeReader().read(written) == datetime(2024, 1, 31, tzinfo=MOSCOW)
 
 
-def test_the_zone_it_was_written_in_and_the_zone_wanted_may_differ():
+def test_source_zone_and_result_zone_may_differ():
     reader = TimeReader(zone=UTC, written_in=BERLIN)
 
     assert reader.read("2024-07-01 12:00").isoformat() == "2024-07-01T10:00:00+00:00"
@@ -65,7 +65,7 @@ def test_a_source_that_always_counts_milliseconds_can_say_so():
 
 
 @given(st.datetimes(datetime(1973, 3, 4), datetime(2099, 12, 31), timezones=st.just(UTC)))  # noqa: DTZ001
-def test_seconds_and_milliseconds_of_one_moment_are_told_apart_by_size(moment):
+def test_seconds_and_milliseconds_differ_by_size(moment):
     whole = moment.replace(microsecond=moment.microsecond // 1000 * 1000)
     milliseconds = (whole - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
@@ -112,16 +112,16 @@ def test_an_hour_that_never_happened_is_not_guessed():
 
 @pytest.mark.parametrize(
     ("clash", "twice", "skipped"),
-    [(Clash.EARLIER, "00:30", "00:30"), (Clash.LATER, "01:30", "01:30")],
+    [(OffsetConflict.EARLIER, "00:30", "00:30"), (OffsetConflict.LATER, "01:30", "01:30")],
 )
 def test_either_side_of_a_clock_change_can_be_chosen(clash, twice, skipped):
-    reader = TimeReader(zone=UTC, written_in=BERLIN, clash=clash)
+    reader = TimeReader(zone=UTC, written_in=BERLIN, offset_conflict=clash)
 
     assert reader.read("2024-10-27 02:30").strftime("%H:%M") == twice
     assert reader.read("2024-03-31 02:30").strftime("%H:%M") == skipped
 
 
 def test_an_offset_settles_what_a_zone_cannot():
-    found = TimeReader(written_in=BERLIN).read("2024-10-27T02:30:00+01:00")
+    instant = TimeReader(written_in=BERLIN).read("2024-10-27T02:30:00+01:00")
 
-    assert found == datetime(2024, 10, 27, 2, 30, tzinfo=timezone(timedelta(hours=1)))
+    assert instant == datetime(2024, 10, 27, 2, 30, tzinfo=timezone(timedelta(hours=1)))

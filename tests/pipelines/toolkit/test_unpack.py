@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipelines.contract import Stop
 from pipelines.toolkit.errors import BrokenArchive, ExpandsTooMuch, TruncatedArchive
-from pipelines.toolkit.unpack import Bounds, Packing, pieces
+from pipelines.toolkit.unpack import Bounds, Compression, pieces
 
 TEXT = "".join(f'{{"n": {n}, "text": "{n * 7919 % 1_000_003}"}}\n' for n in range(20_000)).encode()
 
@@ -44,10 +44,10 @@ PACKED = {
 def test_an_archive_is_told_by_its_content_and_read_whole(packed, tmp_path):
     path = tmp_path / "archive"
     path.write_bytes(packed)
-    found = list(pieces(path))
+    expanded = list(pieces(path))
 
-    assert b"".join(found) == TEXT
-    assert max(map(len, found)) <= 64 * 1024
+    assert b"".join(expanded) == TEXT
+    assert max(map(len, expanded)) <= 64 * 1024
 
 
 def test_a_stream_is_read_as_it_comes_and_left_open():
@@ -61,9 +61,9 @@ def test_a_stream_is_read_as_it_comes_and_left_open():
     assert not stream.closed
 
 
-@pytest.mark.parametrize("packing", Packing)
+@pytest.mark.parametrize("packing", Compression)
 def test_nothing_is_nothing(packing):
-    assert list(pieces(io.BytesIO(b""), packing=packing)) == []
+    assert list(pieces(io.BytesIO(b""), compression=packing)) == []
 
 
 @settings(max_examples=60)
@@ -76,10 +76,12 @@ def test_an_archive_cut_anywhere_is_named_as_truncated(name, data):
     if name == "zstd, skippable frames":
         ends |= {len(SKIPPABLE), len(packed) - len(SKIPPABLE)}
     cut = data.draw(st.integers(1, len(packed) - 1).filter(lambda at: at not in ends))
-    packing = Packing.GZIP if name == "gzip" else Packing.ZSTD  # a very short one is not told by content
+    packing = (
+        Compression.GZIP if name == "gzip" else Compression.ZSTD
+    )  # a very short one is not fake_context by content
 
     with pytest.raises(TruncatedArchive, match="ends in the middle"):
-        list(pieces(io.BytesIO(packed[:cut]), packing=packing))
+        list(pieces(io.BytesIO(packed[:cut]), compression=packing))
 
 
 @settings(max_examples=60)
@@ -88,7 +90,7 @@ def test_frames_of_every_kind_are_followed_to_their_end(content, repeat, checksu
     blocks = content * 10**repeat
     packed = zstd(blocks, write_checksum=checksum) + zstd(blocks[:300], write_content_size=False)
 
-    assert b"".join(pieces(io.BytesIO(packed), packing=Packing.ZSTD)) == blocks + blocks[:300]
+    assert b"".join(pieces(io.BytesIO(packed), compression=Compression.ZSTD)) == blocks + blocks[:300]
 
 
 @pytest.mark.parametrize(
@@ -108,10 +110,10 @@ def test_a_damaged_archive_is_named_as_damaged(packed):
         list(pieces(io.BytesIO(packed)))
 
 
-@pytest.mark.parametrize("packing", [Packing.ZSTD, Packing.GZIP])
+@pytest.mark.parametrize("packing", [Compression.ZSTD, Compression.GZIP])
 def test_what_is_no_archive_is_named(packing):
     with pytest.raises(BrokenArchive, match="or is none"):
-        list(pieces(io.BytesIO(b"<html>no such export</html>"), packing=packing))
+        list(pieces(io.BytesIO(b"<html>no such export</html>"), compression=packing))
 
 
 def test_a_bomb_ends_early_and_in_little_memory():
@@ -153,8 +155,8 @@ def test_a_window_larger_than_allowed_is_refused():
     assert b"".join(pieces(io.BytesIO(data), bounds=Bounds(window_bytes=2**26))) == TEXT
 
 
-def test_the_context_is_asked_before_every_piece(told):
-    ctx = told(stop_at=3)
+def test_the_context_is_asked_before_every_piece(fake_context):
+    ctx = fake_context(stop_at=3)
 
     with pytest.raises(Stop):
         list(pieces(io.BytesIO(TEXT), ctx=ctx))

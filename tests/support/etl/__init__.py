@@ -1,4 +1,4 @@
-"""Pipelines for tests of real processes. What they do is seen in a file that outlives whoever is killed."""
+"""Pipelines for tests of real processes. They report to a file, which survives a killed process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from pipelines.contract import Context, Stop, register
 
 
-def _trace(args: dict[str, Any], ctx: Context, what: str) -> None:
-    line = {"what": what, "job": str(ctx.job_id), "attempt": ctx.attempt, "pid": os.getpid(), "at": time.time()}
+def _trace(args: dict[str, Any], ctx: Context, action: str) -> None:
+    line = {"what": action, "job": str(ctx.job_id), "attempt": ctx.attempt, "pid": os.getpid(), "at": time.time()}
     file = os.open(args["trace"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(file, (json.dumps(line) + "\n").encode())  # one write: lines of many processes do not mix
@@ -23,7 +23,7 @@ def _trace(args: dict[str, Any], ctx: Context, what: str) -> None:
 
 
 @contextmanager
-def _traced(args: dict[str, Any], ctx: Context) -> Iterator[None]:
+def _traced_run(args: dict[str, Any], ctx: Context) -> Iterator[None]:
     _trace(args, ctx, "began")
     try:
         yield
@@ -36,42 +36,42 @@ def _traced(args: dict[str, Any], ctx: Context) -> Iterator[None]:
 @register("test.nap")
 def nap(args: dict[str, Any], ctx: Context) -> dict[str, int]:
     """Sleeps as a good pipeline does."""
-    with _traced(args, ctx):
+    with _traced_run(args, ctx):
         ctx.sleep(args["seconds"])
     return {"attempt": ctx.attempt}
 
 
 @register("test.until")
-def until(args: dict[str, Any], ctx: Context) -> dict[str, int]:
-    """Goes on until a file is there."""
-    with _traced(args, ctx):
+def run_until_file(args: dict[str, Any], ctx: Context) -> dict[str, int]:
+    """Runs until a file exists."""
+    with _traced_run(args, ctx):
         while not Path(args["file"]).exists():
             ctx.sleep(0.02)
     return {"attempt": ctx.attempt}
 
 
 @register("test.deaf")
-def deaf(args: dict[str, Any], ctx: Context) -> dict[str, int]:
-    """Goes on until a file is there, and hears of nothing else."""
-    with _traced(args, ctx):
+def ignore_stop(args: dict[str, Any], ctx: Context) -> dict[str, int]:
+    """Runs until a file exists, and ignores stops."""
+    with _traced_run(args, ctx):
         while not Path(args["file"]).exists():
             time.sleep(0.02)
     return {"attempt": ctx.attempt}
 
 
 @register("test.secret")
-def secret(args: dict[str, Any], ctx: Context) -> None:
-    """Fails with something in its words that nobody is to read."""
+def fail_with_secret(args: dict[str, Any], ctx: Context) -> None:
+    """Fails with a secret in its message."""
     raise RuntimeError(f"refused: password={args['password']}")
 
 
 @register("test.tell")
-def tell(args: dict[str, Any], ctx: Context) -> dict[str, int]:
-    """Says how far it is and what it does, and goes on until a file is there."""
+def report_progress(args: dict[str, Any], ctx: Context) -> dict[str, int]:
+    """Reports progress and logs, and runs until a file exists."""
     ctx.progress(40, 100, "rows")
     print("reading the first page")  # noqa: T201 - as pipelines do
     ctx.log.warning("the source is slow today")
-    with _traced(args, ctx):
+    with _traced_run(args, ctx):
         while not Path(args["file"]).exists():
             ctx.sleep(0.02)
     return {"rows": 100}

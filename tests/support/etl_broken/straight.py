@@ -1,8 +1,8 @@
-"""A pipeline beside a broken one."""
+"""A working pipeline in a package with a broken one."""
 
 from pipelines.contract import register
 
 
 @register("test.straight")
-def straight() -> None:
+def do_nothing() -> None:
     """Does nothing, well."""

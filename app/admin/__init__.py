@@ -1,0 +1,1 @@
+"""What operators read and change: search, edits, bulk, queues, statistics, retention, webhooks, keys, audit."""

@@ -1,0 +1,143 @@
+"""Alert rules, their alerts, and the check that fires and resolves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from app.db.encoding import validate_text
+from app.errors import RuleExists, RuleNotFound
+from app.queue.jobs import Executor, as_uuid
+
+
+class RuleKind(StrEnum):
+    """What a rule compares with its threshold."""
+
+    FAILURE_RATE = "failure_rate"  # the share of failed runs within the window
+    NO_SUCCESS = "no_success"  # seconds since a task last succeeded
+    QUEUE_AGE = "queue_age"  # seconds that the oldest ready job has waited
+    STALLED = "stalled"  # seconds since a running job's progress last changed
+    DEAD_WORKER = "dead_worker"  # seconds since a worker's last heartbeat
+
+
+@dataclass(frozen=True)
+class AlertRule:
+    rule_id: UUID
+    name: str
+    kind: RuleKind
+    queue: str | None
+    task: str | None
+    threshold: float
+    window_sec: float
+    min_runs: int
+    active: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class FiredAlert:
+    """An alert; `subject` is the task, queue, job or worker that it is about."""
+
+    alert_id: UUID
+    rule_id: UUID | None
+    kind: str
+    name: str
+    subject: str
+    queue: str | None
+    task: str | None
+    value: float | None
+    detail: str
+    started_at: datetime
+    last_checked_at: datetime
+    resolved_at: datetime | None
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    fired: int
+    resolved: int
+
+
+class Alerts:
+    """Reads and changes alert rules, and checks them."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+
+    def add(
+        self,
+        name: str,
+        kind: RuleKind,
+        threshold: float,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        window_sec: float = 3600.0,
+        min_runs: int = 1,
+    ) -> AlertRule:
+        """Raises RuleExists if there is one of this name."""
+        texts = {"name": name, "queue": queue, "task": task}
+        values = {"kind": kind.value, "threshold": threshold, "window_sec": window_sec, "min_runs": min_runs}
+        rows = self._execute(
+            "add_alert_rule",
+            {field: None if text is None else validate_text(field, text) for field, text in texts.items()} | values,
+        )
+        if not rows:
+            raise RuleExists(name)
+        return _rule_from_row(rows[0])
+
+    def rules(self) -> list[AlertRule]:
+        return [_rule_from_row(row) for row in self._execute("alert_rules", {"rule_id": None})]
+
+    def rule(self, rule_id: UUID) -> AlertRule:
+        return _rule_from_row(self._single_row("alert_rules", rule_id))
+
+    def change(
+        self,
+        rule_id: UUID,
+        *,
+        threshold: float | None = None,
+        window_sec: float | None = None,
+        min_runs: int | None = None,
+        active: bool | None = None,
+    ) -> AlertRule:
+        """Change a rule; None leaves a value as it is."""
+        values = {"threshold": threshold, "window_sec": window_sec, "min_runs": min_runs, "active": active}
+        return _rule_from_row(self._single_row("change_alert_rule", rule_id, **values))
+
+    def remove(self, rule_id: UUID) -> None:
+        self._single_row("remove_alert_rule", rule_id)
+
+    def _single_row(self, statement: str, rule_id: UUID, **parameters: Any) -> tuple[Any, ...]:
+        rows = self._execute(statement, {"rule_id": str(rule_id), **parameters})
+        if not rows:
+            raise RuleNotFound(rule_id)
+        return rows[0]
+
+    def all(self, *, firing: bool = True, before: UUID | None = None, limit: int = 100) -> list[FiredAlert]:
+        """List firing alerts, or all, newest first; `before` is the last one of the previous page."""
+        parameters = {"firing": firing, "before": None if before is None else str(before), "limit": limit}
+        return [_alert_from_row(row) for row in self._execute("alerts", parameters)]
+
+    def counts(self) -> dict[str, int]:
+        """The number of firing alerts by kind."""
+        return {row[0]: row[1] for row in self._execute("count_alerts")}
+
+    def check(self, *, interval_sec: float) -> CheckResult:
+        """Check all rules, as is done every `interval_sec`; fire and resolve alerts."""
+        return CheckResult(*self._execute("check_rules", {"interval_sec": interval_sec})[0][:2])
+
+    def prune(self, *, keep_sec: float) -> None:
+        self._execute("prune_alerts", {"keep_sec": keep_sec})
+
+
+def _rule_from_row(row: tuple[Any, ...]) -> AlertRule:
+    return AlertRule(as_uuid(row[0]), row[1], RuleKind(row[2]), *row[3:])
+
+
+def _alert_from_row(row: tuple[Any, ...]) -> FiredAlert:
+    return FiredAlert(as_uuid(row[0]), row[1] and as_uuid(row[1]), *row[2:])

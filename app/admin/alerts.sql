@@ -1,0 +1,153 @@
+-- Alert rules, the alerts that they fire, and the check of all rules.
+
+-- name: add_alert_rule
+-- No row: a rule of this name exists.
+INSERT INTO dl_alert_rules (name, kind, queue, task, threshold, window_sec, min_runs)
+VALUES (%(name)s::text, %(kind)s::text, %(queue)s::text, %(task)s::text, %(threshold)s::float8, %(window_sec)s::float8,
+        %(min_runs)s::int)
+    ON CONFLICT (name) DO NOTHING
+RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at;
+
+-- name: alert_rules
+SELECT rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at
+  FROM dl_alert_rules
+ WHERE (%(rule_id)s::uuid IS NULL OR rule_id = %(rule_id)s::uuid)
+ ORDER BY name;
+
+-- name: change_alert_rule
+-- A parameter that is NULL leaves its column unchanged.
+UPDATE dl_alert_rules
+   SET threshold = coalesce(%(threshold)s::float8, threshold),
+       window_sec = coalesce(%(window_sec)s::float8, window_sec),
+       min_runs = coalesce(%(min_runs)s::int, min_runs),
+       active = coalesce(%(active)s::bool, active)
+ WHERE rule_id = %(rule_id)s::uuid
+RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at;
+
+-- name: remove_alert_rule
+-- The next check resolves the alerts of the removed rule.
+DELETE FROM dl_alert_rules WHERE rule_id = %(rule_id)s::uuid RETURNING rule_id;
+
+-- name: alerts
+SELECT alert_id, rule_id, kind, name, subject, queue, task, value, detail, started_at, seen_at, ended_at
+  FROM dl_alerts
+ WHERE (ended_at IS NULL OR NOT %(firing)s::bool)
+   AND (%(before)s::uuid IS NULL
+        OR (started_at, alert_id) < (SELECT b.started_at, b.alert_id FROM dl_alerts b WHERE b.alert_id = %(before)s::uuid))
+ ORDER BY started_at DESC, alert_id DESC
+ LIMIT %(limit)s::int;
+
+-- name: count_alerts
+SELECT kind, count(*) FROM dl_alerts WHERE ended_at IS NULL GROUP BY kind;
+
+-- name: check_rules
+-- Checks all rules once; the maintenance leader does so periodically. What it reads is bounded: the statistics of a
+-- window, the running jobs, the first ready jobs of each queue and priority, the workers. An alert fires when its rule is
+-- first broken, and is resolved when the rule has held for longer than an interval. Both are queued for delivery in this transaction.
+WITH stale AS (
+    DELETE FROM dl_stalled_progress s
+     WHERE NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = s.job_id AND j.status::text = 'running')
+)
+INSERT INTO dl_stalled_progress AS s (job_id, run_id, digest)
+SELECT job_id, run_id, md5(progress::text || coalesce(checkpoint::text, ''))
+  FROM dl_jobs
+ WHERE status = 'running'
+   AND EXISTS (SELECT FROM dl_alert_rules WHERE kind = 'stalled' AND active)
+    ON CONFLICT (job_id) DO UPDATE
+   SET run_id = excluded.run_id, digest = excluded.digest, since = clock_timestamp()
+ WHERE s.run_id IS DISTINCT FROM excluded.run_id OR s.digest <> excluded.digest;
+
+WITH RECURSIVE rules AS MATERIALIZED (
+    SELECT * FROM dl_alert_rules WHERE active
+), heads AS (  -- each queue and priority that has ready jobs, by a loose scan of the claim index
+    (SELECT queue, priority
+       FROM dl_jobs
+      WHERE status = 'queued' AND wait_state = 'ready' AND EXISTS (SELECT FROM rules WHERE kind = 'queue_age')
+      ORDER BY queue, priority LIMIT 1)
+    UNION ALL
+    SELECT next.queue, next.priority
+      FROM heads CROSS JOIN LATERAL (
+               SELECT j.queue, j.priority
+                 FROM dl_jobs j
+                WHERE j.status = 'queued' AND j.wait_state = 'ready' AND (j.queue, j.priority) > (heads.queue, heads.priority)
+                ORDER BY j.queue, j.priority LIMIT 1) next
+), waits AS MATERIALIZED (
+    SELECT heads.queue, extract(epoch FROM clock_timestamp() - min(first.since))::float8 AS sec
+      FROM heads CROSS JOIN LATERAL (
+               SELECT greatest(j.created_at, j.available_at) AS since
+                 FROM dl_jobs j
+                WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue = heads.queue AND j.priority = heads.priority
+                ORDER BY j.created_at, j.job_id LIMIT 20) first
+     GROUP BY heads.queue
+), broken AS MATERIALIZED (
+    SELECT r.rule_id, r.kind, r.name, c.task AS subject, r.queue, c.task, c.unsuccessful / c.runs AS value,
+           c.unsuccessful || ' of ' || c.runs || ' runs of ' || c.task || ' failed within ' || r.window_sec || ' s' AS detail
+      FROM rules r CROSS JOIN LATERAL (
+               SELECT u.task, sum(u.count)::float8 AS runs,
+                      coalesce(sum(u.count) FILTER (WHERE u.measure <> 'succeeded'), 0)::float8 AS unsuccessful
+                 FROM dl_statistics u
+                WHERE u.span_sec = 60 AND u.measure IN ('succeeded', 'failed', 'lost')
+                  AND u.started_at > clock_timestamp() - make_interval(secs => r.window_sec + 60)
+                  AND coalesce(u.task = r.task, true) AND coalesce(u.queue = r.queue, true)
+                GROUP BY u.task) c
+     WHERE r.kind = 'failure_rate' AND c.runs >= r.min_runs AND c.unsuccessful / c.runs > r.threshold
+    UNION ALL
+    SELECT r.rule_id, r.kind, r.name, r.task, r.queue, r.task, s.sec,
+           r.task || ' has not succeeded for ' || round(s.sec) || ' s'
+      FROM rules r CROSS JOIN LATERAL (
+               SELECT extract(epoch FROM clock_timestamp() - coalesce(
+                          greatest((SELECT max(l.ended_at) FROM dl_recent_runs l
+                                     WHERE l.task = r.task AND l.outcome = 'succeeded' AND coalesce(l.queue = r.queue, true)),
+                                   (SELECT max(u.started_at) + make_interval(secs => u.span_sec)
+                                      FROM dl_statistics u
+                                     WHERE u.span_sec = CASE WHEN r.threshold <= 7200 THEN 60
+                                                         WHEN r.threshold <= 172800 THEN 900 ELSE 3600 END
+                                       AND u.started_at > clock_timestamp() - make_interval(secs => r.threshold + 3600)
+                                       AND u.task = r.task AND u.measure = 'succeeded' AND coalesce(u.queue = r.queue, true)
+                                     GROUP BY u.span_sec)),
+                          r.created_at))::float8 AS sec) s
+     WHERE r.kind = 'no_success' AND s.sec > r.threshold
+    UNION ALL
+    SELECT r.rule_id, r.kind, r.name, w.queue, w.queue, NULL, w.sec,
+           'a job of ' || w.queue || ' has been ready for ' || round(w.sec) || ' s'
+      FROM rules r JOIN waits w ON coalesce(w.queue = r.queue, true)
+     WHERE r.kind = 'queue_age' AND w.sec > r.threshold
+    UNION ALL
+    SELECT r.rule_id, r.kind, r.name, j.job_id::text, j.queue, j.task, s.sec,
+           'job ' || j.job_id || ' (' || j.task || ') runs on ' || coalesce(j.worker, '') || ', and its progress has not changed for '
+           || round(s.sec) || ' s'
+      FROM rules r CROSS JOIN dl_stalled_progress stalled
+           CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - stalled.since)::float8 AS sec) s
+           JOIN dl_jobs j ON j.job_id = stalled.job_id AND j.run_id = stalled.run_id
+     WHERE r.kind = 'stalled' AND s.sec > r.threshold AND j.status::text = 'running'
+       AND coalesce(j.task = r.task, true) AND coalesce(j.queue = r.queue, true)
+    UNION ALL
+    SELECT r.rule_id, r.kind, r.name, w.name, r.queue, NULL, s.sec,
+           'the worker ' || w.name || ' has been silent for ' || round(s.sec) || ' s'
+      FROM rules r CROSS JOIN dl_workers w
+           CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS sec) s
+     WHERE r.kind = 'dead_worker' AND s.sec > greatest(r.threshold, 3 * w.heartbeat_sec) AND s.sec < r.window_sec
+       AND coalesce(r.queue = ANY (w.queues), true)
+), new_alerts AS (
+    INSERT INTO dl_alerts AS a (rule_id, kind, name, subject, queue, task, value, detail)
+    SELECT DISTINCT ON (rule_id, subject) rule_id, kind, name, subject, queue, task, value, detail
+      FROM broken
+     ORDER BY rule_id, subject, value DESC
+        ON CONFLICT (coalesce(rule_id, '00000000-0000-0000-0000-000000000000'), kind, subject) WHERE ended_at IS NULL
+        DO UPDATE SET seen_at = clock_timestamp(), value = excluded.value, detail = excluded.detail
+    RETURNING a.alert_id, a.xmax = 0 AS new
+), ended_alerts AS (
+    UPDATE dl_alerts a
+       SET ended_at = clock_timestamp()
+     WHERE a.ended_at IS NULL AND a.rule_id IS NOT NULL
+       AND a.seen_at < clock_timestamp() - make_interval(secs => 1.5 * %(interval_sec)s::float8)
+       AND NOT EXISTS (SELECT FROM broken b WHERE b.rule_id = a.rule_id AND b.subject = a.subject)
+    RETURNING a.alert_id
+)
+SELECT (SELECT count(*) FROM new_alerts WHERE new) AS fired,
+       (SELECT count(*) FROM ended_alerts) AS resolved,
+       (SELECT dl_create_alert_deliveries(array_agg(alert_id), 'alert.firing') FROM new_alerts WHERE new) AS fired_deliveries,
+       (SELECT dl_create_alert_deliveries(array_agg(alert_id), 'alert.resolved') FROM ended_alerts) AS resolved_deliveries;
+
+-- name: prune_alerts
+DELETE FROM dl_alerts WHERE ended_at < clock_timestamp() - make_interval(secs => %(keep_sec)s::float8);

@@ -1,0 +1,104 @@
+"""The audit: the table dl_audit, with who did what, when, from where, and what it changed.
+
+    with acting_as(AuditContext(action="edit_job", actor="etl-team", via="key", address="10.0.0.7", request_id=…)):
+        editor.edit(…)
+
+Inside the block every statement of this thread carries the context, and triggers on dl_jobs, dl_api_keys and others write
+an entry for each changed row, with the columns that differ, in the transaction of the change. Of args and results only the
+names are recorded. Claims, heartbeats and settlements have no context, and write nothing.
+
+`app.web.routing` does so around each request that may change something. To audit another table, give it a trigger like
+that of dl_api_keys. `AuditLog.record` is for what changes no row, such as a login.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from app.db.audit_context import AuditContext
+from app.db.encoding import sanitize_json
+
+if TYPE_CHECKING:
+    from app.queue.jobs import Executor
+
+_MAX_STATE_BYTES = 16_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditEntry:
+    """An entry of the audit. `before` and `after` have the changed columns, of args only the names."""
+
+    audit_id: int
+    at: datetime
+    action: str
+    actor: str
+    key_id: str | None
+    via: str
+    address: str | None
+    request_id: str | None
+    subject: str  # the type of resource: job, key, queue, session …
+    subject_id: str | None
+    before: Any
+    after: Any
+    db_user: str
+
+
+class AuditCriteria(TypedDict, total=False):
+    """Which entries to list; None, or left out, matches any. `before` and `after` are ids of entries."""
+
+    action: str | None
+    actor: str | None
+    key_id: str | None
+    subject: str | None
+    subject_id: str | None
+    request_id: str | None
+    since: datetime | None
+    until: datetime | None
+    before: int | None
+    after: int | None
+
+
+class AuditLog:
+    """Reads and writes the audit."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._execute = executor.execute
+
+    def record(
+        self,
+        context: AuditContext,
+        subject: str,
+        subject_id: str | None = None,
+        *,
+        before: Any = None,
+        after: Any = None,
+    ) -> None:
+        """Record an action that changes no audited row."""
+        states = {
+            name: None if state is None else sanitize_json(state, _MAX_STATE_BYTES)
+            for name, state in (("before", before), ("after", after))
+        }
+        self._execute("record_audit", {**context.to_dict(), **states, "subject": subject, "subject_id": subject_id})
+
+    def entries(self, *, limit: int = 100, **criteria: Unpack[AuditCriteria]) -> list[AuditEntry]:
+        """Matching entries, newest first."""
+        parameters: dict[str, Any] = {**dict.fromkeys(AuditCriteria.__annotations__), **criteria, "limit": limit}
+        return [_entry_from_row(row) for row in self._execute("audit_entries", parameters)]
+
+    def newest_id(self) -> int:
+        """The id of the newest entry, or 0."""
+        return int(self._execute("newest_audit_id")[0][0])
+
+    def prune(self, *, keep_sec: float, limit: int) -> int:
+        """Delete entries older than `keep_sec`, but none of the last day; return their number."""
+        return int(self._execute("prune_audit", {"keep_sec": keep_sec, "limit": limit})[0][0])
+
+
+def _entry_from_row(row: tuple[Any, ...]) -> AuditEntry:
+    values = dict(zip(AuditEntry.__dataclass_fields__, row, strict=True))
+    for name in ("before", "after"):
+        values[name] = None if values[name] is None else json.loads(values[name])
+    return AuditEntry(**values)

@@ -1,0 +1,207 @@
+-- Bulk operations on all jobs that match a filter, in batches. A batch is one transaction: it locks the operation's row,
+-- changes some jobs, and advances the cursor. If the process dies, the batch is rolled back, and another process repeats it.
+
+-- name: create_bulk
+INSERT INTO dl_bulk (action, filter, priority, expected, requested_by)
+VALUES (%(action)s::text, %(filter)s::jsonb, %(priority)s::int, %(expected)s::bigint, %(requested_by)s::text)
+RETURNING bulk_id, pg_notify('dl_control', 'bulk');
+
+-- name: get_bulk
+SELECT bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed, cursor_at, cursor_id,
+       requested_by, error, created_at, started_at, finished_at
+  FROM dl_bulk
+ WHERE bulk_id = %(bulk_id)s::uuid;
+
+-- name: list_bulk
+SELECT bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed, cursor_at, cursor_id,
+       requested_by, error, created_at, started_at, finished_at
+  FROM dl_bulk
+ ORDER BY created_at DESC, bulk_id DESC
+ LIMIT %(limit)s::int;
+
+-- name: lease_bulk
+-- Start or continue the oldest unfinished operation, or finish it if its cancel is requested.
+UPDATE dl_bulk
+   SET state = CASE WHEN cancel_requested THEN 'canceled' ELSE 'running' END,
+       started_at = coalesce(started_at, clock_timestamp()),
+       finished_at = CASE WHEN cancel_requested THEN clock_timestamp() END
+ WHERE bulk_id = (SELECT bulk_id FROM dl_bulk
+                   WHERE state IN ('waiting', 'running') ORDER BY created_at, bulk_id LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed, cursor_at,
+          cursor_id, requested_by, error, created_at, started_at, finished_at;
+
+-- name: cancel_bulk
+UPDATE dl_bulk SET cancel_requested = true
+ WHERE bulk_id = %(bulk_id)s::uuid AND state IN ('waiting', 'running')
+RETURNING bulk_id;
+
+-- name: finish_bulk
+UPDATE dl_bulk SET state = %(state)s::text, error = %(error)s::text, finished_at = clock_timestamp()
+ WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running'
+RETURNING bulk_id;
+
+-- name: fail_bulk_batch
+-- Count a failed batch, which is then repeated; after ten failures in a row the operation fails.
+UPDATE dl_bulk
+   SET failed_batches = failed_batches + 1, error = %(error)s::text,
+       state = CASE WHEN failed_batches >= 9 THEN 'failed' ELSE state END,
+       finished_at = CASE WHEN failed_batches >= 9 THEN clock_timestamp() END
+ WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running';
+
+-- name: bulk_cancel
+-- queued -> canceled. A running job gets cancel_requested, and a trigger notifies its worker. Like `cancel`, for many jobs.
+SELECT bulk_id FROM dl_bulk
+ WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+   FOR UPDATE;
+
+SELECT count(pg_advisory_xact_lock(1684828526, hash))
+  FROM (SELECT DISTINCT hashtext(lock_key) AS hash
+          FROM dl_jobs
+         WHERE job_id = ANY (%(job_ids)s::uuid[]) AND status::text = 'queued'
+         ORDER BY 1 OFFSET 0) ordered;
+
+WITH operation AS MATERIALIZED (
+    SELECT bulk_id FROM dl_bulk
+     WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+), targets AS MATERIALIZED (
+    SELECT j.job_id
+      FROM dl_jobs j
+     WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND EXISTS (SELECT FROM operation)
+       AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
+       AND dl_job_matches(j, %(filter)s::jsonb)
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE
+), canceled AS (
+    UPDATE dl_jobs j
+       SET status = CASE WHEN j.status = 'queued' THEN 'canceled'::dl_status ELSE j.status END,
+           finished_at = CASE WHEN j.status = 'queued' THEN clock_timestamp() END,
+           wait_state = 'scheduled', unknown_task = false, cancel_requested = true
+      FROM targets
+     WHERE j.job_id = ANY (ARRAY[targets.job_id])
+    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
+), events AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
+      FROM canceled
+     WHERE status = 'canceled'
+), advanced AS (
+    UPDATE dl_bulk b
+       SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
+           scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int,
+           changed = changed + (SELECT count(*) FROM canceled)
+     WHERE b.bulk_id IN (SELECT bulk_id FROM operation)
+    RETURNING b.changed
+)
+SELECT (SELECT changed FROM advanced),
+       (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
+       (SELECT dl_create_deliveries(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
+           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries;
+
+-- name: bulk_retry
+-- failed | canceled | lost -> queued, like `retry`. Of several jobs with one live key only the newest is retried.
+SELECT bulk_id FROM dl_bulk
+ WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+   FOR UPDATE;
+
+WITH operation AS MATERIALIZED (
+    SELECT bulk_id FROM dl_bulk
+     WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+), candidates AS MATERIALIZED (
+    SELECT j.job_id, j.live_key, j.created_at
+      FROM dl_jobs j
+     WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND EXISTS (SELECT FROM operation)
+       AND j.status::text IN ('failed', 'canceled', 'lost') AND dl_job_matches(j, %(filter)s::jsonb)
+       AND NOT EXISTS (SELECT FROM dl_jobs other
+                        WHERE other.live_key = j.live_key AND other.status IN ('queued', 'running'))
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE
+), targets AS MATERIALIZED (
+    SELECT job_id
+      FROM (SELECT *, row_number() OVER (PARTITION BY coalesce(live_key, job_id::text) ORDER BY created_at DESC) AS rank
+              FROM candidates) ranked
+     WHERE rank = 1
+), requeued AS (
+    UPDATE dl_jobs j
+       SET status = 'queued', wait_state = 'ready', attempt = 0, crashes = 0, cancel_requested = false,
+           available_at = clock_timestamp(), error = NULL, traceback = NULL, result = NULL, progress = '{}',
+           started_at = NULL, finished_at = NULL, heartbeat_at = NULL
+      FROM targets
+     WHERE j.job_id = ANY (ARRAY[targets.job_id])
+    RETURNING j.job_id, j.queue
+), events AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'requeue',
+           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
+      FROM requeued
+)
+UPDATE dl_bulk b
+   SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
+       scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int,
+       changed = changed + (SELECT count(*) FROM requeued)
+ WHERE b.bulk_id IN (SELECT bulk_id FROM operation)
+RETURNING b.changed;
+
+-- name: bulk_delete
+-- Delete finished jobs, with their events and logs.
+SELECT bulk_id FROM dl_bulk
+ WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+   FOR UPDATE;
+
+WITH operation AS MATERIALIZED (
+    SELECT bulk_id FROM dl_bulk
+     WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+), targets AS MATERIALIZED (
+    SELECT j.job_id
+      FROM dl_jobs j
+     WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND EXISTS (SELECT FROM operation)
+       AND j.status::text IN ('succeeded', 'failed', 'canceled', 'lost') AND dl_job_matches(j, %(filter)s::jsonb)
+     ORDER BY j.job_id
+       FOR UPDATE
+), deleted AS (
+    DELETE FROM dl_jobs j USING targets WHERE j.job_id = ANY (ARRAY[targets.job_id]) RETURNING j.job_id
+), deleted_logs AS (
+    DELETE FROM dl_job_logs WHERE job_id IN (SELECT job_id FROM deleted)
+)
+UPDATE dl_bulk b
+   SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
+       scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int,
+       changed = changed + (SELECT count(*) FROM deleted)
+ WHERE b.bulk_id IN (SELECT bulk_id FROM operation)
+RETURNING b.changed;
+
+-- name: bulk_reprioritise
+-- queued -> queued, with another priority.
+SELECT bulk_id FROM dl_bulk
+ WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+   FOR UPDATE;
+
+WITH operation AS MATERIALIZED (
+    SELECT bulk_id, priority FROM dl_bulk
+     WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
+), targets AS MATERIALIZED (
+    SELECT j.job_id, j.priority AS before, operation.priority
+      FROM dl_jobs j, operation
+     WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND j.status::text = 'queued' AND j.priority <> operation.priority
+       AND dl_job_matches(j, %(filter)s::jsonb)
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE OF j
+), changed_jobs AS (
+    UPDATE dl_jobs j SET priority = targets.priority FROM targets WHERE j.job_id = ANY (ARRAY[targets.job_id])
+    RETURNING j.job_id, j.queue, j.attempt, targets.before, j.priority
+), events AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'edited',
+           jsonb_build_object('status', 'queued', 'attempt', attempt, 'reason', 'edited',
+                              'before', jsonb_build_object('priority', before),
+                              'after', jsonb_build_object('priority', priority))
+      FROM changed_jobs
+)
+UPDATE dl_bulk b
+   SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
+       scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int,
+       changed = changed + (SELECT count(*) FROM changed_jobs)
+ WHERE b.bulk_id IN (SELECT bulk_id FROM operation)
+RETURNING b.changed;
+
+-- name: prune_bulk
+DELETE FROM dl_bulk WHERE finished_at < clock_timestamp() - interval '90 days';

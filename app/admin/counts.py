@@ -1,0 +1,78 @@
+"""Counts of jobs by queue and status: exact for few jobs, marked estimates for many.
+
+A small table is counted. In a large one queued, running and unsuccessful jobs are counted along partial indexes up to a
+limit; beyond it, and for succeeded jobs, counts are estimated from a sample of the pages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from app.queue.job import Status, StatusCount
+from app.queue.jobs import Executor
+
+MAX_FULL_SCAN_PAGES = 1_000  # 8 MB: scanned in a few milliseconds
+SAMPLED_PAGES = 250
+MAX_EXACT_COUNT = 2_000  # index entries of a group
+
+Group = tuple[str, Status]
+_UNSUCCESSFUL = frozenset({Status.FAILED, Status.CANCELED, Status.LOST})
+
+
+@dataclass(frozen=True)
+class CountLimits:
+    """Limits of exact counts; beyond them counts are estimates."""
+
+    max_full_scan_pages: int = MAX_FULL_SCAN_PAGES
+    sampled_pages: int = SAMPLED_PAGES
+    max_exact: int = MAX_EXACT_COUNT
+
+
+class JobCounts:
+    """Counts jobs. Every call queries the database; callers cache the result."""
+
+    def __init__(self, executor: Executor, limits: CountLimits | None = None) -> None:
+        self._executor, self._limits = executor, limits or CountLimits()
+
+    def by_queue(self) -> list[StatusCount]:
+        """The number of jobs by queue and status, without zeros."""
+        ((pages,),) = self._executor.execute("count_pages", {"schema": self._executor.schema})
+        if pages <= self._limits.max_full_scan_pages:
+            return [
+                StatusCount(queue, Status(status), jobs) for queue, status, jobs in self._executor.execute("count_all")
+            ]
+        counted, capped_groups, capped_statuses = self._count_exact()
+        estimated = self._estimate_from_sample(pages)
+        counts = []
+        for group in sorted(counted.keys() | estimated.keys()):
+            queue, status = group
+            exact = status is not Status.SUCCEEDED and status not in capped_statuses and group not in capped_groups
+            jobs = counted[group] if exact else max(counted[group], estimated[group])
+            if jobs:
+                counts.append(StatusCount(queue, status, jobs, exact))
+        return counts
+
+    def oldest_ready(self) -> dict[str, float]:
+        """Seconds since the oldest ready job of each queue became due."""
+        return {row[0]: row[1] for row in self._executor.execute("oldest_ready")}
+
+    def _count_exact(self) -> tuple[Counter[Group], set[Group], set[Status]]:
+        """Return exact counts, the groups that reached the limit, and the statuses whose groups may be incomplete."""
+        counted: Counter[Group] = Counter()
+        capped_groups: set[Group] = set()
+        capped_statuses: set[Status] = set()
+        for queue, status, jobs, more in self._executor.execute("count_exact", {"max_exact": self._limits.max_exact}):
+            if queue is None:
+                capped_statuses |= _UNSUCCESSFUL if status == "unsuccessful" else {Status(status)}
+                continue
+            group = (queue, Status(status))
+            counted[group] += jobs
+            if more:
+                capped_groups.add(group)
+        return counted, capped_groups, capped_statuses
+
+    def _estimate_from_sample(self, pages: int) -> Counter[Group]:
+        percent = min(100.0, 100.0 * self._limits.sampled_pages / pages)
+        rows = self._executor.execute("count_sample", {"percent": percent})
+        return Counter({(queue, Status(status)): round(jobs * 100 / percent) for queue, status, jobs in rows})

@@ -1,0 +1,412 @@
+"""Explains why a job waits, still runs, or ended: reasons with a code for programs and a message for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from app.admin.attempts import AttemptRecord
+from app.admin.explain_facts import RunningFacts, WaitingFacts
+from app.admin.job_search import JobSearch
+from app.admin.statistics import PeriodStatistics, Statistics
+from app.queue.job import Job, Status
+from app.queue.jobs import Executor, as_uuid
+from app.wording import format_count
+
+MAX_COUNTED_AHEAD = 10_000  # more jobs ahead are not counted
+_LATE_HEARTBEATS = 3
+_STALLED_AFTER_SEC = 300.0  # without a change of the progress
+_MAX_ERROR_LINE_LENGTH = 300
+
+
+class ReasonCode(StrEnum):
+    """Stable codes of reasons."""
+
+    QUEUE_PAUSED = "queue_paused"
+    QUEUE_DRAINING = "queue_draining"
+    QUEUE_AT_LIMIT = "queue_at_limit"
+    NO_WORKER = "no_worker"
+    TASK_UNKNOWN = "task_unknown"
+    WORKERS_DRAINING = "workers_draining"
+    NOT_DUE = "not_due"
+    KEY_BUSY = "key_busy"
+    KEY_LOCKED_ELSEWHERE = "key_locked_elsewhere"
+    KEY_FREED = "key_freed"
+    PER_WORKER_LIMIT = "per_worker_limit"
+    THREADS_BUSY = "threads_busy"
+    JOBS_AHEAD = "jobs_ahead"
+    NEXT = "next"
+    LEASE_EXPIRED = "lease_expired"
+    WORKER_SILENT = "worker_silent"
+    STOP_NOT_OBEYED = "stop_not_obeyed"
+    PROGRESS_OLD = "progress_old"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class ExplanationReason:
+    """One reason why a job waits, still runs, or ended."""
+
+    code: ReasonCode
+    message: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StartEstimate:
+    """When a waiting job may start, and what the estimate is based on."""
+
+    start_in_sec: float
+    basis: str
+
+
+@dataclass(frozen=True)
+class JobExplanation:
+    """Why a job waits, runs or ended. The first reason is the main one. `position` is its place among waiting jobs."""
+
+    job_id: UUID
+    status: Status
+    reasons: list[ExplanationReason]
+    position: int | None
+    position_exact: bool
+    estimate: StartEstimate | None
+
+
+class JobExplainer:
+    """Explains single jobs."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+        self._job_search, self._statistics = JobSearch(executor), Statistics(executor)
+
+    def explain(self, job_id: UUID) -> JobExplanation:
+        """Raises JobNotFound."""
+        job = self._job_search.get_with_version(job_id).job
+        if job.status is Status.QUEUED:
+            rows = self._execute("waiting_facts", {"job_id": str(job_id), "max_ahead": MAX_COUNTED_AHEAD})
+            if rows:
+                return _explain_waiting(job, WaitingFacts(*rows[0]), self._typical_duration(job))
+        elif job.status is Status.RUNNING:
+            rows = self._execute("running_facts", {"job_id": str(job_id)})
+            if rows:  # else it has just ended
+                running_reasons = list(_running_reasons(RunningFacts(*rows[0]), self._typical_duration(job)))
+                return JobExplanation(job.id, job.status, running_reasons, None, True, None)
+            job = self._job_search.get_with_version(job_id).job
+        ended_reason = _ended_reason(job, self._job_search.attempts(job_id))
+        return JobExplanation(job.id, job.status, [ended_reason], None, True, None)
+
+    def _typical_duration(self, job: Job) -> PeriodStatistics:
+        """The statistics of the job's task in its queue."""
+        return self._statistics.by_task("7d", task=job.task, queue=job.queue).get(job.task, PeriodStatistics())
+
+
+def _explain_waiting(job: Job, waiting: WaitingFacts, typical: PeriodStatistics) -> JobExplanation:
+    reasons = list(_waiting_reasons(job, waiting))
+    ahead = waiting.blocked_ahead if waiting.wait_state == "blocked" else waiting.ready_ahead
+    is_in_line = waiting.wait_state in ("ready", "blocked")
+    return JobExplanation(
+        job.id,
+        job.status,
+        reasons or [_next_reason(waiting)],
+        min(ahead, MAX_COUNTED_AHEAD) + 1 if is_in_line else None,
+        ahead <= MAX_COUNTED_AHEAD,
+        _start_estimate(waiting, typical)
+        if is_in_line and all(reason.code in _TRANSIENT for reason in reasons)
+        else None,
+    )
+
+
+_TRANSIENT = (  # reasons that end without an operator
+    ReasonCode.KEY_BUSY,
+    ReasonCode.JOBS_AHEAD,
+    ReasonCode.THREADS_BUSY,
+    ReasonCode.PER_WORKER_LIMIT,
+    ReasonCode.QUEUE_AT_LIMIT,
+)
+
+
+def _waiting_reasons(job: Job, waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+    yield from _queue_reasons(waiting)
+    if waiting.unknown_task:
+        yield ExplanationReason(
+            ReasonCode.TASK_UNKNOWN,
+            f"The job is deferred because no live worker of queue {waiting.queue!r} knows the task {waiting.task!r}. It is "
+            f"checked again at {_format_time(waiting.available_at)}, or when a worker that knows the task starts.",
+            {"task": waiting.task, "next_check_at": waiting.available_at},
+        )
+        return
+    yield from _worker_reasons(waiting)
+    if waiting.available_at > waiting.now:
+        if waiting.attempt > 0 and job.error is not None:
+            message = f"Attempt {waiting.attempt} failed. The next one is due at {_format_time(waiting.available_at)}."
+        else:
+            message = f"The job is due at {_format_time(waiting.available_at)}."
+        yield ExplanationReason(
+            ReasonCode.NOT_DUE, message, {"available_at": waiting.available_at, "after_error": job.error is not None}
+        )
+        return
+    yield from _lock_reasons(waiting)
+    if waiting.wait_state == "ready":
+        yield from _row_reasons(waiting)
+
+
+def _queue_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+    if waiting.queue_state != "open":
+        by = f" by {waiting.changed_by}" if waiting.changed_by else ""
+        note = f": {waiting.note}" if waiting.note else ""
+        code = ReasonCode.QUEUE_PAUSED if waiting.queue_state == "paused" else ReasonCode.QUEUE_DRAINING
+        yield ExplanationReason(
+            code,
+            f"Queue {waiting.queue!r} has been {waiting.queue_state} since {_format_time(waiting.changed_at)}{by}{note}; no jobs are claimed from it.",
+            {"queue": waiting.queue, "since": waiting.changed_at, "by": waiting.changed_by, "note": waiting.note},
+        )
+    elif waiting.concurrency is not None and waiting.running >= waiting.concurrency:
+        yield ExplanationReason(
+            ReasonCode.QUEUE_AT_LIMIT,
+            f"Queue {waiting.queue!r} may run {format_count(waiting.concurrency, 'job')} at a time; running now: {waiting.running}.",
+            {"queue": waiting.queue, "concurrency": waiting.concurrency, "running": waiting.running},
+        )
+
+
+def _worker_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+    if waiting.workers == 0:
+        other = (
+            f"; {waiting.workers_anywhere} serve other queues" if waiting.workers_anywhere else " or any other queue"
+        )
+        yield ExplanationReason(
+            ReasonCode.NO_WORKER,
+            f"No live worker serves queue {waiting.queue!r}{other}.",
+            {"queue": waiting.queue, "workers_anywhere": waiting.workers_anywhere},
+        )
+    elif waiting.knowing_workers == 0:
+        yield ExplanationReason(
+            ReasonCode.TASK_UNKNOWN,
+            f"None of the {waiting.workers} live workers of queue {waiting.queue!r} knows the task {waiting.task!r}.",
+            {"task": waiting.task, "workers": waiting.workers},
+        )
+    elif waiting.eligible_workers == 0:
+        drained = waiting.knowing_workers - waiting.stopping_workers
+        states = [
+            f"{n} {state}" for n, state in ((waiting.stopping_workers, "shutting down"), (drained, "drained")) if n
+        ]
+        yield ExplanationReason(
+            ReasonCode.WORKERS_DRAINING,
+            f"None of the {waiting.knowing_workers} live workers of queue {waiting.queue!r} that know the task {waiting.task!r} claims "
+            f"jobs: {', '.join(states)}.",
+            {"queue": waiting.queue, "workers": waiting.knowing_workers, "stopping": waiting.stopping_workers},
+        )
+
+
+def _lock_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+    facts: dict[str, Any] = {"lock_key": waiting.lock_key}
+    if waiting.holder_job_id is not None:
+        since = waiting.holder_since or waiting.now
+        yield ExplanationReason(
+            ReasonCode.KEY_BUSY,
+            f"Its lock key {waiting.lock_key!r} is held by job {waiting.holder_job_id}, which has been running on "
+            f"{waiting.holder_worker} since {_format_time(since)} ({_format_elapsed(waiting.now, since)}).",
+            facts | {"job_id": as_uuid(waiting.holder_job_id), "since": since, "worker": waiting.holder_worker},
+        )
+    elif waiting.session_pid is not None and waiting.wait_state == "blocked":
+        since_text = f" since {_format_time(waiting.session_since)}" if waiting.session_since else ""
+        yield ExplanationReason(
+            ReasonCode.KEY_LOCKED_ELSEWHERE,
+            f"Its lock key {waiting.lock_key!r} is locked by the database session {waiting.session_name or 'unnamed'!r} (PID "
+            f"{waiting.session_pid}){since_text}, but no running job has this key. The session belongs to an attempt that "
+            "lost its lease and is still running, or to another service.",
+            facts
+            | {"pid": waiting.session_pid, "application_name": waiting.session_name, "since": waiting.session_since},
+        )
+    elif waiting.wait_state == "blocked":
+        yield ExplanationReason(
+            ReasonCode.KEY_FREED,
+            f"Its lock key {waiting.lock_key!r} has just been released; the next job is unblocked within a second.",
+            facts,
+        )
+
+
+def _row_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+    facts = {"queue": waiting.queue, "threads": waiting.threads, "busy": waiting.busy_threads}
+    if waiting.eligible_workers and waiting.busy_threads >= waiting.threads:
+        if waiting.workers_at_limit:
+            yield ExplanationReason(
+                ReasonCode.PER_WORKER_LIMIT,
+                f"Each worker process may run {format_count(waiting.per_worker or 0, 'job')} of queue {waiting.queue!r} at a time; "
+                f"eligible workers: {waiting.eligible_workers}, jobs that they run: {waiting.busy_threads}.",
+                facts | {"per_worker": waiting.per_worker, "workers": waiting.eligible_workers},
+            )
+        else:
+            yield ExplanationReason(
+                ReasonCode.THREADS_BUSY,
+                f"All threads of the workers that can run it are busy: {waiting.threads} for queue {waiting.queue!r}.",
+                facts,
+            )
+    if waiting.ready_ahead:
+        ahead = (
+            format_count(waiting.ready_ahead, "ready job")
+            if waiting.ready_ahead <= MAX_COUNTED_AHEAD
+            else f"more than {MAX_COUNTED_AHEAD} ready jobs"
+        )
+        yield ExplanationReason(
+            ReasonCode.JOBS_AHEAD,
+            f"It waits behind {ahead} of queue {waiting.queue!r}, in the order of priority and creation.",
+            {"ahead": min(waiting.ready_ahead, MAX_COUNTED_AHEAD), "exact": waiting.ready_ahead <= MAX_COUNTED_AHEAD},
+        )
+
+
+def _next_reason(waiting: WaitingFacts) -> ExplanationReason:
+    return ExplanationReason(
+        ReasonCode.NEXT, "Nothing blocks the job; it is about to be claimed.", {"queue": waiting.queue}
+    )
+
+
+def _start_estimate(waiting: WaitingFacts, typical: PeriodStatistics) -> StartEstimate | None:
+    """Estimate from the mean run time of the task; None if none of its jobs finished recently."""
+    mean = typical.run_time.mean
+    if mean is None:
+        return None
+    average = f"jobs of {waiting.task!r} take {mean:.1f} s on average"
+    if waiting.wait_state == "blocked":
+        before = waiting.blocked_ahead + 1
+        return StartEstimate(
+            round(mean * before, 1), f"{format_count(before, 'job')} of its lock key ahead of it, and {average}"
+        )
+    slots, free = waiting.threads, waiting.threads - waiting.busy_threads
+    if waiting.concurrency is not None:
+        slots, free = min(slots, waiting.concurrency), min(free, waiting.concurrency - waiting.running)
+    if slots <= 0:
+        return None
+    free = max(0, free)
+    key_free_sec = 0.0 if waiting.holder_job_id is None else mean
+    return StartEstimate(
+        round(max(key_free_sec, mean * max(0, waiting.ready_ahead + 1 - free) / slots), 1),
+        f"{format_count(waiting.ready_ahead, 'job')} ahead of it, {free} of {format_count(slots, 'thread')} free, and {average}",
+    )
+
+
+def _running_reasons(running: RunningFacts, typical: PeriodStatistics) -> Iterator[ExplanationReason]:
+    if running.lease_expires_at is not None and running.lease_expires_at < running.now:
+        yield ExplanationReason(
+            ReasonCode.LEASE_EXPIRED,
+            f"Its lease expired {_format_elapsed(running.now, running.lease_expires_at)} ago; the reaper will soon take it from {running.worker}.",
+            {"lease_expires_at": running.lease_expires_at, "worker": running.worker},
+        )
+    elif not running.worker_alive:
+        seen = f" since {_format_time(running.worker_seen_at)}" if running.worker_seen_at else ""
+        yield ExplanationReason(
+            ReasonCode.WORKER_SILENT,
+            f"Its worker {running.worker} has sent no heartbeat{seen}; the job is taken from it when the lease expires at "
+            f"{_format_time(running.lease_expires_at)}.",
+            {"worker": running.worker, "seen_at": running.worker_seen_at, "lease_expires_at": running.lease_expires_at},
+        )
+    if running.cancel_requested or running.stop_reason:
+        requested_at = running.stop_requested_at or running.now
+        stop_reason = "cancel" if running.cancel_requested else running.stop_reason
+        last_step = f"; the last stop step was {running.stop_step!r}" if running.stop_step else ""
+        yield ExplanationReason(
+            ReasonCode.STOP_NOT_OBEYED,
+            f"Its stop ({stop_reason}) was requested {_format_elapsed(running.now, requested_at)} ago, but it has not reached a "
+            f"safe point{last_step}.",
+            {
+                "reason": stop_reason,
+                "requested_at": running.stop_requested_at,
+                "stop_step": running.stop_step or "request",
+            },
+        )
+    if running.progress_age_sec is not None and running.progress_age_sec > _STALLED_AFTER_SEC:
+        yield ExplanationReason(
+            ReasonCode.PROGRESS_OLD,
+            f"Its progress has not changed for {_format_duration(running.progress_age_sec)}.",
+            {"progress_age_sec": round(running.progress_age_sec, 1)},
+        )
+    yield _duration_reason(running, typical)
+
+
+def _duration_reason(running: RunningFacts, typical: PeriodStatistics) -> ExplanationReason:
+    started_at = running.started_at or running.now
+    running_sec = (running.now - started_at).total_seconds()
+    p50, p95 = typical.run_time.p50, typical.run_time.p95
+    message = f"Attempt {running.attempt} of {running.max_attempts} has been running on {running.worker} for {_format_duration(running_sec)}"
+    if p95 is not None and running_sec > p95:
+        message += f", longer than 95 % of the jobs of {running.task!r} ({_format_duration(p95)})"
+    elif p50 is not None:
+        message += f"; half of the jobs of {running.task!r} take {_format_duration(p50)} or less"
+    heartbeat_age = (
+        None if running.heartbeat_at is None else max(0.0, (running.now - running.heartbeat_at).total_seconds())
+    )
+    if heartbeat_age is not None:
+        message += f"; its last heartbeat was {_format_duration(heartbeat_age)} ago"
+    return ExplanationReason(
+        ReasonCode.RUNNING,
+        message + ".",
+        {
+            "attempt": running.attempt,
+            "worker": running.worker,
+            "worker_id": running.worker_id and as_uuid(running.worker_id),
+            "started_at": started_at,
+            "running_sec": round(running_sec, 1),
+            "heartbeat_age_sec": None if heartbeat_age is None else round(heartbeat_age, 1),
+            "progress_age_sec": None if running.progress_age_sec is None else round(running.progress_age_sec, 1),
+            "typical_p50_sec": p50,
+            "typical_p95_sec": p95,
+        },
+    )
+
+
+def _ended_reason(job: Job, attempts: list[AttemptRecord]) -> ExplanationReason:
+    last = attempts[-1] if attempts else None
+    facts = {
+        "finished_at": job.finished_at,
+        "attempts": job.attempt,
+        "max_attempts": job.max_attempts,
+        "worker": job.worker,
+        "error": job.error,
+        "last_outcome": last.outcome if last else None,
+    }
+    at = _format_time(job.finished_at)
+    match job.status:
+        case Status.SUCCEEDED:
+            message = f"It succeeded at {at} in attempt {job.attempt}."
+        case Status.FAILED:
+            retried = "which was the last" if job.attempt >= job.max_attempts else "and was not retried"
+            message = (
+                f"It failed at {at} in attempt {job.attempt} of {job.max_attempts}, {retried}: {_first_line(job.error)}"
+            )
+        case Status.LOST:
+            message = (
+                f"It was lost at {at}: its worker disappeared during attempt {job.attempt} of {job.max_attempts}, which was "
+                "the last."
+            )
+        case _:
+            during = f"during attempt {job.attempt}" if attempts else "before its first attempt"
+            message = f"It was canceled at {at} {during}."
+    return ExplanationReason(ReasonCode(job.status.value), message, facts)
+
+
+def _first_line(error: str | None) -> str:
+    line = (error or "no error was recorded").strip().partition("\n")[0]
+    line = line if len(line) <= _MAX_ERROR_LINE_LENGTH else line[: _MAX_ERROR_LINE_LENGTH - 1] + "…"
+    return line if line.endswith(".") else line + "."
+
+
+def _format_time(moment: datetime | None) -> str:
+    return "an unknown time" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _format_elapsed(now: datetime, since: datetime) -> str:
+    return _format_duration(max(0.0, (now - since).total_seconds()))
+
+
+def _format_duration(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

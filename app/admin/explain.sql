@@ -1,0 +1,82 @@
+-- Facts that explain why a job waits or still runs. Each is read from a bounded number of rows.
+
+-- name: waiting_facts
+-- Facts about a waiting job, in one row. A session without a running job may hold the lock of its key: an attempt that lost
+-- its lease and is still running, or another service that uses the key.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH job AS (
+    SELECT j.*, hashtext(j.lock_key)::bigint AS hash FROM dl_jobs j WHERE j.job_id = %(job_id)s::uuid
+), serving AS MATERIALIZED (
+    -- Threads and busy threads for the job's queue. An attempt that lost its lease still occupies its thread, but its job
+    -- no longer runs in the database: its process reports it in running_attempts.
+    SELECT w.draining, w.stopping, job.task = ANY (w.tasks) AS knows, rule.per_worker,
+           coalesce((w.queue_threads ->> job.queue)::int, w.threads) AS threads,
+           (SELECT count(*) FROM dl_jobs r
+             WHERE r.status = 'running' AND r.worker = w.name AND r.queue = job.queue)
+           + (SELECT count(*) FROM jsonb_array_elements(w.running_attempts) AS report
+               WHERE report ->> 'queue' = job.queue AND report ->> 'stop_reason' = 'lease_lost'
+                 AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.status = 'running' AND r.worker = w.name
+                                                         AND r.run_id::text = report ->> 'run_id')) AS busy
+      FROM dl_workers w CROSS JOIN job LEFT JOIN dl_queues rule ON rule.queue = job.queue
+     WHERE job.queue = ANY (w.queues) AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
+), workers AS MATERIALIZED (
+    SELECT *, least(threads, per_worker) AS capacity, knows AND NOT draining AND NOT stopping AS eligible FROM serving
+)
+SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.available_at, job.created_at, job.queue, job.task,
+       job.lock_key, job.attempt,
+       holder.job_id AS holder, holder.worker AS holder_worker,
+       (SELECT e.ts FROM dl_job_events e WHERE e.job_id = holder.job_id AND e.kind = 'picked'
+         ORDER BY e.event_id DESC LIMIT 1) AS holder_since,
+       session.pid, session.application_name, session.since AS session_since,
+       coalesce(q.state, 'open') AS state, q.note, q.changed_by, q.changed_at, q.concurrency, q.per_worker,
+       (SELECT count(*) FROM dl_jobs r WHERE r.status = 'running' AND r.queue = job.queue) AS running,
+       (SELECT count(*) FROM workers) AS workers,
+       (SELECT count(*) FROM workers WHERE knows) AS knowing,
+       (SELECT count(*) FROM workers WHERE knows AND stopping) AS stopping,
+       (SELECT count(*) FROM workers WHERE eligible) AS eligible,
+       (SELECT coalesce(sum(capacity), 0)::int FROM workers WHERE eligible) AS threads,
+       (SELECT coalesce(sum(least(busy, capacity)), 0)::int FROM workers WHERE eligible) AS busy,
+       (SELECT count(*) FROM workers WHERE eligible AND per_worker <= threads AND busy >= per_worker) AS at_per_worker,
+       (SELECT count(*)
+          FROM (SELECT FROM dl_jobs a
+                 WHERE job.wait_state = 'ready' AND a.queue = job.queue AND a.status = 'queued' AND a.wait_state = 'ready'
+                   AND (a.priority, a.created_at, a.job_id) < (job.priority, job.created_at, job.job_id)
+                 LIMIT %(max_ahead)s::int + 1) ahead) AS ahead,
+       (SELECT count(*)
+          FROM (SELECT FROM dl_jobs a
+                 WHERE job.wait_state = 'blocked' AND a.lock_key = job.lock_key AND a.status = 'queued' AND a.wait_state = 'blocked'
+                   AND (a.priority, a.created_at, a.job_id) < (job.priority, job.created_at, job.job_id)
+                 LIMIT %(max_ahead)s::int + 1) ahead) AS blocked_ahead,
+       (SELECT count(*) FROM dl_workers w
+         WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)) AS workers_anywhere
+  FROM job
+       LEFT JOIN LATERAL (SELECT h.job_id, h.worker FROM dl_jobs h
+                           WHERE h.lock_key = job.lock_key AND h.status = 'running' AND h.job_id <> job.job_id) holder ON true
+       LEFT JOIN LATERAL (SELECT l.pid, a.application_name, coalesce(a.xact_start, a.state_change) AS since
+                            FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+                           WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+                             AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                             AND (l.classid::bigint << 32) | l.objid::bigint = job.hash
+                           LIMIT 1) session ON holder.job_id IS NULL
+       LEFT JOIN dl_queues q ON q.queue = job.queue;
+
+-- name: running_facts
+SELECT clock_timestamp() AS now, j.queue, j.task, j.attempt, j.max_attempts, j.worker, j.heartbeat_at, j.lease_expires_at,
+       j.lease_ttl_sec, j.cancel_requested, j.time_limit_sec, j.error,
+       (SELECT max(e.ts) FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked') AS started_at,
+       (SELECT min(e.ts) FROM dl_job_events e
+         WHERE e.job_id = j.job_id AND e.kind = 'cancel_requested'
+           AND e.event_id > (SELECT max(p.event_id) FROM dl_job_events p
+                              WHERE p.job_id = j.job_id AND p.kind = 'picked')) AS stop_requested_at,
+       w.worker_id, w.seen_at, w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AS alive,
+       (SELECT report ->> 'stop_step' FROM jsonb_array_elements(w.running_attempts) report WHERE report ->> 'run_id' = j.run_id::text) AS stop_step,
+       (SELECT report ->> 'stop_reason' FROM jsonb_array_elements(w.running_attempts) report WHERE report ->> 'run_id' = j.run_id::text) AS stopping,
+       (SELECT (report ->> 'progress_age_sec')::float8 FROM jsonb_array_elements(w.running_attempts) report
+         WHERE report ->> 'run_id' = j.run_id::text AND j.progress <> '{}')  -- tasks that report no progress
+       + extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS progress_age
+  FROM dl_jobs j
+       LEFT JOIN LATERAL (SELECT * FROM dl_workers k WHERE k.name = j.worker ORDER BY k.seen_at DESC LIMIT 1) w ON true
+ WHERE j.job_id = %(job_id)s::uuid AND j.status::text = 'running';

@@ -1,0 +1,424 @@
+"""Search for jobs: lists by filter, counts, and the details of one job.
+
+A request never scans a table of ten million rows: a list is read window by window within a time budget, and says how far
+it has scanned.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from app.admin.attempts import AttemptRecord, attempts_from_events
+from app.admin.counts import SAMPLED_PAGES
+from app.db.encoding import array, validate_text
+from app.errors import JobNotFound
+from app.queue.job import Job, JobEvent, Status
+from app.queue.jobs import Executor, JobQueue, _decode_json, as_uuid, event_from_row
+
+Sort = Literal["-created_at", "created_at", "priority", "available_at", "-available_at", "started_at", "-started_at"]
+
+# The next page continues a search that ran out of time. A page and its count together take less than 100 ms.
+TIME_BUDGET_SEC = 0.04
+COUNT_TIME_BUDGET_SEC = 0.02
+MAX_ACTIVE = 5_000  # up to so many queued and running jobs are listed in any order
+MAX_ACTIVE_SEARCHED = 500  # likewise, if args and errors are searched
+UNSUCCESSFUL = frozenset({Status.FAILED, Status.CANCELED, Status.LOST})
+ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
+MAX_ATTEMPTS_SHOWN = 200
+# The first window of a search; later ones grow as the time budget allows.
+_FIRST_WINDOW_ROWS = 1_000
+_FIRST_TEXT_WINDOW_ROWS = 200  # if args and errors are searched
+_FIRST_COUNT_WINDOW_ROWS = 5_000
+_MAX_WINDOW_ROWS = 50_000
+_MAX_FOLLOW_UPS_SHOWN = 100
+_MIN_TIME = datetime.min.replace(tzinfo=UTC)
+_MAX_TIME = datetime.max.replace(tzinfo=UTC)
+_MIN_ID, _MAX_ID = UUID(int=0), UUID(int=2**128 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Which jobs to search for; None matches any. Time ranges include their start and exclude their end."""
+
+    status: frozenset[Status] | None = None
+    queue: str | None = None
+    task: str | None = None
+    lock_key: str | None = None
+    partition_key: str | None = None
+    producer: str | None = None
+    created_from: datetime | None = None
+    created_to: datetime | None = None
+    started_from: datetime | None = None
+    started_to: datetime | None = None
+    finished_from: datetime | None = None
+    finished_to: datetime | None = None
+    text: str | None = None  # in args or error, ignoring case
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are set, with the statuses in order."""
+        return {
+            name: sorted(value) if isinstance(value, frozenset) else value
+            for name, value in vars(self).items()
+            if value is not None
+        }
+
+    def as_parameters(self) -> dict[str, str]:
+        """The texts that the SQL function dl_job_matches takes, and that a bulk operation stores."""
+        return {
+            name: value.isoformat() if isinstance(value, datetime) else array(value) if isinstance(value, list)
+            else validate_text(name, value)
+            for name, value in self.to_dict().items()
+        }  # fmt: skip
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_parameters(), ensure_ascii=False)
+
+    @classmethod
+    def from_dict(cls, parameters: dict[str, str]) -> Filter:
+        """The filter that `as_parameters` was made from."""
+        values: dict[str, Any] = {
+            name: datetime.fromisoformat(text) if name.endswith(("_from", "_to")) else text
+            for name, text in parameters.items()
+        }
+        if "status" in values:
+            values["status"] = frozenset(Status(s.strip('"')) for s in values["status"].strip("{}").split(",") if s)
+        return cls(**values)
+
+    @property
+    def latest_created(self) -> datetime | None:
+        """No matching job was created then or later: a job is created before it starts and before it finishes."""
+        return min((at for at in (self.created_to, self.started_to, self.finished_to) if at is not None), default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSummary:
+    """A job in a list."""
+
+    job_id: UUID
+    queue: str
+    task: str
+    status: Status
+    lock_key: str
+    partition_key: str
+    idempotency_key: str | None
+    priority: int
+    attempt: int
+    max_attempts: int
+    cancel_requested: bool
+    available_at: datetime
+    created_at: datetime
+    started_at: datetime | None
+    heartbeat_at: datetime | None
+    finished_at: datetime | None
+    error: str | None
+    progress: dict[str, Any]
+    producer: str | None
+    consumer_group: str | None
+    worker: str | None
+    wait_state: str
+    unknown_task: bool
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The job after which a list continues."""
+
+    key: datetime | float
+    id: UUID
+    is_active: bool  # the list is of queued and running jobs
+
+
+@dataclass(frozen=True)
+class MatchCount:
+    """The number of matching jobs; an estimate from a sample (not exact) if there was no time to count them all."""
+
+    jobs: int
+    exact: bool
+    scanned: int
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """A page of a list. Without `next` the list ends here; with it there may be more, even if this page is not full."""
+
+    jobs: list[JobSummary]
+    next: Cursor | None
+    scanned: int
+    scanned_to: datetime | None  # creation time of the last scanned job; None: all were scanned
+    matching: MatchCount | None = None  # the number of all matching jobs, if the page determined it
+
+
+@dataclass(frozen=True)
+class RelatedJob:
+    """Another job related to this one. `since`: when it was created, or locked the key."""
+
+    job_id: UUID
+    queue: str
+    task: str
+    status: Status
+    since: datetime
+
+
+@dataclass(frozen=True)
+class VersionedJob:
+    """A job with the version of its row, another one after every change."""
+
+    job: Job
+    version: str
+    wait_state: str
+    unknown_task: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDetail(JobSummary):
+    """A job with its attempts and related jobs. `wait_state`: where a queued job waits: scheduled, ready or blocked.
+    `unknown_task`: it is deferred, since no live worker knows its task. `lock_holder`: the job that has its lock key
+    while it waits."""
+
+    args: dict[str, Any]
+    lease_ttl_sec: int
+    lease_expires_at: datetime | None
+    run_id: UUID | None
+    result: Any
+    traceback: str | None
+    live_key: str | None
+    time_limit_sec: int | None
+    retry: dict[str, Any] | None
+    parent_id: UUID | None
+    crashes: int
+    checkpoint: Any
+    version: str
+    attempts: list[AttemptRecord]
+    parent: RelatedJob | None
+    follow_up_jobs: list[RelatedJob]
+    lock_holder: RelatedJob | None
+
+
+class JobSearch:
+    """Reads lists, counts and details of jobs within bounded time."""
+
+    def __init__(self, executor: Executor, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+        self._job_queue, self._schema = JobQueue(executor), executor.schema
+        self._clock = clock
+
+    def page(
+        self,
+        job_filter: Filter,
+        *,
+        sort: Sort = "-created_at",
+        limit: int = 50,
+        after: Cursor | None = None,
+        time_budget_sec: float = TIME_BUDGET_SEC,
+    ) -> JobPage:
+        """The next matching jobs. Raises NotSortable or TooManyActiveJobs if they can only be sorted by creation."""
+        if job_filter.status == frozenset():
+            return JobPage([], None, 0, None)
+        by_creation = sort in ("created_at", "-created_at")
+        if job_filter.status is not None and job_filter.status <= ACTIVE and (after is None or after.is_active):
+            page = self._active_page(job_filter, sort, limit, after)
+            if page is not None:
+                return page
+            if not by_creation or after is not None:
+                raise TooManyActiveJobs
+        if not by_creation:
+            raise NotSortable
+        return self._scan(job_filter, sort == "-created_at", limit, after, time_budget_sec)
+
+    def _active_page(self, job_filter: Filter, sort: Sort, limit: int, after: Cursor | None) -> JobPage | None:
+        """A page of queued and running jobs, or None if there are too many of them to sort."""
+        status = job_filter.status or ACTIVE
+        rows = self._execute(
+            "active_jobs",
+            {
+                "running": Status.RUNNING in status,
+                "queued": Status.QUEUED in status,
+                "queue": job_filter.queue,
+                "max_active": MAX_ACTIVE if job_filter.text is None else MAX_ACTIVE_SEARCHED,
+                "filter": replace(job_filter, status=None).to_json(),
+                "sort": sort.removeprefix("-"),
+                "reverse": sort.startswith("-"),
+                "key": None if after is None else after.key,
+                "id": None if after is None else str(after.id),
+                "limit": limit,
+            },
+        )
+        too_many, scanned, matching_count = rows[0][:3]
+        if too_many:
+            return None
+        jobs = [_summary_from_row(row[4:]) for row in rows if row[4] is not None]
+        last = Cursor(rows[-1][3], jobs[-1].job_id, is_active=True) if jobs and len(jobs) == limit else None
+        return JobPage(jobs, last, scanned, None, MatchCount(matching_count, True, scanned))
+
+    def _scan(
+        self, job_filter: Filter, newest_first: bool, limit: int, after: Cursor | None, time_budget_sec: float
+    ) -> JobPage:
+        window = _Window(job_filter, newest_first=newest_first, after=after)
+        jobs: list[JobSummary] = []
+        scanned = 0
+        first_rows = _FIRST_WINDOW_ROWS if job_filter.text is None else _FIRST_TEXT_WINDOW_ROWS
+        for window_rows in self._window_sizes(first_rows, time_budget_sec):
+            rows = self._execute(
+                "jobs_before" if newest_first else "jobs_after",
+                window.parameters() | {"window": window_rows, "limit": limit - len(jobs)},
+            )
+            jobs += [_summary_from_row(row[2:]) for row in rows if row[2] is not None]
+            end_at, end_id = rows[0][:2]
+            if len(jobs) == limit:
+                last = jobs[-1]
+                return JobPage(jobs, Cursor(last.created_at, last.job_id, is_active=False), scanned, last.created_at)
+            if end_id is None:
+                count = MatchCount(len(jobs), True, scanned) if after is None else None
+                return JobPage(jobs, None, scanned, None, count)
+            scanned += window_rows
+            window.at, window.id = end_at, as_uuid(end_id)
+        return JobPage(jobs, Cursor(window.at, window.id, is_active=False), scanned, window.at)
+
+    def _window_sizes(self, first_rows: int, time_budget_sec: float) -> Iterator[int]:
+        """Yield the size of each window until the time is spent, from the pace of the windows so far: rows may have to
+        be read from disk, and filters differ."""
+        started_at, scanned, window_rows = self._clock(), 0, first_rows
+        while window_rows > 0:
+            yield window_rows
+            scanned += window_rows
+            spent = self._clock() - started_at
+            affordable = scanned * (time_budget_sec - spent) / spent if spent > 0 else _MAX_WINDOW_ROWS
+            window_rows = int(min(4 * window_rows, affordable, _MAX_WINDOW_ROWS))
+            if window_rows < first_rows // 4:
+                return
+
+    def count(self, job_filter: Filter, *, time_budget_sec: float = COUNT_TIME_BUDGET_SEC) -> MatchCount:
+        """Count matching jobs exactly if the time allows, else estimate from a sample."""
+        if job_filter.status == frozenset():
+            return MatchCount(0, True, 0)
+        if job_filter.status is not None and job_filter.status <= ACTIVE:
+            page = self._active_page(job_filter, "created_at", 0, None)
+            if page is not None and page.matching is not None:
+                return page.matching
+        scanned = matching = 0
+        window = _Window(job_filter, newest_first=True, after=None)
+        first_rows = _FIRST_COUNT_WINDOW_ROWS if job_filter.text is None else _FIRST_TEXT_WINDOW_ROWS
+        for window_rows in self._window_sizes(first_rows, time_budget_sec):
+            parameters = window.parameters() | {"window": window_rows}
+            ((end_at, end_id, new_matching, new_scanned),) = self._execute("count_window", parameters)
+            scanned, matching = scanned + new_scanned, matching + new_matching
+            if end_id is None:
+                return MatchCount(matching, True, scanned)
+            window.at, window.id = end_at, as_uuid(end_id)
+        return MatchCount(max(matching, self._estimate_count(job_filter)), False, scanned)
+
+    def _estimate_count(self, job_filter: Filter) -> int:
+        """Estimate the count from a sample of the table's pages."""
+        ((pages,),) = self._execute("count_pages", {"schema": self._schema})
+        percent: float = min(100.0, 100.0 * SAMPLED_PAGES / pages)
+        parameters = {"percent": percent, "filter": job_filter.to_json()}
+        sampled: int = self._execute("count_matching_sample", parameters)[0][0]
+        return round(sampled * 100 / percent)
+
+    def stalled(self, *, min_sec: float) -> dict[UUID, float]:
+        """Seconds since the last progress of each running job whose progress has not changed for `min_sec`."""
+        return {as_uuid(row[0]): row[1] for row in self._execute("stalled_runs", {"min_sec": min_sec})}
+
+    def attempt_starts(self, jobs: Iterable[JobSummary]) -> dict[UUID, datetime]:
+        """When the current attempt of each job started."""
+        rows = self._execute("attempt_starts", {"job_ids": array(job.job_id for job in jobs)})
+        return {as_uuid(row[0]): row[1] for row in rows}
+
+    def get_with_version(self, job_id: UUID) -> VersionedJob:
+        """Raises JobNotFound. If the job changes between the two reads, the version is the older one."""
+        rows = self._execute("row_version", {"job_id": str(job_id)})
+        job = self._job_queue.get(job_id) if rows else None
+        if job is None:
+            raise JobNotFound(job_id)
+        return VersionedJob(job, *rows[0])
+
+    def detail(self, job_id: UUID) -> JobDetail:
+        """Raises JobNotFound."""
+        found = self.get_with_version(job_id)
+        job = found.job
+        parameters = {"job_id": str(job_id)}
+        lock_holder = None
+        if job.status is Status.QUEUED:
+            lock_holder = self._related_job("key_holder", parameters | {"lock_key": job.lock_key})
+        return JobDetail(
+            **{name: value for name, value in vars(job).items() if name in JobDetail.__dataclass_fields__},
+            job_id=job.id,
+            version=found.version,
+            wait_state=found.wait_state,
+            unknown_task=found.unknown_task,
+            attempts=self.attempts(job_id),
+            parent=None if job.parent_id is None else self._related_job("linked_job", {"job_id": str(job.parent_id)}),
+            follow_up_jobs=[
+                _related_from_row(row)
+                for row in self._execute("children", parameters | {"limit": _MAX_FOLLOW_UPS_SHOWN})
+            ],
+            lock_holder=lock_holder,
+        )
+
+    def _related_job(self, statement: str, parameters: dict[str, Any]) -> RelatedJob | None:
+        rows = self._execute(statement, parameters)
+        return _related_from_row(rows[0]) if rows else None
+
+    def attempts(self, job_id: UUID) -> list[AttemptRecord]:
+        """The last attempts of a job, oldest first."""
+        rows = self._execute("attempt_events", {"job_id": str(job_id), "limit": 2 * MAX_ATTEMPTS_SHOWN})
+        return attempts_from_events([event_from_row(row) for row in rows])
+
+    def last_events(self, job_id: UUID, *, limit: int) -> list[JobEvent]:
+        """The job's last events, oldest first."""
+        rows = self._execute("last_events", {"job_id": str(job_id), "limit": limit})
+        return [event_from_row(row) for row in rows]
+
+
+class TooManyActiveJobs(Exception):
+    """Too many jobs are queued and running to sort them by anything but creation time."""
+
+
+class NotSortable(Exception):
+    """Only queued and running jobs can be sorted by anything but creation time."""
+
+
+class _Window:
+    """The position and the bounds of a search along the jobs by creation time."""
+
+    def __init__(self, job_filter: Filter, *, newest_first: bool, after: Cursor | None) -> None:
+        oldest, newest = job_filter.created_from or _MIN_TIME, job_filter.latest_created or _MAX_TIME
+        if after is not None and isinstance(after.key, datetime):
+            self.at, self.id = after.key, after.id
+        elif newest_first:
+            self.at, self.id = newest, _MIN_ID if job_filter.latest_created else _MAX_ID
+        else:
+            self.at, self.id = oldest, _MIN_ID
+        self._end_at = oldest if newest_first else newest
+        self._unsuccessful_only = job_filter.status is not None and job_filter.status <= UNSUCCESSFUL
+        self._filter = job_filter.to_json()
+
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "at": self.at,
+            "id": str(self.id),
+            "until": self._end_at,
+            "unsuccessful_only": self._unsuccessful_only,
+            "filter": self._filter,
+        }
+
+
+SUMMARY_FIELDS = tuple(field.name for field in fields(JobSummary))
+
+
+def _summary_from_row(row: Sequence[Any]) -> JobSummary:
+    values = dict(zip(SUMMARY_FIELDS, row, strict=True))
+    values["job_id"] = as_uuid(values["job_id"])
+    values["status"] = Status(values["status"])
+    values["progress"] = _decode_json(values["progress"])
+    return JobSummary(**values)
+
+
+def _related_from_row(row: Sequence[Any]) -> RelatedJob:
+    return RelatedJob(as_uuid(row[0]), row[1], row[2], Status(row[3]), row[4])

@@ -1,0 +1,243 @@
+-- Search for jobs. The table may have ten million rows, so every statement reads a bounded number of them: a list is read
+-- in windows along (created_at, job_id), and the caller decides after each whether to continue.
+-- JIT is off: the estimated cost of these plans would trigger a compilation of seconds.
+-- The pool sends parameters as literals, so unused conditions are removed before planning. The planner cannot know where a
+-- window ends and would prefer a sequential scan or a sort, so these are disabled: the plan must follow this index.
+
+-- name: jobs_before
+-- The matching jobs among the next `window` jobs older than (at, id), newest first. `window_end` is the last scanned job;
+-- without it the end is reached. `unsuccessful_only` scans unsuccessful jobs only, along their own index.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH window_end AS MATERIALIZED (
+    SELECT created_at, job_id
+      FROM dl_jobs
+     WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
+       AND created_at >= %(until)s::timestamptz
+       AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))
+     ORDER BY created_at DESC, job_id DESC
+    OFFSET %(window)s::int - 1 LIMIT 1
+), page AS (
+    SELECT j.*
+      FROM dl_jobs j
+     WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
+       AND (created_at, job_id) >= (coalesce((SELECT created_at FROM window_end), %(until)s::timestamptz),
+                                    coalesce((SELECT job_id FROM window_end), '00000000-0000-0000-0000-000000000000'))
+       AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))
+       AND dl_job_matches(j, %(filter)s::jsonb)
+     ORDER BY created_at DESC, job_id DESC
+     LIMIT %(limit)s::int
+)
+SELECT window_end.created_at, window_end.job_id,
+       f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
+       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
+       f.error, f.progress::text, f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task
+  FROM (VALUES (1)) AS single (n) LEFT JOIN window_end ON true LEFT JOIN page f ON true
+ ORDER BY f.created_at DESC, f.job_id DESC;
+
+-- name: jobs_after
+-- The same for newer jobs, oldest first.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH window_end AS MATERIALIZED (
+    SELECT created_at, job_id
+      FROM dl_jobs
+     WHERE (created_at, job_id) > (%(at)s::timestamptz, %(id)s::uuid)
+       AND created_at < %(until)s::timestamptz
+       AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))
+     ORDER BY created_at, job_id
+    OFFSET %(window)s::int - 1 LIMIT 1
+), page AS (
+    SELECT j.*
+      FROM dl_jobs j
+     WHERE (created_at, job_id) > (%(at)s::timestamptz, %(id)s::uuid)
+       AND (created_at, job_id) <= (coalesce((SELECT created_at FROM window_end), %(until)s::timestamptz),
+                                    coalesce((SELECT job_id FROM window_end), 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+       AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))
+       AND dl_job_matches(j, %(filter)s::jsonb)
+     ORDER BY created_at, job_id
+     LIMIT %(limit)s::int
+)
+SELECT window_end.created_at, window_end.job_id,
+       f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
+       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
+       f.error, f.progress::text, f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task
+  FROM (VALUES (1)) AS single (n) LEFT JOIN window_end ON true LEFT JOIN page f ON true
+ ORDER BY f.created_at, f.job_id;
+
+-- name: active_jobs
+-- Matching queued and running jobs in any order; usually there are few. First at most `max_active` entries of their four
+-- partial indexes are counted; `too_many`: there are more, and no job is returned. Whole rows are read for the result only.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH size AS MATERIALIZED (
+    SELECT count(*) AS scanned
+      FROM (
+             SELECT FROM dl_jobs
+              WHERE %(running)s::bool AND status = 'running'
+                AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+             UNION ALL
+             SELECT FROM dl_jobs
+              WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'ready'
+                AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+             UNION ALL
+             SELECT FROM dl_jobs
+              WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'scheduled'
+             UNION ALL
+             SELECT FROM dl_jobs
+              WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'blocked'
+             LIMIT %(max_active)s::int + 1) entries
+), active AS MATERIALIZED (
+    (SELECT job_id, CASE %(sort)s::text
+                  WHEN 'created_at' THEN extract(epoch FROM created_at)
+                  WHEN 'available_at' THEN extract(epoch FROM available_at)
+                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+                  ELSE priority END::float8 AS key,
+            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+       FROM dl_jobs j
+      WHERE %(running)s::bool AND status = 'running'
+        AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+        AND (SELECT scanned FROM size) <= %(max_active)s::int)
+    UNION ALL
+    (SELECT job_id, CASE %(sort)s::text
+                  WHEN 'created_at' THEN extract(epoch FROM created_at)
+                  WHEN 'available_at' THEN extract(epoch FROM available_at)
+                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+                  ELSE priority END::float8 AS key,
+            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+       FROM dl_jobs j
+      WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'ready'
+        AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+        AND (SELECT scanned FROM size) <= %(max_active)s::int)
+    UNION ALL
+    (SELECT job_id, CASE %(sort)s::text
+                  WHEN 'created_at' THEN extract(epoch FROM created_at)
+                  WHEN 'available_at' THEN extract(epoch FROM available_at)
+                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+                  ELSE priority END::float8 AS key,
+            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+       FROM dl_jobs j
+      WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'scheduled'
+        AND (SELECT scanned FROM size) <= %(max_active)s::int)
+    UNION ALL
+    (SELECT job_id, CASE %(sort)s::text
+                  WHEN 'created_at' THEN extract(epoch FROM created_at)
+                  WHEN 'available_at' THEN extract(epoch FROM available_at)
+                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+                  ELSE priority END::float8 AS key,
+            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+       FROM dl_jobs j
+      WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'blocked'
+        AND (SELECT scanned FROM size) <= %(max_active)s::int)
+), keyed AS (
+    SELECT job_id, CASE WHEN %(reverse)s::bool THEN -key ELSE key END AS key FROM active WHERE is_match
+), page AS (
+    SELECT *
+      FROM keyed
+     WHERE %(key)s::float8 IS NULL OR (key, job_id) > (%(key)s::float8, %(id)s::uuid)
+     ORDER BY key, job_id
+     LIMIT %(limit)s::int
+)
+SELECT size.scanned > %(max_active)s::int AS too_many, size.scanned, (SELECT count(*) FROM keyed) AS matching, page.key,
+       f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
+       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
+       f.error, f.progress::text, f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task
+  FROM size LEFT JOIN (page JOIN dl_jobs f USING (job_id)) ON true
+ ORDER BY page.key, page.job_id;
+
+-- name: stalled_runs
+-- Running jobs whose progress has not changed for `min_sec` seconds, as live workers report it; the oldest first.
+WITH running AS MATERIALIZED (
+    SELECT job_id, run_id::text AS run_id, progress FROM dl_jobs WHERE status = 'running' LIMIT 10000
+), reports AS (
+    SELECT report ->> 'run_id' AS run_id,
+           (report ->> 'progress_age_sec')::float8 + extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS age_sec
+      FROM dl_workers w CROSS JOIN LATERAL jsonb_array_elements(w.running_attempts) report
+     WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
+)
+SELECT running.job_id, reports.age_sec
+  FROM reports JOIN running USING (run_id)
+ WHERE reports.age_sec >= %(min_sec)s::float8 AND running.progress <> '{}'  -- tasks that report no progress
+ ORDER BY reports.age_sec DESC
+ LIMIT 1000;
+
+-- name: attempt_starts
+-- When the current attempt of each job started.
+SELECT j.job_id, e.ts
+  FROM unnest(%(job_ids)s::uuid[]) AS j (job_id)
+       CROSS JOIN LATERAL (SELECT ts FROM dl_job_events
+                            WHERE job_id = j.job_id AND kind = 'picked'
+                            ORDER BY event_id DESC LIMIT 1) e;
+
+-- name: count_window
+-- The number of matching jobs among the next `window` jobs older than (at, id).
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH window_end AS MATERIALIZED (
+    SELECT created_at, job_id
+      FROM dl_jobs
+     WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
+       AND created_at >= %(until)s::timestamptz
+       AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))
+     ORDER BY created_at DESC, job_id DESC
+    OFFSET %(window)s::int - 1 LIMIT 1
+)
+SELECT (SELECT created_at FROM window_end), (SELECT job_id FROM window_end), count(*) FILTER (WHERE dl_job_matches(j, %(filter)s::jsonb)),
+       count(*)
+  FROM dl_jobs j
+ WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
+   AND (created_at, job_id) >= (coalesce((SELECT created_at FROM window_end), %(until)s::timestamptz),
+                                coalesce((SELECT job_id FROM window_end), '00000000-0000-0000-0000-000000000000'))
+   AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'));
+
+-- name: count_matching_sample
+-- The number of matching jobs in a fixed sample of the pages.
+SELECT count(*)
+  FROM dl_jobs j TABLESAMPLE SYSTEM (%(percent)s::float4) REPEATABLE (20)
+ WHERE dl_job_matches(j, %(filter)s::jsonb);
+
+-- name: row_version
+-- The version of a job's row: it differs after every change.
+SELECT xmin::text, wait_state::text, unknown_task FROM dl_jobs WHERE job_id = %(job_id)s::uuid;
+
+-- name: linked_job
+SELECT job_id, queue, task, status::text, created_at FROM dl_jobs WHERE job_id = %(job_id)s::uuid;
+
+-- name: last_events
+SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
+  FROM (SELECT * FROM dl_job_events WHERE job_id = %(job_id)s::uuid ORDER BY event_id DESC LIMIT %(limit)s::int) latest
+ ORDER BY event_id;
+
+-- name: attempt_events
+-- The last `limit` events that start or end an attempt, oldest first.
+SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
+  FROM (SELECT *
+          FROM dl_job_events
+         WHERE job_id = %(job_id)s::uuid AND kind NOT IN ('queued', 'heartbeat', 'edited', 'cloned')
+         ORDER BY event_id DESC
+         LIMIT %(limit)s::int) latest
+ ORDER BY event_id;
+
+-- name: children
+SELECT job_id, queue, task, status::text, created_at
+  FROM dl_jobs
+ WHERE parent_id = %(job_id)s::uuid
+ ORDER BY created_at
+ LIMIT %(limit)s::int;
+
+-- name: key_holder
+-- The running job, other than this one, that has the lock key.
+SELECT h.job_id, h.queue, h.task, h.status::text, coalesce(h.started_at, h.created_at)
+  FROM dl_jobs h
+ WHERE h.lock_key = %(lock_key)s::text AND h.status = 'running' AND h.job_id <> %(job_id)s::uuid;

@@ -1,0 +1,260 @@
+"""Queues and worker processes: their status and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from app.admin.counts import JobCounts
+from app.admin.statistics import PeriodStatistics, Statistics
+from app.db.encoding import array, validate_text
+from app.errors import WorkerNotFound
+from app.queue.jobs import Executor, as_uuid
+
+MAX_QUEUES = 500
+MAX_EXACT_READY = 1_000  # beyond it the number of ready jobs of a queue is estimated
+
+
+class QueueState(StrEnum):
+    OPEN = "open"
+    PAUSED = "paused"  # no job is claimed
+    DRAINING = "draining"  # no job is claimed, and triggers over HTTP are rejected
+
+
+@dataclass(frozen=True)
+class QueueSettings:
+    """The settings of a queue, as operators last changed them."""
+
+    queue: str
+    state: QueueState = QueueState.OPEN
+    concurrency: int | None = None  # jobs at a time in all worker processes together
+    per_worker: int | None = None  # jobs at a time in each worker process
+    note: str | None = None
+    changed_by: str | None = None
+    changed_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueStatus(QueueSettings):
+    """A queue's settings and its jobs. `ready` is exact up to a thousand (`ready_exact`); `scheduled` and `blocked` are as
+    of `scanned_at`. `is_drained`: it is not open, and none of its jobs runs. `workers` counts live worker processes."""
+
+    is_drained: bool
+    ready: int
+    ready_exact: bool
+    scheduled: int
+    blocked: int
+    running: int
+    workers: int
+    oldest_ready_sec: float | None
+    scanned_at: datetime | None
+    last_hour: PeriodStatistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningJob:
+    """A job that a worker process runs."""
+
+    job_id: UUID
+    queue: str
+    task: str
+    attempt: int
+    started_at: datetime
+    heartbeat_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStatus:
+    """A worker process as it registered itself. `alive`: its last heartbeat is less than three intervals old; `listener`
+    says whether it receives notifications or polls."""
+
+    worker_id: UUID
+    name: str
+    version: str
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+    threads: int
+    busy: int
+    started_at: datetime
+    last_beat_at: datetime
+    alive: bool
+    draining: bool
+    listener: str | None
+    rss_bytes: int | None
+    running: tuple[RunningJob, ...]
+
+
+@dataclass(frozen=True)
+class LiveWorker:
+    """The queues and tasks that a group of live worker processes serves."""
+
+    queues: frozenset[str]
+    tasks: frozenset[str]
+    can_claim: bool = True  # neither drained nor shutting down
+
+
+class Queues:
+    """Reads and changes queues and worker processes."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+        self._counts, self._statistics = JobCounts(executor), Statistics(executor)
+
+    def statuses(self, *, queue: str | None = None) -> list[QueueStatus]:
+        """The status of every known queue, by name."""
+        names = [row[0] for row in self._execute("queue_names", {"queue": queue, "limit": MAX_QUEUES})]
+        if not names:
+            return []
+        oldest = self._counts.oldest_ready()
+        recent = self._statistics.by_queue("1h", queue=queue)
+        rows = self._execute("queue_depths", {"queues": array(names), "max_exact": MAX_EXACT_READY})
+        return [_status_from_row(row, oldest.get(row[0]), recent.get(row[0], PeriodStatistics())) for row in rows]
+
+    def settings(self) -> dict[str, QueueSettings]:
+        """The settings of each queue that has any; every other queue is open and has no limit."""
+        return {row[0]: _settings_from_row(row) for row in self._execute("queue_settings")}
+
+    def change_settings(
+        self,
+        queue: str,
+        *,
+        state: QueueState | None = None,
+        concurrency: int | None = None,
+        per_worker: int | None = None,
+        remove_limits: Iterable[str] = (),
+        note: str | None = None,
+        changed_by: str | None = None,
+    ) -> QueueSettings:
+        """Change settings; None leaves a value as it is. They hold from the next claim of any worker process.
+
+        `remove_limits` names limits to remove: concurrency, per_worker.
+        """
+        parameters = {
+            "queue": validate_text("queue", queue),
+            "state": state and state.value,
+            "concurrency": concurrency,
+            "per_worker": per_worker,
+            "remove_limits": array(remove_limits),
+            "note": None if note is None else validate_text("note", note),
+            "changed_by": changed_by,
+        }
+        return _settings_from_row(self._execute("change_queue_settings", parameters)[0])
+
+    def live_workers(self) -> list[LiveWorker]:
+        """The queues and tasks that live worker processes serve."""
+        return [LiveWorker(frozenset(row[0]), frozenset(row[1]), row[2]) for row in self._execute("live_workers")]
+
+    def workers(self) -> list[WorkerStatus]:
+        """The worker processes that registered recently, live ones first."""
+        return [_worker_from_row(row) for row in self._execute("worker_statuses")]
+
+    def worker(self, worker_id: UUID) -> WorkerStatus:
+        """Raises WorkerNotFound."""
+        for worker in self.workers():
+            if worker.worker_id == worker_id:
+                return worker
+        raise WorkerNotFound(worker_id)
+
+    def drain_worker(self, worker_id: UUID, *, draining: bool) -> WorkerStatus:
+        """Make a worker process stop claiming jobs, or claim again. Its running jobs continue."""
+        if not self._execute("drain_worker", {"worker_id": str(worker_id), "draining": draining}):
+            raise WorkerNotFound(worker_id)
+        return self.worker(worker_id)
+
+    # Called by worker processes
+
+    def report_and_fetch(
+        self,
+        worker_id: UUID,
+        queue_threads: Mapping[str, int],
+        *,
+        listener: str,
+        rss_bytes: int | None,
+        attempts: Any,
+        is_stopping: bool = False,
+    ) -> tuple[dict[str, QueueSettings], bool]:
+        """Report this worker's state, and return its queues' settings and whether it is drained.
+
+        `queue_threads` has the number of threads of each queue. `attempts` describes the running attempts; None leaves
+        the last report as it is.
+        """
+        parameters = {
+            "worker_id": str(worker_id),
+            "queues": array(queue_threads),
+            "queue_threads": json.dumps(dict(queue_threads)),
+            "stopping": is_stopping,
+            "listener": listener,
+            "rss_bytes": rss_bytes,
+            "attempts": None if attempts is None else json.dumps(attempts),
+        }
+        settings: dict[str, QueueSettings] = {}
+        is_draining = False
+        for queue, state, concurrency, per_worker, draining in self._execute("report_and_fetch", parameters):
+            if queue is None:
+                is_draining = draining
+            else:
+                settings[queue] = QueueSettings(queue, QueueState(state), concurrency, per_worker)
+        return settings, is_draining
+
+    def is_maintenance_lock_held(self) -> bool:
+        """Return whether some process is the maintenance leader."""
+        return bool(self._execute("is_maintenance_lock_held")[0][0])
+
+    def acquire_maintenance_lock(self) -> bool:
+        """Become the maintenance leader for as long as this session lasts; False if another process is."""
+        return bool(self._execute("acquire_maintenance_lock")[0][0])
+
+
+def _settings_from_row(row: tuple[Any, ...]) -> QueueSettings:
+    queue, state, *rest = row[:7]
+    return QueueSettings(queue, QueueState(state), *rest)
+
+
+def _status_from_row(row: tuple[Any, ...], oldest_ready_sec: float | None, last_hour: PeriodStatistics) -> QueueStatus:
+    queue, ready, is_capped, running, scheduled, blocked, last_ready, scanned_at, workers, *settings = row
+    known = _settings_from_row((queue, *settings))
+    return QueueStatus(
+        **vars(known),
+        is_drained=known.state is not QueueState.OPEN and running == 0,
+        ready=max(ready, last_ready or 0) if is_capped else ready,
+        ready_exact=not is_capped,
+        scheduled=scheduled,
+        blocked=blocked,
+        running=running,
+        workers=workers,
+        oldest_ready_sec=None if oldest_ready_sec is None else round(oldest_ready_sec, 3),
+        scanned_at=scanned_at,
+        last_hour=last_hour,
+    )
+
+
+def _worker_from_row(row: tuple[Any, ...]) -> WorkerStatus:
+    (worker_id, name, version, queues, tasks, threads, started_at, last_beat_at, alive, draining, listener, rss_bytes,
+     running) = row  # fmt: skip
+    jobs = tuple(_running_job_from_dict(job) for job in json.loads(running))
+    return WorkerStatus(
+        worker_id=as_uuid(worker_id),
+        name=name,
+        version=version,
+        queues=tuple(queues),
+        tasks=tuple(tasks),
+        threads=threads,
+        busy=len(jobs),
+        started_at=started_at,
+        last_beat_at=last_beat_at,
+        alive=alive,
+        draining=draining,
+        listener=listener,
+        rss_bytes=rss_bytes,
+        running=jobs,
+    )
+
+
+def _running_job_from_dict(job: dict[str, Any]) -> RunningJob:
+    times = {name: job[name] and datetime.fromisoformat(job[name]) for name in ("started_at", "heartbeat_at")}
+    return RunningJob(job_id=UUID(job["job_id"]), queue=job["queue"], task=job["task"], attempt=job["attempt"], **times)

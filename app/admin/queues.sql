@@ -1,0 +1,128 @@
+-- Queues and worker processes: their settings and their state.
+
+-- name: change_queue_settings
+-- Change the settings of a queue and notify all workers. A parameter that is NULL leaves its column unchanged;
+-- `remove_limits` lists the limits to remove.
+WITH changed AS (
+    INSERT INTO dl_queues AS q (queue, state, concurrency, per_worker, note, changed_by)
+    VALUES (%(queue)s::text, coalesce(%(state)s::text, 'open'), %(concurrency)s::int, %(per_worker)s::int, %(note)s::text,
+            %(changed_by)s::text)
+        ON CONFLICT (queue) DO UPDATE
+       SET state = coalesce(%(state)s::text, q.state),
+           concurrency = CASE WHEN 'concurrency' <> ALL (%(remove_limits)s::text[])
+                              THEN coalesce(excluded.concurrency, q.concurrency) END,
+           per_worker = CASE WHEN 'per_worker' <> ALL (%(remove_limits)s::text[])
+                             THEN coalesce(excluded.per_worker, q.per_worker) END,
+           note = CASE WHEN %(state)s::text IS NULL THEN coalesce(excluded.note, q.note) ELSE excluded.note END,
+           changed_by = excluded.changed_by, changed_at = clock_timestamp()
+    RETURNING *
+)
+SELECT queue, state, concurrency, per_worker, note, changed_by, changed_at,
+       pg_notify('dl_control', 'queue ' || left(queue, 2000))
+  FROM changed;
+
+-- name: queue_settings
+SELECT queue, state, concurrency, per_worker, note, changed_by, changed_at FROM dl_queues ORDER BY queue;
+
+-- name: queue_names
+-- Queues that have ready jobs, settings, live workers or recently recorded depths; at most `limit`.
+WITH RECURSIVE ready AS (
+    (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.queue FROM dl_jobs j
+             WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue > ready.queue
+             ORDER BY j.queue LIMIT 1)
+      FROM ready
+     WHERE ready.queue IS NOT NULL
+)
+SELECT DISTINCT queue
+  FROM (SELECT * FROM (SELECT queue FROM ready LIMIT 1000) r
+        UNION ALL SELECT queue FROM dl_queues
+        UNION ALL SELECT unnest(queues) FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
+        UNION ALL SELECT queue FROM dl_queue_depths WHERE at = (SELECT max(at) FROM dl_queue_depths)) known
+ WHERE queue IS NOT NULL AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+ ORDER BY queue
+ LIMIT %(limit)s::int;
+
+-- name: queue_depths
+-- The depths of these queues. Ready jobs are counted along their index up to `max_exact`, running ones completely; the
+-- numbers of scheduled and blocked jobs are those recorded in the last minute.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
+
+WITH running AS MATERIALIZED (
+    SELECT queue, count(*) AS n FROM dl_jobs WHERE status = 'running' GROUP BY queue
+), serving AS MATERIALIZED (
+    SELECT q.queue, count(*) AS workers
+      FROM dl_workers w CROSS JOIN LATERAL unnest(w.queues) q (queue)
+     WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND NOT w.draining
+     GROUP BY q.queue
+)
+SELECT listed.queue, least(ready.n, %(max_exact)s::int), ready.n > %(max_exact)s::int, coalesce(running.n, 0),
+       coalesce(d.scheduled, 0), coalesce(d.blocked, 0), greatest(d.ready, 0), d.at, coalesce(serving.workers, 0),
+       coalesce(q.state, 'open'), q.concurrency, q.per_worker, q.note, q.changed_by, q.changed_at
+  FROM unnest(%(queues)s::text[]) AS listed (queue)
+       CROSS JOIN LATERAL (SELECT count(*) AS n
+                             FROM (SELECT FROM dl_jobs j
+                                    WHERE j.queue = listed.queue AND j.status = 'queued' AND j.wait_state = 'ready'
+                                    LIMIT %(max_exact)s::int + 1) limited) ready
+       LEFT JOIN running ON running.queue = listed.queue
+       LEFT JOIN serving ON serving.queue = listed.queue
+       LEFT JOIN dl_queue_depths d ON d.queue = listed.queue AND d.at = (SELECT max(at) FROM dl_queue_depths)
+       LEFT JOIN dl_queues q ON q.queue = listed.queue
+ ORDER BY listed.queue;
+
+-- name: drain_worker
+-- Make a worker process stop claiming jobs, or claim again.
+WITH changed AS (
+    UPDATE dl_workers SET draining = %(draining)s::bool WHERE worker_id = %(worker_id)s::uuid RETURNING worker_id, draining
+)
+SELECT draining, pg_notify('dl_control', CASE WHEN draining THEN 'drain ' ELSE 'undrain ' END || worker_id) FROM changed;
+
+-- name: worker_statuses
+-- Registered worker processes with their running jobs, live ones first.
+WITH running AS MATERIALIZED (
+    SELECT job_id, queue, task, attempt, started_at, heartbeat_at, worker FROM dl_jobs WHERE status = 'running' LIMIT 10000
+)
+SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, w.started_at, w.seen_at,
+       w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive, w.draining, w.listener,
+       w.rss_bytes,
+       coalesce((SELECT jsonb_agg(jsonb_build_object('job_id', r.job_id, 'queue', r.queue, 'task', r.task,
+                                                     'attempt', r.attempt, 'started_at', r.started_at,
+                                                     'heartbeat_at', r.heartbeat_at)
+                                  ORDER BY r.started_at)
+                   FROM running r WHERE r.worker = w.name), '[]')::text
+  FROM dl_workers w
+ ORDER BY alive DESC, w.started_at DESC
+ LIMIT 1000;
+
+-- name: live_workers
+-- The distinct sets of queues and tasks that live worker processes serve.
+SELECT DISTINCT queues, tasks, NOT draining AND NOT stopping AS claims
+  FROM dl_workers
+ WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec);
+
+-- name: report_and_fetch
+-- Store the report of a worker process, unless `attempts` is NULL, and return the settings of its queues. The row without a
+-- queue says whether the process is drained.
+WITH reported AS (
+    UPDATE dl_workers
+       SET listener = %(listener)s::text, rss_bytes = %(rss_bytes)s::bigint, running_attempts = %(attempts)s::jsonb,
+           queue_threads = %(queue_threads)s::jsonb, stopping = %(stopping)s::bool,
+           threads = coalesce((SELECT sum(n::int) FROM jsonb_each_text(%(queue_threads)s::jsonb) AS t (queue, n)), threads)
+     WHERE worker_id = %(worker_id)s::uuid AND %(attempts)s::jsonb IS NOT NULL
+)
+SELECT NULL AS queue, NULL AS state, NULL AS concurrency, NULL AS per_worker, draining
+  FROM dl_workers WHERE worker_id = %(worker_id)s::uuid
+ UNION ALL
+SELECT queue, state, concurrency, per_worker, NULL FROM dl_queues WHERE queue = ANY (%(queues)s::text[]);
+
+-- name: acquire_maintenance_lock
+-- Become the maintenance leader for as long as this session lasts.
+SELECT pg_try_advisory_lock(1684828527, 5);
+
+-- name: is_maintenance_lock_held
+-- Whether a process is the maintenance leader. The lock has two numbers, hence objsubid 2.
+SELECT EXISTS (SELECT FROM pg_locks
+                WHERE locktype = 'advisory' AND classid = 1684828527 AND objid = 5 AND objsubid = 2 AND granted
+                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database()));

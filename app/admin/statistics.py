@@ -1,0 +1,225 @@
+"""Job statistics over time: aggregated from job events by the maintenance leader, read for lists and charts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+from app.admin.counts import JobCounts
+from app.db.encoding import array
+from app.queue.jobs import Executor, as_uuid
+
+Period = Literal["1h", "24h", "7d"]
+
+MAX_EVENTS_PER_BATCH = 10_000
+MAX_RECENT_RUNS = 20  # of each task
+PERIODS: Mapping[Period, tuple[int, timedelta]] = {
+    "1h": (60, timedelta(hours=1)),
+    "24h": (900, timedelta(hours=24)),
+    "7d": (3600, timedelta(days=7)),
+}
+_DEPTH_INTERVAL_MIN: Mapping[Period, int] = {"1h": 1, "24h": 5, "7d": 15}
+_FIRST_BUCKET_SEC = 0.005  # upper bound of the first bucket; each further one is larger by the square root of two
+_COUNTS = ("queued", "started", "succeeded", "failed", "canceled", "lost", "retried")
+
+
+@dataclass(frozen=True)
+class DurationSummary:
+    """Seconds that something took, summarized from a histogram: percentiles are up to a fifth off."""
+
+    count: int = 0
+    mean: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+    @classmethod
+    def from_histogram(cls, buckets: Mapping[int, int], total_sec: float) -> DurationSummary:
+        """Summarize the counts of each bucket; the bucket widths grow by the square root of two."""
+        count = sum(buckets.values())
+        if not count:
+            return cls()
+        percentiles = (round(_percentile(buckets, share * count), 3) for share in (0.5, 0.95, 0.99))
+        return cls(count, round(total_sec / count, 3), *percentiles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodStatistics:
+    """What happened to jobs in a period. `retried` counts failed attempts that were not the last; `failure_rate` is the
+    share of failed and lost jobs among those that succeeded, failed or were lost."""
+
+    queued: int = 0
+    started: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    canceled: int = 0
+    lost: int = 0
+    retried: int = 0
+    failure_rate: float | None = None
+    wait_time: DurationSummary = DurationSummary()
+    run_time: DurationSummary = DurationSummary()
+
+    @property
+    def finished(self) -> int:
+        return self.succeeded + self.failed + self.canceled + self.lost
+
+
+@dataclass(frozen=True)
+class ChartPoint:
+    """One bucket of a chart."""
+
+    at: datetime
+    statistics: PeriodStatistics
+
+
+@dataclass(frozen=True)
+class QueueDepth:
+    """The largest number of jobs in each state within a bucket."""
+
+    at: datetime
+    ready: int
+    scheduled: int
+    blocked: int
+    running: int
+    oldest_ready_sec: float | None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Statistics over a period in buckets of `bucket_sec`; empty buckets are left out. `depths` is empty for a task."""
+
+    bucket_sec: int
+    since: datetime
+    until: datetime
+    points: list[ChartPoint]
+    depths: list[QueueDepth]
+
+
+@dataclass(frozen=True)
+class RecentRun:
+    """How a recent attempt of a task ended: succeeded, failed, canceled, lost, or retried (failed, but not the last)."""
+
+    job_id: UUID
+    queue: str
+    finished_at: datetime
+    outcome: str
+    attempt: int | None
+    duration_sec: float | None
+
+
+class Statistics:
+    """Reads and aggregates statistics. The cost of reading does not depend on the number of jobs."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+
+    def aggregate(self, limit: int = MAX_EVENTS_PER_BATCH) -> bool:
+        """Aggregate the next events; return whether there are more. Safe to call from several processes."""
+        rows = self._execute(
+            "aggregate_events", {"schema": self._executor.schema, "limit": limit, "runs": MAX_RECENT_RUNS}
+        )
+        if not rows:
+            return False
+        return bool(rows[0][0] >= limit)
+
+    def prune(self) -> None:
+        """Delete statistics of old minutes, quarters and hours."""
+        self._execute("prune_statistics")
+
+    def record_depths(self) -> None:
+        """Record the current queue depths, at most once a minute."""
+        ages = JobCounts(self._executor).oldest_ready()
+        self._execute("record_depths", {"queues": array(ages), "ages": array(ages.values())})
+
+    def chart(self, period: Period, *, queue: str | None = None, task: str | None = None) -> Chart:
+        bucket_sec, length = PERIODS[period]
+        now: datetime = self._execute("database_time")[0][0]
+        parameters = {
+            "span": bucket_sec,
+            "since": now - length,
+            "queue": queue,
+            "task": task,
+            "interval_min": _DEPTH_INTERVAL_MIN[period],
+        }
+        points = _group_by_first(self._execute("statistics_series", parameters))
+        depths = [] if task is not None else [QueueDepth(*row) for row in self._execute("depth_series", parameters)]
+        return Chart(
+            bucket_sec,
+            now - length,
+            now,
+            [ChartPoint(at, _statistics_from_rows(points[at])) for at in sorted(points)],
+            depths,
+        )
+
+    def by_queue(self, period: Period = "1h", *, queue: str | None = None) -> dict[str, PeriodStatistics]:
+        return self._totals(period, by_task=False, queue=queue, task=None)
+
+    def by_task(
+        self, period: Period = "24h", *, task: str | None = None, queue: str | None = None
+    ) -> dict[str, PeriodStatistics]:
+        return self._totals(period, by_task=True, queue=queue, task=task)
+
+    def recent_runs(self, *, task: str | None = None) -> dict[str, list[RecentRun]]:
+        """The last attempts of each task, newest first."""
+        runs = _group_by_first(self._execute("recent_runs", {"task": task, "limit": MAX_RECENT_RUNS}))
+        return {name: [RecentRun(as_uuid(job_id), *rest) for job_id, *rest in rows] for name, rows in runs.items()}
+
+    def _totals(
+        self, period: Period, *, by_task: bool, queue: str | None, task: str | None
+    ) -> dict[str, PeriodStatistics]:
+        bucket_sec, length = PERIODS[period]
+        parameters = {
+            "span": bucket_sec,
+            "period_sec": length.total_seconds(),
+            "by_task": by_task,
+            "queue": queue,
+            "task": task,
+        }
+        totals = _group_by_first(self._execute("statistics_totals", parameters))
+        return {name: _statistics_from_rows(rows) for name, rows in totals.items()}
+
+
+def _group_by_first(rows: Iterable[tuple[Any, ...]]) -> dict[Any, list[tuple[Any, ...]]]:
+    groups: dict[Any, list[tuple[Any, ...]]] = defaultdict(list)
+    for key, *rest in rows:
+        groups[key].append(tuple(rest))
+    return groups
+
+
+def _statistics_from_rows(rows: Iterable[tuple[Any, ...]]) -> PeriodStatistics:
+    """Each row has a measure, its histogram buckets with their counts, and its total of seconds."""
+    counts: dict[str, int] = defaultdict(int)
+    durations = {"waited": DurationSummary(), "ran": DurationSummary()}
+    for measure, buckets, bucket_counts, total_sec in rows:
+        if measure in durations:
+            histogram = dict(zip(buckets, bucket_counts, strict=True))
+            durations[measure] = DurationSummary.from_histogram(histogram, total_sec)
+        else:
+            counts[measure] = sum(bucket_counts)
+    unsuccessful = counts["failed"] + counts["lost"]
+    decided = counts["succeeded"] + unsuccessful
+    return PeriodStatistics(
+        **{name: counts[name] for name in _COUNTS},
+        failure_rate=round(unsuccessful / decided, 4) if decided else None,
+        wait_time=durations["waited"],
+        run_time=durations["ran"],
+    )
+
+
+def _percentile(buckets: Mapping[int, int], rank: float) -> float:
+    """Interpolate within the bucket that holds the value of this rank."""
+    for bucket in sorted(buckets):
+        if rank <= buckets[bucket]:
+            low, high = (0.0 if bucket == 0 else _bucket_upper_bound(bucket - 1)), _bucket_upper_bound(bucket)
+            return low + (high - low) * rank / buckets[bucket]
+        rank -= buckets[bucket]
+    return _bucket_upper_bound(max(buckets))
+
+
+def _bucket_upper_bound(bucket: int) -> float:
+    return float(_FIRST_BUCKET_SEC * 2 ** (bucket / 2))

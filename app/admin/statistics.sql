@@ -1,0 +1,234 @@
+-- Statistics by minute, quarter of an hour and hour: aggregated from events in the background.
+
+-- name: aggregate_events
+-- Aggregate the next `limit` events into dl_statistics and dl_recent_runs, and return their number. One process at a time
+-- does so; another gets no row.
+--
+-- Events become visible out of the order of their ids, so unread ids are kept as ranges, and each event is read once,
+-- whenever it appears. An id that never appears (its transaction failed, or a partition starts at a higher id) must be
+-- dropped from the ranges at some time. A writer locks the events table before it draws an id and until its transaction
+-- ends. So once all transactions have ended that held this lock when an event was visible, no smaller id can appear.
+UPDATE dl_statistics_state s
+   SET safe_id = CASE WHEN head.open_writers = '{}' THEN head.top WHEN s.open_writers && head.open_writers THEN s.safe_id ELSE s.candidate_id END,
+       candidate_id = CASE WHEN s.open_writers && head.open_writers THEN s.candidate_id ELSE head.top END,
+       open_writers = CASE WHEN s.open_writers && head.open_writers
+                      THEN ARRAY(SELECT unnest(s.open_writers) INTERSECT SELECT unnest(head.open_writers))
+                      ELSE head.open_writers END
+  FROM (SELECT coalesce((SELECT max(event_id) FROM dl_job_events), 0) AS top,
+               ARRAY(SELECT DISTINCT virtualtransaction
+                       FROM pg_locks
+                      WHERE locktype = 'relation' AND mode = 'RowExclusiveLock'
+                        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                        AND relation = to_regclass(quote_ident(%(schema)s::text) || '.dl_job_events')) AS open_writers) head
+ WHERE pg_try_advisory_xact_lock(1684828527, 2);
+
+-- A custom plan each time: a generic plan from when the table was empty would scan all jobs for each event.
+SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_hashjoin', 'on', true), set_config('jit', 'off', true),
+       set_config('plan_cache_mode', 'force_custom_plan', true);
+
+WITH state AS MATERIALIZED (
+    SELECT unread, safe_id FROM dl_statistics_state WHERE pg_try_advisory_xact_lock(1684828527, 2)
+), read AS MATERIALIZED (
+    SELECT e.*
+      FROM state
+           CROSS JOIN LATERAL unnest(state.unread) AS r (part)
+           CROSS JOIN LATERAL (SELECT event_id, job_id, queue, ts, kind, payload
+                                 FROM dl_job_events
+                                WHERE event_id >= coalesce(lower(r.part), 0)
+                                  AND event_id < coalesce(upper(r.part), 9223372036854775807)
+                                ORDER BY event_id
+                                LIMIT %(limit)s::int) e
+     ORDER BY e.event_id
+     LIMIT %(limit)s::int
+), steps AS MATERIALIZED (
+    SELECT event_id, job_id, queue, ts, kind, payload ->> 'task' AS task, payload ->> 'reason' AS reason,
+           CASE WHEN payload ->> 'attempt' ~ '^[0-9]{1,9}$' THEN (payload ->> 'attempt')::int END AS attempt,
+           lag(kind) OVER w AS prior, lag(ts) OVER w AS prior_ts
+      FROM read
+     WHERE kind IN ('queued', 'picked', 'done', 'failed', 'canceled', 'lost', 'requeue')
+    WINDOW w AS (PARTITION BY job_id ORDER BY event_id)
+), jobs AS MATERIALIZED (
+    SELECT j.job_id, j.task, j.available_at, j.created_at, j.started_at
+      FROM (SELECT DISTINCT job_id FROM steps WHERE task IS NULL) s JOIN dl_jobs j USING (job_id)
+), known AS MATERIALIZED (
+    SELECT s.event_id, s.job_id, s.queue, coalesce(s.task, j.task, '') AS task, s.ts, s.kind, s.reason, s.attempt,
+           coalesce(s.prior, p.kind, CASE WHEN first THEN 'queued' END) AS prior,
+           -- Other services write timestamps too, and these may be infinite.
+           greatest(0, CASE WHEN isfinite(since.at) AND isfinite(s.ts) THEN extract(epoch FROM s.ts - since.at) END)::float8 AS sec
+      FROM steps s
+           LEFT JOIN jobs j USING (job_id)
+           -- A first attempt, as nearly all are: its previous event need not be read.
+           CROSS JOIN LATERAL (SELECT coalesce(s.kind = 'picked' AND s.attempt = 1
+                                               AND j.started_at BETWEEN s.ts - interval '1 second' AND s.ts, false)) AS f (first)
+           LEFT JOIN LATERAL (SELECT kind, ts
+                                FROM dl_job_events b
+                               WHERE s.prior IS NULL AND s.kind <> 'queued'  -- it was read in an earlier batch, or does not exist
+                                 AND NOT f.first
+                                 AND b.job_id = s.job_id AND b.event_id < s.event_id
+                                 AND b.kind IN ('queued', 'requeue', 'picked')
+                               ORDER BY b.event_id DESC
+                               LIMIT 1) p ON true
+           CROSS JOIN LATERAL (SELECT CASE WHEN s.kind = 'picked' AND j.available_at <= s.ts
+                                           THEN greatest(s.prior_ts, p.ts, j.available_at)
+                                           ELSE coalesce(s.prior_ts, p.ts, j.created_at) END AS at) since
+), ends AS (
+    SELECT k.*, CASE kind WHEN 'done' THEN 'succeeded' WHEN 'requeue' THEN 'retried' ELSE kind END AS outcome
+      FROM known k
+     WHERE kind IN ('done', 'failed', 'canceled', 'lost')
+        OR kind = 'requeue' AND prior = 'picked' AND reason IN ('error', 'lease_expired', 'process_died')
+), facts AS (
+    SELECT ts, queue, task, 'queued' AS measure, 0 AS bucket, 0 AS sec
+      FROM known WHERE kind = 'queued' OR kind = 'requeue' AND reason IN ('retry', 'by_hand')
+    UNION ALL
+    SELECT ts, queue, task, 'started', 0, 0 FROM known WHERE kind = 'picked'
+    UNION ALL
+    SELECT ts, queue, task, 'waited', dl_duration_bucket(sec), sec FROM known WHERE kind = 'picked' AND sec IS NOT NULL
+    UNION ALL
+    SELECT ts, queue, task, outcome, 0, 0 FROM ends
+    UNION ALL
+    SELECT ts, queue, task, 'ran', dl_duration_bucket(sec), sec FROM ends WHERE prior = 'picked'
+), minutes AS MATERIALIZED (
+    SELECT date_trunc('minute', ts) AS minute, queue, task, measure, bucket, count(*) AS n, sum(sec) AS sec
+      FROM facts
+     GROUP BY 1, 2, 3, 4, 5
+), aggregated AS (
+    INSERT INTO dl_statistics AS d (span_sec, started_at, queue, task, measure, bucket, count, total_sec)
+    SELECT s.span, date_bin(make_interval(secs => abs(s.span)), minute, '2000-01-01T00:00Z'),
+           CASE WHEN s.span > 0 THEN queue ELSE '' END, CASE WHEN s.span > 0 THEN task ELSE '' END, measure, bucket,
+           sum(n), sum(sec)
+      FROM minutes CROSS JOIN (VALUES (60), (900), (3600), (-60), (-900), (-3600)) AS s (span)
+     GROUP BY 1, 2, 3, 4, 5, 6
+        ON CONFLICT (span_sec, started_at, queue, task, measure, bucket)
+        DO UPDATE SET count = d.count + excluded.count, total_sec = d.total_sec + excluded.total_sec
+), runs AS (
+    INSERT INTO dl_recent_runs (task, event_id, job_id, queue, ended_at, outcome, attempt, ran_sec)
+    SELECT task, event_id, job_id, queue, ts, outcome, attempt, sec
+      FROM (SELECT e.*, row_number() OVER (PARTITION BY task ORDER BY event_id DESC) AS rank
+              FROM ends e WHERE prior = 'picked') latest
+     WHERE rank <= %(runs)s::int
+        ON CONFLICT DO NOTHING
+), older AS (
+    DELETE FROM dl_recent_runs l
+     USING (SELECT DISTINCT task FROM ends) touched
+     WHERE l.task = touched.task
+       AND l.event_id < (SELECT event_id FROM dl_recent_runs k WHERE k.task = touched.task
+                          ORDER BY event_id DESC OFFSET %(runs)s::int LIMIT 1)
+), done AS (
+    SELECT count(*) AS n, max(event_id) AS last, range_agg(int8range(event_id, event_id + 1)) AS ids FROM read
+), advanced AS (
+    UPDATE dl_statistics_state s
+       SET unread = s.unread - coalesce(done.ids, '{}')
+                    - int8multirange(int8range(NULL, 1 + CASE WHEN done.n >= %(limit)s::int
+                                                              THEN least(s.safe_id, done.last) ELSE s.safe_id END))
+      FROM done
+     WHERE EXISTS (SELECT FROM state)
+    RETURNING done.n
+)
+SELECT n FROM advanced;
+
+-- name: record_depths
+-- Record the current queue depths for the charts, counted along the partial indexes up to two million of each kind.
+SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
+       set_config('statement_timeout', '20s', true);
+
+WITH turn AS (  -- once a minute
+    SELECT date_trunc('minute', clock_timestamp()) AS at
+     WHERE NOT EXISTS (SELECT FROM dl_queue_depths WHERE at = date_trunc('minute', clock_timestamp()))
+), counted AS (
+    SELECT queue, 'ready' AS wait_state, count(*) AS n
+      FROM (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' LIMIT 2000000) r GROUP BY queue
+    UNION ALL
+    SELECT queue, 'scheduled', count(*)
+      FROM (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'scheduled' LIMIT 2000000) t GROUP BY queue
+    UNION ALL
+    SELECT queue, 'blocked', count(*)
+      FROM (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'blocked' LIMIT 2000000) p GROUP BY queue
+    UNION ALL
+    SELECT queue, 'running', count(*) FROM dl_jobs WHERE status = 'running' GROUP BY queue
+    UNION ALL
+    SELECT queue, 'known', 0 FROM dl_queues
+    UNION ALL
+    SELECT DISTINCT queue, 'known', 0 FROM dl_queue_depths WHERE at > clock_timestamp() - interval '1 hour'
+), ages AS (
+    SELECT queue, age_sec FROM unnest(%(queues)s::text[], %(ages)s::float8[]) AS a (queue, age_sec)
+)
+INSERT INTO dl_queue_depths (at, queue, ready, scheduled, blocked, running, oldest_ready_sec)
+SELECT turn.at, s.queue, coalesce(sum(n) FILTER (WHERE wait_state = 'ready'), 0), coalesce(sum(n) FILTER (WHERE wait_state = 'scheduled'), 0),
+       coalesce(sum(n) FILTER (WHERE wait_state = 'blocked'), 0), coalesce(sum(n) FILTER (WHERE wait_state = 'running'), 0),
+       max(ages.age_sec)
+  FROM turn CROSS JOIN counted s LEFT JOIN ages ON ages.queue = s.queue
+ GROUP BY turn.at, s.queue
+    ON CONFLICT DO NOTHING;
+
+-- name: prune_statistics
+-- Keep minutes for six hours, quarters for three days, hours for ninety days, and depths for eight days.
+WITH minutes AS (
+    DELETE FROM dl_statistics WHERE span_sec IN (60, -60) AND started_at < clock_timestamp() - interval '6 hours'
+), quarters AS (
+    DELETE FROM dl_statistics WHERE span_sec IN (900, -900) AND started_at < clock_timestamp() - interval '3 days'
+), hours AS (
+    DELETE FROM dl_statistics WHERE span_sec IN (3600, -3600) AND started_at < clock_timestamp() - interval '90 days'
+)
+DELETE FROM dl_queue_depths WHERE at < clock_timestamp() - interval '8 days';
+
+-- name: statistics_series
+-- Statistics of each span since a time, of one queue or task, or of all: the totals of all are stored under the negative
+-- span. One row for each span and measure, with its histogram buckets.
+SELECT started_at, measure, array_agg(bucket), array_agg(n), sum(sec)
+  FROM (SELECT started_at, measure, bucket, sum(count)::bigint AS n, sum(total_sec) AS sec
+          FROM dl_statistics
+         WHERE span_sec = CASE WHEN %(queue)s::text IS NULL AND %(task)s::text IS NULL THEN -%(span)s::int ELSE %(span)s::int END
+           AND started_at = ANY (ARRAY(SELECT generate_series(
+                   date_bin(make_interval(secs => %(span)s::int), %(since)s::timestamptz, '2000-01-01T00:00Z'),
+                   clock_timestamp(), make_interval(secs => %(span)s::int))))
+           AND started_at >= %(since)s::timestamptz
+           AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+           AND (%(task)s::text IS NULL OR task = %(task)s::text)
+         GROUP BY started_at, measure, bucket) buckets
+ GROUP BY started_at, measure
+ ORDER BY started_at;
+
+-- name: statistics_totals
+-- Statistics of the last `period_sec` seconds, by queue or by task. The spans are listed one by one, so that the index is
+-- used for a single queue too.
+SELECT name, measure, array_agg(bucket), array_agg(n), sum(sec)
+  FROM (SELECT CASE WHEN %(by_task)s::bool THEN task ELSE queue END AS name, measure, bucket, sum(count)::bigint AS n,
+               sum(total_sec) AS sec
+          FROM dl_statistics
+         WHERE span_sec = %(span)s::int
+           AND started_at = ANY (ARRAY(SELECT generate_series(
+                   date_bin(make_interval(secs => %(span)s::int), clock_timestamp() - make_interval(secs => %(period_sec)s::float8),
+                            '2000-01-01T00:00Z') + make_interval(secs => %(span)s::int),
+                   clock_timestamp(), make_interval(secs => %(span)s::int))))
+           AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+           AND (%(task)s::text IS NULL OR task = %(task)s::text)
+         GROUP BY 1, 2, 3) buckets
+ GROUP BY name, measure;
+
+-- name: depth_series
+-- The largest depths in each span since a time, of one queue or of all together. For long periods only every
+-- `interval_min`-th minute is read: a week has ten thousand minutes for each queue.
+SELECT date_bin(make_interval(secs => %(span)s::int), at, '2000-01-01T00:00Z') AS since, max(ready), max(scheduled), max(blocked),
+       max(running), max(oldest)
+  FROM (SELECT at, sum(ready)::bigint AS ready, sum(scheduled)::bigint AS scheduled, sum(blocked)::bigint AS blocked,
+               sum(running)::bigint AS running, max(oldest_ready_sec) AS oldest
+          FROM dl_queue_depths
+         WHERE at = ANY (ARRAY(SELECT generate_series(
+                   date_bin(make_interval(mins => %(interval_min)s::int), %(since)s::timestamptz, '2000-01-01T00:00Z'),
+                   clock_timestamp(), make_interval(mins => %(interval_min)s::int))))
+           AND at >= %(since)s::timestamptz AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+         GROUP BY at) minutes
+ GROUP BY 1
+ ORDER BY 1;
+
+-- name: recent_runs
+SELECT task, job_id, queue, ended_at, outcome, attempt, ran_sec
+  FROM (SELECT l.*, row_number() OVER (PARTITION BY task ORDER BY event_id DESC) AS rank
+          FROM dl_recent_runs l
+         WHERE %(task)s::text IS NULL OR task = %(task)s::text) runs
+ WHERE rank <= %(limit)s::int
+ ORDER BY task, rank;
+
+-- name: database_time
+SELECT clock_timestamp();

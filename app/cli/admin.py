@@ -1,0 +1,191 @@
+"""Commands of operators: watch, bulk, queues, queue, workers, task-numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import click
+
+from app.cli import text
+from app.cli.exit_codes import ExitCode
+from app.cli.parsing import build_filter, filter_options
+from app.cli.service_options import RemoteService, service_options
+from app.wording import format_count
+
+BULK_COLUMNS: text.Columns = {
+    "operation": "bulk_id",
+    "action": "action",
+    "state": "state",
+    "jobs": lambda operation: f"{operation['changed']} of {operation['expected']}",
+    "created": text.time_of("created_at"),
+}
+QUEUE_COLUMNS: text.Columns = {
+    "queue": "queue",
+    "state": "state",
+    "ready": lambda queue: f"{queue['ready']}{'' if queue['ready_exact'] else '+'}",
+    "running": "running",
+    "oldest": lambda queue: text.format_duration(queue["oldest_ready_sec"]),
+    "scheduled": "scheduled",
+    "blocked": "blocked",
+    "workers": "workers",
+    "done/h": lambda queue: queue["last_hour"]["succeeded"],
+    "failed/h": lambda queue: queue["last_hour"]["failed"] + queue["last_hour"]["lost"],
+    "p95": lambda queue: text.format_duration(queue["last_hour"]["run_time"]["p95"]),
+}
+WORKER_COLUMNS: text.Columns = {
+    "worker": "name",
+    "id": "worker_id",
+    "state": lambda worker: "gone" if not worker["alive"] else "draining" if worker["draining"] else "alive",
+    "busy": lambda worker: f"{worker['busy']}/{worker['threads']}",
+    "memory": lambda worker: worker["rss_bytes"] and f"{worker['rss_bytes'] / 2**20:.0f} MB",
+    "version": "version",
+    "listener": "listener",
+    "queues": lambda worker: ", ".join(worker["queues"]),
+}
+_OUTCOME_LETTERS = {"succeeded": ".", "failed": "F", "lost": "L", "canceled": "c", "retried": "r"}
+_TASK_COUNTS = "recent"  # the counts of a task's jobs in the period
+TASK_COLUMNS: text.Columns = {
+    "task": "name",
+    "succeeded": lambda task: task[_TASK_COUNTS]["succeeded"],
+    "failed": lambda task: task[_TASK_COUNTS]["failed"] + task[_TASK_COUNTS]["lost"],
+    "rate": lambda task: None if (rate := task[_TASK_COUNTS]["failure_rate"]) is None else f"{rate:.1%}",
+    "p50": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p50"]),
+    "p95": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p95"]),
+    "last": lambda task: "".join(_OUTCOME_LETTERS.get(run["outcome"], "?") for run in task["last_runs"]),
+}
+
+
+@click.command(short_help="Follow the events of all jobs.")
+@click.option("--queue", help="Only events of jobs in this queue.")
+@click.option("--kind", help="Only these kinds of events, separated by commas.")
+@service_options
+def watch(service: RemoteService, *, queue: str | None, kind: str | None) -> None:
+    """Follow the events of all jobs until Ctrl-C. With --json each event is a JSON document of its own."""
+    try:
+        for event in service.client.stream(queue=queue, kind=kind):
+            if service.as_json:
+                click.echo(text.json_line(event))
+                continue
+            reason = event["payload"].get("error") or event["payload"].get("reason") or ""
+            head = f"{text.format_time(event['ts'])}  {event['kind']:<16} {event['job_id']}"
+            click.echo(f"{head}  {text.one_line(event['queue'])}  {text.one_line(reason)}".rstrip())
+    except KeyboardInterrupt:
+        click.get_current_context().exit(ExitCode.INTERRUPTED)
+
+
+@click.command(short_help="Change all jobs that match a filter.")
+@click.argument("action", type=click.Choice(["cancel", "retry", "delete", "reprioritise", "list", "stop"]))
+@click.argument("bulk_id", type=click.UUID, required=False)
+@filter_options
+@click.option("--priority", type=click.IntRange(min=0), help="The new priority, for reprioritise.")
+@click.option("--expected", type=click.IntRange(min=0), help="The expected number of jobs; counted if not given.")
+@click.option("--dry-run", is_flag=True, help="Only count the jobs.")
+@service_options
+def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options: Any) -> None:
+    """Cancel, retry, delete or reprioritise all jobs that match a filter. `bulk list` shows such operations and their
+    progress, `bulk stop BULK_ID` ends one.
+
+    Without --expected the jobs are counted, and the command asks for confirmation.
+    """
+    if action == "list":
+        payload = service.get("/api/v1/bulk")
+        service.print_table(
+            payload, BULK_COLUMNS, payload["operations"], uncut=list(BULK_COLUMNS), empty_message="No bulk operations."
+        )
+    elif action == "stop":
+        if bulk_id is None:
+            raise click.UsageError("name the operation: dataloader bulk stop BULK_ID")
+        stopped = service.post(f"/api/v1/bulk/{bulk_id}/cancel", repeatable=True)
+        changed = format_count(stopped["changed"], "job")
+        service.print_payload(stopped, f"{stopped['action']} is {stopped['state']}: {changed} changed.")
+    else:
+        _start_bulk(service, action, **options)
+
+
+def _start_bulk(
+    service: RemoteService, action: str, *, priority: int | None, expected: int | None, dry_run: bool, **options: Any
+) -> None:
+    body: dict[str, Any] = {"action": action, "filter": build_filter(options)}
+    if dry_run or expected is None:
+        count = service.post("/api/v1/bulk/count", body, repeatable=True)
+        jobs = f"{'' if count['exact'] else 'about '}{format_count(count['jobs'], 'job')}"
+        if dry_run:
+            service.print_payload(count, f"It would be {jobs}.")
+            return
+        click.confirm(f"{action} {jobs}?", abort=True, err=True)
+        expected = count["jobs"] if count["exact"] else 2 * count["jobs"]
+    if priority is not None:
+        body["priority"] = priority
+    started = service.post("/api/v1/bulk", {**body, "expected": expected})
+    service.print_payload(
+        started, f"{started['bulk_id']} is {started['state']}; `dataloader bulk list` shows its progress."
+    )
+
+
+@click.command(short_help="List the queues.")
+@service_options
+def queues(service: RemoteService) -> None:
+    """List the queues: their jobs by state, how long the oldest ready job waits, and the last hour's outcomes."""
+    items = service.client.queues()
+    service.print_table(
+        {"queues": items},
+        QUEUE_COLUMNS,
+        items,
+        uncut=("queue", "state", "ready", "running"),
+        empty_message="No queues.",
+    )
+
+
+@click.command(short_help="Pause, drain, open or limit a queue.")
+@click.argument("name")
+@click.option("--pause", "state", flag_value="paused", help="Claim no more jobs from it.")
+@click.option("--drain", "state", flag_value="draining", help="Claim its jobs, but accept no new ones over HTTP.")
+@click.option("--open", "state", flag_value="open", help="Resume it.")
+@click.option("--concurrency", type=click.IntRange(min=0), help="Running jobs in all processes; 0: no limit.")
+@click.option("--per-worker", type=click.IntRange(min=0), help="Running jobs in each process; 0: no limit.")
+@click.option("--note", help="The reason, shown with the queue.")
+@service_options
+def queue(service: RemoteService, *, name: str, **options: Any) -> None:
+    """Pause, drain or open the queue NAME, or change how many of its jobs run at once."""
+    changes = {key: (value or None) for key, value in options.items() if value is not None}
+    if not changes:
+        raise click.UsageError("nothing to change; see --help for the options")
+    settings = service.client.request("PATCH", "/api/v1/queues", body={"queue": name, **changes})
+    limits = f"{settings['concurrency'] or 'no limit'} at once, {settings['per_worker'] or 'no limit'} in each process"
+    service.print_payload(settings, f"Queue {text.one_line(name)} is {settings['state']}: {limits}.")
+
+
+@click.command(short_help="List the worker processes.")
+@click.option("--drain", type=click.UUID, help="Stop this process from claiming jobs.")
+@click.option("--undrain", type=click.UUID, help="Let this process claim jobs again.")
+@service_options
+def workers(service: RemoteService, *, drain: UUID | None, undrain: UUID | None) -> None:
+    """List the worker processes with their version, threads and memory, or drain one."""
+    if drain is not None or undrain is not None:
+        action = f"{drain}/drain" if drain is not None else f"{undrain}/undrain"
+        worker = service.post(f"/api/v1/workers/{action}", repeatable=True)
+        service.print_payload(
+            worker, f"{worker['name']} {'is draining' if worker['draining'] else 'claims jobs again'}."
+        )
+        return
+    payload = service.get("/api/v1/workers")
+    service.print_table(
+        payload,
+        WORKER_COLUMNS,
+        payload["workers"],
+        uncut=("worker", "id", "state", "busy"),
+        empty_message="No workers.",
+    )
+
+
+@click.command("task-numbers", short_help="Show the statistics of tasks.")
+@click.option("--period", type=click.Choice(["1h", "24h", "7d"]), default="24h", show_default=True,
+              help="How far back to count.")  # fmt: skip
+@service_options
+def task_numbers(service: RemoteService, *, period: str) -> None:
+    """Show the statistics of tasks: jobs, failures, durations, and the last outcomes, newest first."""
+    statistics = service.get("/api/v1/tasks", period=period)["statistics"]
+    service.print_table(
+        {"statistics": statistics}, TASK_COLUMNS, statistics, uncut=("task",), empty_message="No job has run yet."
+    )

@@ -1,0 +1,113 @@
+"""Parsers of option values, and the options that several commands share: arguments of a task, filters of jobs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any
+
+import click
+
+from app.cli.service_options import option_type
+from app.queue.job import Status
+
+_DURATION_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_DURATION = re.compile(r"in\s+((?:\d+\s*[smhd]\s*)+)", re.IGNORECASE)
+
+
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def parse_object(raw: str) -> dict[str, Any]:
+    try:
+        value = json.loads(raw, parse_constant=_reject_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError('a JSON object is needed, such as {"sleep1": 1}')
+    return value
+
+
+def parse_pair(raw: str) -> tuple[str, Any]:
+    """NAME=VALUE; the value is JSON if it can be read as JSON, else text."""
+    name, equals, value = raw.partition("=")
+    if not name or not equals:
+        raise ValueError(f"{raw!r} is not NAME=VALUE, such as date=2026-11-21")
+    try:
+        return name, json.loads(value, parse_constant=_reject_constant)
+    except (ValueError, RecursionError):
+        return name, value
+
+
+def parse_time(raw: str) -> datetime:
+    """An RFC 3339 time, or "in 1h 30m" from now by this machine's clock."""
+    duration = _DURATION.fullmatch(raw.strip())
+    try:
+        if duration:
+            parts = re.findall(r"(\d+)\s*([smhd])", duration[1].lower())
+            return datetime.now(UTC) + sum(
+                (timedelta(**{_DURATION_UNITS[unit]: int(count)}) for count, unit in parts), timedelta()
+            )
+        at = datetime.fromisoformat(raw.strip())
+        if at.tzinfo is not None:
+            return at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError(f'{raw!r} is not a time; write 2026-11-21T06:00:00+03:00, or "in 5m"') from None
+    raise ValueError(f"{raw!r} has no zone; write it with one, such as {at.isoformat()}+03:00")
+
+
+def args_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --arg, --args and --args-file, and the merged arguments as `args`."""
+
+    @click.option("--arg", "pairs", type=option_type(parse_pair), multiple=True, metavar="NAME=VALUE",
+                  help="One argument; may be repeated. The value is read as JSON if it is JSON, else as text.")  # fmt: skip
+    @click.option("--args", "args_text", type=option_type(parse_object), metavar="JSON",
+                  help="Arguments as a JSON object.")  # fmt: skip
+    @click.option("--args-file", type=click.File("r", encoding="utf-8"), metavar="FILE",
+                  help="Arguments from a file with a JSON object; - is standard input. --args overrides it, --arg both.")  # fmt: skip
+    @functools.wraps(command)
+    def with_args(
+        *arguments: Any,
+        pairs: Sequence[tuple[str, Any]],
+        args_text: dict[str, Any] | None,
+        args_file: IO[str] | None,
+        **options: Any,
+    ) -> None:
+        try:
+            from_file = {} if args_file is None else parse_object(args_file.read())
+        except ValueError as error:
+            raise click.BadParameter(f"{args_file and args_file.name}: {error}", param_hint="--args-file") from error
+        command(*arguments, args={**from_file, **(args_text or {}), **dict(pairs)}, **options)
+
+    return with_args
+
+
+def filter_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that select jobs; `build_filter` makes the API's filter of them."""
+    time = option_type(parse_time)
+    options = (
+        click.option("--queue", help="Only jobs in this queue."),
+        click.option("--status", help=f"Only jobs with one of these, separated by commas: {', '.join(Status)}."),
+        click.option("--task", help="Only jobs of this task."),
+        click.option("--lock-key", help="Only jobs with this lock key."),
+        click.option("--partition-key", help="Only jobs with this partition key."),
+        click.option("--producer", help="Only jobs requested by this producer."),
+        click.option("--created-from", type=time, help="Only jobs created then or later (RFC 3339)."),
+        click.option("--created-to", type=time, help="Only jobs created before this time."),
+        click.option("--finished-from", type=time, help="Only jobs that ended then or later."),
+        click.option("--finished-to", type=time, help="Only jobs that ended before this time."),
+        click.option("--text", help="Only jobs with this text in their args or error."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def build_filter(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

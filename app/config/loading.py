@@ -1,0 +1,103 @@
+"""Loads the settings from the environment and a `.env` file, and reports all errors together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_settings import DotEnvSettingsSource
+
+from app.config import checks
+from app.config.settings import SECRET_PREFIX, Settings
+from app.errors import ConfigError, SettingError
+
+# Variables of version 0.2.0 that are still read, with a warning.
+RENAMED = {
+    "APP_THREADS": "APP_HTTP_THREADS",
+    "DL_AUDIT_KEEP_DAYS": "DL_KEEP_HISTORY_DAYS",
+    "DL_KEEP_JOURNAL_DAYS": "DL_KEEP_EVENTS_DAYS",
+    "DL_RETENTION": "DL_RETENTION_ENABLED",
+    "DL_SECRETS_ALLOW": "DL_TASK_SECRETS",
+    "DL_STOP_GRACE_SEC": "DL_STOP_STEP_SEC",
+    "DL_WEBHOOK_ALLOW": "DL_WEBHOOK_ALLOWED_HOSTS",
+}
+REMOVED = frozenset({
+    "DL_ALERT_PERIOD_SEC", "DL_JOB_LOG_LINES_PER_SEC", "DL_KEEP_KEYS_DAYS", "DL_LOG_KEEP_FILES", "DL_MAX_BATCH_BYTES",
+    "DL_MAX_JSON_DEPTH", "DL_MAX_TEXT_LENGTH", "DL_WEBHOOK_DISABLE_HOURS", "DL_WEBHOOK_KEEP_DAYS", "DL_WEBHOOK_THREADS",
+    "DL_WEBHOOK_TIMEOUT_SEC",
+})  # fmt: skip
+
+
+def load_settings(
+    environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env"), loads_pipelines: bool = False
+) -> Settings:
+    """Load the settings of the environment (by default the process's own), then of the `.env` file.
+
+    For a process that loads the pipelines, a package of DL_PIPELINES that does not exist is an error too.
+    Raises ConfigError with every error that could be found.
+    """
+    environment = dict(os.environ if environ is None else environ)
+    file, errors = _read_dotenv(dotenv)
+    variables = {name: text for name, text in (file | environment).items() if text.strip()}
+    sources = {name: "environment" if name in environment else ".env" for name in variables}
+    warnings = _follow_renames(variables, sources)
+
+    settings, field_errors = _validate_valid_part(variables)
+    invalid = {error.variable for error in field_errors}
+    errors += field_errors
+    errors += [error for involved, error in checks.find_contradictions(settings, variables) if not involved & invalid]
+    if loads_pipelines:
+        errors += checks.check_packages(settings.pipelines)
+    misspelt, unknown = checks.unknown_variables(variables, Settings.variables())
+    errors += misspelt
+    if errors:
+        raise ConfigError(errors)
+    named_secrets = {name: text for name, text in variables.items() if name.startswith(SECRET_PREFIX)}
+    return settings.loaded_from(sources, (*warnings, *unknown, *checks.overridden(settings)), named_secrets)
+
+
+def _follow_renames(variables: dict[str, str], sources: dict[str, str]) -> list[str]:
+    """Give the values of old names to the new ones, and drop what was removed. Return a warning for each."""
+    warnings = []
+    for old, new in RENAMED.items():
+        if old in variables:
+            variables.setdefault(new, variables.pop(old))
+            sources.setdefault(new, sources.pop(old))
+            warnings.append(f"{old} is called {new} now; the old name will not be read by the next release")
+    for name in sorted(REMOVED & variables.keys()):
+        del variables[name]
+        warnings.append(f"{name} was removed; it has no effect")
+    return warnings
+
+
+def _validate_valid_part(environment: Mapping[str, str]) -> tuple[Settings, list[SettingError]]:
+    """Return the settings of all valid variables, so that one error does not hide contradictions among the rest."""
+    ours = {name: environment[name] for name in Settings.variables() if name in environment}
+    try:
+        return Settings.model_validate(ours), []
+    except ValidationError as error:
+        errors = [_setting_error(str(e["loc"][0]), e["type"], e["msg"], ours) for e in error.errors(include_url=False)]
+    invalid = {error.variable for error in errors}
+    return Settings.model_validate({name: text for name, text in ours.items() if name not in invalid}), errors
+
+
+def _setting_error(variable: str, kind: str, message: str, environment: Mapping[str, str]) -> SettingError:
+    # Our own validators say what is accepted; pydantic's messages speak of types.
+    is_ours = kind == "value_error"
+    remedy = message.removeprefix("Value error, ") if is_ours else f"{Settings.accepts(variable)} would do"
+    value = checks.format_value(environment[variable], secret=Settings.is_secret(variable))
+    return SettingError(variable, value, remedy)
+
+
+def _read_dotenv(path: Path | None) -> tuple[dict[str, str], list[SettingError]]:
+    if path is None:
+        return {}, []
+    try:
+        variables = DotEnvSettingsSource(Settings, env_file=path, case_sensitive=True).env_vars
+    except UnicodeDecodeError:
+        return {}, [SettingError(str(path), "a file that is not UTF-8", "save it as UTF-8")]
+    except OSError as error:
+        return {}, [SettingError(str(path), f"a file that cannot be read ({error.strerror})", "let this user read it")]
+    return {name: text for name, text in variables.items() if text is not None}, []

@@ -1,0 +1,1 @@
+"""Connections, statements, encoding and migrations of the database; knows no jobs."""

@@ -1,0 +1,287 @@
+"""Long-lived connections with a deadline on every wait, for claims, settlements, heartbeats, key locks and LISTEN.
+
+A connection is in psycopg2's asynchronous mode and is waited for here. A blocking call into libpq has no deadline: with
+a silent network, a thread was still blocked in it after all timeouts of the server.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import psycopg2
+from psycopg2 import extensions as ext
+
+from app.db.audit_context import with_audit_setting
+from app.db.errors import translate_dsn_errors, translate_errors
+from app.db.statements import Statement, statements
+from app.db.timeline import INSUFFICIENT_PRIVILEGE, KNOWN_TIMELINES, TIMELINE_QUERY
+from app.errors import DatabaseUnavailable
+
+Row = tuple[Any, ...]
+
+_IS_READ_ONLY_QUERY = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool"
+
+# A prepared statement no longer fits the tables, or is missing, or exists already: 0A000, 26000, 42P05.
+STALE_PLAN_CODES = ("0A000", "26000", "42P05")
+# Read-only after a failover, shutting down, connection failure.
+LOST_SERVER_CODES = ("25006", "57P", "08")
+
+# Prepared statements keep one generic plan: a plan for each length of an array costs more than running the statement.
+# A plan made while a table was small would scan it when it has grown, so only index access is left to choose.
+# Compiling a statement (jit) costs more than running any of ours.
+_SESSION_SETTINGS = (
+    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off;"
+    " SET enable_mergejoin = off; SET jit = off; SET client_min_messages = error; SET timezone = 'UTC';"
+    # Every event that a session writes is of a row that the same statement changes: the integrity check is not needed.
+    " SET dl.events_checked = 'yes'"
+)
+
+# A plan made while a table was small may walk a whole index when it has grown. Statistics end that, if autovacuum runs.
+_PLAN_LIFETIME_SEC = 60.0
+
+_MIN_TIME, _MAX_TIME = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+
+
+def _parse_timestamp(text: str | bytes | None, cursor: Any) -> datetime | None:
+    """Parse a timestamp. One outside Python's calendar becomes its nearest end: a claim must not fail on it."""
+    try:
+        return cast("datetime | None", ext.PYDATETIMETZ(text, cursor))
+    except (ValueError, OverflowError):
+        return _MIN_TIME if str(text).endswith("BC") else _MAX_TIME
+
+
+_TIMESTAMPTZ = ext.new_type((1184,), "TIMES", _parse_timestamp)
+
+
+class AsyncConnection(ext.connection):
+    """An asynchronous connection that waits with a deadline. One thread at a time may use it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.prepared: set[str] = set()  # names of statement parts
+        self.opened_at = self.last_used_at = time.monotonic()  # for a pool
+        self._plans_discarded_at = time.monotonic()
+
+    def execute(self, sql: str, parameters: Mapping[str, Any] | None, timeout_sec: float) -> list[Row]:
+        """Send one message and return the rows of its last part. Raises psycopg2's errors; closes on a timeout."""
+        cursor = self.cursor()
+        try:
+            cursor.execute(*with_audit_setting(sql, parameters))
+            self._wait_for_answer(time.monotonic() + timeout_sec)
+            return cursor.fetchall() if cursor.description else []
+        finally:
+            cursor.close()
+
+    def execute_statement(
+        self, statement: Statement, parameters: Mapping[str, Any], timeout_sec: float, *, settings: str = ""
+    ) -> list[Row]:
+        """Execute a statement in its prepared form if it has one, after `settings`: all of it takes effect, or none."""
+        if not statement.is_prepared:
+            return self.execute(settings + statement.text, parameters, timeout_sec)
+        if new := [part for part in statement.parts if part.name not in self.prepared]:
+            self.execute("; ".join(part.prepare for part in new), None, timeout_sec)
+            self.prepared.update(part.name for part in new)
+        if time.monotonic() - self._plans_discarded_at > _PLAN_LIFETIME_SEC:
+            settings += "DISCARD PLANS; "
+            self._plans_discarded_at = time.monotonic()
+        return self.execute(settings + statement.execute, parameters, timeout_sec)
+
+    def read_notifications(self) -> list[tuple[str, str]]:
+        """Return the (channel, payload) pairs that have arrived. Never waits."""
+        self.poll()
+        notifications = [(notify.channel, notify.payload) for notify in self.notifies]
+        self.notifies.clear()
+        return notifications
+
+    def _wait_for_answer(self, deadline: float) -> None:
+        try:
+            _wait_ready(self, deadline)
+        except BaseException:
+            if self.isexecuting():  # the rest of an answer may still arrive
+                self.close()
+            raise
+
+
+def connect(dsn: str, *, name: str, timeout_sec: float) -> AsyncConnection:
+    """Open an asynchronous connection to the first host of the DSN that accepts it; each has the whole timeout."""
+
+    def open_host(host_dsn: str) -> AsyncConnection:
+        connection: AsyncConnection = psycopg2.connect(
+            ext.make_dsn(
+                host_dsn,
+                application_name=name,
+                client_encoding="UTF8",
+                keepalives_idle=10,
+                keepalives_interval=5,
+                keepalives_count=3,
+                tcp_user_timeout=int(timeout_sec * 2000),
+            ),
+            async_=True,
+            connection_factory=AsyncConnection,
+        )
+        _wait_ready(connection, time.monotonic() + timeout_sec)
+        ext.register_type(_TIMESTAMPTZ, connection)
+        try:
+            _refuse_former_primary(connection, timeout_sec)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    return cast(AsyncConnection, connect_any_host(dsn, open_host))
+
+
+def _refuse_former_primary(connection: AsyncConnection, timeout_sec: float) -> None:
+    try:
+        rows = connection.execute(TIMELINE_QUERY, None, timeout_sec)
+    except psycopg2.Error as error:
+        if error.pgcode != INSUFFICIENT_PRIVILEGE:  # the right to the function was revoked: the timeline is not known
+            raise
+    else:
+        KNOWN_TIMELINES.check(*rows[0])
+
+
+def connect_any_host(dsn: str, open_host: Callable[[str], Any]) -> Any:
+    """Return what `open_host` returns for the first host of the DSN with which it does not fail.
+
+    libpq tries the next host only if one cannot be reached: it would stay with a silent one, or with a balancer that
+    accepts the connection and closes it.
+    """
+    last_error: Exception | None = None
+    for host in split_hosts(dsn):
+        try:
+            return open_host(host)
+        except psycopg2.Error as error:
+            last_error = error
+    assert last_error is not None  # noqa: S101 - a DSN names at least one host, if only by default
+    raise last_error
+
+
+def split_hosts(dsn: str) -> list[str]:
+    """Return one DSN for each host of this one."""
+    with translate_dsn_errors():
+        fields = ext.parse_dsn(dsn)
+        lists = {key: fields[key].split(",") for key in ("host", "hostaddr", "port") if fields.get(key)}
+        count = max((len(values) for values in lists.values()), default=1)
+        hosts = [{key: values[n if len(values) > 1 else 0] for key, values in lists.items()} for n in range(count)]
+        return [str(ext.make_dsn(dsn, **host)) for host in hosts]
+
+
+def is_lost_server(error: psycopg2.Error) -> bool:
+    """Whether the error means that this server cannot be used: connect again."""
+    return (error.pgcode or "").startswith(LOST_SERVER_CODES)
+
+
+def _wait_ready(connection: Any, deadline: float) -> None:
+    """Wait until libpq is done. `poll`, because `select` fails on descriptors above 1023."""
+    while (state := connection.poll()) != ext.POLL_OK:
+        waiter = select.poll()
+        waiter.register(connection.fileno(), select.POLLIN if state == ext.POLL_READ else select.POLLOUT)
+        remaining_sec = deadline - time.monotonic()
+        if remaining_sec <= 0 or not waiter.poll(remaining_sec * 1000):
+            connection.close()
+            raise psycopg2.OperationalError("the server did not answer in time")
+
+
+class Session:
+    """A long-lived connection that reopens itself: each statement is answered or raises.
+
+    Threads may share it; one executes at a time. `generation` grows with each new connection: its owner learns
+    that the locks and LISTENs of the former one are gone.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        application_name: str,
+        schema: str = "public",
+        connect_timeout_sec: float = 5.0,
+        command_timeout_sec: float = 30.0,
+    ) -> None:
+        self.schema = schema
+        self.generation = 0  # written under the lock; read by any thread
+        self.lock = threading.RLock()
+        self._dsn, self._application_name = dsn, application_name
+        self._connect_timeout_sec, self._command_timeout_sec = connect_timeout_sec, command_timeout_sec
+        self._statements = statements(schema)
+        self._connection: AsyncConnection | None = None
+
+    def execute(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
+        """Execute a named statement as one message: all of it takes effect, or none."""
+        statement = self._statements[name]
+        with self.lock, translate_errors():
+            try:
+                with self._opened() as connection:
+                    return connection.execute_statement(statement, parameters or {}, self._command_timeout_sec)
+            except psycopg2.Error as error:
+                if error.pgcode not in STALE_PLAN_CODES:
+                    raise
+            self.close()  # nothing has taken effect; a new connection prepares the statement again
+            with self._opened() as connection:
+                return connection.execute_statement(statement, parameters or {}, self._command_timeout_sec)
+
+    def execute_raw(self, sql: str) -> list[Row]:
+        """Execute a command about the connection itself, such as LISTEN."""
+        with self.lock, translate_errors(), self._opened() as connection:
+            return connection.execute(sql, None, self._command_timeout_sec)
+
+    @contextmanager
+    def _opened(self) -> Iterator[AsyncConnection]:
+        """Open the connection if there is none; drop it after an error that means that it cannot be used again."""
+        connection = self._open()
+        try:
+            yield connection
+        except psycopg2.Error as error:
+            if connection.closed or is_lost_server(error):
+                self.close()
+            raise
+
+    @property
+    def connected(self) -> bool:
+        connection = self._connection
+        return connection is not None and not connection.closed
+
+    def read_notifications(self) -> list[tuple[str, str]]:
+        """Return the (channel, payload) pairs that have arrived; raise DatabaseUnavailable if the server hung up."""
+        with self.lock, translate_errors():
+            if self._connection is None:
+                raise DatabaseUnavailable("not connected")
+            try:
+                return self._connection.read_notifications()
+            except psycopg2.Error:
+                self.close()
+                raise
+
+    def fileno(self) -> int | None:
+        """Return the descriptor to wait on for notifications, or None while there is no connection."""
+        connection = self._connection
+        return None if connection is None or connection.closed else int(connection.fileno())
+
+    def close(self) -> None:
+        with self.lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _open(self) -> AsyncConnection:
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        connection = connect(self._dsn, name=self._application_name, timeout_sec=self._connect_timeout_sec)
+        try:
+            timeout = f"SET statement_timeout = {int(self._command_timeout_sec * 1000)}"
+            connection.execute(f"{_SESSION_SETTINGS}; {timeout}", None, self._connect_timeout_sec)
+            if connection.execute(_IS_READ_ONLY_QUERY, None, self._connect_timeout_sec)[0][0]:
+                raise psycopg2.OperationalError("the server takes no writes: it is a standby")
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        self.generation += 1
+        return connection

@@ -1,0 +1,148 @@
+"""Python values on their way into SQL: what PostgreSQL cannot hold is refused, or cleaned, before it is sent.
+
+Callers' requests are refused (`checked_json`, `checked_text`). What pipelines report is cleaned (`clean_json`,
+`clean_text`), so that a run that has ended can always be written down.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from app.errors import InvalidJob
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_MAX_DEPTH = 200
+_MAX_ITEMS = 500_000
+_MAX_NUMBER = 10**300  # what both a jsonb number and Python's own limit on digits bear with ease
+
+
+_encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class JsonNull(Enum):
+    """JSON's own null, where None says that nothing has changed."""
+
+    NULL = "null"
+
+
+def array(values: Iterable[Any]) -> str:
+    """A PostgreSQL array literal. The server gives it the parameter's type."""
+    return "{" + ",".join(map(_encode_element, values)) + "}"
+
+
+def unquoted_array(values: Iterable[Any]) -> str:
+    """The same of values that need no quotes: ids and numbers, none of them NULL."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _encode_element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value)
+
+
+def _is_storable(text: str) -> bool:
+    return "\0" not in text and (text.isascii() or not _UNSTORABLE.search(text))
+
+
+def validate_text(name: str, value: str) -> str:
+    if not _is_storable(value):
+        raise InvalidJob(f"{name} holds a NUL character or half a surrogate pair, which PostgreSQL cannot keep")
+    return value
+
+
+def validate_json(name: str, value: Any) -> str:
+    try:
+        _require_storable(value, 0)
+        return _encode_json(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidJob(f"{name} is not JSON that PostgreSQL can keep: {error}") from error
+
+
+def _require_storable(value: Any, depth: int) -> None:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    if isinstance(value, str):
+        if not _is_storable(value):
+            raise ValueError("a text holds a NUL character or half a surrogate pair")
+    elif isinstance(value, int):
+        if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
+            raise ValueError("an integer has more than 300 digits")
+    elif isinstance(value, dict | Mapping):  # the first is told at once
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is not a text")
+            _require_storable(key, depth)
+            _require_storable(inner, depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _require_storable(inner, depth + 1)
+
+
+def sanitize_text(value: str, max_length: int) -> str:
+    """Without what PostgreSQL cannot keep, and no longer than `most`: of too long a text the two ends."""
+    if len(value) > max_length:
+        half = (max_length - 40) // 2
+        value = f"{value[:half]}\n… {len(value) - 2 * half} characters left out …\n{value[-half:]}"
+    return value if _is_storable(value) else _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+
+
+def sanitize_json(value: Any, max_bytes: int) -> str:
+    """The value as JSON; where it is too large, an object that says so."""
+    try:
+        text = _encode_json(_Sanitizer().sanitize(value, 0))
+    except Exception as error:  # an object whose own methods fail: say so rather than lose the run's end
+        return json.dumps({"$dropped": f"not JSON: {type(error).__name__}"})
+    size = len(text.encode())
+    if size > max_bytes:
+        return json.dumps({"$dropped": f"{size} bytes of JSON; at most {max_bytes} are kept"})
+    return text
+
+
+class _Sanitizer:
+    """Bounded in depth and in size: a list may hold itself."""
+
+    def __init__(self) -> None:
+        self._items_left = _MAX_ITEMS
+
+    def sanitize(self, value: Any, depth: int) -> Any:
+        self._items_left -= 1
+        if self._items_left < 0:
+            raise ValueError(f"more than {_MAX_ITEMS} values")
+        if depth > _MAX_DEPTH:
+            return "… nested too deep …"
+        match value:
+            case Mapping():
+                return {_sanitize_scalar(str(key)): self.sanitize(inner, depth + 1) for key, inner in value.items()}
+            case list() | tuple() | set() | frozenset():
+                return [self.sanitize(inner, depth + 1) for inner in value]
+        return _sanitize_scalar(value)
+
+
+def _sanitize_scalar(value: Any) -> Any:
+    match value:
+        case None | bool():
+            return value
+        case JsonNull.NULL:
+            return None
+        case str():
+            return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", str(value))
+        case int():
+            return int(value) if abs(value) <= _MAX_NUMBER else "… an integer of more than 300 digits …"
+        case float():
+            return float(value) if math.isfinite(value) else str(value)
+        case datetime() | date():
+            return value.isoformat()
+        case Decimal() | UUID():
+            return str(value)
+    return sanitize_text(repr(value), 1000)

@@ -1,0 +1,69 @@
+"""psycopg2's errors turned into ours, at the border."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg2
+
+from app.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    InvalidJob,
+    RightsMissing,
+    SchemaMissing,
+    SchemaOutdated,
+    SettingError,
+)
+
+_UNDEFINED_TABLE_CODES = {"42P01", "42704", "3F000"}  # no such table, type or schema
+_INSUFFICIENT_PRIVILEGE = "42501"
+_UNDEFINED_MEMBER_CODES = {"42703", "42883"}  # no such column or function
+_LOST_SESSION_CODES = {"42P05", "26000"}  # a prepared statement is there before it was made, or is not there after it
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raise our error in place of psycopg2's, `from` the original."""
+    try:
+        yield
+    except psycopg2.Error as error:
+        code = error.pgcode or ""
+        told = (error.diag.message_primary or str(error) or type(error).__name__).strip()
+        if code in _UNDEFINED_TABLE_CODES:
+            raise SchemaMissing(f"{told}; `dataloader migrate` creates the queue's tables") from error
+        if code in _UNDEFINED_MEMBER_CODES:
+            raise SchemaOutdated(f"{told}; `dataloader migrate` brings the queue's tables up to date") from error
+        if code == _INSUFFICIENT_PRIVILEGE:
+            raise RightsMissing(f"{told}; `dataloader migrate --roles` prints the rights it needs") from error
+        if code in _LOST_SESSION_CODES:  # a session that is not one: somebody hands out another at each transaction
+            raise DatabaseUnavailable(f"{told}; behind a pooler DL_WORKER_DSN names PostgreSQL itself") from error
+        if isinstance(error, psycopg2.DataError) or code.startswith("23"):
+            raise InvalidJob(f"PostgreSQL refused a value: {told}") from error
+        if isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError) or code.startswith(
+            ("08", "25", "40", "53", "55", "57", "58")
+        ):
+            raise DatabaseUnavailable(told) from error
+        if isinstance(error, psycopg2.DatabaseError) and not code:
+            raise DatabaseUnavailable(told) from error  # the connection broke in the middle of an answer
+        raise
+
+
+@contextmanager
+def translate_dsn_errors() -> Iterator[None]:
+    """Raise ConfigError in place of libpq's refusal to read a connection string.
+
+    libpq repeats the whole string, password and all: neither its message nor the original error may leave this block.
+    """
+    try:
+        yield
+    except (psycopg2.ProgrammingError, UnicodeError, ValueError):
+        remedy = (
+            "write % as %25, and @ : / as %40 %3A %2F, in a password within postgresql://…; quote a value with blanks "
+            "within keyword=value pairs"
+        )
+        fault = SettingError(
+            "DL_DB_DSN, DL_WORKER_DSN or DL_TARGETS", "a connection string that libpq cannot read", remedy
+        )
+        raise ConfigError([fault]) from None

@@ -1,0 +1,165 @@
+"""SQL that brings single objects of the schema back to what schema.sql makes.
+
+`migrate` puts back what is missing, and replaces functions and triggers that differ. A column, constraint or index that is
+there and differs is changed by a person: the doctor prints the statement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+_COLUMN = re.compile(r"(?P<type>.+?)(?P<required> not null)?(?: default (?P<default>.+))?", re.DOTALL)
+_CREATED = re.compile(
+    r"CREATE (?:OR REPLACE )?(?:UNIQUE |UNLOGGED )?(?P<kind>TABLE|INDEX|TRIGGER|FUNCTION|TYPE|SEQUENCE) (?P<name>\w+)"
+)
+_TABLE = re.compile(r"(?:\bON|\bPARTITION OF|INSERT INTO|OWNED BY) (?P<table>dl_\w+)")
+
+
+@dataclass(frozen=True)
+class SchemaStatement:
+    """A statement of schema.sql."""
+
+    text: str
+    object_name: str  # kind and name of what it creates, without a function's arguments; "" if it creates nothing
+    table: str  # the table that it makes or belongs to; "" if none
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether it may be applied to tables that are there already."""
+        return self.text.startswith(("CREATE OR REPLACE ", "REVOKE ", "GRANT ", "SELECT dl_create_partitions"))
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What restores one object of the schema."""
+
+    object_name: str  # kind and name, as the catalogue has them
+    statement: str
+
+
+def split_statements(text: str) -> list[str]:
+    """The statements of an SQL file. A statement ends with a semicolon at the end of a line, outside a function's body."""
+    statements, lines, in_body = [], [], False
+    for line in text.splitlines():
+        code = re.sub(r"(^|\s)--.*", "", line)
+        in_body ^= code.count("$$") % 2 == 1
+        if code.strip() or in_body:
+            lines.append(line)
+        if code.rstrip().endswith(";") and not in_body:
+            statements.append("\n".join(lines))
+            lines = []
+    return statements
+
+
+def schema_statements(text: str) -> list[SchemaStatement]:
+    """The statements of schema.sql that make its objects, without the transaction and the check around them."""
+    return [
+        _schema_statement(statement)
+        for statement in split_statements(text)
+        if not statement.startswith(("BEGIN", "COMMIT", "DO ", "SELECT set_config"))
+    ]
+
+
+def _schema_statement(text: str) -> SchemaStatement:
+    created, related = _CREATED.match(text), _TABLE.search(text)
+    kind, name = (created["kind"].lower(), created["name"]) if created else ("", "")
+    table = related["table"] if related and kind != "function" else name if kind == "table" else ""
+    return SchemaStatement(text, f"{kind} {table}.{name}" if kind == "trigger" else f"{kind} {name}".strip(), table)
+
+
+def plan_repairs(missing: Mapping[str, str], replaced: Mapping[str, str], text: str) -> list[Repair]:
+    """Repairs of the objects in the order in which they can be applied; `replaced` ones are there and differ.
+
+    `text` is schema.sql. Objects are named by kind and name, with the definition that they should have.
+    """
+    made = schema_statements(text)
+    names = {name.partition("(")[0]: name for name in (*missing, *replaced)}
+    lost_tables = {name.removeprefix("table ") for name in missing if name.startswith("table ")}
+    types = [
+        Repair(s.object_name, s.text) for s in made if s.object_name in names and s.object_name.startswith("type ")
+    ]
+    columns = [Repair(name, _add_column(name, form)) for name, form in missing.items() if name.startswith("column ")]
+    objects = [
+        Repair(names.get(s.object_name, s.object_name), s.text)
+        for s in made
+        if s.table in lost_tables
+        or (s.object_name in names and s.object_name.partition(" ")[0] in ("function", "index", "trigger"))
+    ]
+    constraints = [(name, form) for name, form in missing.items() if name.startswith("constraint ")]
+    constraints.sort(key=lambda item: item[1].startswith("FOREIGN KEY"))  # after the keys that they refer to
+    return [*types, *columns, *objects, *(Repair(name, _add_constraint(name, form)) for name, form in constraints)]
+
+
+def change_statement(name: str, actual: str, expected: str) -> str | None:
+    """What turns a column, constraint, index or type that differs into that of schema.sql; None: no statement does."""
+    kind, table, member = _split_name(name)
+    if kind == "column":
+        return _change_column(table, member, actual, expected)
+    if kind == "constraint":
+        return f"ALTER TABLE {table} DROP CONSTRAINT {member}; ALTER TABLE {table} ADD CONSTRAINT {member} {expected}"
+    if kind == "index":
+        return f"DROP INDEX {table}; {expected}"
+    if kind == "type" and set(actual.split()) < set(expected.split()):
+        absent = [label for label in expected.split() if label not in actual.split()]
+        return "; ".join(f"ALTER TYPE {table} ADD VALUE '{label}'" for label in absent)
+    return None
+
+
+def enable_statement(name: str) -> str:
+    """For an index that is not valid, or a trigger that is not enabled."""
+    kind, table, member = _split_name(name)
+    return f"REINDEX INDEX CONCURRENTLY {table}" if kind == "index" else f"ALTER TABLE {table} ENABLE TRIGGER {member}"
+
+
+def drop_statement(name: str) -> str:
+    """For an index or a trigger that is not ours."""
+    kind, table, member = _split_name(name)
+    return f"DROP INDEX {table}" if kind == "index" else f"DROP TRIGGER {member} ON {table}"
+
+
+def with_search_path(statements: str, schema: str) -> str:
+    """Statements that name their objects without a schema, for a session of any search_path."""
+    return statements if schema == "public" else f"SET search_path TO {quote_identifier(schema)}; {statements}"
+
+
+def quote_identifier(name: str) -> str:
+    """An SQL identifier, in quotation marks only where it needs them."""
+    return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
+
+
+def _split_name(name: str) -> tuple[str, str, str]:
+    kind, _, rest = name.partition(" ")
+    table, _, member = rest.partition(".")
+    return kind, table, member
+
+
+def _add_column(name: str, definition: str) -> str:
+    _, table, member = _split_name(name)
+    return f"ALTER TABLE {table} ADD COLUMN {member} {definition}"
+
+
+def _add_constraint(name: str, definition: str) -> str:
+    _, table, member = _split_name(name)
+    return f"ALTER TABLE {table} ADD CONSTRAINT {member} {definition}"
+
+
+def _change_column(table: str, member: str, actual: str, expected: str) -> str:
+    there, wanted = _COLUMN.fullmatch(actual), _COLUMN.fullmatch(expected)
+    assert there is not None  # noqa: S101 - the pattern fits any text
+    assert wanted is not None  # noqa: S101 - likewise
+    changes = ", ".join(f"ALTER COLUMN {member} {change}" for change in _column_changes(member, there, wanted))
+    return f"ALTER TABLE {table} {changes}"
+
+
+def _column_changes(member: str, actual: re.Match[str], expected: re.Match[str]) -> Iterator[str]:
+    retyped = actual["type"] != expected["type"]
+    if actual["default"] and (retyped or not expected["default"]):
+        yield "DROP DEFAULT"  # else the server would have to convert it as well
+    if retyped:
+        yield f"TYPE {expected['type']} USING {member}::{expected['type']}"
+    if expected["default"] and (retyped or actual["default"] != expected["default"]):
+        yield f"SET DEFAULT {expected['default']}"
+    if bool(actual["required"]) != bool(expected["required"]):
+        yield "SET NOT NULL" if expected["required"] else "DROP NOT NULL"

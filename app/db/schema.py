@@ -1,0 +1,264 @@
+"""Build and upgrade the queue's tables, and check whether this version can work with them.
+
+schema.sql builds today's tables in an empty schema. Older ones are upgraded by the files in migrations/, each named after
+the version that it makes; after the last one the functions and triggers of schema.sql replace the old ones. A migration
+changes tables, types and rows alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg2
+from psycopg2 import sql
+
+from app.db.connection import connect_any_host
+from app.db.errors import translate_errors
+from app.db.repair import Repair, schema_statements
+from app.db.statements import statements
+from app.errors import SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
+
+SCHEMA_VERSION = 4  # grows with each migration
+COMPATIBLE_FROM = 4  # the oldest version whose processes work on these tables
+
+_MIGRATION_LOCK = 1684828528  # advisory lock: two migrations of one database
+_MIN_SERVER_VERSION = 150000
+_INSUFFICIENT_PRIVILEGE = "42501"
+# Classes of SQLSTATE: not supported, data, constraints, dependent objects, names and kinds of objects.
+_BLOCKING_CODE_CLASSES = ("0A", "22", "23", "2B", "42")
+_SHORT_LIVED_SESSIONS = ["dataloader-migrate", "dataloader-doctor", "dataloader-probe"]
+
+
+class SchemaVersion(NamedTuple):
+    """The version that the tables record about themselves."""
+
+    version: int
+    fingerprint: str
+    serves_from: int | None  # older tables do not record it
+
+    @property
+    def is_newer(self) -> bool:
+        return self.version > SCHEMA_VERSION
+
+    @property
+    def is_compatible(self) -> bool:
+        """Whether a process of this version may work on tables of a newer one."""
+        return self.serves_from is not None and self.serves_from <= SCHEMA_VERSION
+
+
+@dataclass(frozen=True)
+class Migration:
+    """What `migrate` found and did."""
+
+    schema: str
+    from_version: int | None  # 0: tables from before versions; None: there were no tables
+    to_version: int
+    steps: tuple[str, ...]  # empty: there was nothing to do
+
+
+def schema_text() -> str:
+    here = Path(__file__).resolve()
+    for path in (here.parents[2] / "schema.sql", here.parent / "schema.sql"):
+        if path.exists():
+            return path.read_text(encoding="utf-8")
+    raise FileNotFoundError("schema.sql is missing from this installation")
+
+
+def migration_files(after: int) -> list[tuple[int, str]]:
+    """The migrations to versions above `after`, in order: version and text."""
+    paths = sorted((Path(__file__).parent / "migrations").glob("*.sql"))
+    return [(int(path.stem), path.read_text(encoding="utf-8")) for path in paths if int(path.stem) > after]
+
+
+def migrate(
+    dsn: str, schema: str = "public", *, connect_timeout_sec: float = 5.0, lock_timeout_sec: float = 30.0
+) -> Migration:
+    """Bring the queue's tables to this version: all of it in one transaction, or nothing.
+
+    Newer tables that this version can work with are left as they are; others are refused. Raises SchemaBlocked while
+    processes run that could not work with the new tables.
+    """
+    text = schema_text()
+    target = SchemaVersion(SCHEMA_VERSION, hashlib.sha256(text.encode()).hexdigest(), COMPATIBLE_FROM)
+    with _migration(dsn, schema, connect_timeout_sec, lock_timeout_sec) as cursor:
+        found = _recorded_version(cursor, schema)
+        if found is not None and found.is_newer:
+            require_compatible(found, schema, has_tables=True)
+            return Migration(schema, found.version, found.version, ())
+        if found == target:
+            return Migration(schema, SCHEMA_VERSION, SCHEMA_VERSION, ())
+        version = _tables_version(cursor, found)
+        steps: list[str] = []
+        if version is None:
+            _apply(cursor, text.replace("\nBEGIN;\n", "\n").replace("\nCOMMIT;\n", "\n"), "apply schema.sql")
+            steps += [f"created {s.object_name}" for s in schema_statements(text) if s.object_name.startswith("table ")]
+        else:
+            steps += _upgrade(cursor, version, text)
+        _record(cursor, target)
+        return Migration(schema, version, SCHEMA_VERSION, tuple(steps))
+
+
+def apply_repairs(
+    dsn: str, repairs: Iterable[Repair], schema: str = "public", *, connect_timeout_sec: float = 5.0
+) -> None:
+    """Restore objects of the schema, all or none. Raises SchemaBlocked if rows or other objects forbid it."""
+    with _migration(dsn, schema, connect_timeout_sec, lock_timeout_sec=30.0) as cursor:
+        for repair in repairs:
+            _apply(cursor, repair.statement, f"restore {repair.object_name}")
+
+
+def _upgrade(cursor: Any, version: int, text: str) -> list[str]:
+    steps = []
+    if version < COMPATIBLE_FROM:
+        _require_no_processes(cursor)
+    for number, migration in migration_files(after=version):
+        _apply(cursor, migration, f"apply migration {number}")
+        steps.append(f"migrated to version {number}: {migration.splitlines()[0].removeprefix('-- ').rstrip('.')}")
+    replaced = [s for s in schema_statements(text) if s.is_replaceable]
+    for statement in replaced:
+        _apply(cursor, statement.text, f"replace {statement.object_name}")
+    functions = sum(statement.object_name.startswith("function ") for statement in replaced)
+    triggers = sum(statement.object_name.startswith("trigger ") for statement in replaced)
+    return [*steps, f"replaced {functions} functions and {triggers} triggers"]
+
+
+def _require_no_processes(cursor: Any) -> None:
+    """Raise SchemaBlocked while processes of an older version run: their statements have the old names."""
+    running = []
+    if _exists(cursor, sql.Identifier("dl_workers")):
+        cursor.execute(
+            "SELECT name FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)"
+        )
+        running = [f"worker {name}" for (name,) in cursor.fetchall()]
+    cursor.execute(
+        "SELECT DISTINCT application_name, coalesce(host(client_addr), 'this host') FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'dataloader-%%'"
+        " AND application_name <> ALL (%s) ORDER BY 1, 2",
+        (_SHORT_LIVED_SESSIONS,),
+    )
+    running += [f"session {name} from {address}" for name, address in cursor.fetchall()]
+    if running:
+        raise SchemaBlocked(
+            f"this upgrade needs all processes of the older version stopped; still running: {', '.join(running)}."
+            " Nothing was changed: stop `dataloader serve` and `dataloader worker` everywhere (SIGTERM), wait until a"
+            " killed worker's heartbeat is out of date, and run `dataloader migrate` again"
+        )
+
+
+def _apply(cursor: Any, statement: str, purpose: str) -> None:
+    """Raises SchemaBlocked if rows or objects that are there forbid it; nothing has been changed then."""
+    try:
+        cursor.execute(statement)
+    except psycopg2.Error as error:
+        code = error.pgcode or ""
+        if code == _INSUFFICIENT_PRIVILEGE or not code.startswith(_BLOCKING_CODE_CLASSES):
+            raise
+        details = (error.diag.message_primary, error.diag.message_detail, error.diag.message_hint)
+        reason = "; ".join(detail.strip().rstrip(".") for detail in details if detail)
+        raise SchemaBlocked(
+            f"cannot {purpose}: {reason}. Nothing was changed: mend that, and run `dataloader migrate` again"
+        ) from error
+
+
+def _record(cursor: Any, target: SchemaVersion) -> None:
+    """Record the version; the row that schema.sql has inserted becomes ours."""
+    if not _exists(cursor, sql.Identifier("dl_schema")):  # dropped by hand
+        for statement in schema_statements(schema_text()):
+            if statement.table == "dl_schema":
+                cursor.execute(statement.text)
+    cursor.execute(
+        "UPDATE dl_schema SET fingerprint = %(fingerprint)s, serves_from = %(serves_from)s"
+        " WHERE version = %(version)s AND fingerprint = 'by hand'",
+        target._asdict(),
+    )
+    if cursor.rowcount == 0:
+        cursor.execute(
+            "INSERT INTO dl_schema (version, fingerprint, serves_from)"
+            " VALUES (%(version)s, %(fingerprint)s, %(serves_from)s)",
+            target._asdict(),
+        )
+
+
+def check(dsn: str, schema: str = "public", *, connect_timeout_sec: float = 5.0) -> None:
+    """Raise SchemaMissing, SchemaOutdated or SchemaTooNew if this version cannot work with the tables."""
+    with translate_errors(), _cursor(dsn, connect_timeout_sec) as cursor:
+        require_compatible(
+            _recorded_version(cursor, schema), schema, has_tables=_exists(cursor, sql.Identifier(schema, "dl_jobs"))
+        )
+
+
+def require_compatible(recorded: SchemaVersion | None, schema: str, *, has_tables: bool) -> None:
+    if recorded is None and not has_tables:
+        raise SchemaMissing(f"schema {schema!r} holds no queue; `dataloader migrate` creates its tables")
+    if recorded is None or recorded.version < SCHEMA_VERSION:
+        version = 0 if recorded is None else recorded.version
+        raise SchemaOutdated(
+            f"the tables in schema {schema!r} are of version {version}, this dataloader needs {SCHEMA_VERSION}; "
+            "run `dataloader migrate`"
+        )
+    if recorded.is_newer and not recorded.is_compatible:
+        raise SchemaTooNew(
+            f"the tables in schema {schema!r} are of version {recorded.version}, newer than this dataloader's "
+            f"{SCHEMA_VERSION}, and not compatible with it; upgrade dataloader instead"
+        )
+
+
+@contextmanager
+def _migration(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec: float) -> Iterator[Any]:
+    """A transaction under the lock of migrations, with the schema, which is created, as its search path."""
+    with translate_errors(), _cursor(dsn, connect_timeout_sec) as cursor:
+        number = cursor.connection.server_version
+        if number < _MIN_SERVER_VERSION:
+            raise SchemaOutdated(f"the server is PostgreSQL {number // 10000}; dataloader needs 15 or newer")
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
+        cursor.execute("SET LOCAL lock_timeout = %s", (f"{lock_timeout_sec}s",))
+        cursor.execute("SET LOCAL client_min_messages = warning")
+        cursor.execute("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", (schema,))
+        if not cursor.fetchone()[0]:
+            cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        cursor.execute(sql.SQL("SET LOCAL search_path TO {}, pg_temp").format(sql.Identifier(schema)))
+        yield cursor
+
+
+@contextmanager
+def _cursor(dsn: str, connect_timeout_sec: float) -> Iterator[Any]:
+    timeout_sec = max(2, int(connect_timeout_sec))
+    connection = connect_any_host(
+        dsn, lambda host: psycopg2.connect(host, connect_timeout=timeout_sec, application_name="dataloader-migrate")
+    )
+    try:
+        with connection, connection.cursor() as cursor:
+            yield cursor
+    finally:
+        connection.close()
+
+
+def _exists(cursor: Any, table: sql.Identifier) -> bool:
+    cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (table.as_string(cursor),))
+    return bool(cursor.fetchone()[0])
+
+
+def _recorded_version(cursor: Any, schema: str) -> SchemaVersion | None:
+    if not _exists(cursor, sql.Identifier(schema, "dl_schema")):
+        return None
+    cursor.execute(statements(schema)["schema_version"].text)
+    row = cursor.fetchone()
+    return None if row is None else SchemaVersion(*row)
+
+
+def _tables_version(cursor: Any, recorded: SchemaVersion | None) -> int | None:
+    """The version of the tables in the search path; 0: from before versions; None: there are none."""
+    if recorded is not None:
+        return recorded.version
+    cursor.execute(
+        "SELECT CASE WHEN bool_or(attname = 'wait_state') THEN %s WHEN count(*) > 0 THEN 0 END FROM pg_attribute"
+        " WHERE attrelid = to_regclass('dl_jobs') AND attnum > 0",
+        (SCHEMA_VERSION,),
+    )
+    version: int | None = cursor.fetchone()[0]
+    return version

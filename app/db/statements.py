@@ -1,0 +1,97 @@
+"""The statements of the .sql files under app/, by name.
+
+A statement is sent as text, which the server parses and plans each time. Those that every job meets are prepared once a
+connection and executed by name: half the server's time, and one generic plan whatever the length of an array.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+from pathlib import Path
+
+_APP = Path(__file__).parents[1]
+_FOLDERS = ("db", "queue", "admin", "doctor")
+_PREPARED = frozenset({"enqueue", "get_job", "claim", "promote_and_claim", "renew", "settle"})
+_NAME_LINE = re.compile(r"^-- name: (\w+)(?: = (\w+(?: \+ \w+)*))?$", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*--.*$|\s+-- .*$", re.MULTILINE)
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+_OUR_NAME = re.compile(r"(?<!['\w.])(dl_[a-z_]+)\b(?!')")
+
+
+@dataclass(frozen=True)
+class StatementPart:
+    text: str  # with %(name)s parameters
+
+    @cached_property
+    def name(self) -> str:
+        """The name it is prepared under, made of its text: a session behind a pooler may have one of another schema."""
+        return f"dl_{sha256(self.text.encode()).hexdigest()[:16]}"
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameters' names, each once, in the order of $1, $2 …"""
+        return tuple(dict.fromkeys(_PARAMETER.findall(self.text)))
+
+    @cached_property
+    def prepare(self) -> str:
+        numbers = {parameter: f"${n}" for n, parameter in enumerate(self.parameters, 1)}
+        return f"PREPARE {self.name} AS " + _PARAMETER.sub(lambda match: numbers[match[1]], self.text)
+
+    @cached_property
+    def execute(self) -> str:
+        arguments = ", ".join(f"%({parameter})s" for parameter in self.parameters)
+        return f"EXECUTE {self.name}" + (f"({arguments})" if arguments else "")
+
+
+@dataclass(frozen=True)
+class Statement:
+    name: str
+    parts: tuple[StatementPart, ...]
+
+    @property
+    def is_prepared(self) -> bool:
+        return self.name in _PREPARED
+
+    @cached_property
+    def text(self) -> str:
+        return ";\n".join(part.text for part in self.parts)
+
+    @cached_property
+    def execute(self) -> str:
+        return "; ".join(part.execute for part in self.parts)
+
+
+@cache
+def statements(schema: str) -> Mapping[str, Statement]:
+    """Return all statements, their tables qualified with the queue's schema: none relies on the search path."""
+    by_name: dict[str, Statement] = {}
+    for path in sorted(path for folder in _FOLDERS for path in (_APP / folder).glob("*.sql")):
+        of_file = parse_statements(path.read_text(encoding="utf-8"), schema)
+        if duplicates := by_name.keys() & of_file.keys():
+            raise ValueError(f"{path.name} repeats statement names of another file: {', '.join(sorted(duplicates))}")
+        by_name.update(of_file)
+    if missing := _PREPARED - by_name.keys():
+        raise ValueError(f"no .sql file has these prepared statements: {', '.join(sorted(missing))}")
+    return by_name
+
+
+def qualify(schema: str, name: str) -> str:
+    return '"' + schema.replace('"', '""') + f'".{name}'
+
+
+def parse_statements(text: str, schema: str) -> Mapping[str, Statement]:
+    """Parse a file: `-- name: a` is followed by its parts; `-- name: a = b + c` has the parts of b and c."""
+    pieces = _NAME_LINE.split(text)[1:]
+    by_name: dict[str, Statement] = {}
+    for name, summands, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
+        if summands is not None:
+            parts = tuple(part for summand in summands.split(" + ") for part in by_name[summand].parts)
+        else:
+            sql = _OUR_NAME.sub(lambda match: qualify(schema, match[1]), _COMMENT.sub("", body))
+            parts = tuple(StatementPart(part.strip()) for part in sql.split(";") if part.strip())
+        by_name[name] = Statement(name, parts)
+    return by_name

@@ -1,0 +1,24 @@
+-- The journal as a stream: what happens, to whoever listens.
+
+-- name: event_head
+-- The newest event, and who may still write an older one: all that hold the journal's lock (see fold_journal).
+SELECT coalesce((SELECT max(event_id) FROM dl_job_events), 0),
+       ARRAY(SELECT DISTINCT virtualtransaction
+               FROM pg_locks
+              WHERE locktype = 'relation' AND mode = 'RowExclusiveLock'
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                AND relation = to_regclass(quote_ident(%(schema)s::text) || '.dl_job_events'));
+
+-- name: read_events
+-- Events whose numbers lie in these ranges, the smallest first; each range is [low, high).
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('jit', 'off', true);
+
+SELECT e.event_id, e.job_id, e.queue, e.ts, e.kind, coalesce(e.payload, '{}')::text
+  FROM unnest(%(lows)s::bigint[], %(highs)s::bigint[]) AS r (low, high)
+       CROSS JOIN LATERAL (SELECT * FROM dl_job_events
+                            WHERE event_id >= r.low AND event_id < r.high
+                            ORDER BY event_id
+                            LIMIT %(most)s::int) e
+ ORDER BY e.event_id
+ LIMIT %(most)s::int;

@@ -1,0 +1,131 @@
+"""Probes and metrics over HTTP for a worker process, which has no API."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from app import log
+from app.errors import PortTaken
+from app.web.api.health import Probes
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+_log = log.get(__name__)
+_REQUEST_TIMEOUT_SEC = 5.0
+_MAX_CONCURRENT = 8
+ProbeResponse = tuple[HTTPStatus, str, bytes]
+
+
+class ProbeEndpoints:
+    """The WSGI app of the probe server."""
+
+    def __init__(self, probe: Callable[[], Mapping[str, Any]], collectors: Iterable[Collector]) -> None:
+        probes = Probes(lambda: _is_ready(probe()), probe)
+        registry = CollectorRegistry()
+        for collector in collectors:
+            registry.register(collector)
+        self._routes: Mapping[str, Callable[[], ProbeResponse]] = {
+            "/health": lambda: _json_response(HTTPStatus.OK, {"status": "healthy"}),
+            "/health/started": lambda: _probe_response(probes.started()),
+            "/health/ready": lambda: _probe_response(probes.ready()),
+            "/health/consuming": lambda: _probe_response(probes.consuming()),
+            "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry)),
+        }
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        status, media_type, body = self.respond(environ["PATH_INFO"])
+        headers = [("Content-Type", media_type), ("Content-Length", str(len(body))), ("Server", "dataloader")]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    def respond(self, path: str) -> ProbeResponse:
+        route = self._routes.get(path)
+        if route is None:
+            detail = f"expected one of: {', '.join(self._routes)}"
+            return _json_response(HTTPStatus.NOT_FOUND, {"code": "not_found", "detail": detail})
+        try:
+            return route()
+        except Exception:  # a failing probe is reported as one
+            _log.exception(log.Alert.API_ERROR, path=path)
+            return _json_response(HTTPStatus.INTERNAL_SERVER_ERROR, {"code": "internal"})
+
+
+def _is_ready(state: Mapping[str, Any]) -> bool:
+    """Return whether the pool's threads run and its last heartbeat reached the database in time."""
+    return bool(state["ready"]) and bool(state.get("connected", True))
+
+
+def _probe_response(reason: str | None) -> ProbeResponse:
+    if reason is None:
+        return _json_response(HTTPStatus.OK, {"ready": True})
+    return _json_response(HTTPStatus.SERVICE_UNAVAILABLE, {"code": "not_ready", "ready": False, "detail": reason})
+
+
+def _json_response(status: HTTPStatus, payload: Mapping[str, Any]) -> ProbeResponse:
+    return status, "application/json", json.dumps(payload).encode()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], endpoints: ProbeEndpoints) -> None:
+        self._slots = threading.BoundedSemaphore(_MAX_CONCURRENT)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+        self.set_app(endpoints)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._slots.acquire(timeout=_REQUEST_TIMEOUT_SEC):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a client that has disconnected; the endpoints raise nothing."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _REQUEST_TIMEOUT_SEC
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: probes come every few seconds."""
+
+
+@contextmanager
+def probe_server(host: str, port: int | None, make_endpoints: Callable[[], ProbeEndpoints]) -> Iterator[None]:
+    """Run the server while the block lasts, if there is a port. Raises PortTaken."""
+    if port is None:
+        yield
+        return
+    try:
+        server = _Server((host, port), make_endpoints())
+    except OSError as error:
+        raise PortTaken(host, port, reason=error.strerror or str(error)) from error
+    thread = threading.Thread(target=server.serve_forever, name="probe-server", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(_REQUEST_TIMEOUT_SEC)

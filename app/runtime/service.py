@@ -1,0 +1,317 @@
+"""Builds the parts of a process from the settings. Building connects to nothing and starts nothing."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flask import Flask
+from prometheus_client.registry import Collector
+
+from app import log, tracing
+from app.admin.api_keys import ApiKeys
+from app.config import Settings
+from app.config.environment import is_colour_disabled
+from app.db.pool import Pool
+from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, SchemaError, SettingError
+from app.net import AllowedHosts
+from app.queue.jobs import JobQueue
+from app.runtime.database import Database
+from app.runtime.metrics import ProcessCollector
+from app.runtime.pooler import describe_pooler
+from app.runtime.prune import retention_periods
+from app.runtime.startup import last_error, version
+from app.tracing import Tracer
+from app.web import WebOptions, create_app
+from app.web.api.database_metrics import DatabaseCollector
+from pipelines import contract
+from pipelines import targets as places
+from workers.attempt import AttemptSettings
+from workers.logs.writer import JobLogLimits
+from workers.maintenance import MaintenanceOptions
+from workers.metrics import PoolCollector
+from workers.pool import PoolOptions, WorkerPool
+from workers.secrets import SecretStore
+from workers.webhook_sender import WebhookOptions
+
+_log = log.get(__name__)
+_MAX_STOP_SEC = 10.0  # for jobs that were asked to stop; less with a shorter grace
+_SCHEMA_RETRY_SEC = 2.0
+_POOLER_CHECK_INTERVAL_SEC = 30.0
+MAX_BATCH_BYTES = 4 * 1024**2
+_METRICS_MAX_AGE_SEC = 15.0
+
+
+def set_up_logging(settings: Settings) -> None:
+    log.set_up(
+        log.LogOptions(
+            format=settings.log_format,
+            debug=settings.debug,
+            colour=not is_colour_disabled(),
+            timezone=settings.timezone,
+            file=settings.log_path and settings.log_path / settings.log_file_name,
+            metric_file=settings.metric_path and settings.metric_path / settings.metric_file_name,
+            audit_file=settings.audit_log_path and settings.audit_log_path / settings.audit_log_file_name,
+            rotate_bytes=settings.log_rotation.max_bytes,
+            rotate_every_sec=settings.log_rotation.every_sec,
+            secrets=settings.secrets,
+            masked_keys=settings.masked_keys,
+        )
+    )
+    for warning in settings.warnings:
+        _log.warning("settings.warning", detail=warning)
+
+
+class Service:
+    """The parts of one process: `app` answers HTTP, `start` starts the worker pool."""
+
+    def __init__(self, settings: Settings, *, workers: bool = True) -> None:
+        self.settings = settings
+        self.database = Database(settings)
+        self._runs_workers = workers and bool(settings.workers)
+        self._pool: WorkerPool | None = None
+        self._not_ready_reason: str | None = None  # why the worker pool does not run yet; read by anyone
+        self._startup_failed = False  # it never will
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self.on_ready: Callable[[], None] = lambda: None  # called once, by the thread that starts everything
+
+    @cached_property
+    def pipeline_failures(self) -> dict[str, str]:
+        """Load the pipelines, once; return the tracebacks of those that fail. They are logged, and the others work."""
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)  # packages of the settings may be in the working directory
+        places.configure(*self.settings.pipeline_connections(), fallback_dsn=self._worker_dsn)
+        failures = contract.load_tasks(self.settings.pipelines, self.settings.tasks)
+        faults = [_import_error(name, failures[name]) for name in self.settings.pipelines if name in failures]
+        if faults:
+            raise ConfigError(faults)
+        for module, trace in failures.items():
+            _log.error("pipeline.import_failed", module=module, error=last_error(trace), traceback=trace)
+        return failures
+
+    @cached_property
+    def app(self) -> Flask:
+        settings = self.settings
+        _ = self.pipeline_failures
+        pool = Pool(
+            self._dsn,
+            size=settings.pg_pool_size,
+            overflow=settings.pg_max_overflow,
+            recycle_sec=settings.pg_pool_recycle,
+            connect_timeout_sec=settings.pg_connect_timeout,
+            command_timeout_sec=min(settings.pg_command_timeout, 15.0),  # a person or a program waits for the answer
+            use_pool=settings.pg_use_pool,
+            schema=settings.schema,
+            transactions_only=settings.worker_dsn is not None,
+        )
+        options = WebOptions(
+            version=version(),
+            environment=settings.environment,
+            timezone=settings.timezone,
+            queues=tuple(worker.queue for worker in settings.workers),
+            max_body_bytes=settings.max_body_bytes,
+            max_batch_bytes=max(MAX_BATCH_BYTES, settings.max_body_bytes),
+            default_lease_ttl_sec=settings.default_lease_ttl_sec,
+            heartbeat_sec=settings.heartbeat_sec,
+            max_waiters=max(1, settings.http_threads // 2),
+            max_streams=max(1, settings.http_threads // 8),
+            auth_disabled=settings.auth == "none",
+            trusted_proxies=settings.trusted_proxies,
+            session_sec=settings.session_hours * 3600,
+            session_secret=None if settings.session_secret is None else settings.session_secret.get_secret_value(),
+            webhook_allowed_hosts=settings.webhook_allowed_hosts,
+            has_webhook_secret=settings.webhook_secret is not None,
+        )
+        return create_app(
+            JobQueue(pool),
+            contract.registry,
+            options,
+            probe=self.probe if self._runs_workers else None,
+            pool=pool,
+            keys=ApiKeys(pool),
+            collectors=self.collectors(pool),
+            tracer=self.tracer,
+            closing=self._stopping,
+        )
+
+    @cached_property
+    def tracer(self) -> Tracer:
+        return tracing.create_tracer(enabled=self.settings.tracing, version=version())
+
+    def collectors(self, pool: Pool | None = None) -> list[Collector]:
+        """Return the collectors of this process: all metrics but those of the queue and of requests."""
+        found: list[Collector] = [ProcessCollector(has_workers=self._runs_workers, has_api=pool is not None)]
+        if self._runs_workers:
+            found.append(PoolCollector(lambda: self._pool))
+        if pool is not None:
+            found.append(DatabaseCollector(pool, max_age_sec=_METRICS_MAX_AGE_SEC))
+        return found
+
+    def start(self) -> None:
+        """Prepare the schema and start the worker pool in the background: the database may be unavailable."""
+        threading.Thread(target=self._start_parts, name="startup", daemon=True).start()
+        if self.database.is_embedded:
+            watch = self.database.watch_embedded_server
+            threading.Thread(target=watch, args=(self._stopping,), name="postgres-watch", daemon=True).start()
+
+    def _start_parts(self) -> None:
+        try:
+            self._prepare_schema()
+            if self._runs_workers:
+                self._wait_for_direct_connection()
+                self._start_workers()
+            if not self._stopping.is_set():
+                with suppress(OSError, ValueError):  # a terminal that is gone is no reason not to work
+                    self.on_ready()
+        except DatabaseUnavailable:
+            if not self._stopping.is_set():
+                raise
+        except Exception:
+            _log.exception("service.start_failed")
+            self._not_ready_reason, self._startup_failed = "the service could not start; its log says why", True
+
+    def _prepare_schema(self) -> None:
+        """Retry until it is done: the database may be unavailable, or the operator has to run `dataloader migrate`."""
+        while not self._stopping.is_set():
+            try:
+                self.database.prepare()
+            except (DatabaseUnavailable, SchemaError, EmbeddedServerError) as error:
+                if str(error) != self._not_ready_reason:
+                    _log.error("schema.not_ready", error=str(error))
+                self._not_ready_reason = str(error)
+                self._stopping.wait(_SCHEMA_RETRY_SEC)
+            else:
+                if self._not_ready_reason is not None:
+                    _log.info("schema.ready")
+                self._not_ready_reason = None
+                return
+
+    def _wait_for_direct_connection(self) -> None:
+        """Wait until workers have sessions of their own: without them two attempts could hold one key."""
+        timeout = self.settings.pg_connect_timeout
+        while not self._stopping.is_set():
+            fault = describe_pooler(self._worker_dsn(), timeout_sec=timeout)
+            if fault is None:
+                self._not_ready_reason = None
+                return
+            _log.error("worker.pooler_refused", error=fault)
+            self._not_ready_reason = fault
+            self._stopping.wait(_POOLER_CHECK_INTERVAL_SEC)
+
+    def _dsn(self) -> str:
+        return _as_database_error(self.database.dsn)
+
+    def _worker_dsn(self) -> str:
+        return _as_database_error(self.database.worker_dsn)
+
+    def _start_workers(self) -> None:
+        _ = self.pipeline_failures
+        options = self.pool_options({worker.queue: worker.concurrency for worker in self.settings.workers})
+        with self._lock:
+            if not self._stopping.is_set():
+                gc.freeze()  # modules stay: the collector need not visit them
+                self._pool = WorkerPool(contract.registry, options)
+                self._pool.start()
+
+    def pool_options(self, queues: Mapping[str, int]) -> PoolOptions:
+        """Return the options of a worker pool for these queues."""
+        settings = self.settings
+        endpoints, targets, tokens = settings.pipeline_connections()
+        return PoolOptions(
+            dsn=self._worker_dsn(),
+            queues=queues,
+            schema=settings.schema,
+            heartbeat_sec=settings.heartbeat_sec,
+            reaper_period_sec=settings.reaper_period_sec,
+            claim_backoff_sec=settings.claim_backoff_sec,
+            connect_timeout_sec=settings.pg_connect_timeout,
+            command_timeout_sec=settings.pg_command_timeout,
+            stop_wait_sec=min(_MAX_STOP_SEC, max(2.0, settings.shutdown_grace_sec)),
+            version=version(),
+            worker_name=settings.worker_name,
+            targets=targets,
+            attempts=AttemptSettings(
+                stop_step_sec=settings.stop_step_sec,
+                follow_up_lease_sec=settings.default_lease_ttl_sec,
+                packages=tuple(settings.pipelines),
+                tasks=dict(settings.tasks),
+                endpoints=endpoints,
+                tokens=tokens,
+                secret_store=SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets),
+            ),
+            webhooks=WebhookOptions(
+                allowed_hosts=AllowedHosts.parse(settings.webhook_allowed_hosts),
+                secret=None if settings.webhook_secret is None else settings.webhook_secret.get_secret_value(),
+                version=version(),
+            ),
+            tracer=self.tracer,
+            log_limits=JobLogLimits(max_bytes=settings.job_log_max_bytes),
+            maintenance=MaintenanceOptions(
+                periods=retention_periods(settings),
+                deletion_enabled=settings.retention_enabled,
+                is_retention_requested=settings.is_retention_requested,
+            ),
+        )
+
+    def probe(self) -> Mapping[str, Any]:
+        """Return the state of the worker pool, for /status."""
+        pool = self._pool
+        if pool is None:
+            return {"ready": False, "detail": self._not_ready_reason or "the worker pool is starting"}
+        state = asdict(pool.state())
+        beats = state["heartbeat_age_sec"] <= 3 * self.settings.heartbeat_sec + 1
+        return {
+            **state,
+            "connected": beats and state["listener"] != "disconnected",
+            "worker_id": str(state["worker_id"]),
+            "broken_modules": sorted(self.pipeline_failures),
+        }
+
+    @property
+    def failure(self) -> str | None:
+        """Return why the process cannot go on, or None."""
+        if self._startup_failed:
+            return self._not_ready_reason
+        dead = () if self._pool is None else self._pool.state().crashed_threads
+        return f"threads have died: {', '.join(dead)}" if dead and not self._stopping.is_set() else None
+
+    def stop(self) -> bool:
+        """Stop the worker pool within the grace. Return False if a pipeline does not stop: the process must exit then."""
+        self._stopping.set()
+        with self._lock:
+            pool = self._pool
+        return True if pool is None else pool.stop(self.settings.shutdown_grace_sec)
+
+    def stop_now(self) -> None:
+        """Stop without waiting for the end of the grace."""
+        pool = self._pool
+        if pool is not None:
+            pool.stop_now()
+
+    def close(self) -> None:
+        """Close the database: the last step."""
+        self.database.close()
+
+
+def _import_error(package: str, traceback: str) -> SettingError:
+    found = f"{package!r}, which cannot be imported: {last_error(traceback)}"
+    return SettingError(
+        "DL_PIPELINES", found, "correct it (`dataloader tasks` shows the whole traceback), or leave it out"
+    )
+
+
+def _as_database_error(dsn: Callable[[], str]) -> str:
+    """Raise DatabaseUnavailable instead of EmbeddedServerError, for callers that retry."""
+    try:
+        return dsn()
+    except EmbeddedServerError as error:
+        raise DatabaseUnavailable(str(error)) from error

@@ -1,0 +1,154 @@
+"""Alerts and alert rules over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.admin.alerts import AlertRule, Alerts, FiredAlert, RuleKind
+from app.admin.api_keys import Scope
+from app.queue.jobs import Executor
+from app.web.middleware import audit_action
+from app.web.options import WebOptions
+from app.web.problems import DATABASE_PROBLEMS, ProblemCode
+from app.web.routing import ApiBlueprint
+from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, Deleted, require_change, require_one_field
+
+_MAX_DURATION_SEC = 30 * 86_400.0  # statistics are kept no longer
+_MIN_WINDOW_SEC = 60.0
+
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Threshold = Annotated[float, Field(ge=0, le=_MAX_DURATION_SEC, allow_inf_nan=False)]
+Window = Annotated[float, Field(ge=_MIN_WINDOW_SEC, le=_MAX_DURATION_SEC, allow_inf_nan=False)]
+RunCount = Annotated[int, Field(ge=1, le=INT4_MAX)]
+
+
+class NewAlertRule(BaseModel):
+    """An alert rule to create."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Name = Field(description="For people; unique.", examples=["rates fail"])
+    kind: Annotated[RuleKind, Field(strict=False)] = Field(
+        description="failure_rate: the share of failed runs within the window; no_success: seconds since a task last "
+        "succeeded; queue_age: seconds that the oldest ready job has waited; stalled: seconds since a running job's "
+        "progress last changed; dead_worker: seconds since a worker's last heartbeat."
+    )
+    threshold: Threshold = Field(description="The alert fires above it: a share from 0 to 1, or seconds.")
+    queue: Name | None = Field(None, description="Only this queue; null: every queue.")
+    task: Name | None = Field(None, description="Only this task; null: every task. Required for no_success.")
+    window_sec: Window = Field(
+        3600.0,
+        description="failure_rate: the window of runs that count; dead_worker: the age after which a worker is "
+        "forgotten. Ignored for other kinds.",
+    )
+    min_runs: RunCount = Field(1, description="failure_rate: the minimum number of runs in the window.")
+
+    @model_validator(mode="after")
+    def _check_fields_fit_kind(self) -> Self:
+        if self.kind == "no_success" and self.task is None:
+            raise PydanticCustomError("rule", "no_success requires a task")
+        if self.kind == "failure_rate" and self.threshold >= 1:
+            raise PydanticCustomError("rule", "the threshold of failure_rate must be below 1, such as 0.2")
+        if self.kind in ("queue_age", "dead_worker") and self.task is not None:
+            raise PydanticCustomError("rule", "{kind} takes no task", {"kind": self.kind})
+        return self
+
+
+class AlertRuleEdit(BaseModel):
+    """Values of an alert rule to change; those left out stay as they are."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, json_schema_extra=require_one_field(null_is_change=False)
+    )
+
+    threshold: Threshold | None = Field(None, description="The alert fires above it.")
+    window_sec: Window | None = Field(None, description="The window, in seconds.")
+    min_runs: RunCount | None = Field(None, description="The minimum number of runs in the window.")
+    active: bool | None = Field(None, description="False: the rule is not checked, and its alerts are resolved.")
+
+    _require_change = model_validator(mode="after")(require_change)
+
+
+class AlertsQuery(BaseModel):
+    """Which alerts to list, the newest first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: Annotated[
+        Literal["firing", "all"], Field(description="firing: only firing alerts; all: resolved ones too.")
+    ] = "firing"
+    before: Annotated[
+        UUID | None, Field(description="Only alerts older than this one: the last of the previous page.")
+    ] = None
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = 100
+
+
+@dataclass(frozen=True)
+class AlertRuleList:
+    rules: list[AlertRule]
+
+
+@dataclass(frozen=True)
+class AlertList:
+    alerts: list[FiredAlert]
+
+
+def create_alerts_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
+    blueprint = ApiBlueprint("alerts", "/api/v1/alerts", options.max_json_depth)
+    alerts = Alerts(executor)
+    rule_problems = (ProblemCode.RULE_NOT_FOUND, *DATABASE_PROBLEMS)
+
+    @blueprint.get("", query=AlertsQuery, response=AlertList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    def list_alerts(query: AlertsQuery) -> AlertList:
+        """List firing alerts, or all, newest first."""
+        return AlertList(alerts.all(firing=query.state == "firing", before=query.before, limit=query.limit))
+
+    @blueprint.get("/rules", response=AlertRuleList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    def list_alert_rules() -> AlertRuleList:
+        """List alert rules by name."""
+        return AlertRuleList(alerts.rules())
+
+    @blueprint.post(
+        "/rules",
+        body=NewAlertRule,
+        response=AlertRule,
+        problems=(ProblemCode.RULE_EXISTS, *DATABASE_PROBLEMS),
+        scope=Scope.OPERATE,
+    )
+    def create_alert_rule(body: NewAlertRule) -> AlertRule:
+        """Create an alert rule. One worker process checks all rules every few seconds.
+
+        An alert is delivered once when it fires and once when it is resolved, to the webhooks with the events
+        `alert.firing` and `alert.resolved`.
+        """
+        rule = alerts.add(**vars(body))
+        audit_action("alert_rule.created", rule_id=rule.rule_id)
+        return rule
+
+    @blueprint.get("/rules/<uuid:rule_id>", response=AlertRule, problems=rule_problems, scope=Scope.READ)
+    def get_alert_rule(rule_id: UUID) -> AlertRule:
+        """Get an alert rule."""
+        return alerts.rule(rule_id)
+
+    @blueprint.patch(
+        "/rules/<uuid:rule_id>", body=AlertRuleEdit, response=AlertRule, problems=rule_problems, scope=Scope.OPERATE
+    )
+    def edit_alert_rule(body: AlertRuleEdit, rule_id: UUID) -> AlertRule:
+        """Change the values of an alert rule, or activate or deactivate it."""
+        rule = alerts.change(rule_id, **vars(body))
+        audit_action("alert_rule.changed", rule_id=rule_id)
+        return rule
+
+    @blueprint.delete("/rules/<uuid:rule_id>", response=Deleted, problems=rule_problems, scope=Scope.OPERATE)
+    def delete_alert_rule(rule_id: UUID) -> Deleted:
+        """Delete an alert rule. Its alerts are resolved by the next check."""
+        alerts.remove(rule_id)
+        audit_action("alert_rule.deleted", rule_id=rule_id)
+        return Deleted()
+
+    return blueprint

@@ -1,0 +1,63 @@
+"""The audit over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.admin.api_keys import Scope
+from app.admin.audit import AuditEntry, AuditLog
+from app.queue.jobs import Executor
+from app.web.options import WebOptions
+from app.web.problems import DATABASE_PROBLEMS
+from app.web.routing import ApiBlueprint
+from app.web.schemas import MAX_PAGE_SIZE, Timestamp
+
+_INT8_MAX = 2**63 - 1
+Text = Annotated[str | None, Field(max_length=1000)]
+
+
+class AuditQuery(BaseModel):
+    """Which audit entries to list."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    action: Annotated[Text, Field(description="Only this action: the name of an operation or a command.")] = None
+    actor: Annotated[Text, Field(description="Only actions of this key, by name.")] = None
+    key_id: Annotated[Text, Field(description="Only actions of this key, by id.")] = None
+    subject: Annotated[Text, Field(description="Only actions on this type of resource: job, key, session …")] = None
+    subject_id: Annotated[Text, Field(description="Only actions on the resource with this id.")] = None
+    request_id: Annotated[Text, Field(description="Only actions of this request.")] = None
+    since: Annotated[Timestamp, Field(description="Not before this time (RFC 3339 with a zone).")] = None
+    until: Annotated[Timestamp, Field(description="Before this time (RFC 3339 with a zone).")] = None
+    before: Annotated[
+        int | None,
+        Field(ge=1, le=_INT8_MAX, description="Only entries older than this one: `next` of the previous page."),
+    ] = None
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = 100
+
+
+@dataclass(frozen=True)
+class AuditPage:
+    """Audit entries, newest first. `next`: the `before` of the next page; null: there is none."""
+
+    entries: list[AuditEntry]
+    next: int | None
+
+
+def create_audit_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
+    blueprint = ApiBlueprint("audit", "/api/v1", options.max_json_depth)
+    audit_log = AuditLog(executor)
+
+    @blueprint.get("/audit", query=AuditQuery, response=AuditPage, problems=DATABASE_PROBLEMS, scope=Scope.OPERATE)
+    def list_audit_entries(query: AuditQuery) -> AuditPage:
+        """List audit entries: which actor did what, when, from where, and what it changed.
+
+        Newest first. Actions are the names of operations and commands; entries written by 0.2.0 keep its names.
+        """
+        entries = audit_log.entries(**vars(query))
+        return AuditPage(entries, entries[-1].audit_id if len(entries) == query.limit else None)
+
+    return blueprint

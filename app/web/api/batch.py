@@ -1,0 +1,169 @@
+"""Triggering many jobs with one request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.admin.api_keys import Scope
+from app.errors import DataloaderError, IdempotencyConflict
+from app.queue.batch import BatchEnqueuer, BatchOutcome, Outcome
+from app.queue.job import NewJob, Status
+from app.queue.jobs import Executor
+from app.web.api.queues import QueueSettingsCache
+from app.web.auth.guard import current_actor
+from app.web.json_input import FieldError
+from app.web.middleware import audit_action
+from app.web.options import WebOptions
+from app.web.problems import BatchRejected, InvalidRequest, ItemProblem, OutsideKeyLimits, ProblemCode, problem_code
+from app.web.routing import ApiBlueprint
+from app.web.schemas import TriggerRequest, field_errors, trigger_request_model
+from app.web.task_defaults import validate_args
+from pipelines.contract import Pipelines
+
+MAX_JOBS = 10_000
+_MAX_ERRORS_SHOWN = 20  # per item
+_MAX_WARNINGS = 20  # per batch
+
+
+class BatchRequest(BaseModel):
+    """Requests for jobs, each as `POST /api/v1/jobs/trigger` takes it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    jobs: list[Any] = Field(
+        min_length=1,
+        max_length=MAX_JOBS,
+        description="Requests for jobs, each an object as `POST /api/v1/jobs/trigger` takes it.",
+        examples=[[{"queue": "etl.default", "task": "noop", "lock_key": "noop", "idempotency_key": "noop-1"}]],
+        json_schema_extra={"items": {"description": "Validated separately; its errors are in its outcome."}},
+    )
+    mode: Literal["best_effort", "all_or_none"] = Field(
+        "best_effort", description="Whether valid jobs are created although others are rejected."
+    )
+
+
+@dataclass(frozen=True)
+class BatchItem:
+    """The outcome of one job of the batch. `job_id` is the job created, found, or in conflict."""
+
+    index: int
+    outcome: Outcome
+    job_id: UUID | None
+    status: Status | None
+    problem: ItemProblem | None
+
+
+@dataclass(frozen=True)
+class BatchResponse:
+    """The number of jobs by outcome, and the outcome of each in order. `warnings`: why some jobs may never run."""
+
+    created: int
+    exists: int
+    conflict: int
+    invalid: int
+    skipped: int
+    items: list[BatchItem]
+    warnings: list[str]
+
+
+def create_batch_blueprint(
+    source: Executor, pipelines: Pipelines, options: WebOptions, queue_settings: QueueSettingsCache
+) -> ApiBlueprint:
+    blueprint = ApiBlueprint("batch", "/api/v1", options.max_json_depth + 2)
+    model = trigger_request_model(options, pipelines)
+    jobs = BatchEnqueuer(source)
+
+    @blueprint.post(
+        "/jobs/batch",
+        body=BatchRequest,
+        response=BatchResponse,
+        problems=(ProblemCode.BATCH_REFUSED, ProblemCode.DATABASE_UNAVAILABLE, ProblemCode.SCHEMA_MISMATCH),
+        scope=Scope.TRIGGER,
+        max_body_bytes=options.max_batch_bytes,
+    )
+    def trigger_jobs(body: BatchRequest) -> BatchResponse:
+        """Trigger many jobs.
+
+        At most 10,000, in one statement and one transaction. Each has an outcome: `created`; `exists`, when its
+        `idempotency_key` or `live_key` finds a job already; `conflict`, when the key belongs to another request;
+        `invalid`, with a problem that says why. With the mode `all_or_none` either every job is created or exists, or
+        the answer is a 409 with the outcomes and nothing was done. A batch whose answer was lost can be sent again as
+        it is when every request has an idempotency key.
+        """
+        whole = body.mode == "all_or_none"
+        checked = [_validate_item(item) for item in body.jobs]
+        sound = [job for job in checked if isinstance(job, NewJob)]
+        spoilt = whole and len(sound) < len(checked)
+        made = iter(
+            [BatchOutcome(Outcome.SKIPPED, None, None)] * len(sound)
+            if spoilt
+            else jobs.enqueue(sound, all_or_none=whole)
+        )
+        items = [_batch_item(n, job if isinstance(job, ItemProblem) else next(made)) for n, job in enumerate(checked)]
+        answer = _batch_response(items, _batch_warnings(sound))
+        audit_action(
+            "job.batch_triggered", jobs=len(items), created=answer.created, exists=answer.exists, mode=body.mode
+        )
+        if whole and answer.created + answer.exists < len(items):
+            raise BatchRejected(vars(answer))
+        return answer
+
+    def _validate_item(item: Any) -> NewJob | ItemProblem:
+        try:
+            valid: TriggerRequest = model.model_validate(item)
+            current_actor().require_trigger(valid.task, valid.queue)
+            faults: Sequence[FieldError] = validate_args(pipelines.get(valid.task), valid.args)
+            if faults:
+                raise InvalidRequest(faults)
+            queue_settings.reject_if_draining(valid.queue)
+        except ValidationError as error:
+            return _item_problem(InvalidRequest(field_errors(error)))
+        except (InvalidRequest, OutsideKeyLimits, DataloaderError) as error:
+            return _item_problem(error)
+        return valid.to_new_job()
+
+    def _batch_warnings(new_jobs: Sequence[NewJob]) -> list[str]:
+        found: dict[str, None] = {}
+        for queue, task in dict.fromkeys((job.queue, job.task) for job in new_jobs):
+            found.update(dict.fromkeys(queue_settings.run_warnings(queue, task)))
+            if len(found) >= _MAX_WARNINGS:
+                break
+        return [*found][:_MAX_WARNINGS]
+
+    return blueprint
+
+
+def _batch_item(index: int, outcome: BatchOutcome | ItemProblem) -> BatchItem:
+    if isinstance(outcome, ItemProblem):
+        return BatchItem(index, Outcome.INVALID, None, None, outcome)
+    problem = None
+    if outcome.outcome is Outcome.CONFLICT and outcome.job_id is not None:
+        problem = _item_problem(IdempotencyConflict("", outcome.job_id))
+    elif outcome.outcome is Outcome.INVALID:
+        problem = _item_problem(InvalidRequest([FieldError(outcome.field or "body", outcome.detail or "")]))
+    return BatchItem(index, outcome.outcome, outcome.job_id, outcome.status, problem)
+
+
+def _item_problem(error: Exception) -> ItemProblem:
+    code = problem_code(error)
+    errors = error.errors if isinstance(error, InvalidRequest) else ()
+    return ItemProblem(code.text, code.title, code.status, str(error), list(errors[:_MAX_ERRORS_SHOWN]))
+
+
+def _batch_response(items: list[BatchItem], warnings: list[str]) -> BatchResponse:
+    tally = Counter(item.outcome for item in items)
+    return BatchResponse(
+        created=tally[Outcome.CREATED],
+        exists=tally[Outcome.EXISTS],
+        conflict=tally[Outcome.CONFLICT],
+        invalid=tally[Outcome.INVALID],
+        skipped=tally[Outcome.SKIPPED],
+        items=items,
+        warnings=warnings,
+    )

@@ -1,0 +1,164 @@
+"""The stream of job events over HTTP, as server-sent events."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Annotated
+
+from flask import Response, request
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.admin.api_keys import Scope
+from app.errors import DatabaseUnavailable
+from app.log import mask_secret_fields
+from app.queue.events import EventReader
+from app.queue.job import JobEvent
+from app.queue.jobs import Executor
+from app.web.auth.guard import revalidator
+from app.web.json_input import FieldError
+from app.web.json_output import dump_json
+from app.web.options import WebOptions
+from app.web.problems import InvalidRequest, ProblemCode, TooManyWaiters
+from app.web.routing import ApiBlueprint
+
+EVENT_STREAM_TYPE = "text/event-stream"
+_POLL_INTERVAL_SEC = 0.5  # seconds
+_KEEPALIVE_INTERVAL_SEC = 15.0  # of silence, after which a comment shows that the line is there
+_REVALIDATE_SEC = 5.0  # between two looks whether the caller would still be let in
+_MAX_STREAM_SEC = 3600.0
+
+
+class StreamQuery(BaseModel):
+    """Which events to stream."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    queue: Annotated[str | None, Field(description="Only events of jobs of this queue.")] = None
+    kind: Annotated[str | None, Field(description="Only these kinds of events, separated by commas.")] = None
+    after: Annotated[
+        str | None,
+        Field(
+            max_length=2000,
+            description="Continue after this `id`; the header `Last-Event-ID` overrides it. Left out: events from now on.",
+        ),
+    ] = None
+    seconds: Annotated[
+        float, Field(gt=0, le=_MAX_STREAM_SEC, description="The maximum length of the stream in seconds.")
+    ] = _MAX_STREAM_SEC
+
+
+def create_events_blueprint(source: Executor, options: WebOptions, closing: threading.Event) -> ApiBlueprint:
+    blueprint = ApiBlueprint("events", "/api/v1", options.max_json_depth)
+    slots = threading.BoundedSemaphore(options.max_streams)
+
+    @blueprint.get(
+        "/stream",
+        query=StreamQuery,
+        response=str,
+        media_type=EVENT_STREAM_TYPE,
+        problems=(ProblemCode.TOO_MANY_WAITING, ProblemCode.DATABASE_UNAVAILABLE, ProblemCode.SCHEMA_MISMATCH),
+        scope=Scope.READ,
+    )
+    def stream_events(query: StreamQuery) -> Response:
+        """Stream job events as server-sent events.
+
+        Each has its kind as name and the event as `data`, with `event_id`, `job_id`, `queue`, `ts`, `kind` and `payload`.
+        Events committed late arrive late, but none is lost: the `id` of an event is its number, followed after a `~` by
+        earlier ones that may still arrive. Send the last `id` as `Last-Event-ID` to continue. The stream ends soon
+        after the caller's key or session expires.
+        """
+        reader = _open_reader(source, request.headers.get("Last-Event-ID") or query.after)
+        if not slots.acquire(blocking=False):
+            raise TooManyWaiters
+        try:
+            first = reader.poll()  # before the response starts, an outage is a problem
+            lines = _event_lines(reader, first, query, closing, revalidator((Scope.READ,)))
+            response = Response(lines, content_type=f"{EVENT_STREAM_TYPE}; charset=utf-8")
+        except BaseException:
+            slots.release()
+            raise
+        response.call_on_close(_call_once(slots.release))
+        response.headers["X-Accel-Buffering"] = "no"
+        return response
+
+    return blueprint
+
+
+def _open_reader(source: Executor, after: str | None) -> EventReader:
+    try:
+        return EventReader(source, after=after)
+    except ValueError as error:
+        raise InvalidRequest([FieldError("after", f"{error}; send the id of an event")]) from None
+
+
+def _event_lines(
+    reader: EventReader,
+    first: list[JobEvent],
+    query: StreamQuery,
+    closing: threading.Event,
+    is_authorized: Callable[[], bool],
+) -> Iterator[str]:
+    ends_at = time.monotonic() + query.seconds
+    kinds = None if query.kind is None else frozenset(query.kind.split(","))
+    yield f"retry: 2000\nid: {reader.cursor}\n\n"
+    events, last_sent_at = first, time.monotonic()
+    last_authorized_at = last_sent_at
+    while True:
+        if time.monotonic() - last_authorized_at >= _REVALIDATE_SEC:
+            if not _is_still_authorized(is_authorized):
+                return
+            last_authorized_at = time.monotonic()
+        matching = [event for event in events if _matches(event, query.queue, kinds)]
+        for n, event in enumerate(matching, 1):
+            # Only the last one of a look has a place: to go on behind another would leave out what came with it.
+            yield _format_event(event, reader.cursor if n == len(matching) else None)
+        now = time.monotonic()
+        if matching:
+            last_sent_at = now
+        elif now - last_sent_at >= _KEEPALIVE_INTERVAL_SEC:
+            last_sent_at = now
+            yield f"id: {reader.cursor}\n: nothing new\n\n" if events else ": nothing new\n\n"
+        if now >= ends_at or closing.wait(min(_POLL_INTERVAL_SEC, max(0.0, ends_at - now)) if not events else 0):
+            return
+        try:
+            events = reader.poll()
+        except DatabaseUnavailable:
+            events = []
+            yield ": the database is away\n\n"
+
+
+def _is_still_authorized(is_authorized: Callable[[], bool]) -> bool:
+    try:
+        return is_authorized()
+    except DatabaseUnavailable:  # for longer than keys are trusted without it
+        return False
+
+
+def _matches(event: JobEvent, queue: str | None, kinds: frozenset[str] | None) -> bool:
+    return (queue is None or event.queue == queue) and (kinds is None or event.kind in kinds)
+
+
+def _format_event(event: JobEvent, cursor: str | None) -> str:
+    payload = replace(event, payload=mask_secret_fields(event.payload))
+    lines = [f"event: {_event_name(event.kind)}", f"data: {dump_json(payload)}"]
+    if cursor is not None:
+        lines.insert(0, f"id: {cursor}")
+    return "\n".join(lines) + "\n\n"
+
+
+def _event_name(kind: str) -> str:
+    """Another service may have written anything; a line break in it would begin a line of its own."""
+    return " ".join(kind.split())[:100]
+
+
+def _call_once(function: Callable[[], object]) -> Callable[[], None]:
+    done = threading.Lock()
+
+    def call() -> None:
+        if done.acquire(blocking=False):
+            function()
+
+    return call

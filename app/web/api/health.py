@@ -1,0 +1,221 @@
+"""Liveness, readiness and probes of a process over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from app import log
+from app.db.pool import Pool
+from app.db.schema import SCHEMA_VERSION, SchemaVersion, require_compatible
+from app.errors import DatabaseUnavailable, SchemaError
+from app.queue.jobs import JobQueue
+from app.web.auth.guard import has_full_details
+from app.web.options import WebOptions
+from app.web.problems import NotReady, ProblemCode
+from app.web.refreshing import RefreshingValue, RefreshTimeout
+from app.web.routing import ANY_KEY, OPEN, ApiBlueprint
+
+Probe = Callable[[], Mapping[str, Any]]
+
+LOG = log.get("app.web")
+
+
+@dataclass(frozen=True)
+class Health:
+    status: Literal["healthy"] = "healthy"
+
+
+@dataclass(frozen=True)
+class Info:
+    service: Literal["dataloader"]
+    version: str
+    environment: str
+
+
+@dataclass(frozen=True)
+class ComponentStatus:
+    """A component that the service needs."""
+
+    ready: bool
+    detail: str | None
+
+
+@dataclass(frozen=True)
+class DatabaseStatus(ComponentStatus):
+    round_trip_ms: float | None
+
+
+@dataclass(frozen=True)
+class SchemaStatus(ComponentStatus):
+    version: int | None
+    required_version: int
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """The state of each component. Null: this process has no such component, or its state is unknown."""
+
+    ready: bool
+    state: Literal["ready", "starting", "not_ready"]  # starting: the process has not been ready yet
+    database: DatabaseStatus
+    schema: SchemaStatus | None
+    pool: dict[str, Any] | None
+    workers: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The result of a probe that passed; one that fails is a 503."""
+
+    ready: bool = True
+
+
+class ReadinessCheck:
+    """Checks all components of the process; one query to the database at a time."""
+
+    def __init__(self, queue: JobQueue, options: WebOptions, probe: Probe | None, pool: Pool | None) -> None:
+        self._pool, self._probe = pool, probe
+        self._was_ready = False
+        self._database = RefreshingValue(
+            lambda: _check_database(queue, pool), name="refresh-status", timeout_sec=options.status_timeout_sec
+        )
+
+    def __call__(self) -> Readiness:
+        try:
+            database, schema = self._database.get()
+        except RefreshTimeout as error:
+            database, schema = DatabaseStatus(False, str(error), None), None
+        except DatabaseUnavailable as error:
+            LOG.warning("status.database_unavailable", error=str(error))
+            database, schema = DatabaseStatus(False, "unavailable", None), None
+        workers = None if self._probe is None else _check_workers(self._probe)
+        is_ready = database.ready and (schema is None or schema.ready) and (workers is None or bool(workers["ready"]))
+        self._was_ready = self._was_ready or is_ready
+        state: Literal["ready", "starting", "not_ready"] = "ready" if is_ready else "not_ready"
+        return Readiness(
+            ready=is_ready,
+            state=state if self._was_ready else "starting",
+            database=database,
+            schema=schema,
+            pool=None if self._pool is None else vars(self._pool.stats()),
+            workers=workers,
+        )
+
+
+class Probes:
+    """The probes of a process: each returns None, or the reason why it fails."""
+
+    def __init__(self, is_ready: Callable[[], bool], probe: Probe | None) -> None:
+        self._is_ready, self._probe = is_ready, probe
+        self._was_ready = False
+
+    def started(self) -> str | None:
+        return None if self._was_ready or self.ready() is None else "the process has not been ready yet"
+
+    def ready(self) -> str | None:
+        is_ready = self._is_ready()
+        self._was_ready = self._was_ready or is_ready
+        return None if is_ready else "a component is not ready; /status says which"
+
+    def consuming(self) -> str | None:
+        if self._probe is None:
+            return "this process runs no jobs"
+        state = self._probe()
+        if state.get("consuming"):
+            return None
+        return str(state.get("detail") or "the dispatcher has not completed a claim in time")
+
+
+def create_health_blueprint(check_readiness: ReadinessCheck, probe: Probe | None, options: WebOptions) -> ApiBlueprint:
+    blueprint = ApiBlueprint("status", "", options.max_json_depth)
+    probes = Probes(lambda: check_readiness().ready, probe)
+    info = Info("dataloader", options.version, options.environment)
+    not_ready = (ProblemCode.NOT_READY,)
+
+    @blueprint.get("/health", response=Health, scope=OPEN)
+    def get_health() -> Health:
+        """Check that the process responds. Does not query the database."""
+        return Health()
+
+    @blueprint.get("/info", response=Info, scope=ANY_KEY)
+    def get_info() -> Info:
+        """Get the version of the service."""
+        return info
+
+    @blueprint.get("/status", response=Readiness, problems=not_ready, scope=OPEN)
+    def get_status() -> Readiness:
+        """Get the state of the database, and of the worker pool if this process has one.
+
+        If a component is not ready the response is a 503 whose problem has the same fields. Without a key that may read,
+        only the `ready` fields are shown.
+        """
+        readiness = check_readiness()
+        if not has_full_details():
+            readiness = _public_view(readiness)
+        if not readiness.ready:
+            raise NotReady(vars(readiness))
+        return readiness
+
+    @blueprint.get("/health/started", response=ProbeResult, problems=not_ready, scope=OPEN)
+    def check_started() -> ProbeResult:
+        """Check whether the process has ever been ready: a startup probe."""
+        return _probe_result(probes.started())
+
+    @blueprint.get("/health/ready", response=ProbeResult, problems=not_ready, scope=OPEN)
+    def check_ready() -> ProbeResult:
+        """Check whether the database, its tables, and the workers if there are any, are ready now."""
+        return _probe_result(probes.ready())
+
+    @blueprint.get("/health/consuming", response=ProbeResult, problems=not_ready, scope=OPEN)
+    def check_consuming() -> ProbeResult:
+        """Check whether this process claims jobs.
+
+        Fails if its dispatcher has not completed a claim in time, also without a database, and in a process without
+        workers. While all threads run jobs no claim is needed.
+        """
+        return _probe_result(probes.consuming())
+
+    return blueprint
+
+
+def _probe_result(reason: str | None) -> ProbeResult:
+    if reason is not None:
+        raise NotReady({"ready": False, "detail": reason})
+    return ProbeResult()
+
+
+def _public_view(readiness: Readiness) -> Readiness:
+    """Only the `ready` fields."""
+    schema = None if readiness.schema is None else SchemaStatus(readiness.schema.ready, None, None, SCHEMA_VERSION)
+    workers = None if readiness.workers is None else {"ready": bool(readiness.workers["ready"])}
+    database = DatabaseStatus(readiness.database.ready, None, None)
+    return replace(readiness, database=database, schema=schema, pool=None, workers=workers)
+
+
+def _check_database(queue: JobQueue, pool: Pool | None) -> tuple[DatabaseStatus, SchemaStatus | None]:
+    database = DatabaseStatus(True, None, round(queue.ping() * 1000, 2))
+    return database, None if pool is None else _check_schema(pool)
+
+
+def _check_schema(pool: Pool) -> SchemaStatus:
+    version = None
+    try:
+        rows = pool.execute("schema_version")
+        version = rows[0][0] if rows else None
+        require_compatible(SchemaVersion(*rows[0]) if rows else None, pool.schema, has_tables=True)
+    except SchemaError as error:
+        return SchemaStatus(False, log.redact_text(str(error)), version, SCHEMA_VERSION)
+    return SchemaStatus(True, None, version, SCHEMA_VERSION)
+
+
+def _check_workers(probe: Probe) -> dict[str, Any]:
+    try:
+        state = {"ready": True, **probe()}
+    except Exception as error:  # a worker pool that cannot report its state is not ready
+        LOG.exception(log.Alert.API_ERROR, error=type(error).__name__)
+        return {"ready": False, "detail": f"the worker pool's state is unknown: {type(error).__name__}"}
+    if isinstance(state.get("detail"), str):
+        state["detail"] = log.redact_text(state["detail"])  # it may quote a driver's message with a connection string
+    return state

@@ -1,0 +1,180 @@
+"""Editing, cloning and deleting jobs over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.admin.api_keys import Scope
+from app.admin.edits import JobEdit, JobEditor
+from app.admin.job_search import JobDetail, JobSearch
+from app.queue.job import NewJob
+from app.queue.jobs import JobQueue
+from app.web.api.job_list import detail_response
+from app.web.api.jobs import parse_job_id
+from app.web.auth.guard import current_actor
+from app.web.etag import VersionedResponse, if_match_version
+from app.web.json_input import FieldError
+from app.web.middleware import audit_action
+from app.web.options import WebOptions
+from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
+from app.web.routing import ApiBlueprint
+from app.web.schemas import (
+    INT4_MAX,
+    NAME_PATTERN,
+    RETRY_POLICY_KINDS,
+    Timestamp,
+    TriggerResponse,
+    parse_key,
+    parse_name,
+    parse_retry,
+    require_one_field,
+    short_lease_message,
+)
+from app.web.task_defaults import validate_args
+from pipelines.contract import Pipelines
+
+PositiveInt = Annotated[int, Field(ge=1, le=INT4_MAX)]
+Policy = Annotated[
+    dict[str, Any],
+    AfterValidator(parse_retry),
+    WithJsonSchema({"type": "object", "required": ["kind"], "properties": {"kind": {"enum": RETRY_POLICY_KINDS}}}),
+]
+IndexedText = Annotated[str, Field(max_length=1000), AfterValidator(parse_key)]
+Name = Annotated[
+    str, Field(min_length=1, max_length=1000, json_schema_extra={"pattern": NAME_PATTERN}), AfterValidator(parse_name)
+]
+_NULLABLE = ("time_limit_sec", "retry")  # null selects the task's default
+
+
+class JobEditRequest(BaseModel):
+    """Fields of a queued job to change; those left out stay as they are. Null in `time_limit_sec` and `retry` selects the
+    task's default."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, json_schema_extra=require_one_field(null_is_change=True)
+    )
+
+    priority: Annotated[int, Field(ge=0, le=INT4_MAX)] | None = Field(None, description="Smaller runs first.")
+    available_at: Timestamp = Field(None, description="The earliest start (RFC 3339 with a zone).")
+    args: dict[str, Any] | None = Field(None, description="All arguments of the pipeline.")
+    max_attempts: PositiveInt | None = Field(None, description="The maximum number of attempts, including past ones.")
+    lease_ttl_sec: PositiveInt | None = Field(None, description="How long the lease lasts without a heartbeat.")
+    time_limit_sec: PositiveInt | None = Field(None, description="The time limit of an attempt.")
+    retry: Policy | None = Field(None, description="The delay between attempts.")
+    partition_key: IndexedText | None = Field(None, description="The part of the work, such as a day.")
+
+    @model_validator(mode="after")
+    def _require_change(self) -> Self:
+        if not self.model_fields_set:
+            raise PydanticCustomError("change", "there is no change; send at least one field")
+        return self
+
+    def to_edit(self) -> JobEdit:
+        clear = frozenset(field for field in _NULLABLE if field in self.model_fields_set and vars(self)[field] is None)
+        return JobEdit(**vars(self), clear=clear)
+
+
+class JobClone(BaseModel):
+    """Fields of the new job; those left out are copied."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    queue: Name | None = Field(None, description="The queue whose workers run the job.")
+    lock_key: Name | None = Field(None, description="Jobs with one key never run at the same time.")
+    args: dict[str, Any] | None = Field(None, description="All arguments of the pipeline.")
+    priority: Annotated[int, Field(ge=0, le=INT4_MAX)] | None = Field(None, description="Smaller runs first.")
+    available_at: Timestamp = Field(None, description="The earliest start; by default at once.")
+    max_attempts: PositiveInt | None = Field(None, description="The maximum number of attempts.")
+    idempotency_key: Name | None = Field(
+        None, description="Makes the request safe to repeat. The original's is not copied."
+    )
+
+
+@dataclass(frozen=True)
+class JobDeleted:
+    job_id: UUID
+    deleted: bool
+
+
+# What a clone takes over from its original.
+_CLONED_FIELDS = (
+    "queue", "task", "lock_key", "args", "partition_key", "priority", "max_attempts", "lease_ttl_sec", "producer",
+    "consumer_group", "time_limit_sec", "retry", "webhook",
+)  # fmt: skip
+
+
+def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    blueprint = ApiBlueprint("job_edits", "/api/v1", options.max_json_depth)
+    editor, search = JobEditor(queue.executor), JobSearch(queue.executor)
+
+    @blueprint.patch(
+        "/jobs/<job:job_id>",
+        body=JobEditRequest,
+        response=JobDetail,
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_EDITABLE, ProblemCode.CHANGED, *DATABASE_PROBLEMS),
+        scope=Scope.OPERATE,
+        if_match=True,
+    )
+    def edit_job(body: JobEditRequest, job_id: str) -> VersionedResponse:
+        """Edit a queued job.
+
+        With `If-Match`, the job's `ETag`, nothing is changed if the job has changed since. An `edited` event records the
+        values before and after. A repeated trigger with the job's idempotency key still finds it.
+        """
+        job = search.get_with_version(parse_job_id(job_id)).job
+        _validate_edit(body, job.task, pipelines, options)
+        editor.edit(job.id, body.to_edit(), if_version=if_match_version())
+        audit_action("job.edited", job_id=job.id, fields=sorted(body.model_fields_set))
+        return detail_response(search, job.id)
+
+    @blueprint.post(
+        "/jobs/<job:job_id>/clone",
+        body=JobClone,
+        response=TriggerResponse,
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.IDEMPOTENCY_CONFLICT, *DATABASE_PROBLEMS),
+        scope=Scope.OPERATE,
+    )
+    def clone_job(body: JobClone, job_id: str) -> dict[str, Any]:
+        """Create a job like this one, with other args if given.
+
+        Its idempotency key, its live key and its parent are not copied.
+        """
+        original = search.get_with_version(parse_job_id(job_id)).job
+        changes = {name: value for name, value in vars(body).items() if value is not None}
+        new_job = NewJob(**{**{name: getattr(original, name) for name in _CLONED_FIELDS}, **changes})
+        current_actor().require_trigger(new_job.task, new_job.queue)
+        errors = validate_args(pipelines.get(new_job.task), dict(new_job.args))
+        if errors:
+            raise InvalidRequest(errors)
+        clone = queue.enqueue(new_job)
+        audit_action("job.cloned", job_id=clone.job_id, cloned_from=original.id, queue=new_job.queue, task=new_job.task)
+        return TriggerResponse(clone.job_id, clone.status).to_dict()
+
+    @blueprint.delete(
+        "/jobs/<job:job_id>",
+        response=JobDeleted,
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_DELETABLE, ProblemCode.CHANGED, *DATABASE_PROBLEMS),
+        scope=Scope.OPERATE,
+        if_match=True,
+    )
+    def delete_job(job_id: str) -> JobDeleted:
+        """Delete a finished job with its events and its log. Its idempotency key can be used again."""
+        parsed_id = parse_job_id(job_id)
+        editor.delete(parsed_id, if_version=if_match_version())
+        audit_action("job.deleted", job_id=parsed_id)
+        return JobDeleted(parsed_id, True)
+
+    return blueprint
+
+
+def _validate_edit(body: JobEditRequest, task: str, pipelines: Pipelines, options: WebOptions) -> None:
+    errors = [] if body.args is None else validate_args(pipelines.get(task), body.args)
+    if body.lease_ttl_sec is not None and body.lease_ttl_sec < options.min_lease_ttl_sec:
+        errors.append(FieldError("lease_ttl_sec", short_lease_message(body.lease_ttl_sec, options.min_lease_ttl_sec)))
+    if errors:
+        raise InvalidRequest(errors)

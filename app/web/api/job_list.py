@@ -1,0 +1,216 @@
+"""Lists, details, events and explanations of jobs over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from app.admin.api_keys import Scope
+from app.admin.explain import JobExplainer, JobExplanation
+from app.admin.job_search import (
+    SUMMARY_FIELDS,
+    Cursor,
+    Filter,
+    JobDetail,
+    JobPage,
+    JobSearch,
+    JobSummary,
+    MatchCount,
+    NotSortable,
+    Sort,
+    TooManyActiveJobs,
+)
+from app.log import mask_secret_fields
+from app.queue.job import Status
+from app.queue.jobs import Executor, JobQueue
+from app.web.api.jobs import parse_job_id
+from app.web.etag import VersionedResponse
+from app.web.json_input import FieldError
+from app.web.options import WebOptions
+from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
+from app.web.routing import ApiBlueprint
+from app.web.schemas import MAX_PAGE_SIZE, JobEvents, Timestamp
+
+_MAX_SEARCH_LENGTH = 200
+_STATUS_PATTERN = "|".join(Status)
+_MASKED_FIELDS = ("args", "progress", "result", "checkpoint")  # values under the names of secrets are masked
+
+
+def _validate_statuses(raw: str) -> str:
+    if not {*raw.split(",")} <= {*Status}:
+        raise PydanticCustomError("status", "must be of {known}, separated by commas", {"known": ", ".join(Status)})
+    return raw
+
+
+class JobFilter(BaseModel):
+    """Which jobs to select. Time ranges include their start and exclude their end. A field left out matches any job."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    status: Annotated[
+        Annotated[
+            str, AfterValidator(_validate_statuses), Field(pattern=f"^({_STATUS_PATTERN})(,({_STATUS_PATTERN}))*$")
+        ]
+        | None,
+        Field(description="Only jobs with one of these statuses, separated by commas."),
+    ] = None
+    queue: Annotated[str | None, Field(description="Only jobs of this queue.")] = None
+    task: Annotated[str | None, Field(description="Only jobs of this task.")] = None
+    lock_key: Annotated[str | None, Field(description="Only jobs with this key.")] = None
+    partition_key: Annotated[str | None, Field(description="Only jobs with this partition key.")] = None
+    producer: Annotated[str | None, Field(description="Only jobs of this producer.")] = None
+    created_from: Annotated[Timestamp, Field(description="Only jobs created then or later.")] = None
+    created_to: Annotated[Timestamp, Field(description="Only jobs created before.")] = None
+    started_from: Annotated[Timestamp, Field(description="Only jobs first started then or later.")] = None
+    started_to: Annotated[Timestamp, Field(description="Only jobs first started before.")] = None
+    finished_from: Annotated[Timestamp, Field(description="Only jobs finished then or later.")] = None
+    finished_to: Annotated[Timestamp, Field(description="Only jobs finished before.")] = None
+    text: Annotated[
+        str | None,
+        Field(
+            min_length=1, max_length=_MAX_SEARCH_LENGTH, description="Only jobs with this text in their args or error."
+        ),
+    ] = None
+
+    def to_filter(self) -> Filter:
+        fields = {name: getattr(self, name) for name in JobFilter.model_fields if name != "status"}
+        status = None if self.status is None else frozenset(Status(name) for name in self.status.split(","))
+        return Filter(status=status, **fields)
+
+
+def _validate_fields(raw: str) -> str:
+    if any(name not in SUMMARY_FIELDS for name in raw.split(",")):
+        raise PydanticCustomError("fields", "must be of {known}", {"known": ", ".join(SUMMARY_FIELDS)})
+    return raw
+
+
+class JobsQuery(JobFilter):
+    """Which jobs to list, and how."""
+
+    sort: Annotated[
+        Sort,
+        Field(
+            description="The order; `-` means descending. Queued and running jobs alone can be sorted by anything but "
+            "`created_at`, if there are at most five thousand of them."
+        ),
+    ] = "-created_at"
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = 50
+    after: Annotated[str | None, Field(max_length=500, description="Continue after a page: its `next`.")] = None
+    fields: Annotated[
+        Annotated[str, AfterValidator(_validate_fields), Field(pattern=r"^[a-z_]+(,[a-z_]+)*$")] | None,
+        Field(description="Only these fields of each job, separated by commas."),
+    ] = None
+    count: Annotated[bool, Field(description="Whether to count the matching jobs.")] = False
+
+
+class EventsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    after: Annotated[int, Field(ge=0, le=2**63 - 1, description="Only events after this `event_id`.")] = 0
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = MAX_PAGE_SIZE
+
+
+@dataclass(frozen=True)
+class JobList:
+    """A page of jobs. With `next` there may be more, even if this page is not full: a search stops after a moment, at jobs
+    created at `scanned_to`."""
+
+    jobs: list[dict[str, Any]]
+    next: str | None
+    scanned_to: datetime | None
+    count: MatchCount | None
+
+
+def create_job_list_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
+    blueprint = ApiBlueprint("job_list", "/api/v1", options.max_json_depth)
+    search, explainer, queue = JobSearch(executor), JobExplainer(executor), JobQueue(executor)
+    job_problems = (ProblemCode.JOB_NOT_FOUND, *DATABASE_PROBLEMS)
+
+    @blueprint.get("/jobs", query=JobsQuery, response=JobList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    def list_jobs(query: JobsQuery) -> JobList:
+        """List jobs, newest first.
+
+        A page takes only a moment, however many jobs there are: a longer search returns what it has found, and `next`
+        continues it.
+        """
+        page = _find_page(search, query)
+        names = SUMMARY_FIELDS if query.fields is None else query.fields.split(",")
+        return JobList(
+            [_masked_values(job, names) for job in page.jobs],
+            None if page.next is None else encode_cursor(page.next, query.sort),
+            page.scanned_to,
+            (page.matching or search.count(query.to_filter())) if query.count else None,
+        )
+
+    @blueprint.get("/jobs/<job:job_id>", response=JobDetail, problems=job_problems, scope=Scope.READ)
+    def get_job(job_id: str) -> VersionedResponse:
+        """Get a job with its attempts and related jobs. Its `ETag` is what `If-Match` takes when the job is edited."""
+        return detail_response(search, parse_job_id(job_id))
+
+    @blueprint.get(
+        "/jobs/<job:job_id>/events", query=EventsQuery, response=JobEvents, problems=job_problems, scope=Scope.READ
+    )
+    def list_job_events(query: EventsQuery, job_id: str) -> JobEvents:
+        """List a job's events, oldest first. To continue after a full page, send the last `event_id` as `after`."""
+        job = search.get_with_version(parse_job_id(job_id)).job
+        events = queue.events(job.id, after=query.after, limit=query.limit)
+        return JobEvents(job.id, [replace(event, payload=mask_secret_fields(event.payload)) for event in events])
+
+    @blueprint.get("/jobs/<job:job_id>/why", response=JobExplanation, problems=job_problems, scope=Scope.READ)
+    def explain_job(job_id: str) -> JobExplanation:
+        """Explain why a job waits, still runs, or ended as it did. Each reason has a stable `code`, details, and a message."""
+        return explainer.explain(parse_job_id(job_id))
+
+    return blueprint
+
+
+def detail_response(search: JobSearch, job_id: UUID) -> VersionedResponse:
+    detail = search.detail(job_id)
+    return VersionedResponse(replace(detail, **_masked_values(detail, _MASKED_FIELDS)), detail.version)
+
+
+def _masked_values(job: JobSummary, names: Iterable[str]) -> dict[str, Any]:
+    values = vars(job)
+    return {name: mask_secret_fields(values[name]) if name in _MASKED_FIELDS else values[name] for name in names}
+
+
+def _find_page(search: JobSearch, query: JobsQuery) -> JobPage:
+    try:
+        after = None if query.after is None else decode_cursor(query.after, query.sort)
+    except ValueError:
+        raise InvalidRequest(
+            [FieldError("after", "is not the `next` of a page of this list; start without it")]
+        ) from None
+    try:
+        return search.page(query.to_filter(), sort=query.sort, limit=query.limit, after=after)
+    except NotSortable:
+        message = "must be created_at or -created_at unless status is queued, running or both"
+        raise InvalidRequest([FieldError("sort", message)]) from None
+    except TooManyActiveJobs:
+        message = "more than five thousand jobs are queued and running; sort by created_at, or select a queue"
+        raise InvalidRequest([FieldError("sort", message)]) from None
+
+
+def encode_cursor(cursor: Cursor, sort: Sort) -> str:
+    key = cursor.key.isoformat() if isinstance(cursor.key, datetime) else cursor.key
+    text = json.dumps([sort, key, str(cursor.id), cursor.is_active])
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode_cursor(raw: str, expected_sort: Sort) -> Cursor:
+    """Raises ValueError for a text that `encode_cursor` did not return for this sort order."""
+    try:
+        sort, key, job_id, is_active = json.loads(base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)))
+        if sort != expected_sort or not isinstance(is_active, bool):
+            raise ValueError
+        return Cursor(float(key) if is_active else datetime.fromisoformat(key), UUID(job_id), is_active)
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError from error

@@ -1,0 +1,194 @@
+"""Triggering, watching, canceling and retrying jobs over HTTP."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+from uuid import UUID
+
+from flask import request
+from pydantic import BaseModel, ConfigDict, Field
+from werkzeug.routing import BaseConverter
+
+from app import tracing
+from app.admin.api_keys import Scope
+from app.errors import JobNotFound
+from app.queue.job import Job, Status
+from app.queue.jobs import JobQueue
+from app.tracing import Tracer
+from app.web.api.queues import QueueSettingsCache
+from app.web.auth.guard import current_actor
+from app.web.etag import etag_of
+from app.web.json_output import dump_json
+from app.web.long_poll import MAX_WAIT_SEC, JobWatcher
+from app.web.middleware import audit_action
+from app.web.options import WebOptions
+from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, WouldNotRun
+from app.web.routing import ANY_KEY, ApiBlueprint
+from app.web.schemas import JobState, TriggerRequest, TriggerResponse
+from app.web.task_defaults import validate_args
+from pipelines.contract import Pipelines
+
+_UUID_PATTERN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
+
+
+class JobIdConverter(BaseConverter):
+    """Any text in place of a job id, so that an invalid id is a 404 of a job.
+
+    Words of other routes are excluded: `GET /api/v1/jobs/trigger` is a wrong method, not a wrong id.
+    """
+
+    regex = r"(?!(?:trigger|batch)\Z)[^/]+"
+
+
+class InvalidJobId(JobNotFound):
+    """The given id is not a UUID, so no job can have it."""
+
+    def __init__(self, raw: str) -> None:
+        Exception.__init__(self, f"{raw[:64]!r} is not the id of a job; ids are UUIDs, as the trigger returned them")
+
+
+class StatusQuery(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    wait: Annotated[
+        float, Field(ge=0, le=MAX_WAIT_SEC, description="How many seconds to wait until the job is finished.")
+    ] = 0
+
+
+class StrictQuery(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    strict: Annotated[
+        bool, Field(description="Reject a job that no live worker would run, instead of returning `warnings`.")
+    ] = False
+
+
+def create_jobs_blueprint(
+    queue: JobQueue,
+    pipelines: Pipelines,
+    options: WebOptions,
+    request_model: type[TriggerRequest],
+    tracer: Tracer,
+    watcher: JobWatcher,
+    queue_settings: QueueSettingsCache,
+) -> ApiBlueprint:
+    blueprint = ApiBlueprint("jobs", "/api/v1", options.max_json_depth)
+
+    @blueprint.post(
+        "/jobs/trigger",
+        body=request_model,
+        query=StrictQuery,
+        response=TriggerResponse,
+        problems=(
+            ProblemCode.IDEMPOTENCY_CONFLICT,
+            ProblemCode.OUTSIDE_KEY_LIMITS,
+            ProblemCode.QUEUE_DRAINING,
+            ProblemCode.WOULD_NOT_RUN,
+            *DATABASE_PROBLEMS,
+        ),
+        scope=Scope.TRIGGER,
+    )
+    def trigger_job(body: TriggerRequest, query: StrictQuery) -> dict[str, Any]:
+        """Trigger a job.
+
+        Idempotent when `idempotency_key` is given: a repeated request returns the existing job and its current status, as
+        does any request with the `live_key` of a queued or running job. A task that this process does not know is
+        accepted, since another worker may know it. The args of a known task are validated, and `queue` and `lock_key` may
+        be left out if the task has defaults. A `traceparent` header (W3C Trace Context) adds the job to the caller's trace.
+
+        `warnings` say why the job may never run: no live worker knows its task or serves its queue, or the queue is
+        paused. With `strict` such a request is rejected instead, and no job is created.
+        """
+        current_actor().require_trigger(body.task, body.queue)
+        errors = validate_args(pipelines.get(body.task), body.args)
+        if errors:
+            raise InvalidRequest(errors)
+        queue_settings.reject_if_draining(body.queue)
+        warnings = queue_settings.run_warnings(body.queue, body.task)
+        if warnings and query.strict:
+            raise WouldNotRun(warnings)
+        attributes = {"dataloader.queue": body.queue, "dataloader.task": body.task}
+        with tracer.enqueue_span(tracing.parse_traceparent(request.headers.get("traceparent")), attributes) as span:
+            enqueued = queue.enqueue(body.to_new_job(span.traceparent))
+        audit_action(
+            "job.triggered",
+            job_id=enqueued.job_id,
+            queue=body.queue,
+            task=body.task,
+            created=enqueued.created,
+            producer=body.producer,
+        )
+        is_queued = enqueued.status is Status.QUEUED
+        return TriggerResponse(enqueued.job_id, enqueued.status, warnings if is_queued else []).to_dict()
+
+    @blueprint.get(
+        "/jobs/<job:job_id>/status",
+        query=StatusQuery,
+        response=JobState,
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.TOO_MANY_WAITING, *DATABASE_PROBLEMS),
+        scope=ANY_KEY,
+    )
+    def get_job_status(query: StatusQuery, job_id: str) -> JobState:
+        """Get the status of a job.
+
+        With `wait` the response comes when the job has finished or the time is over. With the `ETag` of an earlier response
+        in `If-None-Match` it comes as soon as the status differs; a 304 means that nothing has changed.
+        """
+        return JobState.from_job(watcher.wait(lambda: _get_visible_job(job_id), _should_return, query.wait))
+
+    def _get_visible_job(job_id: str) -> Job:
+        job = _get_job(job_id)
+        if not current_actor().can_see(job.task, job.queue):
+            raise JobNotFound(job.id)
+        return job
+
+    @blueprint.post(
+        "/jobs/<job:job_id>/cancel",
+        response=JobState,
+        problems=(ProblemCode.JOB_NOT_FOUND, *DATABASE_PROBLEMS),
+        scope=Scope.OPERATE,
+    )
+    def cancel_job(job_id: str) -> JobState:
+        """Cancel a job.
+
+        A queued job is canceled at once. A running one is canceled at its next safe point. A finished job
+        does not change.
+        """
+        job = queue.cancel(parse_job_id(job_id))
+        audit_action("job.canceled", job_id=job.id, queue=job.queue, task=job.task, status=job.status)
+        return JobState.from_job(job)
+
+    @blueprint.post(
+        "/jobs/<job:job_id>/retry",
+        response=JobState,
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_RETRYABLE, *DATABASE_PROBLEMS),
+        scope=Scope.OPERATE,
+    )
+    def retry_job(job_id: str) -> JobState:
+        """Queue a failed, canceled or lost job again, with all its attempts."""
+        job = queue.retry(parse_job_id(job_id))
+        audit_action("job.retried", job_id=job.id, queue=job.queue, task=job.task)
+        return JobState.from_job(job)
+
+    def _get_job(raw_id: str) -> Job:
+        job_id = parse_job_id(raw_id)
+        job = queue.get(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    return blueprint
+
+
+def _should_return(job: Job) -> bool:
+    """Return whether the job has finished, or differs from what the caller has seen."""
+    if job.status.final or not request.headers.get("If-None-Match"):
+        return job.status.final
+    return not request.if_none_match.contains_weak(etag_of(dump_json(JobState.from_job(job))))
+
+
+def parse_job_id(raw: str) -> UUID:
+    if not _UUID_PATTERN.fullmatch(raw):
+        raise InvalidJobId(raw)
+    return UUID(raw)

@@ -1,0 +1,221 @@
+"""Queues, worker processes and charts over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Self
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.admin.api_keys import Scope
+from app.admin.queues import LiveWorker, Queues, QueueSettings, QueueState, QueueStatus, WorkerStatus
+from app.admin.statistics import Chart, Period, Statistics
+from app.errors import DataloaderError, QueueDraining
+from app.queue.jobs import Executor
+from app.web.auth.guard import current_actor
+from app.web.middleware import audit_action
+from app.web.options import WebOptions
+from app.web.problems import DATABASE_PROBLEMS, ProblemCode
+from app.web.refreshing import RefreshingValue
+from app.web.routing import ANY_KEY, ApiBlueprint
+from app.web.schemas import INT4_MAX, parse_key, require_one_field
+from app.web.trigger_warnings import IsVisible, run_warnings
+
+_SETTINGS_MAX_AGE_SEC = 1.0
+_WARNINGS_MAX_AGE_SEC = 0.2
+_REFRESH_TIMEOUT_SEC = 0.5
+_FIRST_REFRESH_TIMEOUT_SEC = 10.0  # before it nothing is known
+_LIMIT_FIELDS = ("concurrency", "per_worker")
+
+Limit = Annotated[int, Field(ge=1, le=INT4_MAX)]
+
+
+class QueuesQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    queue: Annotated[str | None, Field(min_length=1, description="Only this queue.")] = None
+
+
+class QueueSettingsEdit(BaseModel):
+    """Settings of a queue to change; those left out stay as they are. Null removes a limit."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        json_schema_extra=require_one_field(excluded=frozenset({"queue"}), null_is_change=True),
+    )
+
+    queue: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(parse_key)] = Field(
+        description="The queue; it need not have any job yet."
+    )
+    state: Annotated[QueueState, Field(strict=False)] | None = Field(
+        None,
+        description="open; paused: no job is claimed; draining: no job is claimed, and triggers over HTTP are rejected.",
+    )
+    concurrency: Limit | None = Field(
+        None, description="Maximum number of running jobs in all worker processes together."
+    )
+    per_worker: Limit | None = Field(
+        None, description="Maximum number of running jobs in each worker process; threads are added as needed."
+    )
+    note: Annotated[str, Field(max_length=500)] | None = Field(None, description="A reason, shown with the queue.")
+
+    @model_validator(mode="after")
+    def _require_change(self) -> Self:
+        if self.model_fields_set <= {"queue"}:
+            raise PydanticCustomError("change", "there is no change; send at least one field other than queue")
+        return self
+
+
+class ChartsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    period: Annotated[Period, Field(description="The period; its buckets are a minute, 15 minutes or an hour.")] = "1h"
+    queue: Annotated[str | None, Field(description="Only jobs of this queue.")] = None
+    task: Annotated[str | None, Field(description="Only jobs of this task.")] = None
+
+
+@dataclass(frozen=True)
+class QueueList:
+    queues: list[QueueStatus]
+
+
+@dataclass(frozen=True)
+class WorkerList:
+    workers: list[WorkerStatus]
+
+
+class QueueSettingsCache:
+    """The settings of queues and what live workers serve, refreshed in the background: a trigger costs no query for them.
+
+    `own_worker` is what the workers of this process serve: they are not in the database yet when the process starts.
+    """
+
+    def __init__(self, queues: Queues, own_worker: Callable[[], LiveWorker] | None = None) -> None:
+        self._queues, self._own_worker = queues, own_worker
+        self._known = RefreshingValue(self._fetch, name="refresh-queue-settings", timeout_sec=_REFRESH_TIMEOUT_SEC)
+
+    def reject_if_draining(self, queue: str) -> None:
+        """Raises QueueDraining. Without a database nothing is rejected here: the enqueue fails."""
+        if self._known.value is None:
+            self._known.refresh(_FIRST_REFRESH_TIMEOUT_SEC)
+        elif self._known.age_sec >= _SETTINGS_MAX_AGE_SEC:
+            self._known.refresh()
+        settings = self._settings.get(queue)
+        if settings is not None and settings.state is QueueState.DRAINING:
+            raise QueueDraining(queue, settings.note)
+
+    def run_warnings(self, queue: str, task: str) -> list[str]:
+        """List the reasons why no live worker would run a job; first refreshed, as a worker may just have started."""
+        if not self._run_warnings(queue, task, suggest=False):
+            return []
+        if self._known.age_sec >= _WARNINGS_MAX_AGE_SEC:
+            self._known.refresh()
+        caller = current_actor()
+        return self._run_warnings(queue, task, can_see_queue=caller.can_see_queue, can_see_task=caller.can_see_task)
+
+    def _run_warnings(
+        self,
+        queue: str,
+        task: str,
+        *,
+        can_see_queue: IsVisible = lambda _: True,
+        can_see_task: IsVisible = lambda _: True,
+        suggest: bool = True,
+    ) -> list[str]:
+        workers = None if self._known.value is None else self._known.value[1]
+        if workers is None:
+            return []
+        if self._own_worker is not None and not any(queue in worker.queues for worker in workers):
+            workers = [*workers, self._own_worker()]
+        return run_warnings(
+            queue,
+            task,
+            workers,
+            self._settings.get(queue),
+            can_see_queue=can_see_queue,
+            can_see_task=can_see_task,
+            suggest=suggest,
+        )
+
+    @property
+    def _settings(self) -> Mapping[str, QueueSettings]:
+        return {} if self._known.value is None else self._known.value[0]
+
+    def _fetch(self) -> tuple[dict[str, QueueSettings], list[LiveWorker] | None]:
+        """Without a database no settings are known: old ones must not reject a trigger."""
+        try:
+            return self._queues.settings(), self._queues.live_workers()
+        except DataloaderError:
+            return {}, None
+
+
+def create_queues_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
+    blueprint = ApiBlueprint("queues", "/api/v1", options.max_json_depth)
+    queues, statistics = Queues(executor), Statistics(executor)
+    worker_problems = (ProblemCode.WORKER_NOT_FOUND, *DATABASE_PROBLEMS)
+
+    @blueprint.get("/queues", query=QueuesQuery, response=QueueList, problems=DATABASE_PROBLEMS, scope=ANY_KEY)
+    def list_queues(query: QueuesQuery) -> QueueList:
+        """List queues with their settings, the number of their jobs, and the statistics of the last hour.
+
+        A key limited to certain queues sees only these.
+        """
+        caller = current_actor()
+        statuses = queues.statuses(queue=query.queue)
+        return QueueList([status for status in statuses if caller.can_see_queue(status.queue)])
+
+    @blueprint.patch(
+        "/queues", body=QueueSettingsEdit, response=QueueSettings, problems=DATABASE_PROBLEMS, scope=Scope.OPERATE
+    )
+    def change_queue_settings(body: QueueSettingsEdit) -> QueueSettings:
+        """Pause, drain or open a queue, or limit how many of its jobs run at a time.
+
+        Settings hold from the next claim of any worker process; running jobs continue. `is_drained` of the list is true
+        when none is left. A note is kept until the state changes.
+        """
+        limits = [name for name in _LIMIT_FIELDS if name in body.model_fields_set and vars(body)[name] is None]
+        settings = queues.change_settings(**vars(body), remove_limits=limits, changed_by=current_actor().name)
+        audit_action(
+            "queue.settings_changed",
+            queue=settings.queue,
+            state=settings.state,
+            concurrency=settings.concurrency,
+            per_worker=settings.per_worker,
+        )
+        return settings
+
+    @blueprint.get("/workers", response=WorkerList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    def list_workers() -> WorkerList:
+        """List worker processes and their running jobs, live processes first."""
+        return WorkerList(queues.workers())
+
+    @blueprint.post(
+        "/workers/<uuid:worker_id>/drain", response=WorkerStatus, problems=worker_problems, scope=Scope.OPERATE
+    )
+    def drain_worker(worker_id: UUID) -> WorkerStatus:
+        """Stop a worker process from claiming jobs.
+
+        Its running jobs continue. Once `running` is empty, the process can be stopped without interrupting any job.
+        """
+        audit_action("worker.draining", worker_id=worker_id)
+        return queues.drain_worker(worker_id, draining=True)
+
+    @blueprint.post(
+        "/workers/<uuid:worker_id>/undrain", response=WorkerStatus, problems=worker_problems, scope=Scope.OPERATE
+    )
+    def undrain_worker(worker_id: UUID) -> WorkerStatus:
+        """Let a drained worker process claim jobs again."""
+        audit_action("worker.resumed", worker_id=worker_id)
+        return queues.drain_worker(worker_id, draining=False)
+
+    @blueprint.get("/charts", query=ChartsQuery, response=Chart, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    def get_charts(query: ChartsQuery) -> Chart:
+        """Get statistics of an hour, a day or a week: job counts, wait times, run times, failures and queue depths."""
+        return statistics.chart(query.period, queue=query.queue, task=query.task)
+
+    return blueprint

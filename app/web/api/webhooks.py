@@ -1,0 +1,269 @@
+"""Webhooks and deliveries over HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from app.admin.api_keys import Scope
+from app.admin.webhooks import (
+    FINAL_EVENTS,
+    SUBSCRIBABLE_EVENTS,
+    Delivery,
+    DeliveryDetail,
+    DeliveryState,
+    Webhook,
+    Webhooks,
+)
+from app.log import mask_secret_fields, redact_text
+from app.net import MAX_URL_LENGTH, AllowedHosts
+from app.queue.jobs import Executor
+from app.web.auth.guard import current_actor
+from app.web.job_webhook import event_schema, validate_events, validate_url
+from app.web.json_output import dump_json
+from app.web.middleware import audit_action
+from app.web.options import WebOptions
+from app.web.problems import DATABASE_PROBLEMS, ProblemCode
+from app.web.routing import ApiBlueprint
+from app.web.schemas import MAX_PAGE_SIZE, Deleted, require_change, require_one_field
+
+_MAX_OVERLAP_SEC = 30 * 86_400
+
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Filter = Annotated[str, Field(max_length=1000)]
+Url = Annotated[str, Field(max_length=MAX_URL_LENGTH, json_schema_extra={"format": "uri"})]
+AnyDelivery = TypeVar("AnyDelivery", bound=Delivery)
+EventNames = Annotated[list[str], Field(json_schema_extra=event_schema(SUBSCRIBABLE_EVENTS))]
+
+
+class NewWebhook(BaseModel):
+    """A webhook to create."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    url: Url = Field(description="The URL to POST to.", examples=["https://hooks.example.com/dataloader"])
+    events: EventNames = Field(
+        [*FINAL_EVENTS], description="The events to deliver; by default all final statuses of jobs."
+    )
+    queue: Name | None = Field(None, description="Only jobs of this queue; null: all.")
+    task: Name | None = Field(None, description="Only jobs of this task; null: all.")
+    description: str = Field("", max_length=1000, description="A note.")
+
+    _validate_events = field_validator("events")(validate_events)
+
+
+class WebhookEdit(BaseModel):
+    """Values of a webhook to change; those left out stay as they are."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, json_schema_extra=require_one_field(null_is_change=False)
+    )
+
+    url: Url | None = Field(None, description="The URL to POST to.")
+    events: EventNames | None = Field(None, description="The events to deliver.")
+    queue: Filter | None = Field(None, description="Only jobs of this queue; an empty text: all.")
+    task: Filter | None = Field(None, description="Only jobs of this task; an empty text: all.")
+    description: str | None = Field(None, max_length=1000, description="A note.")
+    active: bool | None = Field(
+        None, description="False: no deliveries are created, and pending ones fail; true: active again."
+    )
+
+    _validate_events = field_validator("events")(validate_events)
+
+    _require_change = model_validator(mode="after")(require_change)
+
+
+class SecretRotation(BaseModel):
+    """A rotation of a webhook's secret."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    overlap_sec: Annotated[int, Field(ge=0, le=_MAX_OVERLAP_SEC)] = Field(
+        86_400, description="How long deliveries also carry a signature of the old secret."
+    )
+
+
+class DeliveriesQuery(BaseModel):
+    """Which deliveries to list, the newest first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    webhook_id: Annotated[UUID | None, Field(description="Only deliveries of this webhook.")] = None
+    job_id: Annotated[UUID | None, Field(description="Only deliveries of this job.")] = None
+    state: Annotated[DeliveryState | None, Field(description="Only deliveries in this state.")] = None
+    before: Annotated[
+        UUID | None, Field(description="Only deliveries older than this one: the last of the previous page.")
+    ] = None
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookWithSecret(Webhook):
+    """A webhook with its secret, which is shown once."""
+
+    secret: str
+
+
+@dataclass(frozen=True)
+class WebhookList:
+    webhooks: list[Webhook]
+
+
+@dataclass(frozen=True)
+class DeliveryList:
+    deliveries: list[Delivery]
+
+
+@dataclass(frozen=True)
+class DeliveryQueued:
+    """A delivery that will be sent; `GET /api/v1/deliveries/{delivery_id}` has its result."""
+
+    delivery_id: UUID
+
+
+def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
+    blueprint = ApiBlueprint("webhooks", "/api/v1", options.max_json_depth)
+    webhooks = Webhooks(executor)
+    allowed = AllowedHosts.parse(options.webhook_allowed_hosts)
+
+    class AllowedWebhook(NewWebhook):
+        _validate_url = field_validator("url")(lambda url: validate_url(url, allowed))
+
+    class AllowedEdit(WebhookEdit):
+        _validate_url = field_validator("url")(lambda url: validate_url(url, allowed))
+
+    new_model, edit_model = _with_schema_name(AllowedWebhook, NewWebhook), _with_schema_name(AllowedEdit, WebhookEdit)
+    webhook_problems = (ProblemCode.WEBHOOK_NOT_FOUND, *DATABASE_PROBLEMS)
+    delivery_problems = (ProblemCode.DELIVERY_NOT_FOUND, *DATABASE_PROBLEMS)
+
+    @blueprint.get("/webhooks", response=WebhookList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    def list_webhooks() -> WebhookList:
+        """List webhooks, oldest first. Only a key with `admin` sees whole URLs, others only their hosts."""
+        return WebhookList([_visible_webhook(webhook) for webhook in webhooks.all()])
+
+    @blueprint.post(
+        "/webhooks", body=new_model, response=WebhookWithSecret, problems=DATABASE_PROBLEMS, scope=Scope.ADMIN
+    )
+    def create_webhook(body: NewWebhook) -> WebhookWithSecret:
+        """Create a webhook.
+
+        The response has the secret that signs its deliveries. It cannot be read again.
+        """
+        webhook, secret = webhooks.add(**vars(body))
+        audit_action("webhook.created", webhook_id=webhook.webhook_id)
+        return WebhookWithSecret(**vars(webhook), secret=secret)
+
+    @blueprint.get("/webhooks/<uuid:webhook_id>", response=Webhook, problems=webhook_problems, scope=Scope.READ)
+    def get_webhook(webhook_id: UUID) -> Webhook:
+        """Get a webhook."""
+        return _visible_webhook(webhooks.get(webhook_id))
+
+    @blueprint.patch(
+        "/webhooks/<uuid:webhook_id>", body=edit_model, response=Webhook, problems=webhook_problems, scope=Scope.ADMIN
+    )
+    def edit_webhook(body: WebhookEdit, webhook_id: UUID) -> Webhook:
+        """Change a webhook, or activate or deactivate it."""
+        webhook = webhooks.change(webhook_id, **vars(body))
+        audit_action("webhook.changed", webhook_id=webhook_id)
+        return _visible_webhook(webhook)
+
+    @blueprint.delete("/webhooks/<uuid:webhook_id>", response=Deleted, problems=webhook_problems, scope=Scope.ADMIN)
+    def delete_webhook(webhook_id: UUID) -> Deleted:
+        """Delete a webhook with its deliveries."""
+        webhooks.remove(webhook_id)
+        audit_action("webhook.deleted", webhook_id=webhook_id)
+        return Deleted()
+
+    @blueprint.post(
+        "/webhooks/<uuid:webhook_id>/rotate",
+        body=SecretRotation,
+        response=WebhookWithSecret,
+        problems=webhook_problems,
+        scope=Scope.ADMIN,
+    )
+    def rotate_webhook_secret(body: SecretRotation, webhook_id: UUID) -> WebhookWithSecret:
+        """Replace a webhook's secret. For a while deliveries carry signatures of both, so that receivers can switch."""
+        webhook, secret = webhooks.rotate(webhook_id, overlap_sec=body.overlap_sec)
+        audit_action("webhook.secret_rotated", webhook_id=webhook_id)
+        return WebhookWithSecret(**vars(webhook), secret=secret)
+
+    @blueprint.post(
+        "/webhooks/<uuid:webhook_id>/ping", response=DeliveryQueued, problems=webhook_problems, scope=Scope.OPERATE
+    )
+    def ping_webhook(webhook_id: UUID) -> DeliveryQueued:
+        """Send a test delivery. A worker process sends it, like all others."""
+        return DeliveryQueued(webhooks.ping(webhook_id))
+
+    @blueprint.get(
+        "/deliveries", query=DeliveriesQuery, response=DeliveryList, problems=DATABASE_PROBLEMS, scope=Scope.READ
+    )
+    def list_deliveries(query: DeliveriesQuery) -> DeliveryList:
+        """List deliveries, newest first."""
+        return DeliveryList([_visible_delivery(delivery) for delivery in webhooks.deliveries(**vars(query))])
+
+    @blueprint.get(
+        "/deliveries/<uuid:delivery_id>", response=DeliveryDetail, problems=delivery_problems, scope=Scope.READ
+    )
+    def get_delivery(delivery_id: UUID) -> DeliveryDetail:
+        """Get a delivery with its body and its attempts. Values under the names of secrets are masked."""
+        detail = webhooks.delivery(delivery_id)
+        attempts = [
+            replace(attempt, response=redact_text(attempt.response), error=attempt.error and redact_text(attempt.error))
+            for attempt in detail.attempt_log
+        ]
+        return replace(_visible_delivery(detail), body=_mask(detail.body), attempt_log=attempts)
+
+    @blueprint.post(
+        "/deliveries/<uuid:delivery_id>/redeliver",
+        response=DeliveryQueued,
+        problems=delivery_problems,
+        scope=Scope.OPERATE,
+    )
+    def redeliver_webhook(delivery_id: UUID) -> DeliveryQueued:
+        """Send a delivery again under the same id, and retry it like a new one."""
+        webhooks.redeliver(delivery_id)
+        audit_action("webhook.redelivered", delivery_id=delivery_id)
+        return DeliveryQueued(delivery_id)
+
+    return blueprint
+
+
+def _visible_webhook(webhook: Webhook) -> Webhook:
+    return replace(webhook, url=_visible_url(webhook.url))
+
+
+def _visible_delivery(delivery: AnyDelivery) -> AnyDelivery:
+    return replace(delivery, url=_visible_url(delivery.url), error=delivery.error and redact_text(delivery.error))
+
+
+def _visible_url(url: str) -> str:
+    """The whole URL for a caller who may set it, else its host: the paths of many receivers are passwords."""
+    if current_actor().has_scope((Scope.ADMIN,)):
+        return url
+    scheme, _, rest = url.partition("://")
+    authority, *more = re.split(r"(?=[/?#\\])", rest, maxsplit=1)
+    return f"{scheme}://{authority.rpartition('@')[2]}{'/…' if more and more != ['/'] else '/'}"
+
+
+def _mask(body: str) -> str:
+    """Mask values under the names of secrets, as job routes do."""
+    try:
+        payload = json.loads(body)
+        masked = mask_secret_fields(payload)
+    except (ValueError, RecursionError):
+        return redact_text(body)
+    return body if masked == payload else dump_json(masked)
+
+
+def _with_schema_name(model: type[BaseModel], public_model: type[BaseModel]) -> type[BaseModel]:
+    """Give a model made at run time the schema name of its public base class."""
+    model.__name__ = model.__qualname__ = public_model.__name__
+    model.__doc__ = public_model.__doc__
+    model.model_config["title"] = public_model.__name__
+    model.model_rebuild(force=True)
+    return model

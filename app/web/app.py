@@ -1,0 +1,123 @@
+"""Builds the Flask app from its blueprints and the middleware around them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from flask import Flask, request
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from app.admin.api_keys import ApiKeys
+from app.admin.audit import AuditLog
+from app.admin.queues import LiveWorker, Queues
+from app.db.pool import Pool
+from app.queue.jobs import JobQueue
+from app.tracing import NoTracing, Tracer
+from app.web.api.alerts import create_alerts_blueprint
+from app.web.api.audit import create_audit_blueprint
+from app.web.api.batch import create_batch_blueprint
+from app.web.api.bulk import create_bulk_blueprint
+from app.web.api.docs import create_docs_blueprint
+from app.web.api.events import create_events_blueprint
+from app.web.api.feedback import create_feedback_blueprint
+from app.web.api.health import Probe, ReadinessCheck, create_health_blueprint
+from app.web.api.job_edits import create_edits_blueprint
+from app.web.api.job_list import create_job_list_blueprint
+from app.web.api.job_logs import create_job_logs_blueprint
+from app.web.api.jobs import JobIdConverter, create_jobs_blueprint
+from app.web.api.queues import QueueSettingsCache, create_queues_blueprint
+from app.web.api.task_stats import create_task_stats_blueprint
+from app.web.api.webhooks import create_webhooks_blueprint
+from app.web.auth.client_address import parse_networks
+from app.web.auth.guard import ACTOR, Authenticator, csrf_token
+from app.web.auth.key_cache import KeyCache
+from app.web.auth.login import create_login_blueprint
+from app.web.auth.sessions import Sessions
+from app.web.long_poll import JobWatcher
+from app.web.metrics import QueueCollector, RequestMetrics, create_metrics_blueprint
+from app.web.middleware import RequestMiddleware, handle_error
+from app.web.options import WebOptions
+from app.web.pages import create_pages
+from app.web.schemas import trigger_request_model
+from pipelines.contract import Pipelines
+
+OPERATIONS = "dataloader.operations"  # the key of all operations in the app's extensions
+
+
+def create_app(
+    queue: JobQueue,
+    pipelines: Pipelines,
+    options: WebOptions,
+    *,
+    probe: Probe | None = None,
+    pool: Pool | None = None,
+    keys: ApiKeys | None = None,
+    collectors: Iterable[Collector] = (),
+    tracer: Tracer | None = None,
+    closing: threading.Event | None = None,
+) -> Flask:
+    """Build the WSGI app. It queries the database only to answer requests.
+
+    `probe` returns the state of this process's worker pool for `/status`; a false `ready` makes the service not ready.
+    `pool` is the pool of `queue`, whose state and schema version `/status` shows.
+    `keys` are required of callers; without them only local callers are accepted, with all scopes.
+    `collectors` add metrics of other components, such as the worker pool, to `/metrics`.
+    `tracer` creates a span for each triggered job.
+    `closing` ends waiting requests and streams once it is set.
+    """
+    app = Flask(__name__)
+    app.config["MAX_CONTENT_LENGTH"] = options.max_body_bytes
+    app.url_map.converters["job"] = JobIdConverter
+    app.url_map.merge_slashes = False  # no redirects from other spellings of a path
+    app.context_processor(lambda: {"actor": request.environ.get(ACTOR), "csrf_token": csrf_token()})
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+
+    registry = CollectorRegistry()
+    request_metrics, authenticator = RequestMetrics(registry), _make_authenticator(keys, options)
+    for collector in (QueueCollector(queue, options), *collectors):
+        registry.register(collector)
+    app.register_error_handler(Exception, handle_error)
+    app.wsgi_app = RequestMiddleware(app.wsgi_app, request_metrics, authenticator)  # type: ignore[method-assign]
+
+    executor, closing = queue.executor, closing or threading.Event()
+    own_worker = None if probe is None else (lambda: LiveWorker(frozenset(options.queues), frozenset(pipelines.names)))
+    trigger_model, queue_settings = (
+        trigger_request_model(options, pipelines),
+        QueueSettingsCache(Queues(executor), own_worker),
+    )
+    watcher, check_readiness = JobWatcher(options.max_waiters, closing), ReadinessCheck(queue, options, probe, pool)
+    blueprints = [
+        create_jobs_blueprint(queue, pipelines, options, trigger_model, tracer or NoTracing(), watcher, queue_settings),
+        create_batch_blueprint(executor, pipelines, options, queue_settings),
+        create_job_list_blueprint(executor, options),
+        create_edits_blueprint(queue, pipelines, options),
+        create_bulk_blueprint(executor, options),
+        create_queues_blueprint(executor, options),
+        create_task_stats_blueprint(executor, pipelines, options),
+        create_events_blueprint(executor, options, closing),
+        create_job_logs_blueprint(queue, watcher, options),
+        create_webhooks_blueprint(executor, options),
+        create_alerts_blueprint(executor, options),
+        create_health_blueprint(check_readiness, probe, options),
+        create_metrics_blueprint(registry, options),
+        create_feedback_blueprint(request_metrics, options),
+        *create_pages(queue, pipelines, options),
+        create_audit_blueprint(executor, options),
+        create_login_blueprint(authenticator, AuditLog(executor), options),
+    ]
+    app.extensions[OPERATIONS] = []
+    for blueprint in (*blueprints, create_docs_blueprint(blueprints, options)):
+        app.register_blueprint(blueprint.blueprint)
+        app.extensions[OPERATIONS] += blueprint.operations
+    return app
+
+
+def _make_authenticator(keys: ApiKeys | None, options: WebOptions) -> Authenticator:
+    proxies = parse_networks(options.trusted_proxies)
+    if keys is None:
+        return Authenticator(None, None, auth_disabled=options.auth_disabled, proxies=proxies)
+    load_secret = keys.signing_secret if options.session_secret is None else options.session_secret.encode
+    sessions = Sessions(load_secret, max_age_sec=options.session_sec)
+    return Authenticator(KeyCache(keys), sessions, auth_disabled=options.auth_disabled, proxies=proxies)

@@ -1,0 +1,314 @@
+"""What all pages share: rendering of templates, form actions, formatting of times and sizes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from http import HTTPStatus
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo
+
+from flask import Response, render_template, request
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.admin.api_keys import Scope
+from app.errors import DatabaseUnavailable, DataloaderError, SchemaError
+from app.log.masking import MASK
+from app.queue.job import Status
+from app.web.auth.guard import current_actor
+from app.web.json_input import FieldError, InvalidJson, parse
+from app.web.options import WebOptions
+from app.web.routing import HTML, ApiBlueprint, Handler
+from app.wording import format_count
+
+SEEN_HEADER, VERSION_HEADER = "X-Seen", "X-Version"  # of the live part that the browser has, and of the response
+ACTION_RESPONSES = {303: "Redirect to the changed resource; without a session to /login.", 409: "Why it failed."}
+FormText = Annotated[str, Field(max_length=1000)]
+_FRAGMENT_HEADER = "HX-Request"
+UNAVAILABLE_ERRORS = (DatabaseUnavailable, SchemaError)
+_RETRY_AFTER_SEC = 2
+_UTC_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+# Characters that change the direction of the text after them; in JSON they are written as escapes.
+_BIDI_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_MAX_COUNT = 1e15
+_TIME_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+class FormModel(BaseModel):
+    """The fields of a page's form or address: texts, which the page parses itself to show its errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class InvalidForm(ValueError):
+    """A field of a form or an address holds no valid value."""
+
+    @classmethod
+    def from_errors(cls, errors: Iterable[FieldError]) -> InvalidForm:
+        return cls("; ".join(f"{error.field}: {error.message}" for error in errors))
+
+
+class Formatter:
+    """Formats times, durations and sizes for people."""
+
+    def __init__(self, zone: str) -> None:
+        self._zone = ZoneInfo(zone)
+        self.zone = zone
+
+    def current_time(self) -> str:
+        return f"{datetime.now(self._zone):%H:%M}"
+
+    def utc_offset(self) -> str:
+        """The current offset of the zone from UTC, such as `+03:00`."""
+        return datetime.now(self._zone).isoformat()[-6:]
+
+    def time(self, moment: datetime | None) -> str:
+        return "" if moment is None else moment.astimezone(self._zone).strftime("%Y-%m-%d %H:%M:%S")
+
+    def clock(self, moment: datetime | None) -> str:
+        """The time of day, with the date before it unless that is today."""
+        if moment is None:
+            return ""
+        local = moment.astimezone(self._zone)
+        today = datetime.now(self._zone).date()
+        return local.strftime("%H:%M:%S" if local.date() == today else "%d %b %H:%M:%S")
+
+    def utc(self, moment: datetime | None) -> str:
+        return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+    def localize_times(self, sentence: str) -> str:
+        """Replace times in UTC within a sentence by times in the zone of the pages."""
+        return _UTC_TIME_PATTERN.sub(
+            lambda match: self.clock(datetime.fromisoformat(match[0].replace(" UTC", "+00:00"))), sentence
+        )
+
+    def time_ago(self, moment: datetime | None) -> str:
+        if moment is None:
+            return ""
+        age_sec = (datetime.now(UTC) - moment).total_seconds()
+        return f"{self.duration(age_sec)} ago" if age_sec >= 0 else f"in {self.duration(-age_sec)}"
+
+    def duration(self, seconds: float | timedelta | None) -> str:
+        """At most two units: `3 h 20 min`."""
+        if seconds is None:
+            return ""
+        exact = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+        if exact < 1:
+            return f"{exact * 1000:.0f} ms"
+        if exact < 10:  # noqa: PLR2004 - seconds; below that the tenth counts
+            return f"{exact:.1f} s"
+        remaining, parts = round(exact), []
+        for unit_sec, unit in (*_TIME_UNITS, (1, "s")):
+            if remaining >= unit_sec:
+                parts.append(f"{remaining // unit_sec} {unit}")
+                remaining %= unit_sec
+        return " ".join(parts[:2])
+
+    @staticmethod
+    def rate(per_second: float) -> str:
+        """A rate by the second, or by the minute or hour when it is less than one."""
+        unit_sec, unit = next(
+            ((length, unit) for length, unit in ((1, "s"), (60, "min")) if per_second * length >= 1), (3_600, "h")
+        )
+        rate = per_second * unit_sec
+        return f"{rate:,.0f}/{unit}".replace(",", " ") if rate >= 10 else f"{rate:.1f}/{unit}"  # noqa: PLR2004
+
+    def elapsed(self, start: datetime | None, end: datetime | None) -> str:
+        return "" if start is None else self.duration((end or datetime.now(UTC)) - start)
+
+    @staticmethod
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:,.0f}".replace(",", " ")
+
+    @staticmethod
+    def counted(count: int, noun: str) -> str:
+        return format_count(count, noun).replace(",", " ")
+
+    @staticmethod
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{value * 100:.1f} %" if 0 < value < 0.1 else f"{value * 100:.0f} %"  # noqa: PLR2004
+
+    @staticmethod
+    def byte_size(value: float | None) -> str:
+        if value is None:
+            return ""
+        step = 0
+        while value >= 1024 and step < len(_BYTE_UNITS) - 1:  # noqa: PLR2004
+            value, step = value / 1024, step + 1
+        return f"{value:.0f} {_BYTE_UNITS[step]}" if step == 0 or value >= 10 else f"{value:.1f} {_BYTE_UNITS[step]}"  # noqa: PLR2004
+
+    @staticmethod
+    def json(value: Any) -> str:
+        return json.dumps(value, indent=2, ensure_ascii=False, default=str).translate(_BIDI_CONTROLS)
+
+    @staticmethod
+    def first_line(text: str | None, max_length: int = 160) -> str:
+        line = (text or "").strip().partition("\n")[0]
+        return line if len(line) <= max_length else line[: max_length - 1] + "…"
+
+
+class PageRenderer:
+    """Renders templates: the whole page, or only its live part when the page refreshes."""
+
+    def __init__(self, options: WebOptions) -> None:
+        self.options = options
+        self.formatter = Formatter(options.timezone)
+
+    def blueprint(self, name: str) -> ApiBlueprint:
+        return ApiBlueprint(name, "", self.options.max_json_depth)
+
+    def page(
+        self, blueprint: ApiBlueprint, path: str, *, scope: Scope = Scope.READ, **options: Any
+    ) -> Callable[[Handler], Handler]:
+        """Register a page; without a database it answers with a page that reloads."""
+
+        def register(handler: Handler) -> Handler:
+            @wraps(handler)
+            def show(*args: Any, **kwargs: Any) -> Response:
+                try:
+                    response: Response = handler(*args, **kwargs)
+                except UNAVAILABLE_ERRORS as error:
+                    return self._render_unavailable(error)
+                return response
+
+            blueprint.get(path, response=str, media_type=HTML, scope=scope, **options)(show)
+            return handler
+
+        return register
+
+    def render(self, template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> Response:
+        is_fragment = request.headers.get(_FRAGMENT_HEADER) == "true"
+        text = render_template(
+            f"pages/{template}",
+            base="fragment.html" if is_fragment else "layout.html",
+            current_url=request.full_path.rstrip("?"),
+            formatter=self.formatter,
+            options=self.options,
+            Status=Status,
+            **values,
+        )
+        version = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        if is_fragment and request.headers.get(SEEN_HEADER) == version:
+            return Response(status=HTTPStatus.NO_CONTENT)
+        return Response(text, status=status, content_type="text/html; charset=utf-8", headers={VERSION_HEADER: version})
+
+    def _render_unavailable(self, error: Exception) -> Response:
+        """Answer while the tables cannot be read; the page reloads by itself."""
+        reason = f"The database cannot be read now ({type(error).__name__})."
+        response = self.render("unavailable.html", status=HTTPStatus.SERVICE_UNAVAILABLE, reason=reason)
+        response.headers["Retry-After"] = str(_RETRY_AFTER_SEC)
+        return response
+
+    def render_failure(self, error: DataloaderError | ValueError, *, back_url: str) -> Response:
+        """Answer a form action that failed, with the reason and a link back."""
+        status = HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, UNAVAILABLE_ERRORS) else HTTPStatus.CONFLICT
+        return self.render("action_failed.html", status=status, reason=str(error), back_url=back_url)
+
+
+def form_action(blueprint: ApiBlueprint, path: str, **options: Any) -> Callable[[Handler], Handler]:
+    """Register a form action: it changes something and redirects to the page of it, or answers why it failed."""
+    return blueprint.post(
+        path, response=str, media_type=HTML, html_responses=ACTION_RESPONSES, scope=Scope.OPERATE, **options
+    )
+
+
+def redirect_to(path: str) -> Response:
+    """Redirect to a page by GET after an action, so that reloading repeats nothing."""
+    return Response(status=HTTPStatus.SEE_OTHER, headers={"Location": path}, content_type="text/html; charset=utf-8")
+
+
+def can_operate() -> bool:
+    return current_actor().has_scope((Scope.OPERATE,))
+
+
+def form_values(model: BaseModel) -> dict[str, Any]:
+    """The fields of a form or an address that are not empty."""
+    return {name: value for name, value in model.model_dump().items() if value not in (None, "")}
+
+
+def parse_priority(raw: str) -> int | None:
+    """Parse a priority; None: the field is empty."""
+    if not raw.strip():
+        return None
+    if not raw.strip().isdecimal() or int(raw) > 2**31 - 1:
+        raise InvalidForm(f"priority: {raw!r} is not a whole number from 0 to 2147483647")
+    return int(raw)
+
+
+def parse_time(field: str, raw: str, zone: str) -> datetime | None:
+    """Parse a time; without an offset it is in the zone of the pages. None: the field is empty."""
+    if not raw.strip():
+        return None
+    try:
+        moment = datetime.fromisoformat(raw.strip())
+    except ValueError:
+        raise InvalidForm(f"{field}: {raw!r} is not a time such as 2026-11-21 or 2026-11-21T18:30") from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=ZoneInfo(zone))
+
+
+def parse_json(field: str, text: str, max_depth: int) -> tuple[Any, list[FieldError]]:
+    """Parse the JSON of a form field; return the value with the errors."""
+    try:
+        parsed = parse(text.encode("utf-8", "replace"), max_depth=max_depth)
+    except InvalidJson as error:
+        return None, [FieldError(field, str(error).replace("the body", "it"))]
+    return parsed.value, [FieldError(field, error.message) for error in parsed.errors]
+
+
+def parse_json_object(field: str, text: str, max_depth: int) -> tuple[dict[str, Any], list[FieldError]]:
+    value, errors = parse_json(field, text, max_depth)
+    if isinstance(value, dict):
+        return value, errors
+    return {}, errors or [FieldError(field, "is not a JSON object such as {}")]
+
+
+def progress_summary(
+    progress: Mapping[str, Any],
+    started_at: datetime | None,
+    *,
+    finished_at: datetime | None = None,
+    stalled_sec: float | None = None,
+) -> dict[str, Any] | None:
+    """Return the values of a progress bar, or None when the progress holds no `processed` count.
+
+    `stalled_sec` is the time since the last change when that is long; then the remaining time is unknown.
+    """
+    done, total = _parse_count(progress.get("processed")), _parse_count(progress.get("total")) or None
+    if done is None:
+        return None
+    elapsed_sec = ((finished_at or datetime.now(UTC)) - started_at).total_seconds() if started_at else 0.0
+    rate = done / elapsed_sec if elapsed_sec > 0 and done > 0 else None
+    can_estimate = total and rate and total >= done and not finished_at and stalled_sec is None
+    unit = progress.get("unit")
+    return {
+        "done": done,
+        "total": total,
+        "fraction": min(1.0, done / total) if total else None,
+        "rate": rate,
+        "remaining_sec": (total - done) / rate if can_estimate and total and rate else None,
+        "stalled_sec": stalled_sec,
+        "unit": unit if isinstance(unit, str) else "",
+    }
+
+
+def _parse_count(value: Any) -> float | None:
+    """Return a plausible count, or None: pipelines may report any value."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_COUNT:
+        return None
+    return value
+
+
+def unmask(edited: Any, original: Any) -> Any:
+    """Put the original values back where an edited text holds the mask of a secret."""
+    if edited == MASK and original is not None:
+        return original
+    if isinstance(edited, dict) and isinstance(original, dict):
+        return {name: unmask(value, original.get(name)) for name, value in edited.items()}
+    if isinstance(edited, list) and isinstance(original, list) and len(edited) == len(original):
+        return [unmask(value, old) for value, old in zip(edited, original, strict=True)]
+    return edited

@@ -1,0 +1,297 @@
+"""Route decorators: they validate requests, check scopes, encode responses and describe operations for OpenAPI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from flask import Blueprint, Response, request
+from pydantic import BaseModel, ValidationError
+from werkzeug.datastructures import MultiDict
+from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
+
+from app.admin.api_keys import Scope
+from app.db.audit_context import acting_as
+from app.web.auth.guard import CSRF_FIELD, REQUEST_ID, authorize
+from app.web.etag import VersionedResponse, with_etag
+from app.web.json_input import FieldError, parse
+from app.web.json_output import dump_json
+from app.web.problems import InvalidRequest, ProblemCode
+from app.web.schemas import field_errors
+
+JSON = "application/json"
+HTML = "text/html"
+FORM = "application/x-www-form-urlencoded"
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+Model = TypeVar("Model", bound=BaseModel)
+
+# The scopes of which a caller needs one.
+RequiredScopes = tuple[Scope, ...]
+OPEN: RequiredScopes = ()
+ANY_KEY: RequiredScopes = (Scope.READ, Scope.TRIGGER)
+_SCOPE_MISSING: RequiredScopes = (Scope.ADMIN,)  # of an operation that declares no scope; a test rejects it
+
+JSON_CONTENT_TYPES = frozenset({JSON, "application/json; charset=utf-8", "application/json;charset=utf-8"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteOptions:
+    """What a route declares. `form` is a body sent by a form instead of JSON; `if_match`: the request may carry
+    `If-Match`; `html_responses` describes statuses other than 200 that are answered in HTML."""
+
+    response: Any  # the type of a JSON response; str for text
+    media_type: str = JSON
+    body: type[BaseModel] | None = None
+    form: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    problems: Sequence[ProblemCode] = ()
+    scope: Scope | RequiredScopes | None = None
+    html_responses: Mapping[int, str] | None = None
+    if_match: bool = False
+    max_body_bytes: int | None = None  # None: as set for the app
+
+    @property
+    def required_scopes(self) -> RequiredScopes:
+        if self.scope is None:
+            return _SCOPE_MISSING
+        return (self.scope,) if isinstance(self.scope, Scope) else self.scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A route as the OpenAPI document describes it."""
+
+    method: str
+    path: str  # as Flask writes it
+    tag: str
+    name: str
+    summary: str
+    description: str
+    response_type: Any
+    media_type: str
+    body: type[BaseModel] | None
+    body_type: str  # the media type of the body
+    query: type[BaseModel] | None
+    problems: tuple[ProblemCode, ...]
+    required_scopes: RequiredScopes
+    has_scope: bool  # the route declares its scope
+    html_responses: Mapping[int, str]
+    if_match: bool = False
+    is_conditional: bool = False  # it answers 304 to a known ETag
+
+
+@dataclass(frozen=True)
+class ApiBlueprint:
+    """A Flask blueprint whose decorators validate requests, check scopes and describe the operations.
+
+    Every operation declares its scope: one (`scope=Scope.OPERATE`), a tuple of alternatives, `ANY_KEY` or `OPEN`.
+    """
+
+    name: str
+    prefix: str
+    max_json_depth: int
+    operations: list[Operation] = field(default_factory=list)
+    blueprint: Blueprint = field(init=False)
+
+    def __post_init__(self) -> None:
+        blueprint = Blueprint(self.name, __name__, url_prefix=self.prefix or None)
+        object.__setattr__(self, "blueprint", blueprint)
+
+    def get(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("GET", path, RouteOptions(**options))
+
+    def post(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("POST", path, RouteOptions(**options))
+
+    def patch(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("PATCH", path, RouteOptions(**options))
+
+    def delete(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("DELETE", path, RouteOptions(**options))
+
+    def _route(self, method: str, path: str, options: RouteOptions) -> Callable[[Handler], Handler]:
+        def register(handler: Handler) -> Handler:
+            operation = self._describe(method, path, options, handler)
+            self.operations.append(operation)
+            view = _check_scope(operation, self._make_view(operation, handler))
+            if options.max_body_bytes is not None:
+                view = _limit_body(options.max_body_bytes, view)
+            self.blueprint.add_url_rule(path, handler.__name__, view, methods=[method])
+            return handler
+
+        return register
+
+    def _describe(self, method: str, path: str, options: RouteOptions, handler: Callable[..., Any]) -> Operation:
+        summary, _, description = (handler.__doc__ or "").partition("\n")
+        body, scopes = options.form or options.body, options.required_scopes
+        login_redirect = {303: "To /login, and back."} if options.media_type == HTML and scopes else {}
+        return Operation(
+            method=method,
+            path=self.prefix + path,
+            tag=self.name,
+            name=handler.__name__,
+            summary=summary.strip().rstrip("."),
+            description=" ".join(description.split()),
+            response_type=options.response,
+            media_type=options.media_type,
+            body=body,
+            body_type=JSON if options.form is None else FORM,
+            query=options.query,
+            problems=(
+                *_validation_problems(body, options.query), *_access_problems(method, scopes), *options.problems
+            ),
+            required_scopes=scopes,
+            has_scope=options.scope is not None,
+            html_responses=options.html_responses or login_redirect,
+            if_match=options.if_match,
+            is_conditional=method == "GET" and options.media_type == JSON and self.prefix.startswith("/api/"),
+        )  # fmt: skip
+
+    def _make_view(self, operation: Operation, handler: Callable[..., Any]) -> Callable[..., Response]:
+        """Return the view that parses the request, calls the handler and encodes its result."""
+        parse_request = _parse_form if operation.body_type == FORM else _parse_json
+        respond = _text_response(operation.media_type)
+        if operation.media_type == JSON:
+            respond = _etag_response if operation.is_conditional else _json_response
+
+        def view(**path: Any) -> Response:
+            models = []
+            if operation.body is not None:
+                models.append(parse_request(operation.body, self.max_json_depth))
+            if operation.query is not None:
+                models.append(_validate_flat(operation.query, request.args))
+            return respond(handler(*models, **path))
+
+        return view
+
+
+def _limit_body(max_body_bytes: int, view: Callable[..., Response]) -> Callable[..., Response]:
+    def limited_view(**path: Any) -> Response:
+        request.max_content_length = max_body_bytes
+        return view(**path)
+
+    return limited_view
+
+
+def _check_scope(operation: Operation, view: Callable[..., Response]) -> Callable[..., Response]:
+    """Authorize the caller before the request is parsed, and record changes in the audit table as the caller's."""
+
+    def checked_view(**path: Any) -> Response:
+        actor = authorize(operation.required_scopes, is_page=operation.media_type == HTML)
+        if actor is None or operation.method == "GET":
+            return view(**path)
+        with acting_as(actor.audit_context(operation.name, request.environ[REQUEST_ID])):
+            return view(**path)
+
+    return checked_view
+
+
+def _validation_problems(body: type[BaseModel] | None, query: type[BaseModel] | None) -> Iterable[ProblemCode]:
+    if body is None:
+        return () if query is None else (ProblemCode.INVALID_REQUEST,)
+    return (
+        ProblemCode.INVALID_JSON,
+        ProblemCode.INVALID_REQUEST,
+        ProblemCode.BODY_TOO_LARGE,
+        ProblemCode.UNSUPPORTED_MEDIA_TYPE,
+    )
+
+
+def _access_problems(method: str, required_scopes: RequiredScopes) -> tuple[ProblemCode, ...]:
+    """The problems of authentication and authorization."""
+    csrf = (ProblemCode.CROSS_SITE,) if method != "GET" else ()
+    if required_scopes == OPEN:
+        return csrf
+    return (
+        ProblemCode.KEY_REQUIRED, ProblemCode.KEY_INVALID, ProblemCode.SCOPE_MISSING, *csrf, ProblemCode.HOST_REFUSED, ProblemCode.TOO_MANY_LOGIN_ATTEMPTS,
+        ProblemCode.DATABASE_UNAVAILABLE,
+    )  # fmt: skip
+
+
+def _parse_form(model: type[BaseModel], _: int) -> BaseModel:
+    if request.mimetype != FORM:
+        raise UnsupportedMediaType(f"send the form as {FORM}")
+    return _validate_flat(model, request.form, ignored=CSRF_FIELD)
+
+
+def _parse_json(model: type[BaseModel], max_depth: int) -> BaseModel:
+    """Parse and validate the body; all errors are reported together."""
+    _require_json()
+    return parse_body(model, _request_body(), max_depth)
+
+
+def parse_body(model: type[Model], data: bytes, max_depth: int) -> Model:
+    """Parse and validate a JSON body. Raises InvalidJson or InvalidRequest."""
+    parsed = parse(data, max_depth=max_depth)
+    if not parsed.errors and not isinstance(parsed.value, dict):
+        raise InvalidRequest([FieldError("body", "is not a JSON object such as {}")])
+    try:
+        validated = model.model_validate(parsed.value)
+    except ValidationError as error:
+        raise InvalidRequest([*parsed.errors, *_additional_errors(field_errors(error), parsed.errors)]) from None
+    if parsed.errors:
+        raise InvalidRequest(parsed.errors)
+    return validated
+
+
+def _require_json() -> None:
+    content_type = request.environ.get("CONTENT_TYPE", "")
+    if content_type not in JSON_CONTENT_TYPES:
+        charset = request.mimetype_params.get("charset", "utf-8").lower()
+        if request.mimetype != JSON or charset not in ("utf-8", "utf8"):
+            raise UnsupportedMediaType(ProblemCode.UNSUPPORTED_MEDIA_TYPE.description)
+    if request.environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
+        raise UnsupportedMediaType(ProblemCode.UNSUPPORTED_MEDIA_TYPE.description)
+
+
+def _request_body() -> bytes:
+    data = request.get_data(cache=False)
+    # werkzeug cuts a chunked body off at the limit without an error: a remaining byte shows that it was longer.
+    is_full = len(data) == request.max_content_length and request.content_length is None
+    if is_full and request.environ["wsgi.input"].read(1):
+        raise RequestEntityTooLarge
+    return data
+
+
+def _additional_errors(errors: Iterable[FieldError], known: Sequence[FieldError]) -> Iterable[FieldError]:
+    """The errors of fields for which no error is known yet: a field that could not be parsed is reported once."""
+    fields = {_top_level_field(error.field) for error in known}
+    return [error for error in errors if "body" not in fields and _top_level_field(error.field) not in fields]
+
+
+def _top_level_field(path: str) -> str:
+    return path.partition(".")[0].partition("[")[0]
+
+
+def _validate_flat(model: type[BaseModel], texts: MultiDict[str, str], *, ignored: str = "") -> BaseModel:
+    """Validate the fields of a query string or form: one text for each name."""
+    errors = [FieldError(name, "is sent more than once") for name, values in texts.lists() if len(values) > 1]
+    errors += [
+        FieldError(name, "contains the character NUL, which PostgreSQL cannot store")
+        for name, value in texts.items()
+        if "\0" in value
+    ]
+    if errors:
+        raise InvalidRequest(errors)
+    try:
+        return model.model_validate({name: value for name, value in texts.items() if name != ignored})
+    except ValidationError as error:
+        raise InvalidRequest(field_errors(error)) from None
+
+
+def _json_response(result: Any) -> Response:
+    if isinstance(result, VersionedResponse):
+        return with_etag(dump_json(result.content), JSON, result.version)
+    return result if isinstance(result, Response) else Response(dump_json(result), content_type=JSON)
+
+
+def _etag_response(result: Any) -> Response:
+    if isinstance(result, Response | VersionedResponse):
+        return _json_response(result)
+    return with_etag(dump_json(result), JSON)
+
+
+def _text_response(media_type: str) -> Callable[[Any], Response]:
+    content_type = f"{media_type}; charset=utf-8"
+    return lambda text: text if isinstance(text, Response) else Response(text, content_type=content_type)

@@ -1,0 +1,340 @@
+"""Types shared by requests and responses, which also describe them in the OpenAPI document."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeVar
+from uuid import UUID
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from app.log import mask_secret_fields
+from app.queue.job import Job, JobEvent, NewJob, Status
+from app.web.job_webhook import JobWebhook, signable_webhook
+from app.web.json_input import FieldError, join_path
+from app.web.options import WebOptions
+from app.web.task_defaults import apply_task_defaults, resolve_lock_key
+from pipelines.contract import Pipelines, read_policy
+
+INT4_MAX = 2_147_483_647
+MAX_KEY_BYTES = 2_000  # an index entry of PostgreSQL holds about 2,700
+MAX_PAGE_SIZE = 1_000
+RETRY_POLICY_KINDS = ["fixed", "linear", "exponential", "table"]
+
+_RFC3339_PATTERN = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)", re.ASCII
+)
+# A year of margin at both ends: shown in any zone, the time still has a year that Python can hold.
+_MIN_DATETIME, _MAX_DATETIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
+def parse_datetime(raw: Any) -> Any:
+    """Parse RFC 3339 with a zone into UTC: PostgreSQL allows fewer offsets than the RFC does."""
+    if raw is None:
+        return None
+    if not isinstance(raw, str) or not _RFC3339_PATTERN.fullmatch(raw):
+        raise PydanticCustomError("moment", "is no RFC 3339 time with a zone, such as 2030-01-31T08:00:00+03:00")
+    try:
+        moment = datetime.fromisoformat(raw.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise PydanticCustomError("moment", "is a day that the calendar does not have") from None
+    if not _MIN_DATETIME <= moment <= _MAX_DATETIME:
+        raise PydanticCustomError("moment", "is out of range: the years 0002 to 9998 can be kept")
+    return moment
+
+
+def parse_name(raw: str) -> str:
+    if not raw.strip():
+        raise PydanticCustomError("name", "is empty; a text is needed")
+    if unicodedata.category(raw[0]) == "Cc" or unicodedata.category(raw[-1]) == "Cc":
+        raise PydanticCustomError("name", "begins or ends with a control character, such as a line break")
+    return parse_key(raw)
+
+
+def parse_key(raw: str) -> str:
+    size = len(raw.encode("utf-8", "surrogatepass"))
+    if size > MAX_KEY_BYTES:
+        raise PydanticCustomError(
+            "name",
+            "takes {size} bytes in UTF-8; at most {max} fit into an index",
+            {"size": size, "max": MAX_KEY_BYTES},
+        )
+    return raw
+
+
+def parse_retry(raw: dict[str, Any]) -> dict[str, Any]:
+    try:
+        read_policy(raw)
+    except ValueError as error:
+        raise PydanticCustomError("policy", "{why}", {"why": str(error)}) from None
+    return raw
+
+
+Change = TypeVar("Change", bound=BaseModel)
+
+Timestamp = Annotated[
+    datetime | None,
+    BeforeValidator(parse_datetime),
+    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}),
+]
+# A text that is not blank and has no NUL.
+NAME_PATTERN = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
+
+
+def require_one_field(*, excluded: frozenset[str] = frozenset(), null_is_change: bool) -> Any:
+    """Return a JSON Schema extension: at least one field is required. `null_is_change`: null counts as a change."""
+
+    def add_requirement(schema: dict[str, Any]) -> None:
+        fields = [field for field in schema["properties"] if field not in excluded]
+        schema["anyOf"] = [
+            {"required": [field]} | ({} if null_is_change else {"properties": {field: {"not": {"type": "null"}}}})
+            for field in fields
+        ]
+
+    return add_requirement
+
+
+def require_change(model: Change) -> Change:
+    """Validator of requests in which null means "leave as it is": at least one field has a value."""
+    if all(value is None for value in vars(model).values()):
+        raise PydanticCustomError("change", "there is no change; send at least one field")
+    return model
+
+
+class TriggerRequest(BaseModel):
+    """A request for a job. `trigger_request_model` adds limits and defaults."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    queue: str
+    task: str
+    lock_key: str
+    args: dict[str, Any]
+    idempotency_key: str | None
+    partition_key: str
+    priority: int
+    available_at: datetime | None
+    max_attempts: int
+    lease_ttl_sec: int
+    producer: str | None
+    consumer_group: str | None
+    live_key: str | None
+    time_limit_sec: int | None
+    retry: dict[str, Any] | None
+    webhook: JobWebhook | None
+
+    def to_new_job(self, traceparent: str | None = None) -> NewJob:
+        hook = None if self.webhook is None else self.webhook.model_dump()
+        return NewJob(**{**self.__dict__, "webhook": hook, "traceparent": traceparent})
+
+
+def trigger_request_model(options: WebOptions, pipelines: Pipelines) -> type[TriggerRequest]:
+    """Return the model with the limits and defaults of the settings and of the task."""
+    text = Annotated[str, Field(max_length=options.max_text_length)]
+    name = Annotated[
+        str,
+        Field(min_length=1, max_length=options.max_text_length, json_schema_extra={"pattern": NAME_PATTERN}),
+        AfterValidator(parse_name),
+    ]
+    indexed = Annotated[str, Field(max_length=options.max_text_length), AfterValidator(parse_key)]
+    shortest = options.min_lease_ttl_sec
+    lease = Annotated[
+        int, Field(le=INT4_MAX, json_schema_extra={"minimum": shortest}), AfterValidator(_lease_validator(shortest))
+    ]
+    fields: dict[str, Any] = {
+        "queue": (
+            name,
+            Field(
+                description="The queue whose workers run the job. Required, unless the task has a default.",
+                examples=["etl.default"],
+            ),
+        ),
+        "task": (name, Field(description="The pipeline's registered name.", examples=["noop"])),
+        "lock_key": (
+            Annotated[name, BeforeValidator(resolve_lock_key)],
+            Field(
+                description="Jobs with one key never run at the same time. Required, unless the task has a default.",
+                examples=["noop"],
+            ),
+        ),
+        "args": (
+            dict[str, Any],
+            Field({}, description="The arguments of the pipeline.", examples=[{"sleep1": 1, "sleep2": 1, "sleep3": 1}]),
+        ),
+        "idempotency_key": (
+            name | None,
+            Field(None, description="Unique: a second trigger with it creates no second job while the first exists."),
+        ),
+        "partition_key": (
+            indexed,
+            Field("", description="The part of the work, such as a day; independent parts run in parallel."),
+        ),
+        "priority": (
+            Annotated[int, Field(ge=0, le=INT4_MAX)],
+            Field(100, description="Smaller runs first."),
+        ),
+        "available_at": (
+            Timestamp,
+            Field(None, description="The earliest start (RFC 3339 with a zone); null: at once."),
+        ),
+        "max_attempts": (
+            Annotated[int, Field(ge=1, le=INT4_MAX)],
+            Field(5, description="The maximum number of attempts."),
+        ),
+        "lease_ttl_sec": (
+            lease,
+            Field(
+                options.default_lease_ttl_sec,
+                description="How long the lease lasts without a heartbeat; at least two heartbeat intervals.",
+            ),
+        ),
+        "producer": (text | None, Field(None, description="The service that triggered the job.")),
+        "consumer_group": (text | None, Field(None, description="The consumer of the result.")),
+        "live_key": (
+            name | None,
+            Field(
+                None, description="Unique among queued and running jobs: while one has it, a trigger returns that job."
+            ),
+        ),
+        "time_limit_sec": (
+            Annotated[int, Field(ge=1, le=INT4_MAX)] | None,
+            Field(None, description="The time limit of an attempt; null: the task's."),
+        ),
+        "retry": (
+            Annotated[
+                dict[str, Any],
+                AfterValidator(parse_retry),
+                WithJsonSchema(
+                    {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": RETRY_POLICY_KINDS}}}
+                ),
+            ]
+            | None,
+            Field(
+                None,
+                description="The delay between attempts; null: the task's.",
+                examples=[{"kind": "table", "seconds": [60, 300, 1800]}],
+            ),
+        ),
+        "webhook": (
+            Annotated[JobWebhook, AfterValidator(signable_webhook(options))] | None,
+            Field(None, description="A webhook of this job, in addition to those of all jobs."),
+        ),
+    }
+    fill: Any = model_validator(mode="before")(apply_task_defaults(pipelines))
+
+    class Described(TriggerRequest):
+        model_config = ConfigDict(json_schema_extra=_require_without_task_default(pipelines))
+
+    return create_model("TriggerRequest", __base__=Described, __validators__={"fill": fill}, **fields)
+
+
+def _require_without_task_default(pipelines: Pipelines) -> Callable[[dict[str, Any]], None]:
+    """Return a JSON Schema extension: `queue` and `lock_key` are required unless the task has a default."""
+
+    def require(schema: dict[str, Any]) -> None:
+        schema["required"] = ["task"]
+        schema["allOf"] = []
+        for required in ("queue", "lock_key"):
+            tasks = sorted(task.name for task in pipelines if getattr(task.options, required) is not None)
+            given: dict[str, Any] = {"required": [required]}
+            known = {"properties": {"task": {"enum": tasks}}}
+            schema["allOf"].append({"anyOf": [given, known]} if tasks else given)
+
+    return require
+
+
+def short_lease_message(lease_sec: int, min_sec: int) -> str:
+    return f"a lease of {lease_sec} s is shorter than two heartbeats; the minimum is {min_sec} s"
+
+
+def _lease_validator(min_sec: int) -> Any:
+    def check_lease(lease_sec: int) -> int:
+        if lease_sec < min_sec:
+            raise PydanticCustomError("lease", "{message}", {"message": short_lease_message(lease_sec, min_sec)})
+        return lease_sec
+
+    return check_lease
+
+
+def field_errors(error: ValidationError) -> tuple[FieldError, ...]:
+    """Convert pydantic's errors, without the caller's values, which may be secrets."""
+    details = error.errors(include_input=False, include_url=False, include_context=False)
+    return tuple(FieldError(_error_path(detail), _error_message(detail)) for detail in details)
+
+
+def _error_path(detail: ErrorDetails) -> str:
+    path = ""
+    for step in detail["loc"]:
+        path = join_path(path, step)
+    return path or "body"
+
+
+def _error_message(detail: ErrorDetails) -> str:
+    messages = {"missing": "is required", "extra_forbidden": "is no field of this request; leave it out"}
+    return messages.get(detail["type"], detail["msg"])
+
+
+@dataclass(frozen=True)
+class TriggerResponse:
+    """The job that the request created or found. `warnings`: why it may never run; left out if there are none."""
+
+    job_id: UUID
+    status: Status
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        payload: dict[str, Any] = {"job_id": self.job_id, "status": self.status}
+        return payload | {"warnings": self.warnings} if self.warnings else payload
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The state of a job."""
+
+    job_id: UUID
+    status: Status
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    heartbeat_at: datetime | None
+    error: str | None
+    progress: dict[str, Any]
+
+    @classmethod
+    def from_job(cls, job: Job) -> JobState:
+        return cls(
+            job.id,
+            job.status,
+            job.attempt,
+            job.started_at,
+            job.finished_at,
+            job.heartbeat_at,
+            job.error,
+            mask_secret_fields(job.progress),
+        )
+
+
+@dataclass(frozen=True)
+class JobEvents:
+    job_id: UUID
+    events: list[JobEvent]
+
+
+@dataclass(frozen=True)
+class Deleted:
+    deleted: bool = True

@@ -1,0 +1,59 @@
+"""What other projects import: `Client` and `enqueue` to ask for jobs, the rest to write pipelines.
+
+Names are loaded on first use. `Client`, `enqueue` and the errors import nothing of `app`, `workers` or `pipelines`, so a
+project may have packages of those names.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataloader._enqueue import JobOptions, TriggerOptions, enqueue
+    from dataloader.client import Client
+    from dataloader.errors import (
+        ClientError,
+        Conflict,
+        FieldError,
+        NotAllowed,
+        NotFound,
+        Refused,
+        ServiceFault,
+        ServiceUnavailable,
+    )
+    from pipelines.contract import Checkpoint, Context, Fail, Progress, Snooze, Stop, register
+
+__all__ = [
+    "Checkpoint",
+    "Client",
+    "ClientError",
+    "Conflict",
+    "Context",
+    "Fail",
+    "FieldError",
+    "JobOptions",
+    "NotAllowed",
+    "NotFound",
+    "Progress",
+    "Refused",
+    "ServiceFault",
+    "ServiceUnavailable",
+    "Snooze",
+    "Stop",
+    "TriggerOptions",
+    "enqueue",
+    "register",
+]
+
+_PIPELINE_NAMES = frozenset({"Checkpoint", "Context", "Fail", "Progress", "Snooze", "Stop", "register"})
+_MODULES = {"Client": "client", "JobOptions": "_enqueue", "TriggerOptions": "_enqueue", "enqueue": "_enqueue"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "pipelines.contract" if name in _PIPELINE_NAMES else f"dataloader.{_MODULES.get(name, 'errors')}"
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value

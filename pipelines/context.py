@@ -1,0 +1,123 @@
+"""What a pipeline is given and what it yields or meets: `Context`, `Progress`, `Checkpoint`, `Stop`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+from uuid import UUID
+
+Args = dict[str, Any]
+
+
+class StopReason(StrEnum):
+    """Why an attempt is stopped."""
+
+    CANCEL = "cancel"
+    SHUTDOWN = "shutdown"
+    LEASE_LOST = "lease_lost"
+    KEY_LOST = "key_lost"
+    TIME_LIMIT = "time_limit"
+
+
+class Stop(BaseException):
+    """Raised inside a pipeline, at a safe point, to end it early.
+
+    Not an `Exception`, so that a pipeline's `except Exception` lets it through. Clean up in `finally`.
+    """
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Yielded by a generator: where the next attempt resumes."""
+
+    cursor: Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Yielded by a generator: how far the job is."""
+
+    done: int | None = None
+    total: int | None = None
+    unit: str | None = None
+
+
+class ContextLog(Protocol):
+    """The job's log. Fields follow the message."""
+
+    def debug(self, message: str, /, **fields: Any) -> None: ...
+    def info(self, message: str, /, **fields: Any) -> None: ...
+    def warning(self, message: str, /, **fields: Any) -> None: ...
+    def error(self, message: str, /, **fields: Any) -> None: ...
+
+
+class Context(Protocol):
+    """The second argument of a pipeline that takes one: its job, its log, and what it may do."""
+
+    @property
+    def job_id(self) -> UUID: ...
+
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+
+    @property
+    def max_attempts(self) -> int: ...
+
+    @property
+    def traceparent(self) -> str | None:
+        """The job's W3C trace context, to be sent on as a header of that name, or None."""
+
+    @property
+    def resume(self) -> Any:
+        """The last checkpoint of this attempt or an earlier one, or None."""
+
+    @property
+    def log(self) -> ContextLog: ...
+
+    def check(self) -> None:
+        """A safe point: raises `Stop` if the attempt is to stop."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait; raise `Stop` as soon as the attempt is to stop."""
+
+    def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
+        """Report how far the job is. Kept in memory and saved about once a second."""
+
+    def count(self, **numbers: int | float) -> None:
+        """Add to the job's own counters, which are in its progress under `counts`."""
+
+    def checkpoint(self, cursor: Any) -> None:
+        """Record where the next attempt resumes. Saved about once a second; within `transaction`, by its commit."""
+
+    def enqueue(
+        self,
+        task: str,
+        args: Args | None = None,
+        *,
+        queue: str | None = None,
+        lock_key: str | None = None,
+        idempotency_key: str | None = None,
+        priority: int | None = None,
+        available_at: datetime | None = None,
+        max_attempts: int | None = None,
+    ) -> UUID:
+        """Enqueue a follow-up job. Another attempt that enqueues in the same order gets the same jobs. Within
+        `transaction`, the job exists only if that commits."""
+
+    def transaction(self, *, final: bool = False, result: Any = None) -> AbstractContextManager[Any]:
+        """A psycopg2 connection to the queue's database, for one transaction. It commits only if this attempt still
+        owns its job, together with the checkpoint; `final` settles the job as succeeded in the same commit."""
+
+    def connect(self, name: str) -> Any:
+        """A psycopg2 connection to a target of the settings, closed when the attempt ends."""

@@ -1,0 +1,134 @@
+"""Runs the four kinds of pipeline to their end: in a worker, in an isolated process and in an author's tests."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason, Task
+from pipelines.progress import check_progress
+
+_MAX_IGNORED_STOPS = 100
+
+
+class RunContext(Context, Protocol):
+    """The contract's context, with what the runner needs in addition."""
+
+    @property
+    def stop_reason(self) -> StopReason | None: ...
+
+    def record_progress(self, fields: Mapping[str, Any]) -> None:
+        """As `progress`, without the safe point."""
+
+    def record_checkpoint(self, cursor: Any) -> None:
+        """As `checkpoint`, without the safe point."""
+
+    def on_stop(self, callback: Callable[[], object]) -> AbstractContextManager[None]:
+        """Call this when a stop is requested, or at once if it has been."""
+
+
+class LeveledLog:
+    """Implements `ContextLog` by one method, `write`."""
+
+    def write(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def debug(self, message: str, /, **fields: Any) -> None:
+        self.write("debug", message, fields)
+
+    def info(self, message: str, /, **fields: Any) -> None:
+        self.write("info", message, fields)
+
+    def warning(self, message: str, /, **fields: Any) -> None:
+        self.write("warning", message, fields)
+
+    def error(self, message: str, /, **fields: Any) -> None:
+        self.write("error", message, fields)
+
+
+class StopIgnored(Stop):
+    """A generator caught `Stop` and kept yielding."""
+
+
+def run_task(
+    task: Task, args: dict[str, Any], context: RunContext, *, max_ignored_stops: int = _MAX_IGNORED_STOPS
+) -> Any:
+    """Return what the pipeline returns; raise what it raises, and `Stop` when it was stopped."""
+    result = task.start(args, context)
+    # The returned object decides, not the declared kind: a decorator of the author's may have changed it.
+    if isinstance(result, Generator):
+        return _run_generator(result, context, max_ignored_stops)
+    if isinstance(result, AsyncGenerator):
+        return _run_coroutine(_run_async_generator(result, context, max_ignored_stops), context)
+    return _run_coroutine(result, context) if inspect.iscoroutine(result) else result
+
+
+def _run_generator(generator: Generator[Any, None, Any], context: RunContext, max_ignored_stops: int) -> Any:
+    """Each `yield` is a safe point; a Stop is raised there, so that the generator's own `finally` runs."""
+    try:
+        value = next(generator)
+        for _ in range(max_ignored_stops):
+            while (stop := record_yield(value, context)) is None:
+                value = next(generator)
+            value = generator.throw(stop)
+        raise StopIgnored(context.stop_reason or StopReason.CANCEL)
+    except StopIteration as end:
+        return end.value
+    finally:
+        generator.close()
+
+
+async def _run_async_generator(
+    generator: AsyncGenerator[Any, None], context: RunContext, max_ignored_stops: int
+) -> None:
+    try:
+        value = await anext(generator)
+        for _ in range(max_ignored_stops):
+            while (stop := record_yield(value, context)) is None:
+                value = await anext(generator)
+            value = await generator.athrow(stop)
+        raise StopIgnored(context.stop_reason or StopReason.CANCEL)
+    except StopAsyncIteration:
+        return
+    finally:
+        await generator.aclose()
+
+
+def record_yield(value: Any, context: RunContext) -> Stop | None:
+    """Record progress or a checkpoint that a generator yields; return the Stop to raise in it, if one was requested."""
+    match value:
+        case Checkpoint(cursor):
+            context.record_checkpoint(cursor)
+        case Progress(done, total, unit):
+            context.record_progress({"processed": done, "total": total, "unit": unit})
+        case _:
+            check_progress(value)
+            if isinstance(value, Mapping):
+                context.record_progress(value)
+    try:
+        context.check()
+    except Stop as stop:
+        return stop
+    return None
+
+
+def _run_coroutine(coroutine: Coroutine[Any, Any, Any], context: RunContext) -> Any:
+    """Run a coroutine; a stop cancels it at its next `await`."""
+    import asyncio  # noqa: PLC0415 - a fifth of what an isolated process imports, and most tasks need none of it
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+
+        async def run_until_stopped() -> Any:
+            running = asyncio.ensure_future(coroutine)
+            with context.on_stop(lambda: loop.call_soon_threadsafe(running.cancel)):
+                return await running
+
+        try:
+            return runner.run(run_until_stopped())
+        except asyncio.CancelledError as error:
+            if context.stop_reason is None:
+                raise RuntimeError("the pipeline cancelled its own coroutine") from error
+            raise Stop(context.stop_reason) from error

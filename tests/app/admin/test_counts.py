@@ -1,0 +1,113 @@
+"""How many jobs there are, of a small table and of one that is treated as a large one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from app.admin.counts import CountLimits, JobCounts
+from app.queue.job import Status
+from tests.support.queue_fixture import QueueFixture
+
+LARGE = CountLimits(max_full_scan_pages=0)
+
+
+def told(desk: QueueFixture, bounds: CountLimits | None = None) -> dict[tuple[str, Status], tuple[int, bool]]:
+    counts = JobCounts(desk.session, bounds).by_queue()
+    return {(count.queue, count.status): (count.jobs, count.exact) for count in counts}
+
+
+@pytest.fixture
+def some_of_each(desk: QueueFixture) -> QueueFixture:
+    desk.settle(desk.enqueue_and_claim("done", queue="x"))
+    desk.settle(desk.enqueue_and_claim("broken", queue="x"), Status.FAILED)
+    desk.enqueue_and_claim("busy", queue="x")
+    desk.enqueue("busy", queue="x")
+    desk.claim(queue="x")  # parks it
+    desk.enqueue("ready", queue="x")
+    desk.enqueue("ready", queue="y")
+    desk.enqueue("later", queue="y", available_at=datetime.now(UTC) + timedelta(hours=1))
+    return desk
+
+
+@pytest.mark.parametrize(("bounds", "sure"), [(None, True), (LARGE, False)])
+def test_few_jobs_are_counted_and_many_successes_estimated(some_of_each, bounds, sure):
+    assert told(some_of_each, bounds) == {
+        ("x", Status.QUEUED): (2, True),
+        ("x", Status.RUNNING): (1, True),
+        ("x", Status.FAILED): (1, True),
+        ("x", Status.SUCCEEDED): (1, sure),
+        ("y", Status.QUEUED): (2, True),
+    }
+
+
+@pytest.mark.parametrize("wait_state", ["ready", "scheduled", "blocked"])
+def test_more_than_the_bound_are_an_estimate_of_at_least_as_many(desk, wait_state):
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, wait_state) SELECT 'x', 't', 'k', %s::dl_wait_state"
+        " FROM generate_series(1, 30)",
+        wait_state,
+    )
+
+    assert told(desk, CountLimits(max_full_scan_pages=0, max_exact=10)) == {("x", Status.QUEUED): (30, False)}
+    assert told(desk, CountLimits(max_full_scan_pages=0, max_exact=30)) == {("x", Status.QUEUED): (30, True)}
+
+
+def test_where_the_sample_saw_none_the_bound_is_told(desk):
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, status, args)"
+        " SELECT 'x', 't', 'k', 'failed', jsonb_build_object('n', repeat('x', 500)) FROM generate_series(1, 200)"
+    )
+    desk.sql("DELETE FROM dl_jobs WHERE ctid < (SELECT max(ctid) FROM dl_jobs) AND random() < 0.5")
+    pages = desk.fetch_row("SELECT pg_relation_size('dl_jobs') / 8192")
+    assert pages > 5
+
+    ((jobs, exact),) = told(desk, CountLimits(max_full_scan_pages=0, sampled_pages=0, max_exact=10)).values()
+
+    assert (jobs, exact) == (11, False)
+
+
+def test_a_sample_reckons_what_it_has_not_read(desk):
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, status, finished_at)"
+        " SELECT 'x', 't', 'k', 'succeeded', now() FROM generate_series(1, 20000)"
+    )
+    pages = desk.fetch_row("SELECT pg_relation_size('dl_jobs') / 8192")
+
+    ((jobs, exact),) = told(desk, CountLimits(max_full_scan_pages=0, sampled_pages=pages // 4)).values()
+
+    assert not exact
+    assert 12_000 < jobs < 28_000
+    again = told(desk, CountLimits(max_full_scan_pages=0, sampled_pages=pages // 4))
+    assert again == {("x", Status.SUCCEEDED): (jobs, False)}, "another look at the same table tells the same"
+
+
+def test_oldest_ready_counts_from_due_time_also_before_promotion(desk):
+    for key, priority, age in (("a", 1, 5), ("b", 100, 90), ("c", 100, 10)):
+        job_id = desk.enqueue(key, queue="x", priority=priority)
+        desk.sql(
+            "UPDATE dl_jobs SET created_at = now() - make_interval(secs => %s) WHERE job_id = %s", age, str(job_id)
+        )
+    desk.sql("UPDATE dl_jobs SET available_at = created_at, wait_state = 'ready'")
+    desk.promote()
+    desk.insert(queue="plain", created_at="2020-01-01", available_at=datetime.now(UTC) - timedelta(seconds=40))
+    desk.insert(queue="later", available_at=datetime.now(UTC) + timedelta(hours=1))
+    desk.enqueue_and_claim("running", queue="z")
+
+    oldest = JobCounts(desk.session).oldest_ready()
+
+    assert set(oldest) == {"x", "plain"}
+    assert 89 < oldest["x"] < 300
+    assert 39 < oldest["plain"] < 80
+
+
+def test_the_numbers_come_from_the_queues_own_schema(empty_dsn):
+    from app.db.schema import migrate
+
+    migrate(empty_dsn, "Of ours")
+    desk = QueueFixture(empty_dsn, schema="Of ours")
+    desk.enqueue(queue="x")
+
+    assert told(desk) == told(desk, LARGE) == {("x", Status.QUEUED): (1, True)}
+    desk.close()

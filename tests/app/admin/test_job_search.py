@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from app.admin import job_search
+from app.admin.job_search import Filter, JobSearch, NotSortable, TooManyActiveJobs
+from app.db.statements import statements
+from app.errors import JobNotFound
+from app.queue.job import ReleaseReason, Status
+from tests.support.queue_fixture import QueueFixture
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+BAD = frozenset({Status.FAILED, Status.LOST})
+
+
+@pytest.fixture
+def looking(desk: QueueFixture) -> JobSearch:
+    return JobSearch(desk.session)
+
+
+def many(desk: QueueFixture, count: int, status: str = "succeeded", **columns: str) -> None:
+    """Jobs a second apart, the first at NOW, without a word in the journal."""
+    given = {"queue": "'q'", "task": "'t'", "lock_key": "'k' || n", "args": "'{}'", **columns}
+    desk.sql(
+        "ALTER TABLE dl_jobs DISABLE TRIGGER USER;"
+        f"INSERT INTO dl_jobs (status, created_at, {', '.join(given)})"
+        f" SELECT '{status}', '{NOW.isoformat()}'::timestamptz + n * interval '1 s', {', '.join(given.values())}"
+        f"   FROM generate_series(0, {count - 1}) n;"
+        "ALTER TABLE dl_jobs ENABLE TRIGGER USER"
+    )
+
+
+def all_of(looking: JobSearch, wanted: Filter, **how: object) -> list[UUID]:
+    page = looking.page(wanted, **how)  # type: ignore[arg-type]
+    found = [job.job_id for job in page.jobs]
+    while page.next is not None:
+        page = looking.page(wanted, after=page.next, **how)  # type: ignore[arg-type]
+        found += [job.job_id for job in page.jobs]
+    return found
+
+
+@pytest.mark.parametrize("sort", ["-created_at", "created_at"])
+@pytest.mark.parametrize("status", ["succeeded", "failed"])
+def test_pages_list_each_job_once_in_order_with_equal_times(desk, looking, monkeypatch, sort, status):
+    monkeypatch.setattr(job_search, "_FIRST_WINDOW_ROWS", 3)
+    monkeypatch.setattr(job_search, "_MAX_WINDOW_ROWS", 3)
+    many(desk, 25, status)
+    desk.sql("UPDATE dl_jobs SET created_at = date_trunc('minute', created_at)")
+    wanted = Filter(status=frozenset({Status(status)}))
+
+    found = all_of(looking, wanted, sort=sort, limit=4)
+
+    direction = "DESC" if sort.startswith("-") else ""
+    ordered = desk.sql(f"SELECT job_id FROM dl_jobs ORDER BY created_at {direction}, job_id {direction}")
+    assert [str(job_id) for job_id in found] == [row[0] for row in ordered]
+
+
+def test_every_filter_finds_the_job_it_means_and_no_other(desk, looking):
+    first = desk.enqueue_and_claim("a", queue="q1", task="t", producer="cron", partition_key="p")
+    desk.settle(first, Status.FAILED, error="disk FULL")
+    second = desk.enqueue("b", queue="q2", args={"file": "Orders.csv"})
+    job = desk.job(first.id)
+    assert job.started_at is not None
+    assert job.finished_at is not None
+    instant = timedelta(microseconds=1)
+
+    for wanted in (
+        {"queue": "q1"},
+        {"lock_key": "a"},
+        {"producer": "cron"},
+        {"partition_key": "p"},
+        {"status": frozenset({Status.FAILED})},
+        {"text": "disk full"},
+        {"created_to": job.created_at + instant},
+        {"started_from": job.started_at, "started_to": job.started_at + instant},
+        {"finished_from": job.finished_at, "finished_to": job.finished_at + instant},
+    ):
+        assert [row.job_id for row in looking.page(Filter(**wanted)).jobs] == [first.id], wanted
+        assert looking.count(Filter(**wanted)).jobs == 1
+    assert [row.job_id for row in looking.page(Filter(text="orders.CSV")).jobs] == [second]
+    assert looking.page(Filter(task="other")).jobs == []
+    assert looking.page(Filter(status=frozenset())).jobs == []
+    assert looking.count(Filter(status=frozenset())).jobs == 0
+
+
+def test_a_filter_survives_being_kept_as_json(desk):
+    wanted = Filter(status=BAD, queue='q "1"', created_from=NOW, text="ä")
+
+    assert Filter.from_dict(wanted.as_parameters()) == wanted
+
+
+def test_search_stops_at_time_budget_and_returns_scanned_to(desk, looking, monkeypatch):
+    monkeypatch.setattr(job_search, "_FIRST_TEXT_WINDOW_ROWS", 10)
+    many(desk, 100)
+    desk.sql("UPDATE dl_jobs SET error = 'needle' WHERE created_at = %s", NOW)
+    wanted = Filter(text="needle")
+
+    page = looking.page(wanted, time_budget_sec=0)
+
+    assert page.jobs == []
+    assert page.scanned == 10
+    assert page.scanned_to == NOW + timedelta(seconds=90)
+    assert len(all_of(looking, wanted, time_budget_sec=0)) == 1
+
+
+def test_active_jobs_are_sorted_among_many_finished_ones(desk, looking):
+    old = desk.enqueue("old", priority=7)
+    desk.sql("UPDATE dl_jobs SET created_at = '2020-01-01'")
+    other = desk.enqueue("other", priority=3)
+    many(desk, 20)
+    wanted = Filter(status=frozenset({Status.QUEUED, Status.RUNNING}))
+
+    assert [row.job_id for row in looking.page(wanted, time_budget_sec=0, limit=2).jobs] == [other, old]
+    assert all_of(looking, wanted, sort="priority", limit=1) == [other, old]
+    assert looking.count(wanted).exact
+
+
+def test_other_orders_are_for_a_few_waiting_and_running_jobs(desk, looking, monkeypatch):
+    monkeypatch.setattr(job_search, "MAX_ACTIVE", 2)
+    for key in "abc":
+        desk.enqueue(key)
+    waiting = Filter(status=frozenset({Status.QUEUED}))
+
+    with pytest.raises(TooManyActiveJobs):
+        looking.page(waiting, sort="priority")
+    with pytest.raises(NotSortable):
+        looking.page(Filter(), sort="priority")
+    assert len(all_of(looking, waiting, limit=2)) == 3
+
+
+def test_count_beyond_time_budget_is_marked_estimate(desk, looking, monkeypatch):
+    monkeypatch.setattr(job_search, "_FIRST_COUNT_WINDOW_ROWS", 500)
+    many(desk, 4000, task="CASE WHEN n % 2 = 0 THEN 'even' ELSE 'odd' END")
+    desk.sql("ANALYZE dl_jobs")
+
+    told = looking.count(Filter(task="odd"), time_budget_sec=0)
+
+    assert not told.exact
+    assert told.scanned == 500
+    assert 1000 < told.jobs < 3000
+    assert looking.count(Filter(task="odd"), time_budget_sec=60).jobs == 2000
+
+
+def test_detail_has_attempts_related_jobs_and_lock_holder(desk, looking):
+    run = desk.enqueue_and_claim("k", max_attempts=3)
+    desk.settle(run, Status.QUEUED, retry_in_sec=0)
+    (again,) = desk.claim()
+    waiting = desk.enqueue("k", parent_id=run.id)
+    desk.claim_once()
+
+    story = looking.detail(run.id)
+    child = looking.detail(waiting)
+
+    assert [(a.attempt, a.outcome, a.reason, a.error) for a in story.attempts] == [
+        (1, "requeue", "error", "it broke"),
+        (2, None, None, None),
+    ]
+    assert [c.job_id for c in story.follow_up_jobs] == [waiting]
+    assert child.parent is not None
+    assert child.parent.job_id == run.id
+    assert child.lock_holder is not None
+    assert child.lock_holder.job_id == run.id
+    desk.release(again, ReleaseReason.SHUTDOWN)
+    assert [a.outcome for a in looking.detail(run.id).attempts] == ["requeue", "requeue"]
+    with pytest.raises(JobNotFound):
+        looking.detail(uuid4())
+
+
+def test_a_journal_is_read_in_pages(desk, looking):
+    run = desk.enqueue_and_claim("k")
+    desk.settle(run)
+    every = desk.queue.events(run.id)
+
+    assert [event.kind for event in every] == ["queued", "picked", "done"]
+    assert desk.queue.events(run.id, after=every[0].event_id, limit=1) == [every[1]]
+
+
+def test_version_changes_with_the_row(desk, looking):
+    job_id = desk.enqueue("a")
+    before = looking.get_with_version(job_id).version
+
+    desk.queue.cancel(job_id)
+
+    assert looking.get_with_version(job_id).version != before
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from nodes(inner)
+
+
+WALKING = {
+    "at": NOW + timedelta(days=9),
+    "id": str(uuid4()),
+    "until": NOW,
+    "unsuccessful_only": False,
+    "filter": "{}",
+    "window": 1000,
+}
+LIVE = {"running": True, "queued": True, "queue": None, "max_active": 5000, "filter": "{}", "sort": "created_at",
+        "reverse": False, "key": None, "id": None, "limit": 50}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("jobs_before", WALKING | {"limit": 50}),
+        ("jobs_before", WALKING | {"limit": 50, "unsuccessful_only": True}),
+        ("jobs_before", WALKING | {"limit": 50, "filter": '{"lock_key": "k7", "status": "{succeeded}"}'}),
+        ("jobs_after", WALKING | {"limit": 50, "at": NOW, "until": NOW + timedelta(days=9)}),
+        ("count_window", WALKING),
+        ("active_jobs", LIVE),
+        ("active_jobs", LIVE | {"queue": "q", "filter": '{"queue": "q"}'}),
+    ],
+)
+def test_lists_are_read_along_indexes(desk, name, asked):
+    many(desk, 5_000)
+    desk.sql("ANALYZE dl_jobs")
+    *before, question = statements("public")[name].parts
+    with desk.connect() as connection, connection.cursor() as cursor:
+        for part in before:
+            cursor.execute(part.text, asked)
+        cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + question.text, asked)
+        ((plan,),) = cursor.fetchall()
+
+    scans = [node for node in nodes(plan[0]["Plan"]) if node.get("Relation Name") == "dl_jobs"]
+    assert scans
+    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}
+    assert all(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) <= 1_000 for node in scans)

@@ -1,0 +1,143 @@
+"""The commands of whoever is on call, against the real app."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from uuid import UUID, uuid4
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app.admin.statistics import Statistics
+from app.cli.command import cli
+from app.cli.exit_codes import ExitCode
+from app.queue.job import Status, WorkerInfo
+from tests.support import Databases
+from tests.support.api_server import serving
+from tests.support.queue_fixture import QueueFixture
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def dsn(databases: Databases) -> Iterator[str]:
+    with databases.fresh() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def url(dsn: str) -> Iterator[str]:
+    with serving(dsn) as address:
+        yield address
+
+
+@pytest.fixture
+def desk(dsn: str) -> Iterator[QueueFixture]:
+    made = QueueFixture(dsn)
+    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_bulk, dl_queues")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(url: str) -> Run:
+    def run(*words: object, **how: object) -> Result:
+        return CliRunner().invoke(cli, [*map(str, words), "--url", url], **how)  # type: ignore[arg-type]
+
+    return run
+
+
+def test_jobs_are_found_shown_and_explained(run, desk):
+    job = desk.enqueue_and_claim("k", args={"n": 1}, max_attempts=1)
+    desk.settle(job, Status.FAILED, error="disk full")
+    waiting = desk.enqueue("w", task="other")
+
+    assert (
+        str(job.id)
+        in run("jobs", "--status", "failed,lost", "--text", "disk", "--created-from", "2020-01-01T00:00Z").output
+    )
+    shown = run("show", job.id).output
+    assert "disk full" in shown
+    assert '{"n": 1}' in shown
+    assert "It failed at" in run("why", job.id).output
+    assert "No live worker serves queue 'q'" in run("why", waiting).output
+    assert run("why", uuid4()).exit_code == ExitCode.NOT_FOUND
+    assert json.loads(run("show", job.id, "--json").output)["status"] == "failed"
+
+
+@pytest.fixture
+def five_hours_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This machine's clock is in another zone than the database's."""
+    monkeypatch.setenv("TZ", "XYZ-5")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_times_of_all_commands_show_this_machines_zone(run, desk, five_hours_ahead):
+    job = desk.enqueue_and_claim("k", max_attempts=1)
+    desk.settle(job, Status.FAILED, error="disk full")
+    run("bulk", "retry", "--expected", 1)
+
+    for words in (("status", job.id), ("show", job.id), ("jobs",), ("events", job.id), ("bulk", "list"), ("audit",)):
+        shown = run(*words).stdout
+        times = re.findall(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*", shown)
+        assert times, words
+        assert [at for at in times if not at.endswith("+05:00")] == [], words
+    assert json.loads(run("show", job.id, "--json").stdout)["created_at"].endswith("Z"), "JSON stays as it came"
+
+
+def test_jobs_are_edited_cloned_and_deleted(run, desk):
+    job_id = desk.enqueue("k")
+
+    assert run("edit", job_id).exit_code == ExitCode.USAGE
+    assert (
+        run("edit", job_id, "--priority", 3, "--args", '{"n": 2}').output
+        == f"Job {job_id} is changed: args, priority.\n"
+    )
+    made = UUID(run("clone", job_id, "--priority", 9).output.split()[1])
+    assert run("delete", made).exit_code == ExitCode.REFUSED
+    desk.queue.cancel(made)
+    assert run("delete", made).output == f"Job {made} is deleted.\n"
+    assert (desk.job(job_id).priority, desk.job(job_id).args) == (3, {"n": 2})
+
+
+def test_bulk_counts_confirms_lists_and_stops(run, desk):
+    for key in "ab":
+        desk.enqueue(key)
+
+    assert run("bulk", "cancel", "--dry-run").output == "It would be 2 jobs.\n"
+    assert run("bulk", "cancel", input="n\n").exit_code == 1
+    begun = run("bulk", "reprioritise", "--priority", 1, "--queue", "q", input="y\n")
+    bulk_id = begun.stdout.split()[0]
+    assert "0 of 2" in run("bulk", "list").output
+    assert run("bulk", "stop").exit_code == ExitCode.USAGE
+    assert "0 jobs changed" in run("bulk", "stop", bulk_id).output
+    assert run("bulk", "cancel", "--expected", 5).exit_code == ExitCode.REFUSED
+
+
+def test_queues_and_workers_are_shown_and_ruled(run, desk):
+    desk.enqueue("k")
+    info = WorkerInfo(uuid4(), "host:1", "1", ("q",), ("t",), 2)
+    desk.queue.register_worker(info, heartbeat_sec=60)
+
+    assert run("queue", "q").exit_code == ExitCode.USAGE
+    ruled = run("queue", "q", "--pause", "--concurrency", 2, "--note", "later").output
+    assert ruled == "Queue q is paused: 2 at once, no limit in each process.\n"
+    assert run("queue", "q", "--open", "--concurrency", 0).output.startswith("Queue q is open: no limit at once")
+    assert "open" in run("queues").output
+    assert "host:1" in run("workers").output
+    assert run("workers", "--drain", info.id).output == "host:1 is draining.\n"
+    assert run("workers", "--undrain", info.id).output == "host:1 claims jobs again.\n"
+
+
+def test_the_numbers_of_tasks_are_a_line_each(run, desk):
+    desk.settle(desk.enqueue_and_claim("k"))
+    while Statistics(desk.session).aggregate():
+        pass
+
+    assert "t  " in run("task-numbers").output

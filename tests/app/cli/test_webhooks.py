@@ -1,0 +1,151 @@
+"""webhooks, alerts and doctor, as a shell sees them: against the real routes, and a real database."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg2
+import pytest
+from click.testing import CliRunner, Result
+from werkzeug.serving import make_server
+
+from app.cli.command import cli
+from app.db.pool import Pool
+from app.queue.jobs import JobQueue
+from app.web import WebOptions, create_app
+from pipelines.contract import Pipelines
+from tests.support import Databases
+
+Shell = Callable[..., Result]
+URL = "https://hooks.example.com/x"
+
+
+@pytest.fixture(scope="module")
+def told_dsn(databases: Databases) -> Iterator[str]:
+    with databases.fresh() as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="module")
+def shell(told_dsn: str) -> Iterator[Shell]:
+    pool = Pool(told_dsn)
+    app = create_app(JobQueue(pool), Pipelines(), WebOptions(version="1"), pool=pool)
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+
+    def run(*words: str, code: int = 0) -> Result:
+        done = CliRunner().invoke(cli, [*words, "--url", f"http://127.0.0.1:{server.server_port}"])
+        assert done.exit_code == code, (words, done.output, done.exception)
+        return done
+
+    yield run
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+    pool.close()
+
+
+def last_word(result: Result, line: int = 0) -> str:
+    return result.output.splitlines()[line].split()[-1]
+
+
+def test_a_webhook_from_its_making_to_its_end(shell: Shell):
+    assert "No webhooks" in shell("webhooks", "list").output
+    made = shell("webhooks", "add", URL, "--event", "job.failed", "--task", "t")
+    hook, secret = last_word(made), last_word(made, 1)
+
+    assert secret.startswith("whsec_")
+    assert secret not in shell("webhooks", "list").output
+    assert last_word(shell("webhooks", "rotate", hook, "--overlap", "60")) != secret
+    assert "is off" in shell("webhooks", "edit", hook, "--off", "--task", "").output
+    (line,) = json.loads(shell("webhooks", "list", "--json").output)["webhooks"]
+    assert (line["active"], line["task"], line["events"]) == (False, None, ["job.failed"])
+    assert "off: by hand" in shell("webhooks", "list").output
+
+    ping = last_word(shell("webhooks", "ping", hook))
+    assert ping in shell("webhooks", "deliveries", "--webhook", hook, "--state", "pending").output
+    assert "webhook.ping" in shell("webhooks", "delivery", ping).output
+    assert "it will be sent" in shell("webhooks", "redeliver", ping).output
+
+    assert "removed" in shell("webhooks", "remove", hook).output
+    shell("webhooks", "remove", hook, code=3)
+    shell("webhooks", "delivery", ping, code=3)
+
+
+def test_each_try_of_a_delivery_is_a_line(shell: Shell, told_dsn: str):
+    hook = last_word(shell("webhooks", "add", URL))
+    ping = last_word(shell("webhooks", "ping", hook))
+    connection = psycopg2.connect(told_dsn)
+    with connection, connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO dl_delivery_attempts (delivery_id, number, status, duration_ms, answer, error)"
+            " VALUES (%s, 1, NULL, 15000, '', 'no answer'), (%s, 2, 200, 3, 'thanks', NULL)",
+            (ping, ping),
+        )
+    connection.close()
+
+    _, first, second = shell("webhooks", "delivery", ping).output.splitlines()
+
+    assert first.endswith("-  15000 ms  no answer")
+    assert second.endswith("200  3 ms  thanks")
+
+
+def test_what_is_wrong_with_a_wish_is_told(shell: Shell):
+    assert "not public" in shell("webhooks", "add", "http://10.0.0.1/", code=4).stderr
+    shell("webhooks", "edit", "0b7e8f4e-9f5e-4a51-9a3a-0f0f5a1d7d11", code=2)
+    shell("alerts", "edit", "0b7e8f4e-9f5e-4a51-9a3a-0f0f5a1d7d11", code=2)
+    shell("webhooks", "add", URL, "--event", "job.exploded", code=2)
+
+
+def test_a_rule_and_what_it_fires(shell: Shell, told_dsn: str):
+    assert "No rules" in shell("alerts", "rules").output
+    rule = last_word(shell("alerts", "add", "rates fail", "failure_rate", "--threshold", "0.2", "--min-runs", "3"))
+    shell("alerts", "add", "rates fail", "stalled", "--threshold", "60", code=4)
+
+    assert "is off" in shell("alerts", "edit", rule, "--off", "--threshold", "0.3").output
+    assert "0.3" in shell("alerts", "rules").output
+    assert "No alerts fire" in shell("alerts", "list").output
+    connection = psycopg2.connect(told_dsn)
+    with connection, connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO dl_alerts (kind, name, subject, detail, ended_at)"
+            " VALUES ('stalled', 'a', 's', 'it stands', NULL), ('stalled', 'b', 's', 'it stood', now())"
+        )
+    connection.close()
+    assert "it stood" not in shell("alerts", "list").output
+    assert "it stood" in shell("alerts", "list", "--all").output
+    assert "removed" in shell("alerts", "remove", rule).output
+
+
+@pytest.fixture
+def doctor(told_dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[..., Result]:
+    monkeypatch.setenv("DL_DB_DSN", told_dsn)
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(cli, ["doctor", *words])
+
+
+def test_doctor_sorts_by_severity_and_exits_with_worst(doctor: Callable[..., Result]):
+    short, whole, said = doctor(), doctor("--all"), doctor("--json")
+
+    told = json.loads(said.output)
+    assert {short.exit_code, whole.exit_code, said.exit_code} == {1}, "the tests' own server has fsync off"
+    assert told["worst"] == told["findings"][0]["severity"] == "error"
+    assert told["findings"][0].keys() == {"check", "severity", "message", "told", "remedy", "facts"}
+    assert short.output.splitlines()[0].startswith("ERROR")
+    assert "--all shows them" in short.output
+    assert "That was all." in whole.output
+    assert "ok      PostgreSQL" in whole.output
+
+
+@pytest.mark.parametrize(("severity", "code"), [("WARNING", 5), ("INFO", 0), ("OK", 0)])
+def test_how_bad_it_is_is_the_exit_code(doctor, monkeypatch, severity, code):
+    from app.doctor.findings import Finding, Severity
+    from app.runtime import commands
+
+    monkeypatch.setattr(commands, "run_doctor", lambda settings: [Finding("x", Severity[severity], "told", "")])
+
+    assert doctor().exit_code == code

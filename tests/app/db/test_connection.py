@@ -1,0 +1,261 @@
+"""A connection of one's own: it answers or raises, in time, and opens itself again."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from app.db import connection
+from app.db.connection import Session
+from app.db.ids import new_run_id_texts
+from app.db.statements import parse_statements, statements
+from app.errors import DatabaseUnavailable, InvalidJob
+from app.queue.job import SUCCEEDED, NewJob
+from app.queue.jobs import CURSOR_START, JobQueue
+from tests.support import eventually, free_port
+from tests.support.claimed_jobs import claimed_job
+from tests.support.proxy import SilentProxy
+from tests.support.queue_fixture import BackgroundCall
+
+GENEROUS = 15.0  # seconds in which something that gives up after less than one must have given up
+
+
+def backend(session: Session) -> int:
+    return int(session.execute_raw("SELECT pg_backend_pid()")[0][0])
+
+
+@pytest.fixture
+def session(desk):
+    return desk.new_session()
+
+
+def test_it_connects_when_it_is_asked_first(desk, session):
+    assert (session.connected, session.generation, session.fileno()) == (False, 0, None)
+
+    session.execute("ping")
+
+    assert (session.connected, session.generation) == (True, 1)
+    assert session.fileno() is not None
+
+
+def test_ended_connection_fails_once_and_reopens(desk, session):
+    first = backend(session)
+    desk.sql("SELECT pg_terminate_backend(%s)", first)
+    eventually(lambda: not desk.sql("SELECT FROM pg_stat_activity WHERE pid = %s", first))
+
+    with pytest.raises(DatabaseUnavailable):
+        session.execute("ping")
+
+    assert session.execute("ping") == [(1,)]
+    assert session.generation == 2
+    assert backend(session) != first
+
+
+def test_a_command_on_a_broken_connection_is_told_likewise(desk, session):
+    desk.sql("SELECT pg_terminate_backend(%s)", backend(session))
+
+    with pytest.raises(DatabaseUnavailable):
+        eventually(lambda: session.execute_raw("SELECT 1") and False)
+
+    assert session.execute_raw("SELECT 1") == [(1,)]
+
+
+def test_what_listen_has_brought_is_told_and_a_lost_one_raises(desk, session):
+    with pytest.raises(DatabaseUnavailable, match="not connected"):
+        session.read_notifications()
+    session.execute_raw("LISTEN dl_jobs")
+    desk.enqueue(queue="etl")
+
+    assert eventually(session.read_notifications) == [("dl_jobs", "etl")]
+
+    desk.sql("SELECT pg_terminate_backend(%s)", backend(session))
+    with pytest.raises(DatabaseUnavailable):
+        eventually(session.read_notifications)
+    assert not session.connected
+
+
+def test_statement_timeout_ends_slow_statement(desk):
+    session = desk.new_session(command_timeout_sec=0.3)
+    began = time.monotonic()
+
+    with pytest.raises(DatabaseUnavailable):
+        session.execute_raw("SELECT pg_sleep(60)")
+
+    assert time.monotonic() - began < GENEROUS
+    assert session.execute("ping") == [(1,)]
+
+
+def test_a_server_that_falls_silent_is_given_up_in_time(desk):
+    with SilentProxy(desk.dsn) as proxy:
+        session = Session(proxy.dsn, application_name="silent", connect_timeout_sec=0.4, command_timeout_sec=0.4)
+        assert session.execute("ping") == [(1,)]
+        proxy.silence()
+
+        for _ in range(2):  # in the midst of a question, and while connecting
+            began = time.monotonic()
+            with pytest.raises(DatabaseUnavailable, match="did not answer in time"):
+                session.execute("ping")
+            assert time.monotonic() - began < GENEROUS
+            assert not session.connected
+
+        proxy.resume()
+        assert session.execute("ping") == [(1,)]
+        session.close()
+
+
+def test_of_several_hosts_a_silent_one_is_passed_over(desk):
+    given = parse_dsn(desk.dsn)
+    with SilentProxy(desk.dsn) as proxy:
+        proxy.silence()
+        hosts = {
+            "host": f"127.0.0.1,127.0.0.1,{given['host']}",
+            "port": f"{proxy.port},{free_port()},{given.get('port', '5432')}",
+        }
+        dsn = make_dsn(**{**given, **hosts})
+        session = Session(dsn, application_name="hosts", connect_timeout_sec=0.5)
+
+        assert session.execute("ping") == [(1,)]
+        session.close()
+
+
+def test_where_nobody_listens_the_database_is_unavailable():
+    session = Session(f"host=127.0.0.1 port={free_port()} dbname=x", application_name="nobody")
+
+    with pytest.raises(DatabaseUnavailable):
+        session.execute("ping")
+    assert not session.connected
+
+
+def test_a_standby_is_refused_until_it_takes_writes(own_desk):
+    desk = own_desk
+    desk.session.execute("ping")
+    name = desk.fetch_row("SELECT current_database()")
+    desk.sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    fresh = desk.new_session()
+
+    with pytest.raises(DatabaseUnavailable, match="takes no writes"):
+        fresh.execute("ping")
+    desk.session.execute_raw("SET default_transaction_read_only = on")
+    with pytest.raises(DatabaseUnavailable, match="read-only"):
+        desk.enqueue()
+    with pytest.raises(DatabaseUnavailable, match="takes no writes"):  # it was dropped, to find the new primary
+        desk.enqueue()
+
+    desk.sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+    assert fresh.execute("ping") == [(1,)]
+    desk.enqueue()
+
+
+@pytest.mark.parametrize(
+    "command", ["DEALLOCATE ALL", "ALTER TABLE dl_jobs ALTER COLUMN consumer_group TYPE varchar(100)"]
+)
+def test_stale_prepared_statement_is_prepared_again(own_desk, command):
+    job_id = own_desk.enqueue()
+    own_desk.job(job_id)
+    own_desk.session.execute_raw(command)
+
+    assert own_desk.job(job_id).id == job_id
+
+
+def test_statement_prepared_by_another_client_is_replaced(own_desk):
+    job_id = own_desk.enqueue()
+    own_desk.session.execute_raw(f"PREPARE {statements('public')['get_job'].parts[0].name} AS SELECT 2")
+
+    assert own_desk.job(job_id).id == job_id
+
+
+def test_a_refused_value_leaves_the_connection_as_it_was(desk):
+    desk.queue.ping()
+    generation = desk.session.generation
+
+    for _ in range(3):
+        with pytest.raises(InvalidJob):
+            desk.enqueue(priority=-1)
+
+    assert desk.session.generation == generation
+    assert desk.session_count("state LIKE 'idle in transaction%'") == 0
+
+
+def test_statement_of_several_parts_is_atomic(desk):
+    desk.make_due(desk.insert("due", available_at="2999-01-01"))
+    bad = {"queue": "q", "tasks": "{t}", "most": 1, "look": 1, "run_ids": "{not a uuid}", "worker": "w", "guard": False}
+    bad |= {"after": CURSOR_START, "min_lease_sec": 1, "worker_id": None}
+
+    with pytest.raises(InvalidJob):
+        desk.session.execute("promote_and_claim", bad)
+
+    assert desk.fetch_row("SELECT wait_state FROM dl_jobs") == "scheduled"
+    assert len(desk.claim()) == 1
+
+
+def test_threads_may_share_it_one_at_a_time(desk, session):
+    queue = JobQueue(session)
+    asking = [BackgroundCall(queue.enqueue, NewJob(queue="q", task="t", lock_key=str(n))) for n in range(12)]
+
+    assert len({one.result().job_id for one in asking}) == 12
+
+
+def test_statements_have_schema_and_ordered_parameters():
+    found = statements('a "b')
+    claim = found["claim"].parts[0]
+
+    assert not [name for name, one in found.items() if re.search(r"\b(FROM|JOIN|INTO|UPDATE) dl_", one.text)]
+    assert '"a ""b".dl_jobs' in claim.text
+    assert claim.parameters == ("queue", "tasks", "after", "worker_id", "look")
+    assert "$2" in claim.prepare
+    assert claim.execute == f"EXECUTE {claim.name}(%(queue)s, %(tasks)s, %(after)s, %(worker_id)s, %(look)s)"
+
+
+def test_comments_and_notes_of_channels_are_left_alone():
+    one = parse_statements("-- name: one\n-- about dl_jobs\nSELECT 'dl_jobs', a -- why\n  FROM dl_jobs;\n", "s")["one"]
+
+    assert one.text == "SELECT 'dl_jobs', a\n  FROM \"s\".dl_jobs"
+    assert one.execute == f"EXECUTE {one.parts[0].name}"
+
+
+def test_only_statements_of_every_job_are_prepared(own_desk):
+    own_desk.enqueue("one")
+    own_desk.enqueue("other")
+    session = own_desk.new_session()
+    session.execute("ping")
+
+    for promote_due in (False, True):
+        claimed, _ = JobQueue(session).claim("q", ["t"], new_run_id_texts(1), "w", promote_due=promote_due)
+        assert len(claimed) == 1
+
+    prepared = {row[0] for row in session.execute_raw("SELECT name FROM pg_prepared_statements")}
+    assert prepared == {part.name for part in statements("public")["promote_and_claim"].parts}
+    assert session.execute_raw("SELECT DISTINCT generic_plans > 0 FROM pg_prepared_statements") == [(True,)]
+
+
+def settle_all(session: Session, count: int) -> float:
+    """Claim and settle so many jobs; return the seconds it took."""
+    began, queue = time.monotonic(), JobQueue(session)
+    claimed, _ = queue.claim("q", ["t"], new_run_id_texts(count), "w")
+    assert len(claimed) == count
+    queue.settle([(job, SUCCEEDED) for job in claimed])
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_plan_of_empty_table_does_not_stay_slow(own_desk, monkeypatch, analyzed):
+    own_desk.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+    if analyzed:
+        own_desk.sql("VACUUM ANALYZE dl_jobs")  # the statistics say that there are no jobs, and stay
+    session = own_desk.new_session()
+    queue = JobQueue(session)
+    queue.claim("q", ["t"], new_run_id_texts(1), "w")
+    queue.settle([(claimed_job(), SUCCEEDED)])
+    own_desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 20000) n"
+    )
+    fresh_sec = settle_all(own_desk.new_session(), 200)
+
+    if analyzed:
+        monkeypatch.setattr(connection, "_PLAN_LIFETIME_SEC", 0.0)  # a minute later
+    settle_all(session, 1)
+
+    assert settle_all(session, 200) < 3 * fresh_sec + 0.05

@@ -1,0 +1,372 @@
+"""A queued job stands in exactly one of three partial indexes, and the statements find it by the right one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from app.db.encoding import array
+from app.db.statements import statements
+from app.queue.job import ClaimHint, ReleaseReason, Status
+from app.queue.jobs import CURSOR_START
+from tests.support import Databases
+from tests.support.queue_fixture import QueueFixture
+
+NOTHING = "{NULL,NULL,NULL,NULL,NULL}"  # of five runs
+NO_PROCESS = {"worker_id": None, "server": None}  # a lease decides, over whichever connection
+NOBODY = "00000000-0000-0000-0000-000000000000"
+INDEXES = ("dl_jobs_ready_idx", "dl_jobs_scheduled_idx", "dl_jobs_blocked_idx")
+
+
+def in_indexes(desk: QueueFixture) -> dict[str, int]:
+    """How many rows each of the three indexes' own conditions hold."""
+    counts = {}
+    for index in INDEXES:
+        condition = desk.fetch_row(
+            "SELECT pg_get_expr(indpred, indrelid) FROM pg_index WHERE indexrelid = %s::regclass", index
+        )
+        counts[index] = desk.fetch_row(f"SELECT count(*) FROM dl_jobs WHERE {condition}")
+    return counts
+
+
+def test_through_its_life_a_job_stands_in_exactly_one_index_while_it_is_queued(desk):
+    def standing() -> tuple[int, ...]:
+        found = in_indexes(desk)
+        return tuple(found[index] for index in INDEXES)
+
+    job_id = desk.enqueue("k", available_at=datetime.now(UTC) + timedelta(hours=1))
+    assert standing() == (0, 1, 0)
+    desk.make_due(job_id)
+    assert desk.promote() == 1
+    assert standing() == (1, 0, 0)
+    (run,) = desk.claim()
+    assert standing() == (0, 0, 0)
+    other = desk.enqueue("k")
+    assert desk.claim() == []
+    assert standing() == (0, 0, 1)
+    desk.settle(run, Status.QUEUED, retry_in_sec=60)
+    assert standing() == (1, 1, 0)
+    (run,) = desk.claim()
+    assert run.id == other
+    desk.release(run, ReleaseReason.LOCK_BUSY)
+    assert standing() == (0, 1, 1)
+    desk.queue.cancel(other)
+    desk.queue.cancel(job_id)
+    assert standing() == (0, 0, 0)
+    desk.queue.retry(job_id)
+    assert standing() == (1, 0, 0)
+
+
+def test_what_is_due_is_promoted_in_every_queue_and_rings_there(desk):
+    hour = datetime.now(UTC) + timedelta(hours=1)
+    for n in range(5):
+        desk.make_due(desk.enqueue(f"due {n}", queue=f"q{n % 2}", available_at=hour))
+    later = desk.enqueue("later", available_at=hour)
+    listener = desk.listener()
+
+    assert desk.promote() == 5
+    assert sorted(listener.payloads()) == ["q0", "q1"]
+    assert desk.promote() == 0
+    assert listener.payloads() == []
+    assert desk.wait_state(later) == "scheduled"
+
+
+def test_a_claim_sorts_what_is_due_and_rings_for_other_queues_only(desk):
+    for queue in ("q", "r"):
+        desk.make_due(desk.insert(queue, queue=queue, available_at="2999-01-01"))
+    listener = desk.listener()
+
+    (run,) = desk.claim()
+
+    assert run.queue == "q"
+    assert listener.payloads() == ["r"]
+    assert in_indexes(desk)["dl_jobs_ready_idx"] == 1
+
+
+def test_more_than_one_batch_of_due_jobs_is_told_as_due_already(desk):
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, available_at)"
+        " SELECT 'q', 't', 'k' || n, '2999-01-01' FROM generate_series(1, 501) n"
+    )
+    desk.make_due()
+
+    _, outlook = desk.claim_once()
+    assert outlook.next_due_sec <= 0
+    _, outlook = desk.claim_once()
+    assert outlook.next_due_sec is None
+
+
+# ── plans ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def crowded(databases: Databases) -> Iterator[QueueFixture]:
+    """10,000 running, 3,000 ready, 3,000 timed and 3,000 parked jobs, of which the statistics know nothing."""
+    with databases.fresh() as dsn:
+        desk = QueueFixture(dsn)
+        desk.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+        desk.sql("ANALYZE dl_jobs")  # while it is empty
+        crowd(desk)
+        yield desk
+        desk.close()
+
+
+def crowd(desk: QueueFixture) -> None:
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, lease_expires_at)"
+        " SELECT 'q', 't', 'r' || n, 'running', 1, gen_random_uuid(), now() + interval '1 h'"
+        "   FROM generate_series(1, 10000) n"
+    )
+    desk.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, wait_state, available_at)"
+        " SELECT 'q', 't', 'k' || n, wait_state::dl_wait_state,"
+        "        now() + CASE wait_state WHEN 'scheduled' THEN interval '1 h' ELSE '0' END"
+        "   FROM generate_series(1, 3000) n, unnest(ARRAY['ready', 'scheduled', 'blocked']) wait_state"
+    )
+
+
+def plans(
+    desk: QueueFixture, name: str, parameters: dict[str, Any], *, fill: Callable[[], dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """The generic plan of each part of a statement, as a Session has it: its settings, prepared, then executed; after
+    which everything is undone. With `fill` the plan is made before the table is filled, and run after it."""
+    statement = statements("public")[name]
+    desk.session.close()
+    desk.queue.ping()  # a new connection: no plan is left from before
+    settings: dict[str, str] = dict(
+        desk.session.execute_raw(
+            "SELECT name, setting FROM pg_settings WHERE name IN"
+            " ('enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit')"
+        )
+    )
+    connection = desk.connect()
+    try:
+        with connection.cursor() as cursor:
+            for setting, value in settings.items():
+                cursor.execute(f"SET {setting} = {value}")
+            cursor.execute("SET plan_cache_mode = force_generic_plan")
+            for part in statement.parts:
+                cursor.execute(part.prepare)
+            connection.commit()  # the settings, which shall outlast what is undone
+            if fill is not None:
+                for part in statement.parts:
+                    given = {name: (NO_PROCESS | parameters).get(name, NOTHING) for name in part.parameters}
+                    cursor.execute(part.execute, given)
+                connection.rollback()
+                parameters = parameters | fill()
+            found = []
+            for part in statement.parts:
+                given = {name: (NO_PROCESS | parameters).get(name, NOTHING) for name in part.parameters}
+                cursor.execute(f"EXPLAIN (FORMAT JSON, ANALYZE) {part.execute}", given)
+                found.append(cursor.fetchall()[0][0][0]["Plan"])
+            return found
+    finally:
+        connection.close()
+
+
+def scans(plan: dict[str, Any]) -> list[tuple[str, str | None]]:
+    """Each scan of dl_jobs in the plan that was run, and its index."""
+    found = []
+    if plan.get("Relation Name") == "dl_jobs" and "Scan" in plan["Node Type"] and plan.get("Actual Loops"):
+        found.append((plan["Node Type"], plan.get("Index Name")))
+    if plan["Node Type"] == "Bitmap Index Scan" and plan["Index Name"].startswith("dl_jobs"):
+        found.append((plan["Node Type"], plan["Index Name"]))
+    for inner in plan.get("Plans", ()):
+        found += scans(inner)
+    return found
+
+
+def rows_read(plan: dict[str, Any]) -> int:
+    """Of dl_jobs, by the scan that read the most."""
+    read = 0
+    if plan.get("Relation Name") == "dl_jobs" and "Scan" in plan["Node Type"]:
+        read = (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * plan["Actual Loops"]
+    return max([int(read), *map(rows_read, plan.get("Plans", ()))])
+
+
+def running(desk: QueueFixture, count: int) -> list[tuple[str, str, str]]:
+    return desk.sql("SELECT job_id, run_id, lock_key FROM dl_jobs WHERE status = 'running' LIMIT %s", count)
+
+
+def of_runs(desk: QueueFixture, **more: str) -> dict[str, Any]:
+    runs = running(desk, 5)
+    columns = {
+        name: "{" + ",".join(row[n] for row in runs) + "}" for n, name in enumerate(("job_ids", "run_ids", "lock_keys"))
+    }
+    return columns | more
+
+
+def test_a_claim_walks_the_ready_index_and_reads_what_it_takes(crowded):
+    asked = {
+        "queue": "q",
+        "tasks": "{t}",
+        "most": 5,
+        "look": 5,
+        "run_ids": "{}",
+        "worker": "w",
+        "guard": True,
+        "min_lease_sec": 1,
+    }
+    pick, take = plans(crowded, "claim", asked | {"after": CURSOR_START})
+
+    assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
+    assert rows_read(pick) <= 5
+    assert not [node for node, _ in scans(take) if node == "Seq Scan"]
+    assert rows_read(take) <= 5
+
+
+def test_a_claim_from_a_mark_begins_to_read_there(crowded):
+    mark = crowded.fetch_row(
+        "SELECT ARRAY[priority::text, created_at::text, job_id::text] FROM dl_jobs"
+        " WHERE queue = 'q' AND task = 't' AND status = 'queued' AND wait_state = 'ready'"
+        " ORDER BY priority, created_at, job_id OFFSET 20 LIMIT 1"
+    )
+    asked = {
+        "queue": "q",
+        "tasks": "{t}",
+        "most": 5,
+        "look": 5,
+        "run_ids": "{}",
+        "worker": "w",
+        "guard": True,
+        "min_lease_sec": 1,
+    }
+    pick, _ = plans(crowded, "claim", asked | {"after": array(mark)})
+
+    assert [index for _, index in scans(pick)] == ["dl_jobs_ready_idx"]
+    assert rows_read(pick) <= 5
+    assert "ROW(priority, created_at, job_id) >" in json.dumps(pick)
+    assert '"Index Cond": "((queue' in json.dumps(pick)
+
+
+def test_a_claim_goes_on_where_another_ended_and_finds_from_the_front_what_came_before(desk):
+    """The order is that of priority and age, and of no clock: also where times are strange."""
+    jobs = {name: desk.enqueue(name, priority=priority) for name, priority in [("a", 5), ("b", 5), ("c", 6), ("d", 7)]}
+    for name, at in [("a", "-infinity"), ("b", "4712-01-01 BC"), ("d", "infinity")]:
+        desk.sql("UPDATE dl_jobs SET created_at = %s WHERE job_id = %s", at, str(jobs[name]))
+
+    order, mark = [], None
+    for _ in jobs:
+        (run,), outlook = desk.claim_once(after=mark)
+        order.append(run.id)
+        mark = outlook.cursor
+    assert order == list(jobs.values())
+    assert desk.claim_once(after=mark) == ([], ClaimHint(0, None, None))
+
+    urgent = desk.enqueue("urgent", priority=0)
+    assert desk.claim_once(after=mark)[0] == []
+    assert [run.id for run in desk.claim_once()[0]] == [urgent]
+
+
+def test_the_mark_is_the_last_that_was_taken_not_the_last_that_was_looked_at(desk):
+    desk.enqueue_and_claim("hot")
+    first, last = desk.enqueue("a"), desk.enqueue("b")
+    hot = desk.enqueue("hot")
+
+    taken, outlook = desk.claim_once(3)
+    assert [run.id for run in taken] == [first, last]
+    assert (outlook.skipped, outlook.cursor[2]) == (1, str(last))
+    assert desk.wait_state(hot) == "blocked"
+
+
+def test_what_is_due_is_found_by_the_timed_index(crowded):
+    (plan,) = plans(crowded, "promote_due", {"queue": "q"})
+
+    assert ("Index Scan", "dl_jobs_scheduled_idx") in scans(plan)
+    assert not [node for node, _ in scans(plan) if node == "Seq Scan"]
+    assert rows_read(plan) <= 5
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("renew", {"late_sec": 60, "min_lease_sec": 1}),
+        (
+            "settle",
+            {
+                "statuses": "{" + ",".join(["succeeded"] * 5) + "}",
+                **dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}"),
+                "guards": "{}",
+            },
+        ),
+        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}", "guards": "{}"}),
+        ("reap", {"pause_sec": 1}),
+    ],
+)
+def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, more):
+    *_, plan = plans(crowded, name, of_runs(crowded, **more))
+
+    used = scans(plan)
+    assert ("Index Scan", "dl_jobs_pkey") in used
+    assert {index for _, index in used} <= {"dl_jobs_pkey", "dl_jobs_blocked_idx"}, json.dumps(plan, indent=1)
+    assert rows_read(plan) <= 10
+
+
+@pytest.mark.parametrize("analysed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        (
+            "claim",
+            {
+                "queue": "q",
+                "tasks": "{t}",
+                "most": 5,
+                "look": 5,
+                "worker": "w",
+                "guard": False,
+                "after": CURSOR_START,
+                "min_lease_sec": 1,
+            },
+        ),
+        ("renew", {"late_sec": 60, "min_lease_sec": 1}),
+        ("settle", {"guards": "{}"} | dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
+        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}", "guards": "{}"}),
+        ("reap", {"pause_sec": 1}),
+        ("lock_keys", {"key_hashes": "{1,2,3,4,5}"}),
+        ("promote_due", {"queue": "q"}),
+        ("restore_unknown_tasks", {"queues": "{q}", "tasks": "{t}"}),
+        ("delete_finished", {}),
+        ("cancel", {}),
+        ("find_settlement", {}),
+        ("record_stop_pending", {"error": "it goes on", "reason": "cancel"}),
+        ("repair_blocked", {"after": "", "most": 5, "lately": "{}"}),
+    ],
+)
+def test_a_plan_that_is_kept_from_when_there_were_no_jobs_serves_ten_thousand(own_desk, name, more, analysed):
+    desk = own_desk
+    desk.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+    if analysed:
+        desk.sql("VACUUM ANALYZE dl_jobs")
+
+    def fill() -> dict[str, Any]:
+        crowd(desk)
+        desk.sql(
+            "UPDATE dl_jobs SET available_at = now() - interval '1 s', wait_state = 'scheduled', unknown_task = true"
+            " WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'scheduled' LIMIT 5)"
+        )
+        one, run, _ = running(desk, 1)[0]
+        single = {"job_id": one, "run_id": run}
+        return of_runs(
+            desk, **({"statuses": "{" + ",".join(["succeeded"] * 5) + "}"} if name == "settle" else {}), **single
+        )
+
+    before = {"statuses": "{}", "job_id": NOBODY, "run_id": NOBODY}
+    for plan in plans(desk, name, before | more, fill=fill):
+        assert not [node for node, _ in scans(plan) if node == "Seq Scan"]
+        assert rows_read(plan) <= 20, json.dumps(plan, indent=1)
+        if not analysed:  # else it may be taken for the primary key: decision 39 says what is left
+            assert "dl_jobs_created_idx" not in {index for _, index in scans(plan)}
+
+
+def test_a_cancel_finds_its_job_and_the_next_of_its_key_by_index(crowded):
+    job_id = crowded.fetch_row("SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' LIMIT 1")
+
+    for plan in plans(crowded, "cancel", {"job_id": job_id}):
+        indexes = {index for _, index in scans(plan)}
+        assert indexes <= {"dl_jobs_pkey", "dl_jobs_blocked_idx", "dl_jobs_running_key_idx"}
+        assert rows_read(plan) <= 2

@@ -1,0 +1,48 @@
+"""`dataloader prune`, on a real database."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli.command import cli
+from app.queue.job import Status
+from tests.support.queue_fixture import QueueFixture
+
+
+@pytest.fixture
+def desk(dsn):
+    made = QueueFixture(dsn)
+    for key, age in (("old", 20), ("older", 30), ("young", 1)):
+        run = made.enqueue_and_claim(key)
+        made.settle(run)
+        made.sql("UPDATE dl_jobs SET finished_at = now() - make_interval(days => %s) WHERE lock_key = %s", age, key)
+    made.settle(made.enqueue_and_claim("bad"), Status.FAILED)
+    yield made
+    made.close()
+
+
+def pruned(desk: QueueFixture, *options: str) -> str:
+    done = CliRunner().invoke(cli, ["prune", *options], env={"DL_DB_DSN": desk.dsn, "DL_KEEP_FAILED_DAYS": "20"})
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_a_dry_run_tells_what_a_real_one_then_deletes(desk):
+    assert "Would delete 2 jobs of t that ended as succeeded." in pruned(desk, "--dry-run")
+    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 4
+
+    assert json.loads(pruned(desk, "--json"))["jobs"] == [{"status": "succeeded", "task": "t", "jobs": 2}]
+    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 2
+    assert "Nothing is older than its retention period." in pruned(desk)
+
+
+def test_parts_are_told_and_dropped_too(desk):
+    part = desk.fetch_row("SELECT part FROM dl_partitions('dl_job_events') ORDER BY low LIMIT 1")
+    desk.sql("UPDATE dl_job_events SET ts = ts - interval '40 days'")
+    desk.sql("SELECT setval('dl_job_events_event_id_seq', (SELECT max(high) FROM dl_partitions('dl_job_events')))")
+
+    assert f"Would drop {part}." in pruned(desk, "--dry-run")
+    assert f"Dropped {part}." in pruned(desk)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from app.config import load_settings
+from app.db import schema
+from app.errors import EmbeddedServerError
+from app.log import tear_down
+from app.runtime import service as services
+from app.runtime import startup
+from app.runtime.service import Service, set_up_logging
+from pipelines.contract import Pipelines
+from tests.support import PrivateServer, eventually
+from tests.support.databases import query_value
+from workers.pool import WorkerPool
+
+Made = Callable[..., Service]
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    """Services of one queue nobody uses, ended with the test."""
+    all_of_them: list[Service] = []
+
+    def make(*, workers: bool = True, **given: str) -> Service:
+        settings = {"DL_PIPELINES": "pipelines.noop", "DL_SHUTDOWN_GRACE_SEC": "0", "DL_HEARTBEAT_SEC": "0.5"}
+        all_of_them.append(Service(load_settings({**settings, **given}, dotenv=None), workers=workers))
+        return all_of_them[-1]
+
+    yield make
+    for service in all_of_them:
+        service.stop()
+        service.close()
+
+
+def test_building_it_connects_to_nothing(made: Made, run_folder: Path):
+    service = made(DL_DATA_DIR=str(run_folder / "untouched"))
+
+    assert service.app.test_client().get("/health").status_code == 200
+    assert service.probe() == {"ready": False, "detail": "the worker pool is starting"}
+    assert service.failure is None
+    assert not (run_folder / "untouched").exists()
+
+
+def test_it_works_until_it_is_stopped(made: Made, dsn: str):
+    schema.migrate(dsn)
+    service = made(DL_DB_DSN=dsn)
+
+    service.start()
+
+    eventually(lambda: service.probe()["ready"])
+    assert service.probe()["broken_modules"] == []
+    assert service.app.test_client().get("/status").status_code == 200
+    assert service.failure is None
+    service.stop_now()
+    assert service.stop()
+    assert service.stop(), "twice does no harm"
+    assert not service.probe()["ready"]
+
+
+def test_without_workers_only_the_tables_are_prepared(made: Made, empty_dsn: str):
+    service = made(workers=False, DL_DB_DSN=empty_dsn)
+
+    service.start()
+
+    eventually(lambda: query_value(empty_dsn, "SELECT to_regclass('dl_schema') IS NOT NULL") == "True")
+    answer = service.app.test_client().get("/status").json
+    assert answer is not None
+    assert answer["workers"] is None
+
+
+def test_a_fault_of_the_database_is_told_and_outlived(made: Made, server: PrivateServer, monkeypatch):
+    monkeypatch.setattr(services, "_SCHEMA_RETRY_SEC", 0.02)
+    server.stop()
+    service = made(DL_DB_DSN=server.dsn)
+
+    service.start()
+
+    eventually(lambda: "starting" not in service.probe()["detail"])
+    assert service.app.test_client().get("/status").status_code == 503
+    server.start()
+    schema.migrate(server.dsn)
+    eventually(lambda: service.probe()["ready"])
+
+
+def test_failed_embedded_server_is_an_unavailable_database(made: Made, run_folder: Path, monkeypatch):
+    def refuse(self: object) -> str:
+        raise EmbeddedServerError("no binaries here")
+
+    monkeypatch.setattr("app.postgres.EmbeddedServer.start", refuse)
+    service = made(DL_DATA_DIR=str(run_folder / "no-server"))
+
+    service.start()
+
+    eventually(lambda: service.probe()["detail"] == "no binaries here")
+    answer = service.app.test_client().get("/api/v1/jobs/4a0f9b52-6a41-4f8e-8d4c-7e9d8c1b2a3f/status")
+    assert answer.status_code == 503
+
+
+def test_a_bug_at_the_start_is_beyond_repair(made: Made, dsn: str, monkeypatch):
+    schema.migrate(dsn)
+    monkeypatch.setattr(services, "WorkerPool", None)
+    service = made(DL_DB_DSN=dsn)
+
+    service.start()
+
+    eventually(lambda: service.failure)
+    assert service.probe()["detail"] == service.failure
+    assert service.stop()
+
+
+def test_doubtful_settings_are_said_when_logging_is_set_up(caplog):
+    settings = load_settings({"DL_DB_DSN": "host=here", "PG_HOST": "there"}, dotenv=None)
+    assert settings.warnings
+
+    try:
+        with caplog.at_level(logging.WARNING):
+            set_up_logging(settings)
+    finally:
+        tear_down()
+
+    assert "settings.warning" in caplog.text
+
+
+def test_a_version_is_always_known(monkeypatch):
+    def lost(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    assert startup.version()
+    monkeypatch.setattr(metadata, "version", lost)
+    assert startup.version() == "0+unknown"
+
+
+def test_follow_ups_have_the_lease_of_the_settings(made: Made):
+    options = made(DL_DB_DSN="host=nowhere", DL_DEFAULT_LEASE_TTL_SEC="90").pool_options({"q": 1})
+
+    assert WorkerPool(Pipelines(), options)._attempt_settings().follow_up_lease_sec == 90

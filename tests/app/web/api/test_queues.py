@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from uuid import uuid4
+
+import psycopg2
+import pytest
+
+from app.admin.statistics import Statistics
+from app.queue.job import WorkerInfo
+from app.web.api.queues import QueueSettingsCache
+
+
+@pytest.fixture(autouse=True)
+def none_before(dsn):
+    connection = psycopg2.connect(dsn)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("TRUNCATE dl_queues, dl_workers, dl_statistics, dl_recent_runs, dl_queue_depths")
+    connection.close()
+
+
+def test_a_queue_is_ruled_and_its_line_tells_so(client, trigger):
+    trigger()
+    ruled = client.patch(
+        "/api/v1/queues", json={"queue": "etl", "state": "paused", "concurrency": 3, "per_worker": 1, "note": "later"}
+    ).json
+    (line,) = client.get("/api/v1/queues", query_string={"queue": "etl"}).json["queues"]
+    opened = client.patch("/api/v1/queues", json={"queue": "etl", "state": "open", "concurrency": None}).json
+
+    assert (ruled["state"], ruled["concurrency"], ruled["note"]) == ("paused", 3, "later")
+    assert (line["state"], line["ready"], line["running"], line["is_drained"]) == ("paused", 1, 0, True)
+    assert (opened["state"], opened["concurrency"], opened["per_worker"], opened["note"]) == ("open", None, 1, None)
+
+
+def test_a_draining_queue_takes_no_new_jobs(client, request_body, monkeypatch):
+    monkeypatch.setattr("app.web.api.queues._SETTINGS_MAX_AGE_SEC", 0.0)
+    client.patch("/api/v1/queues", json={"queue": "etl", "state": "draining", "note": "moving"})
+
+    refused = client.post("/api/v1/jobs/trigger", json=request_body)
+    other = client.post("/api/v1/jobs/trigger", json={**request_body, "queue": "other"})
+
+    assert (refused.status_code, refused.json["code"]) == (409, "queue_draining")
+    assert "moving" in refused.json["detail"]
+    assert other.status_code == 200
+
+
+def test_with_the_database_away_no_queue_is_known_to_drain(broken):
+    from app.admin.queues import Queues
+    from app.errors import DatabaseUnavailable
+
+    QueueSettingsCache(Queues(broken(DatabaseUnavailable("away")))).reject_if_draining("etl")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"queue": "q"}, {"queue": "q", "state": "shut"}, {"queue": "q", "concurrency": 0}]
+)
+def test_a_rule_that_cannot_be_is_a_400(lasting_client, wrong):
+    assert lasting_client.patch("/api/v1/queues", json=wrong).status_code == 400
+
+
+def test_workers_are_listed_and_drained(client, queue):
+    info = WorkerInfo(uuid4(), "host:1", "1.2.3", ("etl",), ("noop",), 4)
+    queue.register_worker(info, heartbeat_sec=60)
+
+    drained = client.post(f"/api/v1/workers/{info.id}/drain").json
+    (line,) = client.get("/api/v1/workers").json["workers"]
+    undrained = client.post(f"/api/v1/workers/{info.id}/undrain").json
+
+    assert (drained["draining"], line["draining"], undrained["draining"]) == (True, True, False)
+    assert (line["name"], line["threads"], line["busy"], line["alive"]) == ("host:1", 4, 0, True)
+    assert client.post(f"/api/v1/workers/{uuid4()}/drain").json["code"] == "worker_not_found"
+
+
+def test_charts_and_tasks_tell_what_happened(client, trigger, pool, queue):
+    trigger()
+    trigger(task="elsewhere", lock_key="e")
+    while Statistics(pool).aggregate():
+        pass
+
+    chart = client.get("/api/v1/charts", query_string={"period": "24h", "queue": "etl"}).json
+    tasks = client.get("/api/v1/tasks").json
+    without = client.get("/api/v1/tasks", query_string={"statistics": "false"}).json
+
+    assert chart["bucket_sec"] == 900
+    assert sum(point["statistics"]["queued"] for point in chart["points"]) == 2
+    assert [task["name"] for task in tasks["tasks"]] == ["noop"]
+    assert {line["name"]: line["recent"]["queued"] for line in tasks["statistics"]} == {"elsewhere": 1, "noop": 1}
+    assert without["statistics"] == []

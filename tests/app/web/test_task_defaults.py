@@ -1,0 +1,248 @@
+"""What is known of a task counts for the requests for it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from app.web import WebOptions, create_app
+from app.web.schemas import RETRY_POLICY_KINDS
+from pipelines.contract import Pipelines, read_policy
+from pipelines.noop import NoopArguments
+from pipelines.retry import Exponential
+
+TRIGGER = "/api/v1/jobs/trigger"
+
+
+class Rates(BaseModel):
+    day: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
+    currencies: list[Literal["USD", "EUR"]] = []
+
+
+@pytest.fixture
+def pipelines():
+    known = Pipelines()
+
+    @known.register("rates", args=Rates, queue="etl", lock_key="rates:{day}")
+    def rates(args):
+        """Load rates."""
+
+    @known.register("plain")
+    def plain(args): ...
+
+    known.command(
+        "legacy",
+        ["python", "legacy.py", "{day}"],
+        env={"PASSWORD": "hunter2"},
+        args={"type": "object", "required": ["day"], "additionalProperties": False, "properties": {"day": {}}},
+        lock_key="legacy",
+        retry=Exponential(5),
+        no_retry=[ValueError, "23505"],
+        time_limit=60,
+    )
+    return known
+
+
+@pytest.fixture
+def client(queue, pipelines, pool):
+    return create_app(queue, pipelines, WebOptions(version="1"), pool=pool).test_client()
+
+
+def faults(response):
+    assert response.status_code == 400, response.text
+    return {error["field"]: error["message"] for error in response.json["errors"]}
+
+
+def test_queue_and_lock_key_default_to_those_of_the_task(client, queue):
+    response = client.post(TRIGGER, json={"task": "rates", "args": {"day": "2026-11-21"}})
+
+    assert response.status_code == 200, response.text
+    (job,) = queue.jobs()
+    assert (job.queue, job.lock_key) == ("etl", "rates:2026-11-21")
+
+
+def test_fields_of_the_request_override_task_defaults(client, queue):
+    body = {"task": "rates", "queue": "other", "lock_key": "mine", "args": {"day": "2026-11-21"}}
+
+    assert client.post(TRIGGER, json=body).status_code == 200
+    (job,) = queue.jobs()
+    assert (job.queue, job.lock_key) == ("other", "mine")
+
+
+@pytest.mark.parametrize("task", ["plain", "of nobody here"])
+def test_without_a_default_both_are_required(client, task):
+    assert faults(client.post(TRIGGER, json={"task": task})) == {"queue": "is required", "lock_key": "is required"}
+
+
+def test_a_task_may_have_a_default_for_one_of_them(client):
+    assert faults(client.post(TRIGGER, json={"task": "legacy"})) == {"queue": "is required"}
+
+
+@pytest.mark.parametrize("null", ["queue", "lock_key"])
+def test_null_is_no_way_to_leave_them_out(client, null):
+    assert list(faults(client.post(TRIGGER, json={"task": "rates", "args": {"day": "2026-11-21"}, null: None}))) == [
+        null
+    ]
+
+
+@pytest.mark.parametrize("args", [{}, {"day": ["s3cret"]}, {"day": None}, "s3cret", ["s3cret"]])
+def test_missing_arg_of_a_lock_key_is_a_field_error(client, args):
+    response = client.post(TRIGGER, json={"task": "rates", "args": args})
+
+    assert "'day'" in faults(response)["lock_key"]
+    assert "s3cret" not in response.text
+
+
+def test_lock_key_made_of_args_is_validated(client):
+    response = client.post(TRIGGER, json={"task": "rates", "args": {"day": "x" * 2000}})
+
+    assert list(faults(response)) == ["lock_key"]
+
+
+@pytest.mark.parametrize("task", [7, None, ["rates"]])
+def test_task_that_is_not_a_string_is_a_field_error(client, task):
+    assert "task" in faults(client.post(TRIGGER, json={"task": task}))
+
+
+def test_each_invalid_arg_is_one_field_error(client, queue):
+    response = client.post(TRIGGER, json={"task": "rates", "args": {"day": "s3cret", "currencies": ["USD", "s3cret"]}})
+
+    assert set(faults(response)) == {"args.day", "args.currencies[1]"}
+    assert "s3cret" not in response.text
+    assert queue.jobs() == []
+
+
+def test_args_are_held_to_a_json_schema_as_well(client):
+    response = client.post(TRIGGER, json={"task": "legacy", "queue": "q", "args": {"dey": 1, "a b": 2}})
+
+    assert faults(response) == {
+        "args.day": "is required",
+        "args.dey": "is no argument of this task; leave it out",
+        'args["a b"]': "is no argument of this task; leave it out",
+    }
+
+
+class Grumpy(BaseModel):
+    @classmethod
+    def model_validate_json(cls, *_, **__):
+        raise KeyError("s3cret")
+
+
+def test_a_model_that_fails_itself_is_no_fault_of_the_service(client, pipelines):
+    pipelines.register("grumpy", args=Grumpy, queue="q", lock_key="k")(lambda args: None)
+
+    response = client.post(TRIGGER, json={"task": "grumpy"})
+
+    assert list(faults(response)) == ["args"]
+    assert "s3cret" not in response.text
+
+
+def test_live_key_returns_the_queued_job(client, queue):
+    body = {"task": "plain", "queue": "q", "lock_key": "k", "live_key": "daily"}
+
+    first, second = (client.post(TRIGGER, json=body) for _ in range(2))
+    client.post(f"/api/v1/jobs/{first.json['job_id']}/cancel")
+    third = client.post(TRIGGER, json=body)
+
+    assert second.status_code == 200
+    assert second.json == first.json
+    assert third.json["job_id"] != first.json["job_id"]
+    assert len(queue.jobs()) == 2
+
+
+def test_job_has_the_options_of_its_trigger(client):
+    policy = {"kind": "table", "seconds": [60, 300]}
+    body = {"task": "plain", "queue": "q", "lock_key": "k", "live_key": "l", "time_limit_sec": 90, "retry": policy}
+
+    job_id = client.post(TRIGGER, json=body).json["job_id"]
+    told = client.get(f"/api/v1/jobs/{job_id}").json
+
+    assert (told["live_key"], told["time_limit_sec"], told["retry"]) == ("l", 90, policy)
+    assert (told["parent_id"], told["crashes"], told["checkpoint"]) == (None, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("live_key", ""),
+        ("live_key", "x" * 1001),
+        ("live_key", 7),
+        ("time_limit_sec", 0),
+        ("time_limit_sec", 1.5),
+        ("time_limit_sec", 2**31),
+        ("retry", "s3cret"),
+        ("retry", {}),
+        ("retry", {"kind": "s3cret"}),
+        ("retry", {"kind": "table", "seconds": ["s3cret"]}),
+        ("retry", {"kind": "fixed", "seconds": 1, "{s3cret}": 2}),
+    ],
+)
+def test_invalid_job_options_are_rejected(client, field, bad):
+    response = client.post(TRIGGER, json={"task": "plain", "queue": "q", "lock_key": "k", field: bad})
+
+    assert list(faults(response)) == [field]
+    assert "s3cret" not in response.text
+
+
+def test_every_kind_of_policy_is_described():
+    for kind in RETRY_POLICY_KINDS:
+        seconds = {"fixed": 1, "table": [1]}
+        assert read_policy({"kind": kind} | ({"seconds": seconds[kind]} if kind in seconds else {})).pause(1) > 0
+    with pytest.raises(ValueError, match=", ".join(RETRY_POLICY_KINDS) + "$"):
+        read_policy({"kind": "another"})
+
+
+def test_args_that_cannot_fit_the_signature_are_400_by_field(client, queue, pipelines):
+    pipelines.register("spread")(lambda customer_id, since: None)
+    pipelines.register("noop", args=NoopArguments)(lambda args: None)
+    job = {"queue": "etl", "lock_key": "k"}
+
+    spread = client.post(TRIGGER, json={**job, "task": "spread", "args": {"customer_id": 7, "sinse": 1}})
+    noop = client.post(TRIGGER, json={**job, "task": "noop", "args": {"sleep1": "x"}})
+
+    assert faults(spread) == {
+        "args.since": "is required",
+        "args.sinse": "is no argument of this task; leave it out",
+    }
+    assert list(faults(noop)) == ["args.sleep1"]
+    fits = client.post(TRIGGER, json={**job, "task": "spread", "args": {"customer_id": 7, "since": 1}})
+    assert fits.status_code == 200, fits.text
+
+
+def test_known_tasks_are_listed_with_options_and_args_schema(client):
+    listed = {task["name"]: task for task in client.get("/api/v1/tasks").json["tasks"]}
+
+    assert list(listed) == ["legacy", "plain", "rates"]
+    assert listed["plain"] == {
+        "name": "plain",
+        "kind": "function",
+        "description": "",
+        "options": {
+            "queue": None,
+            "lock_key": None,
+            "retry": {"kind": "linear", "step": 30.0, "cap": 604800.0},
+            "rules": {},
+            "time_limit_sec": None,
+            "isolation": "thread",
+            "interrupt": False,
+            "memory_mb": None,
+            "cpu_sec": None,
+            "connection_check": True,
+            "argv": None,
+        },
+        "args_schema": None,
+    }
+    assert listed["rates"]["description"] == "Load rates."
+    assert listed["rates"]["args_schema"]["required"] == ["day"]
+    assert listed["legacy"]["kind"] == "command"
+    assert listed["legacy"]["options"]["rules"] == {"builtins.ValueError": "fail", "23505": "fail"}
+    assert listed["legacy"]["options"]["retry"]["kind"] == "exponential"
+    assert "hunter2" not in str(listed)
+
+
+def test_the_document_requires_only_a_task(client):
+    schema = client.get("/openapi.json").json["components"]["schemas"]["TriggerRequest"]
+
+    assert schema["required"] == ["task"]

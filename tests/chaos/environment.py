@@ -1,0 +1,225 @@
+"""Everything of one campaign: the servers, the proxies, the processes under test, the callers and the witness."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg2
+
+from app.db.schema import migrate
+from app.postgres.binaries import Choice
+from tests.chaos import etl, observer
+from tests.chaos.client_log import ClientLog
+from tests.chaos.load import Load, Mix
+from tests.chaos.proxy import FaultProxy
+from tests.chaos.servers import Server
+from tests.chaos.services import ManagedService, can_have_namespaces, service_environment
+from tests.support.processes import free_port
+from tests.support.waiting import eventually
+
+DISK_MB = 640
+
+
+@dataclass(frozen=True)
+class CampaignSize:
+    """How big a campaign is."""
+
+    workers: int = 3
+    api: bool = True
+    per_sec: float = 20.0
+    mix: Mix = field(default_factory=Mix)
+    threads: int = 4
+    namespaces: bool = True  # the last worker has a namespace of pids of its own, where that is allowed
+    binaries: Choice = "auto"
+    mutant: str = ""
+    server: Mapping[str, str] = field(default_factory=dict)  # settings of the primary
+
+
+class Environment:
+    def __init__(self, seed: int, size: CampaignSize, *, log: Callable[[str], None]) -> None:
+        self.seed, self.size, self.log = seed, size, log
+        self.folder = Path(tempfile.mkdtemp(prefix="dl-chaos-"))
+        self.folder.chmod(0o755)  # as root the servers have another account, which must get there
+        self._servers: list[Server] = []
+        self.services: list[ManagedService] = []
+        self.proxies: list[FaultProxy] = []
+        self._stopping = threading.Event()
+        self._manager = threading.Thread(target=self._restart_ended_services, name="service-manager", daemon=True)
+
+    # ── a life ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def build(self) -> None:
+        self.observer = self.make_server(settings={"shared_buffers": "16MB"})
+        self.observer.create()
+        self.observer.query(observer.CREATE_TABLE)
+        self.observer.query(etl.EFFECTS)
+        self.primary = self.make_server(disk_mb=DISK_MB, settings=self.size.server)
+        self.primary.create()
+        migrate(self.primary.dsn)
+        self.primary.query(etl.TARGET)
+        self.primary.query(etl.EFFECTS)
+        # One that follows the primary about, as a virtual address does; and two that each stay with their server.
+        self.address, *self.slots = (FaultProxy(self.primary.address) for _ in range(3))
+        self.slots[1].refuse()
+        self.proxies = [self.address, *self.slots]
+        self.client_log = ClientLog(self.folder / "told.jsonl")
+        self._build_services()
+
+    def _build_services(self) -> None:
+        shape, said = self.size, self.observer.dsn
+        for n in range(shape.workers):
+            dsn = self.multi_host_dsn if n % 2 == 0 else self.address_dsn
+            self._add(
+                f"worker-{n + 1}", ("dataloader", "worker"), service_environment(dsn, said, threads=shape.threads)
+            )
+        # As containers on one host: the pids of one mean other processes to the others.
+        self.services[-1].own_namespace = shape.namespaces and can_have_namespaces()
+        port = None
+        if shape.api:
+            port = free_port()
+            env = service_environment(self.address_dsn, said, threads=shape.threads) | {"APP_PORT": str(port)}
+            self._add("gunicorn", ("gunicorn", "wsgi:app"), env)
+        self.load = Load(
+            self.seed, shape.mix, self.client_log, dsn=lambda: self.address_dsn, port=port, per_sec=shape.per_sec
+        )
+
+    def _add(self, name: str, argv: tuple[str, ...], env: dict[str, str]) -> None:
+        self.services.append(ManagedService(name, argv, env, self.folder, mutant=self.size.mutant))
+
+    def start(self) -> None:
+        for service in self.services:
+            service.start()
+        eventually(
+            self.all_workers_registered,
+            180,
+            lambda: "\n".join(s.text()[-1500:] for s in self.services),
+            interval_sec=0.1,
+        )
+        self.load.start()
+        self._manager.start()
+
+    def _restart_ended_services(self) -> None:
+        """As a service manager does: what has ended is started again, unless a fault has it down on purpose."""
+        while not self._stopping.wait(0.3):
+            for service in self.services:
+                if not service.is_kept_down:
+                    service.start()
+
+    def all_workers_registered(self) -> bool:
+        """Every process has registered itself with the queue."""
+        ((known,),) = self.primary.query("SELECT count(DISTINCT name) FROM dl_workers")
+        return int(known) >= len(self.services)
+
+    def heal(self) -> None:
+        """Undo whatever a fault may have left, and see that everything runs."""
+        for proxy in self.proxies:
+            proxy.heal()
+            proxy.cut_half_open()
+        self.slots[1 - self.slot].refuse()
+        for service in self.services:
+            service.thaw()
+            service.is_kept_down = False
+        if not self.primary.is_accepting():
+            with suppress(RuntimeError):
+                self.primary.start()
+
+    def wait_until_quiet(self, timeout: float, *, except_jobs: int = 0) -> float:
+        """No more is asked for and nothing is broken any more: how long until every job has ended, but for so many?
+        -1: not in time."""
+        began = time.monotonic()
+        self.load.stop()
+        self.load.join()
+        while time.monotonic() - began < timeout:
+            with suppress(psycopg2.Error):
+                if self.unfinished() <= except_jobs:
+                    return time.monotonic() - began
+            time.sleep(0.2)
+        return -1.0
+
+    def unfinished(self) -> int:
+        ((count,),) = self.primary.query("SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")
+        return int(count)
+
+    def stop(self) -> None:
+        """Stop the services, as a service manager does."""
+        self._stop_rest()
+        for service in self.services:
+            service.terminate()
+        for service in self.services:
+            service.stop()
+
+    def _stop_rest(self) -> None:
+        self._stopping.set()
+        if self._manager.is_alive():
+            self._manager.join(30)
+
+    def remove(self) -> None:
+        self._stop_rest()
+        for service in self.services:
+            service.kill_remaining()
+        for proxy in self.proxies:
+            proxy.close()
+        for server in self._servers:
+            server.remove()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ── servers ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    slot = 0  # which of the two slots holds the primary
+
+    def make_server(self, *, disk_mb: int | None = None, settings: Mapping[str, str] | None = None) -> Server:
+        folder = self.folder / f"server-{len(self._servers)}"
+        server = Server(folder, binaries=self.size.binaries, disk_mb=disk_mb, settings=settings)
+        self._servers.append(server)
+        return server
+
+    def promote_to_primary(self, server: Server) -> None:
+        """The server is the primary now: both ways of finding it lead there."""
+        old, self.primary, self.slot = self.primary, server, 1 - self.slot
+        self.slots[self.slot].heal()
+        self.slots[self.slot].redirect_to(server.address)
+        self.address.redirect_to(server.address)
+        self.slots[1 - self.slot].refuse()
+        self.slots[1 - self.slot].cut()
+        old.remove()
+
+    @property
+    def address_dsn(self) -> str:
+        return f"host=127.0.0.1 port={self.address.port} user=dataloader dbname=postgres"
+
+    @property
+    def multi_host_dsn(self) -> str:
+        ports = ",".join(str(slot.port) for slot in self.slots)
+        return f"host=127.0.0.1,127.0.0.1 port={ports} user=dataloader dbname=postgres target_session_attrs=read-write"
+
+    @property
+    def workers(self) -> Sequence[ManagedService]:
+        return [service for service in self.services if service.argv[0] != "gunicorn"]
+
+    @property
+    def gunicorn(self) -> ManagedService:
+        return next(service for service in self.services if service.argv[0] == "gunicorn")
+
+
+@contextmanager
+def make_environment(
+    seed: int, size: CampaignSize, *, log: Callable[[str], None], keep: bool = False
+) -> Iterator[Environment]:
+    made = Environment(seed, size, log=log)
+    try:
+        made.build()
+        yield made
+    finally:
+        if keep:
+            log(f"kept: {made.folder}")
+            for service in made.services:
+                service.kill_remaining()
+        else:
+            made.remove()

@@ -1,0 +1,111 @@
+"""Builds histories for tests of the checker, one step after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from tests.chaos.checker import check
+from tests.chaos.client_log import ClientResponse
+from tests.chaos.history import Effect, History, Row, RunReport, TargetRow
+from tests.support.event_replay import Event
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+class HistoryBuilder:
+    """Builds a history step by step; each step takes a second."""
+
+    def __init__(self) -> None:
+        self.rows: dict[UUID, Row] = {}
+        self.events: dict[UUID, list[Event]] = {}
+        self.run_reports: list[RunReport] = []
+        self.target: list[TargetRow] = []
+        self.effects: list[Effect] = []
+        self.responses: list[ClientResponse] = []
+        self.now = 0.0
+
+    def job(self, task: str = "chaos.short", key: str = "k", **more: Any) -> UUID:
+        job_id = uuid4()
+        self.rows[job_id] = Row(
+            job_id=job_id, task=task, lock_key=key, status="queued", attempt=0, max_attempts=more.pop("most", 5), **more
+        )
+        self.events[job_id] = []
+        self.event(job_id, "queued", "queued", 0)
+        self.responses.append(ClientResponse("accepted", self.now, str(job_id), task, key=str(job_id)))
+        return job_id
+
+    def event(self, job_id: UUID, kind: str, status: str, attempt: int, run: UUID | None = None, **more: Any) -> None:
+        self.now += 1
+        payload = {"status": status, "attempt": attempt, **({"run_id": str(run)} if run else {}), **more}
+        self.events[job_id].append(Event(job_id, self.moment, kind, payload))
+        self.rows[job_id] = replace(
+            self.rows[job_id],
+            status=status,
+            attempt=attempt,
+            finished_at=self.moment if status not in ("queued", "running") else None,
+            lease_expires_at=self.moment if status == "running" else None,
+        )
+
+    @property
+    def moment(self) -> datetime:
+        return NOON + timedelta(seconds=self.now)
+
+    def claim(self, job_id: UUID, attempt: int = 1) -> UUID:
+        run = uuid4()
+        self.event(job_id, "picked", "running", attempt, run)
+        self.report(job_id, run, "began", attempt)
+        return run
+
+    def report(self, job_id: UUID, run: UUID, action: str, attempt: int = 1, after: float = 0.1) -> None:
+        self.now += after
+        row = self.rows[job_id]
+        self.run_reports.append(
+            RunReport(
+                run_id=run,
+                job_id=job_id,
+                lock_key=row.lock_key,
+                attempt=attempt,
+                task=row.task,
+                what=action,
+                at=self.now,
+            )
+        )
+
+    def write_effect(self, run: UUID, after: float = 0.1) -> None:
+        self.now += after
+        self.effects.append(Effect(run, self.now))
+
+    def succeed(self, job_id: UUID, run: UUID, attempt: int = 1, **more: Any) -> None:
+        self.event(job_id, "done", "succeeded", attempt, run)
+        self.row(job_id, **({"result": {"run": str(run)}, "progress": {"run": str(run)}} | more))
+
+    def reap(self, job_id: UUID, run: UUID, attempt: int = 1, *, after: float = 2.0, status: str = "queued") -> None:
+        error = f"the worker w vanished: its lease ran out at {self.moment + timedelta(seconds=1 - after)}"
+        kind = "requeue" if status == "queued" else status
+        self.event(job_id, kind, status, attempt, run, reason="lease_expired", error=error)
+
+    def row(self, job_id: UUID, **more: Any) -> None:
+        self.rows[job_id] = replace(self.rows[job_id], **more)
+
+    def cancel(self, job_id: UUID, status: str = "running") -> None:
+        self.now += 0.1
+        self.responses.append(ClientResponse("canceled", self.now, str(job_id), status=status))
+
+    def history(self, **more: Any) -> History:
+        return History(
+            rows=self.rows,
+            events=self.events,
+            run_reports=sorted(self.run_reports, key=lambda word: word.at),
+            target=self.target,
+            responses=self.responses,
+            heartbeat_sec=0.5,
+            effects=self.effects,
+            wall=NOON.timestamp(),
+            **more,
+        )
+
+    def violated_rules(self, **more: Any) -> set[str]:
+        return {violation.rule for violation in check(self.history(**more))}

@@ -1,0 +1,48 @@
+"""The package as another project imports it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dataloader
+from dataloader._enqueue import JobOptions, TriggerOptions
+from tests.support.processes import ROOT, clean_environment
+
+
+def test_every_public_name_can_be_imported():
+    assert all(getattr(dataloader, name) for name in dataloader.__all__)
+    with pytest.raises(AttributeError, match="nothing_else"):
+        _ = dataloader.nothing_else
+
+
+def test_enqueue_is_a_function_after_its_module_was_imported():
+    code = "import dataloader.client\nfrom dataloader import enqueue\nassert callable(enqueue), enqueue"
+
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_trigger_options_are_those_of_the_api():
+    document = json.loads((ROOT / "docs/openapi.json").read_text(encoding="utf-8"))
+    fields = document["components"]["schemas"]["TriggerRequest"]["properties"].keys()
+
+    assert {*TriggerOptions.__annotations__, *JobOptions.__annotations__, "task", "args"} == fields
+
+
+def test_client_works_beside_foreign_packages_of_our_names(tmp_path: Path):
+    for name in ("app", "workers", "pipelines"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("IS_FOREIGN = True\n", encoding="utf-8")
+    code = (
+        "import app, workers, pipelines\n"
+        "assert app.IS_FOREIGN and workers.IS_FOREIGN and pipelines.IS_FOREIGN\n"
+        "from dataloader import Client, ServiceUnavailable, enqueue\n"
+        "Client('http://127.0.0.1:1', key='dlk_x')\n"
+    )
+    environment = {**clean_environment(), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=60)

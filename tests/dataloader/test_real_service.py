@@ -1,0 +1,145 @@
+"""The client and `enqueue` against a real service and a real database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg2
+import pytest
+
+from dataloader import Client, Conflict, Refused, enqueue
+from tests.support import Databases
+from tests.support.api_server import serving
+from tests.support.queue_fixture import QueueFixture
+
+
+@pytest.fixture(scope="module")
+def dsn(databases: Databases) -> Iterator[str]:
+    with databases.fresh() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def url(dsn: str) -> Iterator[str]:
+    with serving(dsn) as address:
+        yield address
+
+
+@pytest.fixture
+def client(url: str) -> Client:
+    return Client(url)
+
+
+@pytest.fixture
+def queue(dsn: str) -> Iterator[QueueFixture]:
+    fixture = QueueFixture(dsn)
+    fixture.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_bulk, dl_queues")
+    yield fixture
+    fixture.close()
+
+
+@pytest.fixture
+def connection(dsn: str) -> Iterator[Any]:
+    opened = psycopg2.connect(dsn)
+    yield opened
+    opened.close()
+
+
+def test_edit_with_old_etag_is_refused_and_null_clears(client, queue):
+    job_id = queue.enqueue("k", time_limit_sec=5)
+    path = f"/api/v1/jobs/{job_id}"
+    job = client.job(job_id)
+    etag = client.etag
+
+    changed = client.request("PATCH", path, body={"priority": 1}, headers={"If-Match": etag})
+    with pytest.raises(Refused) as refused:
+        client.request("PATCH", path, body={"priority": 2}, headers={"If-Match": etag})
+    cleared = client.request("PATCH", path, body={"time_limit_sec": None})
+
+    assert (job["time_limit_sec"], changed["time_limit_sec"], cleared["time_limit_sec"]) == (5, 5, None)
+    assert (refused.value.status, refused.value.code) == (412, "changed")
+
+
+def test_times_flags_and_filters_reach_the_service(client, queue):
+    job_id = queue.enqueue("k", queue="q & a")
+    since = datetime.now(UTC) - timedelta(hours=1)
+
+    page = client.request("GET", "/api/v1/jobs", query={"queue": "q & a", "created_from": since, "count": True})
+
+    assert [job["job_id"] for job in page["jobs"]] == [str(job_id)]
+    assert (page["count"]["jobs"], page["count"]["exact"]) == (1, True)
+    assert [job["job_id"] for job in client.jobs(queue="q & a", limit=5)] == [str(job_id)]
+    with pytest.raises(Conflict, match="expected 9"):
+        client.request("POST", "/api/v1/bulk", body={"action": "cancel", "filter": {}, "expected": 9})
+
+
+def test_batch_reports_an_outcome_for_each_job(client):
+    jobs = [{"queue": "q", "task": "t", "lock_key": "k"}, {"queue": "q", "task": "t", "priority": -1}]
+
+    some = client.trigger_many(jobs)
+    none = client.trigger_many(jobs, all_or_none=True)
+
+    assert [item["outcome"] for item in some["items"]] == ["created", "invalid"]
+    assert [item["outcome"] for item in none["items"]] == ["skipped", "invalid"]
+
+
+def test_stream_continues_behind_a_cursor(client, queue):
+    events = client.stream(after="0", queue="streamed")
+    job_id = queue.enqueue("k", queue="streamed")
+
+    with closing(events):
+        event = next(events)
+    queue.claim(queue="streamed")
+    with closing(client.stream(after=event["cursor"], kind="picked")) as later_events:
+        following = next(later_events)
+
+    assert (event["job_id"], event["kind"], event["queue"]) == (str(job_id), "queued", "streamed")
+    assert following["job_id"] == str(job_id)
+
+
+def test_wait_returns_the_final_state(client, queue):
+    job_id = queue.enqueue("k")
+    queue.queue.cancel(job_id)
+
+    assert client.wait(job_id)["status"] == "canceled"
+
+
+def test_metrics_are_text(client, queue):
+    assert "requests_total" in client.metrics()
+
+
+def test_enqueue_commits_with_the_callers_transaction(connection, queue):
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+
+    rolled_back = enqueue(connection, "t", queue="q", lock_key="k")
+    connection.rollback()
+    job_id = enqueue(
+        connection, "t", {"n": 1}, queue="q", lock_key="k", schema="public", priority=0, available_at=at,
+        retry={"kind": "fixed", "seconds": 5}, idempotency_key=None,
+    )  # fmt: skip
+    connection.commit()
+
+    assert queue.queue.get(rolled_back) is None
+    job = queue.job(job_id)
+    assert isinstance(job_id, UUID)
+    assert (job.task, job.args, job.priority, job.available_at) == ("t", {"n": 1}, 0, at)
+
+
+def test_enqueue_with_the_same_key_returns_the_same_job(connection, queue):
+    first = enqueue(connection, "t", queue="q", lock_key="k", idempotency_key="once")
+    again = enqueue(connection, "t", queue="q", lock_key="k", idempotency_key="once")
+
+    with pytest.raises(psycopg2.errors.UniqueViolation):
+        enqueue(connection, "other", queue="q", lock_key="k", idempotency_key="once")
+    assert first == again
+
+
+def test_enqueue_rejects_unknown_options_and_invalid_values(connection):
+    with pytest.raises(TypeError, match="prioritty"):
+        enqueue(connection, "t", queue="q", lock_key="k", prioritty=1)  # type: ignore[call-arg]
+    with pytest.raises(psycopg2.errors.InvalidParameterValue, match="priority"):
+        enqueue(connection, "t", queue="q", lock_key="k", priority=-1)

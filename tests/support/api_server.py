@@ -1,0 +1,40 @@
+"""The real app behind a real socket, in the test's own process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from app.db.pool import Pool
+from app.queue.jobs import JobQueue
+from app.web import WebOptions, create_app
+from pipelines.contract import Pipelines
+
+
+class _QuietHandler(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        return None
+
+
+@contextmanager
+def serving(dsn: str, pipelines: Pipelines | None = None) -> Iterator[str]:
+    """The address of a service on this database."""
+    pool, closing = Pool(dsn, size=2, overflow=4), threading.Event()
+    app = create_app(JobQueue(pool), pipelines or Pipelines(), WebOptions(version="1"), pool=pool, closing=closing)
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_QuietHandler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        closing.set()
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+        pool.close()

@@ -1,0 +1,47 @@
+"""Claimed jobs that no database has seen, for attempts that are run without a pool."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from app.queue.job import ClaimedJob
+from workers.attempt import Attempt, AttemptSettings
+from workers.threads import clock
+
+
+def claimed_job(**more: Any) -> ClaimedJob:
+    row: dict[str, Any] = {
+        "id_text": str(uuid4()), "run_text": str(uuid4()), "queue": "q", "task": "t", "args_text": "{}",
+        "lock_key": "k", "key_hash": 1,
+        "priority": 100, "attempt": 1, "max_attempts": 3, "lease_ttl_sec": 60, "producer": None, "progress_text": "{}",
+        "checkpoint_text": None, "time_limit_sec": None, "retry_text": None, "crashes": 0,
+    }  # fmt: skip
+    return ClaimedJob(**{**row, **more})
+
+
+class LogOwnerStub(NamedTuple):
+    """An attempt as far as what it says is concerned."""
+
+    job_id: UUID
+    attempt: int = 1
+
+
+class CapturedLines:
+    """What attempts say, as their log would be given it."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, str]] = []  # level, stream, text
+
+    def __call__(self, job_id: UUID, attempt: int, level: str, stream: str, text: str) -> None:
+        self.lines.append((level, stream, text))
+
+    def texts_of(self, stream: str) -> list[str]:
+        return [text for _, where, text in self.lines if where == stream]
+
+
+def attempt_with(
+    captured: CapturedLines | None = None, *, settings: dict[str, Any] | None = None, **row: Any
+) -> Attempt:
+    given = {"stop_step_sec": 0.3, "log": captured or CapturedLines(), **(settings or {})}
+    return Attempt(claimed_job(**row), claimed_at=clock(), settings=AttemptSettings(**given))

@@ -1,0 +1,122 @@
+"""Everything about the product that others rely on by name, as text that a test compares.
+
+`python -m tests.support.public_names` writes the files of tests/public_names after an intended change. docs/openapi.json
+has the HTTP API.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from app.cli.command import cli
+from app.config import load_settings
+from app.log import Alert
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "public_names"
+_LOG_METHODS = frozenset({"debug", "info", "warning", "error", "critical", "exception", "metric", "audit"})
+_EVENT = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
+_METRIC = re.compile(r"(dataloader_[a-z0-9_]+|(requests|responses|feedback)_total|request_duration_seconds)")
+
+
+def commands() -> Iterator[str]:
+    """Each command with its arguments and options."""
+    yield from _command_lines(cli, "dataloader")
+
+
+def settings() -> Iterator[str]:
+    """Each variable with its default."""
+    for setting in load_settings({}, dotenv=None).describe():
+        yield f"{setting.variable}={setting.default}"
+
+
+def database_objects() -> Iterator[str]:
+    """Tables, columns, functions, triggers and types."""
+    catalogue = json.loads((ROOT / "app/doctor/catalogue.json").read_text(encoding="utf-8"))
+    for name, definition in catalogue.items():
+        kind = name.partition(" ")[0]
+        if kind in ("table", "function", "trigger", "type"):
+            yield name
+        elif kind == "column":
+            yield f"{name} {definition}"
+
+
+def log_events() -> Iterator[str]:
+    """Names of log events, metric lines and audit lines."""
+    yield from Alert
+    for call in _calls():
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if call.args and (method in _LOG_METHODS or isinstance(call.func, ast.Name)):
+            yield from (text for text in _strings(call.args[0]) if _EVENT.fullmatch(text))
+
+
+def metrics() -> Iterator[str]:
+    """Names of Prometheus metrics, as they are given to the library."""
+    for path in _product_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _METRIC.fullmatch(node.value):
+                yield node.value
+
+
+SNAPSHOTS: dict[str, Callable[[], Iterable[str]]] = {
+    "commands": commands,
+    "settings": settings,
+    "database_objects": database_objects,
+    "log_events": log_events,
+    "metrics": metrics,
+}
+
+
+def current_text(name: str) -> str:
+    """Return a snapshot as the code has it now: sorted lines, each once."""
+    return "\n".join(sorted(set(SNAPSHOTS[name]()))) + "\n"
+
+
+def saved_text(name: str) -> str:
+    return (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def _command_lines(command: click.Command, path: str) -> Iterator[str]:
+    parameters = [_parameter_text(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    yield " ".join([path, *sorted(parameters)])
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            yield from _command_lines(child, f"{path} {name}")
+
+
+def _parameter_text(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Argument):
+        return f"<{parameter.name}>"
+    return "/".join([*parameter.opts, *parameter.secondary_opts])
+
+
+def _calls() -> Iterator[ast.Call]:
+    for path in _product_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                yield node
+
+
+def _strings(node: ast.expr) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from _strings(node.body)
+        yield from _strings(node.orelse)
+
+
+def _product_files() -> Iterator[Path]:
+    for folder in ("app", "workers", "pipelines", "dataloader"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for snapshot in SNAPSHOTS:
+        (FOLDER / f"{snapshot}.txt").write_text(current_text(snapshot), encoding="utf-8")

@@ -1,0 +1,46 @@
+"""A pipeline's context without a service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from pipelines.contract import Args, Stop, StopReason, registry
+
+
+@dataclass
+class _RecordingContext:
+    """Records calls; `sleep` does not wait unless a test replaces it. Stops when `stop_when` returns true."""
+
+    attempt: int = 1
+    job_id: UUID = field(default_factory=uuid4)
+    stop_when: Callable[[], bool] = lambda: False
+    on_check: Callable[[], object] = lambda: None
+    on_sleep: Callable[[float], object] = lambda _: None
+    sleeps: list[float] = field(default_factory=list)
+    progress_reports: list[dict[str, Any]] = field(default_factory=list)
+
+    def check(self) -> None:
+        self.on_check()
+        if self.stop_when():
+            raise Stop(StopReason.CANCEL)
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.on_sleep(seconds)
+        self.check()
+
+    def progress(self, done: int | None = None, total: int | None = None, unit: str | None = None, **more: Any) -> None:
+        self.progress_reports.append({"done": done, "total": total, "unit": unit, **more})
+
+
+RecordingContext: Any = _RecordingContext  # stands for a Context, of which it has what the shipped pipelines use
+
+
+def start_task(name: str, args: Args, ctx: Any = None) -> Any:
+    """Call a registered task as a worker does: with its args checked and converted."""
+    task = registry.get(name)
+    assert task is not None
+    return task.start(args, ctx or RecordingContext())

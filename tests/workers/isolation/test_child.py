@@ -1,0 +1,409 @@
+"""The process of a job and its watchdog, without a database."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from app.queue.job import Settlement, Status
+from pipelines.contract import Pipelines, StopReason, registry
+from tests.support import eventually, hostile_tasks
+from tests.support.claimed_jobs import CapturedLines, attempt_with
+from tests.support.real_service import ServiceJobs, is_alive, query_rows
+from workers.attempt import Attempt
+from workers.isolation import watchdog
+from workers.isolation.child import ChildProcess, StartFailed
+from workers.outcome import LeaseLost, Outcome, Released
+
+PACKAGES: dict[str, Any] = {"packages": ("tests.support.hostile_tasks",)}
+
+
+@pytest.fixture
+def said() -> CapturedLines:
+    return CapturedLines()
+
+
+def settled(
+    task: str, said: CapturedLines | None = None, tools: dict[str, Any] | None = None, **row: Any
+) -> Settlement:
+    args = row.pop("args", {})
+    attempt = attempt_with(said, settings={**PACKAGES, **(tools or {})}, task=task, args_text=json.dumps(args), **row)
+    end = attempt.run(registry.get(task))
+    assert isinstance(end, Settlement), end
+    return end
+
+
+def python(attempt: Attempt, code: str, **more: Any) -> ChildProcess:
+    return ChildProcess(attempt, [sys.executable, "-c", code], **more)
+
+
+class Running:
+    """An attempt in a thread of its own, as a worker has it."""
+
+    def __init__(self, attempt: Attempt, pipelines: Pipelines = registry) -> None:
+        self.attempt = attempt
+        self.ends: list[Outcome] = []
+        self._thread = threading.Thread(target=lambda: self.ends.append(attempt.run(pipelines.get(attempt.job.task))))
+        self._thread.start()
+
+    def end(self, timeout: float = 30) -> Outcome:
+        self._thread.join(timeout)
+        assert self.ends, "it still runs"
+        return self.ends[0]
+
+
+def running(task: str, **more: Any) -> Running:
+    return Running(attempt_with(settings=PACKAGES | more.pop("tools", {}), task=task, **more))
+
+
+# ── its streams ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_large_result_arrives_complete():
+    end = settled("hostile.big", args={"size": 10_000_000}, tools={"max_result_bytes": 20_000_000})
+
+    assert end.status is Status.SUCCEEDED
+    assert len(end.result) == 5_000_000
+    assert end.progress is not None
+    assert end.progress["processed"] == 99
+
+
+def test_result_beyond_the_limit_is_replaced_by_a_note():
+    end = settled("hostile.big", args={"size": 1000}, tools={"max_result_bytes": 100})
+
+    assert end.result == {"$dropped": "1002 bytes of JSON; at most 100 are kept"}
+
+
+def test_invalid_message_on_the_channel_is_ignored():
+    end = settled("hostile.garbage")
+
+    assert (end.status, end.result) == (Status.SUCCEEDED, "unharmed")
+
+
+@pytest.mark.parametrize("task", ["closes_its_streams", "leaves_a_daemon", "leaves_threads"])
+def test_open_streams_and_threads_do_not_change_the_outcome(task: str):
+    end = settled(f"hostile.{task}")
+    if task == "leaves_a_daemon":
+        os.kill(end.result, signal.SIGKILL)
+
+    assert end.status is Status.SUCCEEDED
+
+
+def test_output_in_any_encoding_is_logged(said: CapturedLines):
+    settled("hostile.says_odd_things", said)
+
+    assert said.texts_of("stdout") == ["caf\N{REPLACEMENT CHARACTER}", "half a surrogate \\udc80"]
+    assert said.texts_of("log")[0] == "'%d' (with arguments that do not fit it)"
+    assert len(said.texts_of("log")[1]) < 20_000
+
+
+def test_threads_finalizers_and_handlers_can_log_at_once(said: CapturedLines):
+    end = settled("hostile.logs_at_once", said)
+
+    assert end.result == "all said"
+    told = said.texts_of("log")
+    assert len([line for line in told if line.startswith("line ")]) == 800
+    assert told.count("gone") > 100  # one thread collects at a time
+    assert set(told) <= {f"line {n}" for n in range(200)} | {"gone", "alarm"}
+
+
+def test_output_of_a_fork_is_logged(said: CapturedLines):
+    end = settled("hostile.forks", said)
+
+    assert end.result == [0, 1, 2, 3]
+    assert sorted(said.texts_of("stderr")) == [f"from a fork {n}" for n in range(4)]
+
+
+def test_flood_of_output_uses_bounded_memory(said: CapturedLines):
+    tasks = Pipelines()
+    tasks.command("flood", [sys.executable, "-c", "import sys\nfor n in range(40): sys.stdout.write('y\\n' * 10_000)"])
+    end = attempt_with(said, task="flood").run(tasks.get("flood"))
+
+    assert isinstance(end, Settlement)
+    assert end.status is Status.SUCCEEDED
+    assert len(said.lines) == 400_000
+
+
+def test_long_error_is_truncated(said: CapturedLines):
+    end = settled("hostile.huge_error", said)
+
+    assert end.error is not None
+    assert end.error.startswith("ValueError: xxx")
+    assert len(end.error) < 9_000
+    assert not end.crashed
+
+
+# ── its end ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_exit_functions_run(tmp_path: Path):
+    settled("hostile.cleans_up", args={"file": str(tmp_path / "file")})
+
+    assert (tmp_path / "file").read_text() == "cleaned"
+
+
+def test_process_that_does_not_exit_after_its_result_is_killed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("workers.isolation.child._EXIT_TIMEOUT_SEC", 0.2)
+
+    assert settled("hostile.never_leaves").result == "done"
+
+
+def test_foreign_termination_signal_is_no_crash():
+    end = settled("hostile.terminated")
+
+    assert end.error is not None
+    assert "killed by SIGTERM" in end.error
+    assert (end.status, end.crashed, end.traceback) == (Status.QUEUED, False, None)
+
+
+def test_threads_start_within_the_memory_limit():
+    assert settled("hostile.threads_within_its_memory").result == "50000000"
+
+
+def test_many_short_processes_leave_no_resources():
+    settled("hostile.short", args={"n": 0})
+    me = psutil.Process()
+    before, threads = me.num_fds(), threading.active_count()
+
+    for n in range(20):
+        assert settled("hostile.short", args={"n": n}).result == n
+
+    assert (me.num_fds(), threading.active_count()) == (before, threads)
+    assert [child for child in me.children() if child.status() == psutil.STATUS_ZOMBIE] == []
+
+
+def test_child_has_folder_and_path_but_no_pythonpath():
+    told = settled("hostile.path").result
+
+    assert told["cwd"] == os.getcwd()
+    assert told["path"][: len(sys.path)] == [entry or os.getcwd() for entry in sys.path]
+    assert told["inherited"] == os.environ.get("PYTHONPATH")
+
+
+def test_exit_status_collected_by_other_code_is_an_exit():
+    attempt = attempt_with()
+    child = python(attempt, "import os; os._exit(3)")
+    eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    os.waitpid(child.pid, 0)
+
+    assert child.wait().code == 3  # as the watchdog reports
+
+
+# ── how it does not begin ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+@pytest.mark.parametrize("where", ["subprocess.Popen", "socket.socketpair"])
+def test_exhausted_machine_costs_the_job_no_attempt(monkeypatch: pytest.MonkeyPatch, number: int, where: str):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    fds = psutil.Process().num_fds()
+    monkeypatch.setattr(where, refuse)
+    end = settled("hostile.short")
+
+    assert (end.status, end.refund_attempt, end.crashed) == (Status.QUEUED, True, False)
+    assert end.retry_in_sec > 0
+    assert psutil.Process().num_fds() == fds
+
+
+def test_missing_interpreter_fails_the_attempt(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    end = settled("hostile.short")
+
+    assert (end.status, end.refund_attempt) == (Status.QUEUED, False)
+    assert str(end.error).startswith("FileNotFoundError")
+
+
+@pytest.mark.parametrize(
+    ("argv", "kind"),
+    [
+        (["/nowhere/legacy"], FileNotFoundError),
+        (["/etc/passwd"], PermissionError),
+        (["true", "x" * 9_000_000], OSError),
+    ],
+)
+def test_program_that_cannot_be_started_is_named(argv: list[str], kind: type[OSError]):
+    with pytest.raises(StartFailed) as refused:
+        ChildProcess(attempt_with(), argv).wait()
+
+    assert type(refused.value.error) is kind
+
+
+def test_child_killed_before_its_start_is_a_crash(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        "workers.isolation.run.ChildProcess",
+        lambda attempt, argv, **more: ChildProcess(
+            attempt, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], **more
+        ),
+    )
+    end = settled("hostile.short", args={"n": "x" * 3_000_000})
+
+    assert end.crashed
+    assert "killed by SIGKILL" in str(end.error)
+
+
+def test_module_that_breaks_in_the_child_is_retried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "only_here.py").write_text("import sys\nsys.exit('not on this machine')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    end = settled("hostile.short", tools={"packages": ("only_here",)})
+
+    assert (end.status, end.error) == (Status.QUEUED, "SystemExit: not on this machine")
+
+
+def test_task_unknown_to_the_child_fails_the_attempt():
+    end = settled("hostile.short", tools={"packages": ("tests.support.job_gate", "no.such.package")})
+
+    assert end.status is Status.QUEUED
+    assert end.error == (
+        "RuntimeError: the process does not know the task 'hostile.short'"
+        " (broken modules: no.such.package: ModuleNotFoundError: No module named 'no')"
+    )
+
+
+# ── how it is stopped ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [(StopReason.CANCEL, Settlement), (StopReason.SHUTDOWN, Released), (StopReason.LEASE_LOST, LeaseLost)],
+)
+def test_stop_during_the_start_keeps_the_pipeline_from_running(reason: StopReason, kind: type[Any]):
+    run = running("hostile.waits", tools={"stop_step_sec": 30})
+    eventually(lambda: psutil.Process().children())
+    run.attempt.stop(reason)
+
+    assert isinstance(run.end(), kind)
+    assert run.attempt.stop_signal.step == "request"
+    assert run.attempt.unsaved()[0] is None
+
+
+def test_child_that_reads_nothing_is_stopped():
+    """More is sent than the socket holds, and nobody reads: not even the recipe gets through."""
+    attempt = attempt_with()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        child = python(attempt, f"import time; time.sleep({hostile_tasks.LONG_SEC})", channel=ours)
+        child.send({"args": "x" * 30_000_000})
+        threading.Timer(0.1, attempt.stop, [StopReason.CANCEL]).start()
+        exit_ = child.wait()
+
+    assert exit_.stopped_by_us
+    assert attempt.stop_signal.step == "sigterm"
+
+
+def test_frozen_process_is_killed():
+    run = running("hostile.waits")
+    pids = eventually(lambda: (run.attempt.unsaved()[0] or {}).get("pids")) or []
+    os.kill(pids[0], signal.SIGSTOP)
+    run.attempt.stop(StopReason.CANCEL)
+    end = run.end()
+
+    assert isinstance(end, Settlement)
+    assert end.event_fields is not None
+    assert end.event_fields["stopped_by"] == "sigkill"
+    eventually(lambda: not is_alive(pids[0]))
+
+
+def test_command_that_ended_before_the_signal_succeeds(tmp_path: Path):
+    """It has exited, and its parent does not know yet."""
+    attempt = attempt_with()
+    child = python(attempt, "pass")
+    eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    attempt.stop(StopReason.CANCEL)
+    exit_ = child.wait()
+
+    assert (exit_.code, exit_.stopped_by_us) == (0, False)
+
+
+def test_process_group_dies_with_a_killed_worker(start, dsn):
+    """Also what the job itself has started, which no signal of the system's would find."""
+    worker = start(
+        "worker",
+        env={
+            "DL_DB_DSN": dsn,
+            "DL_PIPELINES": "tests.support.hostile_tasks",
+            "WORKERS_JSON": '[{"queue":"q","concurrency":1}]',
+            "DL_HEARTBEAT_SEC": "1",
+        },
+    )
+    jobs = ServiceJobs(dsn, Path(), lease=20)
+    (job,) = jobs.insert("hostile.waits")
+    pids = eventually(
+        lambda: query_rows(dsn, "SELECT progress->'pids' FROM dl_jobs WHERE job_id = %s", job)[0][0],
+        message=lambda: worker.text,
+    )
+    os.kill(worker.pid, signal.SIGKILL)
+
+    eventually(lambda: not any(map(is_alive, pids)), message=f"{pids} have ended")
+
+
+# ── the watchdog alone ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def start_watchdog(*argv: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, watchdog.__file__, str(theirs.fileno()), *argv], pass_fds=[theirs.fileno()],
+            start_new_session=True, stdout=subprocess.PIPE,
+        )  # fmt: skip
+    return process, ours
+
+
+def ends(process: subprocess.Popen[bytes], ours: socket.socket) -> tuple[bytes, int]:
+    with ours, process:
+        told = ours.recv(100)
+        process.communicate(timeout=20)
+        return told, process.returncode
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [("import sys; sys.exit(7)", b"exit 7 "), ("import os; os.kill(os.getpid(), 11)", b"exit -11 ")],
+)
+def test_watchdog_reports_exit_code_and_memory(code: str, told: bytes):
+    said, returned = ends(*start_watchdog(sys.executable, "-c", code))
+
+    assert said.startswith(told)
+    assert returned == 0
+
+
+def test_watchdog_reports_why_a_program_did_not_start():
+    assert ends(*start_watchdog("/nowhere/legacy"))[0] == b"error %d\n" % errno.ENOENT
+
+
+def test_watchdog_ignores_termination_signals():
+    process, ours = start_watchdog(
+        sys.executable, "-c",
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        "print(1, flush=True)\ntime.sleep(60)",
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()
+    os.killpg(process.pid, signal.SIGTERM)
+
+    assert ends(process, ours)[0].startswith(b"exit 5 ")
+
+
+def test_watchdog_kills_the_group_when_its_socket_closes():
+    process, ours = start_watchdog(sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)")
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (program,) = psutil.Process(process.pid).children()
+        ours.close()
+        eventually(lambda: not is_alive(program.pid))
+
+        assert process.wait(20) == -signal.SIGKILL

@@ -1,0 +1,111 @@
+"""PGAPPNAME and PGOPTIONS of isolated processes and programs."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import psycopg2
+import pytest
+from psycopg2 import extensions as ext
+
+from app.db import connection_check
+from app.db.connection_check import CHECK_OPTIONS, OptionSupport, probe_options
+from tests.support.processes import free_port
+from workers.isolation import environment
+from workers.isolation.environment import ConnectionCheck, session_variables
+
+
+def test_task_options_follow_ours():
+    assert session_variables("n", task_options="-c work_mem=1GB", add_check=True) == {
+        "PGAPPNAME": "n",
+        "PGOPTIONS": f"{CHECK_OPTIONS} -c work_mem=1GB",
+    }
+    assert session_variables("n", task_options="", add_check=True)["PGOPTIONS"] == CHECK_OPTIONS
+    assert session_variables("n", task_options="-c a=b", add_check=False) == {"PGAPPNAME": "n", "PGOPTIONS": "-c a=b"}
+    assert session_variables("n", task_options="", add_check=False) == {"PGAPPNAME": "n"}
+
+
+def test_server_accepts_the_settings_and_uses_them(empty_dsn):
+    assert probe_options(empty_dsn, 2) is OptionSupport.ACCEPTED
+    with psycopg2.connect(empty_dsn, options=CHECK_OPTIONS) as connection, connection.cursor() as cursor:
+        cursor.execute("SHOW client_connection_check_interval")
+        assert cursor.fetchone() == ("2s",)
+
+
+def test_server_that_does_not_know_a_setting_refuses(empty_dsn, monkeypatch):
+    monkeypatch.setattr(connection_check, "CHECK_OPTIONS", "-c no_such_setting=2s")
+
+    assert probe_options(empty_dsn, 2) is OptionSupport.REFUSED
+    assert probe_options(ext.make_dsn(empty_dsn, options="-c work_mem=1MB"), 2) is OptionSupport.REFUSED
+
+
+def test_server_without_connection_is_unreachable():
+    assert probe_options(f"host=127.0.0.1 port={free_port()} dbname=x", 2) is OptionSupport.UNREACHABLE
+
+
+class Probe:
+    def __init__(self, **answers: OptionSupport) -> None:
+        self.answers, self.probed = answers, list[str]()
+
+    def __call__(self, dsn: str, timeout_sec: float) -> OptionSupport:
+        self.probed.append(dsn)
+        return self.answers[dsn]
+
+
+def check_with(probe: Any, *names: str) -> ConnectionCheck:
+    return ConnectionCheck({name: name for name in names}, probe=probe)
+
+
+def test_answers_are_kept():
+    probe = Probe(a=OptionSupport.ACCEPTED, b=OptionSupport.ACCEPTED)
+    check = check_with(probe, "a", "b")
+
+    assert check.is_accepted()
+    assert check.is_accepted()
+    assert sorted(probe.probed) == ["a", "b"]
+
+
+def test_one_server_that_refuses_is_logged_once(said):
+    check = check_with(Probe(a=OptionSupport.ACCEPTED, b=OptionSupport.REFUSED), "a", "b")
+
+    assert not check.is_accepted()
+    assert not check.is_accepted()
+    assert said("connection_check.off") == [{"servers": {"b": "refused"}}]
+
+
+def test_unreachable_server_is_probed_again(monkeypatch):
+    probe = Probe(a=OptionSupport.ACCEPTED, b=OptionSupport.UNREACHABLE)
+    check = check_with(probe, "a", "b")
+    assert not check.is_accepted()
+
+    probe.answers["b"] = OptionSupport.ACCEPTED
+    assert not check.is_accepted()
+    assert len(probe.probed) == 2
+    monkeypatch.setattr(environment, "_PROBE_INTERVAL_SEC", 0.0)
+    check.is_accepted()
+    for thread in check._probes:
+        thread.join()
+
+    assert check.is_accepted()
+    assert probe.probed.count("a") == 1
+
+
+def test_silent_server_delays_only_the_first_attempts(monkeypatch):
+    monkeypatch.setattr(environment, "_FIRST_PROBE_WAIT_SEC", 0.05)
+    answered = threading.Event()
+
+    def silent(dsn: str, timeout_sec: float) -> OptionSupport:
+        answered.wait(30)
+        return OptionSupport.ACCEPTED
+
+    check = check_with(silent, "a")
+    assert not check.is_accepted()
+    answered.set()
+    check._probes[0].join()
+    assert check.is_accepted()
+
+
+@pytest.mark.parametrize("names", [(), ("a",)])
+def test_check_without_servers_is_accepted(names):
+    assert check_with(Probe(a=OptionSupport.ACCEPTED), *names).is_accepted()

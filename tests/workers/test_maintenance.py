@@ -1,0 +1,291 @@
+"""One worker process runs the periodic duties for all, one slice at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.admin.alerts import Alerts, RuleKind
+from app.admin.bulk import BulkAction, BulkOperations, BulkState
+from app.admin.job_search import Filter
+from app.admin.retention import DAY_SEC, RetentionPeriods
+from app.admin.statistics import Statistics
+from app.admin.webhooks import WebhookEvent, Webhooks
+from app.errors import DatabaseUnavailable, SchemaOutdated
+from app.net import AllowedHosts
+from app.queue.job import Status
+from tests.support.queue_fixture import QueueFixture
+from tests.support.waiting import eventually
+from tests.support.webhook_receiver import WebhookReceiver
+from tests.support.worker_pool_fixture import WorkerPoolFixture
+from workers import maintenance
+from workers.maintenance import Duty, Maintenance, MaintenanceOptions, RetentionDuty, duties
+from workers.webhook_sender import WebhookOptions
+
+
+@pytest.fixture
+def queue(dsn: str) -> Iterator[QueueFixture]:
+    fixture = QueueFixture(dsn)
+    yield fixture
+    fixture.close()
+
+
+def new_maintenance(queue: QueueFixture, *entries: Duty) -> Maintenance:
+    session = queue.new_session(application_name="dataloader-maintenance")
+    return Maintenance(session, queue.new_session(), entries, on_crash=pytest.fail)
+
+
+def leader_connections(queue: QueueFixture) -> int:
+    return int(
+        queue.fetch_row(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE 'dataloader-maintenance%%'"
+        )
+    )
+
+
+def lock_is_free(queue: QueueFixture) -> bool:
+    return not queue.fetch_row(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1684828527 AND objid = 5"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+
+
+def run_steps(maintenance: Maintenance, count: int) -> None:
+    for _ in range(count):
+        maintenance.run_once()
+
+
+# ── the list of duties ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_new_duty_is_one_entry(queue):
+    runs: list[str] = []
+    leader = new_maintenance(queue, Duty("remind", 30.0, lambda: runs.append("remind")))
+
+    pause = leader.run_once()
+
+    assert runs == ["remind"]
+    assert 29.0 < pause <= 30.0
+
+
+def test_duty_with_more_to_do_leaves_turns_to_the_others(queue):
+    runs: list[str] = []
+
+    def run_endless() -> float:
+        runs.append("endless")
+        return 0.0
+
+    leader = new_maintenance(
+        queue, Duty("endless", 30.0, run_endless), Duty("short", 0.0, lambda: runs.append("short"))
+    )
+
+    run_steps(leader, 20)
+
+    assert runs.count("endless") >= 5
+    assert runs.count("short") >= 5
+
+
+@pytest.mark.parametrize(
+    "error", [SchemaOutdated("permission denied"), DatabaseUnavailable("lock timeout"), KeyError("bug")]
+)
+def test_failing_duty_waits_and_the_others_run(queue, caplog, error):
+    runs: list[str] = []
+
+    def fail() -> None:
+        runs.append("failing")
+        raise error
+
+    leader = new_maintenance(queue, Duty("failing", 30.0, fail), Duty("other", 0.0, lambda: runs.append("other")))
+
+    run_steps(leader, 6)
+
+    assert runs.count("failing") == 1
+    assert runs.count("other") == 5
+    assert "maintenance.failed" in caplog.text
+
+
+def test_wake_runs_a_duty_before_its_interval(queue):
+    runs: list[str] = []
+    leader = new_maintenance(queue, Duty("bulk", 3600.0, lambda: runs.append("bulk"), first_delay_sec=3600.0))
+    leader.run_once()
+
+    leader.wake("bulk")
+    leader.run_once()
+
+    assert runs == ["bulk"]
+
+
+# ── the leader ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_process_leads_until_its_connection_is_lost(queue):
+    runs: list[str] = []
+    first = new_maintenance(queue, Duty("duty", 0.0, lambda: runs.append("first")))
+    second = new_maintenance(queue, Duty("duty", 0.0, lambda: runs.append("second")))
+    first.run_once()
+    second.run_once()
+    assert (first.is_leader, second.is_leader) == (True, False)
+
+    queue.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = 'dataloader-maintenance'"
+    )
+    eventually(lambda: lock_is_free(queue))
+    second.run_once()
+    first._session.close()  # as the next statement on it finds out
+    first.run_once()
+
+    assert (first.is_leader, second.is_leader) == (False, True)
+    assert runs == ["first", "second"]
+
+
+def test_follower_keeps_no_connection_open(queue):
+    idle = Duty("idle", 1.0, lambda: None)
+    first, second = new_maintenance(queue, idle), new_maintenance(queue, idle)
+    first.run_once()
+    run_steps(second, 2)
+
+    assert leader_connections(queue) == 1
+
+
+def test_one_pool_of_two_runs_bulk_and_statistics(plant: WorkerPoolFixture):
+    for _ in range(2):
+        plant.listening_pool({"q": 1})
+    bulk, statistics = BulkOperations(plant.queue_fixture.session), Statistics(plant.queue_fixture.session)
+    for n in range(3):
+        plant.queue_fixture.enqueue(f"k{n}", queue="unused")
+
+    operation = bulk.start(BulkAction.CANCEL, Filter(), expected=3)
+
+    eventually(lambda: bulk.get(operation.bulk_id).state is BulkState.DONE, message="the operation is done")
+    eventually(lambda: statistics.by_queue().get("unused"), message="events are aggregated")
+    assert leader_connections(plant.queue_fixture) == 1
+
+
+def test_another_pool_takes_over_when_the_leader_stops(plant: WorkerPoolFixture):
+    first = plant.listening_pool({"q": 1})
+    eventually(lambda: leader_connections(plant.queue_fixture) == 1, message="one leads")
+    plant.listening_pool({"q": 1})
+
+    first.stop(grace=1)
+
+    bulk = BulkOperations(plant.queue_fixture.session)
+    plant.queue_fixture.enqueue("k", queue="unused")
+    operation = bulk.start(BulkAction.CANCEL, Filter(queue="unused"), expected=1)
+    eventually(lambda: bulk.get(operation.bulk_id).state is BulkState.DONE, message="the other one does it")
+
+
+def test_event_that_cannot_be_aggregated_stops_statistics_only(plant: WorkerPoolFixture, caplog):
+    plant.queue_fixture.enqueue("k", queue="unused")
+    plant.queue_fixture.sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE data_exception USING MESSAGE = 'no such number'; END $$;"
+        " CREATE TRIGGER refusing BEFORE INSERT ON dl_statistics FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    plant.listening_pool({"q": 1})
+    eventually(lambda: "maintenance.failed" in caplog.text, message="it is logged")
+
+    bulk = BulkOperations(plant.queue_fixture.session)
+    operation = bulk.start(BulkAction.CANCEL, Filter(queue="unused"), expected=1)
+
+    eventually(lambda: bulk.get(operation.bulk_id).state is BulkState.DONE, message="bulk operations go on")
+    assert plant.crashes == []
+    plant.queue_fixture.sql("DROP TRIGGER refusing ON dl_statistics; DROP FUNCTION refuse()")
+
+
+# ── retention ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def new_retention(queue: QueueFixture, *, deletion_enabled: bool = True) -> RetentionDuty:
+    options = MaintenanceOptions(periods=RetentionPeriods(succeeded=DAY_SEC), deletion_enabled=deletion_enabled)
+    return RetentionDuty(queue.new_session(), options)
+
+
+def add_old_jobs(queue: QueueFixture, count: int) -> None:
+    queue.sql(
+        "INSERT INTO dl_jobs (queue, task, lock_key, status, finished_at)"
+        " SELECT 'q', 't', 'k' || n, 'succeeded', now() - interval '2 days' FROM generate_series(1, %s) n",
+        count,
+    )
+
+
+def test_retention_deletes_a_batch_a_slice(queue, monkeypatch, said):
+    monkeypatch.setattr(maintenance, "_DELETE_BATCH", 2)
+    add_old_jobs(queue, 5)
+    retention = new_retention(queue)
+
+    pauses, left = [], []
+    for _ in range(3):
+        pauses.append(retention.run())
+        left.append(queue.fetch_row("SELECT count(*) FROM dl_jobs"))
+
+    assert left == [3, 1, 0]
+    assert None not in pauses[:2]
+    assert pauses[2] is None, "the next slice is due after the interval"
+
+
+def test_partitions_are_created_where_deletion_is_disabled(queue):
+    add_old_jobs(queue, 1)
+    before = queue.fetch_row("SELECT count(*) FROM dl_partitions('dl_job_events')")
+
+    new_retention(queue, deletion_enabled=False).run()
+
+    assert queue.fetch_row("SELECT count(*) FROM dl_jobs") == 1
+    assert queue.fetch_row("SELECT count(*) FROM dl_partitions('dl_job_events')") > before
+
+
+# ── other duties ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def duty(queue: QueueFixture, name: str) -> Duty:
+    return next(entry for entry in duties(queue.session, MaintenanceOptions()) if entry.name == name)
+
+
+def test_queues_with_waiting_jobs_are_notified(queue):
+    listener = queue.listener()
+    queue.enqueue(queue="x")
+    queue.enqueue(queue="y")
+    listener.payloads()
+
+    duty(queue, "notify-waiting").run()
+
+    assert sorted(listener.payloads()) == ["x", "y"]
+
+
+def test_old_alerts_are_deleted(queue):
+    queue.sql(
+        "INSERT INTO dl_alerts (kind, name, subject, detail, ended_at)"
+        " VALUES ('x', 'n', 's', 'd', now() - interval '100 days')"
+    )
+
+    duty(queue, "alerts-prune").run()
+
+    assert queue.fetch_row("SELECT count(*) FROM dl_alerts") == 0
+
+
+def test_unserved_queue_fires_an_alert_that_resolves(plant: WorkerPoolFixture):
+    session = plant.queue_fixture.new_session()
+    webhooks, alerts = Webhooks(session), Alerts(session)
+    with WebhookReceiver() as receiver:
+        webhooks.add(receiver.url, events=[WebhookEvent.ALERT_FIRING, WebhookEvent.ALERT_RESOLVED])
+        alerts.add(name="old", kind=RuleKind.QUEUE_AGE, threshold=0.2, queue="other")
+        options: dict[str, Any] = {
+            "webhooks": WebhookOptions(allowed_hosts=AllowedHosts.parse(["127.0.0.0/8"])),
+            "maintenance": MaintenanceOptions(alert_interval_sec=0.1),
+        }
+        plant.pool({"q": 1}, **options)
+        job = plant.add_job(queue="other")
+
+        (firing,) = receiver.wait_for(1)
+        assert (firing.json["type"], firing.json["data"]["subject"]) == ("alert.firing", "other")
+        plant.pool({"other": 1}, **options)
+        plant.wait_for_status(job, Status.SUCCEEDED)
+        _, resolved = receiver.wait_for(2)
+
+    assert (resolved.json["type"], resolved.json["data"]["alert_id"]) == (
+        "alert.resolved",
+        firing.json["data"]["alert_id"],
+    )

@@ -1,0 +1,99 @@
+"""How many jobs a queue's buffer claims, and from where on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from app.queue.job import ClaimHint
+from workers.attempt import Attempt
+from workers.queue_buffer import ClaimCursor, QueueBuffer, QueueLimits
+
+POSITION = ("5", "2026-01-01 00:00:00+00", "00000000-0000-0000-0000-000000000001")
+HINT = ClaimHint(0, None, POSITION)
+
+
+def test_claims_continue_at_cursor_and_return_to_front():
+    cursor = ClaimCursor()
+    assert cursor.start(100.0, promoted=False) is None
+    cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.001)
+
+    assert cursor.start(100.002, promoted=False) == POSITION
+    assert cursor.start(100.002, promoted=True) is None, "what has just fallen due may be in front"
+    cursor.advance(HINT, is_full=True, from_front=False, began=100.002, now=100.003)
+    assert cursor.start(100.05, promoted=False) == POSITION
+    assert cursor.start(100.06, promoted=False) is None
+
+
+def test_slow_claims_from_front_are_rarer():
+    cursor = ClaimCursor()
+    cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.2)
+
+    assert cursor.start(102.0, promoted=False) == POSITION
+    assert cursor.start(102.3, promoted=False) is None
+
+
+def test_claim_that_is_not_full_is_followed_by_one_from_front():
+    cursor = ClaimCursor()
+    cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.001)
+    cursor.advance(HINT, is_full=False, from_front=False, began=100.002, now=100.003)
+
+    assert cursor.start(100.004, promoted=False) is None
+
+
+def test_scan_grows_while_busy_keys_stand_in_front():
+    cursor, scans = ClaimCursor(), []
+    for _ in range(6):
+        cursor.advance(ClaimHint(3, None, None), is_full=False, from_front=True, began=100.0, now=100.0)
+        scans.append(cursor.scan)
+    assert scans == [16, 64, 256, 500, 500, 500]
+
+    cursor.advance(HINT, is_full=True, from_front=True, began=100.0, now=100.0)
+    assert cursor.scan == 0
+
+
+def buffer_of(threads: int = 10, mean_run_sec: float = 0.1, **limits: object) -> QueueBuffer:
+    buffer = QueueBuffer("q", threads, threading.Condition(), idle_count=threads, mean_run_sec=mean_run_sec)
+    buffer.limits = QueueLimits(**limits)  # type: ignore[arg-type]
+    return buffer
+
+
+def fill(buffer: QueueBuffer, count: int) -> None:
+    buffer.add([Attempt.__new__(Attempt)] * count, 100.0)
+
+
+def test_nothing_is_prefetched_until_runs_are_known_to_be_short():
+    buffer = buffer_of()
+    assert (buffer.prefetch, buffer.claim_size) == (0, 10)
+
+    for _ in range(8):
+        buffer.record_run(0.001)
+    assert buffer.prefetch > 0
+    buffer.record_run(1.0)
+    assert buffer.prefetch == 0
+
+
+@pytest.mark.parametrize(("mean_run_sec", "is_prefetched"), [(0.001, True), (0.019, True), (0.020, False), (60, False)])
+def test_only_runs_below_20_ms_are_prefetched(mean_run_sec: float, is_prefetched: bool):
+    assert (buffer_of(mean_run_sec=mean_run_sec).prefetch > 0) is is_prefetched
+
+
+def test_limited_queue_prefetches_nothing():
+    assert buffer_of(mean_run_sec=0.001, has_global_limit=True).prefetch == 0
+    assert buffer_of(mean_run_sec=0.001, max_in_process=3).claim_size == 3
+
+
+def test_paused_queue_claims_nothing():
+    assert buffer_of(paused=True).claim_size == 0
+
+
+def test_buffer_is_refilled_below_half():
+    buffer = buffer_of(mean_run_sec=0.001)
+    buffer.idle_count = 1
+    fill(buffer, buffer.prefetch // 2 + 1)
+    assert not buffer.needs_claim
+
+    buffer.attempts.popleft()
+    assert buffer.needs_claim
+    assert buffer.claim_size == 1 + buffer.prefetch - len(buffer.attempts)

@@ -1,0 +1,194 @@
+"""Each stop step on code that ignores the ones before it. The event names the step that worked."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from app.queue.attempt_sessions import SessionsEnded
+from app.queue.job import ClaimedJob, Status
+from pipelines.contract import StopReason, registry
+from tests.support import stop_steps
+from tests.support.claimed_jobs import attempt_with
+from tests.support.waiting import eventually
+from tests.support.worker_pool_fixture import WorkerPoolFixture
+from workers.running import RunningAttempts
+from workers.stopper import StopEscalator
+from workers.threads import clock
+
+OPTIONS: dict[str, Any] = {"stop_step_sec": 0.3, "packages": ("tests.support.stop_steps",)}
+
+
+def pool_with_stop_steps(plant: WorkerPoolFixture):
+    return plant.listening_pool(pipelines=registry, targets={"default": plant.dsn}, **OPTIONS)
+
+
+def has_begun(plant: WorkerPoolFixture, job_id):
+    """Wait until the pipeline runs, with its own session active if it has one."""
+    eventually(
+        lambda: [attempt for pool in plant.pools for attempt in pool._running_attempts.all() if attempt.has_started]
+    )
+    if plant.queue_fixture.job(job_id).task.startswith("process."):
+        eventually(lambda: plant.queue_fixture.job(job_id).progress.get("begun"))
+    if plant.queue_fixture.job(job_id).task.rpartition(".")[2].startswith(("query", "copy")):
+        eventually(
+            lambda: plant.queue_fixture.fetch_row(
+                "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND application_name LIKE %s",
+                f"dataloader:{job_id}:%",
+            ),
+            message="the job's session is active",
+        )
+
+
+@pytest.mark.parametrize(
+    ("task", "stop_step"),
+    [
+        ("thread.heed", "request"),
+        ("thread.query", "cancel_query"),
+        ("thread.copy_out", "cancel_query"),
+        ("thread.spin", "interrupt"),
+        ("thread.query_again", "terminate_session"),
+        ("process.heed", "request"),
+        ("process.query", "cancel_query"),
+        ("process.sleep", "sigterm"),
+        ("process.spin", "sigterm"),
+        ("process.query_again", "sigterm"),
+        ("process.hold_the_interpreter", "sigterm"),
+    ],
+)
+def test_cancel_escalates_until_the_pipeline_stops(plant, task, stop_step):
+    pool_with_stop_steps(plant)
+    job_id = plant.add_job(task)
+    has_begun(plant, job_id)
+
+    plant.queue_fixture.queue.cancel(job_id)
+    plant.wait_for_status(job_id, Status.CANCELED)
+
+    (end,) = plant.event_payloads(job_id, "canceled")
+    assert end["stopped_by"] == stop_step
+    assert end["stop_reason"] == "cancel"
+
+
+def test_copy_that_ignores_cancel_ends_with_its_session(plant):
+    pool_with_stop_steps(plant)
+    job_id = plant.add_job("thread.copy_in")
+    has_begun(plant, job_id)
+
+    plant.queue_fixture.queue.cancel(job_id)
+    plant.wait_for_status(job_id, Status.CANCELED)
+
+    (end,) = plant.event_payloads(job_id, "canceled")
+    assert end["stopped_by"] == "terminate_session"
+    assert not plant.queue_fixture.fetch_row(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s", f"dataloader:{job_id}:%"
+    )
+
+
+def test_process_ignoring_sigterm_is_killed_with_children(plant):
+    pool_with_stop_steps(plant)
+    job_id = plant.add_job("process.deaf_to_sigterm")
+    has_begun(plant, job_id)
+
+    plant.queue_fixture.queue.cancel(job_id)
+    plant.wait_for_status(job_id, Status.CANCELED)
+
+    (end,) = plant.event_payloads(job_id, "canceled")
+    assert end["stopped_by"] in ("sigterm", "sigkill")  # the first, if it came before the child ignores signals
+
+
+def test_thread_that_does_not_stop_is_recorded_as_pending(plant):
+    pool_with_stop_steps(plant)
+    job_id = plant.add_job("thread.sleep", args={"seconds": 2.5})
+    has_begun(plant, job_id)
+
+    plant.queue_fixture.queue.cancel(job_id)
+    told = eventually(lambda: plant.event_payloads(job_id, "stop_pending"))
+    during = plant.queue_fixture.job(job_id)
+
+    assert told[0]["reason"] == "cancel"
+    assert during.status is Status.RUNNING
+    assert during.error is not None
+    assert during.error.startswith("stop pending")
+    ended = plant.wait_for_status(job_id, Status.SUCCEEDED)  # it came to its end by itself: that is not hidden either
+    assert ended.error is None
+
+
+def test_time_limit_ends_the_attempt_as_an_error(plant):
+    pool_with_stop_steps(plant)
+    job_id = plant.add_job("thread.heed", time_limit_sec=1, max_attempts=1)
+
+    ended = plant.wait_for_status(job_id, Status.FAILED)
+
+    assert ended.error == "TimeoutError: the time limit of 1 s was reached"
+    assert plant.event_payloads(job_id, "failed")[0]["stop_reason"] == "time_limit"
+
+
+def test_shutdown_escalates_as_a_cancel(plant):
+    pool = pool_with_stop_steps(plant)
+    job_id = plant.add_job("process.hold_the_interpreter")
+    has_begun(plant, job_id)
+
+    assert pool.stop(grace=0.1)
+
+    job = plant.queue_fixture.job(job_id)
+    (handed_back,) = plant.event_payloads(job_id, "requeue")
+    assert (job.status, job.attempt) == (Status.QUEUED, 0)
+    assert (handed_back["reason"], handed_back["stopped_by"]) == ("shutdown", "sigterm")
+
+
+def test_lost_lease_ends_the_process(plant):
+    pool = pool_with_stop_steps(plant)
+    job_id = plant.add_job("process.hold_the_interpreter", max_attempts=1)
+    has_begun(plant, job_id)
+    (attempt,) = pool._running_attempts.all()
+
+    attempt.stop(StopReason.LEASE_LOST)
+    eventually(lambda: not pool.state().busy)
+
+    plant.wait_for_status(job_id, Status.LOST)  # nothing was written for it, and nobody renewed it: the reaper took it
+    assert plant.event_payloads(job_id, "lost")[0]["reason"] == "lease_expired"
+
+
+def test_every_pipeline_of_the_table_is_run():
+    assert {name for name in registry.names if name.startswith("thread.")} == {
+        f"thread.{n}" for n in stop_steps.THREADS
+    }
+
+
+def test_silent_server_does_not_delay_other_stops(plant, monkeypatch):
+    pool = pool_with_stop_steps(plant)
+    let_go = threading.Event()
+    monkeypatch.setattr("app.queue.task_connections._signal_backends", lambda *_, **__: let_go.wait(20) and 0)
+    monkeypatch.setattr("app.queue.task_connections.end_sessions", lambda *_: let_go.wait(20) and SessionsEnded())
+    stuck = plant.add_job("thread.query")
+    has_begun(plant, stuck)
+    other = plant.add_job("thread.heed", time_limit_sec=1, max_attempts=1)
+    plant.queue_fixture.queue.cancel(stuck)
+
+    plant.wait_for_status(other, Status.FAILED)
+    eventually(
+        lambda: [attempt.job.id for attempt in pool._running_attempts.all()] == [stuck]
+    )  # its end is written first
+    let_go.set()
+    monkeypatch.undo()
+
+    plant.queue_fixture.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE %s", f"dataloader:{stuck}:%"
+    )
+    plant.wait_for_status(stuck, Status.CANCELED)
+
+
+def test_failed_stop_step_is_logged_and_escalation_goes_on(said):
+    def unwell(job: ClaimedJob, reason: str, told: str) -> None:
+        raise RuntimeError("the session is broken")
+
+    roster, attempt = RunningAttempts(), attempt_with(settings={"stop_step_sec": 0.0})
+    roster.add([attempt])
+    attempt.started_at = clock()
+    attempt.stop(StopReason.CANCEL)
+    StopEscalator(roster, record_pending=unwell, on_crash=print).run_once()
+
+    assert attempt.stop_signal.step == "pending"
+    eventually(lambda: said("stop.failed"))

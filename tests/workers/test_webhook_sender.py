@@ -1,0 +1,205 @@
+"""Deliveries arrive whatever the receiver does, and delay no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from app.admin.webhooks import DeliveryState, LeasedDelivery, WebhookEvent, Webhooks
+from app.net import AllowedHosts
+from app.queue.job import Status
+from tests.support.waiting import eventually
+from tests.support.webhook_receiver import OK, WebhookReceiver, drop_connection, hang, respond_with
+from tests.support.worker_pool_fixture import WorkerPoolFixture
+from workers.http_post import PostResult
+from workers.webhook_sender import RETRY_DELAYS_SEC, WebhookOptions, next_delivery_state
+
+HERE = AllowedHosts.parse(["127.0.0.0/8"])
+DOCS = Path(__file__).parents[2] / "docs" / "webhooks.md"
+
+
+def options(**more: Any) -> WebhookOptions:
+    return WebhookOptions(**{"allowed_hosts": HERE, "timeout_sec": 2.0, "retry_delays_sec": (0.01,) * 11, **more})
+
+
+@pytest.fixture
+def hooks(plant: WorkerPoolFixture) -> Webhooks:
+    return Webhooks(plant.queue_fixture.new_session())
+
+
+@pytest.fixture(scope="module")
+def verify() -> Callable[..., bool]:
+    """The lines that the docs give to receivers."""
+    (snippet,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(snippet, names)  # noqa: S102 - our own page
+    found: Callable[..., bool] = names["is_from_dataloader"]
+    return found
+
+
+def until(hooks: Webhooks, state: DeliveryState, count: int = 1) -> None:
+    eventually(lambda: len(hooks.deliveries(state=state)) >= count, 20, lambda: str(hooks.deliveries()))
+
+
+def test_finished_job_is_delivered_signed(plant, hooks, verify):
+    plant.listening_pool(webhooks=options())
+    with WebhookReceiver() as receiver:
+        _, secret = hooks.add(receiver.url)
+        job = plant.add_job()
+        (told,) = receiver.wait_for(1)
+        until(hooks, DeliveryState.DELIVERED)
+
+    assert told.json["data"]["job_id"] == str(job)
+    assert told.json["type"] == WebhookEvent.SUCCEEDED
+    assert verify(secret, told.headers, told.body)
+    assert not verify(secret, told.headers, told.body + b" ")
+    assert not verify("whsec_MDEyMw==", told.headers, told.body)
+    assert not verify(secret, told.headers | {"webhook-timestamp": "1"}, told.body)
+    (delivery,) = [hooks.delivery(d.delivery_id) for d in hooks.deliveries()]
+    assert (delivery.attempt_log[0].status, delivery.attempt_log[0].response, delivery.attempts) == (200, "thanks", 1)
+
+
+def test_delivery_is_retried_with_the_same_id(plant, hooks):
+    with WebhookReceiver(
+        respond_with(500, body="not yet"), drop_connection, respond_with(302, "Location: /"), OK
+    ) as receiver:
+        hook, _ = hooks.add(receiver.url)
+        plant.pool(webhooks=options())
+        plant.add_job()
+
+        def hurried() -> bool:
+            plant.queue_fixture.sql("UPDATE dl_webhooks SET paused_until = NULL")
+            return len(hooks.deliveries(state=DeliveryState.DELIVERED)) == 1
+
+        eventually(hurried, 30, lambda: str(hooks.deliveries()))
+
+    assert len({told.id for told in receiver.received}) == 1
+    assert len({told.body for told in receiver.received}) == 1
+    (delivery,) = hooks.deliveries()
+    assert [one.status for one in hooks.delivery(delivery.delivery_id).attempt_log] == [500, None, 302, 200]
+    assert hooks.get(hook.webhook_id).failures == 0
+
+
+def test_hanging_receiver_delays_no_other(plant, hooks):
+    with WebhookReceiver(hang) as slow, WebhookReceiver() as quick:
+        hooks.add(slow.url)
+        hooks.add(quick.url)
+        plant.listening_pool(webhooks=options(timeout_sec=60))
+        plant.wait_for_all([plant.add_job() for _ in range(6)])
+
+        quick.wait_for(6)
+        assert len(slow.received) == 2
+        eventually(
+            lambda: plant.pools[0].webhook_counts()["delivered"] >= 5
+        )  # which is counted when the answer has been read
+
+
+def test_private_address_is_refused_and_logged(plant, hooks):
+    with WebhookReceiver() as receiver:
+        hooks.add(receiver.url)
+        plant.pool(webhooks=options(allowed_hosts=AllowedHosts(), retry_delays_sec=()))
+        plant.add_job()
+        until(hooks, DeliveryState.FAILED)
+
+        assert receiver.received == []
+    (delivery,) = hooks.deliveries()
+    assert "not public; DL_WEBHOOK_ALLOWED_HOSTS" in (delivery.error or "")
+
+
+def test_webhook_of_a_job_is_signed_with_the_service_secret(plant, hooks, verify):
+    secret = "whsec_c2VjcmV0LW9mLXRoZS1zZXJ2aWNl"
+    with WebhookReceiver() as receiver:
+        plant.pool(webhooks=options(secret=secret))
+        plant.add_job(webhook={"url": receiver.url})
+        (told,) = receiver.wait_for(1)
+
+    assert verify(secret, told.headers, told.body)
+
+
+def test_webhook_of_a_job_waits_without_a_service_secret(plant, hooks):
+    with WebhookReceiver() as receiver:
+        plant.pool(webhooks=options(retry_delays_sec=RETRY_DELAYS_SEC))
+        plant.add_job(webhook={"url": receiver.url})
+        eventually(lambda: hooks.deliveries() and hooks.deliveries()[0].error, message="a try")
+
+        assert receiver.received == []
+    assert "DL_WEBHOOK_SECRET is not set" in (hooks.deliveries()[0].error or "")
+
+
+def test_webhook_answering_410_is_disabled(plant, hooks, said):
+    with WebhookReceiver(respond_with(410)) as receiver:
+        hook, _ = hooks.add(receiver.url)
+        plant.pool(webhooks=options())
+        plant.add_job()
+        eventually(lambda: hooks.get(hook.webhook_id).disabled_at is not None, message="switched off")
+
+    assert hooks.get(hook.webhook_id).disabled_reason == "it answered 410 Gone"
+    eventually(lambda: said("webhook.disabled"), message="and said so")
+
+
+def test_request_in_flight_at_shutdown_is_saved(plant, hooks):
+    with WebhookReceiver(hang) as receiver:
+        hooks.add(receiver.url)
+        pool = plant.listening_pool(webhooks=options(timeout_sec=30))
+        plant.wait_for_status(plant.add_job(), Status.SUCCEEDED)
+        receiver.wait_for(1)
+        receiver.is_closed.set()  # it lets go, without an answer
+
+        assert pool.stop(grace=5)
+    (delivery,) = hooks.deliveries()
+    assert [one.number for one in hooks.delivery(delivery.delivery_id).attempt_log] == [1]
+
+
+# ── what a try means ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def due(tries: int, first_try: int = 0) -> LeasedDelivery:
+    return LeasedDelivery(
+        id=uuid4(), webhook_id=uuid4(), url="", target="", job_id=None, event="", body="", attempts=tries,
+        earlier_attempts=first_try, secrets=(), now=0,
+    )  # fmt: skip
+
+
+def test_retries_end_after_about_a_day():
+    waits = [
+        next_delivery_state(due(n), PostResult(500), 1.0, RETRY_DELAYS_SEC, 0.0)
+        for n in range(1, len(RETRY_DELAYS_SEC) + 1)
+    ]
+
+    assert [how.retry_in_sec for how in waits] == list(RETRY_DELAYS_SEC)
+    assert 23 * 3600 < sum(RETRY_DELAYS_SEC) < 25 * 3600
+    assert {how.state for how in waits} == {DeliveryState.PENDING}
+    assert (
+        next_delivery_state(due(len(RETRY_DELAYS_SEC) + 1), PostResult(500), 1.0, RETRY_DELAYS_SEC, 0.0).state
+        is DeliveryState.FAILED
+    )
+    assert (
+        next_delivery_state(
+            due(len(RETRY_DELAYS_SEC) + 1, first_try=5), PostResult(500), 1.0, RETRY_DELAYS_SEC, 0.0
+        ).state
+        is DeliveryState.PENDING
+    )
+
+
+def test_retry_delay_has_jitter_and_respects_retry_after():
+    assert [next_delivery_state(due(3), PostResult(500), 1.0, RETRY_DELAYS_SEC, j).retry_in_sec for j in (-1, 1)] == [
+        96,
+        144,
+    ]
+    assert (
+        next_delivery_state(due(1), PostResult(429, retry_after_sec=90), 1.0, RETRY_DELAYS_SEC, 0.0).retry_in_sec == 90
+    )
+    assert (
+        next_delivery_state(due(1), PostResult(429, retry_after_sec=999_999), 1.0, RETRY_DELAYS_SEC, 0.0).retry_in_sec
+        == RETRY_DELAYS_SEC[-1]
+    )
+    assert (
+        next_delivery_state(due(1), PostResult(410, is_permanent=True), 1.0, RETRY_DELAYS_SEC, 0.0).state
+        is DeliveryState.FAILED
+    )
+    assert not next_delivery_state(due(1), PostResult(400), 1.0, RETRY_DELAYS_SEC, 0.0).receiver_down

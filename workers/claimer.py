@@ -1,0 +1,104 @@
+"""Sends claims for a process, and decides which of the claimed jobs may start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from app import log
+from app.db.ids import new_run_id_texts
+from app.errors import DatabaseUnavailable
+from app.queue.job import ClaimedJob, ClaimHint, ReleaseReason, WorkerInfo
+from app.queue.jobs import JobQueue
+from workers.attempt import Attempt, AttemptSettings
+from workers.key_locks import KeyLocks
+from workers.logs.attempts import BackoffLog
+from workers.outcome import Released
+from workers.running import RunningAttempts
+from workers.threads import clock
+
+_log = log.get(__name__)
+
+
+class Claimer:
+    """Used by one thread at a time: the one that claims."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        settings: AttemptSettings,
+        *,
+        queue: JobQueue,
+        key_locks: KeyLocks,
+        running: RunningAttempts,
+        release: Callable[[Attempt, Released], None],
+    ) -> None:
+        self._info, self._settings = info, settings
+        self._queue, self._key_locks, self._running, self._release = queue, key_locks, running, release
+        self._backoff_log = BackoffLog()
+        # Queue, run ids and time of a claim whose answer was lost: it may have been committed.
+        self._unconfirmed: tuple[str, Sequence[str], float] | None = None
+
+    def claim(
+        self, queue: str, count: int, *, scan: int, cursor: Sequence[str] | None, promote_due: bool
+    ) -> tuple[list[Attempt], int, ClaimHint]:
+        """Claim jobs; return the attempts that may start, how many jobs were claimed, and the hint for the next claim.
+
+        `scan` is how many ready rows to look at, if more than `count`. `promote_due` first makes ready what has fallen
+        due. Raises DatabaseUnavailable, after which `recover` finds what was claimed nevertheless.
+        """
+        sent_at, run_ids = clock(), new_run_id_texts(count)
+        try:
+            claimed, hint = self._key_locks.claim(
+                queue,
+                self._info.tasks,
+                run_ids=run_ids,
+                worker=self._info.name,
+                worker_id=self._info.id,
+                scan=scan,
+                promote_due=promote_due,
+                after=cursor,
+            )
+        except DatabaseUnavailable:
+            self._unconfirmed = queue, run_ids, sent_at
+            raise
+        attempts = self._to_attempts(claimed, sent_at)
+        startable = self._startable(queue, attempts, self._key_locks.adopt)
+        self._backoff_log.report(queue, hint.blocked_keys or ())
+        return startable, len(attempts), hint
+
+    def recover(self) -> tuple[str, list[Attempt]] | None:
+        """Find the jobs of a claim whose answer was lost; return its queue and the attempts that may start."""
+        if self._unconfirmed is None:
+            return None
+        queue, run_ids, sent_at = self._unconfirmed
+        claimed = self._queue.recover_claim(run_ids)
+        self._unconfirmed = None
+        return queue, self._startable(queue, self._to_attempts(claimed, sent_at), self._key_locks.lock)
+
+    def defer_unknown_tasks(self, queue: str) -> None:
+        """Defer ready jobs whose task no live worker knows, so that they do not stand in front of others."""
+        for task, jobs in self._queue.defer_unknown_tasks(queue, self._info.tasks).items():
+            _log.warning("task.unknown", queue=queue, task=task, jobs=jobs)
+
+    def _to_attempts(self, claimed: Iterable[ClaimedJob], sent_at: float) -> list[Attempt]:
+        attempts = [Attempt(job, claimed_at=sent_at, settings=self._settings) for job in claimed]
+        self._running.add(attempts)
+        return attempts
+
+    def _startable(
+        self, queue: str, attempts: list[Attempt], lock: Callable[[Sequence[Attempt]], list[Attempt]]
+    ) -> list[Attempt]:
+        """Return the attempts whose key locks are held here; release the others."""
+        try:
+            startable = lock(attempts)
+        except DatabaseUnavailable:
+            for attempt in attempts:
+                self._release(attempt, Released(ReleaseReason.NOT_STARTED))
+            raise
+        if len(startable) < len(attempts):
+            started = set(map(id, startable))
+            refused = [attempt for attempt in attempts if id(attempt) not in started]
+            self._backoff_log.report(queue, {attempt.job.lock_key for attempt in refused})
+            for attempt in refused:
+                self._release(attempt, Released(ReleaseReason.LOCK_BUSY))
+        return startable

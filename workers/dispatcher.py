@@ -1,0 +1,366 @@
+"""Dispatches claimed jobs to worker threads. One idle thread leads: it waits for notifications and claims for all.
+
+The leader blocks in `poll()` on the process's one LISTEN connection. When a queue is notified, a scheduled job falls
+due or the poll interval is over, it claims as many jobs as threads of that queue are idle, hands them out, passes the
+lead on, and runs a job of its own. While every thread is busy the heartbeat thread listens, so that cancels arrive and
+the server need not keep notifications for this process.
+
+Short jobs are prefetched: they wait in the queue's buffer, from which any thread takes the next one without a lock. A
+thread that finds the buffer low claims more while the others go on. One claim at a time is in progress.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from app import log
+from app.errors import DatabaseUnavailable
+from app.queue.job import ReleaseReason
+from workers.attempt import Attempt
+from workers.claim_timers import CONFLICT_RETRY_SEC, ClaimTimers
+from workers.claimer import Claimer
+from workers.listener import Listener, ListenState, Notifications
+from workers.notify_state import NotifyState
+from workers.outcome import Released
+from workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
+from workers.threads import WakeupPipe, clock
+
+_log = log.get(__name__)
+_UNKNOWN_TASK_INTERVAL_SEC = 1.0
+_LIMIT_POLL_SEC = 0.25  # a run of another process may make room in a limited queue without a notification
+_MAX_PREFETCH_AGE_SEC = 0.5  # a prefetched job that has found no thread is released
+
+
+class Dispatcher:
+    """State is under `_lock`, but for what says otherwise."""
+
+    def __init__(
+        self,
+        queue_threads: Mapping[str, int],
+        *,
+        claimer: Claimer,
+        listener: Listener,
+        notify_state: NotifyState,
+        poll_interval_sec: float,
+        on_control: Callable[[str], None],
+        release: Callable[[Attempt, Released], None],
+    ) -> None:
+        self._lock = threading.Lock()
+        self.queues = {
+            name: QueueBuffer(name, threads, threading.Condition(self._lock)) for name, threads in queue_threads.items()
+        }
+        self._claimer, self._listener, self._notify_state = claimer, listener, notify_state
+        self._on_control, self._release = on_control, release
+        self._timers = ClaimTimers(poll_interval_sec)
+        self._wakeup = WakeupPipe()
+        self._has_leader = False
+        self._heartbeat_listening = False  # the leader is the heartbeat, which only listens
+        self._is_claiming = False  # read by any thread, as the next two
+        self._stopping = False
+        self._database_down = False  # the last claim failed
+        self._outage_logged = False  # written by the claiming thread
+        self._listening_until = 0.0  # written by the leader
+        self.last_claim_at = clock()  # when a claim last returned; read by any thread, as the next
+        self.last_cycle_at = clock()  # when a claim last returned, or a wait on a working LISTEN connection ended
+
+    # ── called by worker threads ────────────────────────────────────────────────────────────────────────────────
+
+    def next_attempt(self, buffer: QueueBuffer) -> Attempt | None:
+        """Return the next attempt for this queue, or None when the pool is stopping."""
+        if self._stopping:
+            return None
+        if buffer.may_have_work and buffer.is_low and self._may_claim:
+            self._refill(buffer)
+        try:
+            return buffer.attempts.popleft()[0]
+        except IndexError:
+            return self._wait_for_attempt(buffer)
+
+    @property
+    def _may_claim(self) -> bool:
+        return not self._is_claiming and not self._database_down
+
+    def _refill(self, buffer: QueueBuffer) -> None:
+        """Claim as a thread that has just ended an attempt, while the others take what is left in the buffer."""
+        with self._lock:
+            if self._is_claiming or self._stopping:
+                return
+            self._become_idle(buffer)
+            try:
+                self._claim_unlocked(buffer)
+            finally:
+                buffer.idle_count -= 1
+
+    def _become_idle(self, buffer: QueueBuffer) -> None:
+        if not any(other.idle_count for other in self.queues.values()):
+            self.last_cycle_at = clock()  # no thread had to claim until now
+        buffer.idle_count += 1
+
+    def _wait_for_attempt(self, buffer: QueueBuffer) -> Attempt | None:
+        with self._lock:
+            self._become_idle(buffer)
+            if buffer.limits.has_global_limit or buffer.limits.max_in_process is not None:
+                buffer.may_have_work = True  # the attempt that has ended made room
+            try:
+                while not self._stopping:
+                    if buffer.attempts:
+                        with suppress(IndexError):  # another thread took it a moment ago
+                            return buffer.attempts.popleft()[0]
+                    elif buffer.needs_claim and self._may_claim:
+                        self._claim_unlocked(buffer)
+                    elif not self._has_leader:
+                        self._lead(buffer)
+                    else:
+                        self._wait_for_leader(buffer)
+                return None
+            finally:
+                buffer.idle_count -= 1
+                self._wake_next()
+
+    def _wait_for_leader(self, buffer: QueueBuffer) -> None:
+        if self._heartbeat_listening:
+            self._wakeup.set()
+        buffer.waiting_count += 1
+        try:
+            buffer.available.wait()
+        finally:
+            buffer.waiting_count -= 1
+
+    def _lead(self, buffer: QueueBuffer) -> None:
+        """Wait and claim until there is an attempt for a thread of this queue, then leave the lead to another."""
+        self._has_leader = True
+        try:
+            while not self._stopping and not buffer.attempts:
+                self._unlocked(lambda: self._lead_once(buffer))
+        finally:
+            self._has_leader = False
+
+    def _wake_next(self, own_count: int = 0, own_buffer: QueueBuffer | None = None) -> None:
+        """Wake one thread for each queue with work: it wakes the next one. The caller takes `own_count` attempts.
+
+        Waking a thread for each attempt would make them wait for the GIL and find the buffer empty.
+        """
+        for buffer in self.queues.values():
+            has_attempts = len(buffer.attempts) > (own_count if buffer is own_buffer else 0)
+            if buffer.idle_count and (has_attempts or (buffer.needs_claim and self._may_claim)):
+                if buffer.waiting_count:
+                    buffer.available.notify()
+                elif self._has_leader:
+                    self._wakeup.set()  # the leader may be the only idle thread
+        if not self._has_leader:
+            for buffer in self.queues.values():
+                if buffer.waiting_count:
+                    buffer.available.notify()
+                    return
+
+    def _claim_unlocked(self, buffer: QueueBuffer, own_count: int = 1) -> None:
+        """Claim for this queue while no other thread does; the lock is released meanwhile."""
+        self._is_claiming = True
+        try:
+            self._unlocked(lambda: self._claim_batch(buffer, own_count))
+        finally:
+            self._is_claiming = False
+            self._wake_next(own_count, buffer)
+
+    def _unlocked(self, call: Callable[[], object]) -> None:
+        self._lock.release()
+        try:
+            call()
+        finally:
+            self._lock.acquire()
+
+    # ── the leader, without the lock ────────────────────────────────────────────────────────────────────────────
+
+    def _lead_once(self, own_buffer: QueueBuffer) -> None:
+        """Claim for the queues that may have work; if there is none, wait."""
+        has_claimed = False
+        now = clock()
+        with self._lock:
+            self._apply_timers(now)
+            for buffer in self.queues.values():
+                if buffer.needs_claim and self._may_claim:
+                    self._claim_unlocked(buffer, own_count=1 if buffer is own_buffer else 0)
+                    has_claimed = True
+            if has_claimed and not self._database_down:
+                return
+            self._listening_until = self._listen_deadline()
+        notifications = self._listener.listen(max(0.0, self._listening_until - now), self._wakeup)
+        self._listening_until = 0.0
+        self._apply_notifications(notifications)
+        if self._listener.state is ListenState.LISTENING and not self._database_down:
+            self.last_cycle_at = clock()
+        self._database_down = False
+
+    def _listen_deadline(self) -> float:
+        times = [self._timers.next_poll_at, self._timers.next_due_at, *(b.retry_at for b in self.queues.values())]
+        return min(at for at in times if at is not None)
+
+    def _apply_timers(self, now: float) -> None:
+        expired = self._timers.expire(now, is_listening=self._listener.state is ListenState.LISTENING)
+        for buffer in self.queues.values():
+            if expired or (buffer.retry_at is not None and now >= buffer.retry_at):
+                buffer.may_have_work, buffer.retry_at = True, None
+
+    def _apply_notifications(self, notifications: Notifications) -> None:
+        if notifications.reconnected:
+            self._notify_state.clear()
+        with self._lock:
+            if notifications.reconnected:
+                self._timers.promote_due = True
+            for name, buffer in self.queues.items():
+                if notifications.reconnected or name in notifications.queues:
+                    buffer.may_have_work, buffer.cursor.next_front_at = True, 0.0
+        for command in notifications.commands:
+            self._on_control(command)
+
+    def _claim_batch(self, buffer: QueueBuffer, own_count: int) -> None:
+        began = clock()
+        with self._lock:
+            count, promoted = buffer.claim_size, self._timers.promote_due
+            if count <= 0:
+                return
+            buffer.may_have_work = self._timers.promote_due = False
+        cursor = buffer.cursor.start(began, promoted=promoted)
+        try:
+            if (recovered := self._claimer.recover()) is not None:
+                self._hand_out(self.queues[recovered[0]], recovered[1], own_count=0)
+            attempts, claimed_count, hint = self._claimer.claim(
+                buffer.queue, count, scan=buffer.cursor.scan, cursor=cursor, promote_due=promoted
+            )
+        except DatabaseUnavailable as error:
+            self._on_outage(buffer, error, promoted=promoted)
+            return
+        self._hand_out(buffer, attempts, own_count)
+        self.last_claim_at = self.last_cycle_at = now = clock()
+        if self._outage_logged:
+            _log.info("database.available")
+            self._outage_logged = False
+        is_full, from_front = claimed_count >= count, cursor is None
+        buffer.cursor.advance(hint, is_full=is_full, from_front=from_front, began=began, now=now)
+        with self._lock:
+            self._timers.record_claim(hint, now, is_full=is_full or not from_front, promoted=promoted)
+            if is_full or not from_front or self._timers.promote_due:
+                buffer.may_have_work = True
+            if from_front and not is_full and buffer.limits.has_global_limit:
+                buffer.retry_at = now + _LIMIT_POLL_SEC
+            elif from_front and not is_full and hint.skipped:
+                buffer.retry_at = now + CONFLICT_RETRY_SEC
+            self._database_down = False
+            self._wake_leader_if_due()
+        if is_full or from_front:  # else nothing is known but that the next claim starts at the front
+            if not is_full:
+                self._defer_unknown_tasks(buffer)
+            self._update_notify_state(buffer, is_full=is_full)
+
+    def _hand_out(self, buffer: QueueBuffer, attempts: list[Attempt], own_count: int) -> None:
+        """Put attempts where the threads of the queue find them."""
+        if not attempts:
+            return
+        with self._lock:
+            if not self._stopping:
+                buffer.add(attempts, clock())
+                if len(attempts) > own_count:
+                    buffer.available.notify()  # it wakes the next: short jobs end before many threads are awake
+                return
+        for attempt in attempts:  # the claim was in progress when the stop came
+            self._release(attempt, Released(ReleaseReason.SHUTDOWN))
+
+    def _update_notify_state(self, buffer: QueueBuffer, *, is_full: bool) -> None:
+        recheck_sec = self._notify_state.update_after_claim(buffer.queue, is_full=is_full)
+        with self._lock:
+            if recheck_sec == 0:
+                buffer.may_have_work = True
+            elif recheck_sec is not None:
+                buffer.retry_at = min(buffer.retry_at or math.inf, clock() + recheck_sec)
+                self._wake_leader_if_due()
+
+    def _wake_leader_if_due(self) -> None:
+        """Wake the leader if it listens for longer than it should now."""
+        if self._has_leader and self._listen_deadline() < self._listening_until:
+            self._wakeup.set()
+
+    def _on_outage(self, buffer: QueueBuffer, error: DatabaseUnavailable, *, promoted: bool) -> None:
+        with self._lock:
+            buffer.may_have_work = self._database_down = True
+            self._timers.promote_due = self._timers.promote_due or promoted
+            self._timers.poll_soon(clock())
+        if not self._outage_logged:
+            _log.warning("database.unavailable", error=str(error))
+        self._outage_logged = True
+
+    def _defer_unknown_tasks(self, buffer: QueueBuffer) -> None:
+        now, check_at = clock(), buffer.next_unknown_task_check_at
+        if now < check_at:
+            with self._lock:  # a job that comes a moment after a check would wait until the next poll
+                buffer.retry_at = min(buffer.retry_at or check_at, check_at)
+            return
+        buffer.next_unknown_task_check_at = now + _UNKNOWN_TASK_INTERVAL_SEC
+        with suppress(DatabaseUnavailable):  # the next claim reports it
+            self._claimer.defer_unknown_tasks(buffer.queue)
+
+    # ── called by background threads ────────────────────────────────────────────────────────────────────────────
+
+    def listen_while_busy(self, timeout: float) -> bool:
+        """Listen in place of a leader; return False if a worker thread leads, or waits to."""
+        with self._lock:
+            if self._has_leader or self._stopping or any(b.waiting_count for b in self.queues.values()):
+                return False
+            self._has_leader = self._heartbeat_listening = True
+        try:
+            self._apply_notifications(self._listener.listen(timeout, self._wakeup))
+        finally:
+            with self._lock:
+                self._has_leader = self._heartbeat_listening = False
+                self._wake_next()
+        return True
+
+    @property
+    def all_busy(self) -> bool:
+        """Whether every thread has an attempt, so that no thread has to claim."""
+        with self._lock:
+            return not any(buffer.idle_count for buffer in self.queues.values())
+
+    def apply_limits(self, limits: Mapping[str, QueueLimits]) -> None:
+        """Apply what operators have set for the queues; a queue without settings has no limits."""
+        with self._lock:
+            for name, buffer in self.queues.items():
+                queue_limits = limits.get(name, QueueLimits())
+                if queue_limits != buffer.limits:
+                    buffer.limits, buffer.may_have_work = queue_limits, True
+        self._wakeup.set()
+
+    def release_stale(self) -> None:
+        """Release prefetched attempts that have found no thread: the jobs before them are not short."""
+        now, stale = clock(), []
+        with self._lock:
+            for buffer in self.queues.values():
+                with suppress(IndexError):  # a thread took it a moment ago
+                    while buffer.attempts and now - buffer.attempts[0][1] > _MAX_PREFETCH_AGE_SEC:
+                        stale.append(buffer.attempts.popleft()[0])
+                        buffer.mean_run_sec = max(buffer.mean_run_sec, PREFETCH_BELOW_SEC)
+        for attempt in stale:
+            self._release(attempt, Released(ReleaseReason.NOT_STARTED))
+
+    def stop(self) -> None:
+        """Claim nothing more, release what has not started, and let idle threads end."""
+        with self._lock:
+            self._stopping = True
+            unstarted = []
+            for buffer in self.queues.values():
+                with suppress(IndexError):  # a thread took it a moment ago
+                    while True:
+                        unstarted.append(buffer.attempts.popleft()[0])
+            for buffer in self.queues.values():
+                buffer.available.notify_all()
+        self._wakeup.set()
+        for attempt in unstarted:
+            self._release(attempt, Released(ReleaseReason.SHUTDOWN))
+
+    def wake(self) -> None:
+        self._wakeup.set()
+
+    def close(self) -> None:
+        self._wakeup.close()

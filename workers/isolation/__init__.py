@@ -1,0 +1,1 @@
+"""Attempts that run in a process of their own."""

@@ -1,0 +1,392 @@
+"""The process of an isolated attempt, seen from its worker thread: its output, its messages, its stop.
+
+The child sends JSON lines over a socket pair; what it prints is read line by line. A stop escalates from a message to
+SIGKILL of the whole process group, so that it always ends. Between worker and child runs the watchdog (`watchdog.py`),
+which kills the group if the worker process is gone or the lease has expired.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app import log
+from app.queue.attempt_sessions import attempt_application_name, end_sessions, server_dsns
+from workers.attempt import Attempt
+from workers.attempt_state import StopStep
+from workers.outcome import RemainingState
+from workers.threads import WakeupPipe, clock
+
+_log = log.get(__name__)
+_WATCHDOG = str(Path(__file__).with_name("watchdog.py"))
+_READ_BYTES = 65_536
+_MAX_LINE_LENGTH = 8_192  # of output
+_MAX_MESSAGE_BYTES = 16_000_000  # in addition to the result
+_STDERR_TAIL_LINES = 20  # kept for the error of a command
+_LIVENESS_INTERVAL_SEC = 1.0  # between two checks that the child lives: others may hold all its descriptors open
+_SEND_RETRY_SEC = 0.02  # while the child does not read
+_DRAIN_SEC = 2.0  # for reading the output that is left: a process that escaped the group may go on writing
+_EXIT_TIMEOUT_SEC = 5.0  # from the result message to the exit
+_READ_SLICE_SEC = 0.005  # of reading at a time, after which a flood waits as long
+_MESSAGE_FIELDS = {
+    "success": {"result"},
+    "stopped": {"reason"},
+    "error": {"message", "traceback", "decision", "pause", "stopped"},
+    "unknown_task": {"message"},
+    "settled": set[str](),
+}
+
+
+class StartFailed(Exception):
+    """The operating system could not start the process."""
+
+    def __init__(self, error: OSError | ValueError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended."""
+
+    code: int  # negative: killed by this signal
+    peak_kb: int
+    stopped_by_us: bool  # before it sent a result
+    result_message: dict[str, Any] | None
+
+    def describe(self) -> str:
+        peak = f", peak memory {self.peak_kb // 1024} MB"
+        if self.code >= 0:
+            return f"the process exited with code {self.code}{peak}"
+        name = signal.Signals(-self.code).name if -self.code in set(signal.Signals) else str(-self.code)
+        reason = {
+            "SIGKILL": " (was the machine out of memory?)",
+            "SIGSEGV": " (a fault in native code)",
+            "SIGXCPU": " (its limit of processor time)",
+        }.get(name, "")
+        return f"the process was killed by {name}{reason}{peak}"
+
+    def remaining(self, attempt: Attempt) -> RemainingState:
+        return attempt.remaining_state().with_fields(exit_code=self.code, peak_kb=self.peak_kb)
+
+
+class _MessageSender:
+    """Sends messages to the child without waiting: a child that does not read must not delay its own stop."""
+
+    def __init__(self, channel: socket.socket | None) -> None:
+        self.channel = channel
+        self._outgoing = bytearray()
+
+    @property
+    def is_pending(self) -> bool:
+        return bool(self._outgoing)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._outgoing += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        if self.channel is not None and self._outgoing:
+            try:
+                del self._outgoing[: self.channel.send(self._outgoing)]
+            except BlockingIOError:
+                return
+            except OSError:  # the child has closed its end
+                self._outgoing.clear()
+
+
+class _LineBuffer:
+    """Splits a stream into lines; a line that is too long is cut."""
+
+    def __init__(self, max_length: int) -> None:
+        self._max_length = max_length
+        self.partial = bytearray()
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        self.partial += chunk
+        if b"\n" not in chunk and len(self.partial) <= self._max_length:
+            return []
+        *lines, rest = bytes(self.partial).split(b"\n")
+        if len(rest) > self._max_length:
+            lines, rest = [*lines, rest], b""
+        self.partial = bytearray(rest)
+        return lines
+
+
+def _start_process(
+    argv: list[str], descriptors: tuple[int, ...], cwd: str | None, env: Mapping[str, str] | None
+) -> subprocess.Popen[bytes]:
+    """Start the watchdog with the program, without a shell. The first descriptor is the watchdog's socket."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", _WATCHDOG, str(descriptors[0]), *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=descriptors,
+        cwd=cwd,
+        env=env,
+        start_new_session=True,
+    )
+
+
+class ChildProcess:
+    """Starts, reads and stops one process. Used by one thread."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        argv: list[str],
+        *,
+        channel: socket.socket | None = None,
+        inherited_descriptors: tuple[int, ...] = (),
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises StartFailed. `wait` closes the channel."""
+        self._attempt, self._argv = attempt, argv
+        with ExitStack() as undo:
+            if channel is not None:
+                undo.enter_context(channel)
+            try:
+                self._watchdog, theirs = socket.socketpair()
+                undo.enter_context(self._watchdog)
+                with theirs:
+                    self._wakeup = WakeupPipe()
+                    undo.callback(self._wakeup.close)
+                    locks = attempt.settings.process_lock.inherited_descriptors()
+                    descriptors = (theirs.fileno(), *inherited_descriptors, *locks)
+                    self._process = _start_process(argv, descriptors, cwd, env)
+            except (OSError, ValueError) as error:
+                raise StartFailed(error) from error
+            self._resources = undo.pop_all()
+        self._streams = self._open_streams(channel)
+        max_message = _MAX_MESSAGE_BYTES + 6 * attempt.settings.max_result_bytes  # as JSON at its longest
+        self._buffers = {
+            name: _LineBuffer(max_message if name == "channel" else _MAX_LINE_LENGTH) for name in self._streams.values()
+        }
+        self._sender = _MessageSender(channel)
+        self._stderr_lines: deque[str] = deque(maxlen=_STDERR_TAIL_LINES)
+        self._result_message: dict[str, Any] | None = None
+        self._result_at: float | None = None
+        self._exit: tuple[int, int] | None = None  # exit code and peak memory, from the watchdog
+        self._start_error: OSError | None = None  # from the watchdog: there is no such program
+        self._last_step_at: float | None = None
+        self._stopped_by_us = False
+        self._sent_deadline: float | None = None  # the end of the lease, as the watchdog knows it
+        # Renewals of a short lease must reach the watchdog in time.
+        self._liveness_interval_sec = min(_LIVENESS_INTERVAL_SEC, attempt.lease.ttl_sec / 8)
+
+    def _open_streams(self, channel: socket.socket | None) -> dict[int, str]:
+        """Return the descriptors to read, with their names."""
+        assert self._process.stdout is not None and self._process.stderr is not None  # noqa: S101, PT018 - pipes
+        streams = {
+            self._process.stdout.fileno(): "stdout",
+            self._process.stderr.fileno(): "stderr",
+            self._watchdog.fileno(): "watchdog",
+        }
+        if channel is not None:
+            channel.setblocking(False)
+            streams[channel.fileno()] = "channel"
+        return streams
+
+    @property
+    def pid(self) -> int:
+        """Of the watchdog, and so of the process group."""
+        return self._process.pid
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._sender.send(message)
+
+    def wait(self) -> Exit:
+        """Wait until the process, its group and its database sessions have ended. Raises StartFailed."""
+        try:
+            with self._attempt.on_stop(self._wakeup.set):
+                while not self._has_exited():
+                    self._extend_watchdog()
+                    self._sender.flush()
+                    self._read_output(self._until_next_step())
+                    self._escalate()
+        finally:
+            if self._sent_deadline is not None and clock() >= self._sent_deadline:
+                self._stopped_by_us = True  # by the watchdog
+            code, peak_kb = self._collect_exit()
+            self._read_remaining_output()
+            self._close()
+        if self._start_error is not None:
+            raise StartFailed(self._start_error)
+        code, peak_kb = self._exit or (code, peak_kb)
+        return Exit(code, peak_kb, self._stopped_by_us and self._result_message is None, self._result_message)
+
+    def _extend_watchdog(self) -> None:
+        """Send the watchdog the end of the lease: until then no other worker starts the job."""
+        lease = self._attempt.lease
+        deadline = lease.renewed_at + lease.ttl_sec
+        if deadline != self._sent_deadline:
+            self._sent_deadline = deadline
+            with suppress(OSError):
+                self._watchdog.send(b"%.3f\n" % deadline, socket.MSG_DONTWAIT)
+
+    def stderr_tail(self) -> str:
+        return str(log.mask("".join(f"\n{line}" for line in self._stderr_lines)))
+
+    def _has_exited(self) -> bool:
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # other code of this process has waited for it
+            return True
+
+    def _collect_exit(self) -> tuple[int, int]:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # the leader is not reaped yet, so the group's id is not reused
+        try:
+            _, status, usage = os.wait4(self.pid, 0)
+        except ChildProcessError:
+            self._process.returncode = 255
+            return 255, 0
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        return self._process.returncode, usage.ru_maxrss
+
+    # ── output and messages ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _read_output(self, timeout: float) -> None:
+        longest = _SEND_RETRY_SEC if self._sender.is_pending else self._liveness_interval_sec
+        self._wakeup.wait(min(timeout, longest), *self._streams)
+        started_at = clock()
+        for descriptor in list(self._streams):
+            self._read_available(descriptor)
+        spent = clock() - started_at
+        if spent > _READ_SLICE_SEC:  # leave the interpreter to the other jobs of this process
+            self._wakeup.wait(min(spent, self._liveness_interval_sec))
+
+    def _read_remaining_output(self) -> None:
+        deadline = clock() + _DRAIN_SEC
+        for descriptor in list(self._streams):
+            while descriptor in self._streams and self._read_available(descriptor) and clock() < deadline:
+                pass
+        for stream in ("stdout", "stderr"):
+            if self._buffers[stream].partial:
+                self._log_line(stream, bytes(self._buffers[stream].partial))
+
+    def _read_available(self, descriptor: int) -> bool:
+        """Read what is there without waiting; return False if there is nothing."""
+        waiter = select.poll()
+        waiter.register(descriptor, select.POLLIN)
+        if not waiter.poll(0):
+            return False
+        try:
+            chunk = os.read(descriptor, _READ_BYTES)
+        except OSError:
+            chunk = b""
+        stream = self._streams[descriptor]
+        if not chunk:
+            del self._streams[descriptor]
+            if stream == "watchdog":  # it is exiting
+                with suppress(ChildProcessError):
+                    os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            return False
+        handle = {"channel": self._on_message, "watchdog": self._on_watchdog_message}.get(stream)
+        for line in self._buffers[stream].feed(chunk):
+            if handle is None:
+                self._log_line(stream, line)
+            else:
+                handle(line)
+        return True
+
+    def _log_line(self, stream: str, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip("\r")
+        if stream == "stderr":
+            self._stderr_lines.append(text[:_MAX_LINE_LENGTH])
+        self._attempt.settings.log(self._attempt.job_id, self._attempt.attempt, "INFO", stream, text)
+
+    def _on_watchdog_message(self, line: bytes) -> None:
+        match line.split():
+            case [b"exit", code, peak_kb]:
+                self._exit = int(code), int(peak_kb)
+            case [b"error", number]:
+                self._start_error = OSError(int(number), os.strerror(int(number)), self._argv[0])
+
+    def _on_message(self, line: bytes) -> None:
+        """Handle a message. It may be anything: native code may write to a descriptor that is not its own."""
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        attempt = self._attempt
+        match message:
+            case {"progress": dict(progress)}:
+                attempt.set_progress(progress)
+            case {"checkpoint": cursor}:
+                with suppress(ValueError):
+                    attempt.record_checkpoint(cursor)
+            case {"log": [str(level), str(stream), str(text)]}:
+                attempt.settings.log(attempt.job_id, attempt.attempt, level, stream, text)
+            case {"result": {"kind": str(kind), **fields}} if _MESSAGE_FIELDS.get(kind, {"?"}) <= fields.keys():
+                self._result_message, self._result_at = message["result"], clock()
+            case _:
+                _log.error("child.invalid_message", job=str(attempt.job_id))
+
+    # ── the stop ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _until_next_step(self) -> float:
+        if self._attempt.stop_reason is None or self._last_step_at is None:
+            return _LIVENESS_INTERVAL_SEC
+        return max(0.0, self._last_step_at + self._attempt.settings.stop_step_sec - clock())
+
+    def _escalate(self) -> None:
+        """Stop message → cancel the query → SIGTERM → SIGKILL. A command gets no messages and begins with SIGTERM."""
+        attempt, now = self._attempt, clock()
+        if self._result_at is not None:
+            if now - self._result_at > _EXIT_TIMEOUT_SEC:
+                os.killpg(self.pid, signal.SIGKILL)
+        elif attempt.stop_reason is None or self._has_exited():
+            return
+        elif attempt.stop_signal.must_kill:
+            self._send_signal(StopStep.SIGKILL, signal.SIGKILL)
+        elif self._last_step_at is None:
+            self._last_step_at = now
+            if self._sender.channel is None:
+                self._send_signal(StopStep.SIGTERM, signal.SIGTERM)
+            else:
+                self.send({"stop": str(attempt.stop_reason)})
+        elif now - self._last_step_at >= attempt.settings.stop_step_sec:
+            self._last_step_at = now
+            match attempt.stop_signal.step:
+                case StopStep.REQUEST:
+                    attempt.stop_signal.step = StopStep.CANCEL_QUERY
+                    self.send({"cancel": True})
+                case StopStep.CANCEL_QUERY:
+                    self._send_signal(StopStep.SIGTERM, signal.SIGTERM)
+                case _:
+                    self._send_signal(StopStep.SIGKILL, signal.SIGKILL)
+
+    def _send_signal(self, step: StopStep, number: signal.Signals) -> None:
+        attempt = self._attempt
+        attempt.stop_signal.step = step
+        self._stopped_by_us = True
+        reason = str(attempt.stop_reason)
+        _log.info("stop.escalated", stop_step=step, job=str(attempt.job.id), task=attempt.job.task, reason=reason)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        self._resources.close()
+        attempt, settings = self._attempt, self._attempt.settings.connection_settings
+        if settings is not None:  # its code may have opened connections of its own, which a statement keeps open
+            report = end_sessions(server_dsns(settings), [attempt_application_name(attempt.job_id, attempt.job.run_id)])
+            attempt.sessions_left = report.unresolved_targets
+            if not report.is_complete:
+                attempt.log_ended_sessions(report)

@@ -1,0 +1,255 @@
+"""The main program of an isolated process: runs one task and reports to its worker over a socket."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from app.db.encoding import sanitize_json, sanitize_text
+from app.queue.attempt_sessions import ConnectionSettings
+from app.queue.job import ClaimedJob
+from app.queue.task_connections import MAX_CHECKPOINT_BYTES
+from pipelines import contract, targets
+from pipelines.contract import Stop, StopReason, registry
+from pipelines.retry import Fixed, decide
+from pipelines.runner import run_task
+from pipelines.secret_refs import substitute
+from workers.context import ContextSettings, JobContext
+from workers.logs.capture import level_of, record_lines
+from workers.outcome import caused_by_stop, describe_error, usage_hint
+from workers.secrets import Redactor
+
+_PROGRESS_INTERVAL_SEC = 0.1
+EXIT_ORPHANED = 71  # the parent process is gone
+_PR_SET_PDEATHSIG = 1
+_NO_ADDED_PAUSE = Fixed(0.0)  # the parent knows the job's policy
+_MAX_LINE_LENGTH = 16_384
+_MAX_ERROR_LENGTH, _MAX_TRACEBACK_LENGTH = 8_000, 64_000
+_MAX_PROGRESS_BYTES = 64_000
+
+
+class ParentChannel:
+    """Sends and receives messages. `send` may be called by any thread, and by a signal handler or finalizer that
+    interrupts another `send`."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._lock = threading.RLock()
+        self._queued: list[bytes] | None = None  # not None while a message is being sent; under the lock
+        self._received = bytearray()
+
+    def send(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        with self._lock, suppress(OSError):
+            if self._queued is not None:
+                self._queued.append(line)
+                return
+            self._queued = [line]
+            try:
+                while self._queued:
+                    self._channel.sendall(self._queued[0])
+                    del self._queued[0]
+            finally:
+                self._queued = None
+
+    def receive(self) -> dict[str, Any] | None:
+        while b"\n" not in self._received:
+            chunk = self._channel.recv(65_536)
+            if not chunk:
+                return None
+            self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+
+class ParentLogHandler(logging.Handler):
+    """Sends the process's log records to the job's log."""
+
+    def __init__(self, parent: ParentChannel) -> None:
+        super().__init__()
+        self._parent, self._pid = parent, os.getpid()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(Exception):  # a log line must not end a job
+            for line in record_lines(record):
+                self._send_line(level_of(record), line[:_MAX_LINE_LENGTH])
+
+    def _send_line(self, level: str, line: str) -> None:
+        if os.getpid() == self._pid:
+            self._parent.send({"log": [level, "log", line]})
+        else:  # a fork made by the pipeline must not use the socket or its lock
+            sys.stderr.write(line + "\n")
+
+
+def main(descriptor: int) -> None:
+    os.set_inheritable(descriptor, False)
+    parent = ParentChannel(socket.socket(fileno=descriptor))
+    spec = parent.receive()
+    if spec is None:
+        os._exit(EXIT_ORPHANED)
+    _exit_with_parent(spec["parent_pid"])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler in Python never runs while code holds the interpreter
+    _configure_logging(parent)
+    context = _build_context(spec)
+    threading.Thread(target=_handle_commands, args=(parent, context), daemon=True).start()
+    done = threading.Event()
+    reporter = threading.Thread(target=_report_progress, args=(parent, context, done), daemon=True)
+    reporter.start()
+    result = _run_task(spec, context)
+    if context.connections is not None:
+        context.connections.close()
+    done.set()
+    reporter.join()
+    parent.send({"result": result})
+    _exit()
+
+
+def _exit() -> None:
+    """Exit as an interpreter does, but without waiting for threads that the pipeline left running."""
+    with suppress(BaseException):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(0)
+
+
+def _configure_logging(parent: ParentChannel) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # as started
+    root = logging.getLogger()
+    root.addHandler(ParentLogHandler(parent))
+    root.setLevel(logging.INFO)
+
+
+def _exit_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies: then no process renews the lease."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(EXIT_ORPHANED)
+
+
+def _build_context(spec: dict[str, Any]) -> JobContext:
+    connection_settings = spec["connection_settings"]
+    settings = ContextSettings(
+        connection_settings=None if connection_settings is None else ConnectionSettings(**connection_settings),
+        max_result_bytes=spec["max_result_bytes"],
+        follow_up_lease_sec=spec["follow_up_lease_sec"],
+    )
+    context = JobContext(ClaimedJob(**spec["job"]), settings)
+    if spec["secrets"]:
+        context.redactor = Redactor(spec["secrets"])
+    return context
+
+
+def _handle_commands(parent: ParentChannel, context: JobContext) -> None:
+    while (message := parent.receive()) is not None:
+        if "stop" in message:
+            context.stop(StopReason(message["stop"]))
+        elif context.connections is not None:  # in a thread: a server that does not answer must not delay a stop
+            threading.Thread(target=context.connections.cancel, daemon=True).start()
+    os._exit(EXIT_ORPHANED)
+
+
+def _report_progress(parent: ParentChannel, context: JobContext, done: threading.Event) -> None:
+    is_last = False
+    while not is_last:
+        is_last = done.wait(_PROGRESS_INTERVAL_SEC)
+        with suppress(MemoryError):  # the pipeline's, which may recover
+            progress, checkpoint = unsaved = context.unsaved()
+            if progress is not None:
+                parent.send({"progress": json.loads(sanitize_json(progress, _MAX_PROGRESS_BYTES))})
+            if checkpoint is not None:
+                parent.send({"checkpoint": json.loads(sanitize_json(checkpoint, MAX_CHECKPOINT_BYTES))})
+            context.mark_saved(unsaved)
+
+
+def _run_task(spec: dict[str, Any], context: JobContext) -> dict[str, Any]:
+    """Run the task; return the message that says how it ended."""
+    options = contract.TaskOptions()
+    try:
+        task = _load_task(spec, context)
+        if isinstance(task, str):
+            return {"kind": "unknown_task", "message": task}
+        options = task.options
+        args = json.loads(context.job.args_text)
+        if spec["secrets"]:
+            args = substitute(args, spec["secrets"].__getitem__)
+        if context.job.checkpoint_text is not None:
+            context.reported.restore(context.job.progress_text, json.loads(context.job.checkpoint_text))
+        context.check()
+        sys.argv = [context.task, *task.command_line(args)]
+        _set_limits(spec)
+        message = _success_message(run_task(task, args, context), spec["max_result_bytes"])
+    except Stop as stop:
+        message = {"kind": "stopped", "reason": stop.reason.value}
+    except BaseException as error:
+        message = _error_message(context, options, error)
+    is_settled = context.connections is not None and context.connections.settled
+    return {"kind": "settled"} if is_settled else message
+
+
+def _load_task(spec: dict[str, Any], context: JobContext) -> contract.Task | str:
+    """Return the task, or why there is none."""
+    settings = spec["connection_settings"]
+    if settings is not None:
+        targets.configure(spec["endpoints"], settings["targets"], spec["tokens"], fallback_dsn=lambda: settings["dsn"])
+    own = spec["tasks"].get(context.task)  # a task of the settings needs no module but its own
+    if own is None:
+        failures = contract.load_tasks(spec["packages"], spec["tasks"])
+    else:
+        failures = contract.load_tasks((), {context.task: own})
+    task = registry.get(context.task)
+    if task is not None:
+        return task
+    broken = "; ".join(f"{name}: {error.strip().splitlines()[-1]}" for name, error in failures.items())
+    return f"the process does not know the task {context.task!r} (broken modules: {broken or 'none'})"
+
+
+def _success_message(result: Any, max_bytes: int) -> dict[str, Any]:
+    return {"kind": "success", "result": None if result is None else json.loads(sanitize_json(result, max_bytes))}
+
+
+def _error_message(context: JobContext, options: contract.TaskOptions, error: BaseException) -> dict[str, Any]:
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return _success_message(None, 0)
+    job = context.job
+    decision = decide(
+        error, attempt=job.attempt, max_attempts=job.max_attempts, policy=_NO_ADDED_PAUSE, rules=options.rules
+    )
+    return {
+        "kind": "error",
+        "message": sanitize_text(describe_error(error) + usage_hint(error, options), _MAX_ERROR_LENGTH),
+        "traceback": sanitize_text("".join(traceback.format_exception(error)), _MAX_TRACEBACK_LENGTH),
+        "decision": decision.action.value,
+        "pause": decision.delay_sec,
+        "stopped": caused_by_stop(error),
+    }
+
+
+def _set_limits(spec: dict[str, Any]) -> None:
+    if spec["memory_mb"] is not None:
+        # Not of the address space: threads and allocators reserve far more than they use.
+        kind = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
+        _lower_limit(kind, spec["memory_mb"] * 1024 * 1024, 0)
+    if spec["cpu_sec"] is not None:
+        _lower_limit(resource.RLIMIT_CPU, spec["cpu_sec"], 5)
+
+
+def _lower_limit(resource_id: int, soft_limit: int, hard_margin: int) -> None:
+    _, highest = resource.getrlimit(resource_id)
+    hard = soft_limit + hard_margin if highest == resource.RLIM_INFINITY else min(soft_limit + hard_margin, highest)
+    resource.setrlimit(resource_id, (min(soft_limit, hard), hard))

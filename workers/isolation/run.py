@@ -1,0 +1,208 @@
+"""Runs an attempt in a process of its own: a task of Python code, or a command.
+
+The worker's thread watches the process (`child.py`). The worker process renews the lease, so that a job may hold its
+own interpreter for minutes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from typing import Any
+
+from app.queue.attempt_sessions import attempt_application_name
+from pipelines.contract import Fail, StopReason, Task, TaskKind, TaskOptions
+from pipelines.options import Command
+from pipelines.retry import RetryAction
+from workers.attempt import Attempt
+from workers.isolation.child import ChildProcess, Exit, StartFailed
+from workers.isolation.environment import session_variables
+from workers.outcome import (
+    Failure,
+    LeaseLost,
+    Outcome,
+    RemainingState,
+    SettledByTask,
+    crashed,
+    decide_failure,
+    describe_error,
+    failed,
+    retry_policy_of,
+    success,
+)
+from workers.secrets import SecretUnavailable, redactor_for
+
+_RESOURCE_ERRNOS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_RESOURCE_RETRY_SEC = 10.0
+_PRIVATE_ENV_PREFIXES = ("DL_", "PG")  # our own settings, and libpq's
+_TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def run_isolated(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
+    """Run the task in a process of its own until the process has ended."""
+    try:
+        return _run_command(attempt, task, args) if task.kind is TaskKind.COMMAND else _run_child(attempt, task)
+    except StartFailed as start:
+        error, remaining = start.error, attempt.remaining_state()
+        if isinstance(error, OSError) and error.errno in _RESOURCE_ERRNOS:  # the machine's fault, not the job's
+            snooze = Failure(describe_error(error), None, RetryAction.SNOOZE, _RESOURCE_RETRY_SEC)
+            return failed(snooze, remaining.with_fields(code="out_of_resources"))
+        return failed(_decide(attempt, error), remaining)
+
+
+def _run_child(attempt: Attempt, task: Task) -> Outcome:
+    # Not through PYTHONPATH, which interpreters that the pipeline starts would inherit.
+    paths = [path or os.getcwd() for path in sys.path]
+    with ExitStack() as until_started:
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise StartFailed(error) from error
+        until_started.enter_context(theirs)
+        code = (
+            f"import sys; sys.path[:] = {paths!r}; "
+            f"from workers.isolation.child_main import main; main({theirs.fileno()})"
+        )
+        env = {**os.environ, **_session_variables(attempt, task.options, os.environ.get("PGOPTIONS", ""))}
+        child = ChildProcess(
+            attempt, [sys.executable, "-c", code], channel=ours, inherited_descriptors=(theirs.fileno(),), env=env
+        )
+    child.send(_child_spec(attempt, task, parent_pid=child.pid))
+    return _outcome_of(attempt, child.wait())
+
+
+def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, Any]:
+    settings, options = attempt.settings, task.options
+    connection_settings = settings.connection_settings
+    return {
+        "packages": list(settings.packages),
+        "tasks": settings.tasks,
+        "endpoints": settings.endpoints,
+        "tokens": settings.tokens,
+        "secrets": dict(attempt.redactor.secrets),
+        "connection_settings": None if connection_settings is None else asdict(connection_settings),
+        "job": attempt.job._asdict(),
+        "max_result_bytes": settings.max_result_bytes,
+        "follow_up_lease_sec": settings.follow_up_lease_sec,
+        "memory_mb": options.memory_mb,
+        "cpu_sec": options.cpu_sec,
+        "parent_pid": parent_pid,
+    }
+
+
+def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
+    assert task.command is not None  # noqa: S101 - a task of this kind has one
+    if attempt.redactor:
+        return attempt.refuse(
+            "every user of the machine can read a command's arguments, so they hold no secret; give it in the "
+            'command\'s env, as in {"env": {"TOKEN": {"$secret": "name"}}}'
+        )
+    try:
+        argv = task.argv(args)
+        own_env = _command_environment(attempt, task.command)
+    except Fail as error:
+        return attempt.refuse(f"the command's arguments: {error}")
+    except SecretUnavailable as error:
+        return attempt.refuse(str(error))
+    env = {
+        "PYTHONUNBUFFERED": "1",  # its log is read while it runs
+        **own_env,
+        **_session_variables(attempt, task.options, own_env.get("PGOPTIONS", "")),
+        "DL_JOB_ID": str(attempt.job_id),
+        "DL_ATTEMPT": str(attempt.attempt),
+    }
+    child = ChildProcess(attempt, list(argv), cwd=task.command.cwd, env=env)
+    exit_ = child.wait()
+    if attempt.stop_reason is StopReason.LEASE_LOST:
+        return LeaseLost()
+    if exit_.stopped_by_us:
+        return attempt.stop_outcome()
+    if exit_.code == 0:
+        return success({"exit_code": 0}, exit_.remaining(attempt))
+    _log_withheld_variables(attempt, env)
+    return _failed_without_traceback(attempt, f"{exit_.describe()}{child.stderr_tail()}", exit_.remaining(attempt))
+
+
+def _log_withheld_variables(attempt: Attempt, env: Mapping[str, str]) -> None:
+    """Name the libpq variables that a failed command was not given: it may have needed them to find its server."""
+    names = sorted(name for name in os.environ if name.startswith("PG") and name not in env)
+    if names:
+        attempt.settings.log(
+            attempt.job_id, attempt.attempt, "WARNING", "log",
+            f"the program was not given these variables of the worker: {', '.join(names)}; name those that it needs in"
+            " the task's inherit, or set its own in env",
+        )  # fmt: skip
+
+
+def _session_variables(attempt: Attempt, options: TaskOptions, own_options: str) -> dict[str, str]:
+    add_check = options.connection_check and attempt.settings.connection_check.is_accepted()
+    name = attempt_application_name(attempt.job_id, attempt.job.run_id)
+    return session_variables(name, task_options=own_options, add_check=add_check)
+
+
+def _command_environment(attempt: Attempt, command: Command) -> dict[str, str]:
+    """The worker's environment without its own settings, such as the database's password, and what the task adds."""
+    secrets = {variable: attempt.settings.secret_store.read(name) for variable, name in command.secret_env.items()}
+    if secrets:
+        attempt.redactor = redactor_for({command.secret_env[variable]: value for variable, value in secrets.items()})
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_PRIVATE_ENV_PREFIXES) or name in command.inherit
+    }
+    return {**inherited, **command.env, **secrets}
+
+
+def _outcome_of(attempt: Attempt, exit_: Exit) -> Outcome:
+    message, remaining = exit_.result_message, exit_.remaining(attempt)
+    if message is not None and message["kind"] == "settled":
+        return SettledByTask()
+    if attempt.stop_reason is StopReason.LEASE_LOST:
+        return LeaseLost()
+    if message is None:
+        return attempt.stop_outcome() if exit_.stopped_by_us else _crashed(attempt, exit_)
+    match message["kind"]:
+        case "success":
+            return success(message["result"], remaining)
+        case "stopped":
+            if attempt.stop_reason is None:  # it found out by itself, as one does that cannot commit any more
+                attempt.stop(StopReason(message["reason"]))
+            return attempt.stop_outcome()
+        case "unknown_task":  # this process knows it: a module may be in the middle of its replacement
+            return _failed_without_traceback(attempt, message["message"], remaining)
+        case _:
+            if message["stopped"] and attempt.stop_reason is not None:
+                return attempt.stop_outcome()
+            return failed(_failure_from_message(attempt, message), remaining)
+
+
+def _crashed(attempt: Attempt, exit_: Exit) -> Outcome:
+    """A process that sent no result. A termination signal that was not ours came from another program, such as a
+    service manager: the job did nothing wrong."""
+    if -exit_.code in _TERMINATION_SIGNALS:
+        return _failed_without_traceback(attempt, exit_.describe(), exit_.remaining(attempt))
+    return crashed(attempt.job, exit_.describe(), attempt.options, attempt.settings.retry, exit_.remaining(attempt))
+
+
+def _decide(attempt: Attempt, error: Exception) -> Failure:
+    return decide_failure(attempt.job, error, attempt.options, attempt.settings.retry)
+
+
+def _failed_without_traceback(attempt: Attempt, message: str, remaining: RemainingState) -> Outcome:
+    """A traceback would show this module alone."""
+    return failed(replace(_decide(attempt, RuntimeError(message)), traceback=None), remaining)
+
+
+def _failure_from_message(attempt: Attempt, message: dict[str, Any]) -> Failure:
+    """The child decided whether to retry; the job's policy says how long to wait at least."""
+    decision, pause_sec = RetryAction(message["decision"]), message["pause"]
+    if decision is RetryAction.RETRY:
+        policy = retry_policy_of(attempt.job, attempt.options, attempt.settings.retry)
+        pause_sec = max(pause_sec, policy.pause(attempt.job.attempt))
+    return Failure(message["message"], message["traceback"], decision, pause_sec)

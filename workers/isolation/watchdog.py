@@ -1,0 +1,69 @@
+"""The watchdog between a worker and an isolated process: kills the process group when the worker is gone or its lease
+has expired. A worker process that is frozen cannot stop its children itself.
+
+Run by its path in a bare interpreter, so that it starts in milliseconds; it imports nothing of ours:
+
+    python -I -S watchdog.py DESCRIPTOR PROGRAM ARGUMENT…
+
+The descriptor is a socket to the worker. The watchdog writes `exit CODE PEAK_KB` or `error ERRNO` to it, and reads the
+end of the lease, a line for each renewal, in seconds of the worker's clock. When the socket closes, the worker is gone.
+The program gets this process's environment, folder, standard streams and process group.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # as in threads.py
+_POLL_INTERVAL_MS = 50  # where there are no pidfds
+
+
+def main(descriptor: int, argv: list[str]) -> None:
+    os.set_inheritable(descriptor, False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # they are meant for the program, which does not inherit this
+    try:
+        program = os.posix_spawnp(
+            argv[0], argv, os.environ, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+        )
+    except OSError as error:
+        os.write(descriptor, b"error %d\n" % (error.errno or 0))
+        return
+    _wait(descriptor, program)
+    _, status, usage = os.wait4(program, 0)
+    os.write(descriptor, b"exit %d %d\n" % (os.waitstatus_to_exitcode(status), usage.ru_maxrss))
+
+
+def _wait(descriptor: int, pid: int) -> None:
+    """Wait until the program has ended; kill the group if the worker or the lease ends first."""
+    pidfd = _open_pidfd(pid)
+    waiter = select.poll()
+    waiter.register(descriptor, select.POLLIN)
+    if pidfd is not None:
+        waiter.register(pidfd, select.POLLIN)
+    deadline = float("inf")
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        left = max(0.0, deadline - time.clock_gettime(_CLOCK)) * 1000
+        wait = min(left, float("inf") if pidfd is not None else _POLL_INTERVAL_MS)
+        if descriptor in dict(waiter.poll(None if wait == float("inf") else wait)):
+            lines = os.read(descriptor, 65_536).split()
+            if not lines:
+                os.killpg(0, signal.SIGKILL)
+            deadline = float(lines[-1])
+        elif time.clock_gettime(_CLOCK) >= deadline:
+            os.killpg(0, signal.SIGKILL)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,1 @@
+"""Captured output of attempts, and the log of a job."""

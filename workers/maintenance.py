@@ -1,0 +1,209 @@
+"""Runs the periodic duties that one worker process does for all: bulk operations, statistics, retention, alert checks.
+
+A new duty is an entry in `duties()`: a name, an interval and a function that does one bounded slice of the work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from app import log
+from app.admin.alerts import Alerts
+from app.admin.bulk import BulkOperations
+from app.admin.queues import Queues
+from app.admin.retention import PrunedBatch, Retention, RetentionPeriods
+from app.admin.statistics import Statistics
+from app.admin.webhooks import Webhooks
+from app.db.connection import Session
+from app.errors import DatabaseUnavailable, DataloaderError
+from app.queue.notify_state import notify_waiting_queues, prune_notify_state
+from workers.threads import BackgroundThread, clock
+
+_log = log.get(__name__)
+_LEADER_CHECK_SEC = 2.0
+_IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
+_NOTIFY_INTERVAL_SEC = 1.0
+_RETENTION_INTERVAL_SEC = 60.0
+_HOURLY_SEC = 3600.0
+_PRUNE_INTERVAL_SEC = 600.0
+_DEPTHS_INTERVAL_SEC = 30.0  # recorded once a minute, and none may be left out
+_PRUNE_BATCH = 1000  # deliveries
+_REST_FACTOR = 9  # statistics rest this many times as long as a batch took: jobs come first
+_FAILED_RETRY_SEC = 60.0
+_AGGREGATE_BATCH = 10_000  # events
+_DELETE_BATCH = 500  # jobs
+_MAX_DELETE_PAUSE_SEC = 5.0
+_KEEP_ALERTS_SEC = 90 * 86_400.0
+
+
+@dataclass(frozen=True)
+class Duty:
+    """A periodic duty: `run` does one bounded slice and returns the seconds until the next one, None: the interval."""
+
+    name: str
+    interval_sec: float
+    run: Callable[[], float | None]
+    first_delay_sec: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceOptions:
+    """What the duties delete, and how often alert rules are checked."""
+
+    periods: RetentionPeriods = field(default_factory=RetentionPeriods)
+    deletion_enabled: bool = True
+    is_retention_requested: bool = False  # then also from tables that were upgraded from version 0
+    alert_interval_sec: float = 15.0
+    keep_deliveries_sec: float = 14 * 86_400.0
+
+
+class Maintenance:
+    """Runs duties while this process holds the maintenance lock, on the connection that holds it.
+
+    Each step runs one slice of the duty that is longest overdue, so that a long duty cannot starve the others. A duty
+    that fails waits for its interval. When the connection is lost the lock is free, and any process may take over.
+    """
+
+    def __init__(
+        self,
+        session: Session,  # opened by the leader only
+        follower_session: Session,  # a connection the process has anyway: followers check the lock on it
+        duties: Sequence[Duty],
+        *,
+        on_crash: Callable[[str], None],
+    ) -> None:
+        self._session, self._duties = session, {duty.name: duty for duty in duties}
+        self._lock, self._lock_check = Queues(session), Queues(follower_session)
+        self._leader_generation = -1  # of the connection that holds the lock
+        self._next_run_at = {duty.name: clock() + duty.first_delay_sec for duty in duties}
+        self.thread = BackgroundThread("maintenance", self.run_once, on_crash=on_crash)
+
+    @property
+    def is_leader(self) -> bool:
+        return self._session.connected and self._session.generation == self._leader_generation
+
+    def wake(self, duty: str) -> None:
+        """Run this duty now, for example because a bulk operation was requested."""
+        self._next_run_at[duty] = 0.0
+        self.thread.wake()
+
+    def run_once(self) -> float:
+        """Run one slice of the duty that is longest overdue; return the seconds until the next one is due."""
+        if not self.is_leader and not self._acquire_lock():
+            return _LEADER_CHECK_SEC
+        name = min(self._next_run_at, key=self._next_run_at.__getitem__)
+        if self._next_run_at[name] <= clock():
+            self._run_duty(self._duties[name])
+        return max(0.0, min(self._next_run_at.values()) - clock())
+
+    def _run_duty(self, duty: Duty) -> None:
+        self._next_run_at[duty.name] = clock() + duty.interval_sec
+        try:
+            pause = duty.run()
+        except DatabaseUnavailable as error:
+            if not self.is_leader:
+                raise  # the connection is gone, and the lock with it
+            _log.warning("maintenance.failed", duty=duty.name, error=str(error))
+        except Exception as error:
+            self._next_run_at[duty.name] = clock() + max(duty.interval_sec, _FAILED_RETRY_SEC)
+            write = _log.error if isinstance(error, DataloaderError) else _log.exception
+            write("maintenance.failed", duty=duty.name, error=str(error))
+        else:
+            if pause is not None:
+                self._next_run_at[duty.name] = clock() + min(pause, duty.interval_sec)
+
+    def _acquire_lock(self) -> bool:
+        if self._lock_check.is_maintenance_lock_held():
+            return False
+        if not self._lock.acquire_maintenance_lock():
+            self._session.close()
+            return False
+        self._leader_generation = self._session.generation
+        return True
+
+    def close(self) -> None:
+        """Give up the lock."""
+        self._session.close()
+
+
+def duties(session: Session, options: MaintenanceOptions) -> list[Duty]:
+    """All duties of the maintenance leader."""
+    bulk, statistics, retention = BulkOperations(session), Statistics(session), RetentionDuty(session, options)
+    alerts, webhooks = Alerts(session), Webhooks(session)
+    half_a_minute = _RETENTION_INTERVAL_SEC / 2
+    return [
+        Duty("bulk", _IDLE_INTERVAL_SEC, lambda: 0.0 if bulk.run_batch() else None),
+        Duty("bulk-prune", _HOURLY_SEC, bulk.prune),
+        Duty("statistics", _IDLE_INTERVAL_SEC, lambda: _aggregate(statistics)),
+        Duty("statistics-prune", _PRUNE_INTERVAL_SEC, statistics.prune),
+        Duty("queue-depths", _DEPTHS_INTERVAL_SEC, statistics.record_depths),
+        Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session)),
+        Duty("retention", _RETENTION_INTERVAL_SEC, retention.run, first_delay_sec=half_a_minute),
+        Duty("alerts", options.alert_interval_sec, lambda: _check_alerts(alerts, options.alert_interval_sec)),
+        Duty("alerts-prune", _HOURLY_SEC, lambda: alerts.prune(keep_sec=_KEEP_ALERTS_SEC)),
+        Duty("deliveries-prune", _PRUNE_INTERVAL_SEC, lambda: _prune_deliveries(webhooks, options.keep_deliveries_sec)),
+    ]
+
+
+def _aggregate(statistics: Statistics) -> float | None:
+    started_at = clock()
+    has_more = statistics.aggregate(_AGGREGATE_BATCH)
+    return _REST_FACTOR * (clock() - started_at) if has_more else None
+
+
+def _check_alerts(alerts: Alerts, interval_sec: float) -> None:
+    result = alerts.check(interval_sec=interval_sec)
+    if result.fired or result.resolved:
+        write = _log.warning if result.fired else _log.info
+        write("alerts.changed", started=result.fired, resolved=result.resolved)
+
+
+def _prune_deliveries(webhooks: Webhooks, keep_sec: float) -> float | None:
+    return 1.0 if webhooks.prune(keep_sec=keep_sec, limit=_PRUNE_BATCH) >= _PRUNE_BATCH else None
+
+
+class RetentionDuty:
+    """Deletes old jobs in batches and creates and drops partitions of events and logs."""
+
+    def __init__(self, session: Session, options: MaintenanceOptions) -> None:
+        self._session, self._options = session, options
+        self._retention = Retention(session, options.periods)
+        self._is_hold_logged = False
+        self._unlogged_deletions: Counter[tuple[str, str]] = Counter()  # (status, task) → jobs
+
+    def run(self) -> float | None:
+        """Delete one batch of jobs. While batches are full, pause as long as each took."""
+        started_at = clock()
+        for partition in self._retention.create_partitions():
+            _log.info("partition.created", partition=partition)
+        if not self._options.deletion_enabled or self._is_on_hold():
+            return None
+        pruned = self._retention.prune(limit=_DELETE_BATCH)
+        self._log_deletions(pruned)
+        for partition in self._retention.drop_partitions():
+            _log.info("partition.dropped", partition=partition)
+        self._retention.prune_audit()
+        prune_notify_state(self._session)
+        return min(_MAX_DELETE_PAUSE_SEC, max(0.05, clock() - started_at)) if pruned.has_more else None
+
+    def _is_on_hold(self) -> bool:
+        if self._options.is_retention_requested or not self._retention.is_paused:
+            return False
+        if not self._is_hold_logged:
+            self._is_hold_logged = True
+            _log.warning(
+                "retention.on_hold",
+                detail="the tables were upgraded from version 0, so nothing is deleted; DL_RETENTION_ENABLED=true "
+                "deletes what is older than DL_KEEP_…, DL_RETENTION_ENABLED=false keeps everything; "
+                "`dataloader prune --dry-run` lists it",
+            )
+        return True
+
+    def _log_deletions(self, pruned: PrunedBatch) -> None:
+        self._unlogged_deletions.update(pruned.jobs)
+        if not pruned.has_more:
+            for (status, task), jobs in sorted(self._unlogged_deletions.items()):
+                _log.info("jobs.deleted", status=status, task=task, jobs=jobs)
+            self._unlogged_deletions.clear()

@@ -1,0 +1,110 @@
+"""One queue as its worker threads see it: prefetched attempts, and how many more to claim from where on."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from app.queue.job import ClaimHint
+from workers.attempt import Attempt
+
+PREFETCH_BELOW_SEC = 0.020  # jobs that run longer are not prefetched
+_PREFETCH_PER_THREAD = 40
+_MAX_PREFETCH = 400  # beyond that a claim gets no cheaper per job
+_RUN_AVERAGE_WEIGHT = 0.2  # of the latest run in the mean
+_SCAN_GROWTH = 4
+_MAX_SCAN = 500  # ready jobs that one claim looks at
+_FRONT_INTERVAL_SEC = 0.05  # a claim starts at the front of the queue at least so often
+_FRONT_TIME_RATIO = 10  # unless such claims would take more than one part in ten of the time
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """What operators have set for a queue, as far as it concerns this process."""
+
+    paused: bool = False  # nothing is claimed
+    max_in_process: int | None = None  # running jobs of this process
+    has_global_limit: bool = False  # on running jobs of all processes: a claim may return less than there is
+
+
+@dataclass
+class ClaimCursor:
+    """Where a claim starts in the ready index, and how many rows it scans. Used by the claiming thread only.
+
+    While claims come back full, the next one starts behind the last claimed job. A long transaction elsewhere keeps
+    dead index entries from being removed, and each claim from the front would walk over all of them.
+    """
+
+    position: Sequence[str] | None = None  # priority, creation time and id of the last claimed job
+    scan: int = 0  # rows to scan, if more than are claimed
+    next_front_at: float = 0.0  # when to start at the front again: urgent jobs may have come
+
+    def start(self, now: float, *, promoted: bool) -> Sequence[str] | None:
+        """Return the position behind which to claim, None: the front."""
+        return None if promoted or now >= self.next_front_at else self.position
+
+    def advance(self, hint: ClaimHint, *, is_full: bool, from_front: bool, began: float, now: float) -> None:
+        """Record a claim's answer. Where jobs of busy keys stand in front, the next claim scans further."""
+        self.position = hint.cursor if is_full else None
+        if hint.skipped and from_front and not is_full:
+            self.scan = min(_MAX_SCAN, max(self.scan, _SCAN_GROWTH) * _SCAN_GROWTH)
+        else:
+            self.scan = 0
+        if from_front:
+            self.next_front_at = now + max(_FRONT_INTERVAL_SEC, (now - began) * _FRONT_TIME_RATIO)
+
+
+@dataclass
+class QueueBuffer:
+    """The worker threads of one queue. Fields are under the dispatcher's lock, but for those that say otherwise."""
+
+    queue: str
+    threads: int
+    available: threading.Condition
+    idle_count: int = 0  # threads without an attempt: those that wait, lead or claim
+    waiting_count: int = 0  # of these, those that wait for `available`
+    # Claimed and not started, each with its time. Added under the lock; a thread takes one without it.
+    attempts: deque[tuple[Attempt, float]] = field(default_factory=deque)
+    may_have_work: bool = True  # there may be ready jobs that are not claimed; read by any thread
+    retry_at: float | None = None
+    next_unknown_task_check_at: float = 0.0
+    cursor: ClaimCursor = field(default_factory=ClaimCursor)
+    mean_run_sec: float = 0.1  # a rough mean of the last runs: a lost update between threads does no harm
+    limits: QueueLimits = field(default_factory=QueueLimits)
+
+    @property
+    def prefetch(self) -> int:
+        """How many jobs to claim beyond the idle threads: a crash delays them, and no other process can start them."""
+        is_limited = self.limits.has_global_limit or self.limits.max_in_process is not None
+        if is_limited or self.mean_run_sec >= PREFETCH_BELOW_SEC:
+            return 0
+        return min(_MAX_PREFETCH, _PREFETCH_PER_THREAD * self.threads)
+
+    @property
+    def claim_size(self) -> int:
+        """How many jobs to claim now."""
+        buffered = len(self.attempts)
+        if self.limits.paused:
+            return 0
+        if self.limits.max_in_process is not None:
+            busy_count = self.threads - self.idle_count
+            return min(self.idle_count, self.limits.max_in_process - busy_count) - buffered
+        return self.idle_count + self.prefetch - buffered
+
+    @property
+    def is_low(self) -> bool:
+        """Whether less than half of the prefetched attempts are left; read by any thread."""
+        return len(self.attempts) <= self.prefetch // 2
+
+    @property
+    def needs_claim(self) -> bool:
+        has_demand = self.idle_count > len(self.attempts) or self.is_low
+        return self.may_have_work and has_demand and self.claim_size > 0
+
+    def add(self, attempts: Sequence[Attempt], now: float) -> None:
+        self.attempts.extend([(attempt, now) for attempt in attempts])
+
+    def record_run(self, duration_sec: float) -> None:
+        self.mean_run_sec += (duration_sec - self.mean_run_sec) * _RUN_AVERAGE_WEIGHT

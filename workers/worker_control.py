@@ -1,0 +1,138 @@
+"""Fetches queue settings and drain requests for a worker process, and reports the process's state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from app import log
+from app.admin.queues import Queues, QueueSettings, QueueState
+from app.errors import DatabaseUnavailable
+from workers.attempt import Attempt
+from workers.dispatcher import Dispatcher
+from workers.queue_buffer import QueueLimits
+from workers.running import RunningAttempts
+from workers.threads import BackgroundThread, clock
+
+_log = log.get(__name__)
+_SETTINGS_POLL_SEC = 5.0  # without a notification
+_STATM = Path("/proc/self/statm")
+
+
+class WorkerControl:
+    """Applies queue settings to the dispatcher. Its thread also watches for dead processes.
+
+    Every claim honours the settings in the database. Here they keep threads from claims that return nothing, and bound what this
+    process runs, which a claim cannot know.
+    """
+
+    def __init__(
+        self,
+        queues: Queues,
+        dispatcher: Dispatcher,
+        running: RunningAttempts,
+        *,
+        worker_id: UUID,
+        interval_sec: float,
+        listen_state: Callable[[], str],
+        add_threads: Callable[[str, int], None],
+        watch_deaths: Callable[[], float],
+        on_crash: Callable[[str], None],
+    ) -> None:
+        self._queues, self._dispatcher, self._running, self._worker_id = queues, dispatcher, running, worker_id
+        self._interval_sec, self._listen_state, self._add_threads = interval_sec, listen_state, add_threads
+        self._watch_deaths = watch_deaths
+        self._next_sync_at = self._next_report_at = 0.0
+        self._progress_since: dict[str, tuple[Any, float]] = {}  # run id → its progress, and since when
+        self.is_draining = False  # read by any thread
+        self._reported_state = ""
+        self._is_stopping = False  # set by the thread that stops the pool
+        self.thread = BackgroundThread("worker-control", self.run_once, on_crash=on_crash)
+
+    def report_stopping(self) -> None:
+        """Report at once that this process claims nothing more."""
+        self._is_stopping, self._next_report_at = True, 0.0
+        self.sync_now()
+
+    def sync_now(self) -> None:
+        """Report and fetch at once. May be called by any thread."""
+        self._next_sync_at = 0.0
+        self.thread.wake()
+
+    def run_once(self) -> float:
+        now = clock()
+        if now >= self._next_sync_at:
+            self._next_sync_at = now + min(_SETTINGS_POLL_SEC, self._interval_sec)
+            try:
+                self._sync(now)
+            except DatabaseUnavailable:
+                self._next_sync_at = 0.0
+                raise
+        return min(self._watch_deaths(), max(0.0, self._next_sync_at - clock()))
+
+    def _sync(self, now: float) -> None:
+        """Report this process, and apply the queue settings."""
+        listen_state = self._listen_state()
+        # A new holder of this process's name reads the listener's state.
+        is_due = now >= self._next_report_at or listen_state != self._reported_state
+        settings, is_draining = self._queues.report_and_fetch(
+            self._worker_id,
+            {name: buffer.threads for name, buffer in self._dispatcher.queues.items()},
+            listener=listen_state,
+            rss_bytes=rss_bytes(),
+            attempts=self._running_summary(now) if is_due else None,
+            is_stopping=self._is_stopping,
+        )
+        if is_due:
+            self._next_report_at, self._reported_state = now + self._interval_sec, listen_state
+        if is_draining != self.is_draining:
+            _log.info("worker.draining" if is_draining else "worker.resumed")
+        self.is_draining = is_draining
+        for name, queue_settings in settings.items():
+            if queue_settings.per_worker is not None:
+                self._add_threads(name, queue_settings.per_worker)
+        self._dispatcher.apply_limits(
+            {name: _limits_of(settings.get(name), is_draining) for name in self._dispatcher.queues}
+        )
+
+    def _running_summary(self, now: float) -> list[Mapping[str, Any]]:
+        held = self._running.all()
+        since: dict[str, tuple[Any, float]] = {}
+        for attempt in held:
+            progress, run = attempt.reported.progress, attempt.job.run_text  # replaced whole whenever it changes
+            previous = self._progress_since.get(run)
+            since[run] = previous if previous is not None and previous[0] is progress else (progress, now)
+        self._progress_since = since
+        return [_summary_of(attempt, now - since[attempt.job.run_text][1]) for attempt in held]
+
+
+def _summary_of(attempt: Attempt, progress_age_sec: float) -> Mapping[str, Any]:
+    return {
+        "run_id": attempt.job.run_text,
+        "queue": attempt.job.queue,
+        "progress_age_sec": round(progress_age_sec, 1),
+        "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,
+        "stop_step": attempt.stop_signal.step,
+    }
+
+
+def _limits_of(settings: QueueSettings | None, is_draining: bool) -> QueueLimits:
+    if settings is None:
+        return QueueLimits(paused=is_draining)
+    return QueueLimits(
+        paused=is_draining or settings.state is not QueueState.OPEN,
+        max_in_process=settings.per_worker,
+        has_global_limit=settings.concurrency is not None,
+    )
+
+
+def rss_bytes() -> int | None:
+    """Return the resident memory of this process, or None if the system does not report it."""
+    try:
+        pages = int(_STATM.read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
