@@ -1,7 +1,7 @@
 """What other projects import: `Client` and `enqueue` to ask for jobs, the rest to write pipelines.
 
-Names are loaded on first use. `Client`, `enqueue` and the errors import nothing of `app`, `workers` or `pipelines`, so a
-project may have packages of those names.
+Names are loaded on first use. `Client`, `enqueue` and the errors import nothing of `app`, `workers` or `pipelines`, so
+that a project may have packages of those names.
 """
 
 from __future__ import annotations
@@ -25,35 +25,19 @@ if TYPE_CHECKING:
     from pipelines.contract import Checkpoint, Context, Fail, Progress, Snooze, Stop, register
 
 __all__ = [
-    "Checkpoint",
-    "Client",
-    "ClientError",
-    "Conflict",
-    "Context",
-    "Fail",
-    "FieldError",
-    "JobOptions",
-    "NotAllowed",
-    "NotFound",
-    "Progress",
-    "Refused",
-    "ServiceFault",
-    "ServiceUnavailable",
-    "Snooze",
-    "Stop",
-    "TriggerOptions",
-    "enqueue",
-    "register",
-]
+    "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Fail", "FieldError", "JobOptions", "NotAllowed",
+    "NotFound", "Progress", "Refused", "ServiceFault", "ServiceUnavailable", "Snooze", "Stop", "TriggerOptions",
+    "enqueue", "register",
+]  # fmt: skip
 
-_PIPELINE_NAMES = frozenset({"Checkpoint", "Context", "Fail", "Progress", "Snooze", "Stop", "register"})
-_MODULES = {"Client": "client", "JobOptions": "_enqueue", "TriggerOptions": "_enqueue", "enqueue": "_enqueue"}
+_MODULES = {
+    **dict.fromkeys(("JobOptions", "TriggerOptions", "enqueue"), "dataloader._enqueue"),
+    **dict.fromkeys(("Checkpoint", "Context", "Fail", "Progress", "Snooze", "Stop", "register"), "pipelines.contract"),
+    "Client": "dataloader.client",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "pipelines.contract" if name in _PIPELINE_NAMES else f"dataloader.{_MODULES.get(name, 'errors')}"
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+    return globals().setdefault(name, getattr(import_module(_MODULES.get(name, "dataloader.errors")), name))

@@ -49,9 +49,9 @@ def enqueue(
 ) -> UUID:
     """Enqueue a job in the open transaction of `connection`, and return its id: the job exists if that commits.
 
-    `connection` is a DB-API connection to the queue's database whose parameter style is `%s`, such as psycopg's. `schema`
-    is that of the queue's tables, if it is not in the search path. The driver raises its own error for an invalid value
-    (SQLSTATE 22023), and for an idempotency key of a different job (23505).
+    `connection` is a DB-API connection to the queue's database whose parameter style is `%s`, such as psycopg's.
+    `schema` is that of the queue's tables, if it is not in the search path. The driver raises its own error for an
+    invalid value (SQLSTATE 22023), and for an idempotency key of a different job (23505).
     """
     unknown = options.keys() - JobOptions.__annotations__.keys()
     if unknown:

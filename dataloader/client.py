@@ -10,36 +10,115 @@ Trigger a job and wait for its end::
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, Unpack
 from uuid import UUID
 
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+
+from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_api_key, parse_url
 from dataloader._enqueue import TriggerOptions
-from dataloader._request import FIRST_RETRY_SEC, MAX_RETRY_SEC, Transport
-from dataloader.errors import Conflict, ServiceFault, ServiceUnavailable
+from dataloader.errors import Conflict, NotAllowed, NotFound, Refused, ServiceFault, ServiceUnavailable
 
 Payload = dict[str, Any]
+Fields = Mapping[str, Any]
 JobId = UUID | str
-OnOutage = Callable[[ServiceUnavailable], None]
+_OnOutage = Callable[[ServiceUnavailable], None]
 
 FINAL_STATUSES = frozenset({"succeeded", "failed", "canceled", "lost"})
-MAX_LOG_LINES = 1000  # lines in one page of a log
+_FIRST_RETRY_SEC, _MAX_RETRY_SEC = 0.2, 2.0
+_MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+_RETRYABLE = frozenset({429, 502, 503, 504})
+_REFUSALS = {401: NotAllowed, 403: NotAllowed, 404: NotFound, 409: Conflict}
+_NOT_SENT = (requests.ConnectTimeout, urllib3.exceptions.NewConnectionError, urllib3.exceptions.LocationValueError)
+_STREAM_TIMEOUT_SEC = 40.0  # the event stream sends a comment every fifteen seconds
 _LOG_WAIT_SEC = 5.0
 _WATCH_BACKOFF = 1.2
 _OUTAGE_TIMEOUT_SEC = 300.0
 
 
-class Client(Transport):
-    """One service. Responses are JSON objects as docs/http-api.md describes them; `request` reaches every operation."""
+class _SystemTrustAdapter(HTTPAdapter):
+    """Trusts the certificates of the system and of SSL_CERT_FILE in addition to those of `requests`."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, ssl_context=ssl.create_default_context(), **kwargs)
+
+
+class Client:
+    """One service. Responses are JSON objects as docs/http-api.md describes them; `request` reaches every operation.
+
+    A request is repeated until `retry_timeout_sec` has passed if that cannot do anything twice: it never reached the
+    service, or it is `repeatable`. Proxies of the environment and redirects are not followed. No error shows the key.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        key: str | None = None,
+        timeout_sec: float = 10.0,
+        retry_timeout_sec: float = RETRY_TIMEOUT_SEC,
+        sleep: Callable[[float], None] = time.sleep,
+        on_retry: Callable[[ServiceUnavailable], None] = lambda _: None,
+    ) -> None:
+        self.url = parse_url(url)
+        self.etag: str | None = None  # of the last response; a value for `if_match`
+        self._timeout_sec, self._retry_timeout_sec = timeout_sec, retry_timeout_sec
+        self._sleep, self._on_retry = sleep, on_retry
+        self._session = requests.Session()
+        self._session.trust_env = False
+        self._session.headers.clear()
+        # A kept connection may be closed by the service just as a request is sent, which would then count as sent.
+        self._session.headers.update({"User-Agent": "dataloader-client", "Connection": "close"})
+        if key is not None:
+            self._session.headers["Authorization"] = f"Bearer {parse_api_key(key)}"
+        if self.url.startswith("https:"):
+            self._session.mount("https://", _SystemTrustAdapter())
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Fields | None = None,
+        body: Fields | None = None,
+        headers: Mapping[str, str | None] | None = None,
+        repeatable: bool | None = None,
+    ) -> Any:
+        """Send a request, such as `request("GET", "/api/v1/workers")`, and return the JSON of the response.
+
+        Query parameters and headers that are None are left out; None in a body is null. Times, UUIDs and flags are
+        converted. By default only a GET is `repeatable`.
+        """
+        can_repeat = method == "GET" if repeatable is None else repeatable
+        content: dict[str, Any] = {"headers": dict(headers or {}), "timeout": self._timeout_sec}
+        if body is not None:
+            content["data"] = json.dumps(body, allow_nan=False, default=_encode).encode()
+            content["headers"]["Content-Type"] = "application/json"
+        deadline, pause = time.monotonic() + self._retry_timeout_sec, _FIRST_RETRY_SEC
+        while True:
+            try:
+                with self._open(method, path, query, **content) as response:
+                    payload = self._parse_response(response, path)
+            except ServiceUnavailable as outage:
+                delay = pause if outage.retry_after_sec is None else outage.retry_after_sec
+                if (outage.sent and not can_repeat) or time.monotonic() + delay > deadline:
+                    raise
+                self._on_retry(outage)
+            else:
+                self.etag = response.headers.get("ETag")
+                return payload
+            self._sleep(delay)
+            pause = min(pause * 2, _MAX_RETRY_SEC)
 
     def trigger(
-        self,
-        task: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        strict: bool = False,
-        **options: Unpack[TriggerOptions],
+        self, task: str, args: Fields | None = None, *, strict: bool = False, **options: Unpack[TriggerOptions]
     ) -> Payload:
         """Put a job into the queue; return its `job_id`, `status` and, if it may never run, `warnings`.
 
@@ -50,11 +129,11 @@ class Client(Transport):
         path, repeatable = "/api/v1/jobs/trigger", options.get("idempotency_key") is not None
         return self._job(self.request("POST", path, query={"strict": strict or None}, body=body, repeatable=repeatable))
 
-    def trigger_many(self, jobs: Sequence[Mapping[str, Any]], *, all_or_none: bool = False) -> Payload:
-        """Put up to 10,000 jobs into the queue with one request; `items` of the answer has an outcome for each, in order.
+    def trigger_many(self, jobs: Sequence[Fields], *, all_or_none: bool = False) -> Payload:
+        """Put up to 10,000 jobs into the queue at once; `items` of the answer has an outcome for each, in order.
 
-        Repeated when the answer is lost if every job has an idempotency key. With `all_or_none` no job is created unless
-        all can be, and the outcomes show which cannot.
+        Repeated when the answer is lost if every job has an idempotency key. With `all_or_none` no job is created
+        unless all can be, and the outcomes show which cannot.
         """
         repeatable = all(job.get("idempotency_key") is not None for job in jobs)
         body = {"jobs": list(jobs), "mode": "all_or_none" if all_or_none else "best_effort"}
@@ -97,22 +176,18 @@ class Client(Transport):
         return state
 
     def watch(
-        self,
-        job_id: JobId,
-        *,
-        outage_timeout_sec: float = _OUTAGE_TIMEOUT_SEC,
-        on_outage: OnOutage = lambda _: None,
+        self, job_id: JobId, *, outage_timeout_sec: float = _OUTAGE_TIMEOUT_SEC, on_outage: _OnOutage = lambda _: None
     ) -> Iterator[Payload]:
         """Yield each new state of a job until it is final.
 
         Once a state was seen, outages up to `outage_timeout_sec` are waited out; `on_outage` gets each failed request.
         """
         last: Payload | None = None
-        pause, last_seen_at = FIRST_RETRY_SEC, time.monotonic()
+        pause, last_seen_at = _FIRST_RETRY_SEC, time.monotonic()
         while last is None or last["status"] not in FINAL_STATUSES:
             if last is not None:
                 self._sleep(pause)
-                pause = min(pause * _WATCH_BACKOFF, MAX_RETRY_SEC)
+                pause = min(pause * _WATCH_BACKOFF, _MAX_RETRY_SEC)
             try:
                 state = self.status(job_id)
             except ServiceUnavailable as outage:
@@ -124,7 +199,7 @@ class Client(Transport):
             last_seen_at = time.monotonic()
             if state != last:
                 yield state
-                last, pause = state, FIRST_RETRY_SEC
+                last, pause = state, _FIRST_RETRY_SEC
 
     def logs(self, job_id: JobId, **query: Any) -> Payload:
         """Return a page of a job's log: `lines`, `next` for the parameter `after`, and whether it is `complete`.
@@ -141,7 +216,7 @@ class Client(Transport):
         *,
         tail: int | None = None,
         outage_timeout_sec: float = _OUTAGE_TIMEOUT_SEC,
-        on_outage: OnOutage = lambda _: None,
+        on_outage: _OnOutage = lambda _: None,
         **query: Any,
     ) -> Iterator[Payload]:
         """Yield each line of a job's log until the job has ended; outages are waited out as by `watch`."""
@@ -158,7 +233,7 @@ class Client(Transport):
                 on_outage(outage)
                 # Without a wait: too many requests may be waiting at the service already.
                 page, wait = {"lines": [], "next": page["next"], "complete": False}, 0.0
-                self._sleep(MAX_RETRY_SEC)
+                self._sleep(_MAX_RETRY_SEC)
                 continue
             last_seen_at, wait = time.monotonic(), max_wait
 
@@ -187,7 +262,7 @@ class Client(Transport):
             except ServiceUnavailable as outage:
                 if not outage.sent:
                     raise
-            self._sleep(MAX_RETRY_SEC)
+            self._sleep(_MAX_RETRY_SEC)
 
     def queues(self) -> list[Payload]:
         """List the queues with their limits, jobs and statistics of the last hour."""
@@ -196,6 +271,53 @@ class Client(Transport):
     def metrics(self) -> str:
         """Return the metrics in the text format of Prometheus."""
         return "\n".join(self._stream_lines("/metrics"))
+
+    def _stream_lines(self, path: str, query: Fields | None = None) -> Iterator[str]:
+        """Yield the lines of a text response as they arrive."""
+        with self._open("GET", path, query, timeout=max(self._timeout_sec, _STREAM_TIMEOUT_SEC)) as response:
+            if response.status_code != requests.codes.ok:
+                self._parse_response(response, path)
+            # Without a length and without chunks a larger read would wait for data that comes much later.
+            has_frames = {"Content-Length", "Transfer-Encoding"} & {name.title() for name in response.headers}
+            for line in response.iter_lines(chunk_size=None if has_frames else 1):
+                yield line.decode("utf-8", "replace")
+
+    @contextmanager
+    def _open(self, method: str, path: str, query: Fields | None, **content: Any) -> Iterator[requests.Response]:
+        parameters = {name: _encode(value) for name, value in (query or {}).items() if value is not None}
+        try:
+            with self._session.request(
+                method, self.url + path, params=parameters, allow_redirects=False, stream=True, **content
+            ) as response:
+                yield response
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            *_, first = causes = list(_causes(error))
+            reason = "timed out" if isinstance(first, TimeoutError) else getattr(first, "strerror", None) or str(first)
+            sent = not any(isinstance(cause, _NOT_SENT) for cause in causes)
+            problem = f"no answer from {self.url}" if sent else f"cannot connect to {self.url}"
+            raise ServiceUnavailable(f"{problem}: {reason or type(first).__name__}", sent=sent) from error
+
+    def _parse_response(self, response: requests.Response, path: str) -> Any:
+        """Return the JSON of a successful response; raise the error that any other one means."""
+        status = response.status_code
+        try:
+            payload = json.loads(response.raw.read(_MAX_RESPONSE_BYTES, decode_content=True))
+        except (ValueError, RecursionError):
+            payload = None
+        problem = payload if isinstance(payload, dict) else {}
+        if status == requests.codes.ok and payload is problem:
+            return payload
+        if status in _RETRYABLE:
+            message = f"{self.url} answered {status}: {problem.get('detail') or response.reason or 'not now'}"
+            seconds = response.headers.get("Retry-After", "")  # or a date, which counts as none
+            retry_after_sec = float(seconds) if seconds.isascii() and seconds.isdigit() else None
+            raise ServiceUnavailable(message, sent=True, retry_after_sec=retry_after_sec)
+        if status == requests.codes.not_found and not str(problem.get("code", "")).endswith("_not_found"):
+            raise ServiceFault(f"{self.url} has nothing at {path}: not a dataloader, or another version of it")
+        if status == requests.codes.conflict or (status // 100 == 4 and "code" in problem):  # noqa: PLR2004
+            raise _REFUSALS.get(status, Refused)(status, problem)
+        detail = problem.get("detail") or f"{status} {response.reason}".strip()
+        raise ServiceFault(f"{self.url} gave an unexpected answer: {detail}")
 
     def _job(self, payload: Payload) -> Payload:
         if not isinstance(payload.get("job_id"), str) or not isinstance(payload.get("status"), str):
@@ -207,3 +329,18 @@ class Client(Transport):
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise ServiceFault(f"{self.url} gave an unexpected answer: it has no list of {name}")
         return items
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        reason = getattr(cause, "reason", None)  # of urllib3's MaxRetryError
+        cause = cause.__cause__ or cause.__context__ or (reason if isinstance(reason, BaseException) else None)
+
+
+def _encode(value: Any) -> str:
+    """Convert what JSON and a query lack: times to UTC, flags to lower case, anything else, such as a UUID, to text."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    return str(value).lower() if isinstance(value, bool) else str(value)

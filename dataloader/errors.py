@@ -1,7 +1,7 @@
 """Errors of the client.
 
 A `ClientError` is a `ServiceUnavailable` (no response until the retry timeout), a `ServiceFault` (a response that no
-working dataloader gives), or a `Refused` (a problem+json response): `NotFound`, `Conflict`, `NotAllowed` or another one.
+working dataloader gives), or a `Refused` (a problem+json response), such as `NotFound`, `Conflict` or `NotAllowed`.
 """
 
 from __future__ import annotations
