@@ -70,7 +70,7 @@ def test_every_route_is_described():
 
 
 def test_every_setting_is_described():
-    assert not_named(set(Settings.variables()), page("docs/configuration.md")) == set()
+    assert not_named(set(Settings.fields_by_variable()), page("docs/configuration.md")) == set()
 
 
 def test_no_page_speaks_of_a_setting_that_is_not_there():
@@ -81,7 +81,7 @@ def test_no_page_speaks_of_a_setting_that_is_not_there():
     other = {*of_tests, *of_the_client, "DL_SECRET_NAME", *RENAMED, *REMOVED}
     for path in PAGES:
         spoken_of = set(re.findall(r"\b(?:DL|APP|PG)_[A-Z][A-Z_]+\b", path.read_text(encoding="utf-8")))
-        assert spoken_of <= {*Settings.variables(), *other}, path.name
+        assert spoken_of <= {*Settings.fields_by_variable(), *other}, path.name
 
 
 def test_every_command_is_described():
@@ -358,7 +358,7 @@ def test_compose_file_uses_existing_commands_and_settings():
     assert {service["command"][0] for service in ours} == {"migrate", "serve", "worker"}
     for service in ours:
         cli.make_context("dataloader", [*service["command"], "--help"], resilient_parsing=True)
-        assert set(service["environment"]) <= set(Settings.variables())
+        assert set(service["environment"]) <= set(Settings.fields_by_variable())
         load_settings({name: str(value) for name, value in service["environment"].items()}, dotenv=None)
 
 

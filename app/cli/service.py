@@ -213,9 +213,9 @@ def _load_settings(*, loads_pipelines: bool = False, **overrides: Any) -> Settin
 
 
 def _parse_queue_workers(raw: str) -> tuple[QueueWorkers, ...]:
-    from app.config import values  # noqa: PLC0415 - as above
+    from app.config.loading import parse_settings  # noqa: PLC0415 - as above
 
-    try:
-        return values.parse_queue_workers(raw)
-    except ValueError as error:
-        raise click.UsageError(f"{raw} is not what --queue or --workers-json can be: {error}") from error
+    settings, errors = parse_settings({"WORKERS_JSON": raw})
+    if errors:
+        raise click.UsageError(f"{raw} is not what --queue or --workers-json can be: {errors[0].remedy}")
+    return settings.workers

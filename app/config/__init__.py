@@ -1,12 +1,10 @@
 """Settings of the service, read from environment variables and a `.env` file.
 
 settings.py   Settings: one field a setting
-fields.py     how a field is declared, and the types of values
+values.py     the types of their values: how they are read, and written without their secrets
+tasks.py      tasks that settings register
 loading.py    load_settings: all errors together, old names with a warning
 checks.py     contradictions between settings, and misspelt names
-values.py     parsers of values: zones, rotations, workers, retention periods
-formatting.py values as they are written in the environment
-tasks.py      tasks that settings register
 dsn.py        libpq connection strings, and how to show them without secrets
 docs.py       docs/configuration.md and .env.example, made from the model
 """

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.config import dsn
 from app.errors import SettingError
 
 if TYPE_CHECKING:
     from app.config.settings import Settings
 
-_MAX_SHOWN_LENGTH = 80
 _PREFIX = "DL_"
 # Read by other parts of the project, not by the service.
 _OTHER_PREFIXES = ("DL_TEST_", "DL_URL", "DL_API_KEY", "DL_SECRET_")
@@ -25,78 +24,48 @@ _MIN_SIMILARITY_WITH_PREFIX, _MIN_SIMILARITY = 0.7, 0.85
 Variables = frozenset[str]
 
 
-def format_value(text: str, *, secret: bool) -> str:
-    """Format an invalid value for an error message."""
-    if secret:
-        return f"a text of {len(text)} characters (hidden)"
-    return repr(text) if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]!r}… ({len(text)} characters)"
-
-
 def find_contradictions(settings: Settings, environment: Mapping[str, str]) -> Iterator[tuple[Variables, SettingError]]:
     """Yield contradictions between settings, each with the variables that are involved."""
-    yield from _check_dsns(settings)
-    yield from _check_worker_dsn(settings)
-    yield from _check_host(settings, environment)
-    yield from _check_lease(settings)
-    yield from _check_folders(settings)
-    yield from _check_log_files(settings)
-
-
-def _check_dsns(settings: Settings) -> Iterator[tuple[Variables, SettingError]]:
-    for variable, value in (("DL_DB_DSN", settings.db_dsn), ("DL_WORKER_DSN", settings.worker_dsn)):
-        if value is None:
-            continue
-        secret = value.get_secret_value()
-        try:
-            dsn.parse_dsn(secret)
-        except ValueError as error:
-            remedy = f"{error}; postgresql://user:password@host:5432/database would do"
-            yield frozenset({variable}), SettingError(variable, format_value(secret, secret=True), remedy)
-
-
-def _check_worker_dsn(settings: Settings) -> Iterator[tuple[Variables, SettingError]]:
     # Otherwise the API would use an embedded server, and the workers another database.
     if settings.worker_dsn is not None and settings.dsn is None:
         remedy = "the same database as the API reaches it, or remove DL_WORKER_DSN"
-        among = frozenset({"DL_DB_DSN", "PG_HOST"})
-        yield among, SettingError("DL_DB_DSN", "nothing, although DL_WORKER_DSN is given", remedy)
-
-
-def _check_host(settings: Settings, environment: Mapping[str, str]) -> Iterator[tuple[Variables, SettingError]]:
+        error = SettingError("DL_DB_DSN", "nothing, although DL_WORKER_DSN is given", remedy)
+        yield frozenset({"DL_DB_DSN", "PG_HOST"}), error
     # Otherwise jobs would go into the embedded server instead of the intended one, without a message.
     parts = [name for name in ("PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DATABASE") if name in environment]
     if parts and settings.dsn is None:
         remedy = "name the server, such as localhost, or remove them all to use the embedded one"
-        among = frozenset({"PG_HOST", "DL_DB_DSN"})
-        yield among, SettingError("PG_HOST", f"nothing, although {', '.join(parts)} is given", remedy)
-
-
-def _check_lease(settings: Settings) -> Iterator[tuple[Variables, SettingError]]:
+        error = SettingError("PG_HOST", f"nothing, although {', '.join(parts)} is given", remedy)
+        yield frozenset({"PG_HOST", "DL_DB_DSN"}), error
     lease, heartbeat = settings.default_lease_ttl_sec, settings.heartbeat_sec
     if lease < 2 * heartbeat:
-        among = frozenset({"DL_DEFAULT_LEASE_TTL_SEC", "DL_HEARTBEAT_SEC"})
         remedy = f"a lease of at least two heartbeats ({2 * heartbeat:g}) or a shorter heartbeat would do"
-        yield among, SettingError("DL_DEFAULT_LEASE_TTL_SEC", f"{lease} with DL_HEARTBEAT_SEC={heartbeat:g}", remedy)
+        error = SettingError("DL_DEFAULT_LEASE_TTL_SEC", f"{lease} with DL_HEARTBEAT_SEC={heartbeat:g}", remedy)
+        yield frozenset({"DL_DEFAULT_LEASE_TTL_SEC", "DL_HEARTBEAT_SEC"}), error
+    yield from _check_folders(settings)
 
 
 def _check_folders(settings: Settings) -> Iterator[tuple[Variables, SettingError]]:
-    folders = {
-        "DL_DATA_DIR": settings.data_dir,
-        "LOG_PATH": settings.log_path,
-        "METRIC_PATH": settings.metric_path,
-        "AUDIT_LOG_PATH": settings.audit_log_path,
-    }
-    for variable, folder in folders.items():
-        if folder is not None and _is_a_file(folder):
+    """Yield folders that are files, and log files that two settings name."""
+    folders = [
+        ("DL_DATA_DIR", settings.data_dir, "", ""),
+        ("LOG_PATH", settings.log_path, "LOG_FILE_NAME", settings.log_file_name),
+        ("METRIC_PATH", settings.metric_path, "METRIC_FILE_NAME", settings.metric_file_name),
+        ("AUDIT_LOG_PATH", settings.audit_log_path, "AUDIT_LOG_FILE_NAME", settings.audit_log_file_name),
+    ]
+    taken: dict[Path, tuple[str, str]] = {}
+    for variable, folder, name_variable, name in folders:
+        if folder is None:
+            continue
+        # What cannot be looked at, for want of permission or as its name is too long, is reported when it is used.
+        if os.path.exists(folder) and not os.path.isdir(folder):
             error = SettingError(variable, f"{str(folder)!r}, which is not a folder", "a folder would do")
             yield frozenset({variable}), error
-
-
-def _is_a_file(path: Path) -> bool:
-    try:
-        return path.exists() and not path.is_dir()
-    except OSError:  # no permission, or too long a name: reported when it is used
-        return False
+        other = taken.setdefault((folder / name).absolute(), (variable, name_variable))
+        if name and other[0] != variable:
+            problem = f"{name!r}, the file that {other[1]} names already"
+            error = SettingError(name_variable, problem, "a name of its own would do")
+            yield frozenset({variable, name_variable, *other}), error
 
 
 def check_worker_name(settings: Settings, process_count: int) -> list[SettingError]:
@@ -108,25 +77,8 @@ def check_worker_name(settings: Settings, process_count: int) -> list[SettingErr
     return [SettingError("DL_WORKER_NAME", value, remedy)]
 
 
-def _check_log_files(settings: Settings) -> Iterator[tuple[Variables, SettingError]]:
-    files = [
-        ("LOG_PATH", "LOG_FILE_NAME", settings.log_path, settings.log_file_name),
-        ("METRIC_PATH", "METRIC_FILE_NAME", settings.metric_path, settings.metric_file_name),
-        ("AUDIT_LOG_PATH", "AUDIT_LOG_FILE_NAME", settings.audit_log_path, settings.audit_log_file_name),
-    ]
-    taken: dict[Path, tuple[str, str]] = {}
-    for folder_variable, name_variable, folder, name in files:
-        if folder is None:
-            continue
-        variables = (folder_variable, name_variable)
-        other = taken.setdefault((folder / name).absolute(), variables)
-        if other != variables:
-            found = f"{name!r}, the file that {other[1]} names already"
-            yield frozenset({*variables, *other}), SettingError(name_variable, found, "a name of its own would do")
-
-
 def check_packages(packages: Iterable[str]) -> Iterator[SettingError]:
-    """Yield an error for each package or module that does not exist. Nothing is imported: an import may have effects."""
+    """Yield an error for each package or module that does not exist. Nothing is imported, as that may have effects."""
     for name in packages:
         if not _module_exists(name):
             remedy = f"a package on the path of Python, or in {str(Path.cwd())!r}, would do"
@@ -154,8 +106,8 @@ def unknown_variables(environment: Iterable[str], known: Iterable[str]) -> tuple
     """
     names, errors, warnings = list(known), [], []
     for variable in sorted(set(environment) - set(names)):
-        ours = variable.upper().startswith(_PREFIX)
-        if variable.upper().startswith(_OTHER_PREFIXES) or _belongs_to_libpq(variable):
+        ours, is_of_libpq = variable.upper().startswith(_PREFIX), variable.startswith("PG") and variable[2:3] != "_"
+        if is_of_libpq or variable.upper().startswith(_OTHER_PREFIXES):
             continue
         near = difflib.get_close_matches(
             variable.upper(), names, n=1, cutoff=_MIN_SIMILARITY_WITH_PREFIX if ours else _MIN_SIMILARITY
@@ -168,10 +120,6 @@ def unknown_variables(environment: Iterable[str], known: Iterable[str]) -> tuple
         elif ours:
             warnings.append(f"{variable} is not a setting of dataloader; it has no effect")
     return errors, warnings
-
-
-def _belongs_to_libpq(variable: str) -> bool:
-    return variable.startswith("PG") and not variable.startswith("PG_")
 
 
 def overridden(settings: Settings) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_settings import DotEnvSettingsSource
 
 from app.config import checks
-from app.config.settings import SECRET_PREFIX, Settings
+from app.config.settings import SECRET_PREFIX, Settings, accepted_values, is_secret
 from app.errors import ConfigError, SettingError
 
 # Variables of version 0.2.0 that are still read, with a warning.
@@ -28,6 +28,7 @@ REMOVED = frozenset({
     "DL_MAX_JSON_DEPTH", "DL_MAX_TEXT_LENGTH", "DL_WEBHOOK_DISABLE_HOURS", "DL_WEBHOOK_KEEP_DAYS", "DL_WEBHOOK_THREADS",
     "DL_WEBHOOK_TIMEOUT_SEC",
 })  # fmt: skip
+_MAX_SHOWN_LENGTH = 80
 
 
 def load_settings(
@@ -44,13 +45,13 @@ def load_settings(
     sources = {name: "environment" if name in environment else ".env" for name in variables}
     warnings = _follow_renames(variables, sources)
 
-    settings, field_errors = _validate_valid_part(variables)
+    settings, field_errors = parse_settings(variables)
     invalid = {error.variable for error in field_errors}
     errors += field_errors
     errors += [error for involved, error in checks.find_contradictions(settings, variables) if not involved & invalid]
     if loads_pipelines:
         errors += checks.check_packages(settings.pipelines)
-    misspelt, unknown = checks.unknown_variables(variables, Settings.variables())
+    misspelt, unknown = checks.unknown_variables(variables, Settings.fields_by_variable())
     errors += misspelt
     if errors:
         raise ConfigError(errors)
@@ -72,22 +73,38 @@ def _follow_renames(variables: dict[str, str], sources: dict[str, str]) -> list[
     return warnings
 
 
-def _validate_valid_part(environment: Mapping[str, str]) -> tuple[Settings, list[SettingError]]:
+def parse_settings(variables: Mapping[str, str]) -> tuple[Settings, list[SettingError]]:
     """Return the settings of all valid variables, so that one error does not hide contradictions among the rest."""
-    ours = {name: environment[name] for name in Settings.variables() if name in environment}
+    ours = {name: variables[name] for name in Settings.fields_by_variable() if name in variables}
     try:
         return Settings.model_validate(ours), []
     except ValidationError as error:
-        errors = [_setting_error(str(e["loc"][0]), e["type"], e["msg"], ours) for e in error.errors(include_url=False)]
-    invalid = {error.variable for error in errors}
-    return Settings.model_validate({name: text for name, text in ours.items() if name not in invalid}), errors
+        problems = _problems_by_variable(error)
+    valid = {name: text for name, text in ours.items() if name not in problems}
+    return Settings.model_validate(valid), [_setting_error(name, ours[name], problems[name]) for name in problems]
 
 
-def _setting_error(variable: str, kind: str, message: str, environment: Mapping[str, str]) -> SettingError:
-    # Our own validators say what is accepted; pydantic's messages speak of types.
-    is_ours = kind == "value_error"
-    remedy = message.removeprefix("Value error, ") if is_ours else f"{Settings.accepts(variable)} would do"
-    value = checks.format_value(environment[variable], secret=Settings.is_secret(variable))
+def _problems_by_variable(error: ValidationError) -> dict[str, list[str]]:
+    """Return what is wrong within each value; nothing where the value as a whole is not what is accepted."""
+    problems: dict[str, list[str]] = {}
+    for details in error.errors(include_url=False, include_input=False):
+        variable, *path = (f"entry {part + 1}" if isinstance(part, int) else str(part) for part in details["loc"])
+        message = details["msg"].removeprefix("Value error, ")
+        is_ours = details["type"] == "value_error"
+        names = (name if name.isprintable() else repr(name) for name in path if name != "[key]")
+        parts = [".".join(names), message if path or is_ours else ""]
+        problems.setdefault(variable, []).append(": ".join(part for part in parts if part))
+    return problems
+
+
+def _setting_error(variable: str, text: str, problems: list[str]) -> SettingError:
+    field = Settings.fields_by_variable()[variable]
+    if is_secret(field):
+        value = f"a text of {len(text)} characters (hidden)"
+    else:
+        is_long = len(text) > _MAX_SHOWN_LENGTH
+        value = f"{text[:_MAX_SHOWN_LENGTH]!r}… ({len(text)} characters)" if is_long else repr(text)
+    remedy = "; ".join([*filter(None, problems), f"{accepted_values(field)} would do"])
     return SettingError(variable, value, remedy)
 
 
@@ -101,3 +118,13 @@ def _read_dotenv(path: Path | None) -> tuple[dict[str, str], list[SettingError]]
     except OSError as error:
         return {}, [SettingError(str(path), f"a file that cannot be read ({error.strerror})", "let this user read it")]
     return {name: text for name, text in variables.items() if text is not None}, []
+
+
+def is_colour_disabled() -> bool:
+    """Return whether NO_COLOR has any text (https://no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def inherited_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment, overridden by `variables`: what a program started by a command inherits."""
+    return {**os.environ, **variables}

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, SecretStr
+from pydantic import Field, JsonValue, PrivateAttr, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from app.config import dsn, tasks, values
-from app.config.fields import (
-    AllowedHostList,
-    Endpoints,
-    FileName,
-    Identifier,
-    LogRotation,
-    Networks,
-    Packages,
-    SecretTasks,
-    Targets,
-    TaskRetention,
-    Tasks,
-    Text,
-    Tokens,
-    WordList,
-    Workers,
-    Zone,
-    days_setting,
-    flag_setting,
-    number_setting,
-    setting,
-)  # fmt: skip
-from app.config.formatting import format_value
+from app.config import dsn, values
+from app.config.tasks import Tasks, secret_values
 from app.config.values import QueueWorkers
 
 SECRET_PREFIX = "DL_SECRET_"  # noqa: S105 - how the variables begin that args may refer to
+_GROUPS = {  # the first setting of each
+    "app_host": "Service",
+    "db_dsn": "Database",
+    "workers": "Workers",
+    "endpoints": "Pipelines",
+    "max_body_bytes": "Limits of a request",
+    "retention_enabled": "Retention",
+    "webhook_allowed_hosts": "Webhooks, probes and traces",
+    "auth": "Security",
+    "log_format": "Logs",
+}
 
 
 @dataclass(frozen=True)
@@ -53,53 +42,77 @@ class SettingInfo:
     group: str
 
 
-class ServiceSettings(BaseSettings):
-    group: ClassVar = "Service"
+def setting(variable: str, default: Any, meaning: str, accepts: str, *, hidden: bool = False, **limits: Any) -> Any:
+    about: dict[str, JsonValue] = {"accepts": accepts, "hidden": hidden}
+    return Field(default, validation_alias=variable, description=meaning, json_schema_extra=about, **limits)
 
-    app_host: Text = setting(
+
+def number_setting(variable: str, default: float, meaning: str, low: float, high: float) -> Any:
+    accepts = f"a{' whole' if isinstance(default, int) else ''} number from {low:.10g} to {high:.10g}"
+    return setting(variable, default, meaning, accepts, ge=low, le=high, allow_inf_nan=False)
+
+
+def flag_setting(variable: str, default: bool, meaning: str) -> Any:
+    return setting(variable, default, meaning, "true or false")
+
+
+def days_setting(variable: str, default: float, meaning: str) -> Any:
+    return number_setting(variable, default, meaning, 0.01, 36_500)
+
+
+class Settings(BaseSettings):
+    """The settings of a process; `load_settings` makes them."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", hide_input_in_errors=True, populate_by_name=True, str_strip_whitespace=True
+    )
+
+    app_host: values.Text = setting(
         "APP_HOST", "127.0.0.1", "The address the API listens on; 0.0.0.0 for all.", "a host name or address"
     )
     app_port: int = number_setting("APP_PORT", 8081, "The port the API listens on.", 1, 65_535)
     http_threads: int = number_setting("APP_HTTP_THREADS", 16, "How many requests are answered at once.", 1, 256)
     buffering: bool = flag_setting(
-        "APP_BUFFERING", True, "Read a request whole before a thread answers it, so that slow clients occupy no thread; "
-        "false: gunicorn's own worker, for a service behind a proxy that buffers requests.",
+        "APP_BUFFERING", True, "Read a request whole before a thread answers it, so that slow clients occupy no "
+        "thread; false: gunicorn's own worker, for a service behind a proxy that buffers requests.",
     )  # fmt: skip
-    timezone: Zone = setting(
-        "TIMEZONE", "Europe/Moscow", "The time zone of logs and pages; jobs keep absolute times.", "an IANA time zone"
-    )
-    environment: Text = setting(
+    timezone: values.Zone = setting(
+        "TIMEZONE", "Europe/Moscow", "The time zone of logs and pages; jobs keep absolute times.",
+        "an IANA time zone such as Europe/Moscow or UTC",
+    )  # fmt: skip
+    environment: values.Text = setting(
         "ENVIRONMENT", "development", "The name of this installation, shown by /info.", "a short text"
     )
     data_dir: Path = setting(
-        "DL_DATA_DIR", Path(".data"), "The folder for the service's own data, such as the embedded PostgreSQL.", "a folder"
-    )  # fmt: skip
+        "DL_DATA_DIR", Path(".data"), "The folder for the service's data, such as the embedded PostgreSQL.", "a folder"
+    )
 
-
-class DatabaseSettings(BaseSettings):
-    group: ClassVar = "Database"
-
-    db_dsn: SecretStr | None = setting(
+    db_dsn: values.Dsn | None = setting(
         "DL_DB_DSN", None, "The PostgreSQL server as a libpq URI or keyword string, with TLS options; it overrides "
         "PG_HOST. Without both an embedded server is started.",
         "postgresql://user:password@host:5432/database, or host=… dbname=…",
     )  # fmt: skip
-    pg_host: Text | None = setting(
+    pg_host: values.Text | None = setting(
         "PG_HOST", None, "The PostgreSQL server's host name, address or socket folder.", "a host name"
     )
     pg_port: int = number_setting("PG_PORT", 5432, "The port of PG_HOST.", 1, 65_535)
-    pg_user: Text | None = setting("PG_USER", None, "The user on PG_HOST; by default libpq's own.", "a user name")
+    pg_user: values.Text | None = setting(
+        "PG_USER", None, "The user on PG_HOST; by default libpq's own.", "a user name"
+    )
     pg_password: SecretStr | None = setting("PG_PASSWORD", None, "The user's password; never shown.", "a text")
-    pg_database: Text | None = setting(
+    pg_database: values.Text | None = setting(
         "PG_DATABASE", None, "The database on PG_HOST; by default libpq's own.", "the name of a database"
     )
-    worker_dsn: SecretStr | None = setting(
+    worker_dsn: values.Dsn | None = setting(
         "DL_WORKER_DSN", None, "The workers' own connection to the same database, for an API behind a pooler in "
         "transaction mode: workers use LISTEN and session locks, which need a direct connection.",
         "a connection as DL_DB_DSN takes it",
     )  # fmt: skip
-    schema_queue: Identifier = setting(
-        "PG_SCHEMA_QUEUE", "public", "The schema that holds the queue's tables.", "a plain lower-case identifier"
+    schema_queue: values.Identifier = setting(
+        "PG_SCHEMA_QUEUE",
+        "public",
+        "The schema that holds the queue's tables.",
+        "a lower-case identifier: letters, digits and _, not starting with a digit or pg_, at most 63 characters",
     )
     pg_use_pool: bool = flag_setting("PG_USE_POOL", True, "Keep the API's connections open between requests.")
     pg_pool_size: int = number_setting("PG_POOL_SIZE", 8, "How many of the API's connections are kept open.", 1, 500)
@@ -116,15 +129,11 @@ class DatabaseSettings(BaseSettings):
         "PG_COMMAND_TIMEOUT", 30.0, "How many seconds one statement of the queue may run.", 0.1, 3600
     )
 
-
-class WorkerSettings(BaseSettings):
-    group: ClassVar = "Workers"
-
-    workers: Workers = setting(
+    workers: values.Workers = setting(
         "WORKERS_JSON", (QueueWorkers("etl.default", 2),), "The queues of this process, each with its number of "
         "threads; [] for none.", f"a JSON list of objects with queue and concurrency (1 to {values.MAX_CONCURRENCY})",
     )  # fmt: skip
-    pipelines: Packages = setting(
+    pipelines: values.Packages = setting(
         "DL_PIPELINES", ("pipelines",), "The packages whose modules register tasks.",
         "names of Python packages, separated by commas",
     )  # fmt: skip
@@ -137,8 +146,8 @@ class WorkerSettings(BaseSettings):
         "DL_HEARTBEAT_SEC", 10.0, "The interval at which leases of running jobs are renewed, in seconds.", 0.05, 3600
     )
     default_lease_ttl_sec: int = number_setting(
-        "DL_DEFAULT_LEASE_TTL_SEC", 60, "How long a lease lasts if the trigger does not say, and for follow-up jobs, in "
-        "seconds; at least two heartbeats.", 1, 86_400,
+        "DL_DEFAULT_LEASE_TTL_SEC", 60, "How long a lease lasts if the trigger does not say, and for follow-up jobs, "
+        "in seconds; at least two heartbeats.", 1, 86_400,
     )  # fmt: skip
     reaper_period_sec: float = number_setting(
         "DL_REAPER_PERIOD_SEC", 10.0, "The interval at which jobs with an expired lease are requeued, in seconds.",
@@ -154,41 +163,30 @@ class WorkerSettings(BaseSettings):
     stop_step_sec: float = number_setting(
         "DL_STOP_STEP_SEC", 5.0, "How long a stop step has before the next, harder one, in seconds.", 0.05, 3600
     )
-    worker_name: Text | None = setting(
+    worker_name: values.Text | None = setting(
         "DL_WORKER_NAME", None, "A name that at most one worker process has at a time, such as a StatefulSet's pod: a "
         "process that starts takes over the jobs of a dead one of this name at once, on whatever host it ran. Never "
         "the same for several processes.", "a short text",
     )  # fmt: skip
 
-
-class PipelineSettings(BaseSettings):
-    group: ClassVar = "Pipelines"
-
-    endpoints: Endpoints = setting(
+    endpoints: values.Endpoints = setting(
         "DL_ENDPOINTS", {}, "The addresses that pipelines fetch from, by name; docs/pipelines lists the names.",
         'a JSON object such as {"llm": "https://models.example"}, without credentials',
     )  # fmt: skip
-    targets: Targets = setting(
+    targets: values.Targets = setting(
         "DL_TARGETS", {}, "The databases that pipelines write to, by name; default is used for every other name, and "
         "is the queue's own database if it is not given.",
         'a JSON object such as {"default": "postgresql://user:password@host/database"}',
     )  # fmt: skip
-    tokens: Tokens = setting(
-        "DL_TOKENS", {}, "The bearer tokens of endpoints, by name; never shown.", 'a JSON object such as {"llm": "token"}'
+    tokens: values.Tokens = setting(
+        "DL_TOKENS", {}, "The bearer tokens of endpoints, by name; never shown.",
+        'a JSON object such as {"llm": "token"}',
     )  # fmt: skip
-
-
-class LimitSettings(BaseSettings):
-    group: ClassVar = "Limits of a request"
 
     max_body_bytes: int = number_setting(
         "DL_MAX_BODY_BYTES", 1_048_576, "The largest request body, in bytes; a batch may have 4 MB, or this if it is "
         "more.", 1024, 1_073_741_824,
     )  # fmt: skip
-
-
-class RetentionSettings(BaseSettings):
-    group: ClassVar = "Retention"
 
     retention_enabled: bool = flag_setting(
         "DL_RETENTION_ENABLED", True, "Delete what is older than the retention periods below. In a database that was "
@@ -202,7 +200,7 @@ class RetentionSettings(BaseSettings):
     )
     keep_failed_days: float = days_setting("DL_KEEP_FAILED_DAYS", 30.0, "After how many days a failed job is deleted.")
     keep_lost_days: float = days_setting("DL_KEEP_LOST_DAYS", 30.0, "After how many days a lost job is deleted.")
-    keep_tasks: TaskRetention = setting(
+    keep_tasks: values.TaskRetention = setting(
         "DL_KEEP_TASKS", {}, "Other periods for the jobs of single tasks, in days: one for all statuses, or one each.",
         'a JSON object such as {"heartbeat.check": 1, "load.cbr.rates": {"succeeded": 3, "failed": 90}}',
     )  # fmt: skip
@@ -217,11 +215,7 @@ class RetentionSettings(BaseSettings):
         "DL_KEEP_HISTORY_DAYS", 365.0, "After how many days the audit log in the database is deleted.", 1, 36_500
     )
 
-
-class WebhookSettings(BaseSettings):
-    group: ClassVar = "Webhooks, probes and traces"
-
-    webhook_allowed_hosts: AllowedHostList = setting(
+    webhook_allowed_hosts: values.AllowedHostList = setting(
         "DL_WEBHOOK_ALLOWED_HOSTS", (), "Hosts and networks that may receive webhooks although they are not public.",
         "names of hosts and networks such as hooks.internal,10.0.0.0/8, separated by commas",
     )  # fmt: skip
@@ -239,15 +233,11 @@ class WebhookSettings(BaseSettings):
         "OTEL_EXPORTER_OTLP_ENDPOINT says where.",
     )  # fmt: skip
 
-
-class SecuritySettings(BaseSettings):
-    group: ClassVar = "Security"
-
     auth: Literal["keys", "none"] = setting(
         "DL_AUTH", "keys", "Who may call. keys: callers with an API key, and callers on this machine while there is no "
         "key; none: every caller that can reach the service.", "keys or none",
     )  # fmt: skip
-    trusted_proxies: Networks = setting(
+    trusted_proxies: values.Networks = setting(
         "DL_TRUSTED_PROXIES", (), "The proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; these headers "
         "give no access.", "addresses and networks such as 10.0.0.0/8, separated by commas",
     )  # fmt: skip
@@ -262,60 +252,46 @@ class SecuritySettings(BaseSettings):
         "DL_SECRETS_DIR", None, 'The folder with a file for each secret that args may refer to with {"$secret": '
         '"name"}; the variables DL_SECRET_NAME are secrets too.', "a folder",
     )  # fmt: skip
-    task_secrets: SecretTasks = setting(
+    task_secrets: values.SecretTasks = setting(
         "DL_TASK_SECRETS", {}, 'The tasks whose args may refer to each secret; "*" for all other secrets. A secret '
         "without an entry is open to every task: limit it if not all who may trigger a task may use it.",
         'a JSON object such as {"crm": ["load.crm", "report.*"], "*": []}',
     )  # fmt: skip
-    masked_keys: WordList = setting(
-        "DL_MASKED_KEYS", (), "More words that mark a key of args as secret, in addition to password, token, secret, api_key "
-        "and the like: its value is not shown in responses and logs.",
+    masked_keys: values.WordList = setting(
+        "DL_MASKED_KEYS", (), "More words that mark a key of args as secret, in addition to password, token, secret, "
+        "api_key and the like: its value is not shown in responses and logs.",
         "words of letters, digits and _, separated by commas",
     )  # fmt: skip
-
-
-class LogSettings(BaseSettings):
-    group: ClassVar = "Logs"
 
     log_format: Literal["auto", "json", "text"] = setting(
         "DL_LOG_FORMAT", "auto", "The format of log lines; auto: text on a terminal, else JSON.", "auto, json or text"
     )
     log_path: Path | None = setting("LOG_PATH", None, "The folder of the log file; without it, none.", "a folder")
-    log_file_name: FileName = setting("LOG_FILE_NAME", "app.log", "The name of that file.", "a file name")
-    log_rotation: LogRotation = setting(
-        "LOG_ROTATION", values.parse_rotation("10 MB"), "When a log file of any kind is rotated; ten old files are kept.",
+    log_file_name: values.FileName = setting(
+        "LOG_FILE_NAME", "app.log", "The name of that file.", "a file name without a folder"
+    )
+    log_rotation: values.LogRotation = setting(
+        "LOG_ROTATION", values.parse_rotation("10 MB"),
+        "When a log file of any kind is rotated; ten old files are kept.",
         "a size such as 10 MB, a period such as 6 hours or 1 day, midnight, weekly, or never",
     )  # fmt: skip
     metric_path: Path | None = setting(
         "METRIC_PATH", None, "The folder of the metrics file; without it, none.", "a folder"
     )
-    metric_file_name: FileName = setting("METRIC_FILE_NAME", "metrics.log", "The name of that file.", "a file name")
+    metric_file_name: values.FileName = setting(
+        "METRIC_FILE_NAME", "metrics.log", "The name of that file.", "a file name without a folder"
+    )
     audit_log_path: Path | None = setting(
         "AUDIT_LOG_PATH", None, "The folder of the audit file; without it, none.", "a folder"
     )
-    audit_log_file_name: FileName = setting("AUDIT_LOG_FILE_NAME", "audit.log", "The name of that file.", "a file name")
+    audit_log_file_name: values.FileName = setting(
+        "AUDIT_LOG_FILE_NAME", "audit.log", "The name of that file.", "a file name without a folder"
+    )
     job_log_max_bytes: int = number_setting(
         "DL_JOB_LOG_MAX_BYTES", 2_097_152, "How much of an attempt's job log is kept, in characters: of a longer one "
         "the beginning and the last lines.", 1024, 1_073_741_824,
     )  # fmt: skip
     debug: bool = flag_setting("DEBUG", False, "Write debug lines to the log too.")
-
-
-SECTIONS: tuple[type[BaseSettings], ...] = (
-    ServiceSettings, DatabaseSettings, WorkerSettings, PipelineSettings, LimitSettings, RetentionSettings,
-    WebhookSettings, SecuritySettings, LogSettings,
-)  # fmt: skip
-
-
-class Settings(
-    LogSettings, SecuritySettings, WebhookSettings, RetentionSettings, LimitSettings, PipelineSettings, WorkerSettings,
-    DatabaseSettings, ServiceSettings,
-):  # fmt: skip
-    """The settings of a process; `load_settings` makes them."""
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="ignore", hide_input_in_errors=True, populate_by_name=True, str_strip_whitespace=True
-    )
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
     _warnings: tuple[str, ...] = PrivateAttr(default=())
@@ -329,18 +305,9 @@ class Settings(
         return (init_settings,)
 
     @classmethod
-    def variables(cls) -> tuple[str, ...]:
-        """The environment variables of all settings, in the order of the docs."""
-        return tuple(cls._fields_by_variable())
-
-    @classmethod
-    def accepts(cls, variable: str) -> str:
-        """Describe the values that a variable accepts."""
-        return _metadata(cls._fields_by_variable()[variable], "accepts")
-
-    @classmethod
-    def is_secret(cls, variable: str) -> bool:
-        return _is_secret(cls._fields_by_variable()[variable])
+    def fields_by_variable(cls) -> dict[str, FieldInfo]:
+        """The settings by their environment variables, in the order of the docs."""
+        return {str(field.validation_alias): field for field in cls.model_fields.values()}
 
     def loaded_from(
         self, sources: Mapping[str, str], warnings: tuple[str, ...], named_secrets: Mapping[str, str]
@@ -349,17 +316,6 @@ class Settings(
         self._sources, self._warnings = dict(sources), warnings
         self._named_secrets = {name: SecretStr(text) for name, text in named_secrets.items()}
         return self
-
-    @classmethod
-    def _fields_by_variable(cls) -> dict[str, FieldInfo]:
-        return {str(field.validation_alias): field for _, _, field in cls._grouped_fields()}
-
-    @classmethod
-    def _grouped_fields(cls) -> Iterator[tuple[str, str, FieldInfo]]:
-        """Yield group, name and field of each setting, in the order of the docs."""
-        for section in SECTIONS:
-            for name, field in section.model_fields.items():
-                yield section.group, name, field  # type: ignore[attr-defined]
 
     @property
     def dsn(self) -> SecretStr | None:
@@ -393,16 +349,15 @@ class Settings(
     @property
     def secrets(self) -> tuple[str, ...]:
         """Values that must not be seen in any log."""
-        secrets = (self.pg_password, self.db_dsn, self.worker_dsn, self.session_secret, self.webhook_secret)
-        known = [secret.get_secret_value() for secret in secrets if secret is not None]
-        for connection in (self.db_dsn, self.worker_dsn):
-            known += [] if connection is None else _passwords_in(connection.get_secret_value())
-        for target in self.targets.values():
-            known += [target.get_secret_value(), *_passwords_in(target.get_secret_value())]
-        known += [token.get_secret_value() for token in self.tokens.values()]
-        known += tasks.secret_values(self.tasks)
-        known += self.named_secrets.values()
-        return tuple(known)
+        connections = [
+            connection for connection in (self.db_dsn, self.worker_dsn, *self.targets.values()) if connection
+        ]
+        others = (self.pg_password, self.session_secret, self.webhook_secret, *self.tokens.values())
+        known = [secret.get_secret_value() for secret in (*connections, *others) if secret is not None]
+        for connection in connections:
+            parameters = dsn.parse_dsn(connection.get_secret_value())
+            known += [parameters[name] for name in ("password", "sslpassword") if name in parameters]
+        return (*known, *secret_values(self.tasks), *self.named_secrets.values())
 
     @property
     def is_retention_decided(self) -> bool:
@@ -421,29 +376,28 @@ class Settings(
 
     def describe(self) -> tuple[SettingInfo, ...]:
         """Describe every setting: its value, where that comes from, and its meaning."""
-        return tuple(
-            SettingInfo(
-                variable=str(field.validation_alias),
-                value=format_value(getattr(self, name)),
-                source=self._sources.get(str(field.validation_alias), "default"),
-                default=format_value(field.default),
-                meaning=field.description or "",
-                accepts=_metadata(field, "accepts"),
-                group=group,
+        group, infos = "", []
+        for name, field in type(self).model_fields.items():
+            group, variable = _GROUPS.get(name, group), str(field.validation_alias)
+            infos.append(
+                SettingInfo(
+                    variable=variable,
+                    value=values.format_value(getattr(self, name)),
+                    source=self._sources.get(variable, "default"),
+                    default=values.format_value(field.default),
+                    meaning=field.description or "",
+                    accepts=accepted_values(field),
+                    group=group,
+                )
             )
-            for group, name, field in self._grouped_fields()
-        )
+        return tuple(infos)
 
 
-def _passwords_in(dsn_text: str) -> list[str]:
-    return [value for key, value in dsn.parse_dsn(dsn_text).items() if key in ("password", "sslpassword")]
-
-
-def _metadata(field: FieldInfo, key: str) -> str:
+def accepted_values(field: FieldInfo) -> str:
     about = field.json_schema_extra
-    return str(about[key]) if isinstance(about, dict) else ""
+    return str(about["accepts"]) if isinstance(about, dict) else ""
 
 
-def _is_secret(field: FieldInfo) -> bool:
+def is_secret(field: FieldInfo) -> bool:
     about = field.json_schema_extra
     return "SecretStr" in str(field.annotation) or (isinstance(about, dict) and about["hidden"] is True)

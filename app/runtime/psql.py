@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from app.config import Settings, dsn
-from app.config.environment import inherited_environment
+from app.config.loading import inherited_environment
 from app.errors import ProgramMissing
 from app.postgres.binaries import find_program
 from app.runtime.database import Database

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from app import log, tracing
 from app.admin.api_keys import ApiKeys
 from app.config import Settings
-from app.config.environment import is_colour_disabled
+from app.config.loading import is_colour_disabled
 from app.db.pool import Pool
 from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, SchemaError, SettingError
 from app.net import AllowedHosts

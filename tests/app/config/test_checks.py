@@ -14,7 +14,7 @@ def load(**environ: str) -> Settings:
 
 
 def near(*given: str) -> tuple[list[str], list[str]]:
-    faults, warnings = unknown_variables(given, Settings.variables())
+    faults, warnings = unknown_variables(given, Settings.fields_by_variable())
     return [f"{fault.variable}: {fault.remedy}" for fault in faults], warnings
 
 

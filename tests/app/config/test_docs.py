@@ -31,7 +31,7 @@ def test_both_pages_are_written_where_they_belong(tmp_path):
 
 
 def test_every_variable_is_on_both_pages():
-    for variable in Settings.variables():
+    for variable in Settings.fields_by_variable():
         assert f"| `{variable}` |" in docs.configuration_page()
         assert f"\n#{variable}=" in docs.dotenv_example()
 

@@ -21,12 +21,12 @@ def test_task_has_one_period_or_one_per_status():
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ("[]", "a JSON object would do"),
-        ("{", "a JSON object would do"),
-        ('{"a": "3"}', "'a' has '3'; a number of days"),
-        ('{"a": true}', "a number of days"),
-        ('{"a": 0}', "a number of days"),
-        ('{"a": {"running": 3}}', "'a' names running; the statuses a job ends in are succeeded, failed"),
+        ("[]", "a JSON object such as"),
+        ("{", "it is not JSON; a JSON object such as"),
+        ('{"a": "3"}', "a: Input should be a valid dictionary"),
+        ('{"a": true}', "a.failed: Input should be a valid number"),
+        ('{"a": 0}', "a.failed: Input should be greater than 0"),
+        ('{"a": {"running": 3}}', "a.running: expected one of succeeded, failed"),
     ],
 )
 def test_what_is_no_age_is_told_with_what_would_do(told, said):

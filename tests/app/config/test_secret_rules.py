@@ -25,12 +25,12 @@ def test_without_a_word_nothing_is_refused():
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ("[]", "a JSON object would do"),
-        ("{", "a JSON object would do"),
-        ('{"crm": "load.crm"}', "'crm' has 'load.crm'; a list of tasks would do"),
-        ('{"crm": [1]}', "a list of tasks would do"),
-        ('{"crm": [" "]}', "a list of tasks would do"),
-        ('{"../x": []}', "'../x' is no secret's name"),
+        ("[]", "a JSON object such as"),
+        ("{", "it is not JSON; a JSON object such as"),
+        ('{"crm": "load.crm"}', "crm: Input should be a valid tuple"),
+        ('{"crm": [1]}', "crm.entry 1: Input should be a valid string"),
+        ('{"crm": [" "]}', "crm.entry 1: expected 1 to 200 printable"),
+        ('{"../x": []}', "../x: it is no secret's name"),
     ],
 )
 def test_what_is_no_list_of_tasks_is_told_with_what_would_do(told, said):

@@ -317,5 +317,5 @@ def test_removed_setting_is_a_warning(variable):
 
 
 def test_every_renamed_setting_exists():
-    assert set(RENAMED.values()) <= set(Settings.variables())
-    assert not (RENAMED.keys() | REMOVED) & set(Settings.variables())
+    assert set(RENAMED.values()) <= set(Settings.fields_by_variable())
+    assert not (RENAMED.keys() | REMOVED) & set(Settings.fields_by_variable())
