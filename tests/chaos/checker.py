@@ -346,8 +346,8 @@ def untrue_row(history: History) -> Findings:
             yield row.job_id, f"{row.status} with a lease until {row.lease_expires_at}"
         if row.status == "succeeded" and row.error is not None:
             yield row.job_id, f"succeeded with the error {row.error!r}"
-        if row.place != "scheduled" and row.status != "queued":
-            yield row.job_id, f"{row.status}, and has the wait state {row.place}"
+        if row.wait_state != "scheduled" and row.status != "queued":
+            yield row.job_id, f"{row.status}, and has the wait state {row.wait_state}"
         if row.status == "queued" and row.cancel_requested:
             yield row.job_id, "queued with its cancel asked for"
 

@@ -36,7 +36,7 @@ class Row:
     idempotency_key: str | None = None
     lease_expires_at: datetime | None = None
     finished_at: datetime | None = None
-    place: str = "scheduled"
+    wait_state: str = "scheduled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def read_history(
     )
 
 
-_TEXTS = {"status": "status::text", "place": "place::text"}  # the driver knows no enums
+_TEXTS = {"status": "status::text", "wait_state": "wait_state::text"}  # the driver knows no enums
 _IDS = ("job_id", "run_id", "parent_id")
 
 

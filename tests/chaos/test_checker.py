@@ -289,7 +289,7 @@ def test_follow_ups_that_are_there_twice_or_not_at_all(tale, asked):
 
 @pytest.mark.parametrize(
     "lie",
-    [{"finished_at": None}, {"lease_expires_at": NOON}, {"error": "of its first try"}, {"place": "blocked"}],
+    [{"finished_at": None}, {"lease_expires_at": NOON}, {"error": "of its first try"}, {"wait_state": "blocked"}],
     ids=lambda lie: next(iter(lie)),
 )
 def test_contradictory_row_is_found(tale, lie):
