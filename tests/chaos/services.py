@@ -135,7 +135,7 @@ class ManagedService:
     def job_pids(self) -> list[int]:
         """The processes that jobs have of their own, without their watchdogs."""
         return [
-            pid for pid in self._descendants() if _has_argument(pid, "childmain") and not _has_argument(pid, "leash")
+            pid for pid in self._descendants() if _has_argument(pid, "child_main") and not _has_argument(pid, "watchdog")
         ]
 
     def terminate(self) -> None:
@@ -194,7 +194,7 @@ class ManagedService:
 
 
 def _is_job_process(pid: int) -> bool:
-    return _has_argument(pid, "childmain") or _has_argument(pid, "leash")
+    return _has_argument(pid, "child_main") or _has_argument(pid, "watchdog")
 
 
 def _has_argument(pid: int, part: str) -> bool:
