@@ -1,9 +1,9 @@
-"""Key locks: the session advisory locks of the lock keys of running jobs, held on the process's jobs connection."""
+"""Key locks: the session advisory locks of the lock keys of running jobs, held on the connection that claims."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from app import log
@@ -20,8 +20,9 @@ _log = log.get(__name__)
 class KeyLocks:
     """Locks the keys of claimed jobs until they are settled. All state is under the lock of the session.
 
-    A key lock keeps the next attempt waiting while an attempt that lost its lease may still act. Only the session that
-    took a lock can release it, so claims and settlements share one. Session locks are re-entrant: a key that another
+    A key lock keeps the next attempt waiting while an attempt that lost its lease may still act. An attempt that has
+    ended acts no more, so its key is unlocked before its settlement, which is written on another connection: until
+    then the unique index on running keys keeps the next job of the key out. Session locks are re-entrant: a key that another
     attempt of this process still holds is refused here, because that attempt's thread may have outlived its lease.
     """
 
@@ -101,16 +102,13 @@ class KeyLocks:
                 _log.info("key_lock.lost", job=str(attempt.job.id), lock_key=attempt.job.lock_key)
                 attempt.stop(StopReason.KEY_LOST)
 
-    @contextmanager
-    def releasing(self, attempts: Sequence[Attempt]) -> Iterator[list[int]]:
-        """Yield the hashes to unlock with the settlement of these attempts, and forget the attempts after it.
-
-        Until then no other thread may replace the connection: the new one holds no lock, and the server would log a
-        warning for each.
-        """
+    def discard(self, attempts: Iterable[Attempt]) -> None:
+        """Forget the keys of these attempts without unlocking them."""
         with self._session.lock:
-            yield self.hashes_of(attempts)
-            self.discard(attempts)
+            for attempt in attempts:
+                if self._holders.get(attempt.job.key_hash) is attempt:
+                    del self._holders[attempt.job.key_hash]
+                    self._lost.discard(attempt.job.key_hash)
 
     def hashes_of(self, attempts: Iterable[Attempt]) -> list[int]:
         """Return the hashes that these attempts hold on the present connection."""
@@ -120,17 +118,14 @@ class KeyLocks:
             hashes = [a.job.key_hash for a in attempts if self._holders.get(a.job.key_hash) is a]
             return [key_hash for key_hash in hashes if key_hash not in self._lost]
 
-    def discard(self, attempts: Iterable[Attempt]) -> None:
-        """Forget the keys of these attempts without unlocking them."""
-        with self._session.lock:
-            for attempt in attempts:
-                if self._holders.get(attempt.job.key_hash) is attempt:
-                    del self._holders[attempt.job.key_hash]
-                    self._lost.discard(attempt.job.key_hash)
-
     def unlock(self, attempts: Sequence[Attempt]) -> None:
-        """Unlock the keys of attempts that ended without a settlement."""
-        with self.releasing(attempts) as hashes:
-            if hashes:
+        """Unlock the keys of attempts that have ended.
+
+        Under the lock of the session, so that no other thread replaces the connection meanwhile: the new one holds no
+        lock, and the server would log a warning for each.
+        """
+        with self._session.lock:
+            if hashes := self.hashes_of(attempts):
                 with suppress(DatabaseUnavailable):  # the locks went with the connection
                     self._queue.unlock_keys(hashes)
+            self.discard(attempts)

@@ -59,7 +59,7 @@ def exit_on_crash(thread: str) -> None:
 
 
 class WorkerPool:
-    """The threads of a worker process. They share three connections, and the maintenance leader has a fourth."""
+    """The threads of a worker process. They share four connections, and the maintenance leader has a fifth."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class WorkerPool:
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._pipelines, self._options, self._crash_callback = pipelines, options, on_crash
         self._crashed_threads: list[str] = []
-        self._sessions = {role: self._make_session(role) for role in ("listen", "jobs", "renew")}
+        self._sessions = {role: self._make_session(role) for role in ("listen", "claim", "settle", "renew")}
         self._build(echo)
         self._has_started = False
         self._all_threads_started = False  # a thread that is not alive after that has crashed
@@ -119,11 +119,11 @@ class WorkerPool:
             echo=echo,
         )
         self._running_attempts, self.counters = RunningAttempts(), AttemptCounters()
-        self._key_locks = KeyLocks(sessions["jobs"], queue["jobs"])
+        self._key_locks = KeyLocks(sessions["claim"], queue["claim"])
         self._settler = Settler(
-            queue["jobs"], self._running_attempts, self._key_locks, on_crash=self._on_crash, counters=self.counters
+            queue["settle"], self._running_attempts, self._key_locks, on_crash=self._on_crash, counters=self.counters
         )
-        self._build_dispatcher(queue["jobs"], info)
+        self._build_dispatcher(queue["claim"], info)
         self._build_lease_threads(queue, info)
         self._build_database_threads()
         self._workers = [
@@ -155,7 +155,7 @@ class WorkerPool:
                 release=self._settler.submit,
             ),
             listener=self._listener,
-            notify_state=NotifyState(NotifyStateTable(sessions["jobs"], self.id)),
+            notify_state=NotifyState(NotifyStateTable(sessions["claim"], self.id)),
             poll_interval_sec=options.claim_backoff_sec,
             on_control=self._on_control,
             release=self._settler.submit,
@@ -183,7 +183,7 @@ class WorkerPool:
             on_crash=self._on_crash,
         )
         self._reaper = Reaper(
-            queue["jobs"],
+            queue["settle"],
             self._key_locks,
             interval_sec=options.reaper_period_sec,
             heartbeat_sec=options.heartbeat_sec,
@@ -192,12 +192,12 @@ class WorkerPool:
             on_crash=self._on_crash,
             connection_settings=connections,
         )
-        deaths, name_claim = WorkerLiveness(queue["jobs"].executor), None
+        deaths, name_claim = WorkerLiveness(queue["settle"].executor), None
         if options.worker_name is not None:
             name_claim = NameClaim(deaths, self.id, options.worker_name, on_superseded=self._on_superseded)
         self._death_watch = DeathWatch(
             deaths,
-            queue["jobs"],
+            queue["settle"],
             pause_sec=pause_sec,
             connection_settings=connections,
             identity=lambda: self._registration.identity,
@@ -206,7 +206,7 @@ class WorkerPool:
 
     def _build_database_threads(self) -> None:
         """Make the threads that serve operators and webhook receivers, and the maintenance duties."""
-        options, session = self._options, self._sessions["jobs"]
+        options, session = self._options, self._sessions["settle"]
         self._webhooks = WebhookSender(Webhooks(session), options.webhooks, on_crash=self._on_crash)
         self._worker_control = WorkerControl(
             Queues(session),
@@ -353,7 +353,8 @@ class WorkerPool:
             self._sessions[role].close()
         if not any(worker.is_alive for worker in self._workers):
             self._registration.process_lock.release()
-            self._sessions["jobs"].close()
+            self._sessions["claim"].close()
+            self._sessions["settle"].close()
             self._dispatcher.close()
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────

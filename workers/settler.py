@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -24,8 +23,6 @@ from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _MAX_BATCH = 500  # outcomes a transaction
-_LARGE_BATCH = 20  # after more outcomes than that, wait a moment for the next: each transaction costs a commit
-_GROUP_WAIT_SEC = 0.003
 _IDLE_SEC = 3600.0  # with nothing to write, the thread waits to be woken
 
 
@@ -84,6 +81,8 @@ class Settler:
         unwritten = batch
         try:
             unwritten = self._drop_unsettleable(batch)
+            # Before the statement that unblocks the next job of a key, whose claim would find the key locked.
+            self._key_locks.unlock([pending.attempt for pending in unwritten])
             releases = [pending for pending in unwritten if isinstance(pending.outcome, Released)]
             settlements = [p for p in unwritten if not isinstance(p.outcome, Released)] if releases else unwritten
             if settlements:
@@ -94,8 +93,6 @@ class Settler:
             unwritten = []
         finally:
             self._requeue(unwritten)
-        if len(batch) > _LARGE_BATCH:
-            time.sleep(_GROUP_WAIT_SEC)
         return 0.0
 
     def _take_batch(self) -> list[PendingOutcome]:
@@ -150,13 +147,11 @@ class Settler:
 
     def _settle(self, batch: Sequence[PendingOutcome]) -> list[SettleResult]:
         settlements = [(pending.attempt.job, pending.outcome) for pending in batch]
-        with self._key_locks.releasing([pending.attempt for pending in batch]) as hashes:
-            return self._queue.settle(settlements, unlock_keys=hashes)  # type: ignore[arg-type]  # only settlements
+        return self._queue.settle(settlements)  # type: ignore[arg-type]  # only settlements
 
     def _release(self, batch: Sequence[PendingOutcome]) -> list[SettleResult]:
         requests = [outcome.request_for(attempt.job) for attempt, outcome in batch if isinstance(outcome, Released)]
-        with self._key_locks.releasing([pending.attempt for pending in batch]) as hashes:
-            return self._queue.release(requests, unlock_keys=hashes)
+        return self._queue.release(requests)
 
     def _log_lost(self, pending: PendingOutcome) -> None:
         log_abandoned(pending.attempt, "lease_lost" if isinstance(pending.outcome, LeaseLost) else "database_away")

@@ -99,7 +99,7 @@ class WorkerFrozenKeysEnded(WorkerFrozen):
     def _end_sessions(self) -> list[Any]:
         with suppress(psycopg2.Error):  # the other lane may have the server down just now
             return self.environment.primary.query(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dataloader-jobs:%'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dataloader-claim:%'"
             )
         return []
 
@@ -404,11 +404,11 @@ class ListenTerminated(SessionsTerminated):
 
 
 class ClaimTerminated(SessionsTerminated):
-    name, pattern = "pg_terminate_backend: claim", "dataloader-jobs:%"
+    name, pattern = "pg_terminate_backend: claim", "dataloader-claim:%"
 
 
 class SettleTerminated(SessionsTerminated):
-    name, pattern = "pg_terminate_backend: settle and keys", "dataloader-jobs:%"
+    name, pattern = "pg_terminate_backend: settle", "dataloader-settle:%"
 
 
 class RenewTerminated(SessionsTerminated):

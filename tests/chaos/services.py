@@ -135,7 +135,9 @@ class ManagedService:
     def job_pids(self) -> list[int]:
         """The processes that jobs have of their own, without their watchdogs."""
         return [
-            pid for pid in self._descendants() if _has_argument(pid, "child_main") and not _has_argument(pid, "watchdog")
+            pid
+            for pid in self._descendants()
+            if _has_argument(pid, "child_main") and not _has_argument(pid, "watchdog")
         ]
 
     def terminate(self) -> None:

@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 from workers.attempt import AttemptSettings
 from workers.pool import PoolOptions, WorkerPool
 
-CONNECTION_ROLES = ("listen", "jobs", "renew")
+CONNECTION_ROLES = ("claim", "listen", "renew", "settle")
 
 
 class RetryDelays:

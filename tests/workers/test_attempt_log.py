@@ -51,7 +51,7 @@ def test_lost_key_is_logged_as_a_failed_attempt(plant: WorkerPoolFixture, said: 
     job_id = plant.add_job("held", key="k")
     plant.gate.wait_for_inside(1)
     with plant.queue_fixture.open_transaction() as step:
-        plant.queue_fixture.sql("SELECT pg_terminate_backend(%s)", plant.connections()["jobs"])
+        plant.queue_fixture.sql("SELECT pg_terminate_backend(%s)", plant.connections()["claim"])
         eventually(lambda: step("SELECT pg_try_advisory_xact_lock(hashtext('k'))")[0][0], interval_sec=0.001)
 
         (line,) = eventually(lambda: said("worker.complete.failed"))

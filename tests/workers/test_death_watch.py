@@ -122,7 +122,7 @@ def test_sessions_of_a_dead_process_end_before_its_jobs_go_on(
 ):
     """One of them may still be about to commit a claim."""
     planted.registers(dead)
-    session = plant.queue_fixture.new_session(application_name=f"dataloader-jobs:{planted.id}")
+    session = plant.queue_fixture.new_session(application_name=f"dataloader-claim:{planted.id}")
     session.execute_raw("BEGIN")
     ((pid,),) = session.execute_raw("SELECT pg_backend_pid()")
     job = plant.add_job("quick", lease_ttl_sec=60)
@@ -150,7 +150,7 @@ def test_claim_that_commits_late_is_found(plant: WorkerPoolFixture, planted: Pla
         return real(self, worker_id)
 
     monkeypatch.setattr(WorkerLiveness, "end_sessions", once_late)
-    plant.queue_fixture.new_session(application_name=f"dataloader-jobs:{planted.id}").execute("ping")
+    plant.queue_fixture.new_session(application_name=f"dataloader-claim:{planted.id}").execute("ping")
     plant.pool()
     eventually(lambda: committed, SOON)
     assert plant.wait_for_status(committed[0], Status.QUEUED, SOON).attempt == 1

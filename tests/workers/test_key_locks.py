@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from threading import Thread
 
 import pytest
 
@@ -165,21 +164,6 @@ def test_key_lost_with_its_connection_is_not_given_back(office: Office):
     assert warnings(office) == []
     office.session.execute("unlock_keys", {"key_hashes": "{1}"})
     assert len(warnings(office)) == 1, "warnings are seen"
-
-
-def test_connection_is_not_replaced_while_keys_are_given_back(office: Office):
-    attempt = office.attempt("k")
-    office.keys.lock([attempt])
-    office.session.execute_raw("SET client_min_messages = warning")
-    before = office.session.generation
-    with office.keys.releasing([attempt]) as guards:
-        closer = Thread(target=office.session.close)
-        closer.start()
-        JobQueue(office.session).unlock_keys(guards)
-        assert (guards, warnings(office)) == ([attempt.job.key_hash], [])
-        assert office.session.generation == before
-    closer.join()
-    assert not office.session.connected
 
 
 def test_locking_on_a_new_connection_relocks_the_old_keys(office: Office):

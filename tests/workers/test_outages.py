@@ -80,7 +80,7 @@ def test_keys_are_locked_again_after_their_session_was_killed(plant: WorkerPoolF
     taken = "SELECT pg_try_advisory_xact_lock(hashtext('precious'))"
     assert plant.queue_fixture.fetch_row(taken) is False
 
-    plant.terminate_connection("jobs")
+    plant.terminate_connection("claim")
 
     eventually(lambda: plant.queue_fixture.fetch_row(taken) is False, SOON)
     plant.gate.open()
@@ -98,7 +98,7 @@ def test_attempt_whose_key_lock_was_lost_is_stopped(plant: WorkerPoolFixture, sa
 
     with plant.queue_fixture.open_transaction() as step:
         eventually(lambda: step("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'")[0][0])
-        step("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dataloader-jobs:%%'")
+        step("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dataloader-claim:%%'")
 
     thief.result()
     eventually(lambda: plant.stop_reasons, SOON)

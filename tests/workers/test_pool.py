@@ -288,7 +288,7 @@ def test_task_known_to_another_live_worker_is_not_deferred(plant: WorkerPoolFixt
 
 
 @pytest.mark.parametrize("threads", [1, 12])
-def test_pool_has_three_connections_whatever_its_threads(plant: WorkerPoolFixture, threads: int):
+def test_pool_has_four_connections_whatever_its_threads(plant: WorkerPoolFixture, threads: int):
     plant.listening_pool({"q": threads, "r": threads})
     jobs = [plant.add_job("held", queue=queue) for queue in ("q", "r") for _ in range(threads)]
     plant.gate.wait_for_inside(2 * threads)
@@ -301,7 +301,7 @@ def test_pool_has_three_connections_whatever_its_threads(plant: WorkerPoolFixtur
     )
 
     assert sorted(name.partition(":")[0] for (name,) in rows) == [
-        f"dataloader-{role}" for role in ("jobs", "listen", "renew")
+        f"dataloader-{role}" for role in ("claim", "listen", "renew", "settle")
     ]
     plant.gate.open()
     plant.wait_for_all(jobs, timeout=SOON)

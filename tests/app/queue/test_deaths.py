@@ -222,14 +222,14 @@ def test_one_process_at_a_time_takes_over(deaths: WorkerLiveness, beat: Callable
 
 def test_sessions_of_one_process_alone_are_ended(desk: QueueFixture, deaths: WorkerLiveness):
     worker, other = uuid4(), uuid4()
-    theirs = desk.new_session(application_name=f"dataloader-jobs:{worker}")
-    others = desk.new_session(application_name=f"dataloader-jobs:{other}")
+    theirs = desk.new_session(application_name=f"dataloader-claim:{worker}")
+    others = desk.new_session(application_name=f"dataloader-claim:{other}")
     theirs.execute("ping")
     others.execute("ping")
     assert deaths.end_sessions(worker) == 1
     while deaths.end_sessions(worker):
         pass
-    assert desk.session_count(f"application_name = 'dataloader-jobs:{other}'") == 1
+    assert desk.session_count(f"application_name = 'dataloader-claim:{other}'") == 1
 
 
 def test_process_whose_name_was_taken_claims_nothing(
