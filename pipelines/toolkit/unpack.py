@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import zstandard
 
@@ -25,6 +26,8 @@ PIECE_BYTES = 64 * 1024
 _CHECK_INTERVAL_BYTES = 1024 * 1024  # bytes taken
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18", re.DOTALL)
+_ZSTD_INPUT_BYTES = 128  # for each call: four bytes may expand to a block of 128 KB, and all is returned at once
 _GZIP_MAGIC = b"\x1f\x8b"
 _RATIO_CHECKED_FROM_BYTES = 64 * 1024 * 1024  # small and very even files compress past any ratio, and do no harm
 
@@ -44,10 +47,6 @@ class Bounds:
     ratio: int = 1_000  # of expanded to compressed bytes
     window_bytes: int = 32 * 1024**2  # memory that a zstd file may ask for; `zstd --long` asks for 128 MB
     line_bytes: int = 1024**2
-
-
-class Readable(Protocol):
-    def read(self, size: int = -1, /) -> bytes: ...
 
 
 Source = Path | BinaryIO
@@ -89,7 +88,8 @@ def check_bounds(expanded_bytes: int, packed_bytes: int, bounds: Bounds) -> None
         raise ExpandsTooMuch(f"the archive holds more than the {bounds.expanded_bytes} bytes that Bounds allow")
     if expanded_bytes > _RATIO_CHECKED_FROM_BYTES and expanded_bytes > packed_bytes * bounds.ratio:
         raise ExpandsTooMuch(
-            f"{packed_bytes} packed bytes became {expanded_bytes} already: more than the {bounds.ratio} to 1 that Bounds allow"
+            f"{packed_bytes} packed bytes became {expanded_bytes} already: more than the {bounds.ratio} to 1 "
+            "that Bounds allow"
         )
 
 
@@ -124,28 +124,31 @@ class _PackedStream:
 
 def _expand(packed: _PackedStream, compression: Compression, bounds: Bounds) -> Iterator[bytes]:
     if compression is Compression.BY_CONTENT:
-        compression = _detect_compression(packed.peek(len(_ZSTD_MAGIC)))
+        start = packed.peek(len(_ZSTD_MAGIC))
+        if start == _ZSTD_MAGIC or _ZSTD_SKIPPABLE.fullmatch(start):
+            compression = Compression.ZSTD
+        elif start.startswith(_GZIP_MAGIC):
+            compression = Compression.GZIP
     if compression is Compression.ZSTD:
         return _expand_zstd(packed, bounds)
     return _expand_gzip(packed) if compression is Compression.GZIP else iter(lambda: packed.read(PIECE_BYTES), b"")
 
 
-def _detect_compression(start: bytes) -> Compression:
-    if start == _ZSTD_MAGIC or _is_skippable(start):
-        return Compression.ZSTD
-    return Compression.GZIP if start.startswith(_GZIP_MAGIC) else Compression.NONE
-
-
 def _expand_zstd(packed: _PackedStream, bounds: Bounds) -> Iterator[bytes]:
-    watched = _ZstdFrames(packed)
+    """Expand frame by frame: the stream readers of zstandard accept a truncated frame as the end of the data."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=bounds.window_bytes)
+    frame = None
+    expanded = bytearray()
     try:
-        # read_across_frames: a file that was appended to has several frames, and by default only the first is read
-        with decompressor.stream_reader(
-            cast(BinaryIO, watched), read_size=PIECE_BYTES, read_across_frames=True, closefd=False
-        ) as reader:
-            while piece := reader.read(PIECE_BYTES):
-                yield piece
+        while data := packed.read(_ZSTD_INPUT_BYTES):
+            while data:
+                if frame is None or frame.eof:
+                    frame = decompressor.decompressobj()
+                expanded += frame.decompress(data)
+                data = frame.unused_data
+            while len(expanded) >= PIECE_BYTES:
+                yield bytes(expanded[:PIECE_BYTES])
+                del expanded[:PIECE_BYTES]
     except zstandard.ZstdError as error:
         if "too much memory" in str(error):
             raise ExpandsTooMuch(
@@ -154,7 +157,9 @@ def _expand_zstd(packed: _PackedStream, bounds: Bounds) -> Iterator[bytes]:
         raise BrokenArchive(
             f"the zstd archive is damaged after {packed.bytes_read} bytes, or is none: {error}"
         ) from error
-    if not watched.is_complete:
+    if expanded:
+        yield bytes(expanded)
+    if frame is not None and not frame.eof:
         raise TruncatedArchive(f"the zstd archive ends in the middle, after {packed.bytes_read} bytes")
 
 
@@ -169,72 +174,3 @@ def _expand_gzip(packed: _PackedStream) -> Iterator[bytes]:
         raise BrokenArchive(
             f"the gzip archive is damaged after {packed.bytes_read} bytes, or is none: {error}"
         ) from error
-
-
-def _is_skippable(magic: bytes) -> bool:
-    return len(magic) == 4 and magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5  # noqa: PLR2004
-
-
-class _ZstdFrames:
-    """Tracks the blocks of a zstd stream to notice a truncated one, which the reader of zstandard accepts.
-
-    It parses lengths only (RFC 8878, section 3.1); the reader checks the content.
-    """
-
-    def __init__(self, packed: Readable) -> None:
-        self._packed = packed
-        self._header = b""  # of a frame or a block, as far as it has been read
-        self._bytes_to_skip = 0  # until the next header
-        self._in_frame = False
-        self._last_block = False
-        self._checksum_bytes = 0
-
-    @property
-    def is_complete(self) -> bool:
-        return not (self._header or self._bytes_to_skip or self._in_frame)
-
-    def read(self, size: int = -1, /) -> bytes:
-        data = self._packed.read(size)
-        self._track_blocks(memoryview(data))
-        return data
-
-    def _track_blocks(self, data: memoryview) -> None:
-        while data:
-            if self._bytes_to_skip:
-                passed = min(self._bytes_to_skip, len(data))
-                self._bytes_to_skip -= passed
-                data = data[passed:]
-            else:
-                missing = self._header_size() - len(self._header)
-                self._header += data[:missing]
-                data = data[missing:]
-                if len(self._header) == self._header_size():
-                    self._parse_header()
-            if not self._bytes_to_skip and self._in_frame and self._last_block:
-                self._in_frame = self._last_block = False
-                self._bytes_to_skip, self._checksum_bytes = self._checksum_bytes, 0
-
-    def _header_size(self) -> int:
-        if self._in_frame:
-            return 3
-        if len(self._header) < 5:  # noqa: PLR2004 - magic and descriptor
-            return 5
-        if _is_skippable(self._header[:4]):
-            return 8
-        descriptor = self._header[4]
-        single_segment = descriptor >> 5 & 1
-        content_size = (single_segment, 2, 4, 8)[descriptor >> 6]
-        return 5 + (1 - single_segment) + (0, 1, 2, 4)[descriptor & 3] + content_size
-
-    def _parse_header(self) -> None:
-        head, self._header = self._header, b""
-        if not self._in_frame and _is_skippable(head[:4]):
-            self._bytes_to_skip = int.from_bytes(head[4:8], "little")
-        elif not self._in_frame:
-            self._in_frame = True
-            self._checksum_bytes = 4 if head[4] & 4 else 0
-        else:
-            block = int.from_bytes(head, "little")
-            self._last_block = bool(block & 1)
-            repeated = block >> 1 & 3 == 1
-            self._bytes_to_skip = 1 if repeated else block >> 3
