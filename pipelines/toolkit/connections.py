@@ -1,7 +1,7 @@
 """Connections of an HTTP source that a watchdog can shut down, and that refuse private addresses after a redirect.
 
-A socket's timeout restarts with every byte, and a thread that waits in `recv` cannot check for a stop. So every socket is
-recorded, and a watchdog shuts them all down at the deadline or when the work is to end.
+A socket's timeout restarts with every byte, and a thread that waits in `recv` cannot check for a stop. So every
+socket is recorded, and a watchdog shuts them all down at the deadline or when the work is to end.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Self
 from weakref import WeakSet
 
 from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.poolmanager import PoolManager
 
@@ -44,9 +43,7 @@ class OpenSockets:
         """Add it if its peer is a public address. The socket is checked, since a name may resolve differently later."""
         host = sock.getpeername()[0]
         if not is_public(ipaddress.ip_address(host.partition("%")[0])):
-            raise SourceRefused(
-                f"it redirects to {host}, which is a private address; allow_private_redirects allows it"
-            )
+            raise SourceRefused(f"it redirects to {host}, a private address; allow_private_redirects allows it")
         self.add(sock)
 
     def shut_down_all(self) -> None:
@@ -65,9 +62,18 @@ class ConnectionWatchdog:
         self._ctx = ctx
         self._deadline = deadline  # on the monotonic clock
         self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="http-watch", daemon=True)
         self.reason: BaseException | None = None  # set once, by the watchdog; read by the requesting thread
 
-    def run(self) -> None:
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finished.set()
+        self._thread.join()
+
+    def _run(self) -> None:
         while not self._finished.wait(_CHECK_INTERVAL_SEC):
             if self.reason is None:
                 self.reason = self._reason_to_end()
@@ -90,21 +96,6 @@ class ConnectionWatchdog:
         if self.reason is not None:
             raise self.reason
 
-    def stop(self) -> None:
-        self._finished.set()
-
-
-@contextmanager
-def watch_connections(sockets: OpenSockets, ctx: SafePoint, deadline: float) -> Iterator[ConnectionWatchdog]:
-    watch = ConnectionWatchdog(sockets, ctx, deadline)
-    thread = threading.Thread(target=watch.run, name="http-watch", daemon=True)
-    thread.start()
-    try:
-        yield watch
-    finally:
-        watch.stop()
-        thread.join()
-
 
 class WatchedAdapter(HTTPAdapter):
     """An adapter of requests that reports each new connection, to the source or to a proxy."""
@@ -125,20 +116,12 @@ class WatchedAdapter(HTTPAdapter):
 
 
 def _report_connections(manager: PoolManager, on_connect: OnConnect) -> None:
-    class Http(HTTPConnection):
-        def connect(self) -> None:
-            super().connect()
-            on_connect(self.sock)
+    def watched(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
+        class Connection(pool.ConnectionCls):  # type: ignore[name-defined, misc]  # of http or of https
+            def connect(self) -> None:
+                super().connect()
+                on_connect(self.sock)
 
-    class Https(HTTPSConnection):
-        def connect(self) -> None:
-            super().connect()
-            on_connect(self.sock)
+        return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
 
-    class HttpPool(HTTPConnectionPool):
-        ConnectionCls = Http
-
-    class HttpsPool(HTTPSConnectionPool):
-        ConnectionCls = Https
-
-    manager.pool_classes_by_scheme = {"http": HttpPool, "https": HttpsPool}
+    manager.pool_classes_by_scheme = {"http": watched(HTTPConnectionPool), "https": watched(HTTPSConnectionPool)}

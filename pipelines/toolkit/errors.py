@@ -1,31 +1,4 @@
-"""Errors of the toolkit that a pipeline can react to.
-
-ToolkitError
-├── SourceError               an HTTP request failed; `retry_after` if the source sent it
-│   ├── SourceUnreachable     no connection: name, network, TLS
-│   ├── SourceBusy            429 or 503, or another sign that a later try may do better
-│   ├── SourceStalled         connected, then silent
-│   ├── SourceTooSlow         not done by the deadline
-│   ├── SourceTruncated       the answer ended before it was whole
-│   ├── SourceAnswered        a status that says no                                         permanent
-│   ├── SourceTooLarge        more than was allowed                                         permanent
-│   ├── SourceRefused         we will not go where it sends us                              permanent
-│   └── SourceBroken          an answer that is not what it says it is                      permanent
-├── DecodeError               what was fetched cannot be read                               permanent
-│   ├── BadRecord             one record, named by its line
-│   ├── TooManyRejects        more bad records than the load tolerates
-│   ├── TruncatedArchive      the archive ends in the middle                                not permanent
-│   ├── BrokenArchive         not an archive, or damaged
-│   └── ExpandsTooMuch        a bomb, or a limit set too low
-├── LoadError                 PostgreSQL's side
-│   ├── NoSuchTarget          the table or a column of it is not there                      permanent
-│   ├── UnsuitableValue       a value no column of that kind can hold, named by row, column permanent
-│   ├── NotReplaceable        replacing this table would break what depends on it           permanent
-│   ├── TooFewRows            not enough to replace what is there
-│   └── TargetBusy            others kept the table locked for the whole wait
-├── BadTime                   a time that cannot be parsed                                  permanent
-└── UnsafePath                a name that would lead out of its folder                      permanent
-"""
+"""Errors of the toolkit that a pipeline can react to. Those that are `permanent` would fail in the same way again."""
 
 from __future__ import annotations
 
@@ -33,7 +6,7 @@ from __future__ import annotations
 class ToolkitError(Exception):
     """Base class of the toolkit's errors."""
 
-    permanent = False  # True: a retry would fail in the same way
+    permanent = False
 
 
 class SourceError(ToolkitError):
@@ -45,27 +18,27 @@ class SourceError(ToolkitError):
 
 
 class SourceUnreachable(SourceError):
-    pass
+    """No connection: name, network or TLS."""
 
 
 class SourceBusy(SourceError):
-    pass
+    """Status 408, 425, 429, 500, 502, 503 or 504: a later request may succeed."""
 
 
 class SourceStalled(SourceError):
-    pass
+    """Connected, then silent."""
 
 
 class SourceTooSlow(SourceError):
-    pass
+    """The request did not finish by its deadline."""
 
 
 class SourceTruncated(SourceError):
-    pass
+    """The response ended before it was complete."""
 
 
 class SourceAnswered(SourceError):
-    """The source responded with an error status."""
+    """The source responded with another error status."""
 
     permanent = True
 
@@ -76,18 +49,26 @@ class SourceAnswered(SourceError):
 
 
 class SourceTooLarge(SourceError):
+    """The response has more bytes than allowed."""
+
     permanent = True
 
 
 class SourceRefused(SourceError):
+    """The address, or one that it redirects to, is not allowed."""
+
     permanent = True
 
 
 class SourceBroken(SourceError):
+    """The response is not in the announced format."""
+
     permanent = True
 
 
 class DecodeError(ToolkitError):
+    """Fetched data cannot be parsed."""
+
     permanent = True
 
 
@@ -99,30 +80,36 @@ class BadRecord(DecodeError):
 
 
 class TooManyRejects(DecodeError):
-    pass
+    """More bad records than the load allows."""
 
 
 class TruncatedArchive(DecodeError):
-    permanent = False  # the next download may be whole
+    """The archive ends in the middle; the next download may be complete."""
+
+    permanent = False
 
 
 class BrokenArchive(DecodeError):
-    pass
+    """The file is damaged, or not an archive."""
 
 
 class ExpandsTooMuch(DecodeError):
-    pass
+    """A decompression bomb, or a limit that is too low."""
 
 
 class LoadError(ToolkitError):
-    pass
+    """The rows cannot be loaded into PostgreSQL."""
 
 
 class NoSuchTarget(LoadError):
+    """The table, or one of its columns, does not exist."""
+
     permanent = True
 
 
 class UnsuitableValue(LoadError):
+    """A value that its column cannot hold."""
+
     permanent = True
 
     def __init__(self, row: int, column: str, reason: str) -> None:
@@ -133,20 +120,26 @@ class UnsuitableValue(LoadError):
 
 
 class NotReplaceable(LoadError):
+    """Replacing the table would break what depends on it."""
+
     permanent = True
 
 
 class TooFewRows(LoadError):
-    pass
+    """Fewer rows than required to replace the table's content."""
 
 
 class TargetBusy(LoadError):
-    pass
+    """Other sessions kept the table locked for the whole wait."""
 
 
 class BadTime(ToolkitError, ValueError):
+    """A time that cannot be parsed."""
+
     permanent = True
 
 
 class UnsafePath(ToolkitError, ValueError):
+    """A name that would lead out of its folder."""
+
     permanent = True

@@ -11,9 +11,9 @@ import ipaddress
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_NOT_PUBLIC_V4 = tuple(
+_NOT_PUBLIC = tuple(
     map(
-        ipaddress.IPv4Network,
+        ipaddress.ip_network,
         (
             "0.0.0.0/8",  # this network
             "10.0.0.0/8",  # private use
@@ -30,13 +30,6 @@ _NOT_PUBLIC_V4 = tuple(
             "203.0.113.0/24",  # documentation
             "224.0.0.0/4",  # multicast
             "240.0.0.0/4",  # reserved, and the broadcast
-        ),
-    )
-)
-_NOT_PUBLIC_V6 = tuple(
-    map(
-        ipaddress.IPv6Network,
-        (
             "::/96",  # unspecified, loopback, IPv4-compatible
             "::ffff:0:0/96",  # IPv4-mapped: judged by the address inside
             "64:ff9b::/96",  # NAT64: judged by the address inside
@@ -60,9 +53,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 def is_public(address: Address) -> bool:
     """Whether an address is of the public Internet; of one with an IPv4 address inside, whether that is."""
     address = embedded_ipv4(address) or address
-    if isinstance(address, ipaddress.IPv4Address):
-        return address.is_global and not any(address in network for network in _NOT_PUBLIC_V4)
-    return address.is_global and not any(address in network for network in _NOT_PUBLIC_V6)
+    return address.is_global and not any(address in network for network in _NOT_PUBLIC)
 
 
 def embedded_ipv4(address: Address) -> ipaddress.IPv4Address | None:

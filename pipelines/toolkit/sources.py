@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -22,7 +22,7 @@ import requests
 import urllib3
 from urllib3.util.retry import Retry
 
-from pipelines.toolkit.connections import ConnectionWatchdog, OpenSockets, WatchedAdapter, watch_connections
+from pipelines.toolkit.connections import ConnectionWatchdog, OpenSockets, WatchedAdapter
 from pipelines.toolkit.deprecation import renamed_attributes, renamed_fields, renamed_keywords
 from pipelines.toolkit.errors import (
     SourceAnswered,
@@ -39,6 +39,7 @@ from pipelines.toolkit.safepoint import NoSafePoints, SafePoint
 from pipelines.toolkit.unpack import PIECE_BYTES
 
 T = TypeVar("T")
+_ReadResponse = Callable[[requests.Response, Iterator[bytes]], T]
 
 if not TYPE_CHECKING:
     __getattr__ = renamed_attributes(__name__, Patience="Timeouts", Answer="SourceResponse")
@@ -161,15 +162,21 @@ class HttpSource:
         `repeatable` allows retries of a request that the source may have carried out already; by default only
         idempotent methods are. A request that never arrived is always retried.
         """
-        request = _Request.build(method, url, params, json, data, {**self._headers, **(headers or {})}, repeatable)
-        limit = self._max_bytes if max_bytes is None else max_bytes
+        request = _Request.build(method, url, params, {**self._headers, **(headers or {})})
+        if json is not None:
+            request = replace(
+                request, body=orjson.dumps(json), headers={"Content-Type": "application/json", **request.headers}
+            )
+        elif data is not None:
+            request = replace(request, body=data)
+        if repeatable is not None:
+            request = replace(request, repeatable=repeatable)
 
-        def read_response(response: requests.Response, watchdog: ConnectionWatchdog) -> SourceResponse:
-            body = b"".join(_read_body(response, limit))
-            watchdog.raise_reason()
-            return SourceResponse(_redact_url(response.url), response.status_code, dict(response.headers), body)
+        def read_response(response: requests.Response, body: Iterator[bytes]) -> SourceResponse:
+            content = b"".join(body)
+            return SourceResponse(_redact_url(response.url), response.status_code, dict(response.headers), content)
 
-        return self._with_retries(request, read_response)
+        return self._with_retries(request, self._max_bytes if max_bytes is None else max_bytes, read_response)
 
     def download(
         self,
@@ -181,29 +188,25 @@ class HttpSource:
         headers: Mapping[str, str] | None = None,
         on_bytes: Callable[[int, int | None], None] | None = None,
     ) -> Download:
-        """Fetch a file. `path` exists only once the file is complete; `on_bytes` gets the bytes so far and the total."""
+        """Fetch a file. `path` exists only once it is complete; `on_bytes` gets the bytes so far and the total."""
         # identity: with a content encoding, the length would not be that of the file
         wanted = {**self._headers, "Accept-Encoding": "identity", **(headers or {})}
-        request = _Request.build("GET", url, params, None, None, wanted, repeatable=True)
 
-        def read_response(response: requests.Response, watchdog: ConnectionWatchdog) -> Download:
+        def read_response(response: requests.Response, body: Iterator[bytes]) -> Download:
+            size, digest = 0, hashlib.sha256()
             with _atomic_file(path) as file:
-                size, digest = 0, hashlib.sha256()
-                for piece in _read_body(response, max_bytes):
+                for piece in body:
                     file.write(piece)
                     digest.update(piece)
                     size += len(piece)
                     self._ctx.check()
                     if on_bytes is not None:
                         on_bytes(size, _content_length(response))
-                watchdog.raise_reason()
             return Download(path, size, digest.hexdigest(), dict(response.headers))
 
-        return self._with_retries(request, read_response)
+        return self._with_retries(_Request.build("GET", url, params, wanted), max_bytes, read_response)
 
-    def _with_retries(
-        self, request: _Request, read_response: Callable[[requests.Response, ConnectionWatchdog], T]
-    ) -> T:
+    def _with_retries(self, request: _Request, max_bytes: int, read_response: _ReadResponse[T]) -> T:
         """Retry with pauses until the request succeeds, fails permanently or reaches its deadline."""
         deadline = time.monotonic() + self._timeouts.total_sec
         retry = Retry(
@@ -215,7 +218,7 @@ class HttpSource:
         while True:
             self._ctx.check()
             try:
-                return self._attempt(request, read_response, deadline)
+                return self._attempt(request, max_bytes, read_response, deadline)
             except SourceError as error:
                 if error.permanent or not (request.repeatable or isinstance(error, SourceUnreachable)):
                     raise
@@ -228,16 +231,14 @@ class HttpSource:
                     raise
             self._ctx.sleep(pause)
 
-    def _attempt(
-        self, request: _Request, read_response: Callable[[requests.Response, ConnectionWatchdog], T], deadline: float
-    ) -> T:
-        with watch_connections(self._sockets, self._ctx, deadline) as watch:
+    def _attempt(self, request: _Request, max_bytes: int, read_response: _ReadResponse[T], deadline: float) -> T:
+        with ConnectionWatchdog(self._sockets, self._ctx, deadline) as watchdog:
             try:
                 with self._send(request, deadline) as response:
                     _raise_for_status(response)
-                    return read_response(response, watch)
+                    return read_response(response, _read_body(response, max_bytes, watchdog))
             except Exception as error:
-                reason = watch.cause_of(error)  # a socket that is shut down fails in many ways
+                reason = watchdog.cause_of(error)  # a socket that is shut down fails in many ways
                 if not isinstance(reason, requests.RequestException | urllib3.exceptions.HTTPError | SourceError):
                     raise reason from None
                 # Not `from error`: messages of requests have the whole URL, with its secrets.
@@ -274,48 +275,31 @@ class _Request:
     repeatable: bool
 
     @classmethod
-    def build(
-        cls,
-        method: str,
-        url: str,
-        params: Mapping[str, Any] | None,
-        json: Any,
-        data: bytes | None,
-        headers: Mapping[str, str],
-        repeatable: bool | None,
-    ) -> _Request:
+    def build(cls, method: str, url: str, params: Mapping[str, Any] | None, headers: Mapping[str, str]) -> _Request:
+        problem = f"{_redact_url(url)} is not an address to fetch from"
         try:
             full = requests.Request(method, url, params=dict(params or {})).prepare().url or url
         except _INVALID_URL_ERRORS as error:
-            raise SourceRefused(
-                f"{_redact_url(url)} is not an address to fetch from: {type(error).__name__}"
-            ) from error
+            raise SourceRefused(f"{problem}: {type(error).__name__}") from error
         if urlsplit(full).scheme not in _DEFAULT_PORTS:
-            raise SourceRefused(f"{_redact_url(url)} is not an address to fetch from; it needs http:// or https://")
-        if json is not None:
-            data, headers = orjson.dumps(json), {"Content-Type": "application/json", **headers}
-        return cls(method, full, data, headers, method in _IDEMPOTENT_METHODS if repeatable is None else repeatable)
+            raise SourceRefused(f"{problem}; it needs http:// or https://")
+        return cls(method, full, None, headers, method in _IDEMPOTENT_METHODS)
 
     def redirected(self, status: int, current_url: str, location: str) -> _Request:
-        old, new, there = self._resolve_redirect(current_url, location)
-        if new.scheme not in _DEFAULT_PORTS or (old.scheme, new.scheme) == ("https", "http"):
-            raise SourceRefused(f"it redirects to {_redact_url(there)}, away from {old.scheme}")
-        headers = self.headers
-        if not _is_same_origin(old, new):  # headers for one host may hold secrets
-            headers = {name: value for name, value in headers.items() if name.lower() in _CROSS_ORIGIN_HEADERS}
-        if status in _METHOD_KEEPING_STATUSES or self.method in ("GET", "HEAD"):
-            return _Request(self.method, there, self.body, headers, self.repeatable)
-        return _Request("GET", there, None, headers, self.repeatable)
-
-    @staticmethod
-    def _resolve_redirect(current_url: str, location: str) -> tuple[SplitResult, SplitResult, str]:
         try:
             there = requests.utils.requote_uri(urljoin(current_url, location))
             old, new = urlsplit(current_url), urlsplit(there)
             _ = new.port
         except (ValueError, *_INVALID_URL_ERRORS) as error:
             raise SourceRefused(f"it redirects to {location[:80]!r}, which is no address") from error
-        return old, new, there
+        if new.scheme not in _DEFAULT_PORTS or (old.scheme, new.scheme) == ("https", "http"):
+            raise SourceRefused(f"it redirects to {_redact_url(there)}, away from {old.scheme}")
+        headers = self.headers
+        if not _is_same_origin(old, new):  # headers for one host may hold secrets
+            headers = {name: value for name, value in headers.items() if name.lower() in _CROSS_ORIGIN_HEADERS}
+        if status in _METHOD_KEEPING_STATUSES or self.method in ("GET", "HEAD"):
+            return replace(self, url=there, headers=headers)
+        return replace(self, method="GET", url=there, body=None, headers=headers)
 
 
 def _make_session(adapter: WatchedAdapter) -> requests.Session:
@@ -354,7 +338,7 @@ def _content_length(response: requests.Response) -> int | None:
     return int(length) if length.isdecimal() and len(length) <= _MAX_CONTENT_LENGTH_DIGITS else None
 
 
-def _read_body(response: requests.Response, max_bytes: int) -> Iterator[bytes]:
+def _read_body(response: requests.Response, max_bytes: int, watchdog: ConnectionWatchdog) -> Iterator[bytes]:
     """Yield the body in pieces. urllib3 checks that it has the announced length."""
     if (_content_length(response) or 0) > max_bytes:
         raise SourceTooLarge(f"it would send {_content_length(response)} bytes, and at most {max_bytes} are allowed")
@@ -364,6 +348,7 @@ def _read_body(response: requests.Response, max_bytes: int) -> Iterator[bytes]:
         if size > max_bytes:
             raise SourceTooLarge(f"it sent more than the {max_bytes} bytes that are allowed")
         yield piece
+    watchdog.raise_reason()
 
 
 @contextmanager
@@ -392,15 +377,20 @@ def _to_source_error(error: Exception, request: _Request, timeouts: Timeouts) ->
         error.args = (f"{where}: {error}",)
         return error
     chain = list(_causes(error))
-    if any(isinstance(cause, _INVALID_URL_ERRORS) for cause in chain):
+    root = f"{type(chain[-1]).__name__}: {chain[-1]}"
+
+    def is_caused_by(*kinds: type[Exception]) -> bool:
+        return any(isinstance(cause, kinds) for cause in chain)
+
+    if is_caused_by(*_INVALID_URL_ERRORS):
         return SourceRefused(f"{where}: not an address to fetch from")
-    if any(isinstance(cause, _CONNECT_ERRORS) for cause in chain):
-        return SourceUnreachable(f"{where}: no connection: {_root_cause(chain)}")
-    if any(isinstance(cause, urllib3.exceptions.ReadTimeoutError) for cause in chain):
+    if is_caused_by(*_CONNECT_ERRORS):
+        return SourceUnreachable(f"{where}: no connection: {root}")
+    if is_caused_by(urllib3.exceptions.ReadTimeoutError):
         return SourceStalled(f"{where}: nothing came for {timeouts.stall_sec:g} s")
-    if any(isinstance(cause, urllib3.exceptions.DecodeError) for cause in chain):
-        return SourceBroken(f"{where}: its body does not match its Content-Encoding: {_root_cause(chain)}")
-    return SourceTruncated(f"{where}: it closed the connection before the end of the body: {_root_cause(chain)}")
+    if is_caused_by(urllib3.exceptions.DecodeError):
+        return SourceBroken(f"{where}: its body does not match its Content-Encoding: {root}")
+    return SourceTruncated(f"{where}: it closed the connection before the end of the body: {root}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -414,7 +404,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield cause
         linked = (cause.__cause__, cause.__context__, getattr(cause, "reason", None), *cause.args)
         pending += [inner for inner in linked if isinstance(inner, BaseException)]
-
-
-def _root_cause(chain: list[BaseException]) -> str:
-    return f"{type(chain[-1]).__name__}: {chain[-1]}"

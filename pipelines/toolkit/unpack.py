@@ -6,7 +6,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -52,16 +52,6 @@ class Bounds:
 Source = Path | BinaryIO
 
 
-@contextmanager
-def open_stream(source: Source) -> Iterator[BinaryIO]:
-    """Open the source as a stream; a file is closed at the end, a stream is left to its owner."""
-    if isinstance(source, Path):
-        with source.open("rb") as file:
-            yield file
-    else:
-        yield source
-
-
 @renamed_keywords(packing="compression")
 def pieces(
     source: Source,
@@ -72,7 +62,7 @@ def pieces(
 ) -> Iterator[bytes]:
     """Yield the expanded content in pieces of at most 64 KB. `ctx` is checked before each."""
     bounds, ctx = bounds or Bounds(), ctx or NoSafePoints()
-    with open_stream(source) as stream:
+    with source.open("rb") if isinstance(source, Path) else nullcontext(source) as stream:
         packed = _PackedStream(stream, ctx)
         expanded = 0
         for piece in _expand(packed, compression, bounds):
