@@ -28,11 +28,10 @@ from pipelines.toolkit.rejects import Rejects
 Row = Sequence[Any] | Mapping[str, Any]
 
 _NULL = r"\N"
+_NUL = "it holds a NUL character, which PostgreSQL cannot store"
 _ESCAPED = (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r"))  # the backslash first
 _ESCAPES = str.maketrans(dict(_ESCAPED))
-_FIRST_YEAR_OF_WHOLE_MINUTE_OFFSETS = (
-    1973  # Liberia was the last to give up an offset of hours, minutes and seconds, in 1972
-)
+_FIRST_YEAR_OF_WHOLE_MINUTE_OFFSETS = 1973  # Liberia was the last to give up one with seconds, in 1972
 _BOOLEAN = {True: "t", False: "f"}
 
 
@@ -53,7 +52,6 @@ class _ValueDoesNotFit(Exception):
     """A value cannot be written into its column."""
 
     def __init__(self, reason: str, column: str = "") -> None:
-        super().__init__(reason)
         self.reason = reason
         self.column = column
 
@@ -152,7 +150,7 @@ def _encode_column(values: Sequence[Any], column: Column) -> Iterable[str]:
 def _encode_strings(values: Sequence[str], _: Column) -> Iterable[str]:
     joined = "\0".join(values)
     if joined.count("\0") >= len(values):
-        raise _ValueDoesNotFit("a NUL character")
+        raise _ValueDoesNotFit(_NUL)
     if not any(special in joined for special in "\\\t\n\r"):
         return values
     for special, escaped in _ESCAPED:
@@ -188,16 +186,12 @@ def _encode_datetimes(values: Sequence[datetime], column: Column) -> Iterable[st
     return map(str, values)
 
 
-def _encode_decimals(values: Sequence[Decimal], _: Column) -> Iterable[str]:
-    return [str(value) if value.is_finite() else _encode_decimal(value) for value in values]
-
-
 _COLUMN_ENCODERS: Mapping[type, Callable[[Sequence[Any], Column], Iterable[str]]] = {
     str: _encode_strings,
     int: _encode_numbers,
     float: _encode_numbers,
     bool: lambda values, _: map(_BOOLEAN.__getitem__, values),
-    Decimal: _encode_decimals,
+    Decimal: lambda values, _: map(_encode_decimal, values),
     datetime: _encode_datetimes,
     date: _encode_quoted,
     time: lambda values, _: map(str, values),  # orjson drops leading zeros of the fraction
@@ -213,7 +207,7 @@ def _encode_value(value: Any, column: Column) -> str:
     if isinstance(value, str):
         return str.__str__(value)
     if column.array:
-        return _encode_array(value, column)
+        return _encode_array(value, Column(column.name, column.kind))
     if column.json or isinstance(value, dict | list | tuple):
         return _encode_json(value)
     return _encode_scalar(value, column)
@@ -224,7 +218,10 @@ def _encode_scalar(value: Any, column: Column) -> str:
         case bool():
             return _BOOLEAN[value]
         case int():
-            return _encode_int(value)
+            try:
+                return int.__repr__(value)
+            except ValueError as error:  # thousands of digits
+                raise _ValueDoesNotFit("the number has too many digits") from error
         case float():
             return float.__repr__(value)
         case Decimal():
@@ -237,26 +234,20 @@ def _encode_scalar(value: Any, column: Column) -> str:
             return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"
         case bytes() | bytearray() | memoryview():
             return r"\x" + bytes(value).hex()
-    if isinstance(value, date | time | UUID | _NETWORK):
+    if isinstance(value, _WRITTEN_AS_TEXT):
         return str(value)
     raise _ValueDoesNotFit(f"a {type(value).__name__} cannot be written; convert it to a plain value first")
 
 
-_NETWORK = (
-    ipaddress.IPv4Address
-    | ipaddress.IPv6Address
-    | ipaddress.IPv4Interface
-    | ipaddress.IPv6Interface
-    | ipaddress.IPv4Network
-    | ipaddress.IPv6Network
+_WRITTEN_AS_TEXT = (
+    date,
+    time,
+    UUID,
+    ipaddress.IPv4Address,  # also of interfaces
+    ipaddress.IPv6Address,
+    ipaddress.IPv4Network,
+    ipaddress.IPv6Network,
 )
-
-
-def _encode_int(value: int) -> str:
-    try:
-        return int.__repr__(value)
-    except ValueError as error:  # thousands of digits
-        raise _ValueDoesNotFit("the number has too many digits") from error
 
 
 def _encode_decimal(value: Decimal) -> str:
@@ -269,32 +260,30 @@ def _encode_json(value: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise _ValueDoesNotFit(f"it is no JSON: {error}") from error
     if r"\u0000" in text.replace(r"\\", ""):
-        raise _ValueDoesNotFit("it holds a NUL character, which PostgreSQL cannot store")
+        raise _ValueDoesNotFit(_NUL)
     return text
 
 
-def _encode_array(value: Any, column: Column) -> str:
+def _encode_array(value: Any, element: Column) -> str:
     if not isinstance(value, list | tuple):
         raise _ValueDoesNotFit(f"a {type(value).__name__} is no array; give a list")
-    inner = Column(column.name, column.kind)
-    return "{" + ",".join(_encode_element(item, column, inner) for item in value) + "}"
-
-
-def _encode_element(item: Any, column: Column, element_column: Column) -> str:
-    if item is None:
-        return "NULL"
-    if isinstance(item, list | tuple) and not element_column.json:
-        return _encode_array(item, column)
-    text = _encode_value(item, element_column)
-    return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
+    texts = []
+    for item in value:
+        if item is None:
+            texts.append("NULL")
+        elif isinstance(item, list | tuple) and not element.json:
+            texts.append(_encode_array(item, element))
+        else:
+            text = _encode_value(item, element)
+            texts.append('"' + text.replace("\\", r"\\").replace('"', r"\"") + '"')
+    return "{" + ",".join(texts) + "}"
 
 
 def _check_storable(text: str) -> None:
     if "\0" in text:
-        raise _ValueDoesNotFit("it holds a NUL character, which PostgreSQL cannot store")
+        raise _ValueDoesNotFit(_NUL)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _ValueDoesNotFit(
-            f"it holds half of a surrogate pair ({text[error.start]!a}), which is no character"
-        ) from error
+        problem = f"it holds half of a surrogate pair ({text[error.start]!a}), which is no character"
+        raise _ValueDoesNotFit(problem) from error

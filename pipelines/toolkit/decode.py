@@ -113,57 +113,39 @@ def _reject_record(rejects: Rejects | None, line: int, reason: str) -> None:
     rejects.add(f"line {line}", reason)
 
 
-def _excerpt(line: bytes) -> str:
+def _excerpt(line: bytes | bytearray) -> str:
     return repr(line[:_EXCERPT_LENGTH].decode(errors="replace")) + ("…" if len(line) > _EXCERPT_LENGTH else "")
 
 
 def _line_blocks(chunks: Iterable[bytes], bounds: Bounds, rejects: Rejects | None) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield blocks of whole lines without their line ends, each with the number of its first line."""
+    """Yield blocks of lines without their ends, each with the number of its first line."""
     number = 1
+    for lines in _split_lines(chunks, bounds.line_bytes + len(_BOM) + 1):
+        if number == 1:
+            lines[0] = lines[0].removeprefix(_BOM)
+        if max(map(len, lines)) <= bounds.line_bytes:
+            yield number, lines
+        else:
+            for line_number, line in enumerate(lines, number):
+                if len(line) <= bounds.line_bytes:
+                    yield line_number, [line]
+                else:
+                    _reject_record(rejects, line_number, f"longer than the {bounds.line_bytes} bytes that Bounds allow")
+        number += len(lines)
+
+
+def _split_lines(chunks: Iterable[bytes], max_rest_bytes: int) -> Iterator[list[bytes]]:
+    """Yield lists of whole lines. What is kept of a line across chunks is limited, and the rest of it dropped."""
     rest = b""
-    too_long = False  # the current line exceeds its bound and is skipped up to its end
-    for piece in _strip_bom(chunks):
+    for piece in chunks:
         *lines, last = piece.split(b"\n")
         if lines:
             lines[0] = rest + lines[0]
             rest = b""
-            if too_long:
-                _reject_long_line(rejects, number, bounds)
-                number, lines, too_long = number + 1, lines[1:], False
-            yield from _drop_long_lines(number, lines, bounds, rejects)
-            number += len(lines)
-        rest = b"" if too_long else rest + last
-        too_long = too_long or len(rest) > bounds.line_bytes
-    if too_long:
-        _reject_long_line(rejects, number, bounds)
-    elif rest:
-        yield number, [rest]
-
-
-def _drop_long_lines(
-    first_number: int, lines: list[bytes], bounds: Bounds, rejects: Rejects | None
-) -> Iterator[tuple[int, list[bytes]]]:
-    while lines and max(map(len, lines)) > bounds.line_bytes:
-        at = next(n for n, line in enumerate(lines) if len(line) > bounds.line_bytes)
-        yield first_number, lines[:at]
-        _reject_long_line(rejects, first_number + at, bounds)
-        first_number, lines = first_number + at + 1, lines[at + 1 :]
-    yield first_number, lines
-
-
-def _reject_long_line(rejects: Rejects | None, number: int, bounds: Bounds) -> None:
-    _reject_record(rejects, number, f"longer than the {bounds.line_bytes} bytes that Bounds allow")
-
-
-def _strip_bom(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    remaining = iter(chunks)
-    start = b""
-    for piece in remaining:
-        start += piece
-        if len(start) >= len(_BOM):
-            break
-    yield start.removeprefix(_BOM)
-    yield from remaining
+            yield lines
+        rest = (rest + last)[:max_rest_bytes]
+    if rest:
+        yield [rest]
 
 
 @renamed_keywords(packing="compression")
@@ -244,9 +226,11 @@ def xml_root(source: bytes | Source, *, max_bytes: int = 64 * 1024**2, max_nodes
 
     `max_nodes` limits elements and attributes: the tree of many `<a/>` is thirty times as large as the document.
     """
-    data = source if isinstance(source, bytes) else _read_all(source, max_bytes)
-    if len(data) > max_bytes:
-        raise ExpandsTooMuch(f"the XML document has more than the {max_bytes} bytes allowed")
+    data = bytearray()
+    for piece in (source,) if isinstance(source, bytes) else pieces(source):
+        data += piece
+        if len(data) > max_bytes:
+            raise ExpandsTooMuch(f"the XML document has more than the {max_bytes} bytes allowed")
     if data.count(b"<") > 2 * max_nodes or data.count(b"=") > max_nodes:  # an element has two <
         raise ExpandsTooMuch(f"the XML document has more than the {max_nodes} elements and attributes allowed")
     try:
@@ -256,15 +240,6 @@ def xml_root(source: bytes | Source, *, max_bytes: int = 64 * 1024**2, max_nodes
     except (ParseError, LookupError, ValueError) as error:  # the last two: an encoding it cannot read
         raise DecodeError(f"no XML document: {error}; it begins {_excerpt(data)}") from error
     return root
-
-
-def _read_all(source: Source, max_bytes: int) -> bytes:
-    data = bytearray()
-    for piece in pieces(source):
-        data += piece
-        if len(data) > max_bytes:
-            break
-    return bytes(data)
 
 
 def decimal(text: str) -> Decimal:

@@ -81,11 +81,19 @@ def upsert(
         target = find_target(cur, table, columns)
         staging = _create_staging_table(cur, target, key)
         merge = _merge_statement(target, key, staging)
-        _check_merge_plan(cur, merge, target, key)  # before the rows are fetched, not after
+        try:
+            cur.execute(sql.SQL("EXPLAIN ") + merge)  # fails before the rows are fetched, not after
+        except psycopg2.errors.InvalidColumnReference as error:
+            problem = f"table {target} has no unique constraint over ({', '.join(key)}), so it does not identify rows"
+            raise NoSuchTarget(problem) from error
         done = _copy_to_staging(cur, staging, target, copy_input)
         cur.execute(merge)
         inserted, touched = cur.fetchone() or (0, 0)
-        distinct = done.rows if touched == done.rows else _count_distinct(cur, staging, key)
+        distinct = done.rows
+        if touched != done.rows:
+            keys = sql.SQL("SELECT DISTINCT {} FROM {}").format(column_list(key), staging)
+            cur.execute(sql.SQL("SELECT count(*) FROM ({}) AS keys").format(keys))
+            (distinct,) = cur.fetchone() or (0,)
         cur.execute(sql.SQL("DROP TABLE {}").format(staging))
     return Loaded(
         rows=done.rows,
@@ -123,6 +131,17 @@ def _merge_statement(target: Target, key: Sequence[str], staging: sql.Identifier
             sql.SQL(", ").join(sql.Identifier("kept", name) for name in others),
             sql.SQL(", ").join(sql.SQL("EXCLUDED.{}").format(sql.Identifier(name)) for name in others),
         )
+    count_new: sql.Composable = sql.SQL("count(*) FILTER (WHERE is_new)")
+    if target.partitioned:  # such a table has no xmax
+        count_new = sql.SQL(
+            "(SELECT count(*) FROM (SELECT DISTINCT {} FROM {}) AS new"
+            " WHERE NOT EXISTS (SELECT FROM {} AS old WHERE {}))"
+        ).format(
+            column_list(key),
+            staging,
+            target.name,
+            sql.SQL(" AND ").join(sql.SQL("old.{0} = new.{0}").format(sql.Identifier(name)) for name in key),
+        )
     return sql.SQL(
         """
         WITH written AS (
@@ -131,41 +150,17 @@ def _merge_statement(target: Target, key: Sequence[str], staging: sql.Identifier
             ON CONFLICT ({key}) DO {change}
             RETURNING {is_new} AS is_new
         )
-        SELECT {inserted}, count(*) FROM written
+        SELECT {count_new}, count(*) FROM written
         """
     ).format(
         is_new=sql.SQL("true" if target.partitioned else "xmax = 0"),
-        inserted=_count_new_statement(target, key, staging)
-        if target.partitioned
-        else sql.SQL("count(*) FILTER (WHERE is_new)"),
+        count_new=count_new,
         key=column_list(key),
         columns=column_list(column.name for column in target.columns),
         arriving=staging,
         target=target.name,
         change=change,
     )
-
-
-def _count_new_statement(target: Target, key: Sequence[str], staging: sql.Identifier) -> sql.Composed:
-    """Count the new keys of a partitioned table, which has no xmax."""
-    same = sql.SQL(" AND ").join(sql.SQL("old.{0} = new.{0}").format(sql.Identifier(name)) for name in key)
-    return sql.SQL(
-        "(SELECT count(*) FROM (SELECT DISTINCT {} FROM {}) AS new WHERE NOT EXISTS (SELECT FROM {} AS old WHERE {}))"
-    ).format(column_list(key), staging, target.name, same)
-
-
-def _check_merge_plan(cur: cursor, merge: sql.Composed, target: Target, key: Sequence[str]) -> None:
-    try:
-        cur.execute(sql.SQL("EXPLAIN ") + merge)
-    except psycopg2.errors.InvalidColumnReference as error:
-        raise NoSuchTarget(
-            f"table {target} has no unique constraint over ({', '.join(key)}), so it does not identify rows"
-        ) from error
-
-
-def _count_distinct(cur: cursor, staging: sql.Identifier, key: Sequence[str]) -> int:
-    cur.execute(sql.SQL("SELECT count(*) FROM (SELECT DISTINCT {} FROM {}) AS keys").format(column_list(key), staging))
-    return int((cur.fetchone() or (0,))[0])
 
 
 def _copy_to_staging(cur: cursor, staging: sql.Identifier, target: Target, copy_input: CopyInput) -> Loaded:
@@ -201,22 +196,18 @@ def replace_table(
         lock_replacement(cur, find_target(cur, table, columns), copy_input.ctx, lock_timeout_sec)
         target = find_target(cur, table, columns)  # the load that was waited for may have put another in its place
         plan = plan_replacement(cur, target)
-        if plan.can_swap:
-            swap = TableSwap(target, plan)
-            swap.create(cur)
-            loaded = _require_enough_rows(swap.fill(cur, copy_input), target, at_least)
-            swap.build_indexes(cur)
-            swap.swap(cur, copy_input.ctx, lock_timeout_sec)
-        else:
+        swap = None if plan.reasons_to_rewrite else TableSwap(cur, target, plan)
+        if swap is None:
             lock_table(cur, target, "SHARE ROW EXCLUSIVE", copy_input.ctx, lock_timeout_sec)
             cur.execute(sql.SQL("DELETE FROM {}").format(target.name))
-            loaded = _require_enough_rows(copy_from(cur, target.name, target.columns, copy_input), target, at_least)
-    return loaded
-
-
-def _require_enough_rows(loaded: Loaded, target: Target, at_least: int) -> Loaded:
-    if loaded.rows < at_least:
-        raise TooFewRows(
-            f"only {loaded.rows} rows came for {target} and at least {at_least} were expected, so it keeps the old ones"
-        )
+            loaded = copy_from(cur, target.name, target.columns, copy_input)
+        else:
+            loaded = swap.fill(copy_input)
+        if loaded.rows < at_least:
+            raise TooFewRows(
+                f"only {loaded.rows} rows came for {target} and at least {at_least} were expected, "
+                "so it keeps the old ones"
+            )
+        if swap is not None:
+            swap.swap(copy_input.ctx, lock_timeout_sec)
     return loaded

@@ -150,15 +150,6 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Grant:
-    column: str | None
-    to_all: bool
-    role: str
-    privilege: str
-    grantable: bool
-
-
-@dataclass(frozen=True)
 class ReplacePlan:
     """How a table is replaced, and what of it a swap has to carry over."""
 
@@ -169,20 +160,16 @@ class ReplacePlan:
     comment: str | None
     options: tuple[str, ...]
 
-    @property
-    def can_swap(self) -> bool:
-        return not self.reasons_to_rewrite
-
 
 def plan_replacement(cur: cursor, target: Target) -> ReplacePlan:
     """Choose between swap and rewrite. Raises `NotReplaceable` where neither is safe."""
     cur.execute(_FIND_REASONS_TO_REFUSE, {"oid": target.oid})
-    if refusals := [reason for (reason,) in cur.fetchall()]:
+    if refusals := [reason for (reason,) in cur]:
         raise NotReplaceable(f"{target} cannot be replaced as a whole: {'; '.join(refusals)}")
     cur.execute(_FIND_REASONS_TO_REWRITE, {"oid": target.oid})
-    reasons = [reason for (reason,) in cur.fetchall()]
+    reasons = [reason for (reason,) in cur]
     cur.execute(_FIND_INDEXES, [target.oid])
-    indexes = tuple(Index(*row) for row in cur.fetchall())
+    indexes = tuple(Index(*row) for row in cur)
     reasons += [index.name for index in indexes if index.definition is None]
     cur.execute(_FIND_TABLE_PROPERTIES, [target.oid])
     properties = cur.fetchone()
@@ -237,101 +224,89 @@ def _retry_until(attempt: Callable[[], bool], ctx: SafePoint, timeout_sec: float
 class TableSwap:
     """A new table that is filled and then takes the place of the old one."""
 
-    def __init__(self, target: Target, plan: ReplacePlan) -> None:
+    def __init__(self, cur: cursor, target: Target, plan: ReplacePlan) -> None:
+        self._cur = cur
         self._target = target
         self._plan = plan
         self._table_name = f"dl_aside_{uuid4().hex[:16]}"
-        self._qualified_name = sql.Identifier(target.schema, self._table_name)
+        self._new = sql.Identifier(target.schema, self._table_name)
+        self._index_names = [f"{self._table_name}_{number}" for number in range(len(plan.indexes))]
 
-    def create(self, cur: cursor) -> None:
-        """Create it like the old one without its indexes, which are built faster after the rows are loaded."""
-        _execute(
-            cur,
+    def fill(self, copy_input: CopyInput) -> Loaded:
+        """Create the table like the old one and COPY into it. Its indexes are built faster afterwards."""
+        self._execute(
             "CREATE {} TABLE {} (LIKE {} INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS)",
             sql.SQL("UNLOGGED" if self._plan.unlogged else ""),
-            self._qualified_name,
+            self._new,
             self._target.name,
         )
         for option in self._plan.options:
             name, _, value = option.partition("=")
-            _execute(
-                cur, "ALTER TABLE {} SET ({} = {})", self._qualified_name, sql.Identifier(name), sql.Literal(value)
-            )
+            self._execute("ALTER TABLE {} SET ({} = {})", self._new, sql.Identifier(name), sql.Literal(value))
+        self._cur.execute("SELECT current_setting('transaction_isolation') = 'read committed'")
+        (frozen,) = self._cur.fetchone() or (False,)  # FREEZE fails where the transaction holds a snapshot
+        return copy_from(self._cur, self._new, self._target.columns, copy_input, freeze=frozen)
 
-    def fill(self, cur: cursor, copy_input: CopyInput) -> Loaded:
-        cur.execute("SELECT current_setting('transaction_isolation') = 'read committed'")
-        (frozen,) = cur.fetchone() or (False,)  # FREEZE fails where the transaction holds a snapshot
-        return copy_from(cur, self._qualified_name, self._target.columns, copy_input, freeze=frozen)
-
-    def build_indexes(self, cur: cursor) -> None:
-        """Build the indexes and do everything else that needs no lock on the old table."""
-        for number, index in enumerate(self._plan.indexes):
-            self._build_index(cur, index, self._index_name(number))
-        _execute(cur, "ANALYZE {}", self._qualified_name)
-        if self._plan.comment is not None:
-            _execute(cur, "COMMENT ON TABLE {} IS {}", self._qualified_name, sql.Literal(self._plan.comment))
-        _execute(cur, "ALTER TABLE {} OWNER TO {}", self._qualified_name, sql.Identifier(self._plan.owner))
-
-    def _build_index(self, cur: cursor, index: Index, name: str) -> None:
-        own = sql.Identifier(name)
-        if index.constraint is not None:
-            _execute(cur, "ALTER TABLE {} ADD CONSTRAINT {} {}", self._qualified_name, own, sql.SQL(index.constraint))
-        else:
-            kind = sql.SQL("UNIQUE INDEX" if index.unique else "INDEX")
-            _execute(cur, "CREATE {} {} ON {} {}", kind, own, self._qualified_name, sql.SQL(index.definition or ""))
-        if index.comment is not None:
-            where = sql.Identifier(self._target.schema, name)
-            _execute(cur, "COMMENT ON INDEX {} IS {}", where, sql.Literal(index.comment))
-        if index.constraint_comment is not None:
-            comment = sql.Literal(index.constraint_comment)
-            _execute(cur, "COMMENT ON CONSTRAINT {} ON {} IS {}", own, self._qualified_name, comment)
-
-    def swap(self, cur: cursor, ctx: SafePoint, timeout_sec: float) -> None:
+    def swap(self, ctx: SafePoint, timeout_sec: float) -> None:
         """Take the old table's place. DROP fails if something has come to depend on it, and nothing is lost."""
-        lock_table(cur, self._target, "ACCESS EXCLUSIVE", ctx, timeout_sec)
-        if plan_replacement(cur, self._target) != self._plan:
+        self._build_indexes()
+        lock_table(self._cur, self._target, "ACCESS EXCLUSIVE", ctx, timeout_sec)
+        if plan_replacement(self._cur, self._target) != self._plan:
             raise TargetBusy(f"{self._target} was altered while its new rows were loaded; it keeps the old ones")
-        self._copy_grants(cur)
-        _execute(cur, "DROP TABLE {}", self._target.name)
-        _execute(cur, "ALTER TABLE {} RENAME TO {}", self._qualified_name, sql.Identifier(self._target.table))
-        for number, index in enumerate(self._plan.indexes):
-            was, now = self._index_name(number), sql.Identifier(index.name)
+        self._copy_grants()
+        self._execute("DROP TABLE {}", self._target.name)
+        self._execute("ALTER TABLE {} RENAME TO {}", self._new, sql.Identifier(self._target.table))
+        for old_name, index in zip(self._index_names, self._plan.indexes, strict=True):
+            new_name = sql.Identifier(index.name)
             if index.constraint is not None:
-                _execute(cur, "ALTER TABLE {} RENAME CONSTRAINT {} TO {}", self._target.name, sql.Identifier(was), now)
+                constraint = sql.Identifier(old_name)
+                self._execute("ALTER TABLE {} RENAME CONSTRAINT {} TO {}", self._target.name, constraint, new_name)
             else:
-                _execute(cur, "ALTER INDEX {} RENAME TO {}", sql.Identifier(self._target.schema, was), now)
+                self._execute("ALTER INDEX {} RENAME TO {}", sql.Identifier(self._target.schema, old_name), new_name)
 
-    def _copy_grants(self, cur: cursor) -> None:
+    def _build_indexes(self) -> None:
+        """Build the indexes and do everything else that needs no lock on the old table."""
+        for name, index in zip(self._index_names, self._plan.indexes, strict=True):
+            own = sql.Identifier(name)
+            if index.constraint is not None:
+                self._execute("ALTER TABLE {} ADD CONSTRAINT {} {}", self._new, own, sql.SQL(index.constraint))
+            else:
+                kind = sql.SQL("UNIQUE INDEX" if index.unique else "INDEX")
+                self._execute("CREATE {} {} ON {} {}", kind, own, self._new, sql.SQL(index.definition or ""))
+            if index.comment is not None:
+                qualified_name = sql.Identifier(self._target.schema, name)
+                self._execute("COMMENT ON INDEX {} IS {}", qualified_name, sql.Literal(index.comment))
+            if index.constraint_comment is not None:
+                comment = sql.Literal(index.constraint_comment)
+                self._execute("COMMENT ON CONSTRAINT {} ON {} IS {}", own, self._new, comment)
+        self._execute("ANALYZE {}", self._new)
+        if self._plan.comment is not None:
+            self._execute("COMMENT ON TABLE {} IS {}", self._new, sql.Literal(self._plan.comment))
+        self._execute("ALTER TABLE {} OWNER TO {}", self._new, sql.Identifier(self._plan.owner))
+
+    def _copy_grants(self) -> None:
         """Copy the old table's privileges, in place of those that ALTER DEFAULT PRIVILEGES gave to the new one."""
-        wanted = _read_grants(cur, self._target.oid)
-        cur.execute("SELECT to_regclass(%s)::oid", [self._qualified_name.as_string(cur)])
-        (own_oid,) = cur.fetchone() or (0,)
-        for grant in _read_grants(cur, own_oid):
-            _execute(cur, "REVOKE ALL ON {} FROM {}", self._qualified_name, _grantee(grant))
-        for grant in wanted:
-            of_column = sql.SQL("({})").format(sql.Identifier(grant.column)) if grant.column else sql.SQL("")
-            _execute(
-                cur,
+        self._cur.execute("SELECT to_regclass(%s)::oid", [self._new.as_string(self._cur)])
+        (new_oid,) = self._cur.fetchone() or (0,)
+        for _, grantee, *_ in self._read_grants(new_oid):
+            self._execute("REVOKE ALL ON {} FROM {}", self._new, grantee)
+        for column, grantee, privilege, grantable in self._read_grants(self._target.oid):
+            self._execute(
                 "GRANT {} {} ON {} TO {} {}",
-                sql.SQL(grant.privilege),
-                of_column,
-                self._qualified_name,
-                _grantee(grant),
-                sql.SQL("WITH GRANT OPTION" if grant.grantable else ""),
+                sql.SQL(privilege),
+                sql.SQL("({})").format(sql.Identifier(column)) if column else sql.SQL(""),
+                self._new,
+                grantee,
+                sql.SQL("WITH GRANT OPTION" if grantable else ""),
             )
 
-    def _index_name(self, number: int) -> str:
-        return f"{self._table_name}_{number}"
+    def _read_grants(self, oid: int) -> list[tuple[str | None, sql.Composable, str, bool]]:
+        """Return column, role, privilege and whether the role may grant it."""
+        self._cur.execute(_FIND_GRANTS, {"oid": oid})
+        return [
+            (column, sql.SQL("PUBLIC") if role_oid == 0 else sql.Identifier(role), privilege, grantable)
+            for column, role_oid, role, privilege, grantable in self._cur
+        ]
 
-
-def _read_grants(cur: cursor, oid: int) -> list[Grant]:
-    cur.execute(_FIND_GRANTS, {"oid": oid})
-    return [Grant(column, grantee == 0, *rest) for column, grantee, *rest in cur.fetchall()]
-
-
-def _grantee(grant: Grant) -> sql.Composable:
-    return sql.SQL("PUBLIC") if grant.to_all else sql.Identifier(grant.role)
-
-
-def _execute(cur: cursor, statement: str, *parts: sql.Composable) -> None:
-    cur.execute(sql.SQL(statement).format(*parts))
+    def _execute(self, statement: str, *parts: sql.Composable) -> None:
+        self._cur.execute(sql.SQL(statement).format(*parts))

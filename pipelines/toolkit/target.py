@@ -134,7 +134,7 @@ def copy_from(
         table, column_list(column.name for column in columns), sql.SQL(", FREEZE" if freeze else "")
     )
     try:
-        cur.copy_expert(statement, reader, size=_CHUNK_BYTES)
+        cur.copy_expert(statement, reader, size=_CHUNK_BYTES)  # type: ignore[arg-type]  # COPY FROM calls read only
     except BaseException:
         if reader.failure is not None:  # psycopg2 ended the COPY by it and reports a server error
             raise reader.failure from None
@@ -160,19 +160,17 @@ class _CopyFile:
             self.failure = failure
             raise
 
-    def readline(self, _size: int = -1) -> bytes:
-        raise NotImplementedError("COPY calls read only; the types of psycopg2 require both")
-
     def _next_lines(self) -> bytes:
+        copy_input = self._copy_input
         lines = b""
         while not lines:  # an empty answer would end the COPY, and a chunk may hold rejects only
-            self._copy_input.ctx.check()
-            to_batch_end = self._copy_input.batch_rows - self.encoder.row_count % self._copy_input.batch_rows
+            copy_input.ctx.check()
+            to_batch_end = copy_input.batch_rows - self.encoder.row_count % copy_input.batch_rows
             rows = list(islice(self._rows, min(self._chunk_rows, to_batch_end)))
             if not rows:
                 return b""
             lines = self.encoder.encode(rows)
             self._chunk_rows = min(_MAX_CHUNK_ROWS, max(1, len(rows) * _CHUNK_BYTES // max(1, len(lines))))
-            if self._copy_input.on_batch is not None and self.encoder.row_count % self._copy_input.batch_rows == 0:
-                self._copy_input.on_batch(self.encoder.row_count)
+            if copy_input.on_batch is not None and self.encoder.row_count % copy_input.batch_rows == 0:
+                copy_input.on_batch(self.encoder.row_count)
         return lines
