@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import date, datetime
-from decimal import Decimal
 from typing import Any
 from xml.etree.ElementTree import Element
 from zoneinfo import ZoneInfo
@@ -48,6 +47,8 @@ COMMENT ON COLUMN cbr.rate.rate IS 'what one unit costs';
 _COLUMNS = ("date", "currency", "cbr_id", "num_code", "name", "nominal", "value", "rate")
 _KEY = ("date", "currency")
 
+Rate = dict[str, Any]  # by column, without the date
+
 
 class RatesArguments(Arguments):
     date: _Day | None = Field(None, description="The day; today in Moscow if not given.")
@@ -56,20 +57,6 @@ class RatesArguments(Arguments):
 
 class UnknownCurrency(DecodeError):
     """None of the requested currencies is among the rates."""
-
-
-@dataclass(frozen=True)
-class Rate:
-    currency: str
-    cbr_id: str
-    num_code: str
-    name: str
-    nominal: int
-    value: Decimal
-
-    @property
-    def rate(self) -> Decimal:
-        return self.value / self.nominal
 
 
 @register("load.cbr.rates", args=RatesArguments)
@@ -81,7 +68,7 @@ def load_rates(arguments: RatesArguments, ctx: Context) -> dict[str, Any]:
     wanted, unknown = _select_currencies(rates, arguments.currencies, published)
     with staging.connect_target("cbr", ctx) as conn:
         staging.ensure_tables(conn, ("cbr.rate",), _CREATE_TABLE)
-        rows = [{"date": published, "rate": rate.rate, **asdict(rate)} for rate in wanted]
+        rows = [{"date": published, **rate} for rate in wanted]
         loaded = upsert(conn, "cbr.rate", _COLUMNS, _KEY, rows, ctx=ctx)
         conn.commit()
 
@@ -128,15 +115,22 @@ def _parse_rates(root: Element, rejects: Rejects) -> Iterator[Rate]:
 
 
 def _parse_rate(element: Element) -> Rate:
-    texts = {
-        name: (element.findtext(name) or "").strip() for name in ("CharCode", "NumCode", "Name", "Nominal", "Value")
-    }
+    names = ("CharCode", "NumCode", "Name", "Nominal", "Value")
+    texts = {name: (element.findtext(name) or "").strip() for name in names}
     if missing := [name for name in ("CharCode", "Nominal", "Value") if not texts[name]]:
         raise DecodeError(f"{', '.join(missing)} is missing")
     nominal, value = decimal(texts["Nominal"]), decimal(texts["Value"])
     if not 1 <= nominal <= _MAX_NOMINAL or nominal != nominal.to_integral_value() or value <= 0:
         raise DecodeError(f"{value} roubles for {nominal} units is no rate")
-    return Rate(texts["CharCode"], element.get("ID") or "", texts["NumCode"], texts["Name"], int(nominal), value)
+    return {
+        "currency": texts["CharCode"],
+        "cbr_id": element.get("ID") or "",
+        "num_code": texts["NumCode"],
+        "name": texts["Name"],
+        "nominal": int(nominal),
+        "value": value,
+        "rate": value / nominal,
+    }
 
 
 def _select_currencies(
@@ -146,9 +140,9 @@ def _select_currencies(
     if currencies is None:
         return list(rates), []
     codes = [code.upper() for code in currencies]
-    wanted = [rate for rate in rates if rate.currency in codes]
-    unknown = sorted(set(codes) - {rate.currency for rate in wanted})
+    wanted = [rate for rate in rates if rate["currency"] in codes]
+    unknown = sorted(set(codes) - {rate["currency"] for rate in wanted})
     if not wanted:
-        known = ", ".join(rate.currency for rate in rates)
+        known = ", ".join(rate["currency"] for rate in rates)
         raise UnknownCurrency(f"no rate for {', '.join(unknown)} on {day}; there are {known}")
     return wanted, unknown

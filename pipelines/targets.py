@@ -6,7 +6,6 @@ Addresses are not in a job's args, so that a caller of the API cannot make a wor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 DEFAULT = "default"  # the target of names that are not configured
 
@@ -17,19 +16,11 @@ class NotConfigured(LookupError):
     permanent = True  # a retry would fail again
 
 
-@dataclass(frozen=True)
-class _ConfiguredLocations:
-    endpoints: Mapping[str, str] = field(default_factory=dict)
-    targets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
-    fallback_dsn: Callable[[], str] | None = None
-
-
 class Locations:
     """Endpoints, targets and tokens of this process."""
 
     def __init__(self) -> None:
-        self._configured = _ConfiguredLocations()  # replaced whole; read by all threads
+        self.configure({}, {})
 
     def configure(
         self,
@@ -40,37 +31,32 @@ class Locations:
         fallback_dsn: Callable[[], str] | None = None,
     ) -> None:
         """Replace all locations. `fallback_dsn` returns the queue's database, for targets that are not configured."""
-        self._configured = _ConfiguredLocations(dict(endpoints), dict(targets), dict(tokens or {}), fallback_dsn)
+        self._endpoints, self._targets, self._tokens = dict(endpoints), dict(targets), dict(tokens or {})
+        self._fallback_dsn = fallback_dsn
 
     def endpoint(self, name: str, default: str | None = None) -> str:
         """Return the base URL of a source, without a slash at its end. Raises NotConfigured."""
-        url = self._configured.endpoints.get(name, default)
+        url = self._endpoints.get(name, default)
         if url is None:
             raise NotConfigured(
-                f"no endpoint {name!r} is known{_format_names(self._configured.endpoints)}; "
+                f"no endpoint {name!r} is known{_format_names(self._endpoints)}; "
                 f'name it in DL_ENDPOINTS, such as {{"{name}": "https://host/path"}}'
             )
         return url.rstrip("/")
 
-    def token(self, name: str) -> str | None:
-        """Return the bearer token of an endpoint, or None."""
-        return self._configured.tokens.get(name)
-
     def authorization(self, name: str) -> dict[str, str]:
         """Return the Authorization header of an endpoint; empty without a token."""
-        token = self.token(name)
-        return {} if token is None else {"Authorization": f"Bearer {token}"}
+        return {"Authorization": f"Bearer {self._tokens[name]}"} if name in self._tokens else {}
 
     def target(self, name: str) -> str:
         """Return the DSN of a database: its own, else that of `default`, else the queue's. Raises NotConfigured."""
-        configured = self._configured
-        dsn = configured.targets.get(name) or configured.targets.get(DEFAULT)
+        dsn = self._targets.get(name) or self._targets.get(DEFAULT)
         if dsn is not None:
             return dsn
-        if configured.fallback_dsn is not None:
-            return configured.fallback_dsn()
+        if self._fallback_dsn is not None:
+            return self._fallback_dsn()
         raise NotConfigured(
-            f"no target {name!r} is known{_format_names(configured.targets)}; "
+            f"no target {name!r} is known{_format_names(self._targets)}; "
             f'name it in DL_TARGETS, such as {{"{name}": "postgresql://user:password@host/database"}}'
         )
 
@@ -79,9 +65,8 @@ def _format_names(names: Mapping[str, str]) -> str:
     return f" among {', '.join(sorted(names))}" if names else ""
 
 
-locations = Locations()
-configure = locations.configure
-endpoint = locations.endpoint
-token = locations.token
-authorization = locations.authorization
-target = locations.target
+_locations = Locations()
+configure = _locations.configure
+endpoint = _locations.endpoint
+authorization = _locations.authorization
+target = _locations.target

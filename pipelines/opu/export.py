@@ -62,12 +62,16 @@ class Gmap2Brief:
         with HttpSource(ctx=self.ctx, headers=self.headers, timeouts=Timeouts(total_sec=120)) as source:
             export_id = self._parse_export_id(source.post(self.url + self.protocol.start, json=dict(parameters)))
             while True:
-                answer = self._request_status(source, export_id)
-                state = self._parse_state(answer, export_id)
+                response = self._request_status(source, export_id)
+                fields = _json_object(response)
+                state = self._parse_state(fields, export_id)
                 self.ctx.progress(stage="export", export=export_id, state=state)
                 if state in self.protocol.done:
-                    return FinishedExport(export_id, _parse_count(answer.json().get(self.protocol.rows_field)))
-                pause = _requested_delay(answer, poll_interval_sec)
+                    rows = fields.get(self.protocol.rows_field)
+                    return FinishedExport(export_id, rows if type(rows) is int else None)
+                pause, requested_delay = poll_interval_sec, response.headers.get("Retry-After", "")
+                if requested_delay.isdecimal():
+                    pause = min(float(requested_delay), _MAX_POLL_INTERVAL_SEC)
                 if time.monotonic() + pause > deadline:
                     raise ExportTooSlow(f"export {export_id} is still {state!r} after {timeout_sec:g} s")
                 self.ctx.sleep(pause)
@@ -79,7 +83,7 @@ class Gmap2Brief:
 
     def _parse_export_id(self, response: SourceResponse) -> str:
         export_id = _json_object(response).get(self.protocol.id_field)
-        if isinstance(export_id, bool) or not isinstance(export_id, str | int) or export_id == "":
+        if type(export_id) not in (str, int) or export_id == "":
             raise SourceBroken(f"{response.url} gave no {self.protocol.id_field!r} of an export: {_excerpt(response)}")
         return str(export_id)
 
@@ -91,14 +95,12 @@ class Gmap2Brief:
                 raise ExportFailed(f"the service does not know export {export_id} any more") from error
             raise
 
-    def _parse_state(self, payload: SourceResponse, export_id: str) -> str:
+    def _parse_state(self, fields: Mapping[str, Any], export_id: str) -> str:
         """Return the state; raise if the export failed or its state is unknown."""
-        protocol, fields = self.protocol, _json_object(payload)
-        state = fields.get(protocol.state_field)
+        protocol, state = self.protocol, fields.get(self.protocol.state_field)
         if state in protocol.failed:
-            raise ExportFailed(
-                f"export {export_id} is {state!r}: {fields.get(protocol.error_field) or 'no reason given'}"
-            )
+            reason = fields.get(protocol.error_field) or "no reason given"
+            raise ExportFailed(f"export {export_id} is {state!r}: {reason}")
         if state not in protocol.waiting | protocol.done:
             known = ", ".join(sorted(protocol.waiting | protocol.done | protocol.failed))
             raise SourceBroken(f"export {export_id} is {state!r:.60}, which is none of {known}")
@@ -117,12 +119,3 @@ def _json_object(response: SourceResponse) -> Mapping[str, Any]:
 
 def _excerpt(response: SourceResponse) -> str:
     return repr(response.body[:80].decode(errors="replace"))
-
-
-def _requested_delay(response: SourceResponse, default_sec: float) -> float:
-    retry_after = next((value for name, value in response.headers.items() if name.lower() == "retry-after"), "")
-    return min(float(retry_after), _MAX_POLL_INTERVAL_SEC) if retry_after.isdecimal() else default_sec
-
-
-def _parse_count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -15,15 +15,12 @@ from pipelines import staging, targets
 from pipelines.arguments import Arguments
 from pipelines.contract import Context, register
 from pipelines.opu.export import FinishedExport, Gmap2Brief
-from pipelines.opu.records import RowDecoder
-from pipelines.opu.table import COLUMNS, TABLE, create_statements
+from pipelines.opu.table import COLUMNS, TABLE, RowDecoder, create_statements
 from pipelines.toolkit.decode import numbered_json_lines
 from pipelines.toolkit.errors import DecodeError
 from pipelines.toolkit.load import Loaded, replace_table
 from pipelines.toolkit.rejects import Rejects
-from pipelines.toolkit.unpack import Bounds, Compression
-
-_BATCH_ROWS = 5_000
+from pipelines.toolkit.unpack import Compression
 
 
 class OpuArguments(Arguments):
@@ -62,8 +59,7 @@ def load_opu(arguments: OpuArguments, ctx: Context) -> dict[str, Any]:
         )
         with staging.connect_target("opu", ctx) as conn:
             staging.ensure_tables(conn, (TABLE,), create_statements())
-            loaded = _replace_rows(conn, archive, rows, rejects, finished, ctx, at_least=arguments.at_least)
-            _require_all_rows(finished, loaded.rows, rejects)
+            loaded = _replace_rows(conn, archive, rows, finished, ctx, at_least=arguments.at_least)
             conn.commit()
 
     return {
@@ -77,23 +73,17 @@ def load_opu(arguments: OpuArguments, ctx: Context) -> dict[str, Any]:
 
 
 def _replace_rows(
-    conn: connection,
-    archive: Path,
-    rows: RowDecoder,
-    rejects: Rejects,
-    finished_export: FinishedExport,
-    ctx: Context,
-    *,
-    at_least: int,
+    conn: connection, archive: Path, rows: RowDecoder, finished: FinishedExport, ctx: Context, *, at_least: int
 ) -> Loaded:
     """Load the file into the table in one transaction, a piece of 64 KB at a time."""
+    rejects = rows.rejects
 
     def report_progress(done: int) -> None:
-        ctx.progress(done, finished_export.rows, "rows", stage="load", rejected=rejects.count)
+        ctx.progress(done, finished.rows, "rows", stage="load", rejected=rejects.count)
         ctx.check()
 
     # Not BY_CONTENT: an archive that is cut off or replaced by an error page must be named as such.
-    records = numbered_json_lines(archive, compression=Compression.ZSTD, bounds=Bounds(), rejects=rejects, ctx=ctx)
+    records = numbered_json_lines(archive, compression=Compression.ZSTD, rejects=rejects, ctx=ctx)
     try:
         loaded = replace_table(
             conn,
@@ -103,21 +93,15 @@ def _replace_rows(
             at_least=at_least,
             ctx=ctx,
             on_batch=report_progress,
-            batch=_BATCH_ROWS,
             rejects=rejects,
         )
     except errors.UniqueViolation as error:
-        detail = error.diag.message_detail or ""
-        raise RepeatedKey(
-            f"two records have one key ({', '.join(column.name for column in COLUMNS if column.key)}): {detail}"
-        ) from error
+        key = ", ".join(column.name for column in COLUMNS if column.key)
+        raise RepeatedKey(f"two records have one key ({key}): {error.diag.message_detail or ''}") from error
     report_progress(loaded.rows)
-    return loaded
-
-
-def _require_all_rows(finished_export: FinishedExport, loaded: int, rejects: Rejects) -> None:
-    if finished_export.rows is not None and finished_export.rows != loaded + rejects.count:
+    if finished.rows is not None and finished.rows != loaded.rows + rejects.count:
         raise ExportIncomplete(
-            f"export {finished_export.export_id} was to have {finished_export.rows} records, and its archive had "
-            f"{loaded + rejects.count}; the table keeps its old content"
+            f"export {finished.export_id} was to have {finished.rows} records, and its archive had "
+            f"{loaded.rows + rejects.count}; the table keeps its old content"
         )
+    return loaded

@@ -63,7 +63,9 @@ def load_tenera(arguments: TeneraArguments, ctx: Context) -> dict[str, Any]:
         staging.ensure_tables(conn, _TABLES, Path(__file__).with_name("tables.sql").read_text(encoding="utf-8"))
         for done, name in enumerate(names, 1):
             try:
-                source = _get_source(name)
+                source = SOURCES.get(name.lower().removesuffix(".com"))
+                if source is None:
+                    raise UnknownSource(f"there is no source {name!r}; there are {', '.join(SOURCES)}")
                 payload = http.get(url + source.path, params={"from": since, "to": until}).json()
                 results[name] = _load_source(conn, source, payload, ctx, Rejects(arguments.max_rejects))
             except ToolkitError as error:
@@ -79,13 +81,6 @@ class UnknownSource(ToolkitError):
     """A name that is none of the declared sources."""
 
     permanent = True
-
-
-def _get_source(name: str) -> SourceDeclaration:
-    source = SOURCES.get(name.lower().removesuffix(".com"))
-    if source is None:
-        raise UnknownSource(f"there is no source {name!r}; there are {', '.join(SOURCES)}")
-    return source
 
 
 def _load_source(

@@ -7,22 +7,28 @@ each value of an object. A field is looked for in the record; `../x` in what enc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
-from pipelines.tenera.amounts import NumberFormat
 from pipelines.toolkit.errors import BadTime, DecodeError
 from pipelines.toolkit.rejects import Rejects
 from pipelines.toolkit.times import TimeReader
 
+T = TypeVar("T")
+
 MOSCOW = ZoneInfo("Europe/Moscow")
 COLUMNS = ("open", "high", "low", "close", "volume")
 _MAX_LISTED_KEYS = 8
+_SUFFIXES = {"": 1, "%": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_NULL_TEXTS = frozenset({"", "-", "–", "—", "n/a", "null", "nan"})
+_SPACES = "\u0020\u00a0\u202f"
+_MAX_NUMBER_LENGTH = 60
 
 
 class Layout(StrEnum):
@@ -36,6 +42,34 @@ class Layout(StrEnum):
 class Grain(StrEnum):
     DAY = "day"
     MOMENT = "moment"
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How a source writes numbers in texts: 82,500.10 · 92,5058 · 312.45K · -1.2% · null."""
+
+    decimal: str = "."
+    thousands: str = ","
+
+    def parse(self, value: Any) -> Decimal | None:
+        """Return the number, or None for a text that means no value. Raises ValueError."""
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
+            raise ValueError(f"a {type(value).__name__} where a number was expected")
+        if not isinstance(value, str):
+            return Decimal(str(value))
+        text = value.strip().replace("\u2212", "-")  # a minus of typographers
+        if text.lower() in _NULL_TEXTS:
+            return None
+        suffix = text[-1].upper() if text[-1].upper() in _SUFFIXES else ""
+        digits = text[: len(text) - len(suffix)].strip()
+        # Thousands come in groups of three digits, so the comma of 1,5 is not read as a thousands separator.
+        separator = f"[{re.escape(self.thousands)}{_SPACES}]"
+        pattern = rf"[+-]?(\d+|\d{{1,3}}({separator}\d{{3}})+)({re.escape(self.decimal)}\d+)?"
+        if len(digits) > _MAX_NUMBER_LENGTH or not re.fullmatch(pattern, digits):
+            raise ValueError(f"{value[:_MAX_NUMBER_LENGTH]!r} is no number")
+        return Decimal(re.sub(separator, "", digits).replace(self.decimal, ".")) * _SUFFIXES[suffix]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +115,7 @@ class _Node:
     """A value in the payload and its path."""
 
     value: Any
-    path: str  # for people: data.rows[3]
+    path: str = ""  # for people: data.rows[3]
     name: str = ""
     parent: _Node | None = None
 
@@ -89,14 +123,35 @@ class _Node:
     def root(self) -> Any:
         return self.value if self.parent is None else self.parent.root
 
+    def field(self, name: str, value: Any) -> _Node:
+        return _Node(value, f"{self.path}.{name}" if self.path else name, name, self)
+
+    def item(self, number: int, value: Any) -> _Node:
+        return _Node(value, f"{self.path}[{number}]", parent=self)
+
+    def require(self, kind: type[T]) -> T:
+        if not isinstance(self.value, kind):
+            expected = "a list" if kind is list else "an object"
+            raise UnknownShape(f"{self.path or 'the payload'} should be {expected}; {self.describe()}")
+        return self.value
+
+    def describe(self) -> str:
+        if not isinstance(self.value, dict):
+            return f"it is a {type(self.value).__name__}"
+        names = list(map(str, self.value))
+        return f"it has {', '.join(names[:_MAX_LISTED_KEYS])}{' …' if len(names) > _MAX_LISTED_KEYS else ''}"
+
 
 def parse_payload(source: SourceDeclaration, payload: Any, rejects: Rejects) -> Iterator[QuoteValue]:
     """Yield the values of a payload. A bad record goes to the rejects; another shape raises `UnknownShape`."""
-    for record in _find_records(source, payload):
-        try:
-            yield _parse_record(source, record)
-        except (_UnusableRecord, BadTime) as reason:
-            rejects.add(f"{source.name} {record.path}", str(reason))
+    try:
+        for record in _find_records(source, payload):
+            try:
+                yield _parse_record(source, record)
+            except (_UnusableRecord, BadTime) as reason:
+                rejects.add(f"{source.name} {record.path}", str(reason))
+    except UnknownShape as error:
+        raise UnknownShape(f"{source.name}: {error}") from error
 
 
 class _UnusableRecord(ValueError):
@@ -104,77 +159,53 @@ class _UnusableRecord(ValueError):
 
 
 def _find_records(source: SourceDeclaration, payload: Any) -> Iterator[_Node]:
-    for node in _walk(source, _Node(payload, ""), _split_path(source.records)):
+    steps = source.records.replace("[]", ".[]").replace("{}", ".{}").strip(".")  # data.rows[] as data.rows.[]
+    for node in _walk(_Node(payload), steps.split(".") if steps else []):
         match source.layout:
             case Layout.OBJECTS:
                 yield node
             case Layout.TABLE:
-                yield from _table_records(source, node)
+                yield from _table_records(node)
             case Layout.PARALLEL:
-                yield from _parallel_records(source, node)
+                yield from _parallel_records(node, source.at)
 
 
-def _split_path(path: str) -> list[str]:
-    """`data.rows[]` as data, rows, []."""
-    return path.replace("[]", ".[]").replace("{}", ".{}").strip(".").split(".") if path else []
-
-
-def _walk(source: SourceDeclaration, node: _Node, steps: Sequence[str]) -> Iterator[_Node]:
+def _walk(node: _Node, steps: Sequence[str]) -> Iterator[_Node]:
     if not steps:
         yield node
         return
     step, rest = steps[0], steps[1:]
     if step == "[]":
-        for number, item in enumerate(_require_type(source, node, list)):
-            yield from _walk(source, _Node(item, f"{node.path}[{number}]", parent=node), rest)
+        for number, item in enumerate(node.require(list)):
+            yield from _walk(node.item(number, item), rest)
     elif step == "{}":
-        for name, item in _require_type(source, node, dict).items():
-            yield from _walk(source, _Node(item, _child_path(node, name), name, node), rest)
+        for name, item in node.require(dict).items():
+            yield from _walk(node.field(name, item), rest)
+    elif step in node.require(dict):
+        yield from _walk(node.field(step, node.value[step]), rest)
     else:
-        inside = _require_type(source, node, dict)
-        if step not in inside:
-            raise UnknownShape(f"{source.name}: there is no {_child_path(node, step)}; {_describe(node)}")
-        yield from _walk(source, _Node(inside[step], _child_path(node, step), step, node), rest)
+        raise UnknownShape(f"there is no {node.field(step, None).path}; {node.describe()}")
 
 
-def _require_type(source: SourceDeclaration, node: _Node, kind: type) -> Any:
-    if not isinstance(node.value, kind):
-        expected = "a list" if kind is list else "an object"
-        raise UnknownShape(f"{source.name}: {node.path or 'the payload'} should be {expected}; {_describe(node)}")
-    return node.value
-
-
-def _table_records(source: SourceDeclaration, node: _Node) -> Iterator[_Node]:
-    table = _require_type(source, node, dict)
+def _table_records(node: _Node) -> Iterator[_Node]:
+    table = node.require(dict)
     columns, rows = table.get("columns"), table.get("rows")
     if not isinstance(rows, list) or not isinstance(columns, list) or not all(isinstance(n, str) for n in columns):
-        raise UnknownShape(f"{source.name}: {node.path} should have columns and rows; {_describe(node)}")
+        raise UnknownShape(f"{node.path} should have columns and rows; {node.describe()}")
     for number, row in enumerate(rows):
         fits = isinstance(row, list) and len(row) == len(columns)
         record = dict(zip(columns, row, strict=True)) if fits else row
-        yield _Node(record, _child_path(node, f"rows[{number}]"), parent=node)
+        yield replace(node.field("rows", rows).item(number, record), parent=node)
 
 
-def _parallel_records(source: SourceDeclaration, node: _Node) -> Iterator[_Node]:
-    lists = {name: item for name, item in _require_type(source, node, dict).items() if isinstance(item, list)}
+def _parallel_records(node: _Node, time_field: str) -> Iterator[_Node]:
+    lists = {name: item for name, item in node.require(dict).items() if isinstance(item, list)}
     lengths = {name: len(item) for name, item in lists.items()}
-    if source.at not in lists or len(set(lengths.values())) > 1:
-        wanted = f"lists of one length, {source.at!r} among them"
-        raise UnknownShape(f"{source.name}: {node.path} should have {wanted}; it has {lengths}")
-    for number in range(lengths[source.at]):
-        fields = {name: item[number] for name, item in lists.items()}
-        yield _Node(fields, f"{node.path}[{number}]", parent=node)
-
-
-def _child_path(node: _Node, name: str) -> str:
-    return f"{node.path}.{name}" if node.path else name
-
-
-def _describe(node: _Node) -> str:
-    if not isinstance(node.value, dict):
-        return f"it is a {type(node.value).__name__}"
-    names = list(node.value)
-    return f"it has {', '.join(map(str, names[:_MAX_LISTED_KEYS]))}{' …' if len(names) > _MAX_LISTED_KEYS else ''}"
+    if time_field not in lists or len(set(lengths.values())) > 1:
+        wanted = f"lists of one length, {time_field!r} among them"
+        raise UnknownShape(f"{node.path} should have {wanted}; it has {lengths}")
+    for number in range(lengths[time_field]):
+        yield node.item(number, {name: item[number] for name, item in lists.items()})
 
 
 def _parse_record(source: SourceDeclaration, record: _Node) -> QuoteValue:
@@ -194,13 +225,12 @@ def _parse_record(source: SourceDeclaration, record: _Node) -> QuoteValue:
         grain=source.grain,
         quoted_at=quoted_at,
         quoted_on=quoted_on,
-        values={column: _per_unit(value, units, column) for column, value in values.items()},
+        values={
+            column: value if value is None or column == "volume" or units == 1 else value / units
+            for column, value in values.items()
+        },
         measures={name: _parse_amount(source, record, path) for name, path in source.measures.items()},
     )
-
-
-def _per_unit(value: Decimal | None, units: Decimal, column: str) -> Decimal | None:
-    return value if value is None or column == "volume" or units == 1 else value / units
 
 
 def _parse_time(source: SourceDeclaration, record: _Node) -> tuple[datetime, date]:

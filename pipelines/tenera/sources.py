@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from zoneinfo import ZoneInfo
 
-from pipelines.tenera.amounts import NumberFormat
-from pipelines.tenera.shapes import MOSCOW, Grain, Layout, SourceDeclaration
+from pipelines.tenera.shapes import MOSCOW, Grain, Layout, NumberFormat, SourceDeclaration
 from pipelines.toolkit.times import OffsetConflict, TimeReader, Unit
 
 # The number 20240131 would be a time in 1970.

@@ -85,7 +85,7 @@ class SourceResponse:
 
     url: str  # after redirects, without user, password and query
     status: int
-    headers: Mapping[str, str]
+    headers: Mapping[str, str]  # their names in any case
     body: bytes
 
     def json(self) -> Any:
@@ -174,7 +174,7 @@ class HttpSource:
 
         def read_response(response: requests.Response, body: Iterator[bytes]) -> SourceResponse:
             content = b"".join(body)
-            return SourceResponse(_redact_url(response.url), response.status_code, dict(response.headers), content)
+            return SourceResponse(_redact_url(response.url), response.status_code, response.headers, content)
 
         return self._with_retries(request, self._max_bytes if max_bytes is None else max_bytes, read_response)
 
@@ -202,7 +202,7 @@ class HttpSource:
                     self._ctx.check()
                     if on_bytes is not None:
                         on_bytes(size, _content_length(response))
-            return Download(path, size, digest.hexdigest(), dict(response.headers))
+            return Download(path, size, digest.hexdigest(), response.headers)
 
         return self._with_retries(_Request.build("GET", url, params, wanted), max_bytes, read_response)
 

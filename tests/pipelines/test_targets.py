@@ -47,8 +47,6 @@ def test_unknown_endpoint_names_the_setting(directory):
 def test_token_is_found_by_its_endpoint(directory):
     directory.configure({}, {}, {"llm": "t0ken"})
 
-    assert directory.token("llm") == "t0ken"
-    assert directory.token("cbr") is None
     assert directory.authorization("llm") == {"Authorization": "Bearer t0ken"}
     assert directory.authorization("cbr") == {}
 
@@ -57,7 +55,7 @@ def test_configure_replaces_all_locations(directory):
     directory.configure({"llm": "http://models"}, {"opu": "host=opu"}, {"llm": "t0ken"}, fallback_dsn=lambda: "host=q")
     directory.configure({}, {})
 
-    assert directory.token("llm") is None
+    assert directory.authorization("llm") == {}
     with pytest.raises(NotConfigured):
         directory.endpoint("llm")
     with pytest.raises(NotConfigured):
