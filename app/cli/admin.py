@@ -1,7 +1,8 @@
-"""Commands of operators: watch, bulk, queues, queue, workers, task-numbers."""
+"""Commands of operators: watch, bulk, queues, queue, workers, task-numbers, audit."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -9,57 +10,101 @@ import click
 
 from app.cli import text
 from app.cli.exit_codes import ExitCode
-from app.cli.parsing import build_filter, filter_options
-from app.cli.service_options import RemoteService, service_options
+from app.cli.parsing import filter_options, limit_option, without_none
+from app.cli.service_options import RemoteService, remote_command
 from app.wording import format_count
 
-BULK_COLUMNS: text.Columns = {
-    "operation": "bulk_id",
-    "action": "action",
-    "state": "state",
-    "jobs": lambda operation: f"{operation['changed']} of {operation['expected']}",
-    "created": text.time_of("created_at"),
-}
-QUEUE_COLUMNS: text.Columns = {
-    "queue": "queue",
-    "state": "state",
-    "ready": lambda queue: f"{queue['ready']}{'' if queue['ready_exact'] else '+'}",
-    "running": "running",
-    "oldest": lambda queue: text.format_duration(queue["oldest_ready_sec"]),
-    "scheduled": "scheduled",
-    "blocked": "blocked",
-    "workers": "workers",
-    "done/h": lambda queue: queue["last_hour"]["succeeded"],
-    "failed/h": lambda queue: queue["last_hour"]["failed"] + queue["last_hour"]["lost"],
-    "p95": lambda queue: text.format_duration(queue["last_hour"]["run_time"]["p95"]),
-}
-WORKER_COLUMNS: text.Columns = {
-    "worker": "name",
-    "id": "worker_id",
-    "state": lambda worker: "gone" if not worker["alive"] else "draining" if worker["draining"] else "alive",
-    "busy": lambda worker: f"{worker['busy']}/{worker['threads']}",
-    "memory": lambda worker: worker["rss_bytes"] and f"{worker['rss_bytes'] / 2**20:.0f} MB",
-    "version": "version",
-    "listener": "listener",
-    "queues": lambda worker: ", ".join(worker["queues"]),
-}
+_BULK_OPERATIONS = text.Table(
+    {
+        "operation": "bulk_id",
+        "action": "action",
+        "state": "state",
+        "jobs": lambda operation: f"{operation['changed']} of {operation['expected']}",
+        "created": text.time_of("created_at"),
+    },
+    uncut=("operation", "action", "state", "jobs", "created"),
+    empty_message="No bulk operations.",
+)
+_QUEUES = text.Table(
+    {
+        "queue": "queue",
+        "state": "state",
+        "ready": lambda queue: f"{queue['ready']}{'' if queue['ready_exact'] else '+'}",
+        "running": "running",
+        "oldest": lambda queue: text.format_duration(queue["oldest_ready_sec"]),
+        "scheduled": "scheduled",
+        "blocked": "blocked",
+        "workers": "workers",
+        "done/h": lambda queue: queue["last_hour"]["succeeded"],
+        "failed/h": lambda queue: queue["last_hour"]["failed"] + queue["last_hour"]["lost"],
+        "p95": lambda queue: text.format_duration(queue["last_hour"]["run_time"]["p95"]),
+    },
+    uncut=("queue", "state", "ready", "running"),
+    empty_message="No queues.",
+)
+_WORKERS = text.Table(
+    {
+        "worker": "name",
+        "id": "worker_id",
+        "state": lambda worker: "gone" if not worker["alive"] else "draining" if worker["draining"] else "alive",
+        "busy": lambda worker: f"{worker['busy']}/{worker['threads']}",
+        "memory": lambda worker: worker["rss_bytes"] and f"{worker['rss_bytes'] / 2**20:.0f} MB",
+        "version": "version",
+        "listener": "listener",
+        "queues": lambda worker: ", ".join(worker["queues"]),
+    },
+    uncut=("worker", "id", "state", "busy"),
+    empty_message="No workers.",
+)
 _OUTCOME_LETTERS = {"succeeded": ".", "failed": "F", "lost": "L", "canceled": "c", "retried": "r"}
 _TASK_COUNTS = "recent"  # the counts of a task's jobs in the period
-TASK_COLUMNS: text.Columns = {
-    "task": "name",
-    "succeeded": lambda task: task[_TASK_COUNTS]["succeeded"],
-    "failed": lambda task: task[_TASK_COUNTS]["failed"] + task[_TASK_COUNTS]["lost"],
-    "rate": lambda task: None if (rate := task[_TASK_COUNTS]["failure_rate"]) is None else f"{rate:.1%}",
-    "p50": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p50"]),
-    "p95": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p95"]),
-    "last": lambda task: "".join(_OUTCOME_LETTERS.get(run["outcome"], "?") for run in task["last_runs"]),
-}
+_TASKS = text.Table(
+    {
+        "task": "name",
+        "succeeded": lambda task: task[_TASK_COUNTS]["succeeded"],
+        "failed": lambda task: task[_TASK_COUNTS]["failed"] + task[_TASK_COUNTS]["lost"],
+        "rate": lambda task: None if (rate := task[_TASK_COUNTS]["failure_rate"]) is None else f"{rate:.1%}",
+        "p50": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p50"]),
+        "p95": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p95"]),
+        "last": lambda task: "".join(_OUTCOME_LETTERS.get(run["outcome"], "?") for run in task["last_runs"]),
+    },
+    uncut=("task",),
+    empty_message="No job has run yet.",
+)
 
 
-@click.command(short_help="Follow the events of all jobs.")
+def _format_changes(line: text.Payload) -> str:
+    """`priority 100 → 5`; the fields alone of a resource that was created or deleted."""
+    before, after = line["before"], line["after"]
+
+    def shown(value: Any) -> str:
+        return "null" if value is None else text.format_value(value)
+
+    if before is None or after is None:
+        return ", ".join(f"{name} {shown(value)}" for name, value in (after or before or {}).items())
+    return ", ".join(f"{name} {shown(before.get(name))} → {shown(value)}" for name, value in after.items())
+
+
+AUDIT_LOG = text.Table(
+    {
+        "line": "audit_id",
+        "time": text.time_of("at"),
+        "actor": "actor",
+        "action": "action",
+        "resource": lambda line: f"{line['subject']} {line['subject_id'] or ''}",
+        "changes": _format_changes,
+        "from": lambda line: f"{line['address'] or ''} ({line['via']})",
+        "request": "request_id",
+    },
+    uncut=("line", "time"),
+    empty_message="No actions match.",
+)
+_DATETIME = click.DateTime(formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"])
+
+
+@remote_command(short_help="Follow the events of all jobs.")
 @click.option("--queue", help="Only events of jobs in this queue.")
 @click.option("--kind", help="Only these kinds of events, separated by commas.")
-@service_options
 def watch(service: RemoteService, *, queue: str | None, kind: str | None) -> None:
     """Follow the events of all jobs until Ctrl-C. With --json each event is a JSON document of its own."""
     try:
@@ -74,14 +119,13 @@ def watch(service: RemoteService, *, queue: str | None, kind: str | None) -> Non
         click.get_current_context().exit(ExitCode.INTERRUPTED)
 
 
-@click.command(short_help="Change all jobs that match a filter.")
+@remote_command(short_help="Change all jobs that match a filter.")
 @click.argument("action", type=click.Choice(["cancel", "retry", "delete", "reprioritise", "list", "stop"]))
 @click.argument("bulk_id", type=click.UUID, required=False)
 @filter_options
 @click.option("--priority", type=click.IntRange(min=0), help="The new priority, for reprioritise.")
 @click.option("--expected", type=click.IntRange(min=0), help="The expected number of jobs; counted if not given.")
 @click.option("--dry-run", is_flag=True, help="Only count the jobs.")
-@service_options
 def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options: Any) -> None:
     """Cancel, retry, delete or reprioritise all jobs that match a filter. `bulk list` shows such operations and their
     progress, `bulk stop BULK_ID` ends one.
@@ -89,10 +133,7 @@ def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options
     Without --expected the jobs are counted, and the command asks for confirmation.
     """
     if action == "list":
-        payload = service.get("/api/v1/bulk")
-        service.print_table(
-            payload, BULK_COLUMNS, payload["operations"], uncut=list(BULK_COLUMNS), empty_message="No bulk operations."
-        )
+        service.print_list(service.get("/api/v1/bulk"), "operations", _BULK_OPERATIONS)
     elif action == "stop":
         if bulk_id is None:
             raise click.UsageError("name the operation: dataloader bulk stop BULK_ID")
@@ -106,7 +147,7 @@ def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options
 def _start_bulk(
     service: RemoteService, action: str, *, priority: int | None, expected: int | None, dry_run: bool, **options: Any
 ) -> None:
-    body: dict[str, Any] = {"action": action, "filter": build_filter(options)}
+    body: dict[str, Any] = {"action": action, "filter": without_none(options)}
     if dry_run or expected is None:
         count = service.post("/api/v1/bulk/count", body, repeatable=True)
         jobs = f"{'' if count['exact'] else 'about '}{format_count(count['jobs'], 'job')}"
@@ -123,21 +164,13 @@ def _start_bulk(
     )
 
 
-@click.command(short_help="List the queues.")
-@service_options
+@remote_command(short_help="List the queues.")
 def queues(service: RemoteService) -> None:
     """List the queues: their jobs by state, how long the oldest ready job waits, and the last hour's outcomes."""
-    items = service.client.queues()
-    service.print_table(
-        {"queues": items},
-        QUEUE_COLUMNS,
-        items,
-        uncut=("queue", "state", "ready", "running"),
-        empty_message="No queues.",
-    )
+    service.print_list({"queues": service.client.queues()}, "queues", _QUEUES)
 
 
-@click.command(short_help="Pause, drain, open or limit a queue.")
+@remote_command(short_help="Pause, drain, open or limit a queue.")
 @click.argument("name")
 @click.option("--pause", "state", flag_value="paused", help="Claim no more jobs from it.")
 @click.option("--drain", "state", flag_value="draining", help="Claim its jobs, but accept no new ones over HTTP.")
@@ -145,7 +178,6 @@ def queues(service: RemoteService) -> None:
 @click.option("--concurrency", type=click.IntRange(min=0), help="Running jobs in all processes; 0: no limit.")
 @click.option("--per-worker", type=click.IntRange(min=0), help="Running jobs in each process; 0: no limit.")
 @click.option("--note", help="The reason, shown with the queue.")
-@service_options
 def queue(service: RemoteService, *, name: str, **options: Any) -> None:
     """Pause, drain or open the queue NAME, or change how many of its jobs run at once."""
     changes = {key: (value or None) for key, value in options.items() if value is not None}
@@ -156,10 +188,9 @@ def queue(service: RemoteService, *, name: str, **options: Any) -> None:
     service.print_payload(settings, f"Queue {text.one_line(name)} is {settings['state']}: {limits}.")
 
 
-@click.command(short_help="List the worker processes.")
+@remote_command(short_help="List the worker processes.")
 @click.option("--drain", type=click.UUID, help="Stop this process from claiming jobs.")
 @click.option("--undrain", type=click.UUID, help="Let this process claim jobs again.")
-@service_options
 def workers(service: RemoteService, *, drain: UUID | None, undrain: UUID | None) -> None:
     """List the worker processes with their version, threads and memory, or drain one."""
     if drain is not None or undrain is not None:
@@ -169,23 +200,29 @@ def workers(service: RemoteService, *, drain: UUID | None, undrain: UUID | None)
             worker, f"{worker['name']} {'is draining' if worker['draining'] else 'claims jobs again'}."
         )
         return
-    payload = service.get("/api/v1/workers")
-    service.print_table(
-        payload,
-        WORKER_COLUMNS,
-        payload["workers"],
-        uncut=("worker", "id", "state", "busy"),
-        empty_message="No workers.",
-    )
+    service.print_list(service.get("/api/v1/workers"), "workers", _WORKERS)
 
 
-@click.command("task-numbers", short_help="Show the statistics of tasks.")
+@remote_command("task-numbers", short_help="Show the statistics of tasks.")
 @click.option("--period", type=click.Choice(["1h", "24h", "7d"]), default="24h", show_default=True,
               help="How far back to count.")  # fmt: skip
-@service_options
 def task_numbers(service: RemoteService, *, period: str) -> None:
     """Show the statistics of tasks: jobs, failures, durations, and the last outcomes, newest first."""
-    statistics = service.get("/api/v1/tasks", period=period)["statistics"]
-    service.print_table(
-        {"statistics": statistics}, TASK_COLUMNS, statistics, uncut=("task",), empty_message="No job has run yet."
-    )
+    payload = {"statistics": service.get("/api/v1/tasks", period=period)["statistics"]}
+    service.print_list(payload, "statistics", _TASKS)
+
+
+@remote_command(short_help="List who did what.")
+@click.option("--actor", help="Only actions with this key, by its name.")
+@click.option("--key-id", metavar="ID", help="Only actions with this key, by its id.")
+@click.option("--action", help="Only this action, such as cancel.")
+@click.option("--subject", metavar="KIND", help="Only actions on this kind of resource: job, key, session.")
+@click.option("--subject-id", metavar="ID", help="Only actions on this resource, such as a job's id.")
+@click.option("--since", type=_DATETIME, help="Not before this time; local, unless it has a zone.")
+@click.option("--until", type=_DATETIME, help="Before this time.")
+@click.option("--before", type=click.IntRange(min=1), metavar="LINE", help="Only lines older than this one.")
+@limit_option
+def audit(service: RemoteService, *, since: datetime | None, until: datetime | None, **options: Any) -> None:
+    """List who did what, when and from where, and what it changed, newest first. Needs a key with the scope `operate`."""
+    times = {"since": since and since.astimezone(), "until": until and until.astimezone()}
+    service.print_list(service.get("/api/v1/audit", **times, **options), "entries", AUDIT_LOG)

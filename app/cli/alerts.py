@@ -8,24 +8,33 @@ from uuid import UUID
 import click
 
 from app.cli import text
-from app.cli.service_options import RemoteService, service_options
+from app.cli.parsing import without_none
+from app.cli.service_options import RemoteGroup, RemoteService
 
 KINDS = ("failure_rate", "no_success", "queue_age", "stalled", "dead_worker")
-ALERT_COLUMNS: text.Columns = {
-    "since": text.time_of("started_at"),
-    "state": lambda alert: "resolved" if alert["resolved_at"] else "firing",
-    "rule": "name",
-    "detail": "detail",
-}
-RULE_COLUMNS: text.Columns = {
-    "rule": "rule_id",
-    "name": "name",
-    "kind": "kind",
-    "threshold": lambda rule: f"{rule['threshold']:g}",
-    "queue": "queue",
-    "task": "task",
-    "state": lambda rule: "on" if rule["active"] else "off",
-}
+_ALERTS = text.Table(
+    {
+        "since": text.time_of("started_at"),
+        "state": lambda alert: "resolved" if alert["resolved_at"] else "firing",
+        "rule": "name",
+        "detail": "detail",
+    },
+    uncut=("since", "state"),
+    empty_message="No alerts fire.",
+)
+_RULES = text.Table(
+    {
+        "rule": "rule_id",
+        "name": "name",
+        "kind": "kind",
+        "threshold": lambda rule: f"{rule['threshold']:g}",
+        "queue": "queue",
+        "task": "task",
+        "state": lambda rule: "on" if rule["active"] else "off",
+    },
+    uncut=("rule",),
+    empty_message="No rules.",
+)
 _RULES_PATH = "/api/v1/alerts/rules"
 _THRESHOLD_HELP = "A share below 1 for failure_rate, else seconds."
 rule_argument = click.argument("rule_id", type=click.UUID)
@@ -33,28 +42,22 @@ window_option = click.option("--window", "window_sec", type=float, help="How man
 min_runs_option = click.option("--min-runs", type=click.IntRange(min=1), help="How many runs the window must have.")
 
 
-@click.group(short_help="Manage alerts and their rules.")
+@click.group(cls=RemoteGroup, short_help="Manage alerts and their rules.")
 def alerts() -> None:
     """Manage alerts and the rules that fire them."""
 
 
 @alerts.command("list", short_help="List firing alerts.")
 @click.option("--all", "everything", is_flag=True, help="List resolved alerts too.")
-@service_options
 def alerts_list(service: RemoteService, *, everything: bool) -> None:
     """List the alerts that fire, newest first."""
-    payload = service.get("/api/v1/alerts", state="all" if everything else "firing")
-    service.print_table(
-        payload, ALERT_COLUMNS, payload["alerts"], uncut=("since", "state"), empty_message="No alerts fire."
-    )
+    service.print_list(service.get("/api/v1/alerts", state="all" if everything else "firing"), "alerts", _ALERTS)
 
 
 @alerts.command("rules", short_help="List the rules.")
-@service_options
 def alerts_rules(service: RemoteService) -> None:
     """List the rules, by name."""
-    payload = service.get(_RULES_PATH)
-    service.print_table(payload, RULE_COLUMNS, payload["rules"], uncut=("rule",), empty_message="No rules.")
+    service.print_list(service.get(_RULES_PATH), "rules", _RULES)
 
 
 @alerts.command("add", short_help="Add a rule.")
@@ -65,10 +68,9 @@ def alerts_rules(service: RemoteService) -> None:
 @click.option("--task", help="Only for this task.")
 @window_option
 @min_runs_option
-@service_options
 def alerts_add(service: RemoteService, **options: Any) -> None:
     """Add a rule of a KIND; docs/alerts.md describes the kinds."""
-    rule = service.post(_RULES_PATH, {name: value for name, value in options.items() if value is not None})
+    rule = service.post(_RULES_PATH, without_none(options))
     service.print_payload(rule, f"rule {rule['rule_id']}")
 
 
@@ -78,7 +80,6 @@ def alerts_add(service: RemoteService, **options: Any) -> None:
 @window_option
 @min_runs_option
 @click.option("--on/--off", "active", default=None, help="Switch the rule on or off.")
-@service_options
 def alerts_edit(service: RemoteService, *, rule_id: UUID, **changes: Any) -> None:
     """Change the given options of a rule; the others stay."""
     rule = service.patch(f"{_RULES_PATH}/{rule_id}", changes)
@@ -87,7 +88,6 @@ def alerts_edit(service: RemoteService, *, rule_id: UUID, **changes: Any) -> Non
 
 @alerts.command("remove", short_help="Remove a rule.")
 @rule_argument
-@service_options
 def alerts_remove(service: RemoteService, *, rule_id: UUID) -> None:
     """Remove a rule; its alerts are resolved at the next check."""
     service.delete(f"{_RULES_PATH}/{rule_id}")

@@ -1,22 +1,43 @@
-"""The commands, and how their errors are printed."""
+"""The commands, the values that their help shows, and how their errors are printed."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
-from app.cli import admin, alerts, audit, doctor, jobs, keys, local, service, shell, skeleton, text, trigger, webhooks
+from app.cli import admin, alerts, jobs, keys, service, skeleton, text, trigger, webhooks
 from app.cli.exit_codes import ErrorReport, ExitCode, error_report
-from app.cli.metavars import set_metavars
-from app.cli.service_options import AS_JSON_META_KEY
+from app.cli.parsing import AS_JSON_META_KEY
 from app.errors import DataloaderError
 from app.runtime.startup import version
 from dataloader.errors import ClientError
+
+# The value that help shows for an option, by the option's name, so that it is the same in every command.
+_METAVARS = {
+    "ADDRESS": "--host",
+    "COUNT": "--limit --tail --max-attempts --min-runs --expected --concurrency --per-worker",
+    "EVENT[,EVENT…]": "--kind",
+    "ID": "--webhook --job --drain --undrain",
+    "JSON": "--args",
+    "KEY": "--lock-key --partition-key --idempotency-key --live-key",
+    "NAME": "--actor --action --producer --consumer-group",
+    "NUMBER": "--priority --attempt --threshold",
+    "PACKAGE": "--dir",
+    "PORT": "--port",
+    "QUEUE": "--queue",
+    "SECONDS": "--lease-ttl --time-limit --window",
+    "STATUS[,STATUS…]": "--status",
+    "TASK": "--task",
+    "TEXT": "--text --note --description",
+    "TIME": "--available-at --created-from --created-to --finished-from --finished-to --since --until",
+}
+_METAVAR_BY_OPTION = {option: metavar for metavar, options in _METAVARS.items() for option in options.split()}
 
 
 class RootGroup(click.Group):
@@ -48,55 +69,49 @@ def _print_version(ctx: click.Context, _param: click.Parameter, requested: bool)
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Settings are environment variables, or lines of a file .env; `dataloader config` lists them.",
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Print the version and exit.",
-)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+              help="Print the version and exit.")  # fmt: skip
 def cli() -> None:
     """Long ETL jobs in one PostgreSQL table: run the service, and trigger, watch and cancel jobs in it."""
 
 
+@click.command(short_help="Print the completion script for a shell.")
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(*, shell: str) -> None:
+    """Print the script that completes commands, options and their values in SHELL.
+
+    \b
+      eval "$(dataloader completion bash)"                      # in ~/.bashrc
+      eval "$(dataloader completion zsh)"                       # in ~/.zshrc, after compinit
+      dataloader completion fish > ~/.config/fish/completions/dataloader.fish
+    """
+    complete = get_completion_class(shell)
+    assert complete is not None  # noqa: S101 - click knows these shells
+    click.echo(complete(cli, {}, "dataloader", "_DATALOADER_COMPLETE").source())
+
+
 for _command in (
-    service.serve,
-    service.worker,
-    service.migrate,
-    service.prune,
-    service.config,
-    service.tasks,
-    doctor.doctor,
-    local.run,
-    skeleton.new_pipeline,
-    shell.psql,
-    shell.completion,
-    trigger.trigger,
-    jobs.status,
-    jobs.cancel,
-    jobs.retry,
-    jobs.jobs,
-    jobs.events,
-    jobs.logs,
-    jobs.show,
-    jobs.why,
-    jobs.edit,
-    jobs.clone,
-    jobs.delete,
-    admin.watch,
-    admin.bulk,
-    admin.queues,
-    admin.queue,
-    admin.workers,
-    admin.task_numbers,
-    keys.keys,
-    audit.audit,
-    webhooks.webhooks,
-    alerts.alerts,
+    *(service.serve, service.worker, service.migrate, service.prune, service.config, service.tasks, service.doctor),
+    *(service.run, skeleton.new_pipeline, service.psql, completion, trigger.trigger),
+    *(jobs.status, jobs.cancel, jobs.retry, jobs.jobs, jobs.events, jobs.logs, jobs.show, jobs.why),
+    *(jobs.edit, jobs.clone, jobs.delete),
+    *(admin.watch, admin.bulk, admin.queues, admin.queue, admin.workers, admin.task_numbers),
+    *(keys.keys, admin.audit, webhooks.webhooks, alerts.alerts),
 ):
     cli.add_command(_command)
-set_metavars(cli)
+
+
+def iter_options(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Option]]:
+    """Yield every option of a command and of its subcommands, with their path."""
+    yield from ((path, parameter) for parameter in command.params if isinstance(parameter, click.Option))
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from iter_options(below, (*path, name))
+
+
+for _, _option in iter_options(cli):
+    if _option.metavar is None and not _option.is_flag and not isinstance(_option.type, click.Choice):
+        _option.metavar = next((_METAVAR_BY_OPTION[name] for name in _option.opts if name in _METAVAR_BY_OPTION), None)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -104,19 +119,15 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         cli.main(args=None if args is None else list(args), prog_name="dataloader")
     finally:
-        _flush_quietly()
-
-
-def _flush_quietly() -> None:
-    """Flush the output now: Python would try again at exit, and a closed window would then change the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (AttributeError, ValueError):  # there is none
-            continue
-        except OSError:
-            with suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        # Python would flush the output again at exit, and a closed window would then change the exit code.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, ValueError):  # there is none
+                continue
+            except OSError:
+                with suppress(OSError, ValueError):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_error(report: ErrorReport, *, as_json: bool) -> None:

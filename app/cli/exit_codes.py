@@ -74,33 +74,22 @@ class ErrorReport:
     remedy: str = ""
 
 
+_JOBS_REMEDY = "`dataloader jobs` lists the newest."
+_DATABASE_REMEDY = "Start the server, or correct DL_DB_DSN or PG_HOST: `dataloader config` shows what is in force."
+_SERVICE_REMEDY = "Start it with `dataloader serve`, or give its address with --url or DL_URL."
+_FAULT_REMEDY = "Is --url the address of a dataloader? If so, its log says more."
 # The first match counts: a subclass precedes its base.
 BY_EXCEPTION: tuple[tuple[type[Exception], ExitCode, str, str], ...] = (
     (ConfigError, ExitCode.CONFIG, "config", "`dataloader config --docs` describes every variable."),
     (SchemaError, ExitCode.SCHEMA, "schema", ""),
-    (
-        DatabaseUnavailable,
-        ExitCode.UNAVAILABLE,
-        "database_unavailable",
-        "Start the server, or correct DL_DB_DSN or PG_HOST: `dataloader config` shows what is in force.",
-    ),
+    (DatabaseUnavailable, ExitCode.UNAVAILABLE, "database_unavailable", _DATABASE_REMEDY),
     (PortTaken, ExitCode.UNAVAILABLE, "port_taken", ""),
     (ProgramMissing, ExitCode.UNAVAILABLE, "program_missing", ""),
     (EmbeddedServerError, ExitCode.EMBEDDED, "embedded_server", "DL_DB_DSN names a server of your own instead."),
-    (
-        ServiceUnavailable,
-        ExitCode.UNAVAILABLE,
-        "service_unavailable",
-        "Start it with `dataloader serve`, or give its address with --url or DL_URL.",
-    ),
-    (
-        ServiceFault,
-        ExitCode.SERVICE_FAULT,
-        "service_fault",
-        "Is --url the address of a dataloader? If so, its log says more.",
-    ),
-    (NotFound, ExitCode.NOT_FOUND, "not_found", "`dataloader jobs` lists the newest."),
-    (JobNotFound, ExitCode.NOT_FOUND, "not_found", "`dataloader jobs` lists the newest."),
+    (ServiceUnavailable, ExitCode.UNAVAILABLE, "service_unavailable", _SERVICE_REMEDY),
+    (ServiceFault, ExitCode.SERVICE_FAULT, "service_fault", _FAULT_REMEDY),
+    (NotFound, ExitCode.NOT_FOUND, "not_found", _JOBS_REMEDY),
+    (JobNotFound, ExitCode.NOT_FOUND, "not_found", _JOBS_REMEDY),
     (NotAllowed, ExitCode.REFUSED, "not_allowed", "DL_API_KEY or --key-file says which key to send."),
     (ApiKeyNotFound, ExitCode.NOT_FOUND, "not_found", ""),
     (Conflict, ExitCode.REFUSED, "conflict", ""),

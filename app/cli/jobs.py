@@ -10,65 +10,61 @@ import click
 
 from app.cli import text, watch
 from app.cli.exit_codes import ExitCode
-from app.cli.parsing import build_filter, filter_options, parse_object, parse_time
-from app.cli.service_options import RemoteService, option_type, service_options
+from app.cli.parsing import filter_options, limit_option, option_type, parse_object, parse_time, without_none
+from app.cli.service_options import RemoteService, remote_command
 
 if TYPE_CHECKING:
     from dataloader import Client
 
 _PAGE_LINES = 1000
 # The last columns are the first that a narrow terminal does without.
-JOB_COLUMNS: text.Columns = {
-    "job": "job_id",
-    "status": "status",
-    "task": "task",
-    "queue": "queue",
-    "attempts": lambda job: f"{job['attempt']}/{job['max_attempts']}",
-    "progress": lambda job: text.format_progress(job["progress"]),
-    "created": text.time_of("created_at"),
-    "error": lambda job: text.format_error(job["error"]),
-}
-EVENT_COLUMNS: text.Columns = {
-    "time": text.time_of("ts"),
-    "event": "kind",
-    "details": lambda event: event["payload"] or None,
-}
-_NOT_IN_LIST = frozenset(
-    [
-        "attempts",
-        "traceback",
-        "args",
-        "result",
-        "progress",
-        "checkpoint",
-        "follow_up_jobs",
-        "parent",
-        "lock_holder",
-        "version",
-    ]
+_JOBS = text.Table(
+    {
+        "job": "job_id",
+        "status": "status",
+        "task": "task",
+        "queue": "queue",
+        "attempts": lambda job: f"{job['attempt']}/{job['max_attempts']}",
+        "progress": lambda job: text.format_progress(job["progress"]),
+        "created": text.time_of("created_at"),
+        "error": lambda job: text.format_error(job["error"]),
+    },
+    uncut=("job", "status", "attempts", "created"),
+    empty_message="No jobs match.",
+)
+_EVENTS = text.Table(
+    {
+        "time": text.time_of("ts"),
+        "event": "kind",
+        "details": lambda event: event["payload"] or None,
+    },
+    uncut=("time", "event"),
+    empty_message="No events yet.",
+)
+_NOT_SHOWN = (
+    *("attempts", "traceback", "checkpoint", "follow_up_jobs", "parent", "lock_holder", "version"),
+    *("args", "progress", "result"),  # shown last
 )
 job_argument = click.argument("job_id", type=click.UUID)
 
 
-@click.command(short_help="Show the status of a job.")
+@remote_command(short_help="Show the status of a job.")
 @job_argument
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
-@service_options
 def status(service: RemoteService, *, job_id: UUID, watching: bool) -> None:
     """Show status, attempt, times, progress and last error of a job.
 
     With --watch the exit code is that of the job: 0 if it succeeded, 1 if not.
     """
     if watching:
-        watch_and_exit(service, job_id)
+        watch.watch_and_exit(service, job_id)
     else:
         state = service.client.status(job_id)
         service.print_payload(state, *text.state_lines(state))
 
 
-@click.command(short_help="Cancel a job.")
+@remote_command(short_help="Cancel a job.")
 @job_argument
-@service_options
 def cancel(service: RemoteService, *, job_id: UUID) -> None:
     """Cancel a job: at once if it is queued, at its next safe point if it runs. A finished job stays as it is."""
     state = service.client.cancel(job_id)
@@ -81,28 +77,24 @@ def cancel(service: RemoteService, *, job_id: UUID) -> None:
     service.print_payload(state, messages.get(state["status"], f"Job {job_id} had already ended: {state['status']}."))
 
 
-@click.command(short_help="Queue a failed, canceled or lost job again.")
+@remote_command(short_help="Queue a failed, canceled or lost job again.")
 @job_argument
-@service_options
 def retry(service: RemoteService, *, job_id: UUID) -> None:
     """Queue a failed, canceled or lost job again, under the same id, with all its attempts."""
     state = service.client.retry(job_id)
     service.print_payload(state, f"Job {job_id} is {state['status']} again.")
 
 
-@click.command(short_help="List jobs, newest first.")
+@remote_command(short_help="List jobs, newest first.")
 @filter_options
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="List at most this many.")
-@service_options
+@limit_option
 def jobs(service: RemoteService, *, limit: int, **options: Any) -> None:
     """List jobs, newest first: a table on a terminal, whole aligned lines in a pipe.
 
     A search that takes long ends with what it has found, and prints how far back it has searched.
     """
-    page = service.get("/api/v1/jobs", **build_filter(options), limit=limit)
-    service.print_table(
-        page, JOB_COLUMNS, page["jobs"], uncut=("job", "status", "attempts", "created"), empty_message="No jobs match."
-    )
+    page = service.get("/api/v1/jobs", **options, limit=limit)
+    service.print_list(page, "jobs", _JOBS)
     if not service.as_json and page["next"] is not None and len(page["jobs"]) < limit:
         click.echo(
             f"Jobs older than {text.format_time(page['scanned_to'])} were not searched; narrow it with --created-to.",
@@ -110,25 +102,20 @@ def jobs(service: RemoteService, *, limit: int, **options: Any) -> None:
         )
 
 
-@click.command(short_help="List the events of a job.")
+@remote_command(short_help="List the events of a job.")
 @job_argument
-@service_options
 def events(service: RemoteService, *, job_id: UUID) -> None:
     """List the events of a job with their times, oldest first."""
-    items = service.client.events(job_id)
-    service.print_table(
-        {"events": items}, EVENT_COLUMNS, items, uncut=("time", "event"), empty_message="No events yet."
-    )
+    service.print_list({"events": service.client.events(job_id)}, "events", _EVENTS)
 
 
-@click.command(short_help="Show the log of a job.")
+@remote_command(short_help="Show the log of a job.")
 @job_argument
 @click.option("-f", "--follow", "following", is_flag=True, help="Show lines as they come, until the job has ended.")
 @click.option("--tail", type=click.IntRange(1, 1000), help="Only the last so many lines, and those that follow.")
 @click.option("--level", type=click.Choice(text.LEVELS, case_sensitive=False), help="Only this level and above.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Only lines of this attempt.")
 @click.option("--stream", type=click.Choice(["log", "stdout", "stderr", "note"]), help="Only lines of this stream.")
-@service_options
 def logs(service: RemoteService, *, job_id: UUID, following: bool, tail: int | None, **query: Any) -> None:
     """Show the log of a job: what its pipeline logged and printed, and what its command wrote, of all attempts.
 
@@ -147,7 +134,9 @@ def logs(service: RemoteService, *, job_id: UUID, following: bool, tail: int | N
     is_empty = True
     try:
         for line in lines:
-            click.echo(text.json_line(line) if service.as_json else text.log_line(line))
+            head = f"{text.format_time(line['ts'])}  {line['attempt']}  {text.one_line(line['level']):<8}"
+            shown = text.json_line(line) if service.as_json else f"{head} {text.printable(line['line'])}".rstrip()
+            click.echo(shown)
             is_empty = False
     except KeyboardInterrupt:
         click.get_current_context().exit(ExitCode.INTERRUPTED)
@@ -164,15 +153,17 @@ def _read_pages(client: Client, job_id: UUID, tail: int | None, query: dict[str,
         yield from page["lines"]
 
 
-@click.command(short_help="Show everything about a job.")
+@remote_command(short_help="Show everything about a job.")
 @job_argument
-@service_options
 def show(service: RemoteService, *, job_id: UUID) -> None:
     """Show everything about a job: its fields, args and result, and each attempt with its error."""
     job = service.client.job(job_id)
-    fields = {name: value for name, value in job.items() if name not in _NOT_IN_LIST}
+    fields = {name: value for name, value in job.items() if name not in _NOT_SHOWN}
     fields |= {name: job[name] for name in ("args", "progress", "result")}
-    lines = [f"{name:<18} {_format_field(name, value)}" for name, value in fields.items() if value is not None]
+    lines = []
+    for name, value in without_none(fields).items():
+        is_time = name.endswith("_at") and isinstance(value, str)
+        lines.append(f"{name:<18} {text.format_time(value) if is_time else text.format_value(value)}")
     for attempt in job["attempts"]:
         started, ended = text.format_time(attempt["started_at"]), text.format_time(attempt["finished_at"])
         outcome = "running" if attempt["outcome"] is None else f"{attempt['outcome']} at {ended}"
@@ -182,13 +173,8 @@ def show(service: RemoteService, *, job_id: UUID) -> None:
     service.print_payload(job, *lines)
 
 
-def _format_field(name: str, value: Any) -> str:
-    return text.format_time(value) if name.endswith("_at") and isinstance(value, str) else text.format_value(value)
-
-
-@click.command(short_help="Explain why a job waits, runs or ended.")
+@remote_command(short_help="Explain why a job waits, runs or ended.")
 @job_argument
-@service_options
 def why(service: RemoteService, *, job_id: UUID) -> None:
     """Explain why a job waits, runs for so long, or ended as it did."""
     payload = service.get(f"/api/v1/jobs/{job_id}/why")
@@ -201,7 +187,7 @@ def why(service: RemoteService, *, job_id: UUID) -> None:
     service.print_payload(payload, *lines)
 
 
-@click.command(short_help="Change a job that waits.")
+@remote_command(short_help="Change a job that waits.")
 @job_argument
 @click.option("--priority", type=click.IntRange(min=0), help="The priority; smaller numbers run first.")
 @click.option("--available-at", type=option_type(parse_time), help="Run it not before this time: RFC 3339, or `in 5m`.")
@@ -211,43 +197,26 @@ def why(service: RemoteService, *, job_id: UUID) -> None:
               help="After how many seconds without a heartbeat its worker loses it.")  # fmt: skip
 @click.option("--time-limit", "time_limit_sec", type=click.IntRange(min=1),
               help="How many seconds an attempt may take.")  # fmt: skip
-@service_options
 def edit(service: RemoteService, *, job_id: UUID, **changes: Any) -> None:
     """Change a job that waits. Its events keep the former values."""
     job = service.patch(f"/api/v1/jobs/{job_id}", changes)
-    names = ", ".join(sorted(name for name, value in changes.items() if value is not None))
-    service.print_payload(job, f"Job {job_id} is changed: {names}.")
+    service.print_payload(job, f"Job {job_id} is changed: {', '.join(sorted(without_none(changes)))}.")
 
 
-@click.command(short_help="Create a job like another one.")
+@remote_command(short_help="Create a job like another one.")
 @job_argument
 @click.option("--args", "args", type=option_type(parse_object), help="Replace all its arguments by a JSON object.")
 @click.option("--queue", help="Put it into another queue.")
 @click.option("--priority", type=click.IntRange(min=0), help="Give it another priority.")
 @click.option("--idempotency-key", help="Create no second job when the command is repeated.")
-@service_options
 def clone(service: RemoteService, *, job_id: UUID, **changes: Any) -> None:
     """Create a job like another one, of any status, with the options as differences."""
-    body = {name: value for name, value in changes.items() if value is not None}
-    job = service.post(f"/api/v1/jobs/{job_id}/clone", body)
+    job = service.post(f"/api/v1/jobs/{job_id}/clone", without_none(changes))
     service.print_payload(job, f"Job {job['job_id']} is {job['status']}.")
 
 
-@click.command(short_help="Delete a finished job.")
+@remote_command(short_help="Delete a finished job.")
 @job_argument
-@service_options
 def delete(service: RemoteService, *, job_id: UUID) -> None:
     """Delete a finished job, with its events and its log."""
     service.print_payload(service.delete(f"/api/v1/jobs/{job_id}"), f"Job {job_id} is deleted.")
-
-
-def watch_and_exit(service: RemoteService, job_id: UUID, **extra: str) -> None:
-    """Watch a job, and exit with the code of its outcome. `extra` goes into the JSON answer."""
-    view = watch.choose_view(as_json=service.as_json)
-    state = watch.watch_until_final(service.client, job_id, view, url_hint=service.url_hint)
-    result = None if state is None else watch.fetch_result(service.client, state)
-    if state is not None and service.as_json:
-        click.echo(text.json_text({**state, **({} if result is None else {"result": result}), **extra}))
-    elif result is not None:
-        click.echo(f"result: {text.json_line(result)}")
-    click.get_current_context().exit(watch.exit_code_of(state))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -11,23 +10,14 @@ import click
 
 from app.cli import text
 from app.cli.invocation import dataloader_command
-from app.cli.service_options import json_option, option_type, print_table
+from app.cli.parsing import json_option, option_type, parse_duration
 from app.errors import NoOperatorKey
 
 if TYPE_CHECKING:
     from app.admin.api_keys import ApiKey
 
 SCOPES = ("read", "trigger", "operate", "admin")
-_DURATION = re.compile(r"([1-9][0-9]{0,5}) ?(m|h|d|w)")
-_UNIT_SEC = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-
-
-def parse_lifetime(raw: str) -> float:
-    """Seconds of a text like 12h or 90d."""
-    match = _DURATION.fullmatch(raw.strip())
-    if match is None:
-        raise ValueError(f"{raw!r} is not a lifetime; one looks like 12h, 90d or 52w")
-    return float(int(match[1]) * _UNIT_SEC[match[2]])
+_NO_KEYS = "No keys: the service answers callers on its own machine, and no others."
 
 
 def format_limits(key: text.Payload) -> str:
@@ -35,17 +25,21 @@ def format_limits(key: text.Payload) -> str:
     return "; ".join(f"{name} {text.one_line(', '.join(values))}" for name, values in limits.items())
 
 
-KEY_COLUMNS: text.Columns = {
-    "key": "key_id",
-    "name": "name",
-    "state": "state",
-    "scopes": lambda key: ",".join(key["scopes"]),
-    "limits": format_limits,
-    "created": text.time_of("created_at"),
-    "by": "created_by",
-    "expires": text.time_of("expires_at"),
-    "last used": text.time_of("last_used_at"),
-}
+_KEYS = text.Table(
+    {
+        "key": "key_id",
+        "name": "name",
+        "state": "state",
+        "scopes": lambda key: ",".join(key["scopes"]),
+        "limits": format_limits,
+        "created": text.time_of("created_at"),
+        "by": "created_by",
+        "expires": text.time_of("expires_at"),
+        "last used": text.time_of("last_used_at"),
+    },
+    uncut=("key", "name", "state", "scopes"),
+    empty_message=_NO_KEYS,
+)
 
 
 @click.group(short_help="Manage API keys.")
@@ -60,11 +54,9 @@ def keys() -> None:
 @click.argument("name")
 @click.option("--scope", "scopes", type=click.Choice(SCOPES), multiple=True, required=True,
               help="What the key allows; may be repeated.")  # fmt: skip
-@click.option(
-    "--task", "tasks", multiple=True, metavar="TASK", help="Allow triggering this task only; may be repeated."
-)
-@click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Allow this queue only; may be repeated.")
-@click.option("--expires", "lifetime_sec", type=option_type(parse_lifetime), metavar="SPAN",
+@click.option("--task", "tasks", multiple=True, help="Allow triggering this task only; may be repeated.")
+@click.option("--queue", "queues", multiple=True, help="Allow this queue only; may be repeated.")
+@click.option("--expires", "lifetime_sec", type=option_type(parse_duration), metavar="SPAN",
               help="How long it is valid: 12h, 90d.  [no end]")  # fmt: skip
 @click.option("--allow-lockout", is_flag=True,
               help="Create it even if no valid key has the scope operate or admin.")  # fmt: skip
@@ -98,7 +90,12 @@ def create(
         try:
             created, token = api_keys.create(new, allow_lockout=allow_lockout)
         except NoOperatorKey as error:
-            raise NoOperatorKey(_lockout_warning(str(error), scopes)) from error
+            raise NoOperatorKey(
+                f"{error}, and this one would have only {' and '.join(scopes)}. As soon as there is a key, every "
+                "caller needs one; none could cancel or change a job then.\n"
+                f"Create a key for yourself first:  {dataloader_command()} keys create admin --scope admin\n"
+                "Or create this one all the same:  add --allow-lockout"
+            ) from error
     key = _to_dict(created)
     if as_json:
         click.echo(text.json_text({"key": token, **key}))
@@ -123,12 +120,7 @@ def list_(*, as_json: bool) -> None:
 
     with commands.audited_api_keys("keys list") as (api_keys, _):
         items = [_to_dict(key) for key in api_keys.all()]
-    if as_json:
-        click.echo(text.json_text({"keys": items}))
-    elif items:
-        print_table(KEY_COLUMNS, items, uncut=("key", "name", "state", "scopes"))
-    else:
-        click.echo("No keys: the service answers callers on its own machine, and no others.", err=True)
+    _KEYS.print({"keys": items}, "keys", as_json=as_json)
 
 
 @keys.command(short_help="Revoke a key.")
@@ -144,15 +136,6 @@ def revoke(*, key: str, as_json: bool) -> None:
         click.echo(text.json_text({"keys": [_to_dict(key) for key in revoked]}))
     else:
         click.echo("\n".join(f"Revoked the key {key.id} of {text.one_line(key.name)}." for key in revoked))
-
-
-def _lockout_warning(reason: str, scopes: Sequence[str]) -> str:
-    return (
-        f"{reason}, and this one would have only {' and '.join(scopes)}. As soon as there is a key, every caller needs "
-        "one; none could cancel or change a job then.\n"
-        f"Create a key for yourself first:  {dataloader_command()} keys create admin --scope admin\n"
-        "Or create this one all the same:  add --allow-lockout"
-    )
 
 
 def _to_dict(key: ApiKey) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Parsers of option values, and the options that several commands share: arguments of a task, filters of jobs."""
+"""Parsers of option values, and the options that several commands share: JSON, a task's arguments, filters of jobs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import click
 
-from app.cli.service_options import option_type
 from app.queue.job import Status
 
-_DURATION_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_DURATION = re.compile(r"in\s+((?:\d+\s*[smhd]\s*)+)", re.IGNORECASE)
+T = TypeVar("T")
+AS_JSON_META_KEY = "app.cli.as_json"  # in the context's meta: print errors as JSON
+_UNIT_SEC = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_DURATION = re.compile(r"(?:\d+\s*[smhdw]\s*)+", re.IGNORECASE)
+
+
+def option_type(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser as the type of an option: its ValueError is the user's to read."""
+
+    def parsed(raw: str) -> T:
+        try:
+            return parse(raw)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return parsed
 
 
 def _reject_constant(name: str) -> Any:
@@ -45,15 +58,19 @@ def parse_pair(raw: str) -> tuple[str, Any]:
         return name, value
 
 
+def parse_duration(raw: str) -> float:
+    """Seconds of a text like 12h, 90d or 1h 30m."""
+    if not _DURATION.fullmatch(raw.strip()):
+        raise ValueError(f"{raw!r} is not a duration; one looks like 12h, 90d or 52w")
+    return float(sum(int(count) * _UNIT_SEC[unit] for count, unit in re.findall(r"(\d+)\s*([smhdw])", raw.lower())))
+
+
 def parse_time(raw: str) -> datetime:
     """An RFC 3339 time, or "in 1h 30m" from now by this machine's clock."""
-    duration = _DURATION.fullmatch(raw.strip())
+    word, _, duration = raw.strip().partition(" ")
     try:
-        if duration:
-            parts = re.findall(r"(\d+)\s*([smhd])", duration[1].lower())
-            return datetime.now(UTC) + sum(
-                (timedelta(**{_DURATION_UNITS[unit]: int(count)}) for count, unit in parts), timedelta()
-            )
+        if word.lower() == "in":
+            return datetime.now(UTC) + timedelta(seconds=parse_duration(duration))
         at = datetime.fromisoformat(raw.strip())
         if at.tzinfo is not None:
             return at.astimezone(UTC)
@@ -62,34 +79,51 @@ def parse_time(raw: str) -> datetime:
     raise ValueError(f"{raw!r} has no zone; write it with one, such as {at.isoformat()}+03:00")
 
 
+def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    def store_flag(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+        ctx.meta[AS_JSON_META_KEY] = value
+        return value
+
+    option = click.option(
+        "--json", "as_json", is_flag=True, callback=store_flag, help="Answer in JSON, for programs; errors too."
+    )
+    return option(command)
+
+
+limit_option = click.option(
+    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="List at most this many."
+)
+
+
 def args_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command --arg, --args and --args-file, and the merged arguments as `args`."""
 
     @click.option("--arg", "pairs", type=option_type(parse_pair), multiple=True, metavar="NAME=VALUE",
                   help="One argument; may be repeated. The value is read as JSON if it is JSON, else as text.")  # fmt: skip
-    @click.option("--args", "args_text", type=option_type(parse_object), metavar="JSON",
-                  help="Arguments as a JSON object.")  # fmt: skip
+    @click.option("--args", "args_text", type=option_type(parse_object), help="Arguments as a JSON object.")
     @click.option("--args-file", type=click.File("r", encoding="utf-8"), metavar="FILE",
-                  help="Arguments from a file with a JSON object; - is standard input. --args overrides it, --arg both.")  # fmt: skip
+                  help="Arguments from a file with a JSON object; - is standard input. "
+                  "--args overrides it, --arg both.")  # fmt: skip
     @functools.wraps(command)
     def with_args(
-        *arguments: Any,
-        pairs: Sequence[tuple[str, Any]],
-        args_text: dict[str, Any] | None,
-        args_file: IO[str] | None,
-        **options: Any,
+        *, pairs: Sequence[tuple[str, Any]], args_text: dict[str, Any] | None, args_file: IO[str] | None, **options: Any
     ) -> None:
         try:
             from_file = {} if args_file is None else parse_object(args_file.read())
         except ValueError as error:
             raise click.BadParameter(f"{args_file and args_file.name}: {error}", param_hint="--args-file") from error
-        command(*arguments, args={**from_file, **(args_text or {}), **dict(pairs)}, **options)
+        command(args={**from_file, **(args_text or {}), **dict(pairs)}, **options)
 
     return with_args
 
 
 def filter_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that select jobs; `build_filter` makes the API's filter of them."""
+    """Give a command the options that select jobs."""
     time = option_type(parse_time)
     options = (
         click.option("--queue", help="Only jobs in this queue."),
@@ -107,7 +141,3 @@ def filter_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def build_filter(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}

@@ -104,7 +104,7 @@ class BarView(_MovingLine):
         if status.final:
             self._progress.update(self._task_id, total=1, completed=1 if status is Status.SUCCEEDED else 0)
         elif amount is not None:
-            self._progress.update(self._task_id, total=amount.total, completed=amount.done)
+            self._progress.update(self._task_id, completed=amount[0], total=amount[1])
         attempt = f", attempt {state['attempt']}" if state["attempt"] > 1 else ""
         label = text.format_progress(state["progress"]).replace("[", "\\[")
         self._progress.update(self._task_id, status=f"[{COLOURS[status]}]{status}[/]{attempt}", label=label)

@@ -1,9 +1,15 @@
-"""Commands that run in this process: serve, worker, migrate, prune, config, tasks. Each imports what it needs."""
+"""Commands that run in this process: serve, worker, migrate, prune, config, tasks, doctor, run, psql.
+
+Each imports what it needs: Flask, pydantic, the driver and the pipelines are not for commands that send requests.
+"""
+# ruff: noqa: PLC0415
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,20 +19,30 @@ import click
 from app.cli import text
 from app.cli.banner import serve_banner, worker_banner
 from app.cli.exit_codes import ExitCode
-from app.cli.service_options import json_option, option_type, print_table
+from app.cli.parsing import args_options, json_option, option_type, without_none
 from app.wording import format_count
 
 if TYPE_CHECKING:
-    from app.config import QueueWorkers, Settings
-    from app.runtime.startup import Startup
+    from app.config import Settings
+
+_MARKS = {"ok": ("ok", "green"), "info": ("note", "cyan"), "warning": ("warning", "yellow"), "error": ("ERROR", "red")}
+_SETTINGS = text.Table({name: name for name in ("variable", "value", "source", "default")}, ("variable", "source"))
+_TASKS = text.Table({name: name for name in ("task", "kind", "module")})
 
 
-def parse_queue(raw: str) -> tuple[str, int]:
+def parse_queue(raw: str) -> dict[str, Any]:
     """Parse QUEUE:THREADS."""
     queue, _, threads = raw.rpartition(":")
     if not queue or not threads.isdecimal():
         raise ValueError(f"{raw!r} is not QUEUE:THREADS, such as etl.default:2")
-    return queue, int(threads)
+    return {"queue": queue, "concurrency": int(threads)}
+
+
+def _load_settings(*, loads_pipelines: bool = False, **overrides: Any) -> Settings:
+    """Load the settings of the environment; options of the command line override them."""
+    from app.config import load_settings
+
+    return load_settings(loads_pipelines=loads_pipelines).model_copy(update=without_none(overrides))
 
 
 @click.command(short_help="Run the API, the dashboard and the workers.")
@@ -38,41 +54,35 @@ def serve(*, host: str | None, port: int | None, no_workers: bool) -> None:
 
     Without DL_DB_DSN or PG_HOST it starts an embedded PostgreSQL, and keeps its data in DL_DATA_DIR.
     """
-    from app.runtime import commands  # noqa: PLC0415 - Flask, pydantic and the driver are not for client commands
+    from app.runtime import commands
 
-    settings = _load_settings(loads_pipelines=True, app_host=host, app_port=port)
-
-    def banner(startup: Startup) -> None:
-        click.echo(serve_banner(settings, startup, workers=not no_workers))
-
-    click.get_current_context().exit(commands.serve(settings, workers=not no_workers, banner=banner))
+    settings, workers = _load_settings(loads_pipelines=True, app_host=host, app_port=port), not no_workers
+    code = commands.serve(
+        settings, workers=workers, banner=lambda startup: click.echo(serve_banner(settings, startup, workers=workers))
+    )
+    click.get_current_context().exit(code)
 
 
 @click.command(short_help="Run workers only.")
-@click.option(
-    "--queue",
-    "queues",
-    type=option_type(parse_queue),
-    multiple=True,
-    metavar="QUEUE:THREADS",
-    help="A queue to work on and its number of threads; may be repeated.  [WORKERS_JSON]",
-)
+@click.option("--queue", "queues", type=option_type(parse_queue), multiple=True, metavar="QUEUE:THREADS",
+              help="A queue to work on and its number of threads; may be repeated.  [WORKERS_JSON]")  # fmt: skip
 @click.option("--workers-json", metavar="JSON", help="Override WORKERS_JSON.")
-def worker(*, queues: tuple[tuple[str, int], ...], workers_json: str | None) -> None:
+def worker(*, queues: tuple[dict[str, Any], ...], workers_json: str | None) -> None:
     """Run workers only, without HTTP, until Ctrl-C or SIGTERM."""
+    from app.config.loading import parse_settings
+    from app.runtime import commands
+
     if queues and workers_json is not None:
         raise click.UsageError("--queue and --workers-json set the same thing; use one of them")
-    if queues:
-        workers_json = json.dumps([{"queue": queue, "concurrency": threads} for queue, threads in queues])
-    from app.runtime import commands  # noqa: PLC0415 - as above
-
-    workers = None if workers_json is None else _parse_queue_workers(workers_json)
+    raw, workers = json.dumps(queues) if queues else workers_json, None
+    if raw is not None:
+        parsed, errors = parse_settings({"WORKERS_JSON": raw})
+        if errors:
+            raise click.UsageError(f"{raw} is not what --queue or --workers-json can be: {errors[0].remedy}")
+        workers = parsed.workers
     settings = _load_settings(loads_pipelines=True, workers=workers)
-
-    def banner(startup: Startup) -> None:
-        click.echo(worker_banner(settings, startup))
-
-    click.get_current_context().exit(commands.run_worker(settings, banner=banner))
+    code = commands.run_worker(settings, banner=lambda startup: click.echo(worker_banner(settings, startup)))
+    click.get_current_context().exit(code)
 
 
 @click.command(short_help="Bring the database to this version's tables.")
@@ -83,40 +93,35 @@ def migrate(*, roles: bool, as_json: bool) -> None:
 
     Doing it twice does no harm. Tables of a newer version are left alone; unless they serve this version too, it fails.
     """
-    from app.runtime import commands  # noqa: PLC0415 - as above
+    from app.runtime import commands
 
-    if roles:
-        click.echo(commands.roles_sql(_load_settings().schema), nl=False)
-        return
     settings = _load_settings()
+    if roles:
+        click.echo(commands.roles_sql(settings.schema), nl=False)
+        return
     done = commands.migrate(settings)
     held = commands.preview_held_retention(settings) if done.from_version == 0 else None
+    job_count = 0 if held is None else sum(held.jobs.values())
     if as_json:
-        kept = {} if held is None else {"retention_held": True, "jobs_held": sum(held.jobs.values())}
-        click.echo(
-            text.json_text({"found": done.from_version, "now": done.to_version, "steps": list(done.steps), **kept})
-        )
+        payload = {"version_before": done.from_version, "version_after": done.to_version, "steps": list(done.steps)}
+        kept = {} if held is None else {"retention_held": True, "jobs_held": job_count}
+        click.echo(text.json_text({**payload, **kept}))
         return
-    before = "no tables" if done.from_version is None else f"version {done.from_version}"
     if done.from_version == done.to_version and not done.steps:
         click.echo(f"The tables are at version {done.to_version} already; there was nothing to do.")
     else:
-        done_now = f"Found {before}; the tables are now at version {done.to_version}."
-        click.echo("\n".join([done_now, *(f"  {step}" for step in done.steps)]))
+        before = "no tables" if done.from_version is None else f"version {done.from_version}"
+        lines = [f"Found {before}; the tables are now at version {done.to_version}."]
+        click.echo("\n".join([*lines, *(f"  {step}" for step in done.steps)]))
     if held is not None:
-        click.echo(_held_retention_text(sum(held.jobs.values()), is_truncated=held.is_truncated))
-
-
-def _held_retention_text(job_count: int, *, is_truncated: bool) -> str:
-    """What to print after an upgrade from version 0: what retention would delete, and how to enable or forbid it."""
-    count = f"{'more than ' if is_truncated else ''}{job_count:,} {'job' if job_count == 1 else 'jobs'}"
-    return (
-        f"Nothing is deleted from these tables until you ask for it. {count} and their events are older than the "
-        "DL_KEEP_… settings allow.\n"
-        "  To see them: dataloader prune --dry-run\n"
-        "  To let workers delete them, now and from now on: set DL_RETENTION_ENABLED=true\n"
-        "  To keep everything: set DL_RETENTION_ENABLED=false, or nothing"
-    )
+        count = f"{'more than ' if held.is_truncated else ''}{format_count(job_count, 'job')}"
+        click.echo(
+            f"Nothing is deleted from these tables until you ask for it. {count} and their events are older than the "
+            "DL_KEEP_… settings allow.\n"
+            "  To see them: dataloader prune --dry-run\n"
+            "  To let workers delete them, now and from now on: set DL_RETENTION_ENABLED=true\n"
+            "  To keep everything: set DL_RETENTION_ENABLED=false, or nothing"
+        )
 
 
 @click.command(short_help="Delete old finished jobs.")
@@ -128,20 +133,19 @@ def prune(*, dry_run: bool, as_json: bool) -> None:
     Workers do the same by themselves, unless DL_RETENTION_ENABLED is false, or is not given and the tables were
     upgraded from version 0.
     """
-    from app.runtime import commands  # noqa: PLC0415 - as above
+    from app.runtime import commands
 
     swept = commands.prune(_load_settings(), dry_run=dry_run)
     if as_json:
         jobs = [{"status": status, "task": task, "jobs": n} for (status, task), n in sorted(swept.jobs.items())]
-        click.echo(
-            text.json_text({"dry_run": dry_run, "jobs": jobs, "parts": swept.partitions, "more": swept.is_truncated})
-        )
+        payload = {"dry_run": dry_run, "jobs": jobs, "partitions": swept.partitions, "has_more": swept.is_truncated}
+        click.echo(text.json_text(payload))
         return
-    did = "Would delete" if dry_run else "Deleted"
+    deleted, dropped = ("Would delete", "Would drop") if dry_run else ("Deleted", "Dropped")
     for (status, task), n in sorted(swept.jobs.items()):
-        click.echo(f"{did} {format_count(n, 'job')} of {task} that ended as {status}.")
-    for part in swept.partitions:
-        click.echo(f"{'Would drop' if dry_run else 'Dropped'} {part}.")
+        click.echo(f"{deleted} {format_count(n, 'job')} of {task} that ended as {status}.")
+    for partition in swept.partitions:
+        click.echo(f"{dropped} {partition}.")
     if swept.is_truncated:
         click.echo("There are more.")
     if not swept.jobs and not swept.partitions:
@@ -158,28 +162,24 @@ def config(*, docs: bool, dsn: bool, as_json: bool) -> None:
     --dsn shows what is masked elsewhere, for a program that is to reach the same database; `dataloader psql` needs no
     such thing. The embedded server's socket is there while the service runs.
     """
-    from app.config import docs as pages  # noqa: PLC0415 - as above
+    from app.config.docs import configuration_page
 
     if docs and dsn:
         raise click.UsageError("--docs and --dsn print different things; use one of them")
-    if dsn:
-        from app.runtime import commands  # noqa: PLC0415 - as above
-
-        found = commands.database_dsn(_load_settings())
-        click.echo(text.json_text({"dsn": found}) if as_json else found)
-        return
     if docs:
-        click.echo(pages.configuration_page(), nl=False)
+        click.echo(configuration_page(), nl=False)
         return
     settings = _load_settings()
+    if dsn:
+        from app.runtime import commands
+
+        connection = commands.database_dsn(settings)
+        click.echo(text.json_text({"dsn": connection}) if as_json else connection)
+        return
     for warning in settings.warnings:
         click.echo(f"Note: {warning}", err=True)
-    variables = [dataclasses.asdict(setting) for setting in settings.describe()]
-    if as_json:
-        click.echo(text.json_text({"settings": variables}))
-    else:
-        columns = {name: name for name in ("variable", "value", "source", "default")}
-        print_table(columns, variables, uncut=("variable", "source"))
+    infos = [dataclasses.asdict(setting) for setting in settings.describe()]
+    _SETTINGS.print({"settings": infos}, "settings", as_json=as_json)
 
 
 @click.command(short_help="List the tasks that the settings' packages register.")
@@ -189,33 +189,102 @@ def tasks(*, as_json: bool) -> None:
 
     It lists the code of this machine, not of a running service.
     """
-    from pipelines import contract  # noqa: PLC0415 - its tasks may import anything
+    from pipelines import contract
 
     settings = _load_settings()
     sys.path.append(str(Path.cwd()))  # as for the service: the packages may be in the working directory
     failures = contract.load_tasks(settings.pipelines, settings.tasks)
     items = [{"task": t.name, "kind": t.kind.value, "module": t.call.__module__} for t in contract.registry]
-    if as_json:
-        click.echo(text.json_text({"tasks": items, "failures": failures}))
-    elif items:
-        print_table({name: name for name in items[0]}, items)
+    _TASKS.print({"tasks": items, "failures": failures}, "tasks", as_json=as_json)
     for module, trace in ({} if as_json else failures).items():
         click.echo(f"Error: {module} cannot be imported; its tasks are missing.\n{trace}", err=True)
     click.get_current_context().exit(ExitCode.FAILURE if failures else ExitCode.OK)
 
 
-def _load_settings(*, loads_pipelines: bool = False, **overrides: Any) -> Settings:
-    """Load the settings of the environment; options of the command line override them."""
-    from app.config import load_settings  # noqa: PLC0415 - as above
+@click.command(short_help="Check the database and the queue.")
+@click.option("--all", "everything", is_flag=True, help="Show passed checks too.")
+@json_option
+def doctor(*, everything: bool, as_json: bool) -> None:
+    """Check the database, its server, the tables and the queue, with the service's own account.
 
-    settings = load_settings(loads_pipelines=loads_pipelines)
-    return settings.model_copy(update={name: value for name, value in overrides.items() if value is not None})
+    Each finding has its remedy. Nothing is changed. The exit code is 1 after an error, 5 after warnings only.
+    """
+    from app.runtime import commands
+
+    findings = sorted(commands.run_doctor(_load_settings()), key=lambda finding: -finding.severity)
+    worst = findings[0].severity.word if findings else "ok"
+    shown = [finding for finding in findings if everything or finding.severity.word != "ok"]
+    if as_json:
+        items = [{**vars(finding), "severity": finding.severity.word} for finding in findings]
+        click.echo(text.json_text({"worst": worst, "findings": items}))
+    else:
+        for finding in shown:
+            mark, colour = _MARKS[finding.severity.word]
+            click.echo(f"{click.style(f'{mark:8}', fg=colour, bold=mark != 'ok')}{finding.message}")
+            if finding.remedy:
+                click.echo(f"{'':8}{click.style('→ ' + finding.remedy, dim=True)}")
+        passed, them = len(findings) - len(shown), "it" if len(findings) - len(shown) == 1 else "them"
+        summary = f"{format_count(passed, 'check')} found nothing wrong; --all shows {them}."
+        click.echo(summary if passed else "That was all.")
+    if any(finding.check == "database" for finding in findings):
+        click.get_current_context().exit(ExitCode.UNAVAILABLE)
+    click.get_current_context().exit({"error": ExitCode.FAILURE, "warning": ExitCode.WARNINGS}.get(worst, ExitCode.OK))
 
 
-def _parse_queue_workers(raw: str) -> tuple[QueueWorkers, ...]:
-    from app.config.loading import parse_settings  # noqa: PLC0415 - as above
+@click.command(short_help="Run a task here, in the foreground.")
+@click.argument("task")
+@args_options
+@click.option("--lock-key", help="Wait for jobs with this key.  [default: the task's]")
+@click.option("--local", is_flag=True, help="Run with a context in memory: no job, no queue, no lock.")
+def run(*, task: str, args: dict[str, Any], lock_key: str | None, local: bool) -> None:
+    """Run TASK in this process, with its progress and its log on the terminal, and its result on standard output.
 
-    settings, errors = parse_settings({"WORKERS_JSON": raw})
-    if errors:
-        raise click.UsageError(f"{raw} is not what --queue or --workers-json can be: {errors[0].remedy}")
-    return settings.workers
+    It is a real job with one attempt that only this process claims, in the settings' database or the embedded one.
+    With --local there is no job: progress and log are only printed.
+
+    \b
+      dataloader run noop --arg sleep1=1
+      dataloader run load.cbr.rates --args '{"date": "2026-11-20"}' --local
+
+    Ctrl-C stops it at its next safe point; a second one ends the process at once.
+    """
+    from app.cli.run import run_task_in_foreground
+
+    outcome, is_interrupted = run_task_in_foreground(_load_settings(), task, args, lock_key=lock_key, local=local)
+    if outcome.traceback:
+        click.echo(outcome.traceback, err=True, nl=False)
+    click.echo(f"{outcome.status}{f': {outcome.error}' if outcome.error else ''}", err=True)
+    if outcome.result is not None:
+        click.echo(text.json_text(outcome.result))
+    code = ExitCode.INTERRUPTED if is_interrupted else ExitCode.FAILURE
+    click.get_current_context().exit(ExitCode.OK if outcome.status.name == "SUCCEEDED" else code)
+
+
+@click.command(
+    short_help="Open psql on the service's database.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", metavar="[PSQL_OPTIONS]...", nargs=-1, type=click.UNPROCESSED)
+def psql(*, arguments: tuple[str, ...]) -> None:
+    """Open psql on the database of the settings, or on the embedded one, with the queue's schema first in its path.
+
+    \b
+      dataloader psql
+      dataloader psql --command 'SELECT status, count(*) FROM dl_jobs GROUP BY 1'
+
+    The password goes to psql by its environment, never by the command line, which everybody on the machine can read.
+    An embedded server that does not run is started, and stopped when psql ends. The exit code is that of psql.
+    """
+    from app.runtime import commands
+
+    with (
+        commands.psql_command(_load_settings()) as (program, environment),
+        subprocess.Popen([program, *arguments], env=environment) as process,
+    ):
+        # Ctrl-C is psql's alone, and ends a statement. Ignored only now: psql would inherit that.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            code = process.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+    click.get_current_context().exit(code)

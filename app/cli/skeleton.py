@@ -11,7 +11,7 @@ import click
 
 import app
 from app.cli.invocation import dataloader_command, python_command
-from app.cli.service_options import option_type
+from app.cli.parsing import option_type
 
 _SHIPPED_PACKAGE = "pipelines"  # the package of a checkout of dataloader itself
 _DEFAULT_PACKAGE = "my_pipelines"  # of any other project

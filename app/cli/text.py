@@ -3,27 +3,53 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import click
+
 Payload = Mapping[str, Any]
-Columns = Mapping[str, str | Callable[[Any], Any]]  # heading → a field, or what makes the cell of an item
+Column = str | Callable[[Any], Any]  # a field, or what makes the cell of an item
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-MAX_ERROR_LENGTH = 300
-MAX_AMOUNT = 1e15  # a larger float is no longer exact; such a progress is shown as it came
-_DAY_SEC, _HOUR_SEC, _MINUTE_SEC = 86_400, 3_600, 60
+_MAX_ERROR_LENGTH = 300
+_MAX_AMOUNT = 1e15  # a larger float is no longer exact; such a progress is shown as it came
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 @dataclass(frozen=True)
-class ProgressAmount:
-    """How much of a job is done, where its progress has numbers."""
+class Table:
+    """The columns of a list by their headings; those in `uncut` are never shortened."""
 
-    done: float
-    total: float | None
-    unit: str
+    columns: Mapping[str, Column]
+    uncut: Sequence[str] = ()
+    empty_message: str = ""
+
+    def print(self, payload: Payload, field: str, *, as_json: bool) -> None:
+        """Print the list in a field: a table for a person, aligned text for a pipe, the payload when asked for JSON."""
+        items = payload[field]
+        if as_json:
+            click.echo(json_text(payload))
+        elif items:
+            self._print_items(items)
+        elif self.empty_message:
+            click.echo(self.empty_message, err=True)
+
+    def _print_items(self, items: Sequence[Payload]) -> None:
+        names, rows = list(self.columns), self.rows(items)
+        if sys.stdout.isatty():
+            from app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
+
+            render.print_table(names, rows, uncut=self.uncut)
+        else:
+            click.echo("\n".join(align_columns(names, rows)))
+
+    def rows(self, items: Sequence[Payload]) -> list[list[str]]:
+        cells = self.columns.values()
+        return [[format_value(item[cell] if isinstance(cell, str) else cell(item)) for cell in cells] for item in items]
 
 
 def one_line(raw: str) -> str:
@@ -36,45 +62,31 @@ def printable(raw: str) -> str:
     return "".join(c if c.isprintable() or c == "\t" else " " for c in raw)
 
 
-def json_text(value: Any) -> str:
-    return escape_json(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+def json_text(value: Any, indent: int | None = 2) -> str:
+    """JSON in which what JSON allows as it is, yet moves a cursor or reverses text, is escaped."""
+    raw = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in raw)
 
 
 def json_line(value: Any) -> str:
-    return escape_json(json.dumps(value, ensure_ascii=False))
+    return json_text(value, indent=None)
 
 
-def escape_json(raw: str) -> str:
-    """Escape what JSON allows as it is, yet moves a cursor or reverses text. It means the same."""
-    if raw.isprintable():
-        return raw
-    return "".join(c if c.isprintable() or c == "\n" else _escape_char(c) for c in raw)
-
-
-def _escape_char(char: str) -> str:
-    """`\\uXXXX`, beyond the first 65,536 characters a surrogate pair."""
-    pair = char.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{int.from_bytes(pair[i : i + 2]):04x}" for i in range(0, len(pair), 2))
-
-
-def parse_amount(progress: Payload) -> ProgressAmount | None:
-    done = _parse_number(progress.get("processed", progress.get("done")))
+def parse_amount(progress: Payload) -> tuple[float, float | None, str] | None:
+    """How much of a job is done, of how much, and the unit; None for a progress without numbers."""
+    done, unit = _parse_number(progress.get("processed", progress.get("done"))), progress.get("unit")
     if done is None:
         return None
-    unit = progress.get("unit")
-    return ProgressAmount(done, _parse_number(progress.get("total")) or None, unit if isinstance(unit, str) else "")
+    return done, _parse_number(progress.get("total")) or None, one_line(unit) if isinstance(unit, str) else ""
 
 
 def format_progress(progress: Payload) -> str:
-    if not progress:
-        return ""
     amount = parse_amount(progress)
     if amount is None:
-        return one_line(json.dumps(progress, ensure_ascii=False))
-    unit = f" {one_line(amount.unit)}" if amount.unit else ""
-    if amount.total is None:
-        return f"{_format_number(amount.done)}{unit}"
-    return f"{_format_number(amount.done)} of {_format_number(amount.total)}{unit} ({amount.done / amount.total:.0%})"
+        return one_line(json.dumps(progress, ensure_ascii=False)) if progress else ""
+    done, total, unit = amount
+    of_total, share = ("", "") if total is None else (f" of {_format_number(total)}", f" ({done / total:.0%})")
+    return f"{_format_number(done)}{of_total}{f' {unit}' if unit else ''}{share}"
 
 
 def format_time(at: datetime | str | None) -> str:
@@ -88,10 +100,9 @@ def format_time(at: datetime | str | None) -> str:
 def format_duration(seconds: float | None) -> str:
     if seconds is None:
         return ""
-    for size, unit in ((_DAY_SEC, "d"), (_HOUR_SEC, "h"), (_MINUTE_SEC, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+    return next(
+        (f"{seconds / size:.1f} {unit}" for size, unit in _UNITS if seconds >= size), f"{seconds * 1000:.0f} ms"
+    )
 
 
 def format_value(value: Any) -> str:
@@ -102,19 +113,12 @@ def format_value(value: Any) -> str:
 
 
 def format_error(error: str | None) -> str:
-    return one_line(error or "")[:MAX_ERROR_LENGTH]
+    return one_line(error or "")[:_MAX_ERROR_LENGTH]
 
 
 def time_of(field: str) -> Callable[[Payload], str]:
     """A column that shows the time in a field."""
     return lambda item: format_time(item[field])
-
-
-def table_rows(columns: Columns, items: Sequence[Payload]) -> list[list[str]]:
-    return [
-        [format_value(item[cell] if isinstance(cell, str) else cell(item)) for cell in columns.values()]
-        for item in items
-    ]
 
 
 def align_columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -146,14 +150,8 @@ def state_lines(state: Payload) -> list[str]:
     return [f"{name:<10} {value}" for name, value in facts.items() if value]
 
 
-def log_line(line: Payload) -> str:
-    """A line of a job's log after its time, attempt and level."""
-    head = f"{format_time(line['ts'])}  {line['attempt']}  {one_line(line['level']):<8}"
-    return f"{head} {printable(line['line'])}".rstrip()
-
-
 def _parse_number(value: Any) -> float | None:
-    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MAX_AMOUNT
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MAX_AMOUNT
     return float(value) if usable else None
 
 

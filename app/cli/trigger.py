@@ -1,25 +1,35 @@
-"""Command trigger: put a job, or many, into the queue."""
+"""Command trigger: put a job, or with --from a job for each line of a file, into the queue."""
 
 from __future__ import annotations
 
-from typing import IO, TYPE_CHECKING, Any
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import IO, Any, NamedTuple
 from uuid import uuid4
 
 import click
 
-from app.cli.batch import DEFAULT_QUEUE, trigger_lines
+from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
-from app.cli.jobs import watch_and_exit
-from app.cli.parsing import args_options, parse_object, parse_time
-from app.cli.service_options import RemoteService, option_type, service_options
+from app.cli.parsing import args_options, option_type, parse_object, parse_time, without_none
+from app.cli.service_options import RemoteService, remote_command
 from app.cli.text import one_line
-from dataloader.errors import Refused
+from app.cli.watch import watch_and_exit
+from app.wording import format_count
+from dataloader.errors import ClientError, Refused
 
-if TYPE_CHECKING:
-    from dataloader import Client
+DEFAULT_QUEUE = "etl.default"
+MAX_BATCH_LINES = 1_000
+MAX_BATCH_BYTES = 500_000
+_MAX_SHOWN_ERRORS = 50
+_OUTCOME_LABELS = {"created": "created", "exists": "there already", "conflict": "in conflict", "invalid": "invalid"}
 
 
-@click.command(short_help="Put a job, or many, into the queue.")
+@remote_command(short_help="Put a job, or many, into the queue.")
 @click.argument("task", required=False)
 @click.option("--from", "lines", type=click.File("r", encoding="utf-8"), metavar="FILE",
               help="Many jobs: a file with a JSON object on each line, with the API's fields; - is standard input.")  # fmt: skip
@@ -45,7 +55,6 @@ if TYPE_CHECKING:
               help='The delays between attempts, such as {"kind": "fixed", "seconds": 60}.  [default: the task\'s]')  # fmt: skip
 @click.option("--strict", is_flag=True, help="Refuse a job that no live worker would run.")
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
-@service_options
 def trigger(
     service: RemoteService,
     *,
@@ -72,24 +81,32 @@ def trigger(
 
     With --from each line of a file is a job; TASK and the options are defaults of its fields. A line without an
     idempotency key gets the one of --idempotency-key with its number, so the same command again continues an
-    interrupted one. The exit code is 4 if a line was refused.
+    interrupted one. The exit code is 4 if a line was rejected.
 
     \b
       dataloader trigger --from jobs.jsonl --idempotency-key load-2026-11
       make-requests | dataloader trigger load.cbr.rates --from -
     """
-    options = {name: value for name, value in options.items() if value is not None}
+    options = without_none(options)
     if lines is not None:
-        if watching:
-            raise click.UsageError("--watch follows one job; --from triggers many")
-        if strict:
-            raise click.UsageError("--strict is for one job; --from prints the warnings")
-        _trigger_from(service, lines, {"task": task, **options}, idempotency_key)
+        if watching or strict:
+            raise click.UsageError("--watch and --strict are for one job; --from triggers many, and prints warnings")
+        defaults = {name: value for name, value in {"task": task, **options}.items() if value not in (None, {})}
+        _trigger_lines(service, lines, defaults, idempotency_key or f"cli-{uuid4()}")
         return
     if task is None:
         raise click.UsageError("name a TASK, or a file of jobs with --from")
     key = f"cli-{uuid4()}" if idempotency_key is None else idempotency_key
-    job = _trigger_with_defaults(service.client, task, {**options, "idempotency_key": key}, strict=strict)
+    options["idempotency_key"] = key
+    try:
+        job = service.client.trigger(task, strict=strict, **options)
+    except Refused as refused:
+        missing = _missing_defaults(
+            {"task": task, **options}, [(error.field, error.message) for error in refused.errors]
+        )
+        if not missing:
+            raise
+        job = service.client.trigger(task, strict=strict, **options, **missing)
     for warning in job.get("warnings") or ():
         click.echo(f"Warning: {one_line(str(warning))}", err=True)
     first_line = f"Job {job['job_id']} is {job['status']}."
@@ -101,20 +118,132 @@ def trigger(
     service.print_payload({**job, "idempotency_key": key}, first_line, next_line)
 
 
-def _trigger_from(service: RemoteService, lines: IO[str], fields: dict[str, Any], prefix: str | None) -> None:
-    defaults = {name: value for name, value in fields.items() if value not in (None, {})}
-    if "available_at" in defaults:
-        defaults["available_at"] = defaults["available_at"].isoformat()
-    trigger_lines(service, lines, defaults, prefix)
+def _missing_defaults(request: Mapping[str, Any], errors: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return the queue and lock key of a job whose task has none, if the service asks for those and nothing else."""
+    defaults = {"queue": DEFAULT_QUEUE, "lock_key": request.get("task")}
+    missing = {name for name, message in errors if message == "is required" and name not in request}
+    is_all = "task" in request and missing <= defaults.keys() and len(missing) == len(errors)
+    return {name: defaults[name] for name in missing} if is_all else {}
 
 
-def _trigger_with_defaults(client: Client, task: str, options: dict[str, Any], *, strict: bool) -> dict[str, Any]:
-    """Trigger a job with the task's queue and lock key, or, where it has none, with those of the command line."""
-    defaults: dict[str, Any] = {"queue": DEFAULT_QUEUE, "lock_key": task}
-    try:
-        return client.trigger(task, strict=strict, **options)
-    except Refused as refused:
-        missing = {error.field for error in refused.errors if error.message == "is required"}
-        if not missing or not missing <= defaults.keys() or missing & options.keys():
+@dataclass
+class _Totals:
+    outcomes: Counter[str] = field(default_factory=Counter)
+    rejected: list[dict[str, Any]] = field(default_factory=list)
+    byte_count: int = 0
+    warnings: set[str] = field(default_factory=set)
+
+    def summary(self) -> str:
+        parts = [f"{self.outcomes[name]:,} {label}" for name, label in _OUTCOME_LABELS.items() if self.outcomes[name]]
+        return ", ".join(parts) or "no jobs"
+
+
+class _InputLine(NamedTuple):
+    number: int
+    byte_count: int
+    request: dict[str, Any] | str  # text: why the line is invalid
+
+
+def _trigger_lines(service: RemoteService, lines: IO[str], defaults: Mapping[str, Any], prefix: str) -> None:
+    """Put a job for each line into the queue. Fields of a line override `defaults`."""
+    from app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
+
+    totals = _Totals()
+    with closing(render.BatchProgressView(_file_size(lines))) as view:
+        try:
+            for batch in _split_batches(_read_lines(lines, defaults, prefix)):
+                _send_batch(service, batch, totals, view.print_notice)
+                view.show(totals.byte_count, totals.summary())
+        except (ClientError, KeyboardInterrupt):
+            view.print_notice(
+                f"Ended early: {totals.summary()}. To continue: the same command with --idempotency-key {prefix}"
+            )
             raise
-        return client.trigger(task, strict=strict, **options, **{name: defaults[name] for name in missing})
+    payload = {
+        "lines": sum(totals.outcomes.values()),
+        **{name: totals.outcomes[name] for name in _OUTCOME_LABELS},
+        "idempotency_key": prefix,
+        "rejected": totals.rejected,
+        "warnings": sorted(totals.warnings),
+    }
+    hidden = len(totals.rejected) - _MAX_SHOWN_ERRORS
+    more = [f"{format_count(hidden, 'more rejected line')} not shown."] if hidden > 0 else []
+    service.print_payload(payload, f"{totals.summary()}.", *more)
+    if totals.rejected:
+        click.get_current_context().exit(ExitCode.REFUSED)
+
+
+def _file_size(lines: IO[str]) -> int | None:
+    try:
+        return os.fstat(lines.fileno()).st_size or None
+    except (OSError, ValueError):
+        return None
+
+
+def _read_lines(lines: IO[str], defaults: Mapping[str, Any], prefix: str) -> Iterator[_InputLine]:
+    try:
+        for number, text in enumerate(lines, 1):
+            if text.strip():
+                yield _InputLine(number, len(text.encode()), _build_request(text, defaults, f"{prefix}:{number}"))
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"{lines.name} is not UTF-8: {error}", param_hint="--from") from error
+
+
+def _build_request(text: str, defaults: Mapping[str, Any], key: str) -> dict[str, Any] | str:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return f"it is not JSON: {error}"
+    if not isinstance(fields, dict):
+        return "it is not a JSON object"
+    request = {"idempotency_key": key, **defaults, **fields}
+    if isinstance(fields.get("args"), dict):
+        request["args"] = {**defaults.get("args", {}), **fields["args"]}
+    return request
+
+
+def _split_batches(lines: Iterator[_InputLine]) -> Iterator[list[_InputLine]]:
+    batch: list[_InputLine] = []
+    byte_count = 0
+    for line in lines:
+        if batch and (len(batch) == MAX_BATCH_LINES or byte_count + line.byte_count > MAX_BATCH_BYTES):
+            yield batch
+            batch, byte_count = [], 0
+        batch.append(line)
+        byte_count += line.byte_count
+    if batch:
+        yield batch
+
+
+def _send_batch(
+    service: RemoteService, batch: list[_InputLine], totals: _Totals, print_notice: Callable[[str], None]
+) -> None:
+    """Trigger the jobs of a batch; those whose task has no queue or lock key again, with the command line's."""
+
+    def trigger(requests: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        if not requests:
+            return {}
+        payload = service.client.trigger_many(list(requests.values()))
+        for warning in payload.get("warnings") or ():
+            if warning not in totals.warnings and not service.as_json:
+                print_notice(f"Warning: {one_line(str(warning))}")
+            totals.warnings.add(str(warning))
+        return dict(zip(requests, payload["items"], strict=True))
+
+    requests = {line.number: line.request for line in batch if isinstance(line.request, dict)}
+    items, incomplete = trigger(requests), {}
+    for number, item in items.items():
+        errors = [(error["field"], error["message"]) for error in (item["problem"] or {}).get("errors") or ()]
+        if missing := _missing_defaults(requests[number], errors):
+            incomplete[number] = {**requests[number], **missing}
+    items |= trigger(incomplete)
+    for line in batch:
+        item = items.get(line.number) or {"outcome": "invalid", "problem": {"detail": str(line.request)}}
+        totals.outcomes[item["outcome"]] += 1
+        totals.byte_count += line.byte_count
+        if item["outcome"] not in ("created", "exists"):
+            problem = item["problem"] or {}
+            detail = str(problem.get("detail") or problem.get("code"))
+            totals.rejected.append({"line": line.number, "outcome": item["outcome"], "detail": detail})
+            if len(totals.rejected) <= _MAX_SHOWN_ERRORS and not service.as_json:
+                print_notice(f"line {line.number}: {detail}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import click
@@ -17,6 +17,7 @@ from dataloader.errors import Refused, ServiceUnavailable
 
 if TYPE_CHECKING:
     from app.cli.render import BarView
+    from app.cli.service_options import RemoteService
     from dataloader import Client
 
 
@@ -52,50 +53,45 @@ class OutageNotice:
     """Prints why the service does not answer, each new reason once: a silent prompt looks like a hang."""
 
     def __init__(self, ending: str, print_line: Callable[[str], None]) -> None:
-        self._ending, self._print_line, self._last_reason = ending, print_line, ""
+        self._ending, self._print_line, self.last_reason = ending, print_line, ""
 
     def __call__(self, outage: ServiceUnavailable) -> None:
-        if str(outage) != self._last_reason:
-            self._last_reason = str(outage)
+        if str(outage) != self.last_reason:
+            self.last_reason = str(outage)
             self._print_line(f"{outage}; {self._ending}")
 
-    def clear(self) -> None:
-        self._last_reason = ""
 
-
-def watch_until_final(
-    client: Client, job_id: UUID, view: LineView | BarView, *, url_hint: str = ""
-) -> text.Payload | None:
-    """Show the job until it is final, and return its last state; None after Ctrl-C, which leaves the job alone."""
+def watch_until_final(client: Client, job_id: UUID, view: LineView | BarView) -> text.Payload:
+    """Show the job until it is final, and return its last state."""
     notice = OutageNotice("still watching", view.print_notice)
-    state: text.Payload | None = None
-    try:
-        with closing(view):
-            for state in client.watch(job_id, on_outage=notice):
-                notice.clear()
-                view.show(state)
-    except KeyboardInterrupt:
-        click.echo(
-            f"\nStopped watching; job {job_id} continues.\n"
-            f"  watch it again:  {dataloader_command()} status {job_id} --watch{url_hint}\n"
-            f"  cancel it:       {dataloader_command()} cancel {job_id}{url_hint}",
-            err=True,
-        )
-        return None
+    with closing(view):
+        for state in client.watch(job_id, on_outage=notice):
+            notice.last_reason = ""
+            view.show(state)
     return state
 
 
-def fetch_result(client: Client, state: text.Payload) -> Any:
-    """Return the result of a succeeded job; None if it has none, or if the caller's key may not read it."""
-    if state["status"] != "succeeded":
-        return None
+def watch_and_exit(service: RemoteService, job_id: UUID, **extra: str) -> None:
+    """Watch a job, and exit with the code of its outcome. `extra` goes into the JSON answer."""
+    context = click.get_current_context()
     try:
-        return client.job(state["job_id"]).get("result")
-    except (Refused, ServiceUnavailable):
-        return None  # the status is known and shown; a key with the scope `trigger` alone cannot read more
-
-
-def exit_code_of(state: text.Payload | None) -> ExitCode:
-    if state is None:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK if state["status"] == "succeeded" else ExitCode.FAILURE
+        state = dict(watch_until_final(service.client, job_id, choose_view(as_json=service.as_json)))
+    except KeyboardInterrupt:  # it leaves the job alone
+        command = dataloader_command()
+        click.echo(
+            f"\nStopped watching; job {job_id} continues.\n"
+            f"  watch it again:  {command} status {job_id} --watch{service.url_hint}\n"
+            f"  cancel it:       {command} cancel {job_id}{service.url_hint}",
+            err=True,
+        )
+        context.exit(ExitCode.INTERRUPTED)
+    if has_succeeded := state["status"] == "succeeded":
+        with suppress(Refused, ServiceUnavailable):  # a key with the scope `trigger` alone cannot read more
+            state["result"] = service.client.job(state["job_id"]).get("result")
+    if state.get("result") is None:
+        state.pop("result", None)
+    elif not service.as_json:
+        click.echo(f"result: {text.json_line(state['result'])}")
+    if service.as_json:
+        click.echo(text.json_text({**state, **extra}))
+    context.exit(ExitCode.OK if has_succeeded else ExitCode.FAILURE)

@@ -8,44 +8,51 @@ from uuid import UUID
 import click
 
 from app.cli import text
-from app.cli.service_options import RemoteService, service_options
+from app.cli.parsing import limit_option, without_none
+from app.cli.service_options import RemoteGroup, RemoteService
 
 EVENTS = ("job.succeeded", "job.failed", "job.canceled", "job.lost", "job.retrying", "alert.firing", "alert.resolved")
 DELIVERY_STATES = ("pending", "delivered", "failed")
-WEBHOOK_COLUMNS: text.Columns = {
-    "webhook": "webhook_id",
-    "state": lambda webhook: "on" if webhook["active"] else f"off: {webhook['disabled_reason']}",
-    "failures": "failures",
-    "queue": "queue",
-    "task": "task",
-    "events": lambda webhook: " ".join(webhook["events"]),
-    "url": "url",
-}
-DELIVERY_COLUMNS: text.Columns = {
-    "delivery": "delivery_id",
-    "state": "state",
-    "attempts": "attempts",
-    "event": "event",
-    "job": "job_id",
-    "error": "error",
-}
+_WEBHOOKS = text.Table(
+    {
+        "webhook": "webhook_id",
+        "state": lambda webhook: "on" if webhook["active"] else f"off: {webhook['disabled_reason']}",
+        "failures": "failures",
+        "queue": "queue",
+        "task": "task",
+        "events": lambda webhook: " ".join(webhook["events"]),
+        "url": "url",
+    },
+    uncut=("webhook",),
+    empty_message="No webhooks.",
+)
+_DELIVERIES = text.Table(
+    {
+        "delivery": "delivery_id",
+        "state": "state",
+        "attempts": "attempts",
+        "event": "event",
+        "job": "job_id",
+        "error": "error",
+    },
+    uncut=("delivery", "state"),
+    empty_message="No deliveries match.",
+)
 _PATH = "/api/v1/webhooks"
 _MAX_ERROR_LENGTH = 60
 webhook_argument = click.argument("webhook_id", type=click.UUID)
 delivery_argument = click.argument("delivery_id", type=click.UUID)
 
 
-@click.group(short_help="Manage webhooks.")
+@click.group(cls=RemoteGroup, short_help="Manage webhooks.")
 def webhooks() -> None:
     """Manage webhooks: requests to other services when jobs end or alerts fire."""
 
 
 @webhooks.command("list", short_help="List the webhooks.")
-@service_options
 def webhooks_list(service: RemoteService) -> None:
     """List the webhooks, oldest first."""
-    payload = service.get(_PATH)
-    service.print_table(payload, WEBHOOK_COLUMNS, payload["webhooks"], uncut=("webhook",), empty_message="No webhooks.")
+    service.print_list(service.get(_PATH), "webhooks", _WEBHOOKS)
 
 
 @webhooks.command("add", short_help="Add a webhook.")
@@ -55,11 +62,9 @@ def webhooks_list(service: RemoteService) -> None:
 @click.option("--queue", help="Only events of jobs in this queue.")
 @click.option("--task", help="Only events of jobs of this task.")
 @click.option("--description", help="What it is for.")
-@service_options
 def webhooks_add(service: RemoteService, *, to: str, events: tuple[str, ...], **options: Any) -> None:
     """Add a webhook that sends every end of a job, or the given events, to ADDRESS. The secret is shown only now."""
-    options |= {"url": to, "events": events or None}
-    webhook = service.post(_PATH, {name: value for name, value in options.items() if value is not None})
+    webhook = service.post(_PATH, without_none({**options, "url": to, "events": events or None}))
     service.print_payload(webhook, f"webhook {webhook['webhook_id']}", f"secret  {webhook['secret']}")
 
 
@@ -72,7 +77,6 @@ def webhooks_add(service: RemoteService, *, to: str, events: tuple[str, ...], **
 @click.option("--task", help="Only events of jobs of this task; '' for all.")
 @click.option("--description", help="What it is for.")
 @click.option("--on/--off", "active", default=None, help="Switch it on or off.")
-@service_options
 def webhooks_edit(
     service: RemoteService, *, webhook_id: UUID, to: str | None, events: tuple[str, ...], **changes: Any
 ) -> None:
@@ -83,7 +87,6 @@ def webhooks_edit(
 
 @webhooks.command("remove", short_help="Remove a webhook.")
 @webhook_argument
-@service_options
 def webhooks_remove(service: RemoteService, *, webhook_id: UUID) -> None:
     """Remove a webhook, with its deliveries and their log."""
     service.delete(f"{_PATH}/{webhook_id}")
@@ -94,7 +97,6 @@ def webhooks_remove(service: RemoteService, *, webhook_id: UUID) -> None:
 @webhook_argument
 @click.option("--overlap", type=click.IntRange(min=0), default=86_400, show_default=True, metavar="SECONDS",
               help="How long requests are also signed with the old secret.")  # fmt: skip
-@service_options
 def webhooks_rotate(service: RemoteService, *, webhook_id: UUID, overlap: int) -> None:
     """Replace the secret of a webhook. The new one is shown only now."""
     webhook = service.post(f"{_PATH}/{webhook_id}/rotate", {"overlap_sec": overlap})
@@ -103,7 +105,6 @@ def webhooks_rotate(service: RemoteService, *, webhook_id: UUID, overlap: int) -
 
 @webhooks.command("ping", short_help="Send a test event to a webhook.")
 @webhook_argument
-@service_options
 def webhooks_ping(service: RemoteService, *, webhook_id: UUID) -> None:
     """Send the event webhook.ping to a webhook; a worker process sends it."""
     delivery_id = service.post(f"{_PATH}/{webhook_id}/ping")["delivery_id"]
@@ -116,38 +117,27 @@ def webhooks_ping(service: RemoteService, *, webhook_id: UUID) -> None:
 @click.option("--webhook", "webhook_id", type=click.UUID, help="Only deliveries to this webhook.")
 @click.option("--job", "job_id", type=click.UUID, help="Only deliveries about this job.")
 @click.option("--state", type=click.Choice(DELIVERY_STATES), help="Only deliveries in this state.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="List at most this many.")
-@service_options
+@limit_option
 def webhooks_deliveries(service: RemoteService, **query: Any) -> None:
     """List deliveries, newest first."""
-    payload = service.get("/api/v1/deliveries", **query)
-    service.print_table(
-        payload,
-        DELIVERY_COLUMNS,
-        payload["deliveries"],
-        uncut=("delivery", "state"),
-        empty_message="No deliveries match.",
-    )
+    service.print_list(service.get("/api/v1/deliveries", **query), "deliveries", _DELIVERIES)
 
 
 @webhooks.command("delivery", short_help="Show a delivery.")
 @delivery_argument
-@service_options
 def webhooks_delivery(service: RemoteService, *, delivery_id: UUID) -> None:
     """Show a delivery: each attempt, and the receiver's response."""
     delivery = service.get(f"/api/v1/deliveries/{delivery_id}")
     head = f"{delivery['event']} to {delivery['url']}: {delivery['state']}"
-    service.print_payload(delivery, head, *map(_attempt_line, delivery["attempt_log"]))
-
-
-def _attempt_line(attempt: text.Payload) -> str:
-    response = text.one_line(attempt["error"] or attempt["response"])[:_MAX_ERROR_LENGTH]
-    return f"{text.format_time(attempt['at'])}  {attempt['status'] or '-'}  {attempt['duration_ms']:.0f} ms  {response}"
+    lines = []
+    for attempt in delivery["attempt_log"]:
+        times = f"{text.format_time(attempt['at'])}  {attempt['status'] or '-'}  {attempt['duration_ms']:.0f} ms"
+        lines.append(f"{times}  {text.one_line(attempt['error'] or attempt['response'])[:_MAX_ERROR_LENGTH]}")
+    service.print_payload(delivery, head, *lines)
 
 
 @webhooks.command("redeliver", short_help="Send a delivery again.")
 @delivery_argument
-@service_options
 def webhooks_redeliver(service: RemoteService, *, delivery_id: UUID) -> None:
     """Send a delivery again, under the same id, with retries for a day as if it were new."""
     service.post(f"/api/v1/deliveries/{delivery_id}/redeliver")

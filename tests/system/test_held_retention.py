@@ -91,7 +91,7 @@ def test_upgrade_from_version_0_deletes_nothing_until_asked(old, tmp_path):
 def test_migrate_as_json_has_what_is_held(old):
     shown = json.loads(migrate(old, "--json"))
 
-    assert (shown["found"], shown["retention_held"], shown["jobs_held"]) == (0, True, JOBS)
+    assert (shown["version_before"], shown["retention_held"], shown["jobs_held"]) == (0, True, JOBS)
 
 
 def test_new_installation_is_not_held(dsn, tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from app.cli import batch
+from app.cli import trigger
 from app.cli.command import cli
 from app.db.pool import Pool
 from app.queue.jobs import JobQueue
@@ -73,11 +73,11 @@ def test_refused_lines_are_named_and_the_others_done(sent, queue):
     ):
         assert said in shown.stderr
     told = json.loads(run(lines, "--json").stdout)
-    assert (told["lines"], told["invalid"], [one["line"] for one in told["refused"]]) == (5, 4, [1, 2, 3, 5])
+    assert (told["lines"], told["invalid"], [one["line"] for one in told["rejected"]]) == (5, 4, [1, 2, 3, 5])
 
 
 def test_the_same_command_goes_on_where_it_was_interrupted(sent, queue, monkeypatch):
-    monkeypatch.setattr(batch, "MAX_BATCH_LINES", 2)
+    monkeypatch.setattr(trigger, "MAX_BATCH_LINES", 2)
     lines = [{"task": "t", "queue": "q", "lock_key": f"k{n}"} for n in range(5)]
 
     def away_after_two(_: Any) -> str:
@@ -85,7 +85,7 @@ def test_the_same_command_goes_on_where_it_was_interrupted(sent, queue, monkeypa
         return "2 created"
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch._Totals, "summary", away_after_two)
+        patched.setattr(trigger._Totals, "summary", away_after_two)
         broken = run(lines, "--idempotency-key", "load-1")
     assert broken.exit_code == 69
     assert "To continue: the same command with --idempotency-key load-1" in broken.stderr
@@ -100,7 +100,7 @@ def test_the_same_command_goes_on_where_it_was_interrupted(sent, queue, monkeypa
 
 
 def test_long_lines_make_smaller_batches(sent, monkeypatch):
-    monkeypatch.setattr(batch, "MAX_BATCH_BYTES", 300)
+    monkeypatch.setattr(trigger, "MAX_BATCH_BYTES", 300)
 
     run([{"task": "t", "queue": "q", "lock_key": "k" * 100} for _ in range(5)])
 

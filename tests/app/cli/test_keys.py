@@ -12,10 +12,9 @@ from click.testing import CliRunner
 
 from app.admin.api_keys import ApiKeys
 from app.admin.audit import AuditLog
-from app.cli.audit import AUDIT_COLUMNS
+from app.cli.admin import AUDIT_LOG
 from app.cli.command import cli
-from app.cli.keys import parse_lifetime
-from app.cli.text import table_rows
+from app.cli.parsing import parse_duration
 from app.db.pool import Pool
 from tests.app.cli.fake_service import problem
 
@@ -115,7 +114,7 @@ def test_without_any_key_the_list_says_what_that_means(run):
 
 @pytest.mark.parametrize(("told", "seconds"), [("90m", 5400), ("12h", 43_200), ("1d", 86_400), ("52w", 31_449_600)])
 def test_a_span(told, seconds):
-    assert parse_lifetime(told) == seconds
+    assert parse_duration(told) == seconds
 
 
 def test_a_key_on_the_command_line_is_refused_and_not_repeated(run):
@@ -163,7 +162,7 @@ def test_an_audit_line_is_shown_as_what_changed():
         "before": {"priority": 1, "task": "a"}, "after": {"priority": 2, "task": "b"},
     }  # fmt: skip
 
-    (row,) = table_rows(AUDIT_COLUMNS, [line])
+    (row,) = AUDIT_LOG.rows([line])
 
     assert row[2] == "a [31m"
     assert row[5] == "priority 1 → 2, task a → b"

@@ -136,7 +136,7 @@ def test_migrate_says_what_it_found_and_did(run, wiring):
 def test_migrate_answers_in_json(run, wiring):
     wiring.answer = Migration("s", 1, 3, ("a step",))
 
-    assert json.loads(run("migrate", "--json").stdout) == {"found": 1, "now": 3, "steps": ["a step"]}
+    assert json.loads(run("migrate", "--json").stdout) == {"version_before": 1, "version_after": 3, "steps": ["a step"]}
 
 
 @pytest.mark.parametrize(

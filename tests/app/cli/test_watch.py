@@ -4,7 +4,6 @@ import signal
 from uuid import UUID
 
 from app.cli import watch
-from app.cli.exit_codes import ExitCode
 from dataloader import Client
 from tests.app.cli.fake_service import BUSY
 from tests.support import Process
@@ -60,7 +59,7 @@ def test_an_outage_is_told_once_and_outlived(service, capsys):
     state = watch.watch_until_final(client, UUID(job_id), watch.LineView())
 
     shown = capsys.readouterr()
-    assert watch.exit_code_of(state) is ExitCode.OK
+    assert state["status"] == "succeeded"
     assert shown.err.count("still watching") == 2
     assert shown.out.splitlines() == ["running, attempt 1", "running, attempt 1, 3", "succeeded, attempt 1, 3"]
 
@@ -73,7 +72,7 @@ def test_a_change_that_nobody_can_see_is_no_line(service, capsys):
 
     state = watch.watch_until_final(client, UUID(job_id), watch.LineView())
 
-    assert watch.exit_code_of(state) is ExitCode.FAILURE
+    assert state["status"] == "lost"
     assert capsys.readouterr().out.splitlines() == ["running, attempt 1", "lost, attempt 1"]
 
 

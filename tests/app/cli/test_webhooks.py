@@ -134,7 +134,7 @@ def test_doctor_sorts_by_severity_and_exits_with_worst(doctor: Callable[..., Res
     told = json.loads(said.output)
     assert {short.exit_code, whole.exit_code, said.exit_code} == {1}, "the tests' own server has fsync off"
     assert told["worst"] == told["findings"][0]["severity"] == "error"
-    assert told["findings"][0].keys() == {"check", "severity", "message", "told", "remedy", "facts"}
+    assert told["findings"][0].keys() == {"check", "severity", "message", "remedy", "facts"}
     assert short.output.splitlines()[0].startswith("ERROR")
     assert "--all shows them" in short.output
     assert "That was all." in whole.output
