@@ -1,37 +1,213 @@
-"""What pipelines import: `register`, `Context`, `Stop`, `Progress`, `Checkpoint`, and the registry."""
+"""What pipelines import: `register`, `Context`, `Stop`, `Progress`, `Checkpoint`; and the tasks of a process, by name."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any, TypeVar
+
 from pipelines.context import Args, Checkpoint, Context, ContextLog, Progress, Stop, StopReason
-from pipelines.discovery import load_tasks
-from pipelines.options import Command, Isolation, TaskOptions
-from pipelines.registry import Pipelines, TaskConflict, register, registry
-from pipelines.retry import Fail, Snooze
+from pipelines.job_args import secret_name
+from pipelines.retry import DEFAULT, ErrorMatcher, Fail, Policy, RetryAction, Rule, Rules, Snooze
 from pipelines.retry import policy_from_json as read_policy
 from pipelines.retry import policy_to_json as show_policy
-from pipelines.task import Task, TaskKind, task_from_callable
+from pipelines.task import Command, Isolation, Task, TaskKind, TaskOptions, task_from_callable, task_from_command
 
 __all__ = [
-    "Args",
-    "Checkpoint",
-    "Command",
-    "Context",
-    "ContextLog",
-    "Fail",
-    "Isolation",
-    "Pipelines",
-    "Progress",
-    "Snooze",
-    "Stop",
-    "StopReason",
-    "Task",
-    "TaskConflict",
-    "TaskKind",
-    "TaskOptions",
-    "load_tasks",
-    "read_policy",
-    "register",
-    "registry",
-    "show_policy",
-    "task_from_callable",
+    "Args", "Checkpoint", "Command", "Context", "ContextLog", "Fail", "Isolation", "Pipelines", "Progress", "Snooze",
+    "Stop", "StopReason", "Task", "TaskConflict", "TaskKind", "TaskOptions", "load_tasks", "read_policy", "register",
+    "registry", "show_policy", "task_from_callable",
 ]  # fmt: skip
+
+_MAX_NAME_LENGTH = 200
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class TaskConflict(ValueError):
+    """Two callables are registered by one name."""
+
+
+class Pipelines:
+    """Registered tasks."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task] = {}
+
+    def register(  # noqa: PLR0913 - the options of the contract
+        self,
+        name: str,
+        *,
+        spread: bool | None = None,
+        args: Any = None,
+        retry: Policy = DEFAULT,
+        no_retry: Sequence[ErrorMatcher] = (),
+        rules: Mapping[ErrorMatcher, Rule] | None = None,
+        time_limit: float | None = None,
+        isolation: Isolation = "thread",
+        interrupt: bool = False,
+        queue: str | None = None,
+        lock_key: str | None = None,
+        memory_mb: int | None = None,
+        cpu_sec: int | None = None,
+        connection_check: bool = True,
+        argv: Sequence[str] | None = None,
+    ) -> Callable[[F], F]:
+        """Register a callable as a task. The decorator returns the callable unchanged.
+
+        It is called with the job's `args` object, and with the context if its second parameter is named `ctx` or
+        `context` or annotated `Context`. A callable with several required parameters gets `args` as keyword arguments;
+        `spread=True` asks for that where it cannot be inferred, as with `def load(customer_id)`. With a pydantic model
+        as `args`, a first parameter that is annotated with it gets the model instead of the object.
+
+        A `main()` that parses a command line gets `argv`, in which `{date}` is replaced by that argument of the job. It
+        is called without arguments, or with that list if it has a required parameter.
+        """
+        _check_name(name)
+        if isinstance(argv, str):
+            raise TypeError(f"argv is a list, such as [{argv!r}]")
+        options = TaskOptions(
+            args=args,
+            retry=retry,
+            rules=_merge_rules(no_retry, rules),
+            time_limit=time_limit,
+            isolation=isolation,
+            interrupt=interrupt,
+            queue=queue,
+            lock_key=lock_key,
+            memory_mb=memory_mb,
+            cpu_sec=cpu_sec,
+            connection_check=connection_check,
+            argv=None if argv is None else tuple(argv),
+        )
+
+        def decorate(call: F) -> F:
+            self.add(replace(task_from_callable(name, call, spread=spread), options=options))
+            return call
+
+        return decorate
+
+    def command(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, Any] | None = None,
+        inherit: Sequence[str] = (),
+        no_retry: Sequence[ErrorMatcher] = (),
+        rules: Mapping[ErrorMatcher, Rule] | None = None,
+        **options: Any,
+    ) -> Task:
+        """Register a program as a task: `{date}` in an item of `argv` is replaced by that argument of the job. The other
+        options are those of `register`.
+
+        Its environment is the worker's without the settings of dataloader and libpq (`DL_…`, `PG…`), except those that
+        `inherit` names, and with `env`, in which `{"$secret": "name"}` is replaced by that secret."""
+        _check_name(name)
+        if isinstance(argv, str):
+            raise TypeError("a command is a list of texts: no shell parses it")
+        if options.keys() & {"spread", "argv"} or options.get("isolation", "process") != "process":
+            raise ValueError("a command always has a process of its own, and names its arguments itself")
+        task_options = TaskOptions(**{**options, "isolation": "process", "rules": _merge_rules(no_retry, rules)})
+        secrets = {name: str(secret_name(value)) for name, value in (env or {}).items() if isinstance(value, Mapping)}
+        plain = {name: value for name, value in (env or {}).items() if name not in secrets}
+        task = task_from_command(name, Command(tuple(argv), cwd, plain, secrets, tuple(inherit)), task_options)
+        self.add(task)
+        return task
+
+    def add(self, task: Task) -> None:
+        known = self._tasks.get(task.name)
+        if known is not None and (known.command, _origin(known)) != (task.command, _origin(task)):
+            raise TaskConflict(f"task {task.name!r} is registered twice: by {_origin(known)} and by {_origin(task)}")
+        self._tasks[task.name] = task
+
+    def get(self, name: str) -> Task | None:
+        return self._tasks.get(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._tasks))
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter([self._tasks[name] for name in self.names])
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+
+def _check_name(name: str) -> None:
+    if not name or len(name) > _MAX_NAME_LENGTH:
+        raise ValueError(f"a task's name has 1 to {_MAX_NAME_LENGTH} characters, not {len(name)}")
+
+
+def _merge_rules(no_retry: Sequence[ErrorMatcher], rules: Mapping[ErrorMatcher, Rule] | None) -> Rules:
+    if isinstance(no_retry, str):
+        raise TypeError(f"no_retry is a list, such as [{no_retry!r}]")
+    return Rules((*((matcher, RetryAction.FAIL) for matcher in no_retry), *(rules or {}).items()))
+
+
+def _origin(task: Task) -> str:
+    """Where the task comes from: a module that is imported again registers the same tasks again."""
+    if task.command is not None:
+        return f"the command {' '.join(task.command.argv)}"
+    return f"{getattr(task.call, '__module__', '?')}.{getattr(task.call, '__qualname__', repr(task.call))}"
+
+
+registry = Pipelines()
+register = registry.register
+
+
+def load_tasks(
+    packages: Iterable[str], tasks: Mapping[str, Any] | None = None, *, known_tasks: Pipelines = registry
+) -> dict[str, str]:
+    """Import all modules of the packages, which registers their tasks; then register `tasks`: each is a dotted path
+    such as `company.loads:rates`, or an object with `call` (such a path) or `command`, and options.
+
+    Return the traceback of each module, and of each `task NAME`, that cannot be loaded; the others are loaded.
+    """
+    failures: dict[str, str] = {}
+    for package in packages:
+        for name in _module_names(package, failures):
+            try:
+                importlib.import_module(name)
+            except Exception:  # for the module's author to read
+                failures[name] = traceback.format_exc()
+    for name, definition in (tasks or {}).items():
+        try:
+            _register_task(name, definition, known_tasks)
+        except Exception:
+            failures[f"task {name}"] = traceback.format_exc()
+    return failures
+
+
+def _module_names(package: str, failures: dict[str, str]) -> Iterator[str]:
+    try:
+        root = importlib.import_module(package)
+    except Exception:
+        failures[package] = traceback.format_exc()
+        return
+    yield package
+    for module in pkgutil.walk_packages(getattr(root, "__path__", []), package + ".", onerror=lambda _: None):
+        if not module.name.endswith(".__main__"):
+            yield module.name
+
+
+def _register_task(name: str, definition: Any, known_tasks: Pipelines) -> None:
+    options: dict[str, Any] = {"call": definition} if isinstance(definition, str) else dict(definition)
+    if "retry" in options:
+        options["retry"] = read_policy(options["retry"])
+    if "command" in options:
+        known_tasks.command(name, options.pop("command"), **options)
+        return
+    path = options.pop("call")
+    module, _, names = path.partition(":") if ":" in path else path.rpartition(".")
+    if not module or not names:
+        raise ValueError(f"{path!r} names no callable; expected a path such as company.loads:rates")
+    root: Any = importlib.import_module(module)
+    call = reduce(getattr, names.split("."), root)
+    options.setdefault("isolation", "process")  # it may have no safe points: only a process can always be stopped
+    known_tasks.register(name, **options)(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -123,59 +123,34 @@ class Rules:
 
     def __post_init__(self) -> None:
         for matcher, rule in self.entries:
-            _check_matcher(matcher)
-            _check_rule(rule)
+            is_class = isinstance(matcher, type) and issubclass(matcher, BaseException)
+            if not is_class and not (isinstance(matcher, str) and matcher.strip()):
+                raise TypeError(f"{matcher!r} is neither an exception class nor the name of one nor a SQLSTATE")
+            is_seconds = isinstance(rule, int | float) and not isinstance(rule, bool) and 0 <= rule <= _MAX_DELAY_SEC
+            if not is_seconds and rule not in (RetryAction.RETRY, RetryAction.FAIL):
+                limit = f"{_MAX_DELAY_SEC:.0f}"
+                raise ValueError(f"{rule!r} is not a rule: 'retry', 'fail', or from 0 to {limit} seconds to snooze")
 
     def rule_for(self, error: BaseException) -> Rule | None:
         return next((rule for matcher, rule in self.entries if _matches(matcher, error)), None)
 
 
-def _check_matcher(matcher: object) -> None:
-    named = isinstance(matcher, str) and matcher.strip() != ""
-    if not named and not (isinstance(matcher, type) and issubclass(matcher, BaseException)):
-        raise TypeError(f"{matcher!r} is neither an exception class nor the name of one nor a SQLSTATE")
-
-
-def _check_rule(rule: object) -> None:
-    known = isinstance(rule, str) and rule in (RetryAction.RETRY, RetryAction.FAIL)
-    seconds = isinstance(rule, int | float) and not isinstance(rule, bool) and 0 <= rule <= _MAX_DELAY_SEC
-    if not known and not seconds:
-        raise ValueError(
-            f"{rule!r} is not a rule: 'retry', 'fail', or from 0 to {_MAX_DELAY_SEC:.0f} seconds to snooze"
-        )
-
-
 def _matches(matcher: ErrorMatcher, error: BaseException) -> bool:
     if not isinstance(matcher, str):
         return isinstance(error, matcher)
-    return matcher in _class_names(error) or _has_sqlstate(error, matcher) or isinstance(error, _classes_named(matcher))
-
-
-def _class_names(error: BaseException) -> Iterator[str]:
-    for kind in type(error).__mro__:
-        yield kind.__name__
-        yield f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _has_sqlstate(error: BaseException, prefix: str) -> bool:
-    code = getattr(error, "pgcode", None) or getattr(error, "sqlstate", None)
-    return isinstance(code, str) and len(prefix) >= _MIN_SQLSTATE_LENGTH and code.startswith(prefix)
-
-
-def _classes_named(dotted_name: str) -> tuple[type[Any], ...]:
-    """The class that a module exports by this name, such as `requests.Timeout`; its own name may differ."""
-    module, _, name = dotted_name.rpartition(".")
+    if any(matcher in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}") for kind in type(error).__mro__):
+        return True
+    sqlstate = getattr(error, "pgcode", None) or getattr(error, "sqlstate", None)
+    if isinstance(sqlstate, str) and len(matcher) >= _MIN_SQLSTATE_LENGTH and sqlstate.startswith(matcher):
+        return True
+    # A class that a module exports by this name, such as `requests.Timeout`; its own name may differ.
+    module, _, name = matcher.rpartition(".")
     exported = getattr(sys.modules.get(module), name, None)
-    return (exported,) if isinstance(exported, type) else ()
+    return isinstance(exported, type) and isinstance(error, exported)
 
 
 def decide(
-    error: BaseException,
-    *,
-    attempt: int,
-    max_attempts: int,
-    policy: Policy = DEFAULT,
-    rules: Rules = Rules(),
+    error: BaseException, *, attempt: int, max_attempts: int, policy: Policy = DEFAULT, rules: Rules = Rules()
 ) -> RetryDecision:
     """Decide what to do after a failed attempt. An error's `retry_after` is respected; one that is `permanent` fails the
     job, unless a rule says otherwise."""
@@ -189,16 +164,11 @@ def decide(
     is_permanent = rule == RetryAction.FAIL or (rule is None and getattr(error, "permanent", False) is True)
     if is_permanent or attempt >= max_attempts:
         return RetryDecision(RetryAction.FAIL)
-    return RetryDecision(
-        RetryAction.RETRY, _bounded_delay(max(_policy_delay(policy, attempt), _requested_delay(error)))
-    )
-
-
-def _policy_delay(policy: Policy, attempt: int) -> float:
     try:
-        return _bounded_delay(float(policy.pause(attempt)))
+        delay = _bounded_delay(float(policy.pause(attempt)))
     except Exception:  # an error in an author's policy must not prevent the decision
-        return DEFAULT.pause(attempt)
+        delay = DEFAULT.pause(attempt)
+    return RetryDecision(RetryAction.RETRY, _bounded_delay(max(delay, _requested_delay(error))))
 
 
 def _requested_delay(error: BaseException) -> float:
@@ -230,20 +200,17 @@ def policy_from_json(raw: Any) -> Policy:
     make, known = _POLICIES_BY_KIND[kind]
     if set(raw) - {"kind", *known}:
         raise ValueError(f"a {kind} policy has only the fields {', '.join(known)}")
-    values = {name: _parse_value(name, raw[name], is_list=make is Table) for name in known if name in raw}
+    values: dict[str, Any] = {name: raw[name] for name in known if name in raw}
+    if make is Table:
+        if not isinstance(values.get("seconds"), list) or not values["seconds"]:
+            raise ValueError("seconds must be a list of numbers")
+        return Table(tuple(_parse_number("seconds", item) for item in values["seconds"]))
+    values = {name: _parse_number(name, value) for name, value in values.items()}
     try:
         policy: Policy = make(**values)
     except TypeError as error:
         raise ValueError(f"a {kind} policy needs {', '.join(known)}") from error
     return policy
-
-
-def _parse_value(name: str, raw: Any, *, is_list: bool) -> Any:
-    if is_list:
-        if not isinstance(raw, list) or not raw:
-            raise ValueError(f"{name} must be a list of numbers")
-        return tuple(_parse_number(name, item) for item in raw)
-    return _parse_number(name, raw)
 
 
 def _parse_number(name: str, raw: Any) -> float:

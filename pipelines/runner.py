@@ -1,16 +1,29 @@
-"""Runs the four kinds of pipeline to their end: in a worker, in an isolated process and in an author's tests."""
+"""Runs the four kinds of pipeline to their end: in a worker, in an isolated process and in an author's tests.
+
+What a generator yields is checked: a row of data is refused, because it would be stored as the job's progress. A mapping
+is progress if it has a number under `processed` or `percent`, or only keys of PROGRESS_KEYS, or if it is a dict of a few
+numbers, such as `{"loaded": 500, "skipped": 3}`. Rows have texts, dates or None, or a class of their cursor; a row of a
+few numbers looks like progress and is accepted.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from numbers import Real
 from typing import Any, Protocol
 
 from pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason, Task
-from pipelines.progress import check_progress
 
 _MAX_IGNORED_STOPS = 100
+PROGRESS_KEYS = frozenset({
+    "processed", "done", "total", "percent", "unit", "counts", "stage", "step", "steps", "page", "pages", "rows",
+    "message",
+})  # fmt: skip
+_NUMBER_KEYS = ("processed", "percent")
+_MAX_NUMBERS = 8
+_MAX_KEYS, _MAX_KEY_LENGTH = 5, 40
 
 
 class RunContext(Context, Protocol):
@@ -30,26 +43,32 @@ class RunContext(Context, Protocol):
 
 
 class LeveledLog:
-    """Implements `ContextLog` by one method, `write`."""
+    """Implements `ContextLog` by one function of level, message and fields."""
 
-    def write(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+    def __init__(self, write: Callable[[str, str, Mapping[str, Any]], None]) -> None:
+        self._write = write
 
     def debug(self, message: str, /, **fields: Any) -> None:
-        self.write("debug", message, fields)
+        self._write("debug", message, fields)
 
     def info(self, message: str, /, **fields: Any) -> None:
-        self.write("info", message, fields)
+        self._write("info", message, fields)
 
     def warning(self, message: str, /, **fields: Any) -> None:
-        self.write("warning", message, fields)
+        self._write("warning", message, fields)
 
     def error(self, message: str, /, **fields: Any) -> None:
-        self.write("error", message, fields)
+        self._write("error", message, fields)
 
 
 class StopIgnored(Stop):
     """A generator caught `Stop` and kept yielding."""
+
+
+class NotProgress(TypeError):
+    """A generator yielded data. Nothing stores it, so the job did not do its work."""
+
+    permanent = True  # a retry would fail again
 
 
 def run_task(
@@ -112,6 +131,29 @@ def record_yield(value: Any, context: RunContext) -> Stop | None:
     except Stop as stop:
         return stop
     return None
+
+
+def check_progress(value: Any) -> None:
+    """Raises NotProgress for other mappings, and for sequences such as a cursor's rows."""
+    if isinstance(value, Mapping):
+        is_few_numbers = type(value) is dict and len(value) <= _MAX_NUMBERS and all(map(_is_number, value.values()))
+        if is_few_numbers or PROGRESS_KEYS.issuperset(value) or any(map(_is_number, map(value.get, _NUMBER_KEYS))):
+            return
+        keys = [str(key)[:_MAX_KEY_LENGTH] for key in value]  # no values, which may be private
+        with_keys = f" with the keys {', '.join(keys[:_MAX_KEYS])}{' …' if len(keys) > _MAX_KEYS else ''}"
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        with_keys = ""
+    else:
+        return
+    raise NotProgress(
+        f"the pipeline has yielded a {type(value).__name__}{with_keys}, which is no progress, and nothing else that a"
+        " generator yields is kept: write rows where they belong, and yield Progress(done, total), a mapping with a"
+        " number under 'processed' such as {'processed': 3, 'total': 10}, or nothing"
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _run_coroutine(coroutine: Coroutine[Any, Any, Any], context: RunContext) -> Any:

@@ -1,4 +1,4 @@
-"""A task: a callable and how to call it, or a command."""
+"""A task: a callable and how to call it, or a command; and its options."""
 
 from __future__ import annotations
 
@@ -7,16 +7,120 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
-from pipelines.arg_schema import MISSING, UNKNOWN, ArgError, InvalidArgs, format_path
 from pipelines.context import Args, Context
-from pipelines.options import Command, TaskOptions, fill_argv
-from pipelines.retry import Fail
-from pipelines.secret_refs import outside_refs
-from pipelines.template import Template
+from pipelines.job_args import (
+    MISSING,
+    UNKNOWN,
+    ArgError,
+    InvalidArgs,
+    JsonArgSchema,
+    ModelArgSchema,
+    Template,
+    arg_schema_from,
+    format_path,
+    outside_refs,
+)
+from pipelines.retry import DEFAULT, Fail, Policy, Rules
 
+Isolation = Literal["thread", "process"]
+
+_INT4_MAX = 2_147_483_647
 _POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """How the jobs of a task are run. Raises ValueError or TypeError for options that do not fit."""
+
+    args: Any = None  # a pydantic model or a JSON Schema
+    retry: Policy = DEFAULT
+    rules: Rules = field(default_factory=Rules)  # of errors: retry, fail, or snooze
+    time_limit: float | None = None  # seconds an attempt
+    isolation: Isolation = "thread"
+    interrupt: bool = False  # a stop may raise in the thread at any bytecode
+    queue: str | None = None  # for jobs enqueued without one
+    lock_key: str | None = None  # likewise; a template such as "customer:{id}"
+    memory_mb: int | None = None  # of an isolated process, as the next three
+    cpu_sec: int | None = None
+    connection_check: bool = True  # PGOPTIONS makes servers notice that the process is gone
+    argv: tuple[str, ...] | None = None  # its command line
+
+    def __post_init__(self) -> None:
+        isolation: object = self.isolation
+        if isolation not in get_args(Isolation):
+            raise ValueError(f"isolation is 'thread' or 'process', not {isolation!r}")
+        if not callable(getattr(self.retry, "pause", None)):
+            raise TypeError(f"retry is a policy such as retry.Exponential(10), not {self.retry!r}")
+        _check_positive("time_limit", self.time_limit, (int, float))
+        for name in ("memory_mb", "cpu_sec"):
+            _check_positive(name, getattr(self, name), int)
+            if getattr(self, name) is not None and self.isolation != "process":
+                raise ValueError(f"{name} limits an isolated process: it needs isolation='process'")
+        if self.argv is not None:
+            _check_argv(self.argv, 'argv is a list of texts, such as ["--date", "{date}"]')
+            if self.isolation != "process":
+                raise ValueError("argv belongs to a whole process: it needs isolation='process'")
+        for name in ("queue", "lock_key"):
+            text = getattr(self, name)
+            if text is not None and (not isinstance(text, str) or not text.strip() or not text.isprintable()):
+                raise ValueError(f"{name} is a text that is neither empty nor has control characters, not {text!r}")
+        _ = self.arg_schema, self.lock_key_template
+
+    @cached_property
+    def arg_schema(self) -> ModelArgSchema | JsonArgSchema | None:
+        return None if self.args is None else arg_schema_from(self.args)
+
+    @cached_property
+    def lock_key_template(self) -> Template | None:
+        return None if self.lock_key is None else Template(self.lock_key)
+
+
+def _check_argv(argv: object, description: str) -> None:
+    if not isinstance(argv, tuple) or not all(isinstance(item, str) and "\0" not in item for item in argv):
+        raise ValueError(description)
+    for item in argv:
+        Template(item)
+
+
+def _check_positive(name: str, value: Any, kind: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not 0 < value <= _INT4_MAX):
+        raise ValueError(f"{name} is a {'whole ' if kind is int else ''}number greater than 0, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program that is run as the job, without a shell; `{name}` in an item is replaced by that argument."""
+
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret_env: Mapping[str, str] = field(default_factory=dict)  # variable → name of its secret
+    inherit: tuple[str, ...] = ()  # variables of the worker that it is given too
+
+    def __post_init__(self) -> None:
+        _check_argv(
+            self.argv or None, 'a command is a list of texts, such as ["python", "load.py", "--date", "{date}"]'
+        )
+        if not self.argv[0].strip() or Template(self.argv[0]).names:
+            raise ValueError("a command begins with the program, which no argument may choose")
+        for name, value in self.env.items():
+            if not name or "=" in name or "\0" in f"{name}{value}" or not isinstance(value, str):
+                raise ValueError(f"env maps names to texts, and {name!r} does not")
+
+
+def fill_argv(templates: tuple[str, ...], args: Args) -> tuple[str, ...]:
+    """Return the items with the arguments. Raises `Fail`, naming an argument that is missing or cannot be passed to a
+    program."""
+    try:
+        filled = tuple(Template(item).fill(args) for item in templates)
+    except ValueError as error:
+        raise Fail(str(error)) from None
+    for item, template in zip(filled, templates, strict=True):
+        if "\0" in item:
+            raise Fail(f"an argument of {template!r} contains the character NUL, which cannot be passed to a program")
+    return filled
 
 
 class TaskKind(StrEnum):
@@ -68,9 +172,8 @@ class Task:
 
     @cached_property
     def _argument_names(self) -> tuple[list[str], set[str], bool] | None:
-        """Of a callable that takes keyword arguments: the required names, all names, and whether it takes others too.
-        None if its signature is not known."""
-        if not self.spread or not has_signature(self.call):
+        """Of a callable that takes keyword arguments: the required names, all names, and whether it takes others too."""
+        if not self.spread:
             return None
         own = [p for p in parameters(self.call) if not (self.takes_context and p.name == self._context_name)]
         named = [p for p in own if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -103,13 +206,18 @@ class Task:
         try:
             return self._invoke(args, parsed, context)
         except TypeError as error:
-            if _was_raised_inside(error, depth=2):
+            invoked = error.__traceback__ and error.__traceback__.tb_next  # the frame of _invoke
+            if invoked is not None and invoked.tb_next is not None:  # raised in the callable rather than by calling it
                 raise
             raise Fail(f"the task's callable cannot be called like this: {error}") from error
 
     def _invoke(self, args: Args, parsed_args: Any, context: Context) -> Any:
         if self.options.argv is not None:
-            return _exit_code_of(self.call(*self._main_arguments(args)))
+            needs_list = any(p.default is p.empty and p.kind in _POSITIONAL_KINDS for p in parameters(self.call))
+            exit_code = self.call(*([list(self.command_line(args))] if needs_list else []))
+            if type(exit_code) is int:  # as in a console script
+                raise SystemExit(exit_code)
+            return exit_code
         if self.spread:
             named = {**args, self._context_name: context} if self.takes_context else args
             return self.call(**named)
@@ -118,21 +226,16 @@ class Task:
             return self.call(value, context)
         return self.call(value) if self.takes_args else self.call()
 
-    def _main_arguments(self, args: Args) -> list[Any]:
-        """The arguments of a `main()`: none, or its command line if it has a required parameter."""
-        needs_list = any(p.default is p.empty and p.kind in _POSITIONAL_KINDS for p in parameters(self.call))
-        return [list(self.command_line(args))] if needs_list else []
-
     def command_line(self, args: Args) -> tuple[str, ...]:
         """Return `sys.argv` for a `main()`, without the program's name. Raises `Fail` for args that do not fit."""
-        return _filled(self.options.argv or (), args)
+        return fill_argv(self.options.argv or (), args)
 
     def argv(self, args: Args) -> tuple[str, ...]:
         """Return the command line of a command. Raises `Fail` for args that do not fit."""
         if self.command is None:
             raise TypeError(f"the task {self.name!r} is no command")
         self._parse_args(args)
-        return _filled(self.command.argv, args)
+        return fill_argv(self.command.argv, args)
 
     def _parse_args(self, args: Args) -> Any:
         if self.options.arg_schema is None:
@@ -170,7 +273,6 @@ def task_from_callable(name: str, call: Callable[..., Any], *, spread: bool | No
 
 
 def task_from_command(name: str, command: Command, options: TaskOptions) -> Task:
-
     def refuse_call(*_: Any, **__: Any) -> NoReturn:
         raise TypeError(f"the task {name!r} is a command, which workers run as a program; it cannot be called")
 
@@ -198,37 +300,10 @@ def parameters(call: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(call).parameters.values())
     except (TypeError, ValueError):  # a built-in without a signature takes the args
-        return [inspect.Parameter("args", inspect.Parameter.POSITIONAL_ONLY)]
-
-
-def _filled(templates: tuple[str, ...], args: Args) -> tuple[str, ...]:
-    try:
-        return fill_argv(templates, args)
-    except ValueError as error:
-        raise Fail(str(error)) from None
-
-
-def _exit_code_of(result: Any) -> Any:
-    """An integer that a `main()` returns is its exit code, as in a console script."""
-    if type(result) is int:
-        raise SystemExit(result)
-    return result
-
-
-def has_signature(call: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(call)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _was_raised_inside(error: BaseException, *, depth: int) -> bool:
-    """Whether an error was raised in the callable rather than by calling it: it has more frames than ours."""
-    trace = error.__traceback__
-    for _ in range(depth):
-        trace = None if trace is None else trace.tb_next
-    return trace is not None
+        return [
+            inspect.Parameter("args", _POSITIONAL_KINDS[0]),
+            inspect.Parameter("more", inspect.Parameter.VAR_KEYWORD),
+        ]
 
 
 def _is_context(parameter: inspect.Parameter) -> bool:

@@ -39,17 +39,6 @@ class FollowUp:
     options: Mapping[str, Any] = field(default_factory=dict)  # the options that were passed
 
 
-class FakeLog(LeveledLog):
-    """Records lines. Each is a safe point."""
-
-    def __init__(self, lines: list[LogLine], safe_point: Callable[[], None]) -> None:
-        self._lines, self._safe_point = lines, safe_point
-
-    def write(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
-        self._lines.append(LogLine(level, message, fields))
-        self._safe_point()
-
-
 class FakeContext:
     """A context in memory. It never waits; with `stop_after` it stops after that many safe points.
 
@@ -73,7 +62,7 @@ class FakeContext:
         self.task, self.attempt, self.max_attempts = task, attempt, max_attempts
         self.resume, self.traceparent = resume, traceparent
         self.logs: list[LogLine] = []
-        self.log = FakeLog(self.logs, self._safe_point)
+        self.log = LeveledLog(self._write_log)
         self.progresses: list[dict[str, Any]] = []  # as the API would show each
         self.checkpoints: list[Any] = []
         self.follow_ups: list[FollowUp] = []
@@ -110,6 +99,10 @@ class FakeContext:
             handled = handled.__context__
         if self._stopped and handled is None:
             raise Stop(self._stop_reason)
+
+    def _write_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        self.logs.append(LogLine(level, message, fields))
+        self._safe_point()
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)

@@ -18,9 +18,9 @@ from app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
 from app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
 from app.queue.task_connections import is_connection_loss
 from pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions
+from pipelines.job_args import SECRET_KEY
 from pipelines.retry import DEFAULT, Policy
 from pipelines.runner import run_task
-from pipelines.secret_refs import KEY
 from workers.attempt_state import StopStep
 from workers.context import ContextSettings, JobContext
 from workers.isolation.environment import ConnectionCheck
@@ -206,7 +206,7 @@ class Attempt(JobContext):
         if not isinstance(value, dict):
             raise _NotRunnable(f"args must be an object, not {type(value).__name__}")
         args: dict[str, Any] = value
-        if KEY in self.job.args_text:
+        if SECRET_KEY in self.job.args_text:
             args, self.redactor = resolve_references(args, self.settings.secret_store, self.job.task)
         return args
 

@@ -30,17 +30,6 @@ from workers.secrets import NO_REDACTION, Redactor
 _JOB_LOG = log.get("pipeline")
 
 
-class JobLog(LeveledLog):
-    """The job's log. Each call is a safe point, after its line is written."""
-
-    def __init__(self, safe_point: Callable[[], None]) -> None:
-        self._safe_point = safe_point
-
-    def write(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
-        getattr(_JOB_LOG, level)(message, **fields)
-        self._safe_point()
-
-
 @dataclass(frozen=True, kw_only=True)
 class ContextSettings:
     """What the contexts of a pool's attempts have in common."""
@@ -86,8 +75,12 @@ class JobContext:
         return self.job.traceparent
 
     @property
-    def log(self) -> JobLog:
-        return JobLog(self._safe_point)
+    def log(self) -> LeveledLog:
+        return LeveledLog(self._write_log)
+
+    def _write_log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        getattr(_JOB_LOG, level)(message, **fields)
+        self._safe_point()
 
     @property
     def resume(self) -> Any:

@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus
 
 from app import log
 from app.queue.job import Settlement
-from pipelines.secret_refs import KEY, BadReference, find_references, substitute
+from pipelines.job_args import SECRET_KEY, BadReference, find_references, substitute
 from workers.outcome import Outcome, Released
 
 MASK = "***"
@@ -67,7 +67,7 @@ class SecretStore:
                 f"there is no secret {name!r}: the worker has no variable {variable}, and no DL_SECRETS_DIR"
             )
         try:
-            with (self.folder / name).open("rb") as file:  # the name cannot leave the folder: see secret_refs
+            with (self.folder / name).open("rb") as file:  # the name cannot leave the folder: see job_args
                 content = file.read(_MAX_FILE_BYTES + 1)
         except OSError as error:
             reason = f"{error.strerror} (no variable {variable} either)"
@@ -128,7 +128,7 @@ class Redactor:
         if isinstance(value, str):
             for name, secret in self.secrets.items():
                 if value == secret:
-                    return {KEY: name}
+                    return {SECRET_KEY: name}
             if self.redact_text(value) != value:
                 raise ValueError(
                     "the args of a follow-up hold the value of a secret within a text; hand on the reference to it"

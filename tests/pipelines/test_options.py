@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pipelines.contract import Command, Fail, Pipelines, TaskConflict, TaskKind, TaskOptions, load_tasks
-from pipelines.options import fill_argv
+from pipelines.job_args import Template
 from pipelines.retry import Exponential, Fixed, RetryAction
-from pipelines.template import Template
+from pipelines.task import fill_argv
 
 
 class Row(BaseModel):
@@ -352,9 +352,9 @@ def test_text_is_passed_unchanged_and_the_rest_as_json(value, text):
 def test_missing_argument_or_nul_is_named():
     command = Command(("x", "--date", "{date}"))
 
-    with pytest.raises(ValueError, match="'date' is missing"):
+    with pytest.raises(Fail, match="'date' is missing"):
         fill_argv(command.argv, {})
-    with pytest.raises(ValueError, match="NUL"):
+    with pytest.raises(Fail, match="NUL"):
         fill_argv(command.argv, {"date": "a\0b"})
 
 

@@ -15,8 +15,7 @@ from app.errors import DatabaseUnavailable, IdempotencyConflict
 from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.job import ClaimedJob, Status
 from pipelines.contract import Checkpoint, Progress, Stop, StopReason, registry
-from pipelines.progress import NotProgress
-from pipelines.runner import record_yield
+from pipelines.runner import NotProgress, record_yield
 from tests.support import eventually, hostile_tasks  # noqa: F401 - registers its tasks
 from tests.support.queue_fixture import QueueFixture
 from workers.context import ContextSettings, JobContext

@@ -13,7 +13,7 @@ import pytest
 from app import log
 from app.queue.job import Settlement, Status
 from pipelines.contract import Pipelines, registry
-from pipelines.secret_refs import BadReference, find_references
+from pipelines.job_args import BadReference, find_references
 from tests.support import (
     eventually,
     leaky_tasks,  # noqa: F401 - registers its task

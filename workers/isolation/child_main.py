@@ -22,9 +22,9 @@ from app.queue.job import ClaimedJob
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES
 from pipelines import contract, targets
 from pipelines.contract import Stop, StopReason, registry
+from pipelines.job_args import substitute
 from pipelines.retry import Fixed, decide
 from pipelines.runner import run_task
-from pipelines.secret_refs import substitute
 from workers.context import ContextSettings, JobContext
 from workers.logs.capture import level_of, record_lines
 from workers.outcome import caused_by_stop, describe_error, usage_hint

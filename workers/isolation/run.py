@@ -17,8 +17,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from app.queue.attempt_sessions import attempt_application_name
-from pipelines.contract import Fail, StopReason, Task, TaskKind, TaskOptions
-from pipelines.options import Command
+from pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOptions
 from pipelines.retry import RetryAction
 from workers.attempt import Attempt
 from workers.isolation.child import ChildProcess, Exit, StartFailed

@@ -1,4 +1,4 @@
-"""What a generator may yield as progress."""
+"""What the runner accepts from a generator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from psycopg2.extras import RealDictRow
 
-from pipelines.progress import NotProgress, check_progress
 from pipelines.retry import DEFAULT, RetryAction, Rules, decide
+from pipelines.runner import NotProgress, check_progress
 from pipelines.testing import FakeContext, run
 
 
