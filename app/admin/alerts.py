@@ -9,9 +9,10 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import validate_text
+from app.db.encoding import validate_texts
+from app.db.rows import from_row
 from app.errors import RuleExists, RuleNotFound
-from app.queue.jobs import Executor, as_uuid
+from app.queue.jobs import Executor
 
 
 class RuleKind(StrEnum):
@@ -80,21 +81,17 @@ class Alerts:
         min_runs: int = 1,
     ) -> AlertRule:
         """Raises RuleExists if there is one of this name."""
-        texts = {"name": name, "queue": queue, "task": task}
         values = {"kind": kind.value, "threshold": threshold, "window_sec": window_sec, "min_runs": min_runs}
-        rows = self._execute(
-            "add_alert_rule",
-            {field: None if text is None else validate_text(field, text) for field, text in texts.items()} | values,
-        )
+        rows = self._execute("add_alert_rule", validate_texts({"name": name, "queue": queue, "task": task}) | values)
         if not rows:
             raise RuleExists(name)
-        return _rule_from_row(rows[0])
+        return from_row(AlertRule, rows[0])
 
     def rules(self) -> list[AlertRule]:
-        return [_rule_from_row(row) for row in self._execute("alert_rules", {"rule_id": None})]
+        return [from_row(AlertRule, row) for row in self._execute("alert_rules", {"rule_id": None})]
 
     def rule(self, rule_id: UUID) -> AlertRule:
-        return _rule_from_row(self._single_row("alert_rules", rule_id))
+        return from_row(AlertRule, self._single_row("alert_rules", rule_id))
 
     def change(
         self,
@@ -107,7 +104,7 @@ class Alerts:
     ) -> AlertRule:
         """Change a rule; None leaves a value as it is."""
         values = {"threshold": threshold, "window_sec": window_sec, "min_runs": min_runs, "active": active}
-        return _rule_from_row(self._single_row("change_alert_rule", rule_id, **values))
+        return from_row(AlertRule, self._single_row("change_alert_rule", rule_id, **values))
 
     def remove(self, rule_id: UUID) -> None:
         self._single_row("remove_alert_rule", rule_id)
@@ -120,8 +117,8 @@ class Alerts:
 
     def all(self, *, firing: bool = True, before: UUID | None = None, limit: int = 100) -> list[FiredAlert]:
         """List firing alerts, or all, newest first; `before` is the last one of the previous page."""
-        parameters = {"firing": firing, "before": None if before is None else str(before), "limit": limit}
-        return [_alert_from_row(row) for row in self._execute("alerts", parameters)]
+        parameters = {"firing": firing, "before": before and str(before), "limit": limit}
+        return [from_row(FiredAlert, row) for row in self._execute("alerts", parameters)]
 
     def counts(self) -> dict[str, int]:
         """The number of firing alerts by kind."""
@@ -133,11 +130,3 @@ class Alerts:
 
     def prune(self, *, keep_sec: float) -> None:
         self._execute("prune_alerts", {"keep_sec": keep_sec})
-
-
-def _rule_from_row(row: tuple[Any, ...]) -> AlertRule:
-    return AlertRule(as_uuid(row[0]), row[1], RuleKind(row[2]), *row[3:])
-
-
-def _alert_from_row(row: tuple[Any, ...]) -> FiredAlert:
-    return FiredAlert(as_uuid(row[0]), row[1] and as_uuid(row[1]), *row[2:])

@@ -10,12 +10,13 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.db.encoding import array, validate_text
+from app.db.rows import from_row
 from app.errors import ApiKeyNotFound, InvalidApiKey, NoOperatorKey
 
 if TYPE_CHECKING:
@@ -33,11 +34,6 @@ class Scope(StrEnum):
     TRIGGER = "trigger"  # trigger jobs, of all or certain tasks and queues, and read their status
     OPERATE = "operate"  # cancel, retry, edit, and read the audit
     ADMIN = "admin"  # everything
-
-    @property
-    def includes(self) -> frozenset[Scope]:
-        """This scope and all that it includes."""
-        return _INCLUDED_SCOPES[self]
 
 
 _READ_AND_TRIGGER = frozenset({Scope.READ, Scope.TRIGGER})
@@ -119,31 +115,25 @@ class ApiKeys:
         rows = self._execute(
             "create_api_key",
             {
-                "key_id": key_id,
-                "name": validate_text("name", request.name),
-                "digest": key_digest(token),
-                "scopes": array(sorted(request.scopes)),
-                "tasks": None if request.tasks is None else array(sorted(request.tasks)),
-                "queues": None if request.queues is None else array(sorted(request.queues)),
-                "created_by": request.created_by,
-                "ttl_sec": request.ttl_sec,
-            },
+                name: array(sorted(value)) if isinstance(value, frozenset) else value
+                for name, value in vars(request).items()
+            }
+            | {"key_id": key_id, "name": validate_text("name", request.name), "digest": key_digest(token)},
         )
-        return _key_from_row(rows[0]), token
+        return from_row(ApiKey, rows[0]), token
 
     def _would_lock_out(self, request: NewApiKey) -> bool:
         """Return whether no key could cancel or edit a job after this one is created."""
-        if Scope.OPERATE in frozenset[Scope]().union(*(scope.includes for scope in request.scopes)):
-            return False
-        return not any(Scope.OPERATE in key.scopes for key in self.active().keys)
+        scopes = [_with_included(request.scopes), *(key.scopes for key in self.active().keys)]
+        return not any(Scope.OPERATE in granted for granted in scopes)
 
     def all(self) -> list[ApiKey]:
         """All keys, also expired and revoked ones, newest first."""
-        return [_key_from_row(row) for row in self._execute("api_keys")]
+        return [from_row(ApiKey, row) for row in self._execute("api_keys")]
 
     def revoke(self, id_or_name: str) -> list[ApiKey]:
         """Revoke the key with this id, or the valid ones with this name; return them. Raises ApiKeyNotFound."""
-        revoked = [_key_from_row(row) for row in self._execute("revoke_api_key", {"id_or_name": id_or_name})]
+        revoked = [from_row(ApiKey, row) for row in self._execute("revoke_api_key", {"id_or_name": id_or_name})]
         if not revoked:
             raise ApiKeyNotFound(id_or_name)
         return revoked
@@ -151,7 +141,8 @@ class ApiKeys:
     def active(self) -> ActiveKeys:
         """All valid keys. Looking up single keys would let callers without a key load the database."""
         rows = self._execute("active_api_keys")
-        return ActiveKeys(tuple(_active_key_from_row(row) for row in rows if row[1] is not None), bool(rows[0][0]))
+        keys = [from_row(ActiveKey, row[1:]) for row in rows if row[1] is not None]
+        return ActiveKeys(tuple(replace(key, scopes=_with_included(key.scopes)) for key in keys), bool(rows[0][0]))
 
     def record_use(self, key_ids: Iterable[str]) -> None:
         """Record that these keys were used now."""
@@ -161,6 +152,10 @@ class ApiKeys:
         """The secret that signs the sessions of all processes; generated on first use."""
         rows = self._execute("signing_secret", {"new_secret": secrets.token_bytes(_SIGNING_BYTES)})
         return bytes(rows[0][0])
+
+
+def _with_included(scopes: frozenset[Scope]) -> frozenset[Scope]:
+    return scopes.union(*(_INCLUDED_SCOPES[scope] for scope in scopes))
 
 
 def key_digest(token: str) -> bytes:
@@ -182,34 +177,3 @@ def _validate(request: NewApiKey) -> None:
         raise InvalidApiKey("tasks and queues limit what a key may trigger; this one may trigger nothing")
     if request.ttl_sec is not None and request.ttl_sec <= 0:
         raise InvalidApiKey("a key has to live for some time; leave its end out, or put it into the future")
-
-
-def _key_from_row(row: tuple[Any, ...]) -> ApiKey:
-    (key_id, name, scopes, tasks, queues, created_at, created_by, expires_at, last_used_at, revoked_at, state) = row
-    return ApiKey(
-        id=key_id,
-        name=name,
-        scopes=tuple(Scope(scope) for scope in scopes),
-        tasks=None if tasks is None else tuple(tasks),
-        queues=None if queues is None else tuple(queues),
-        created_at=created_at,
-        created_by=created_by,
-        expires_at=expires_at,
-        last_used_at=last_used_at,
-        revoked_at=revoked_at,
-        state=state,
-    )
-
-
-def _active_key_from_row(row: tuple[Any, ...]) -> ActiveKey:
-    _, key_id, name, digest, scopes, tasks, queues, left = row
-    implied = frozenset[Scope]().union(*(Scope(scope).includes for scope in scopes))
-    return ActiveKey(
-        id=key_id,
-        name=name,
-        digest=bytes(digest),
-        scopes=implied,
-        tasks=None if tasks is None else frozenset(tasks),
-        queues=None if queues is None else frozenset(queues),
-        expires_in_sec=left,
-    )

@@ -13,13 +13,13 @@ that of dl_api_keys. `AuditLog.record` is for what changes no row, such as a log
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from app.db.audit_context import AuditContext
 from app.db.encoding import sanitize_json
+from app.db.rows import from_row
 
 if TYPE_CHECKING:
     from app.queue.jobs import Executor
@@ -86,7 +86,7 @@ class AuditLog:
     def entries(self, *, limit: int = 100, **criteria: Unpack[AuditCriteria]) -> list[AuditEntry]:
         """Matching entries, newest first."""
         parameters: dict[str, Any] = {**dict.fromkeys(AuditCriteria.__annotations__), **criteria, "limit": limit}
-        return [_entry_from_row(row) for row in self._execute("audit_entries", parameters)]
+        return [from_row(AuditEntry, row) for row in self._execute("audit_entries", parameters)]
 
     def newest_id(self) -> int:
         """The id of the newest entry, or 0."""
@@ -95,10 +95,3 @@ class AuditLog:
     def prune(self, *, keep_sec: float, limit: int) -> int:
         """Delete entries older than `keep_sec`, but none of the last day; return their number."""
         return int(self._execute("prune_audit", {"keep_sec": keep_sec, "limit": limit})[0][0])
-
-
-def _entry_from_row(row: tuple[Any, ...]) -> AuditEntry:
-    values = dict(zip(AuditEntry.__dataclass_fields__, row, strict=True))
-    for name in ("before", "after"):
-        values[name] = None if values[name] is None else json.loads(values[name])
-    return AuditEntry(**values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,9 +11,10 @@ from uuid import UUID
 
 from app.admin.job_search import Cursor, Filter, JobSearch, MatchCount
 from app.db.encoding import array
+from app.db.rows import as_uuid, from_row
 from app.errors import BulkMismatch, BulkNotFound, DatabaseUnavailable, DataloaderError
 from app.queue.job import Status
-from app.queue.jobs import Executor, as_uuid
+from app.queue.jobs import Executor
 
 BATCH_SIZE = 200  # jobs changed in one transaction
 COUNT_BUDGET_SEC = 1.5  # for the count before an operation
@@ -105,27 +105,24 @@ class BulkOperations:
         count = self.count(action, job_filter)
         if count.exact and count.jobs != expected:
             raise BulkMismatch(expected, count.jobs)
-        rows = self._execute(
-            "create_bulk",
-            {
-                "action": action.value,
-                "filter": restrict_to_action(action, job_filter).to_json(),
-                "priority": priority,
-                "expected": expected,
-                "requested_by": requested_by,
-            },
-        )
-        return self.get(as_uuid(rows[0][0]))
+        parameters = {
+            "action": action.value,
+            "filter": restrict_to_action(action, job_filter).to_json(),
+            "priority": priority,
+            "expected": expected,
+            "requested_by": requested_by,
+        }
+        return self.get(as_uuid(self._execute("create_bulk", parameters)[0][0]))
 
     def get(self, bulk_id: UUID) -> BulkOperation:
         rows = self._execute("get_bulk", {"bulk_id": str(bulk_id)})
         if not rows:
             raise BulkNotFound(bulk_id)
-        return _operation_from_row(rows[0])
+        return from_row(BulkOperation, rows[0])
 
     def list(self, *, limit: int = 50) -> list[BulkOperation]:
         """List operations, newest first."""
-        return [_operation_from_row(row) for row in self._execute("list_bulk", {"limit": limit})]
+        return [from_row(BulkOperation, row) for row in self._execute("list_bulk", {"limit": limit})]
 
     def cancel(self, bulk_id: UUID) -> BulkOperation:
         """Stop an operation after its current batch. Its changes stay."""
@@ -137,10 +134,10 @@ class BulkOperations:
         rows = self._execute("lease_bulk")
         if not rows:
             return False
-        operation = _operation_from_row(rows[0])
+        operation = from_row(BulkOperation, rows[0][1:])
         if operation.state is BulkState.RUNNING:
             try:
-                self._process_batch(operation, last_id=as_uuid(rows[0][_LAST_ID]))
+                self._process_batch(operation, last_id=as_uuid(rows[0][0]))
             except DatabaseUnavailable:
                 raise
             except DataloaderError as error:
@@ -152,30 +149,30 @@ class BulkOperations:
         self._execute("prune_bulk")
 
     def _process_batch(self, operation: BulkOperation, *, last_id: UUID) -> None:
+        created_at, start = operation.created_at, Cursor(operation.scanned_to, last_id, is_active=False)
         page = self._job_search.page(
-            replace(operation.filter, created_to=_min_created(operation.filter.created_to, operation.created_at)),
+            replace(operation.filter, created_to=min(operation.filter.created_to or created_at, created_at)),
             limit=BATCH_SIZE,
-            after=Cursor(operation.scanned_to, last_id, is_active=False),
+            after=start,
             time_budget_sec=_SCAN_BUDGET_SEC,
         )
         if operation.matched + len(page.jobs) > operation.expected:
             error = f"more jobs match than the {operation.expected} expected; changed so far: {operation.changed}"
             self._finish(operation, BulkState.STOPPED, error)
             return
-        self._execute(
-            f"bulk_{operation.action.value}",
-            {
-                "bulk_id": str(operation.bulk_id),
-                "filter": operation.filter.to_json(),
-                "job_ids": array(job.job_id for job in page.jobs),
-                "from_at": operation.scanned_to,
-                "from_id": str(last_id),
-                "to_at": operation.scanned_to if page.next is None else page.next.key,
-                "to_id": str(last_id if page.next is None else page.next.id),
-                "scanned": max(page.scanned, len(page.jobs)),
-                "matched": len(page.jobs),
-            },
-        )
+        end = page.next or start
+        parameters = {
+            "bulk_id": str(operation.bulk_id),
+            "filter": operation.filter.to_json(),
+            "job_ids": array(job.job_id for job in page.jobs),
+            "from_at": start.key,
+            "from_id": str(start.id),
+            "to_at": end.key,
+            "to_id": str(end.id),
+            "scanned": max(page.scanned, len(page.jobs)),
+            "matched": len(page.jobs),
+        }
+        self._execute(f"bulk_{operation.action.value}", parameters)
         if page.next is None:
             self._finish(operation, BulkState.DONE)
 
@@ -187,23 +184,3 @@ def restrict_to_action(action: BulkAction, job_filter: Filter) -> Filter:
     """The filter without the statuses that do not allow the action."""
     statuses = frozenset(Status) if job_filter.status is None else job_filter.status
     return replace(job_filter, status=action.applicable_statuses & statuses)
-
-
-def _min_created(created_to: datetime | None, created_at: datetime) -> datetime:
-    return created_at if created_to is None else min(created_to, created_at)
-
-
-_LAST_ID = 11  # the column with the id of the last scanned job
-
-
-def _operation_from_row(row: tuple[Any, ...]) -> BulkOperation:
-    values = dict(zip(BulkOperation.__dataclass_fields__, (*row[:_LAST_ID], *row[_LAST_ID + 1 :]), strict=True))
-    return BulkOperation(
-        **values
-        | {
-            "bulk_id": as_uuid(values["bulk_id"]),
-            "action": BulkAction(values["action"]),
-            "filter": Filter.from_dict(json.loads(values["filter"])),
-            "state": BulkState(values["state"]),
-        }
-    )

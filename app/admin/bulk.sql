@@ -7,13 +7,13 @@ VALUES (%(action)s::text, %(filter)s::jsonb, %(priority)s::int, %(expected)s::bi
 RETURNING bulk_id, pg_notify('dl_control', 'bulk');
 
 -- name: get_bulk
-SELECT bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed, cursor_at, cursor_id,
+SELECT bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed, cursor_at,
        requested_by, error, created_at, started_at, finished_at
   FROM dl_bulk
  WHERE bulk_id = %(bulk_id)s::uuid;
 
 -- name: list_bulk
-SELECT bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed, cursor_at, cursor_id,
+SELECT bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed, cursor_at,
        requested_by, error, created_at, started_at, finished_at
   FROM dl_bulk
  ORDER BY created_at DESC, bulk_id DESC
@@ -27,8 +27,8 @@ UPDATE dl_bulk
        finished_at = CASE WHEN cancel_requested THEN clock_timestamp() END
  WHERE bulk_id = (SELECT bulk_id FROM dl_bulk
                    WHERE state IN ('waiting', 'running') ORDER BY created_at, bulk_id LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed, cursor_at,
-          cursor_id, requested_by, error, created_at, started_at, finished_at;
+RETURNING cursor_id, bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed,
+          cursor_at, requested_by, error, created_at, started_at, finished_at;
 
 -- name: cancel_bulk
 UPDATE dl_bulk SET cancel_requested = true

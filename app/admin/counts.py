@@ -7,12 +7,11 @@ limit; beyond it, and for succeeded jobs, counts are estimated from a sample of 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from app.queue.job import Status, StatusCount
 from app.queue.jobs import Executor
 
-MAX_FULL_SCAN_PAGES = 1_000  # 8 MB: scanned in a few milliseconds
+MAX_FULL_SCAN_PAGES = 1_000  # 8 MB: scanned in a few milliseconds; beyond it counts may be estimates
 SAMPLED_PAGES = 250
 MAX_EXACT_COUNT = 2_000  # index entries of a group
 
@@ -20,25 +19,16 @@ Group = tuple[str, Status]
 _UNSUCCESSFUL = frozenset({Status.FAILED, Status.CANCELED, Status.LOST})
 
 
-@dataclass(frozen=True)
-class CountLimits:
-    """Limits of exact counts; beyond them counts are estimates."""
-
-    max_full_scan_pages: int = MAX_FULL_SCAN_PAGES
-    sampled_pages: int = SAMPLED_PAGES
-    max_exact: int = MAX_EXACT_COUNT
-
-
 class JobCounts:
     """Counts jobs. Every call queries the database; callers cache the result."""
 
-    def __init__(self, executor: Executor, limits: CountLimits | None = None) -> None:
-        self._executor, self._limits = executor, limits or CountLimits()
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
 
     def by_queue(self) -> list[StatusCount]:
         """The number of jobs by queue and status, without zeros."""
         ((pages,),) = self._executor.execute("count_pages", {"schema": self._executor.schema})
-        if pages <= self._limits.max_full_scan_pages:
+        if pages <= MAX_FULL_SCAN_PAGES:
             return [
                 StatusCount(queue, Status(status), jobs) for queue, status, jobs in self._executor.execute("count_all")
             ]
@@ -62,7 +52,7 @@ class JobCounts:
         counted: Counter[Group] = Counter()
         capped_groups: set[Group] = set()
         capped_statuses: set[Status] = set()
-        for queue, status, jobs, more in self._executor.execute("count_exact", {"max_exact": self._limits.max_exact}):
+        for queue, status, jobs, more in self._executor.execute("count_exact", {"max_exact": MAX_EXACT_COUNT}):
             if queue is None:
                 capped_statuses |= _UNSUCCESSFUL if status == "unsuccessful" else {Status(status)}
                 continue
@@ -73,6 +63,6 @@ class JobCounts:
         return counted, capped_groups, capped_statuses
 
     def _estimate_from_sample(self, pages: int) -> Counter[Group]:
-        percent = min(100.0, 100.0 * self._limits.sampled_pages / pages)
+        percent = min(100.0, 100.0 * SAMPLED_PAGES / pages)
         rows = self._executor.execute("count_sample", {"percent": percent})
         return Counter({(queue, Status(status)): round(jobs * 100 / percent) for queue, status, jobs in rows})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from app.queue.jobs import Executor
 
@@ -22,20 +21,13 @@ class DatabaseMetrics:
     live_workers: int
 
 
-class DatabaseHealth:
-    """Reads the metrics of the database."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._schema = executor.schema
-        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
-
-    def metrics(self) -> DatabaseMetrics:
-        row = json.loads(self._execute("database_metrics", {"schema": self._schema})[0][0])
-        return DatabaseMetrics(
-            {name: dead for name, dead, _ in row["tables"]},
-            {name: live for name, _, live in row["tables"]},
-            float(row["oldest_transaction_sec"]),
-            int(row["oldest_snapshot_xids"]),
-            float(row["notification_queue_usage"]),
-            int(row["workers"]),
-        )
+def read_database_metrics(executor: Executor) -> DatabaseMetrics:
+    metrics = json.loads(executor.execute("database_metrics", {"schema": executor.schema})[0][0])
+    return DatabaseMetrics(
+        {name: dead for name, dead, _ in metrics["tables"]},
+        {name: live for name, _, live in metrics["tables"]},
+        float(metrics["oldest_transaction_sec"]),
+        int(metrics["oldest_snapshot_xids"]),
+        float(metrics["notification_queue_usage"]),
+        int(metrics["workers"]),
+    )

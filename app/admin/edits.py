@@ -9,8 +9,9 @@ from typing import Any
 from uuid import UUID
 
 from app.admin.job_search import JobSearch, VersionedJob
-from app.db.encoding import array, validate_json, validate_text
+from app.db.encoding import array, validate_json, validate_texts
 from app.errors import JobChanged, JobNotFound, NotDeletable, NotEditable
+from app.queue.job import Status
 from app.queue.jobs import Executor, JobQueue
 
 _MAX_CONFLICT_RETRIES = 5  # while other sessions change the job
@@ -40,12 +41,20 @@ class JobEditor:
 
     def edit(self, job_id: UUID, edit: JobEdit, *, if_version: str | None = None) -> VersionedJob:
         """Raises JobNotFound, NotEditable if the job is not queued, and JobChanged if it has another version."""
-        parameters = _edit_parameters(edit)
+        parameters = (
+            vars(edit)
+            | validate_texts({"partition_key": edit.partition_key})
+            | {
+                "args": None if edit.args is None else validate_json("args", dict(edit.args)),
+                "retry": None if edit.retry is None else validate_json("retry", dict(edit.retry)),
+                "clear": array(sorted(edit.clear)),
+            }
+        )
         for _ in range(_MAX_CONFLICT_RETRIES):
             found = self._job_search.get_with_version(job_id)
             if if_version is not None and found.version != if_version:
                 raise JobChanged(job_id)
-            if found.job.status.value != "queued":
+            if found.job.status is not Status.QUEUED:
                 raise NotEditable(job_id, found.job.status)
             if self._execute("edit_job", {**parameters, "job_id": str(job_id), "version": found.version}):
                 return self._job_search.get_with_version(job_id)
@@ -61,17 +70,3 @@ class JobEditor:
         if if_version is not None and found.version != if_version:
             raise JobChanged(job_id)
         raise JobNotFound(job_id)
-
-
-def _edit_parameters(edit: JobEdit) -> dict[str, Any]:
-    return {
-        "priority": edit.priority,
-        "available_at": edit.available_at,
-        "args": None if edit.args is None else validate_json("args", dict(edit.args)),
-        "max_attempts": edit.max_attempts,
-        "lease_ttl_sec": edit.lease_ttl_sec,
-        "time_limit_sec": edit.time_limit_sec,
-        "retry": None if edit.retry is None else validate_json("retry", dict(edit.retry)),
-        "partition_key": None if edit.partition_key is None else validate_text("partition_key", edit.partition_key),
-        "clear": array(sorted(edit.clear)),
-    }

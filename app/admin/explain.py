@@ -9,12 +9,11 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from app.admin.attempts import AttemptRecord
-from app.admin.explain_facts import RunningFacts, WaitingFacts
-from app.admin.job_search import JobSearch
+from app.admin.job_search import AttemptRecord, JobSearch
 from app.admin.statistics import PeriodStatistics, Statistics
+from app.db.rows import from_row
 from app.queue.job import Job, Status
-from app.queue.jobs import Executor, as_uuid
+from app.queue.jobs import Executor
 from app.wording import format_count
 
 MAX_COUNTED_AHEAD = 10_000  # more jobs ahead are not counted
@@ -80,6 +79,70 @@ class JobExplanation:
     estimate: StartEstimate | None
 
 
+@dataclass(frozen=True)
+class WaitingFacts:
+    """A row of `waiting_facts`: why a job is not running yet."""
+
+    now: datetime
+    wait_state: str
+    unknown_task: bool
+    available_at: datetime
+    created_at: datetime
+    queue: str
+    task: str
+    lock_key: str
+    attempt: int
+    holder_job_id: UUID | None
+    holder_worker: str | None
+    holder_since: datetime | None
+    session_pid: int | None
+    session_name: str | None
+    session_since: datetime | None
+    queue_state: str
+    note: str | None
+    changed_by: str | None
+    changed_at: datetime | None
+    concurrency: int | None
+    per_worker: int | None
+    running: int
+    workers: int
+    knowing_workers: int
+    stopping_workers: int  # that know the task
+    eligible_workers: int  # that know the task and claim
+    threads: int  # of eligible workers for this queue, within its per-worker limit
+    busy_threads: int
+    workers_at_limit: int  # eligible workers that have reached the per-worker limit
+    ready_ahead: int
+    blocked_ahead: int
+    workers_anywhere: int
+
+
+@dataclass(frozen=True)
+class RunningFacts:
+    """A row of `running_facts`: the attempt of a running job."""
+
+    now: datetime
+    queue: str
+    task: str
+    attempt: int
+    max_attempts: int
+    worker: str | None
+    heartbeat_at: datetime | None
+    lease_expires_at: datetime | None
+    lease_ttl_sec: int
+    cancel_requested: bool
+    time_limit_sec: int | None
+    error: str | None
+    started_at: datetime | None
+    stop_requested_at: datetime | None
+    worker_id: UUID | None
+    worker_seen_at: datetime | None
+    worker_alive: bool | None
+    stop_step: str | None
+    stop_reason: str | None
+    progress_age_sec: float | None
+
+
 class JobExplainer:
     """Explains single jobs."""
 
@@ -93,11 +156,11 @@ class JobExplainer:
         if job.status is Status.QUEUED:
             rows = self._execute("waiting_facts", {"job_id": str(job_id), "max_ahead": MAX_COUNTED_AHEAD})
             if rows:
-                return _explain_waiting(job, WaitingFacts(*rows[0]), self._typical_duration(job))
+                return _explain_waiting(job, from_row(WaitingFacts, rows[0]), self._typical_duration(job))
         elif job.status is Status.RUNNING:
             rows = self._execute("running_facts", {"job_id": str(job_id)})
             if rows:  # else it has just ended
-                running_reasons = list(_running_reasons(RunningFacts(*rows[0]), self._typical_duration(job)))
+                running_reasons = list(_running_reasons(from_row(RunningFacts, rows[0]), self._typical_duration(job)))
                 return JobExplanation(job.id, job.status, running_reasons, None, True, None)
             job = self._job_search.get_with_version(job_id).job
         ended_reason = _ended_reason(job, self._job_search.attempts(job_id))
@@ -112,16 +175,13 @@ def _explain_waiting(job: Job, waiting: WaitingFacts, typical: PeriodStatistics)
     reasons = list(_waiting_reasons(job, waiting))
     ahead = waiting.blocked_ahead if waiting.wait_state == "blocked" else waiting.ready_ahead
     is_in_line = waiting.wait_state in ("ready", "blocked")
-    return JobExplanation(
-        job.id,
-        job.status,
-        reasons or [_next_reason(waiting)],
-        min(ahead, MAX_COUNTED_AHEAD) + 1 if is_in_line else None,
-        ahead <= MAX_COUNTED_AHEAD,
-        _start_estimate(waiting, typical)
-        if is_in_line and all(reason.code in _TRANSIENT for reason in reasons)
-        else None,
-    )
+    position = min(ahead, MAX_COUNTED_AHEAD) + 1 if is_in_line else None
+    can_estimate = is_in_line and all(reason.code in _TRANSIENT for reason in reasons)
+    estimate = _start_estimate(waiting, typical) if can_estimate else None
+    if not reasons:
+        message = "Nothing blocks the job; it is about to be claimed."
+        reasons = [ExplanationReason(ReasonCode.NEXT, message, {"queue": waiting.queue})]
+    return JobExplanation(job.id, job.status, reasons, position, ahead <= MAX_COUNTED_AHEAD, estimate)
 
 
 _TRANSIENT = (  # reasons that end without an operator
@@ -134,24 +194,22 @@ _TRANSIENT = (  # reasons that end without an operator
 
 
 def _waiting_reasons(job: Job, waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+    due = _format_time(waiting.available_at)
     yield from _queue_reasons(waiting)
     if waiting.unknown_task:
-        yield ExplanationReason(
-            ReasonCode.TASK_UNKNOWN,
+        message = (
             f"The job is deferred because no live worker of queue {waiting.queue!r} knows the task {waiting.task!r}. It is "
-            f"checked again at {_format_time(waiting.available_at)}, or when a worker that knows the task starts.",
-            {"task": waiting.task, "next_check_at": waiting.available_at},
+            f"checked again at {due}, or when a worker that knows the task starts."
         )
+        details = {"task": waiting.task, "next_check_at": waiting.available_at}
+        yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, details)
         return
     yield from _worker_reasons(waiting)
     if waiting.available_at > waiting.now:
-        if waiting.attempt > 0 and job.error is not None:
-            message = f"Attempt {waiting.attempt} failed. The next one is due at {_format_time(waiting.available_at)}."
-        else:
-            message = f"The job is due at {_format_time(waiting.available_at)}."
-        yield ExplanationReason(
-            ReasonCode.NOT_DUE, message, {"available_at": waiting.available_at, "after_error": job.error is not None}
-        )
+        is_retry = waiting.attempt > 0 and job.error is not None
+        message = f"Attempt {waiting.attempt} failed. The next one" if is_retry else "The job"
+        details = {"available_at": waiting.available_at, "after_error": job.error is not None}
+        yield ExplanationReason(ReasonCode.NOT_DUE, f"{message} is due at {due}.", details)
         return
     yield from _lock_reasons(waiting)
     if waiting.wait_state == "ready":
@@ -159,113 +217,96 @@ def _waiting_reasons(job: Job, waiting: WaitingFacts) -> Iterator[ExplanationRea
 
 
 def _queue_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+    details: dict[str, Any] = {"queue": waiting.queue}
     if waiting.queue_state != "open":
         by = f" by {waiting.changed_by}" if waiting.changed_by else ""
         note = f": {waiting.note}" if waiting.note else ""
-        code = ReasonCode.QUEUE_PAUSED if waiting.queue_state == "paused" else ReasonCode.QUEUE_DRAINING
-        yield ExplanationReason(
-            code,
-            f"Queue {waiting.queue!r} has been {waiting.queue_state} since {_format_time(waiting.changed_at)}{by}{note}; no jobs are claimed from it.",
-            {"queue": waiting.queue, "since": waiting.changed_at, "by": waiting.changed_by, "note": waiting.note},
+        message = (
+            f"Queue {waiting.queue!r} has been {waiting.queue_state} since {_format_time(waiting.changed_at)}{by}{note}; "
+            "no jobs are claimed from it."
         )
+        details |= {"since": waiting.changed_at, "by": waiting.changed_by, "note": waiting.note}
+        yield ExplanationReason(ReasonCode(f"queue_{waiting.queue_state}"), message, details)
     elif waiting.concurrency is not None and waiting.running >= waiting.concurrency:
-        yield ExplanationReason(
-            ReasonCode.QUEUE_AT_LIMIT,
-            f"Queue {waiting.queue!r} may run {format_count(waiting.concurrency, 'job')} at a time; running now: {waiting.running}.",
-            {"queue": waiting.queue, "concurrency": waiting.concurrency, "running": waiting.running},
-        )
+        limit = format_count(waiting.concurrency, "job")
+        message = f"Queue {waiting.queue!r} may run {limit} at a time; running now: {waiting.running}."
+        details |= {"concurrency": waiting.concurrency, "running": waiting.running}
+        yield ExplanationReason(ReasonCode.QUEUE_AT_LIMIT, message, details)
 
 
 def _worker_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+    elsewhere, knowing = waiting.workers_anywhere, waiting.knowing_workers
     if waiting.workers == 0:
-        other = (
-            f"; {waiting.workers_anywhere} serve other queues" if waiting.workers_anywhere else " or any other queue"
+        other = f"; {elsewhere} serve other queues" if elsewhere else " or any other queue"
+        message = f"No live worker serves queue {waiting.queue!r}{other}."
+        details = {"queue": waiting.queue, "workers_anywhere": elsewhere}
+        yield ExplanationReason(ReasonCode.NO_WORKER, message, details)
+    elif knowing == 0:
+        message = (
+            f"None of the {waiting.workers} live workers of queue {waiting.queue!r} knows the task {waiting.task!r}."
         )
-        yield ExplanationReason(
-            ReasonCode.NO_WORKER,
-            f"No live worker serves queue {waiting.queue!r}{other}.",
-            {"queue": waiting.queue, "workers_anywhere": waiting.workers_anywhere},
-        )
-    elif waiting.knowing_workers == 0:
-        yield ExplanationReason(
-            ReasonCode.TASK_UNKNOWN,
-            f"None of the {waiting.workers} live workers of queue {waiting.queue!r} knows the task {waiting.task!r}.",
-            {"task": waiting.task, "workers": waiting.workers},
-        )
+        details = {"task": waiting.task, "workers": waiting.workers}
+        yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, details)
     elif waiting.eligible_workers == 0:
-        drained = waiting.knowing_workers - waiting.stopping_workers
-        states = [
-            f"{n} {state}" for n, state in ((waiting.stopping_workers, "shutting down"), (drained, "drained")) if n
-        ]
-        yield ExplanationReason(
-            ReasonCode.WORKERS_DRAINING,
-            f"None of the {waiting.knowing_workers} live workers of queue {waiting.queue!r} that know the task {waiting.task!r} claims "
-            f"jobs: {', '.join(states)}.",
-            {"queue": waiting.queue, "workers": waiting.knowing_workers, "stopping": waiting.stopping_workers},
+        counts = {"shutting down": waiting.stopping_workers, "drained": knowing - waiting.stopping_workers}
+        states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        message = (
+            f"None of the {knowing} live workers of queue {waiting.queue!r} that know the task {waiting.task!r} claims "
+            f"jobs: {states}."
         )
+        details = {"queue": waiting.queue, "workers": knowing, "stopping": waiting.stopping_workers}
+        yield ExplanationReason(ReasonCode.WORKERS_DRAINING, message, details)
 
 
 def _lock_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
-    facts: dict[str, Any] = {"lock_key": waiting.lock_key}
+    details: dict[str, Any] = {"lock_key": waiting.lock_key}
     if waiting.holder_job_id is not None:
         since = waiting.holder_since or waiting.now
-        yield ExplanationReason(
-            ReasonCode.KEY_BUSY,
+        message = (
             f"Its lock key {waiting.lock_key!r} is held by job {waiting.holder_job_id}, which has been running on "
-            f"{waiting.holder_worker} since {_format_time(since)} ({_format_elapsed(waiting.now, since)}).",
-            facts | {"job_id": as_uuid(waiting.holder_job_id), "since": since, "worker": waiting.holder_worker},
+            f"{waiting.holder_worker} since {_format_time(since)} ({_format_elapsed(waiting.now, since)})."
         )
+        details |= {"job_id": waiting.holder_job_id, "since": since, "worker": waiting.holder_worker}
+        yield ExplanationReason(ReasonCode.KEY_BUSY, message, details)
     elif waiting.session_pid is not None and waiting.wait_state == "blocked":
         since_text = f" since {_format_time(waiting.session_since)}" if waiting.session_since else ""
-        yield ExplanationReason(
-            ReasonCode.KEY_LOCKED_ELSEWHERE,
+        message = (
             f"Its lock key {waiting.lock_key!r} is locked by the database session {waiting.session_name or 'unnamed'!r} (PID "
             f"{waiting.session_pid}){since_text}, but no running job has this key. The session belongs to an attempt that "
-            "lost its lease and is still running, or to another service.",
-            facts
-            | {"pid": waiting.session_pid, "application_name": waiting.session_name, "since": waiting.session_since},
+            "lost its lease and is still running, or to another service."
         )
+        details |= {
+            "pid": waiting.session_pid, "application_name": waiting.session_name, "since": waiting.session_since
+        }  # fmt: skip
+        yield ExplanationReason(ReasonCode.KEY_LOCKED_ELSEWHERE, message, details)
     elif waiting.wait_state == "blocked":
-        yield ExplanationReason(
-            ReasonCode.KEY_FREED,
-            f"Its lock key {waiting.lock_key!r} has just been released; the next job is unblocked within a second.",
-            facts,
+        message = (
+            f"Its lock key {waiting.lock_key!r} has just been released; the next job is unblocked within a second."
         )
+        yield ExplanationReason(ReasonCode.KEY_FREED, message, details)
 
 
 def _row_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
-    facts = {"queue": waiting.queue, "threads": waiting.threads, "busy": waiting.busy_threads}
     if waiting.eligible_workers and waiting.busy_threads >= waiting.threads:
+        details: dict[str, Any] = {"queue": waiting.queue, "threads": waiting.threads, "busy": waiting.busy_threads}
         if waiting.workers_at_limit:
-            yield ExplanationReason(
-                ReasonCode.PER_WORKER_LIMIT,
-                f"Each worker process may run {format_count(waiting.per_worker or 0, 'job')} of queue {waiting.queue!r} at a time; "
-                f"eligible workers: {waiting.eligible_workers}, jobs that they run: {waiting.busy_threads}.",
-                facts | {"per_worker": waiting.per_worker, "workers": waiting.eligible_workers},
+            limit = format_count(waiting.per_worker or 0, "job")
+            message = (
+                f"Each worker process may run {limit} of queue {waiting.queue!r} at a time; "
+                f"eligible workers: {waiting.eligible_workers}, jobs that they run: {waiting.busy_threads}."
             )
+            details |= {"per_worker": waiting.per_worker, "workers": waiting.eligible_workers}
+            yield ExplanationReason(ReasonCode.PER_WORKER_LIMIT, message, details)
         else:
-            yield ExplanationReason(
-                ReasonCode.THREADS_BUSY,
-                f"All threads of the workers that can run it are busy: {waiting.threads} for queue {waiting.queue!r}.",
-                facts,
+            message = (
+                f"All threads of the workers that can run it are busy: {waiting.threads} for queue {waiting.queue!r}."
             )
+            yield ExplanationReason(ReasonCode.THREADS_BUSY, message, details)
     if waiting.ready_ahead:
-        ahead = (
-            format_count(waiting.ready_ahead, "ready job")
-            if waiting.ready_ahead <= MAX_COUNTED_AHEAD
-            else f"more than {MAX_COUNTED_AHEAD} ready jobs"
-        )
-        yield ExplanationReason(
-            ReasonCode.JOBS_AHEAD,
-            f"It waits behind {ahead} of queue {waiting.queue!r}, in the order of priority and creation.",
-            {"ahead": min(waiting.ready_ahead, MAX_COUNTED_AHEAD), "exact": waiting.ready_ahead <= MAX_COUNTED_AHEAD},
-        )
-
-
-def _next_reason(waiting: WaitingFacts) -> ExplanationReason:
-    return ExplanationReason(
-        ReasonCode.NEXT, "Nothing blocks the job; it is about to be claimed.", {"queue": waiting.queue}
-    )
+        ahead, is_exact = min(waiting.ready_ahead, MAX_COUNTED_AHEAD), waiting.ready_ahead <= MAX_COUNTED_AHEAD
+        counted = format_count(ahead, "ready job") if is_exact else f"more than {ahead} ready jobs"
+        message = f"It waits behind {counted} of queue {waiting.queue!r}, in the order of priority and creation."
+        yield ExplanationReason(ReasonCode.JOBS_AHEAD, message, {"ahead": ahead, "exact": is_exact})
 
 
 def _start_estimate(waiting: WaitingFacts, typical: PeriodStatistics) -> StartEstimate | None:
@@ -276,9 +317,8 @@ def _start_estimate(waiting: WaitingFacts, typical: PeriodStatistics) -> StartEs
     average = f"jobs of {waiting.task!r} take {mean:.1f} s on average"
     if waiting.wait_state == "blocked":
         before = waiting.blocked_ahead + 1
-        return StartEstimate(
-            round(mean * before, 1), f"{format_count(before, 'job')} of its lock key ahead of it, and {average}"
-        )
+        basis = f"{format_count(before, 'job')} of its lock key ahead of it, and {average}"
+        return StartEstimate(round(mean * before, 1), basis)
     slots, free = waiting.threads, waiting.threads - waiting.busy_threads
     if waiting.concurrency is not None:
         slots, free = min(slots, waiting.concurrency), min(free, waiting.concurrency - waiting.running)
@@ -286,47 +326,37 @@ def _start_estimate(waiting: WaitingFacts, typical: PeriodStatistics) -> StartEs
         return None
     free = max(0, free)
     key_free_sec = 0.0 if waiting.holder_job_id is None else mean
-    return StartEstimate(
-        round(max(key_free_sec, mean * max(0, waiting.ready_ahead + 1 - free) / slots), 1),
-        f"{format_count(waiting.ready_ahead, 'job')} ahead of it, {free} of {format_count(slots, 'thread')} free, and {average}",
-    )
+    start_in_sec = max(key_free_sec, mean * max(0, waiting.ready_ahead + 1 - free) / slots)
+    ahead, threads = format_count(waiting.ready_ahead, "job"), format_count(slots, "thread")
+    return StartEstimate(round(start_in_sec, 1), f"{ahead} ahead of it, {free} of {threads} free, and {average}")
 
 
 def _running_reasons(running: RunningFacts, typical: PeriodStatistics) -> Iterator[ExplanationReason]:
+    details: dict[str, Any] = {"worker": running.worker, "lease_expires_at": running.lease_expires_at}
     if running.lease_expires_at is not None and running.lease_expires_at < running.now:
-        yield ExplanationReason(
-            ReasonCode.LEASE_EXPIRED,
-            f"Its lease expired {_format_elapsed(running.now, running.lease_expires_at)} ago; the reaper will soon take it from {running.worker}.",
-            {"lease_expires_at": running.lease_expires_at, "worker": running.worker},
-        )
+        expired = _format_elapsed(running.now, running.lease_expires_at)
+        message = f"Its lease expired {expired} ago; the reaper will soon take it from {running.worker}."
+        yield ExplanationReason(ReasonCode.LEASE_EXPIRED, message, details)
     elif not running.worker_alive:
         seen = f" since {_format_time(running.worker_seen_at)}" if running.worker_seen_at else ""
-        yield ExplanationReason(
-            ReasonCode.WORKER_SILENT,
+        message = (
             f"Its worker {running.worker} has sent no heartbeat{seen}; the job is taken from it when the lease expires at "
-            f"{_format_time(running.lease_expires_at)}.",
-            {"worker": running.worker, "seen_at": running.worker_seen_at, "lease_expires_at": running.lease_expires_at},
+            f"{_format_time(running.lease_expires_at)}."
         )
+        yield ExplanationReason(ReasonCode.WORKER_SILENT, message, details | {"seen_at": running.worker_seen_at})
     if running.cancel_requested or running.stop_reason:
-        requested_at = running.stop_requested_at or running.now
+        requested = _format_elapsed(running.now, running.stop_requested_at or running.now)
         stop_reason = "cancel" if running.cancel_requested else running.stop_reason
         last_step = f"; the last stop step was {running.stop_step!r}" if running.stop_step else ""
-        yield ExplanationReason(
-            ReasonCode.STOP_NOT_OBEYED,
-            f"Its stop ({stop_reason}) was requested {_format_elapsed(running.now, requested_at)} ago, but it has not reached a "
-            f"safe point{last_step}.",
-            {
-                "reason": stop_reason,
-                "requested_at": running.stop_requested_at,
-                "stop_step": running.stop_step or "request",
-            },
+        message = (
+            f"Its stop ({stop_reason}) was requested {requested} ago, but it has not reached a safe point{last_step}."
         )
+        details = {"requested_at": running.stop_requested_at, "stop_step": running.stop_step or "request"}
+        yield ExplanationReason(ReasonCode.STOP_NOT_OBEYED, message, details | {"reason": stop_reason})
     if running.progress_age_sec is not None and running.progress_age_sec > _STALLED_AFTER_SEC:
-        yield ExplanationReason(
-            ReasonCode.PROGRESS_OLD,
-            f"Its progress has not changed for {_format_duration(running.progress_age_sec)}.",
-            {"progress_age_sec": round(running.progress_age_sec, 1)},
-        )
+        message = f"Its progress has not changed for {_format_duration(running.progress_age_sec)}."
+        details = {"progress_age_sec": round(running.progress_age_sec, 1)}
+        yield ExplanationReason(ReasonCode.PROGRESS_OLD, message, details)
     yield _duration_reason(running, typical)
 
 
@@ -334,61 +364,52 @@ def _duration_reason(running: RunningFacts, typical: PeriodStatistics) -> Explan
     started_at = running.started_at or running.now
     running_sec = (running.now - started_at).total_seconds()
     p50, p95 = typical.run_time.p50, typical.run_time.p95
-    message = f"Attempt {running.attempt} of {running.max_attempts} has been running on {running.worker} for {_format_duration(running_sec)}"
+    attempt = f"Attempt {running.attempt} of {running.max_attempts}"
+    message = f"{attempt} has been running on {running.worker} for {_format_duration(running_sec)}"
     if p95 is not None and running_sec > p95:
         message += f", longer than 95 % of the jobs of {running.task!r} ({_format_duration(p95)})"
     elif p50 is not None:
         message += f"; half of the jobs of {running.task!r} take {_format_duration(p50)} or less"
-    heartbeat_age = (
-        None if running.heartbeat_at is None else max(0.0, (running.now - running.heartbeat_at).total_seconds())
-    )
-    if heartbeat_age is not None:
-        message += f"; its last heartbeat was {_format_duration(heartbeat_age)} ago"
-    return ExplanationReason(
-        ReasonCode.RUNNING,
-        message + ".",
-        {
-            "attempt": running.attempt,
-            "worker": running.worker,
-            "worker_id": running.worker_id and as_uuid(running.worker_id),
-            "started_at": started_at,
-            "running_sec": round(running_sec, 1),
-            "heartbeat_age_sec": None if heartbeat_age is None else round(heartbeat_age, 1),
-            "progress_age_sec": None if running.progress_age_sec is None else round(running.progress_age_sec, 1),
-            "typical_p50_sec": p50,
-            "typical_p95_sec": p95,
-        },
-    )
+    heartbeat_age_sec = None
+    if running.heartbeat_at is not None:
+        heartbeat_age_sec = round(max(0.0, (running.now - running.heartbeat_at).total_seconds()), 1)
+        message += f"; its last heartbeat was {_format_duration(heartbeat_age_sec)} ago"
+    details = {
+        "attempt": running.attempt,
+        "worker": running.worker,
+        "worker_id": running.worker_id,
+        "started_at": started_at,
+        "running_sec": round(running_sec, 1),
+        "heartbeat_age_sec": heartbeat_age_sec,
+        "progress_age_sec": None if running.progress_age_sec is None else round(running.progress_age_sec, 1),
+        "typical_p50_sec": p50,
+        "typical_p95_sec": p95,
+    }
+    return ExplanationReason(ReasonCode.RUNNING, message + ".", details)
 
 
 def _ended_reason(job: Job, attempts: list[AttemptRecord]) -> ExplanationReason:
-    last = attempts[-1] if attempts else None
-    facts = {
+    details = {
         "finished_at": job.finished_at,
         "attempts": job.attempt,
         "max_attempts": job.max_attempts,
         "worker": job.worker,
         "error": job.error,
-        "last_outcome": last.outcome if last else None,
+        "last_outcome": attempts[-1].outcome if attempts else None,
     }
-    at = _format_time(job.finished_at)
+    at, attempt = _format_time(job.finished_at), f"attempt {job.attempt} of {job.max_attempts}"
     match job.status:
         case Status.SUCCEEDED:
             message = f"It succeeded at {at} in attempt {job.attempt}."
         case Status.FAILED:
             retried = "which was the last" if job.attempt >= job.max_attempts else "and was not retried"
-            message = (
-                f"It failed at {at} in attempt {job.attempt} of {job.max_attempts}, {retried}: {_first_line(job.error)}"
-            )
+            message = f"It failed at {at} in {attempt}, {retried}: {_first_line(job.error)}"
         case Status.LOST:
-            message = (
-                f"It was lost at {at}: its worker disappeared during attempt {job.attempt} of {job.max_attempts}, which was "
-                "the last."
-            )
+            message = f"It was lost at {at}: its worker disappeared during {attempt}, which was the last."
         case _:
             during = f"during attempt {job.attempt}" if attempts else "before its first attempt"
             message = f"It was canceled at {at} {during}."
-    return ExplanationReason(ReasonCode(job.status.value), message, facts)
+    return ExplanationReason(ReasonCode(job.status.value), message, details)
 
 
 def _first_line(error: str | None) -> str:

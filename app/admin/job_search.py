@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from app.admin.attempts import AttemptRecord, attempts_from_events
 from app.admin.counts import SAMPLED_PAGES
 from app.db.encoding import array, validate_text
+from app.db.rows import as_uuid, from_row
 from app.errors import JobNotFound
 from app.queue.job import Job, JobEvent, Status
-from app.queue.jobs import Executor, JobQueue, _decode_json, as_uuid, event_from_row
+from app.queue.jobs import Executor, JobQueue
 
 Sort = Literal["-created_at", "created_at", "priority", "available_at", "-available_at", "started_at", "-started_at"]
 
@@ -37,6 +37,7 @@ _FIRST_TEXT_WINDOW_ROWS = 200  # if args and errors are searched
 _FIRST_COUNT_WINDOW_ROWS = 5_000
 _MAX_WINDOW_ROWS = 50_000
 _MAX_FOLLOW_UPS_SHOWN = 100
+_ATTEMPT_EVENT_FIELDS = {"status", "attempt", "run_id", "error", "reason", "pause_sec"}
 _MIN_TIME = datetime.min.replace(tzinfo=UTC)
 _MAX_TIME = datetime.max.replace(tzinfo=UTC)
 _MIN_ID, _MAX_ID = UUID(int=0), UUID(int=2**128 - 1)
@@ -68,26 +69,24 @@ class Filter:
             if value is not None
         }
 
-    def as_parameters(self) -> dict[str, str]:
+    def to_json(self) -> str:
         """The texts that the SQL function dl_job_matches takes, and that a bulk operation stores."""
-        return {
+        values = {
             name: value.isoformat() if isinstance(value, datetime) else array(value) if isinstance(value, list)
             else validate_text(name, value)
             for name, value in self.to_dict().items()
         }  # fmt: skip
-
-    def to_json(self) -> str:
-        return json.dumps(self.as_parameters(), ensure_ascii=False)
+        return json.dumps(values, ensure_ascii=False)
 
     @classmethod
-    def from_dict(cls, parameters: dict[str, str]) -> Filter:
-        """The filter that `as_parameters` was made from."""
-        values: dict[str, Any] = {
-            name: datetime.fromisoformat(text) if name.endswith(("_from", "_to")) else text
-            for name, text in parameters.items()
-        }
-        if "status" in values:
-            values["status"] = frozenset(Status(s.strip('"')) for s in values["status"].strip("{}").split(",") if s)
+    def from_json(cls, text: str) -> Filter:
+        """The filter of which `to_json` made the text."""
+        values: dict[str, Any] = json.loads(text)
+        for name, value in values.items():
+            if name == "status":
+                values[name] = frozenset(Status(status.strip('"')) for status in value[1:-1].split(",") if status)
+            elif name.endswith(("_from", "_to")):
+                values[name] = datetime.fromisoformat(value)
         return cls(**values)
 
     @property
@@ -125,6 +124,9 @@ class JobSummary:
     unknown_task: bool
 
 
+SUMMARY_FIELDS = tuple(field.name for field in fields(JobSummary))
+
+
 @dataclass(frozen=True)
 class Cursor:
     """The job after which a list continues."""
@@ -152,6 +154,22 @@ class JobPage:
     scanned: int
     scanned_to: datetime | None  # creation time of the last scanned job; None: all were scanned
     matching: MatchCount | None = None  # the number of all matching jobs, if the page determined it
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRecord:
+    """An attempt of a job, from its events. `outcome` is the kind of the event that ended it; null while it runs."""
+
+    attempt: int
+    run_id: UUID | None
+    worker: str | None
+    started_at: datetime
+    finished_at: datetime | None
+    outcome: str | None
+    reason: str | None
+    error: str | None
+    retry_in_sec: float | None
+    event_fields: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -234,41 +252,37 @@ class JobSearch:
     def _active_page(self, job_filter: Filter, sort: Sort, limit: int, after: Cursor | None) -> JobPage | None:
         """A page of queued and running jobs, or None if there are too many of them to sort."""
         status = job_filter.status or ACTIVE
-        rows = self._execute(
-            "active_jobs",
-            {
-                "running": Status.RUNNING in status,
-                "queued": Status.QUEUED in status,
-                "queue": job_filter.queue,
-                "max_active": MAX_ACTIVE if job_filter.text is None else MAX_ACTIVE_SEARCHED,
-                "filter": replace(job_filter, status=None).to_json(),
-                "sort": sort.removeprefix("-"),
-                "reverse": sort.startswith("-"),
-                "key": None if after is None else after.key,
-                "id": None if after is None else str(after.id),
-                "limit": limit,
-            },
-        )
+        parameters = {
+            "running": Status.RUNNING in status,
+            "queued": Status.QUEUED in status,
+            "queue": job_filter.queue,
+            "max_active": MAX_ACTIVE if job_filter.text is None else MAX_ACTIVE_SEARCHED,
+            "filter": replace(job_filter, status=None).to_json(),
+            "sort": sort.removeprefix("-"),
+            "reverse": sort.startswith("-"),
+            "key": after and after.key,
+            "id": after and str(after.id),
+            "limit": limit,
+        }
+        rows = self._execute("active_jobs", parameters)
         too_many, scanned, matching_count = rows[0][:3]
         if too_many:
             return None
-        jobs = [_summary_from_row(row[4:]) for row in rows if row[4] is not None]
+        jobs = [from_row(JobSummary, row[4:]) for row in rows if row[4] is not None]
         last = Cursor(rows[-1][3], jobs[-1].job_id, is_active=True) if jobs and len(jobs) == limit else None
         return JobPage(jobs, last, scanned, None, MatchCount(matching_count, True, scanned))
 
     def _scan(
         self, job_filter: Filter, newest_first: bool, limit: int, after: Cursor | None, time_budget_sec: float
     ) -> JobPage:
-        window = _Window(job_filter, newest_first=newest_first, after=after)
+        window = _window(job_filter, newest_first=newest_first, after=after)
         jobs: list[JobSummary] = []
         scanned = 0
         first_rows = _FIRST_WINDOW_ROWS if job_filter.text is None else _FIRST_TEXT_WINDOW_ROWS
         for window_rows in self._window_sizes(first_rows, time_budget_sec):
-            rows = self._execute(
-                "jobs_before" if newest_first else "jobs_after",
-                window.parameters() | {"window": window_rows, "limit": limit - len(jobs)},
-            )
-            jobs += [_summary_from_row(row[2:]) for row in rows if row[2] is not None]
+            statement = "jobs_before" if newest_first else "jobs_after"
+            rows = self._execute(statement, window | {"window": window_rows, "limit": limit - len(jobs)})
+            jobs += [from_row(JobSummary, row[2:]) for row in rows if row[2] is not None]
             end_at, end_id = rows[0][:2]
             if len(jobs) == limit:
                 last = jobs[-1]
@@ -277,8 +291,8 @@ class JobSearch:
                 count = MatchCount(len(jobs), True, scanned) if after is None else None
                 return JobPage(jobs, None, scanned, None, count)
             scanned += window_rows
-            window.at, window.id = end_at, as_uuid(end_id)
-        return JobPage(jobs, Cursor(window.at, window.id, is_active=False), scanned, window.at)
+            window |= {"at": end_at, "id": str(end_id)}
+        return JobPage(jobs, Cursor(window["at"], UUID(window["id"]), is_active=False), scanned, window["at"])
 
     def _window_sizes(self, first_rows: int, time_budget_sec: float) -> Iterator[int]:
         """Yield the size of each window until the time is spent, from the pace of the windows so far: rows may have to
@@ -302,15 +316,15 @@ class JobSearch:
             if page is not None and page.matching is not None:
                 return page.matching
         scanned = matching = 0
-        window = _Window(job_filter, newest_first=True, after=None)
+        window = _window(job_filter, newest_first=True, after=None)
         first_rows = _FIRST_COUNT_WINDOW_ROWS if job_filter.text is None else _FIRST_TEXT_WINDOW_ROWS
         for window_rows in self._window_sizes(first_rows, time_budget_sec):
-            parameters = window.parameters() | {"window": window_rows}
-            ((end_at, end_id, new_matching, new_scanned),) = self._execute("count_window", parameters)
+            rows = self._execute("count_window", window | {"window": window_rows})
+            ((end_at, end_id, new_matching, new_scanned),) = rows
             scanned, matching = scanned + new_scanned, matching + new_matching
             if end_id is None:
                 return MatchCount(matching, True, scanned)
-            window.at, window.id = end_at, as_uuid(end_id)
+            window |= {"at": end_at, "id": str(end_id)}
         return MatchCount(max(matching, self._estimate_count(job_filter)), False, scanned)
 
     def _estimate_count(self, job_filter: Filter) -> int:
@@ -342,38 +356,30 @@ class JobSearch:
         """Raises JobNotFound."""
         found = self.get_with_version(job_id)
         job = found.job
-        parameters = {"job_id": str(job_id)}
-        lock_holder = None
-        if job.status is Status.QUEUED:
-            lock_holder = self._related_job("key_holder", parameters | {"lock_key": job.lock_key})
+        values = vars(job) | vars(found) | {"job_id": job.id}
+        parents = [] if job.parent_id is None else self._related_jobs("linked_job", job.parent_id)
+        is_queued = job.status is Status.QUEUED
+        lock_holders = self._related_jobs("key_holder", job_id, lock_key=job.lock_key) if is_queued else []
         return JobDetail(
-            **{name: value for name, value in vars(job).items() if name in JobDetail.__dataclass_fields__},
-            job_id=job.id,
-            version=found.version,
-            wait_state=found.wait_state,
-            unknown_task=found.unknown_task,
+            **{name: value for name, value in values.items() if name in JobDetail.__dataclass_fields__},
             attempts=self.attempts(job_id),
-            parent=None if job.parent_id is None else self._related_job("linked_job", {"job_id": str(job.parent_id)}),
-            follow_up_jobs=[
-                _related_from_row(row)
-                for row in self._execute("children", parameters | {"limit": _MAX_FOLLOW_UPS_SHOWN})
-            ],
-            lock_holder=lock_holder,
+            parent=next(iter(parents), None),
+            follow_up_jobs=self._related_jobs("children", job_id, limit=_MAX_FOLLOW_UPS_SHOWN),
+            lock_holder=next(iter(lock_holders), None),
         )
 
-    def _related_job(self, statement: str, parameters: dict[str, Any]) -> RelatedJob | None:
-        rows = self._execute(statement, parameters)
-        return _related_from_row(rows[0]) if rows else None
+    def _related_jobs(self, statement: str, job_id: UUID, **parameters: Any) -> list[RelatedJob]:
+        return [from_row(RelatedJob, row) for row in self._execute(statement, parameters | {"job_id": str(job_id)})]
 
     def attempts(self, job_id: UUID) -> list[AttemptRecord]:
         """The last attempts of a job, oldest first."""
         rows = self._execute("attempt_events", {"job_id": str(job_id), "limit": 2 * MAX_ATTEMPTS_SHOWN})
-        return attempts_from_events([event_from_row(row) for row in rows])
+        return _pair_attempt_events([from_row(JobEvent, row) for row in rows])
 
     def last_events(self, job_id: UUID, *, limit: int) -> list[JobEvent]:
         """The job's last events, oldest first."""
         rows = self._execute("last_events", {"job_id": str(job_id), "limit": limit})
-        return [event_from_row(row) for row in rows]
+        return [from_row(JobEvent, row) for row in rows]
 
 
 class TooManyActiveJobs(Exception):
@@ -384,41 +390,45 @@ class NotSortable(Exception):
     """Only queued and running jobs can be sorted by anything but creation time."""
 
 
-class _Window:
-    """The position and the bounds of a search along the jobs by creation time."""
-
-    def __init__(self, job_filter: Filter, *, newest_first: bool, after: Cursor | None) -> None:
-        oldest, newest = job_filter.created_from or _MIN_TIME, job_filter.latest_created or _MAX_TIME
-        if after is not None and isinstance(after.key, datetime):
-            self.at, self.id = after.key, after.id
-        elif newest_first:
-            self.at, self.id = newest, _MIN_ID if job_filter.latest_created else _MAX_ID
-        else:
-            self.at, self.id = oldest, _MIN_ID
-        self._end_at = oldest if newest_first else newest
-        self._unsuccessful_only = job_filter.status is not None and job_filter.status <= UNSUCCESSFUL
-        self._filter = job_filter.to_json()
-
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "at": self.at,
-            "id": str(self.id),
-            "until": self._end_at,
-            "unsuccessful_only": self._unsuccessful_only,
-            "filter": self._filter,
-        }
+def _window(job_filter: Filter, *, newest_first: bool, after: Cursor | None) -> dict[str, Any]:
+    """The parameters of the first window of a search along the jobs by creation time."""
+    oldest, newest = job_filter.created_from or _MIN_TIME, job_filter.latest_created or _MAX_TIME
+    if after is not None and isinstance(after.key, datetime):
+        at, last_id = after.key, after.id
+    else:
+        at = newest if newest_first else oldest
+        last_id = _MAX_ID if newest_first and job_filter.latest_created is None else _MIN_ID
+    return {
+        "at": at,
+        "id": str(last_id),
+        "until": oldest if newest_first else newest,
+        "unsuccessful_only": job_filter.status is not None and job_filter.status <= UNSUCCESSFUL,
+        "filter": job_filter.to_json(),
+    }
 
 
-SUMMARY_FIELDS = tuple(field.name for field in fields(JobSummary))
+def _pair_attempt_events(events: Iterable[JobEvent]) -> list[AttemptRecord]:
+    """Pair each `picked` event with the event that ended the attempt."""
+    pairs: list[tuple[JobEvent, JobEvent | None]] = []
+    for event in events:
+        if event.kind == "picked":
+            pairs.append((event, None))
+        elif pairs and pairs[-1][1] is None and event.kind not in ("cancel_requested", "stop_pending"):
+            pairs[-1] = (pairs[-1][0], event)
+    return [_attempt_from_events(started, ended) for started, ended in pairs]
 
 
-def _summary_from_row(row: Sequence[Any]) -> JobSummary:
-    values = dict(zip(SUMMARY_FIELDS, row, strict=True))
-    values["job_id"] = as_uuid(values["job_id"])
-    values["status"] = Status(values["status"])
-    values["progress"] = _decode_json(values["progress"])
-    return JobSummary(**values)
-
-
-def _related_from_row(row: Sequence[Any]) -> RelatedJob:
-    return RelatedJob(as_uuid(row[0]), row[1], row[2], Status(row[3]), row[4])
+def _attempt_from_events(started: JobEvent, ended: JobEvent | None) -> AttemptRecord:
+    run_id, payload = started.payload.get("run_id"), {} if ended is None else ended.payload
+    return AttemptRecord(
+        attempt=int(started.payload.get("attempt", 0)),
+        run_id=UUID(run_id) if run_id else None,
+        worker=started.payload.get("worker"),
+        started_at=started.ts,
+        finished_at=None if ended is None else ended.ts,
+        outcome=None if ended is None else ended.kind,
+        reason=payload.get("reason"),
+        error=payload.get("error"),
+        retry_in_sec=payload.get("pause_sec"),
+        event_fields={name: value for name, value in payload.items() if name not in _ATTEMPT_EVENT_FIELDS},
+    )

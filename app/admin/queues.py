@@ -12,9 +12,10 @@ from uuid import UUID
 
 from app.admin.counts import JobCounts
 from app.admin.statistics import PeriodStatistics, Statistics
-from app.db.encoding import array, validate_text
+from app.db.encoding import array, validate_texts
+from app.db.rows import from_row
 from app.errors import WorkerNotFound
-from app.queue.jobs import Executor, as_uuid
+from app.queue.jobs import Executor
 
 MAX_QUEUES = 500
 MAX_EXACT_READY = 1_000  # beyond it the number of ready jobs of a queue is estimated
@@ -67,6 +68,12 @@ class RunningJob:
     started_at: datetime
     heartbeat_at: datetime | None
 
+    @classmethod
+    def from_json(cls, text: str) -> RunningJob:
+        values = json.loads(text)
+        times = {name: values[name] and datetime.fromisoformat(values[name]) for name in ("started_at", "heartbeat_at")}
+        return cls(**values | times | {"job_id": UUID(values["job_id"])})
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
@@ -113,11 +120,19 @@ class Queues:
         oldest = self._counts.oldest_ready()
         recent = self._statistics.by_queue("1h", queue=queue)
         rows = self._execute("queue_depths", {"queues": array(names), "max_exact": MAX_EXACT_READY})
-        return [_status_from_row(row, oldest.get(row[0]), recent.get(row[0], PeriodStatistics())) for row in rows]
+        return [
+            from_row(
+                QueueStatus,
+                row,
+                oldest_ready_sec=round(oldest[row[0]], 3) if row[0] in oldest else None,
+                last_hour=recent.get(row[0], PeriodStatistics()),
+            )
+            for row in rows
+        ]
 
     def settings(self) -> dict[str, QueueSettings]:
         """The settings of each queue that has any; every other queue is open and has no limit."""
-        return {row[0]: _settings_from_row(row) for row in self._execute("queue_settings")}
+        return {row[0]: from_row(QueueSettings, row) for row in self._execute("queue_settings")}
 
     def change_settings(
         self,
@@ -134,24 +149,22 @@ class Queues:
 
         `remove_limits` names limits to remove: concurrency, per_worker.
         """
-        parameters = {
-            "queue": validate_text("queue", queue),
+        parameters = validate_texts({"queue": queue, "note": note}) | {
             "state": state and state.value,
             "concurrency": concurrency,
             "per_worker": per_worker,
             "remove_limits": array(remove_limits),
-            "note": None if note is None else validate_text("note", note),
             "changed_by": changed_by,
         }
-        return _settings_from_row(self._execute("change_queue_settings", parameters)[0])
+        return from_row(QueueSettings, self._execute("change_queue_settings", parameters)[0][:-1])
 
     def live_workers(self) -> list[LiveWorker]:
         """The queues and tasks that live worker processes serve."""
-        return [LiveWorker(frozenset(row[0]), frozenset(row[1]), row[2]) for row in self._execute("live_workers")]
+        return [from_row(LiveWorker, row) for row in self._execute("live_workers")]
 
     def workers(self) -> list[WorkerStatus]:
         """The worker processes that registered recently, live ones first."""
-        return [_worker_from_row(row) for row in self._execute("worker_statuses")]
+        return [from_row(WorkerStatus, row) for row in self._execute("worker_statuses")]
 
     def worker(self, worker_id: UUID) -> WorkerStatus:
         """Raises WorkerNotFound."""
@@ -208,53 +221,3 @@ class Queues:
     def acquire_maintenance_lock(self) -> bool:
         """Become the maintenance leader for as long as this session lasts; False if another process is."""
         return bool(self._execute("acquire_maintenance_lock")[0][0])
-
-
-def _settings_from_row(row: tuple[Any, ...]) -> QueueSettings:
-    queue, state, *rest = row[:7]
-    return QueueSettings(queue, QueueState(state), *rest)
-
-
-def _status_from_row(row: tuple[Any, ...], oldest_ready_sec: float | None, last_hour: PeriodStatistics) -> QueueStatus:
-    queue, ready, is_capped, running, scheduled, blocked, last_ready, scanned_at, workers, *settings = row
-    known = _settings_from_row((queue, *settings))
-    return QueueStatus(
-        **vars(known),
-        is_drained=known.state is not QueueState.OPEN and running == 0,
-        ready=max(ready, last_ready or 0) if is_capped else ready,
-        ready_exact=not is_capped,
-        scheduled=scheduled,
-        blocked=blocked,
-        running=running,
-        workers=workers,
-        oldest_ready_sec=None if oldest_ready_sec is None else round(oldest_ready_sec, 3),
-        scanned_at=scanned_at,
-        last_hour=last_hour,
-    )
-
-
-def _worker_from_row(row: tuple[Any, ...]) -> WorkerStatus:
-    (worker_id, name, version, queues, tasks, threads, started_at, last_beat_at, alive, draining, listener, rss_bytes,
-     running) = row  # fmt: skip
-    jobs = tuple(_running_job_from_dict(job) for job in json.loads(running))
-    return WorkerStatus(
-        worker_id=as_uuid(worker_id),
-        name=name,
-        version=version,
-        queues=tuple(queues),
-        tasks=tuple(tasks),
-        threads=threads,
-        busy=len(jobs),
-        started_at=started_at,
-        last_beat_at=last_beat_at,
-        alive=alive,
-        draining=draining,
-        listener=listener,
-        rss_bytes=rss_bytes,
-        running=jobs,
-    )
-
-
-def _running_job_from_dict(job: dict[str, Any]) -> RunningJob:
-    times = {name: job[name] and datetime.fromisoformat(job[name]) for name in ("started_at", "heartbeat_at")}
-    return RunningJob(job_id=UUID(job["job_id"]), queue=job["queue"], task=job["task"], attempt=job["attempt"], **times)

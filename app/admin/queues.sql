@@ -58,9 +58,11 @@ WITH running AS MATERIALIZED (
      WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND NOT w.draining
      GROUP BY q.queue
 )
-SELECT listed.queue, least(ready.n, %(max_exact)s::int), ready.n > %(max_exact)s::int, coalesce(running.n, 0),
-       coalesce(d.scheduled, 0), coalesce(d.blocked, 0), greatest(d.ready, 0), d.at, coalesce(serving.workers, 0),
-       coalesce(q.state, 'open'), q.concurrency, q.per_worker, q.note, q.changed_by, q.changed_at
+SELECT listed.queue, coalesce(q.state, 'open'), q.concurrency, q.per_worker, q.note, q.changed_by, q.changed_at,
+       coalesce(q.state, 'open') <> 'open' AND running.n IS NULL AS is_drained,
+       CASE WHEN ready.n <= %(max_exact)s::int THEN ready.n ELSE greatest(%(max_exact)s::int, d.ready) END AS ready,
+       ready.n <= %(max_exact)s::int AS ready_exact, coalesce(d.scheduled, 0), coalesce(d.blocked, 0), coalesce(running.n, 0),
+       coalesce(serving.workers, 0), d.at
   FROM unnest(%(queues)s::text[]) AS listed (queue)
        CROSS JOIN LATERAL (SELECT count(*) AS n
                              FROM (SELECT FROM dl_jobs j
@@ -84,15 +86,12 @@ SELECT draining, pg_notify('dl_control', CASE WHEN draining THEN 'drain ' ELSE '
 WITH running AS MATERIALIZED (
     SELECT job_id, queue, task, attempt, started_at, heartbeat_at, worker FROM dl_jobs WHERE status = 'running' LIMIT 10000
 )
-SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, w.started_at, w.seen_at,
+SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality(jobs.running) AS busy, w.started_at, w.seen_at,
        w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive, w.draining, w.listener,
-       w.rss_bytes,
-       coalesce((SELECT jsonb_agg(jsonb_build_object('job_id', r.job_id, 'queue', r.queue, 'task', r.task,
-                                                     'attempt', r.attempt, 'started_at', r.started_at,
-                                                     'heartbeat_at', r.heartbeat_at)
-                                  ORDER BY r.started_at)
-                   FROM running r WHERE r.worker = w.name), '[]')::text
+       w.rss_bytes, jobs.running
   FROM dl_workers w
+       CROSS JOIN LATERAL (SELECT ARRAY(SELECT (to_jsonb(r) - 'worker')::text FROM running r WHERE r.worker = w.name
+                                         ORDER BY r.started_at) AS running) jobs
  ORDER BY alive DESC, w.started_at DESC
  LIMIT 1000;
 

@@ -11,7 +11,8 @@ from uuid import UUID
 
 from app.admin.counts import JobCounts
 from app.db.encoding import array
-from app.queue.jobs import Executor, as_uuid
+from app.db.rows import from_row
+from app.queue.jobs import Executor
 
 Period = Literal["1h", "24h", "7d"]
 
@@ -120,12 +121,9 @@ class Statistics:
 
     def aggregate(self, limit: int = MAX_EVENTS_PER_BATCH) -> bool:
         """Aggregate the next events; return whether there are more. Safe to call from several processes."""
-        rows = self._execute(
-            "aggregate_events", {"schema": self._executor.schema, "limit": limit, "runs": MAX_RECENT_RUNS}
-        )
-        if not rows:
-            return False
-        return bool(rows[0][0] >= limit)
+        parameters = {"schema": self._executor.schema, "limit": limit, "runs": MAX_RECENT_RUNS}
+        rows = self._execute("aggregate_events", parameters)
+        return bool(rows) and bool(rows[0][0] >= limit)
 
     def prune(self) -> None:
         """Delete statistics of old minutes, quarters and hours."""
@@ -148,16 +146,11 @@ class Statistics:
         }
         points = _group_by_first(self._execute("statistics_series", parameters))
         depths = [] if task is not None else [QueueDepth(*row) for row in self._execute("depth_series", parameters)]
-        return Chart(
-            bucket_sec,
-            now - length,
-            now,
-            [ChartPoint(at, _statistics_from_rows(points[at])) for at in sorted(points)],
-            depths,
-        )
+        chart_points = [ChartPoint(at, _statistics_from_rows(points[at])) for at in sorted(points)]
+        return Chart(bucket_sec, now - length, now, chart_points, depths)
 
     def by_queue(self, period: Period = "1h", *, queue: str | None = None) -> dict[str, PeriodStatistics]:
-        return self._totals(period, by_task=False, queue=queue, task=None)
+        return self._totals(period, by_task=False, queue=queue)
 
     def by_task(
         self, period: Period = "24h", *, task: str | None = None, queue: str | None = None
@@ -167,19 +160,11 @@ class Statistics:
     def recent_runs(self, *, task: str | None = None) -> dict[str, list[RecentRun]]:
         """The last attempts of each task, newest first."""
         runs = _group_by_first(self._execute("recent_runs", {"task": task, "limit": MAX_RECENT_RUNS}))
-        return {name: [RecentRun(as_uuid(job_id), *rest) for job_id, *rest in rows] for name, rows in runs.items()}
+        return {name: [from_row(RecentRun, row) for row in rows] for name, rows in runs.items()}
 
-    def _totals(
-        self, period: Period, *, by_task: bool, queue: str | None, task: str | None
-    ) -> dict[str, PeriodStatistics]:
+    def _totals(self, period: Period, *, task: str | None = None, **parameters: Any) -> dict[str, PeriodStatistics]:
         bucket_sec, length = PERIODS[period]
-        parameters = {
-            "span": bucket_sec,
-            "period_sec": length.total_seconds(),
-            "by_task": by_task,
-            "queue": queue,
-            "task": task,
-        }
+        parameters |= {"span": bucket_sec, "period_sec": length.total_seconds(), "task": task}
         totals = _group_by_first(self._execute("statistics_totals", parameters))
         return {name: _statistics_from_rows(rows) for name, rows in totals.items()}
 

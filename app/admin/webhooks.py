@@ -12,9 +12,10 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import array, sanitize_text, validate_text
+from app.db.encoding import array, sanitize_text, validate_texts
+from app.db.rows import as_uuid, from_row
 from app.errors import DeliveryNotFound, WebhookNotFound
-from app.queue.jobs import Executor, as_uuid
+from app.queue.jobs import Executor
 
 MAX_RESPONSE_LENGTH = 500
 _MAX_ERROR_LENGTH = 500
@@ -162,14 +163,14 @@ class Webhooks:
         """Add a webhook; return it with its secret, which cannot be read again."""
         secret = _new_secret()
         texts = {"url": url, "queue": queue, "task": task, "description": description, "secret": secret}
-        rows = self._execute("add_webhook", _validate_texts(texts) | {"events": array(events)})
-        return _webhook_from_row(rows[0]), secret
+        rows = self._execute("add_webhook", validate_texts(texts) | {"events": array(events)})
+        return from_row(Webhook, rows[0]), secret
 
     def all(self) -> list[Webhook]:
-        return [_webhook_from_row(row) for row in self._execute("webhooks", {"webhook_id": None})]
+        return [from_row(Webhook, row) for row in self._execute("webhooks", {"webhook_id": None})]
 
     def get(self, webhook_id: UUID) -> Webhook:
-        return _webhook_from_row(self._single_row("webhooks", webhook_id))
+        return from_row(Webhook, self._single_row("webhooks", webhook_id))
 
     def change(
         self,
@@ -186,7 +187,8 @@ class Webhooks:
         pending deliveries."""
         texts = {"url": url, "queue": queue, "task": task, "description": description}
         values = {"events": None if events is None else array(events), "active": active}
-        return _webhook_from_row(self._single_row("change_webhook", webhook_id, **_validate_texts(texts), **values))
+        row = self._single_row("change_webhook", webhook_id, **validate_texts(texts), **values)
+        return from_row(Webhook, row[:-1])
 
     def remove(self, webhook_id: UUID) -> None:
         """Delete a webhook, its deliveries and their attempts."""
@@ -196,7 +198,7 @@ class Webhooks:
         """Replace the secret and return the new one; deliveries carry both signatures for `overlap_sec`."""
         secret = _new_secret()
         row = self._single_row("rotate_webhook_secret", webhook_id, secret=secret, overlap_sec=overlap_sec)
-        return _webhook_from_row(row), secret
+        return from_row(Webhook, row), secret
 
     def ping(self, webhook_id: UUID) -> UUID:
         """Create a test delivery; return its id."""
@@ -219,20 +221,18 @@ class Webhooks:
     ) -> list[Delivery]:
         """List deliveries, newest first; `before` is the last one of the previous page."""
         rows = self._delivery_rows(webhook_id=webhook_id, job_id=job_id, state=state, before=before, limit=limit)
-        return [Delivery(**_delivery_fields(row)) for row in rows]
+        return [from_row(Delivery, row[:-1]) for row in rows]
 
     def delivery(self, delivery_id: UUID) -> DeliveryDetail:
         rows = self._delivery_rows(delivery_id=delivery_id)
         if not rows:
             raise DeliveryNotFound(delivery_id)
         attempts = self._execute("delivery_attempts", {"delivery_id": str(delivery_id)})
-        return DeliveryDetail(
-            **_delivery_fields(rows[0]), body=rows[0][-1], attempt_log=[DeliveryAttempt(*row) for row in attempts]
-        )
+        return from_row(DeliveryDetail, rows[0], attempt_log=[DeliveryAttempt(*row) for row in attempts])
 
     def _delivery_rows(self, *, limit: int = 1, **criteria: Any) -> list[tuple[Any, ...]]:
         names = ("delivery_id", "webhook_id", "job_id", "state", "before")
-        values = {name: None if criteria.get(name) is None else str(criteria[name]) for name in names}
+        values = {name: criteria.get(name) and str(criteria[name]) for name in names}
         return self._execute("deliveries", {**values, "limit": limit})
 
     def redeliver(self, delivery_id: UUID) -> None:
@@ -265,34 +265,25 @@ class Webhooks:
             "lease_sec": lease_sec,
         }
         rows = self._execute("lease_deliveries", parameters)
-        return [_leased_from_row(row) for row in rows if row[0] is not None], rows[0][-1]
+        return [from_row(LeasedDelivery, row[:-1]) for row in rows if row[0] is not None], rows[0][-1]
 
     def save_result(self, delivery: LeasedDelivery, claim_id: UUID, result: DeliveryResult) -> bool:
         """Save the result of an attempt; False if another sender has leased the delivery since."""
         parameters = {
             "delivery_id": str(delivery.id),
-            "webhook_id": None if delivery.webhook_id is None else str(delivery.webhook_id),
+            "webhook_id": delivery.webhook_id and str(delivery.webhook_id),
             "claim_id": str(claim_id),
             "number": delivery.attempts,
             "state": result.state.value,
-            "status": result.status,
-            "duration_ms": result.duration_ms,
             "response": sanitize_text(result.response, MAX_RESPONSE_LENGTH),
             "error": None if result.error is None else sanitize_text(result.error, _MAX_ERROR_LENGTH),
-            "retry_in_sec": result.retry_in_sec,
-            "receiver_down": result.receiver_down,
         }
-        return bool(self._execute("save_delivery_result", parameters))
+        return bool(self._execute("save_delivery_result", vars(result) | parameters))
 
     def disable(self, webhook_id: UUID, *, reason: str, failing_for_sec: float, immediately: bool = False) -> bool:
         """Deactivate a webhook that has failed for longer than `failing_for_sec`; return whether it was deactivated."""
-        parameters = {
-            "webhook_id": str(webhook_id),
-            "reason": reason,
-            "failing_for_sec": failing_for_sec,
-            "immediately": immediately,
-        }
-        return bool(self._execute("disable_webhook", parameters)[0][1])
+        parameters = {"reason": reason, "failing_for_sec": failing_for_sec, "immediately": immediately}
+        return bool(self._execute("disable_webhook", parameters | {"webhook_id": str(webhook_id)})[0][1])
 
     def prune(self, *, keep_sec: float, limit: int = 1000) -> int:
         """Delete old finished deliveries; return their number."""
@@ -301,66 +292,3 @@ class Webhooks:
 
 def _new_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
-
-
-def _validate_texts(texts: dict[str, str | None]) -> dict[str, str | None]:
-    return {name: None if text is None else validate_text(name, text) for name, text in texts.items()}
-
-
-def _webhook_from_row(row: tuple[Any, ...]) -> Webhook:
-    (webhook_id, url, events, queue, task, description, created_at, disabled_at, disabled_reason, failures,
-     failing_since, paused_until, old_secret_expires_at) = row[:13]  # fmt: skip
-    return Webhook(
-        webhook_id=as_uuid(webhook_id),
-        url=url,
-        events=list(events),
-        queue=queue,
-        task=task,
-        description=description,
-        active=disabled_at is None,
-        created_at=created_at,
-        disabled_at=disabled_at,
-        disabled_reason=disabled_reason,
-        failures=failures,
-        failing_since=failing_since,
-        paused_until=paused_until,
-        old_secret_expires_at=old_secret_expires_at,
-    )
-
-
-def _leased_from_row(row: tuple[Any, ...]) -> LeasedDelivery:
-    (
-        delivery_id,
-        webhook_id,
-        url,
-        target,
-        job_id,
-        event,
-        body,
-        attempts,
-        earlier_attempts,
-        secret,
-        old_secret,
-        now,
-        _,
-    ) = row
-    return LeasedDelivery(
-        id=as_uuid(delivery_id),
-        webhook_id=webhook_id and as_uuid(webhook_id),
-        url=url,
-        target=target,
-        job_id=job_id and as_uuid(job_id),
-        event=event,
-        body=body,
-        attempts=attempts,
-        earlier_attempts=earlier_attempts,
-        secrets=tuple(secret for secret in (secret, old_secret) if secret),
-        now=now,
-    )
-
-
-def _delivery_fields(row: tuple[Any, ...]) -> dict[str, Any]:
-    """The fields of Delivery; the row ends with the body."""
-    values = dict(zip(Delivery.__dataclass_fields__, row[:-1], strict=True))
-    ids = {name: values[name] and as_uuid(values[name]) for name in ("delivery_id", "webhook_id", "job_id")}
-    return values | ids | {"state": DeliveryState(values["state"])}

@@ -4,12 +4,12 @@
 -- name: add_webhook
 INSERT INTO dl_webhooks (url, events, queue, task, description, secret)
 VALUES (%(url)s::text, %(events)s::text[], %(queue)s::text, %(task)s::text, %(description)s::text, %(secret)s::text)
-RETURNING webhook_id, url, events, queue, task, description, created_at, disabled_at, disabled_reason, failures,
-          failing_since, paused_until, old_secret_until;
+RETURNING webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
+          disabled_reason, failures, failing_since, paused_until, old_secret_until;
 
 -- name: webhooks
-SELECT webhook_id, url, events, queue, task, description, created_at, disabled_at, disabled_reason, failures,
-       failing_since, paused_until, old_secret_until
+SELECT webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
+       disabled_reason, failures, failing_since, paused_until, old_secret_until
   FROM dl_webhooks
  WHERE (%(webhook_id)s::uuid IS NULL OR webhook_id = %(webhook_id)s::uuid)
  ORDER BY created_at, webhook_id;
@@ -32,8 +32,8 @@ WITH changed AS (
            failing_since = CASE WHEN %(active)s::bool THEN NULL ELSE failing_since END,
            paused_until = CASE WHEN %(active)s::bool OR %(url)s::text IS NOT NULL THEN NULL ELSE paused_until END
      WHERE webhook_id = %(webhook_id)s::uuid
-    RETURNING webhook_id, url, events, queue, task, description, created_at, disabled_at, disabled_reason, failures,
-              failing_since, paused_until, old_secret_until
+    RETURNING webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
+              disabled_reason, failures, failing_since, paused_until, old_secret_until
 ), resolved AS (
     UPDATE dl_alerts a
        SET ended_at = clock_timestamp()
@@ -69,8 +69,8 @@ UPDATE dl_webhooks
                                THEN clock_timestamp() + make_interval(secs => %(overlap_sec)s::float8) END,
        secret = %(secret)s::text
  WHERE webhook_id = %(webhook_id)s::uuid
-RETURNING webhook_id, url, events, queue, task, description, created_at, disabled_at, disabled_reason, failures,
-          failing_since, paused_until, old_secret_until;
+RETURNING webhook_id, url, events, queue, task, description, disabled_at IS NULL AS active, created_at, disabled_at,
+          disabled_reason, failures, failing_since, paused_until, old_secret_until;
 
 -- name: ping_webhook
 -- Also for a disabled webhook, so that it can be tested before it is activated.
@@ -117,7 +117,7 @@ WITH due AS (
     RETURNING d.delivery_id, d.webhook_id, d.url, d.target, d.job_id, d.event, d.body, d.attempts, d.earlier_attempts
 )
 SELECT t.delivery_id, t.webhook_id, coalesce(t.url, w.url) AS url, t.target, t.job_id, t.event, t.body, t.attempts, t.earlier_attempts,
-       w.secret, CASE WHEN w.old_secret_until > clock_timestamp() THEN w.old_secret END AS old_secret,
+       array_remove(ARRAY[w.secret, CASE WHEN w.old_secret_until > clock_timestamp() THEN w.old_secret END], NULL) AS secrets,
        extract(epoch FROM clock_timestamp())::bigint AS now,
        (SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8
           FROM dl_deliveries WHERE due_at > (SELECT clock_timestamp())) AS due_in

@@ -61,6 +61,10 @@ def validate_text(name: str, value: str) -> str:
     return value
 
 
+def validate_texts(texts: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {name: None if text is None else validate_text(name, text) for name, text in texts.items()}
+
+
 def validate_json(name: str, value: Any) -> str:
     try:
         _require_storable(value, 0)

@@ -12,8 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from app.db.encoding import validate_json
+from app.db.rows import from_row
 from app.queue.job import NewJob, Status
-from app.queue.jobs import Executor, as_uuid
+from app.queue.jobs import Executor
 
 _MAYBE_UNSTORABLE = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
 
@@ -50,10 +51,7 @@ class BatchEnqueuer:
             for job in jobs:  # whichever it is, it is told by name
                 validate_json("jobs", json.loads(json.dumps(_to_dict(job), default=_json_default)))
         rows = self._execute("enqueue_batch", {"jobs": text, "whole": all_or_none})
-        return [
-            BatchOutcome(Outcome(outcome), job_id and as_uuid(job_id), status and Status(status), field, detail)
-            for outcome, job_id, status, field, detail in rows
-        ]
+        return [from_row(BatchOutcome, row) for row in rows]
 
 
 def _to_dict(job: NewJob) -> dict[str, Any]:

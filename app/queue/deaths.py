@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+from app.db.rows import from_row
 from app.queue.job import HostFacts, WorkerInfo
-from app.queue.jobs import Executor, JobQueue, as_uuid
+from app.queue.jobs import Executor, JobQueue
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class WorkerLiveness:
         """Make this process known, and learn which others it may outlive."""
         rows = self._job_queue.register_worker(info, heartbeat_sec=heartbeat_sec, facts=facts)
         is_superseded, is_new, incarnation = rows[0][:3]
-        others = tuple(OtherWorker(as_uuid(row[3]), *row[4:15]) for row in rows if row[3] is not None)
+        others = tuple(from_row(OtherWorker, row[3:15]) for row in rows if row[3] is not None)
         return BeatResult(is_superseded, is_new, incarnation, others)
 
     def request_beat(self, worker_id: UUID) -> datetime:
@@ -76,7 +77,7 @@ class WorkerLiveness:
 
     def held_attempts(self, worker_id: UUID) -> list[HeldAttempt]:
         rows = self._execute("held_attempts", {"worker_id": str(worker_id)})
-        return [HeldAttempt(as_uuid(job_id), as_uuid(run_id), key, child) for job_id, run_id, key, child in rows]
+        return [from_row(HeldAttempt, row) for row in rows]
 
     def end_sessions(self, worker_id: UUID) -> int:
         """End the queue's own sessions of a process; return how many there were still. Ending takes a moment."""

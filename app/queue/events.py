@@ -11,8 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 from app.db.encoding import array
+from app.db.rows import from_row
 from app.queue.job import JobEvent
-from app.queue.jobs import Executor, event_from_row
+from app.queue.jobs import Executor
 
 MAX_EVENTS_PER_POLL = 500  # that one look brings
 _MAX_EVENT_ID = 2**63 - 1
@@ -63,7 +64,7 @@ class EventReader:
                 "most": MAX_EVENTS_PER_POLL,
             },
         )
-        return [event_from_row(row) for row in rows]
+        return [from_row(JobEvent, row) for row in rows]
 
     @property
     def cursor(self) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from app.db.encoding import array, sanitize_json, sanitize_text, unquoted_array, validate_json, validate_text
+from app.db.encoding import array, sanitize_json, sanitize_text, unquoted_array, validate_json, validate_texts
+from app.db.rows import as_uuid, from_row
 from app.errors import IdempotencyConflict, JobNotFound, NotRetryable
 from app.queue.job import (
     SUCCEEDED,
@@ -88,21 +88,21 @@ class JobQueue:
 
     def get(self, job_id: UUID) -> Job | None:
         rows = self._execute("get_job", {"job_id": str(job_id)})
-        return _job_from_row(rows[0]) if rows else None
+        return from_row(Job, rows[0]) if rows else None
 
     def jobs(
         self, *, queue: str | None = None, status: Status | None = None, task: str | None = None, limit: int = 50
     ) -> list[Job]:
         """The newest jobs, newest first."""
         return [
-            _job_from_row(row)
+            from_row(Job, row)
             for row in self._execute("latest_jobs", {"queue": queue, "status": status, "task": task, "limit": limit})
         ]
 
     def events(self, job_id: UUID, *, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         """List the job's events after the given one, oldest first."""
         rows = self._execute("job_events", {"job_id": str(job_id), "after": after, "limit": limit})
-        return [event_from_row(row) for row in rows]
+        return [from_row(JobEvent, row) for row in rows]
 
     def logs(
         self,
@@ -136,10 +136,7 @@ class JobQueue:
         return self._get_or_raise(job_id)
 
     def workers(self) -> list[WorkerInfo]:
-        return [
-            WorkerInfo(as_uuid(row[0]), row[1], row[2], tuple(row[3]), tuple(row[4]), *row[5:])
-            for row in self._execute("workers")
-        ]
+        return [from_row(WorkerInfo, row, queue_threads={}) for row in self._execute("workers")]
 
     def ping(self) -> float:
         """How many seconds a round trip took."""
@@ -408,22 +405,10 @@ def settle_parameters(
     }
 
 
-def as_uuid(value: str | UUID) -> UUID:
-    """A pipeline in the same process may have told psycopg2 to make UUIDs of uuids, for all connections."""
-    return value if isinstance(value, UUID) else UUID(value)
-
-
-_JOB_FIELDS = tuple(field.name for field in fields(Job))
-
-
 def _insert_parameters(job: NewJob) -> dict[str, Any]:
     """What is sent of it. Raises InvalidJob."""
     texts = ("queue", "task", "lock_key", "partition_key", "idempotency_key", "live_key", "producer", "consumer_group")
-    asked: dict[str, Any] = {}
-    for name in texts:
-        value = getattr(job, name)
-        asked[name] = None if value is None else validate_text(name, value)
-    return asked | {
+    return validate_texts({name: getattr(job, name) for name in texts}) | {
         "args": validate_json("args", dict(job.args)),
         "priority": job.priority,
         "available_at": job.available_at,
@@ -453,42 +438,9 @@ def _targets_json(names: Sequence[str]) -> str | None:
     return json.dumps(list(names)) if names else None
 
 
-def _job_from_row(row: tuple[Any, ...]) -> Job:
-    values = dict(zip(_JOB_FIELDS, row, strict=True))
-    values["id"] = as_uuid(values["id"])
-    values["status"] = Status(values["status"])
-    values["args"] = _decode_json(values["args"])
-    values["progress"] = _decode_json(values["progress"])
-    for name in ("result", "retry", "checkpoint", "webhook"):
-        values[name] = None if values[name] is None else _decode_json(values[name])
-    for name in ("run_id", "parent_id"):
-        values[name] = values[name] and as_uuid(values[name])
-    return Job(**values)
-
-
 def _bounded_delay(seconds: float) -> float:
     """What a policy has reckoned must not keep a run, and all that are settled with it, from being written down."""
     return min(max(0.0, seconds), _MAX_RETRY_DELAY_SEC)  # in this order: not a number becomes 0
-
-
-def event_from_row(row: Sequence[Any]) -> JobEvent:
-    return JobEvent(row[0], as_uuid(row[1]), row[2], row[3], row[4], _decode_json(row[5]))
-
-
-def _decode_json(text: str) -> Any:
-    """Anything PostgreSQL holds can be shown; a number that Python refuses is shown as its text."""
-    try:
-        try:
-            return json.loads(text, parse_float=_parse_finite_float)
-        except ValueError:
-            return json.loads(text, parse_int=str, parse_float=_parse_finite_float)
-    except RecursionError:
-        return {"$dropped": "nested too deep to be shown"}
-
-
-def _parse_finite_float(text: str) -> float | str:
-    number = float(text)
-    return number if math.isfinite(number) else text
 
 
 def _claimed_from_row(row: tuple[Any, ...]) -> ClaimedJob:

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from app import log
 from app.admin.alerts import Alerts, RuleKind
-from app.admin.database_health import DatabaseHealth, DatabaseMetrics
+from app.admin.database_health import DatabaseMetrics, read_database_metrics
 from app.admin.webhooks import DeliveryBacklog, Webhooks
 from app.db.pool import Pool
 from app.errors import DataloaderError
@@ -25,7 +25,7 @@ class DatabaseCollector(Collector):
 
     def __init__(self, pool: Pool, *, max_age_sec: float = 15.0, timeout_sec: float = 1.5) -> None:
         self._pool = pool
-        self._health, self._webhooks, self._alerts = DatabaseHealth(pool), Webhooks(pool), Alerts(pool)
+        self._pool, self._webhooks, self._alerts = pool, Webhooks(pool), Alerts(pool)
         self._snapshot = RefreshingValue(
             self._read, name="refresh-database-metrics", timeout_sec=timeout_sec, max_age_sec=max_age_sec
         )
@@ -47,7 +47,7 @@ class DatabaseCollector(Collector):
         yield from _webhook_metrics(backlog, firing)
 
     def _read(self) -> _Snapshot:
-        return self._health.metrics(), self._webhooks.backlog(), self._alerts.counts()
+        return read_database_metrics(self._pool), self._webhooks.backlog(), self._alerts.counts()
 
     def _pool_metrics(self) -> Iterator[Metric]:
         stats = self._pool.stats()

@@ -6,16 +6,21 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.admin.counts import CountLimits, JobCounts
+from app.admin import counts as module
+from app.admin.counts import JobCounts
 from app.queue.job import Status
 from tests.support.queue_fixture import QueueFixture
 
-LARGE = CountLimits(max_full_scan_pages=0)
+
+def counts(desk: QueueFixture) -> dict[tuple[str, Status], tuple[int, bool]]:
+    return {(count.queue, count.status): (count.jobs, count.exact) for count in JobCounts(desk.session).by_queue()}
 
 
-def told(desk: QueueFixture, bounds: CountLimits | None = None) -> dict[tuple[str, Status], tuple[int, bool]]:
-    counts = JobCounts(desk.session, bounds).by_queue()
-    return {(count.queue, count.status): (count.jobs, count.exact) for count in counts}
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Every table counts as a large one."""
+    monkeypatch.setattr(module, "MAX_FULL_SCAN_PAGES", 0)
+    return monkeypatch
 
 
 @pytest.fixture
@@ -31,30 +36,34 @@ def some_of_each(desk: QueueFixture) -> QueueFixture:
     return desk
 
 
-@pytest.mark.parametrize(("bounds", "sure"), [(None, True), (LARGE, False)])
-def test_few_jobs_are_counted_and_many_successes_estimated(some_of_each, bounds, sure):
-    assert told(some_of_each, bounds) == {
+@pytest.mark.parametrize("exact", [True, False])
+def test_few_jobs_are_counted_and_many_successes_estimated(some_of_each, monkeypatch, exact):
+    if not exact:
+        monkeypatch.setattr(module, "MAX_FULL_SCAN_PAGES", 0)
+
+    assert counts(some_of_each) == {
         ("x", Status.QUEUED): (2, True),
         ("x", Status.RUNNING): (1, True),
         ("x", Status.FAILED): (1, True),
-        ("x", Status.SUCCEEDED): (1, sure),
+        ("x", Status.SUCCEEDED): (1, exact),
         ("y", Status.QUEUED): (2, True),
     }
 
 
 @pytest.mark.parametrize("wait_state", ["ready", "scheduled", "blocked"])
-def test_more_than_the_bound_are_an_estimate_of_at_least_as_many(desk, wait_state):
+def test_more_than_the_bound_are_an_estimate_of_at_least_as_many(desk, large, wait_state):
     desk.sql(
         "INSERT INTO dl_jobs (queue, task, lock_key, wait_state) SELECT 'x', 't', 'k', %s::dl_wait_state"
         " FROM generate_series(1, 30)",
         wait_state,
     )
 
-    assert told(desk, CountLimits(max_full_scan_pages=0, max_exact=10)) == {("x", Status.QUEUED): (30, False)}
-    assert told(desk, CountLimits(max_full_scan_pages=0, max_exact=30)) == {("x", Status.QUEUED): (30, True)}
+    for max_exact, is_exact in ((10, False), (30, True)):
+        large.setattr(module, "MAX_EXACT_COUNT", max_exact)
+        assert counts(desk) == {("x", Status.QUEUED): (30, is_exact)}
 
 
-def test_where_the_sample_saw_none_the_bound_is_told(desk):
+def test_where_the_sample_saw_none_the_bound_is_returned(desk, large):
     desk.sql(
         "INSERT INTO dl_jobs (queue, task, lock_key, status, args)"
         " SELECT 'x', 't', 'k', 'failed', jsonb_build_object('n', repeat('x', 500)) FROM generate_series(1, 200)"
@@ -63,24 +72,26 @@ def test_where_the_sample_saw_none_the_bound_is_told(desk):
     pages = desk.fetch_row("SELECT pg_relation_size('dl_jobs') / 8192")
     assert pages > 5
 
-    ((jobs, exact),) = told(desk, CountLimits(max_full_scan_pages=0, sampled_pages=0, max_exact=10)).values()
+    large.setattr(module, "SAMPLED_PAGES", 0)
+    large.setattr(module, "MAX_EXACT_COUNT", 10)
+    ((jobs, exact),) = counts(desk).values()
 
     assert (jobs, exact) == (11, False)
 
 
-def test_a_sample_reckons_what_it_has_not_read(desk):
+def test_a_sample_estimates_what_it_has_not_read(desk, large):
     desk.sql(
         "INSERT INTO dl_jobs (queue, task, lock_key, status, finished_at)"
         " SELECT 'x', 't', 'k', 'succeeded', now() FROM generate_series(1, 20000)"
     )
     pages = desk.fetch_row("SELECT pg_relation_size('dl_jobs') / 8192")
 
-    ((jobs, exact),) = told(desk, CountLimits(max_full_scan_pages=0, sampled_pages=pages // 4)).values()
+    large.setattr(module, "SAMPLED_PAGES", pages // 4)
+    ((jobs, exact),) = counts(desk).values()
 
     assert not exact
     assert 12_000 < jobs < 28_000
-    again = told(desk, CountLimits(max_full_scan_pages=0, sampled_pages=pages // 4))
-    assert again == {("x", Status.SUCCEEDED): (jobs, False)}, "another look at the same table tells the same"
+    assert counts(desk) == {("x", Status.SUCCEEDED): (jobs, False)}, "another count of the same table is the same"
 
 
 def test_oldest_ready_counts_from_due_time_also_before_promotion(desk):
@@ -102,12 +113,14 @@ def test_oldest_ready_counts_from_due_time_also_before_promotion(desk):
     assert 39 < oldest["plain"] < 80
 
 
-def test_the_numbers_come_from_the_queues_own_schema(empty_dsn):
+def test_the_numbers_come_from_the_queues_own_schema(empty_dsn, monkeypatch):
     from app.db.schema import migrate
 
     migrate(empty_dsn, "Of ours")
     desk = QueueFixture(empty_dsn, schema="Of ours")
     desk.enqueue(queue="x")
 
-    assert told(desk) == told(desk, LARGE) == {("x", Status.QUEUED): (1, True)}
+    assert counts(desk) == {("x", Status.QUEUED): (1, True)}
+    monkeypatch.setattr(module, "MAX_FULL_SCAN_PAGES", 0)
+    assert counts(desk) == {("x", Status.QUEUED): (1, True)}
     desk.close()

@@ -91,7 +91,7 @@ def test_every_filter_finds_the_job_it_means_and_no_other(desk, looking):
 def test_a_filter_survives_being_kept_as_json(desk):
     wanted = Filter(status=BAD, queue='q "1"', created_from=NOW, text="ä")
 
-    assert Filter.from_dict(wanted.as_parameters()) == wanted
+    assert Filter.from_json(wanted.to_json()) == wanted
 
 
 def test_search_stops_at_time_budget_and_returns_scanned_to(desk, looking, monkeypatch):
