@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -53,46 +52,37 @@ class CheckArguments(Arguments):
         return self
 
 
-class Judgement(StrEnum):
-    PASS = "pass"  # noqa: S105 - no password
-    FAIL = "fail"
-    UNCLEAR = "unclear"
-
-
-class Finding(BaseModel):
+class _Response(BaseModel):
     model_config = ConfigDict(hide_input_in_errors=True)
 
+
+class Finding(_Response):
     rule: str
     passed: bool
     reason: str = ""
     quote: str = ""
 
 
-class Verdict(BaseModel):
+class Verdict(_Response):
     """The response that the instructions request."""
 
-    model_config = ConfigDict(hide_input_in_errors=True)
-
-    verdict: Judgement
+    verdict: Literal["pass", "fail", "unclear"]
     summary: str = ""
     findings: list[Finding] = Field(default_factory=list)
 
 
-class Choice(BaseModel):
-    model_config = ConfigDict(hide_input_in_errors=True)
+class Message(_Response):
+    content: str | None = None
+    refusal: str | None = None
 
-    class Message(BaseModel):
-        content: str | None = None
-        refusal: str | None = None
 
+class Choice(_Response):
     message: Message
     finish_reason: str | None = None
 
 
-class Completion(BaseModel):
+class Completion(_Response):
     """The part of a response of such services that is used here."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)
 
     choices: list[Choice] = Field(min_length=1)
     model: Any = None
@@ -119,9 +109,7 @@ class ModelRefused(SourceError):
 def check_document(arguments: CheckArguments, ctx: Context) -> dict[str, Any]:
     started = time.monotonic()
 
-    document = (
-        arguments.text if arguments.text is not None else _fetch_document(arguments.document or "", arguments, ctx)
-    )
+    document = arguments.text or _fetch_document(arguments, ctx)
     ctx.progress(0, 1, "checks", stage="asking", attempt=ctx.attempt, characters=len(document))
     completion = _parse_completion(_call_model(document, arguments, ctx))
     verdict = _parse_verdict(completion.choices[0])
@@ -136,15 +124,14 @@ def check_document(arguments: CheckArguments, ctx: Context) -> dict[str, Any]:
     }
 
 
-def _fetch_document(document: str, arguments: CheckArguments, ctx: Context) -> str:
+def _fetch_document(arguments: CheckArguments, ctx: Context) -> str:
     """Return the text of a document by its id. A URL would let a caller choose where the worker connects."""
-    url = f"{targets.endpoint('documents')}/{segment(document)}"
-    with HttpSource(
-        ctx=ctx, headers=targets.authorization("documents"), max_bytes=arguments.max_document_bytes
-    ) as source:
-        answer = source.get(url)
+    document = arguments.document or ""
+    headers = targets.authorization("documents")
+    with HttpSource(ctx=ctx, headers=headers, max_bytes=arguments.max_document_bytes) as source:
+        response = source.get(f"{targets.endpoint('documents')}/{segment(document)}")
     try:
-        return answer.body.decode()
+        return response.body.decode()
     except UnicodeDecodeError as error:
         raise SourceBroken(f"document {document!r} is no text in UTF-8: {error.reason} at {error.start}") from error
 
@@ -180,6 +167,15 @@ def _request_body(document: str, arguments: CheckArguments) -> Mapping[str, Any]
     return request
 
 
+def _parse_completion(response: SourceResponse) -> Completion:
+    try:
+        return Completion.model_validate_json(response.body)
+    except ValidationError as error:
+        beginning = response.body[:_EXCERPT_LENGTH].decode(errors="replace")
+        problem = f"{response.url} answered without a choice: {_format_errors(error)}; it begins {beginning!r}"
+        raise AnswerUnreadable(problem) from error
+
+
 def _parse_verdict(choice: Choice) -> Verdict:
     if choice.finish_reason == "content_filter" or choice.message.refusal:
         raise ModelRefused(f"the model will not judge it: {choice.message.refusal or 'its content filter says so'}")
@@ -189,28 +185,15 @@ def _parse_verdict(choice: Choice) -> Verdict:
     try:
         return Verdict.model_validate_json(_strip_code_fence(content))
     except ValidationError as error:
-        raise AnswerUnreadable(
-            f"the model gave no verdict: {_format_errors(error)}; its response is {content[:_EXCERPT_LENGTH]!r}"
-        ) from error
+        problem = f"the model gave no verdict: {_format_errors(error)}; its response is {content[:_EXCERPT_LENGTH]!r}"
+        raise AnswerUnreadable(problem) from error
 
 
 def _strip_code_fence(content: str) -> str:
-    """Remove a Markdown code fence around JSON, without a regular expression: backtracking over megabytes of blanks takes hours."""
-    plain = content.strip()
-    first, _, rest = plain.partition("\n")
-    if first.rstrip().lower() in (_FENCE, f"{_FENCE}json") and rest.endswith(_FENCE):
-        return rest.removesuffix(_FENCE)
-    return content
-
-
-def _parse_completion(response: SourceResponse) -> Completion:
-    try:
-        return Completion.model_validate_json(response.body)
-    except ValidationError as error:
-        beginning = response.body[:_EXCERPT_LENGTH].decode(errors="replace")
-        raise AnswerUnreadable(
-            f"{response.url} answered without a choice: {_format_errors(error)}; it begins {beginning!r}"
-        ) from error
+    """Remove a Markdown code fence around JSON. A regular expression would take hours for megabytes of blanks."""
+    first, _, rest = content.strip().partition("\n")
+    is_fenced = first.rstrip().lower() in (_FENCE, f"{_FENCE}json") and rest.endswith(_FENCE)
+    return rest.removesuffix(_FENCE) if is_fenced else content
 
 
 def _format_errors(error: ValidationError) -> str:
