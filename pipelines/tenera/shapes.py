@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
-from pipelines.toolkit.errors import BadTime, DecodeError
+from pipelines.toolkit.errors import DecodeError
 from pipelines.toolkit.rejects import Rejects
 from pipelines.toolkit.times import TimeReader
 
@@ -148,14 +148,10 @@ def parse_payload(source: SourceDeclaration, payload: Any, rejects: Rejects) -> 
         for record in _find_records(source, payload):
             try:
                 yield _parse_record(source, record)
-            except (_UnusableRecord, BadTime) as reason:
+            except ValueError as reason:
                 rejects.add(f"{source.name} {record.path}", str(reason))
     except UnknownShape as error:
         raise UnknownShape(f"{source.name}: {error}") from error
-
-
-class _UnusableRecord(ValueError):
-    """A record cannot be used."""
 
 
 def _find_records(source: SourceDeclaration, payload: Any) -> Iterator[_Node]:
@@ -210,14 +206,14 @@ def _parallel_records(node: _Node, time_field: str) -> Iterator[_Node]:
 
 def _parse_record(source: SourceDeclaration, record: _Node) -> QuoteValue:
     if not isinstance(record.value, dict):
-        raise _UnusableRecord(f"a {type(record.value).__name__} where a record was expected")
+        raise ValueError(f"a {type(record.value).__name__} where a record was expected")
     quoted_at, quoted_on = _parse_time(source, record)
     units = _parse_amount(source, record, source.per) if source.per else Decimal(1)
     if not units:
-        raise _UnusableRecord(f"{source.per!r} is {units}, and a price cannot be for that many units")
+        raise ValueError(f"{source.per!r} is {units}, and a price cannot be for that many units")
     values = {column: _parse_amount(source, record, path) for column, path in source.values.items()}
     if all(value is None for value in values.values()):
-        raise _UnusableRecord(f"it has no value in {', '.join(source.values.values())}")
+        raise ValueError(f"it has no value in {', '.join(source.values.values())}")
     return QuoteValue(
         section=_required_text(record, source.section),
         code=_required_text(record, source.code),
@@ -247,13 +243,13 @@ def _parse_amount(source: SourceDeclaration, record: _Node, path: str) -> Decima
     try:
         return source.number_format.parse(_lookup(record, path))
     except ValueError as error:
-        raise _UnusableRecord(f"{path!r}: {error}") from error
+        raise ValueError(f"{path!r}: {error}") from error
 
 
 def _required_text(record: _Node, path: str) -> str:
     value = _lookup(record, path)
     if isinstance(value, bool) or not isinstance(value, str | int) or str(value).strip() == "":
-        raise _UnusableRecord(f"{path!r} is {value!r}, and should be a text")
+        raise ValueError(f"{path!r} is {value!r}, and should be a text")
     return str(value).strip()
 
 

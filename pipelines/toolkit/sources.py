@@ -162,15 +162,12 @@ class HttpSource:
         `repeatable` allows retries of a request that the source may have carried out already; by default only
         idempotent methods are. A request that never arrived is always retried.
         """
-        request = _Request.build(method, url, params, {**self._headers, **(headers or {})})
+        all_headers = {**self._headers, **(headers or {})}
         if json is not None:
-            request = replace(
-                request, body=orjson.dumps(json), headers={"Content-Type": "application/json", **request.headers}
-            )
-        elif data is not None:
-            request = replace(request, body=data)
-        if repeatable is not None:
-            request = replace(request, repeatable=repeatable)
+            data, all_headers = orjson.dumps(json), {"Content-Type": "application/json", **all_headers}
+        if repeatable is None:
+            repeatable = method in _IDEMPOTENT_METHODS
+        request = _Request(method, _full_url(url, params), data, all_headers, repeatable)
 
         def read_response(response: requests.Response, body: Iterator[bytes]) -> SourceResponse:
             content = b"".join(body)
@@ -190,7 +187,8 @@ class HttpSource:
     ) -> Download:
         """Fetch a file. `path` exists only once it is complete; `on_bytes` gets the bytes so far and the total."""
         # identity: with a content encoding, the length would not be that of the file
-        wanted = {**self._headers, "Accept-Encoding": "identity", **(headers or {})}
+        all_headers = {**self._headers, "Accept-Encoding": "identity", **(headers or {})}
+        request = _Request("GET", _full_url(url, params), None, all_headers, repeatable=True)
 
         def read_response(response: requests.Response, body: Iterator[bytes]) -> Download:
             size, digest = 0, hashlib.sha256()
@@ -204,7 +202,7 @@ class HttpSource:
                         on_bytes(size, _content_length(response))
             return Download(path, size, digest.hexdigest(), response.headers)
 
-        return self._with_retries(_Request.build("GET", url, params, wanted), max_bytes, read_response)
+        return self._with_retries(request, max_bytes, read_response)
 
     def _with_retries(self, request: _Request, max_bytes: int, read_response: _ReadResponse[T]) -> T:
         """Retry with pauses until the request succeeds, fails permanently or reaches its deadline."""
@@ -274,17 +272,6 @@ class _Request:
     headers: Mapping[str, str]
     repeatable: bool
 
-    @classmethod
-    def build(cls, method: str, url: str, params: Mapping[str, Any] | None, headers: Mapping[str, str]) -> _Request:
-        problem = f"{_redact_url(url)} is not an address to fetch from"
-        try:
-            full = requests.Request(method, url, params=dict(params or {})).prepare().url or url
-        except _INVALID_URL_ERRORS as error:
-            raise SourceRefused(f"{problem}: {type(error).__name__}") from error
-        if urlsplit(full).scheme not in _DEFAULT_PORTS:
-            raise SourceRefused(f"{problem}; it needs http:// or https://")
-        return cls(method, full, None, headers, method in _IDEMPOTENT_METHODS)
-
     def redirected(self, status: int, current_url: str, location: str) -> _Request:
         try:
             there = requests.utils.requote_uri(urljoin(current_url, location))
@@ -300,6 +287,18 @@ class _Request:
         if status in _METHOD_KEEPING_STATUSES or self.method in ("GET", "HEAD"):
             return replace(self, url=there, headers=headers)
         return replace(self, method="GET", url=there, body=None, headers=headers)
+
+
+def _full_url(url: str, params: Mapping[str, Any] | None) -> str:
+    """Return the URL with its parameters. Raises `SourceRefused`."""
+    problem = f"{_redact_url(url)} is not an address to fetch from"
+    try:
+        full = requests.Request("GET", url, params=dict(params or {})).prepare().url or url
+    except _INVALID_URL_ERRORS as error:
+        raise SourceRefused(f"{problem}: {type(error).__name__}") from error
+    if urlsplit(full).scheme not in _DEFAULT_PORTS:
+        raise SourceRefused(f"{problem}; it needs http:// or https://")
+    return full
 
 
 def _make_session(adapter: WatchedAdapter) -> requests.Session:

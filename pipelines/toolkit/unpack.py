@@ -100,11 +100,9 @@ class _PackedStream:
             self._peeked += more
         return self._peeked
 
-    def read(self, size: int = -1, /) -> bytes:
-        if self._peeked:
-            data, self._peeked = (self._peeked, b"") if size < 0 else (self._peeked[:size], self._peeked[size:])
-        else:
-            data = self._stream.read(size)
+    def read(self, size: int) -> bytes:
+        data, self._peeked = self._peeked[:size], self._peeked[size:]
+        data = data or self._stream.read(size)
         self.bytes_read += len(data)
         if self.bytes_read - self._checked_at >= _CHECK_INTERVAL_BYTES:
             self._checked_at = self.bytes_read
