@@ -2,24 +2,35 @@
 
 All worker processes share the table of deliveries and lease what they send. If a process dies between the request and
 the saving of its result, the delivery falls due again and is sent again under the same id.
+
+Signatures follow the Standard Webhooks specification, so that receivers can verify them with an existing library.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
+import http.client
+import io
 import random
+import socket
+import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from typing import Any
 from uuid import UUID, uuid4
 
 from app import log
 from app.admin.webhooks import DeliveryResult, DeliveryState, LeasedDelivery, Webhooks
 from app.errors import DatabaseUnavailable
 from app.log import Alert
-from app.net import AllowedHosts
-from workers.http_post import HttpPost, PostResult, sign_message
+from app.net import AllowedHosts, ForbiddenAddress, ParsedUrl, Resolver, parse_url, resolve
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
@@ -31,6 +42,10 @@ _LEASE_MARGIN_SEC = 30.0  # a lease outlives the longest request by this
 RETRY_DELAYS_SEC = (5, 30, 120, 300, 900, 1800, 3600, 7200, 14_400, 21_600, 36_000)  # twelve attempts in about a day
 RETRY_JITTER = 0.2  # of a delay: deliveries that failed together are not retried together
 
+_MAX_EXCERPT_BYTES = 1024
+_MAX_RETRY_AFTER_DIGITS = 6
+_SECRET_PREFIX = "whsec_"  # noqa: S105 - how secrets begin, and no secret
+
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookOptions:
@@ -41,6 +56,32 @@ class WebhookOptions:
     disable_after_sec: float = 3 * 86_400.0
     version: str = "0"
     retry_delays_sec: tuple[float, ...] = RETRY_DELAYS_SEC
+    tls_context: Callable[[], ssl.SSLContext] = ssl.create_default_context  # for tests, as the next one
+    resolver: Resolver | None = None
+
+
+@dataclass(frozen=True)
+class PostResult:
+    """The response, or why there is none."""
+
+    status: int | None
+    excerpt: str = ""  # the beginning of the response body
+    error: str | None = None
+    retry_after_sec: float | None = None
+    is_permanent: bool = False  # a retry would not help
+
+    @property
+    def ok(self) -> bool:
+        return self.status is not None and HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES
+
+    @property
+    def receiver_down(self) -> bool:
+        """Whether the receiver fails for every message, not for this one only."""
+        return (
+            self.status is None
+            or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            or self.status == HTTPStatus.TOO_MANY_REQUESTS
+        )
 
 
 def next_delivery_state(
@@ -71,16 +112,8 @@ def next_delivery_state(
 class WebhookSender:
     """One thread leases due deliveries; a short-lived thread sends each."""
 
-    def __init__(
-        self,
-        webhooks: Webhooks,
-        options: WebhookOptions,
-        *,
-        on_crash: Callable[[str], None],
-        post: HttpPost | None = None,
-    ) -> None:
+    def __init__(self, webhooks: Webhooks, options: WebhookOptions, *, on_crash: Callable[[str], None]) -> None:
         self._webhooks, self._options = webhooks, options
-        self._post = post or HttpPost(options.allowed_hosts, options.timeout_sec, options.version)
         self._lock = threading.Lock()
         self._in_flight: Counter[str] = Counter()  # requests by target; under the lock
         self._drained = threading.Condition(self._lock)
@@ -106,8 +139,9 @@ class WebhookSender:
         for delivery in deliveries:
             with self._lock:
                 self._in_flight[delivery.target] += 1
-            sending = (delivery, claim_id)
-            threading.Thread(target=self._send_and_save, args=sending, name="webhook-send", daemon=True).start()
+            threading.Thread(
+                target=self._send_and_save, args=(delivery, claim_id), name="webhook-send", daemon=True
+            ).start()
         if deliveries:
             return _MIN_POLL_INTERVAL_SEC
         return _POLL_INTERVAL_SEC if due_in is None else min(_POLL_INTERVAL_SEC, max(_MIN_POLL_INTERVAL_SEC, due_in))
@@ -132,7 +166,12 @@ class WebhookSender:
             secrets = () if self._options.secret is None else (self._options.secret,)
         started_at = clock()
         if secrets:
-            response = self._post.send(delivery.url, delivery.body, signed_headers(delivery, secrets))
+            headers = {
+                "webhook-id": str(delivery.id),
+                "webhook-timestamp": str(delivery.now),
+                "webhook-signature": sign_message(secrets, str(delivery.id), delivery.now, delivery.body),
+            }
+            response = send_post(delivery.url, delivery.body, headers, self._options)
         else:
             error = "DL_WEBHOOK_SECRET is not set in this worker: it signs jobs' own webhooks"
             response = PostResult(None, error=error)
@@ -177,9 +216,121 @@ class WebhookSender:
             return self._drained.wait_for(lambda: self._in_flight.total() == 0, timeout)
 
 
-def signed_headers(delivery: LeasedDelivery, secrets: tuple[str, ...]) -> dict[str, str]:
-    return {
-        "webhook-id": str(delivery.id),
-        "webhook-timestamp": str(delivery.now),
-        "webhook-signature": sign_message(secrets, str(delivery.id), delivery.now, delivery.body),
-    }
+# ── the request ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sign_message(secrets: Sequence[str], message_id: str, timestamp: int, body: str) -> str:
+    """Return the header `webhook-signature`: one signature for each secret."""
+    signed = f"{message_id}.{timestamp}.{body}".encode()
+    signatures = []
+    for secret in secrets:
+        try:
+            key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX), validate=True)
+        except binascii.Error:  # not base64: an operator chose it
+            key = secret.encode()
+        signatures.append(f"v1,{base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()}")
+    return " ".join(signatures)
+
+
+def send_post(url: str, body: str, headers: Mapping[str, str], options: WebhookOptions) -> PostResult:
+    """Send a POST within one deadline, and only to addresses that were checked. Return the response or the error, without
+    raising. Redirects are not followed."""
+    deadline = clock() + options.timeout_sec
+    try:
+        endpoint = parse_url(url, options.allowed_hosts)
+        addresses = resolve(endpoint, options.allowed_hosts, options.resolver)
+        with _connect(endpoint, addresses, deadline, options.tls_context) as channel:
+            connection = http.client.HTTPConnection(endpoint.host)
+            connection.sock = _DeadlineSocket(channel, deadline)  # it has the methods that http.client uses
+            defaults = {
+                "Host": endpoint.host_header,
+                "Content-Type": "application/json",
+                "User-Agent": f"dataloader/{options.version}",
+                "Accept": "*/*",
+                "Connection": "close",
+            }
+            connection.request("POST", endpoint.request_target, body.encode(), {**defaults, **headers})
+            return _read_response(connection.getresponse())
+    except ForbiddenAddress as error:
+        return PostResult(None, error=str(error))
+    except TimeoutError:
+        return PostResult(None, error=f"no answer within {options.timeout_sec:g} s")
+    except ssl.SSLError as error:
+        return PostResult(None, error=f"TLS: {error.reason or error}")
+    except (OSError, http.client.HTTPException) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        return PostResult(None, error=reason or str(error) or type(error).__name__)
+
+
+def _connect(
+    endpoint: ParsedUrl, addresses: Sequence[str], deadline: float, tls_context: Callable[[], ssl.SSLContext]
+) -> socket.socket:
+    """Connect to the first address that accepts."""
+    failure: OSError = OSError(f"{endpoint.host} has no address")
+    for address in addresses:
+        try:
+            channel = socket.create_connection((address, endpoint.port), _remaining_sec(deadline))
+            break
+        except TimeoutError:
+            raise
+        except OSError as error:
+            failure = error
+    else:
+        raise failure
+    if endpoint.scheme == "http":
+        return channel
+    try:
+        channel.settimeout(_remaining_sec(deadline))
+        return tls_context().wrap_socket(channel, server_hostname=endpoint.host)
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _read_response(response: http.client.HTTPResponse) -> PostResult:
+    is_redirect = HTTPStatus.MULTIPLE_CHOICES <= response.status < HTTPStatus.BAD_REQUEST
+    error = f"answered {response.status}{'; redirects are not followed' if is_redirect else ''}"
+    retry_after = response.getheader("Retry-After", "")
+    is_seconds = retry_after.isascii() and retry_after.isdigit() and len(retry_after) <= _MAX_RETRY_AFTER_DIGITS
+    excerpt = b""  # only the status counts: the body may come slowly or break off
+    with suppress(OSError, http.client.HTTPException, ValueError):
+        while len(excerpt) < _MAX_EXCERPT_BYTES and (chunk := response.read1(_MAX_EXCERPT_BYTES - len(excerpt))):
+            excerpt += chunk
+    return PostResult(
+        response.status,
+        excerpt.decode("utf-8", "replace"),
+        error=None if response.status < HTTPStatus.MULTIPLE_CHOICES else error,
+        retry_after_sec=float(retry_after) if is_seconds else None,
+        is_permanent=response.status == HTTPStatus.GONE,
+    )
+
+
+def _remaining_sec(deadline: float) -> float:
+    seconds = deadline - clock()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
+
+
+class _DeadlineSocket(io.RawIOBase):
+    """A socket with one deadline for all operations: a socket's own timeout restarts with each byte."""
+
+    def __init__(self, channel: socket.socket, deadline: float) -> None:
+        self._channel, self._deadline = channel, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._channel.settimeout(_remaining_sec(self._deadline))
+        return self._channel.recv_into(buffer)
+
+    def sendall(self, data: bytes) -> None:
+        self._channel.settimeout(_remaining_sec(self._deadline))
+        self._channel.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def close(self) -> None:
+        """http.client closes its socket before the body is read; `send_post` closes the channel."""
