@@ -27,7 +27,7 @@ from app.queue.jobs import JobQueue
 from app.queue.task_connections import TaskConnections
 from app.runtime.service import Service, set_up_logging
 from pipelines import contract, targets
-from pipelines.contract import StopReason, Task
+from pipelines.contract import Fail, StopReason, Task
 from workers.attempt import Attempt, AttemptSettings
 from workers.logs.capture import Capture, is_captured
 from workers.logs.writer import sanitize_line
@@ -40,109 +40,18 @@ _POLL_INTERVAL_SEC = 0.25
 _WAIT_NOTICE_SEC = 2.0  # a job that has not started by then gets a notice
 _UNLIMITED_LEASE_SEC = 10**9
 _EXIT_INTERRUPTED = 130
+_PRODUCER = "dataloader run"
 
 
-class NoDatabase(DataloaderError):
-    """A run with --local uses a database that the settings do not name."""
+class Terminal:
+    """Prints what the task prints to the same stream, and everything else to standard error.
 
-    permanent = True
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this is a local run without a database; name one with DL_DB_DSN for transaction() and enqueue(), "
-            "and with DL_TARGETS for connect()"
-        )
-
-
-class TaskNotRunnable(DataloaderError):
-    """The task is unknown, or its args are invalid. Nothing was started."""
-
-
-class RunOutput:
-    """Prints what the task prints to the same stream, and everything else to standard error."""
+    Within its block the first Ctrl-C or SIGTERM requests a stop, the second one ends the process.
+    """
 
     def __init__(self) -> None:
         self._out, self._err = sys.stdout, sys.stderr  # before a capture replaces them
         self._progress: Mapping[str, Any] = {}
-
-    def write_log_line(self, job_id: UUID, attempt: int, level: str, stream: str, line: str) -> None:
-        with suppress(OSError, ValueError):  # a terminal that was closed
-            if stream == "stdout":
-                self._write(self._out, sanitize_line(line))
-            else:
-                self._write(self._err, f"{'' if stream == 'stderr' else f'{level:<8} '}{sanitize_line(line)}")
-
-    def show_progress(self, progress: Mapping[str, Any]) -> None:
-        if progress and progress != self._progress:
-            self._progress = dict(progress)
-            self.print_notice(f"         {text.format_progress(progress)}")
-
-    def print_notice(self, line: str) -> None:
-        with suppress(OSError, ValueError):
-            self._write(self._err, line)
-
-    @staticmethod
-    def _write(stream: Any, line: str) -> None:
-        stream.write(f"{line}\n")
-        stream.flush()
-
-
-def run_task_in_foreground(
-    settings: Settings, task_name: str, args: dict[str, Any], *, lock_key: str | None, local: bool
-) -> tuple[Settlement, bool]:
-    """Run a task to its end; return how it ended, and whether it was interrupted.
-
-    Raises TaskNotRunnable, or an error of the database.
-    """
-    settings = settings.model_copy(update={"log_format": "text"})
-    set_up_logging(settings)
-    _hide_routine_lines()
-    service = Service(settings, workers=False)
-    try:
-        _ = service.pipeline_failures
-        if local and settings.dsn is None:  # a target without a name must not start the embedded server
-            targets.configure(*settings.pipeline_connections())
-        task = _find_task(task_name, args)
-        with StopSignals(RunOutput()) as stop_signals:
-            if local:
-                settlement = _run_locally(service, task, args, stop_signals)
-            else:
-                settlement = _run_as_job(service, task, args, lock_key or _lock_key(task, args), stop_signals)
-        return settlement, stop_signals.is_stop_requested
-    finally:
-        service.close()
-
-
-def _hide_routine_lines() -> None:
-    """Print of the service's log only warnings and errors; the job's own log is printed by `RunOutput`."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, ConsoleHandler):
-            handler.addFilter(lambda record: record.levelno >= logging.WARNING and not is_captured())
-
-
-def _find_task(name: str, args: dict[str, Any]) -> Task:
-    task = contract.registry.get(name)
-    if task is None:
-        known = ", ".join(contract.registry.names) or "none"
-        raise TaskNotRunnable(f"there is no task {name!r}; expected one of: {known}")
-    errors = task.check_args(args)
-    if errors:
-        raise TaskNotRunnable("invalid args: " + "; ".join(f"{path or 'args'}: {error}" for path, error in errors))
-    return task
-
-
-def _lock_key(task: Task, args: dict[str, Any]) -> str:
-    try:
-        return task.name if task.options.lock_key is None else task.fill_lock_key(args)
-    except ValueError as error:
-        raise TaskNotRunnable(str(error)) from error
-
-
-class StopSignals:
-    """Ctrl-C and SIGTERM within the block: the first one requests a stop, the second one ends the process."""
-
-    def __init__(self, output: RunOutput) -> None:
-        self.output = output
         self.is_stop_requested = False
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -158,7 +67,7 @@ class StopSignals:
     def _record(self, number: int, _frame: FrameType | None) -> None:
         self._signals.put(number)
 
-    def wait(self, seconds: float) -> bool:
+    def wait_for_stop(self, seconds: float) -> bool:
         """Return whether the first signal arrived within this time."""
         try:
             self._signals.get(timeout=seconds)
@@ -167,67 +76,121 @@ class StopSignals:
         if self.is_stop_requested:
             os._exit(_EXIT_INTERRUPTED)  # other workers reap its job when the lease expires
         self.is_stop_requested = True
-        self.output.print_notice("Stopping at the next safe point; Ctrl-C again leaves at once.")
+        self.print_notice("Stopping at the next safe point; Ctrl-C again leaves at once.")
         return True
+
+    def write_log_line(self, job_id: UUID, attempt: int, level: str, stream: str, line: str) -> None:
+        head = "" if stream in ("stdout", "stderr") else f"{level:<8} "
+        self._write(self._out if stream == "stdout" else self._err, head + sanitize_line(line))
+
+    def show_progress(self, progress: Mapping[str, Any]) -> None:
+        if progress and progress != self._progress:
+            self._progress = dict(progress)
+            self.print_notice(f"         {text.format_progress(progress)}")
+
+    def print_notice(self, line: str) -> None:
+        self._write(self._err, line)
+
+    @staticmethod
+    def _write(stream: Any, line: str) -> None:
+        with suppress(OSError, ValueError):  # a terminal that was closed
+            stream.write(f"{line}\n")
+            stream.flush()
+
+
+def run_task_in_foreground(
+    settings: Settings, task_name: str, args: dict[str, Any], *, lock_key: str | None, local: bool
+) -> tuple[Settlement, bool]:
+    """Run a task to its end; return how it ended, and whether it was interrupted.
+
+    Raises DataloaderError if the task is unknown or its args are invalid, or an error of the database.
+    """
+    settings = settings.model_copy(update={"log_format": "text"})
+    set_up_logging(settings)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, ConsoleHandler):  # the job's own log is printed by `Terminal`
+            handler.addFilter(lambda record: record.levelno >= logging.WARNING and not is_captured())
+    service = Service(settings, workers=False)
+    try:
+        _ = service.pipeline_failures
+        if local and settings.dsn is None:  # a target without a name must not start the embedded server
+            targets.configure(*settings.pipeline_connections())
+        task = _find_task(task_name, args)
+        with Terminal() as terminal:
+            if local:
+                settlement = _run_locally(settings, task, args, terminal)
+            else:
+                settlement = _run_as_job(service, task, args, lock_key or _lock_key(task, args), terminal)
+        return settlement, terminal.is_stop_requested
+    finally:
+        service.close()
+
+
+def _find_task(name: str, args: dict[str, Any]) -> Task:
+    task = contract.registry.get(name)
+    if task is None:
+        known = ", ".join(contract.registry.names) or "none"
+        raise DataloaderError(f"there is no task {name!r}; expected one of: {known}")
+    if errors := task.check_args(args):
+        raise DataloaderError("invalid args: " + "; ".join(f"{path or 'args'}: {error}" for path, error in errors))
+    return task
+
+
+def _lock_key(task: Task, args: dict[str, Any]) -> str:
+    try:
+        return task.name if task.options.lock_key is None else task.fill_lock_key(args)
+    except ValueError as error:
+        raise DataloaderError(str(error)) from error
 
 
 # ── as a real job ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _run_as_job(
-    service: Service, task: Task, args: dict[str, Any], lock_key: str, stop_signals: StopSignals
-) -> Settlement:
+def _run_as_job(service: Service, task: Task, args: dict[str, Any], lock_key: str, terminal: Terminal) -> Settlement:
     service.database.prepare()
     own_queue = f"run.{uuid4()}"  # no other process claims from it
     options = service.pool_options({own_queue: 1})
     session = Session(
-        options.dsn,
-        application_name="dataloader-run",
-        schema=options.schema,
+        options.dsn, application_name="dataloader-run", schema=options.schema,
         connect_timeout_sec=options.connect_timeout_sec,
-    )
+    )  # fmt: skip
     jobs = JobQueue(session)
-    pool = WorkerPool(contract.registry, options, echo=stop_signals.output.write_log_line)
+    pool = WorkerPool(contract.registry, options, echo=terminal.write_log_line)
     try:
         new = NewJob(
-            queue=own_queue,
-            task=task.name,
-            lock_key=lock_key,
-            args=args,
-            max_attempts=1,
+            queue=own_queue, task=task.name, lock_key=lock_key, args=args, max_attempts=1, producer=_PRODUCER,
             lease_ttl_sec=service.settings.default_lease_ttl_sec,
-            producer="dataloader run",
-        )
+        )  # fmt: skip
         job_id = jobs.enqueue(new).job_id
-        stop_signals.output.print_notice(f"Job {job_id}")
+        terminal.print_notice(f"Job {job_id}")
         pool.start()
-        return _wait_until_final(jobs, job_id, lock_key, stop_signals)
+        return _wait_until_final(jobs, job_id, lock_key, terminal)
     finally:
         pool.stop(0.0)
         session.close()
 
 
-def _wait_until_final(jobs: JobQueue, job_id: UUID, lock_key: str, stop_signals: StopSignals) -> Settlement:
-    started_at, notice, output = time.monotonic(), "", stop_signals.output
+def _wait_until_final(jobs: JobQueue, job_id: UUID, lock_key: str, terminal: Terminal) -> Settlement:
+    started_at, notice = time.monotonic(), ""
     while True:
-        cancel = stop_signals.wait(_POLL_INTERVAL_SEC)
+        cancel = terminal.wait_for_stop(_POLL_INTERVAL_SEC)
         try:
             job = jobs.cancel(job_id) if cancel else jobs.get(job_id)
         except DatabaseUnavailable as error:
             if str(error) != notice:
-                output.print_notice(f"The database does not answer: {error}")
+                terminal.print_notice(f"The database does not answer: {error}")
             notice = str(error)
             if cancel:
-                stop_signals.is_stop_requested = False  # the cancel was lost: the next Ctrl-C sends it again
+                terminal.is_stop_requested = False  # the cancel was lost: the next Ctrl-C sends it again
             continue
         if job is None:
             return Settlement(Status.LOST, error="its row was deleted")
-        output.show_progress(job.progress)
+        terminal.show_progress(job.progress)
         if job.status.final:
             return Settlement(job.status, result=job.result, error=job.error, traceback=job.traceback)
         if job.status is Status.QUEUED and not notice and time.monotonic() - started_at > _WAIT_NOTICE_SEC:
             notice = job.error or f"another job with the lock key {lock_key!r} runs"
-            output.print_notice(f"Waiting: {notice}")
+            terminal.print_notice(f"Waiting: {notice}")
 
 
 # ── in memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -245,29 +208,36 @@ class LocalTaskConnections(TaskConnections):
 
     def _open_queue_connection(self) -> Any:
         if not self._has_database:
-            raise NoDatabase
+            raise Fail(
+                "this is a local run without a database; name one with DL_DB_DSN for transaction() and enqueue(), "
+                "and with DL_TARGETS for connect()"
+            )
         return super()._open_queue_connection()
 
 
-def _run_locally(service: Service, task: Task, args: dict[str, Any], stop_signals: StopSignals) -> Settlement:
-    settings, output = service.settings, stop_signals.output
+def _run_locally(settings: Settings, task: Task, args: dict[str, Any], terminal: Terminal) -> Settlement:
     connection_settings = ConnectionSettings(
         dsn="" if settings.dsn is None else settings.dsn.get_secret_value(),
         schema=settings.schema,
         targets=settings.pipeline_connections()[1],
         connect_timeout_sec=settings.pg_connect_timeout,
     )
-    secret_store = SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets)
     attempt_settings = AttemptSettings(
         connection_settings=connection_settings,
         stop_step_sec=settings.stop_step_sec,
-        secret_store=secret_store,
+        secret_store=SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets),
         isolation_enabled=False,
-        log=output.write_log_line,
+        log=terminal.write_log_line,
     )
-    attempt = _build_attempt(task, args, attempt_settings)
-    attempt.connections = LocalTaskConnections(connection_settings, attempt.job.id, attempt.job.run_id)
-    capture = Capture(output.write_log_line)
+    job = ClaimedJob(
+        id_text=str(uuid4()), run_text=str(uuid4()), queue="local", task=task.name,
+        args_text=validate_json("args", args), lock_key=task.name, key_hash=0, priority=100, attempt=1, max_attempts=1,
+        lease_ttl_sec=_UNLIMITED_LEASE_SEC, producer=_PRODUCER, progress_text="{}", checkpoint_text=None,
+        time_limit_sec=None, retry_text=None, crashes=0,
+    )  # fmt: skip
+    attempt = Attempt(job, claimed_at=clock(), settings=attempt_settings)
+    attempt.connections = LocalTaskConnections(connection_settings, job.id, job.run_id)
+    capture = Capture(terminal.write_log_line)
     outcomes: list[Outcome] = []
 
     def run_attempt() -> None:
@@ -278,42 +248,24 @@ def _run_locally(service: Service, task: Task, args: dict[str, Any], stop_signal
     try:
         thread = threading.Thread(target=run_attempt, name="pipeline", daemon=True)
         thread.start()
-        while thread.is_alive():
-            if stop_signals.wait(_POLL_INTERVAL_SEC):
+        is_running = True
+        while is_running:
+            if terminal.wait_for_stop(_POLL_INTERVAL_SEC):
                 attempt.stop(StopReason.CANCEL)
             limit = attempt.time_limit
             if limit is not None and attempt.started_at is not None and clock() - attempt.started_at > limit:
                 attempt.stop(StopReason.TIME_LIMIT)
-            _report_progress(attempt, output)
-        _report_progress(attempt, output)
+            is_running = thread.is_alive()  # asked first: what it reports last is shown too
+            progress, _ = news = attempt.unsaved()
+            terminal.show_progress(progress or {})
+            attempt.mark_saved(news)
     finally:
         capture.remove()
-    return _local_settlement(outcomes[0])
-
-
-def _report_progress(attempt: Attempt, output: RunOutput) -> None:
-    progress, _ = news = attempt.unsaved()
-    output.show_progress(progress or {})
-    attempt.mark_saved(news)
-
-
-def _build_attempt(task: Task, args: dict[str, Any], attempt_settings: AttemptSettings) -> Attempt:
-    job = ClaimedJob(
-        id_text=str(uuid4()), run_text=str(uuid4()), queue="local", task=task.name,
-        args_text=validate_json("args", args), lock_key=task.name, key_hash=0, priority=100, attempt=1, max_attempts=1,
-        lease_ttl_sec=_UNLIMITED_LEASE_SEC, producer="dataloader run", progress_text="{}", checkpoint_text=None,
-        time_limit_sec=None, retry_text=None, crashes=0,
-    )  # fmt: skip
-    return Attempt(job, claimed_at=clock(), settings=attempt_settings)
-
-
-def _local_settlement(outcome: Outcome) -> Settlement:
-    """How a run without a queue ended: nothing is retried, and a release is a cancellation."""
-    match outcome:
-        case Settlement(Status.QUEUED):
+    match outcomes[0]:  # nothing is retried, and a release is a cancellation
+        case Settlement(Status.QUEUED) as outcome:
             error = f"{outcome.error} (a worker would retry in {outcome.retry_in_sec:g} s)"
             return Settlement(Status.FAILED, error=error, traceback=outcome.traceback)
-        case Settlement():
+        case Settlement() as outcome:
             return outcome
         case Released():
             return Settlement(Status.CANCELED)
