@@ -15,52 +15,39 @@ from app.cli.service_options import RemoteService, remote_command
 from app.wording import format_count
 
 _BULK_OPERATIONS = text.Table(
-    {
-        "operation": "bulk_id",
-        "action": "action",
-        "state": "state",
-        "jobs": lambda operation: f"{operation['changed']} of {operation['expected']}",
-        "created": text.time_of("created_at"),
-    },
-    uncut=("operation", "action", "state", "jobs", "created"),
+    "operation=bulk_id, action, state, jobs, created=created_at",
+    {"jobs": lambda operation: f"{operation['changed']} of {operation['expected']}"},
+    uncut="operation, action, state, jobs, created",
     empty_message="No bulk operations.",
 )
 _QUEUES = text.Table(
+    "queue, state, ready, running, oldest, scheduled, blocked, workers, done/h, failed/h, p95",
     {
-        "queue": "queue",
-        "state": "state",
         "ready": lambda queue: f"{queue['ready']}{'' if queue['ready_exact'] else '+'}",
-        "running": "running",
         "oldest": lambda queue: text.format_duration(queue["oldest_ready_sec"]),
-        "scheduled": "scheduled",
-        "blocked": "blocked",
-        "workers": "workers",
         "done/h": lambda queue: queue["last_hour"]["succeeded"],
         "failed/h": lambda queue: queue["last_hour"]["failed"] + queue["last_hour"]["lost"],
         "p95": lambda queue: text.format_duration(queue["last_hour"]["run_time"]["p95"]),
     },
-    uncut=("queue", "state", "ready", "running"),
+    uncut="queue, state, ready, running",
     empty_message="No queues.",
 )
 _WORKERS = text.Table(
+    "worker=name, id=worker_id, state, busy, memory, version, listener, queues",
     {
-        "worker": "name",
-        "id": "worker_id",
         "state": lambda worker: "gone" if not worker["alive"] else "draining" if worker["draining"] else "alive",
         "busy": lambda worker: f"{worker['busy']}/{worker['threads']}",
         "memory": lambda worker: worker["rss_bytes"] and f"{worker['rss_bytes'] / 2**20:.0f} MB",
-        "version": "version",
-        "listener": "listener",
         "queues": lambda worker: ", ".join(worker["queues"]),
     },
-    uncut=("worker", "id", "state", "busy"),
+    uncut="worker, id, state, busy",
     empty_message="No workers.",
 )
 _OUTCOME_LETTERS = {"succeeded": ".", "failed": "F", "lost": "L", "canceled": "c", "retried": "r"}
 _TASK_COUNTS = "recent"  # the counts of a task's jobs in the period
 _TASKS = text.Table(
+    "task=name, succeeded, failed, rate, p50, p95, last",
     {
-        "task": "name",
         "succeeded": lambda task: task[_TASK_COUNTS]["succeeded"],
         "failed": lambda task: task[_TASK_COUNTS]["failed"] + task[_TASK_COUNTS]["lost"],
         "rate": lambda task: None if (rate := task[_TASK_COUNTS]["failure_rate"]) is None else f"{rate:.1%}",
@@ -68,7 +55,7 @@ _TASKS = text.Table(
         "p95": lambda task: text.format_duration(task[_TASK_COUNTS]["run_time"]["p95"]),
         "last": lambda task: "".join(_OUTCOME_LETTERS.get(run["outcome"], "?") for run in task["last_runs"]),
     },
-    uncut=("task",),
+    uncut="task",
     empty_message="No job has run yet.",
 )
 
@@ -86,17 +73,13 @@ def _format_changes(line: text.Payload) -> str:
 
 
 AUDIT_LOG = text.Table(
+    "line=audit_id, time=at, actor, action, resource, changes, from, request=request_id",
     {
-        "line": "audit_id",
-        "time": text.time_of("at"),
-        "actor": "actor",
-        "action": "action",
         "resource": lambda line: f"{line['subject']} {line['subject_id'] or ''}",
         "changes": _format_changes,
         "from": lambda line: f"{line['address'] or ''} ({line['via']})",
-        "request": "request_id",
     },
-    uncut=("line", "time"),
+    uncut="line, time",
     empty_message="No actions match.",
 )
 _DATETIME = click.DateTime(formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"])

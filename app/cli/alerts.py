@@ -13,26 +13,15 @@ from app.cli.service_options import RemoteGroup, RemoteService
 
 KINDS = ("failure_rate", "no_success", "queue_age", "stalled", "dead_worker")
 _ALERTS = text.Table(
-    {
-        "since": text.time_of("started_at"),
-        "state": lambda alert: "resolved" if alert["resolved_at"] else "firing",
-        "rule": "name",
-        "detail": "detail",
-    },
-    uncut=("since", "state"),
+    "since=started_at, state, rule=name, detail",
+    {"state": lambda alert: "resolved" if alert["resolved_at"] else "firing"},
+    uncut="since, state",
     empty_message="No alerts fire.",
 )
 _RULES = text.Table(
-    {
-        "rule": "rule_id",
-        "name": "name",
-        "kind": "kind",
-        "threshold": lambda rule: f"{rule['threshold']:g}",
-        "queue": "queue",
-        "task": "task",
-        "state": lambda rule: "on" if rule["active"] else "off",
-    },
-    uncut=("rule",),
+    "rule=rule_id, name, kind, threshold, queue, task, state",
+    {"threshold": lambda rule: f"{rule['threshold']:g}", "state": lambda rule: "on" if rule["active"] else "off"},
+    uncut="rule",
     empty_message="No rules.",
 )
 _RULES_PATH = "/api/v1/alerts/rules"

@@ -19,26 +19,19 @@ if TYPE_CHECKING:
 _PAGE_LINES = 1000
 # The last columns are the first that a narrow terminal does without.
 _JOBS = text.Table(
+    "job=job_id, status, task, queue, attempts, progress, created=created_at, error",
     {
-        "job": "job_id",
-        "status": "status",
-        "task": "task",
-        "queue": "queue",
         "attempts": lambda job: f"{job['attempt']}/{job['max_attempts']}",
         "progress": lambda job: text.format_progress(job["progress"]),
-        "created": text.time_of("created_at"),
         "error": lambda job: text.format_error(job["error"]),
     },
-    uncut=("job", "status", "attempts", "created"),
+    uncut="job, status, attempts, created",
     empty_message="No jobs match.",
 )
 _EVENTS = text.Table(
-    {
-        "time": text.time_of("ts"),
-        "event": "kind",
-        "details": lambda event: event["payload"] or None,
-    },
-    uncut=("time", "event"),
+    "time=ts, event=kind, details",
+    {"details": lambda event: event["payload"] or None},
+    uncut="time, event",
     empty_message="No events yet.",
 )
 _NOT_SHOWN = (
@@ -160,10 +153,7 @@ def show(service: RemoteService, *, job_id: UUID) -> None:
     job = service.client.job(job_id)
     fields = {name: value for name, value in job.items() if name not in _NOT_SHOWN}
     fields |= {name: job[name] for name in ("args", "progress", "result")}
-    lines = []
-    for name, value in without_none(fields).items():
-        is_time = name.endswith("_at") and isinstance(value, str)
-        lines.append(f"{name:<18} {text.format_time(value) if is_time else text.format_value(value)}")
+    lines = [f"{name:<18} {text.format_field(name, value)}" for name, value in without_none(fields).items()]
     for attempt in job["attempts"]:
         started, ended = text.format_time(attempt["started_at"]), text.format_time(attempt["finished_at"])
         outcome = "running" if attempt["outcome"] is None else f"{attempt['outcome']} at {ended}"

@@ -26,18 +26,9 @@ def format_limits(key: text.Payload) -> str:
 
 
 _KEYS = text.Table(
-    {
-        "key": "key_id",
-        "name": "name",
-        "state": "state",
-        "scopes": lambda key: ",".join(key["scopes"]),
-        "limits": format_limits,
-        "created": text.time_of("created_at"),
-        "by": "created_by",
-        "expires": text.time_of("expires_at"),
-        "last used": text.time_of("last_used_at"),
-    },
-    uncut=("key", "name", "state", "scopes"),
+    "key=key_id, name, state, scopes, limits, created=created_at, by=created_by, expires=expires_at, last used=last_used_at",
+    {"scopes": lambda key: ",".join(key["scopes"]), "limits": format_limits},
+    uncut="key, name, state, scopes",
     empty_message=_NO_KEYS,
 )
 

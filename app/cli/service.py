@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from app.config import Settings
 
 _MARKS = {"ok": ("ok", "green"), "info": ("note", "cyan"), "warning": ("warning", "yellow"), "error": ("ERROR", "red")}
-_SETTINGS = text.Table({name: name for name in ("variable", "value", "source", "default")}, ("variable", "source"))
-_TASKS = text.Table({name: name for name in ("task", "kind", "module")})
+_SETTINGS = text.Table("variable, value, source, default", uncut="variable, source")
+_TASKS = text.Table("task, kind, module")
 
 
 def parse_queue(raw: str) -> dict[str, Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import click
 
 Payload = Mapping[str, Any]
-Column = str | Callable[[Any], Any]  # a field, or what makes the cell of an item
+Cells = Mapping[str, Callable[[Any], Any]]  # by the heading
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _MAX_ERROR_LENGTH = 300
@@ -20,13 +19,17 @@ _MAX_AMOUNT = 1e15  # a larger float is no longer exact; such a progress is show
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
-@dataclass(frozen=True)
 class Table:
-    """The columns of a list by their headings; those in `uncut` are never shortened."""
+    """The columns of a list, as `heading` or `heading=field`, and what makes the cells that are no field's value.
 
-    columns: Mapping[str, Column]
-    uncut: Sequence[str] = ()
-    empty_message: str = ""
+    The columns in `uncut` are never shortened.
+    """
+
+    def __init__(self, columns: str, cells: Cells | None = None, *, uncut: str = "", empty_message: str = "") -> None:
+        self._fields = {
+            heading: field or heading for heading, _, field in (c.partition("=") for c in columns.split(", "))
+        }
+        self._cells, self._uncut, self._empty_message = cells or {}, uncut.split(", "), empty_message
 
     def print(self, payload: Payload, field: str, *, as_json: bool) -> None:
         """Print the list in a field: a table for a person, aligned text for a pipe, the payload when asked for JSON."""
@@ -35,21 +38,24 @@ class Table:
             click.echo(json_text(payload))
         elif items:
             self._print_items(items)
-        elif self.empty_message:
-            click.echo(self.empty_message, err=True)
+        elif self._empty_message:
+            click.echo(self._empty_message, err=True)
 
     def _print_items(self, items: Sequence[Payload]) -> None:
-        names, rows = list(self.columns), self.rows(items)
+        names, rows = list(self._fields), self.rows(items)
         if sys.stdout.isatty():
             from app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
 
-            render.print_table(names, rows, uncut=self.uncut)
+            render.print_table(names, rows, uncut=self._uncut)
         else:
             click.echo("\n".join(align_columns(names, rows)))
 
     def rows(self, items: Sequence[Payload]) -> list[list[str]]:
-        cells = self.columns.values()
-        return [[format_value(item[cell] if isinstance(cell, str) else cell(item)) for cell in cells] for item in items]
+        def cell(heading: str, field: str, item: Payload) -> str:
+            make = self._cells.get(heading)
+            return format_field(field, item[field] if make is None else make(item))
+
+        return [[cell(heading, field, item) for heading, field in self._fields.items()] for item in items]
 
 
 def one_line(raw: str) -> str:
@@ -112,13 +118,12 @@ def format_value(value: Any) -> str:
     return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
+def format_field(field: str, value: Any) -> str:
+    return format_time(value) if field in ("at", "ts") or field.endswith("_at") else format_value(value)
+
+
 def format_error(error: str | None) -> str:
     return one_line(error or "")[:_MAX_ERROR_LENGTH]
-
-
-def time_of(field: str) -> Callable[[Payload], str]:
-    """A column that shows the time in a field."""
-    return lambda item: format_time(item[field])
 
 
 def align_columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

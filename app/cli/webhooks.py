@@ -14,28 +14,17 @@ from app.cli.service_options import RemoteGroup, RemoteService
 EVENTS = ("job.succeeded", "job.failed", "job.canceled", "job.lost", "job.retrying", "alert.firing", "alert.resolved")
 DELIVERY_STATES = ("pending", "delivered", "failed")
 _WEBHOOKS = text.Table(
+    "webhook=webhook_id, state, failures, queue, task, events, url",
     {
-        "webhook": "webhook_id",
         "state": lambda webhook: "on" if webhook["active"] else f"off: {webhook['disabled_reason']}",
-        "failures": "failures",
-        "queue": "queue",
-        "task": "task",
         "events": lambda webhook: " ".join(webhook["events"]),
-        "url": "url",
     },
-    uncut=("webhook",),
+    uncut="webhook",
     empty_message="No webhooks.",
 )
 _DELIVERIES = text.Table(
-    {
-        "delivery": "delivery_id",
-        "state": "state",
-        "attempts": "attempts",
-        "event": "event",
-        "job": "job_id",
-        "error": "error",
-    },
-    uncut=("delivery", "state"),
+    "delivery=delivery_id, state, attempts, event, job=job_id, error",
+    uncut="delivery, state",
     empty_message="No deliveries match.",
 )
 _PATH = "/api/v1/webhooks"
