@@ -1,7 +1,7 @@
 """The `dataloader` command.
 
-`command` has the tree of commands and prints errors; `service` and `local` start things in this process; all others send
-requests through `dataloader.Client`. `text`, `render` and `watch` print.
+`command` has the tree of commands and prints errors; `service`, `keys` and `skeleton` work in this process; all others
+send requests through `dataloader.Client`. `text`, `render` and `watch` print.
 """
 
 from app.cli.command import main

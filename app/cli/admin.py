@@ -10,7 +10,7 @@ import click
 
 from app.cli import text
 from app.cli.exit_codes import ExitCode
-from app.cli.parsing import filter_options, limit_option, without_none
+from app.cli.parsing import NOT_NEGATIVE, POSITIVE, filter_options, limit_option, without_none
 from app.cli.service_options import RemoteService, remote_command
 from app.wording import format_count
 
@@ -106,8 +106,8 @@ def watch(service: RemoteService, *, queue: str | None, kind: str | None) -> Non
 @click.argument("action", type=click.Choice(["cancel", "retry", "delete", "reprioritise", "list", "stop"]))
 @click.argument("bulk_id", type=click.UUID, required=False)
 @filter_options
-@click.option("--priority", type=click.IntRange(min=0), help="The new priority, for reprioritise.")
-@click.option("--expected", type=click.IntRange(min=0), help="The expected number of jobs; counted if not given.")
+@click.option("--priority", type=NOT_NEGATIVE, help="The new priority, for reprioritise.")
+@click.option("--expected", type=NOT_NEGATIVE, help="The expected number of jobs; counted if not given.")
 @click.option("--dry-run", is_flag=True, help="Only count the jobs.")
 def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options: Any) -> None:
     """Cancel, retry, delete or reprioritise all jobs that match a filter. `bulk list` shows such operations and their
@@ -158,8 +158,8 @@ def queues(service: RemoteService) -> None:
 @click.option("--pause", "state", flag_value="paused", help="Claim no more jobs from it.")
 @click.option("--drain", "state", flag_value="draining", help="Claim its jobs, but accept no new ones over HTTP.")
 @click.option("--open", "state", flag_value="open", help="Resume it.")
-@click.option("--concurrency", type=click.IntRange(min=0), help="Running jobs in all processes; 0: no limit.")
-@click.option("--per-worker", type=click.IntRange(min=0), help="Running jobs in each process; 0: no limit.")
+@click.option("--concurrency", type=NOT_NEGATIVE, help="Running jobs in all processes; 0: no limit.")
+@click.option("--per-worker", type=NOT_NEGATIVE, help="Running jobs in each process; 0: no limit.")
 @click.option("--note", help="The reason, shown with the queue.")
 def queue(service: RemoteService, *, name: str, **options: Any) -> None:
     """Pause, drain or open the queue NAME, or change how many of its jobs run at once."""
@@ -203,9 +203,9 @@ def task_numbers(service: RemoteService, *, period: str) -> None:
 @click.option("--subject-id", metavar="ID", help="Only actions on this resource, such as a job's id.")
 @click.option("--since", type=_DATETIME, help="Not before this time; local, unless it has a zone.")
 @click.option("--until", type=_DATETIME, help="Before this time.")
-@click.option("--before", type=click.IntRange(min=1), metavar="LINE", help="Only lines older than this one.")
+@click.option("--before", type=POSITIVE, metavar="LINE", help="Only lines older than this one.")
 @limit_option
 def audit(service: RemoteService, *, since: datetime | None, until: datetime | None, **options: Any) -> None:
-    """List who did what, when and from where, and what it changed, newest first. Needs a key with the scope `operate`."""
+    """List who did what, when and from where, and what it changed, newest first. It needs the scope `operate`."""
     times = {"since": since and since.astimezone(), "until": until and until.astimezone()}
     service.print_list(service.get("/api/v1/audit", **times, **options), "entries", AUDIT_LOG)

@@ -8,7 +8,7 @@ from uuid import UUID
 import click
 
 from app.cli import text
-from app.cli.parsing import without_none
+from app.cli.parsing import POSITIVE, without_none
 from app.cli.service_options import RemoteGroup, RemoteService
 
 KINDS = ("failure_rate", "no_success", "queue_age", "stalled", "dead_worker")
@@ -28,12 +28,12 @@ _RULES_PATH = "/api/v1/alerts/rules"
 _THRESHOLD_HELP = "A share below 1 for failure_rate, else seconds."
 rule_argument = click.argument("rule_id", type=click.UUID)
 window_option = click.option("--window", "window_sec", type=float, help="How many seconds back the rule counts.")
-min_runs_option = click.option("--min-runs", type=click.IntRange(min=1), help="How many runs the window must have.")
+min_runs_option = click.option("--min-runs", type=POSITIVE, help="How many runs the window must have.")
 
 
-@click.group(cls=RemoteGroup, short_help="Manage alerts and their rules.")
-def alerts() -> None:
-    """Manage alerts and the rules that fire them."""
+alerts = RemoteGroup(
+    "alerts", short_help="Manage alerts and their rules.", help="Manage alerts and the rules that fire them."
+)
 
 
 @alerts.command("list", short_help="List firing alerts.")

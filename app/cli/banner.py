@@ -19,54 +19,40 @@ ANY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
 def serve_banner(settings: Settings, startup: Startup, *, workers: bool) -> str:
     url = service_address(settings.app_host, settings.app_port)
     if startup.outage is not None:
-        return _not_ready_banner(startup, f"  API      {url} answers 503 until then")
+        return _banner(startup, "", f"  API      {url} answers 503 until then")
     command = f"{dataloader_command()} trigger noop --arg sleep1=1 --watch"
-    return "\n".join(
-        [
-            f"dataloader is ready at {url}",
-            f"  API      {url}/docs (OpenAPI: {url}/openapi.json)",
-            f"  database {startup.database}",
-            f"  workers  {_format_workers(settings) if workers else f'none here; run `{dataloader_command()} worker`'}",
-            *_failure_lines(startup),
-            "Try a first job, in another terminal:",
-            f"  {command}" + ("" if url == DEFAULT_URL else f" --url {url}"),
-            "or, with curl (put the job_id of the first answer into the other two):",
-            f"  curl -s {url}/api/v1/jobs/trigger -H 'Content-Type: application/json' \\",
-            """    -d '{"queue": "etl.default", "task": "noop", "lock_key": "first", "args": {"sleep1": 30}}'""",
-            f"  curl -s {url}/api/v1/jobs/JOB_ID/status",
-            f"  curl -s -X POST {url}/api/v1/jobs/JOB_ID/cancel",
-            "Ctrl-C stops everything.",
-        ]
+    return _banner(
+        startup,
+        f"dataloader is ready at {url}\n  API      {url}/docs (OpenAPI: {url}/openapi.json)",
+        f"  workers  {_format_workers(settings) if workers else f'none here; run `{dataloader_command()} worker`'}",
+        "Try a first job, in another terminal:",
+        f"  {command}" + ("" if url == DEFAULT_URL else f" --url {url}"),
+        "or, with curl (put the job_id of the first answer into the other two):",
+        f"  curl -s {url}/api/v1/jobs/trigger -H 'Content-Type: application/json' \\",
+        """    -d '{"queue": "etl.default", "task": "noop", "lock_key": "first", "args": {"sleep1": 30}}'""",
+        f"  curl -s {url}/api/v1/jobs/JOB_ID/status",
+        f"  curl -s -X POST {url}/api/v1/jobs/JOB_ID/cancel",
+        "Ctrl-C stops everything.",
     )
 
 
 def worker_banner(settings: Settings, startup: Startup) -> str:
-    workers = f"  workers  {_format_workers(settings)}"
+    return _banner(startup, "dataloader works", f"  workers  {_format_workers(settings)}", "Ctrl-C stops it.")
+
+
+def _banner(startup: Startup, head: str, details: str, *more: str) -> str:
+    """The lines of a process that is ready, or of one that waits for its database."""
     if startup.outage is not None:
-        return _not_ready_banner(startup, workers)
-    return "\n".join(
-        ["dataloader works", f"  database {startup.database}", workers, *_failure_lines(startup), "Ctrl-C stops it."]
-    )
-
-
-def _not_ready_banner(startup: Startup, details: str) -> str:
-    return "\n".join(
-        [
+        head, more = (
             f"dataloader is not ready: {startup.outage}",
-            f"  database {startup.database}",
-            details,
-            "It tries again until the database is there. Ctrl-C stops it.",
-        ]
-    )
-
-
-def _failure_lines(startup: Startup) -> list[str]:
-    if not startup.failures:
-        return []
-    return [
-        f"  broken   {format_count(len(startup.failures), 'module')}; the tasks of others work:",
-        *(f"    {text.one_line(name)}: {text.one_line(last_error(trace))}" for name, trace in startup.failures.items()),
-    ]
+            ("It tries again until the database is there. Ctrl-C stops it.",),
+        )
+    lines = [head, f"  database {startup.database}", details]
+    if startup.failures and startup.outage is None:
+        lines.append(f"  broken   {format_count(len(startup.failures), 'module')}; the tasks of others work:")
+        for name, trace in startup.failures.items():
+            lines.append(f"    {text.one_line(name)}: {text.one_line(last_error(trace))}")
+    return "\n".join([*lines, *more])
 
 
 def service_address(host: str, port: int) -> str:

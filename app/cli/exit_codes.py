@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Self
 
 from app.errors import (
     ApiKeyNotFound,
@@ -32,35 +33,28 @@ from dataloader.errors import (
 class ExitCode(IntEnum):
     """Numbers from 64 on are those of sysexits.h."""
 
-    OK = 0
-    FAILURE = 1
-    USAGE = 2
-    NOT_FOUND = 3
-    REFUSED = 4
-    WARNINGS = 5
-    SCHEMA = 65
-    UNAVAILABLE = 69
-    SERVICE_FAULT = 70
-    EMBEDDED = 71
-    CONFIG = 78
-    INTERRUPTED = 130
+    meaning: str
 
+    def __new__(cls, code: int, meaning: str) -> Self:
+        member = int.__new__(cls, code)
+        member._value_, member.meaning = code, meaning
+        return member
 
-MEANINGS = {
-    ExitCode.OK: "done; with `--watch`, and `run`: the job succeeded",
-    ExitCode.FAILURE: "with `--watch`, and `run`: the job ended as failed, canceled or lost; "
-    "`tasks`: a module cannot be imported; `doctor`: something is wrong",
-    ExitCode.USAGE: "the command line is wrong",
-    ExitCode.NOT_FOUND: "there is no such job, or no such key",
-    ExitCode.REFUSED: "the service refused: something is invalid, or in conflict with what is there",
-    ExitCode.WARNINGS: "`doctor`: something is doubtful, and nothing wrong",
-    ExitCode.SCHEMA: "the tables in the database are not those of this version",
-    ExitCode.UNAVAILABLE: "the service or the database does not answer; `serve`: the port is taken; `psql`: there is none",
-    ExitCode.SERVICE_FAULT: "the service failed, or something else answers at its address",
-    ExitCode.EMBEDDED: "the embedded PostgreSQL cannot be started",
-    ExitCode.CONFIG: "the configuration has faults",
-    ExitCode.INTERRUPTED: "ended by Ctrl-C",
-}
+    OK = 0, "done; with `--watch`, and `run`: the job succeeded"
+    FAILURE = (
+        1, "with `--watch`, and `run`: the job ended as failed, canceled or lost; "
+        "`tasks`: a module cannot be imported; `doctor`: something is wrong",
+    )  # fmt: skip
+    USAGE = 2, "the command line is wrong"
+    NOT_FOUND = 3, "there is no such job, or no such key"
+    REFUSED = 4, "the service refused: something is invalid, or in conflict with what is there"
+    WARNINGS = 5, "`doctor`: something is doubtful, and nothing wrong"
+    SCHEMA = 65, "the tables in the database are not those of this version"
+    UNAVAILABLE = 69, "the service or the database does not answer; `serve`: the port is taken; `psql`: there is none"
+    SERVICE_FAULT = 70, "the service failed, or something else answers at its address"
+    EMBEDDED = 71, "the embedded PostgreSQL cannot be started"
+    CONFIG = 78, "the configuration has faults"
+    INTERRUPTED = 130, "ended by Ctrl-C"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import click
 
 from app.cli import text, watch
 from app.cli.exit_codes import ExitCode
-from app.cli.parsing import filter_options, limit_option, option_type, parse_object, parse_time, without_none
+from app.cli.parsing import NOT_NEGATIVE, OBJECT, POSITIVE, TIME, filter_options, limit_option, without_none
 from app.cli.service_options import RemoteService, remote_command
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def events(service: RemoteService, *, job_id: UUID) -> None:
 @click.option("-f", "--follow", "following", is_flag=True, help="Show lines as they come, until the job has ended.")
 @click.option("--tail", type=click.IntRange(1, 1000), help="Only the last so many lines, and those that follow.")
 @click.option("--level", type=click.Choice(text.LEVELS, case_sensitive=False), help="Only this level and above.")
-@click.option("--attempt", type=click.IntRange(min=1), help="Only lines of this attempt.")
+@click.option("--attempt", type=POSITIVE, help="Only lines of this attempt.")
 @click.option("--stream", type=click.Choice(["log", "stdout", "stderr", "note"]), help="Only lines of this stream.")
 def logs(service: RemoteService, *, job_id: UUID, following: bool, tail: int | None, **query: Any) -> None:
     """Show the log of a job: what its pipeline logged and printed, and what its command wrote, of all attempts.
@@ -179,14 +179,12 @@ def why(service: RemoteService, *, job_id: UUID) -> None:
 
 @remote_command(short_help="Change a job that waits.")
 @job_argument
-@click.option("--priority", type=click.IntRange(min=0), help="The priority; smaller numbers run first.")
-@click.option("--available-at", type=option_type(parse_time), help="Run it not before this time: RFC 3339, or `in 5m`.")
-@click.option("--args", "args", type=option_type(parse_object), help="Replace all its arguments by a JSON object.")
-@click.option("--max-attempts", type=click.IntRange(min=1), help="How many attempts it has.")
-@click.option("--lease-ttl", "lease_ttl_sec", type=click.IntRange(min=1),
-              help="After how many seconds without a heartbeat its worker loses it.")  # fmt: skip
-@click.option("--time-limit", "time_limit_sec", type=click.IntRange(min=1),
-              help="How many seconds an attempt may take.")  # fmt: skip
+@click.option("--priority", type=NOT_NEGATIVE, help="The priority; smaller numbers run first.")
+@click.option("--available-at", type=TIME, help="Run it not before this time: RFC 3339, or `in 5m`.")
+@click.option("--args", "args", type=OBJECT, help="Replace all its arguments by a JSON object.")
+@click.option("--max-attempts", type=POSITIVE, help="How many attempts it has.")
+@click.option("--lease-ttl", "lease_ttl_sec", type=POSITIVE, help="How long its worker may be without a heartbeat.")
+@click.option("--time-limit", "time_limit_sec", type=POSITIVE, help="How many seconds an attempt may take.")
 def edit(service: RemoteService, *, job_id: UUID, **changes: Any) -> None:
     """Change a job that waits. Its events keep the former values."""
     job = service.patch(f"/api/v1/jobs/{job_id}", changes)
@@ -195,9 +193,9 @@ def edit(service: RemoteService, *, job_id: UUID, **changes: Any) -> None:
 
 @remote_command(short_help="Create a job like another one.")
 @job_argument
-@click.option("--args", "args", type=option_type(parse_object), help="Replace all its arguments by a JSON object.")
+@click.option("--args", "args", type=OBJECT, help="Replace all its arguments by a JSON object.")
 @click.option("--queue", help="Put it into another queue.")
-@click.option("--priority", type=click.IntRange(min=0), help="Give it another priority.")
+@click.option("--priority", type=NOT_NEGATIVE, help="Give it another priority.")
 @click.option("--idempotency-key", help="Create no second job when the command is repeated.")
 def clone(service: RemoteService, *, job_id: UUID, **changes: Any) -> None:
     """Create a job like another one, of any status, with the options as differences."""

@@ -1,4 +1,5 @@
 """Commands keys: create, list and revoke API keys in the database of the settings, with no service running."""
+# ruff: noqa: PLC0415 - the driver is not for commands that send requests
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def format_limits(key: text.Payload) -> str:
 
 
 _KEYS = text.Table(
-    "key=key_id, name, state, scopes, limits, created=created_at, by=created_by, expires=expires_at, last used=last_used_at",
+    "key=key_id, name, state, scopes, limits, created=created_at, by=created_by, expires=expires_at, "
+    "last used=last_used_at",
     {"scopes": lambda key: ",".join(key["scopes"]), "limits": format_limits},
     uncut="key, name, state, scopes",
     empty_message=_NO_KEYS,
@@ -47,10 +49,9 @@ def keys() -> None:
               help="What the key allows; may be repeated.")  # fmt: skip
 @click.option("--task", "tasks", multiple=True, help="Allow triggering this task only; may be repeated.")
 @click.option("--queue", "queues", multiple=True, help="Allow this queue only; may be repeated.")
-@click.option("--expires", "lifetime_sec", type=option_type(parse_duration), metavar="SPAN",
+@click.option("--expires", "lifetime_sec", type=option_type(parse_duration),
               help="How long it is valid: 12h, 90d.  [no end]")  # fmt: skip
-@click.option("--allow-lockout", is_flag=True,
-              help="Create it even if no valid key has the scope operate or admin.")  # fmt: skip
+@click.option("--allow-lockout", is_flag=True, help="Create it even if no valid key has the scope operate or admin.")
 @json_option
 def create(
     *, name: str, scopes: Sequence[str], lifetime_sec: float | None, allow_lockout: bool, as_json: bool, **limits: Any
@@ -67,7 +68,7 @@ def create(
 
     Standard output has the key alone, so that it can be sent straight into a file or a secret store.
     """
-    from app.runtime import commands  # noqa: PLC0415 - the driver is not for client commands
+    from app.runtime import commands
 
     with commands.audited_api_keys("keys create") as (api_keys, actor):
         new = commands.NewApiKey(
@@ -107,7 +108,7 @@ def list_(*, as_json: bool) -> None:
 
     The last use is saved once a minute.
     """
-    from app.runtime import commands  # noqa: PLC0415 - as above
+    from app.runtime import commands
 
     with commands.audited_api_keys("keys list") as (api_keys, _):
         items = [_to_dict(key) for key in api_keys.all()]
@@ -119,7 +120,7 @@ def list_(*, as_json: bool) -> None:
 @json_option
 def revoke(*, key: str, as_json: bool) -> None:
     """Revoke KEY, by its id or its name. Every process rejects it, and ends its sessions, within five seconds."""
-    from app.runtime import commands  # noqa: PLC0415 - as above
+    from app.runtime import commands
 
     with commands.audited_api_keys("keys revoke") as (api_keys, _):
         revoked = api_keys.revoke(key)

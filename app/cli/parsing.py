@@ -14,6 +14,7 @@ import click
 from app.queue.job import Status
 
 T = TypeVar("T")
+POSITIVE, NOT_NEGATIVE, TEXT_FILE = click.IntRange(min=1), click.IntRange(min=0), click.File("r", encoding="utf-8")
 AS_JSON_META_KEY = "app.cli.as_json"  # in the context's meta: print errors as JSON
 _UNIT_SEC = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(r"(?:\d+\s*[smhdw]\s*)+", re.IGNORECASE)
@@ -84,6 +85,9 @@ def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+TIME, OBJECT = option_type(parse_time), option_type(parse_object)
+
+
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     def store_flag(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
         ctx.meta[AS_JSON_META_KEY] = value
@@ -103,12 +107,11 @@ limit_option = click.option(
 def args_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command --arg, --args and --args-file, and the merged arguments as `args`."""
 
-    @click.option("--arg", "pairs", type=option_type(parse_pair), multiple=True, metavar="NAME=VALUE",
-                  help="One argument; may be repeated. The value is read as JSON if it is JSON, else as text.")  # fmt: skip
-    @click.option("--args", "args_text", type=option_type(parse_object), help="Arguments as a JSON object.")
-    @click.option("--args-file", type=click.File("r", encoding="utf-8"), metavar="FILE",
-                  help="Arguments from a file with a JSON object; - is standard input. "
-                  "--args overrides it, --arg both.")  # fmt: skip
+    @click.option("--arg", "pairs", type=option_type(parse_pair), multiple=True,
+                  help="One argument; may be repeated. Its value is JSON if it can be read so, else text.")  # fmt: skip
+    @click.option("--args", "args_text", type=OBJECT, help="Arguments as a JSON object.")
+    @click.option("--args-file", type=TEXT_FILE,
+                  help="A file with them as a JSON object; - is stdin. --args overrides it, --arg both.")  # fmt: skip
     @functools.wraps(command)
     def with_args(
         *, pairs: Sequence[tuple[str, Any]], args_text: dict[str, Any] | None, args_file: IO[str] | None, **options: Any
@@ -124,7 +127,6 @@ def args_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def filter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that select jobs."""
-    time = option_type(parse_time)
     options = (
         click.option("--queue", help="Only jobs in this queue."),
         click.option("--status", help=f"Only jobs with one of these, separated by commas: {', '.join(Status)}."),
@@ -132,10 +134,10 @@ def filter_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--lock-key", help="Only jobs with this lock key."),
         click.option("--partition-key", help="Only jobs with this partition key."),
         click.option("--producer", help="Only jobs requested by this producer."),
-        click.option("--created-from", type=time, help="Only jobs created then or later (RFC 3339)."),
-        click.option("--created-to", type=time, help="Only jobs created before this time."),
-        click.option("--finished-from", type=time, help="Only jobs that ended then or later."),
-        click.option("--finished-to", type=time, help="Only jobs that ended before this time."),
+        click.option("--created-from", type=TIME, help="Only jobs created then or later (RFC 3339)."),
+        click.option("--created-to", type=TIME, help="Only jobs created before this time."),
+        click.option("--finished-from", type=TIME, help="Only jobs that ended then or later."),
+        click.option("--finished-to", type=TIME, help="Only jobs that ended before this time."),
         click.option("--text", help="Only jobs with this text in their args or error."),
     )
     for option in reversed(options):

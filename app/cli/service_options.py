@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from app.cli import text
-from app.cli.parsing import json_option, option_type, without_none
+from app.cli.parsing import TEXT_FILE, json_option, option_type, without_none
 from app.cli.watch import OutageNotice
 from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_api_key, parse_url
 from dataloader.errors import ServiceFault
@@ -59,17 +59,15 @@ def _reject_key_argument(ctx: click.Context, param: click.Parameter, value: str 
 
 
 @click.command()
-@click.option("--url", envvar="DL_URL", default=DEFAULT_URL, type=option_type(parse_url), metavar="URL",
+@click.option("--url", envvar="DL_URL", default=DEFAULT_URL, type=option_type(parse_url),
               show_default=True, show_envvar=True, help="The address of the service.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
-              metavar="SECONDS", help="How long to wait for one answer.")  # fmt: skip
+              help="How long to wait for one answer.")  # fmt: skip
 @click.option("--retry-timeout", type=click.FloatRange(min=0), default=RETRY_TIMEOUT_SEC, show_default=True,
-              metavar="SECONDS", help="How long to repeat a request that gets no answer, where that is safe; "
-              "0: send it once.")  # fmt: skip
+              help="How long to repeat a request that gets no answer, where that is safe; 0: once.")  # fmt: skip
 @click.option("--patience", "former_retry_timeout", type=click.FloatRange(min=0), hidden=True)
-@click.option("--key-file", envvar="DL_API_KEY_FILE", type=click.File("r", encoding="utf-8"), metavar="FILE",
-              help="The file with the API key, if the service asks for one; else DL_API_KEY.  "
-              "[DL_API_KEY_FILE]")  # fmt: skip
+@click.option("--key-file", envvar="DL_API_KEY_FILE", type=TEXT_FILE,
+              help="The file with the API key, if one is needed; else DL_API_KEY.  [DL_API_KEY_FILE]")  # fmt: skip
 @click.option("--key", envvar="DL_API_KEY", hidden=True, callback=_reject_key_argument)
 @json_option
 def _connect(  # the options are those of every `RemoteCommand`

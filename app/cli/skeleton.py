@@ -97,12 +97,9 @@ def parse_folder(raw: str) -> Path:
 
 @click.command("new-pipeline", short_help="Write the skeleton of a pipeline and of its test.")
 @click.argument("name", type=option_type(parse_name))
-@click.option(
-    "--dir",
-    "folder",
-    type=option_type(parse_folder),
-    help=f"The package to put it in, below this folder.  [default: {_DEFAULT_PACKAGE}; {_SHIPPED_PACKAGE} in a checkout of dataloader]",
-)
+@click.option("--dir", "folder", type=option_type(parse_folder),
+              help="The package to put it in, below this folder.  "
+              f"[default: {_DEFAULT_PACKAGE}; {_SHIPPED_PACKAGE} in a checkout of dataloader]")  # fmt: skip
 def new_pipeline(*, name: str, folder: Path | None) -> None:
     """Write a pipeline NAME that works, and a test of it that passes, to be changed into what you need.
 
@@ -111,28 +108,25 @@ def new_pipeline(*, name: str, folder: Path | None) -> None:
     folder = folder or Path(_SHIPPED_PACKAGE if _is_checkout() else _DEFAULT_PACKAGE)
     function = name.replace(".", "_")
     module, test = folder / f"{function}.py", Path("tests") / folder / f"test_{function}.py"
-    there = [str(path) for path in (module, test) if path.exists()]
-    if there:
-        exist = "exist" if len(there) > 1 else "exists"
-        raise click.UsageError(f"{' and '.join(there)} {exist} already; choose another name, or remove it first")
-    dotted = ".".join((*folder.parts, function))
-    case = "".join(part.title() for part in function.split("_")) + "Test"
-    made = [_write_file(module, _MODULE_TEMPLATE.format(task=name, function=function))]
-    made += [_write_file(test, _TEST_TEMPLATE.format(path=test, module=dotted, function=function, case=case))]
+    if existing := [str(path) for path in (module, test) if path.exists()]:
+        exist = "exist" if len(existing) > 1 else "exists"
+        raise click.UsageError(f"{' and '.join(existing)} {exist} already; choose another name, or remove it first")
+    case, dotted = "".join(part.title() for part in function.split("_")) + "Test", ".".join((*folder.parts, function))
+    contents = {
+        module: _MODULE_TEMPLATE.format(task=name, function=function),
+        test: _TEST_TEMPLATE.format(path=test, module=dotted, function=function, case=case),
+    }
     if not (folder / "__init__.py").exists():
-        made.insert(0, _write_file(folder / "__init__.py", '"""Pipelines of our own."""\n'))
-    click.echo("\n".join([*(f"Wrote {path}" for path in made), *_next_steps(name, folder, test)]))
-
-
-def _next_steps(name: str, folder: Path, test: Path) -> list[str]:
-    package = ".".join(folder.parts)
-    loads = "" if folder.parts[0] == _SHIPPED_PACKAGE else f"DL_PIPELINES={_SHIPPED_PACKAGE},{package} "
-    command = f"{loads}{dataloader_command()}"
-    return [
-        f"  test it:   {python_command()} -m unittest {test}",
-        f"  run it:    {command} run {name} --arg 'days=[\"2030-01-31\"]' --local",
-        f"  serve it:  {command} serve",
-    ]
+        contents = {folder / "__init__.py": '"""Pipelines of our own."""\n', **contents}
+    for path, content in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+        click.echo(f"Wrote {path}")
+    packages = f"{_SHIPPED_PACKAGE},{'.'.join(folder.parts)}"
+    command = ("" if folder.parts[0] == _SHIPPED_PACKAGE else f"DL_PIPELINES={packages} ") + dataloader_command()
+    click.echo(f"  test it:   {python_command()} -m unittest {test}")
+    click.echo(f"  run it:    {command} run {name} --arg 'days=[\"2030-01-31\"]' --local")
+    click.echo(f"  serve it:  {command} serve")
 
 
 def _is_checkout() -> bool:
@@ -140,18 +134,11 @@ def _is_checkout() -> bool:
 
 
 def _find_shadowing_module(package: str) -> Path | None:
-    """Where an importable package of this name is that a folder here would hide."""
+    """Return where an importable package of this name is that a folder here would hide."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return None
     places = [] if spec is None else [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
     here = Path.cwd().resolve()
-    elsewhere = [Path(place) for place in places if here not in Path(place).resolve().parents]
-    return elsewhere[0] if elsewhere else None
-
-
-def _write_file(path: Path, content: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
-    return path
+    return next((Path(place) for place in places if here not in Path(place).resolve().parents), None)

@@ -15,7 +15,7 @@ import click
 
 from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
-from app.cli.parsing import args_options, option_type, parse_object, parse_time, without_none
+from app.cli.parsing import NOT_NEGATIVE, OBJECT, POSITIVE, TEXT_FILE, TIME, args_options, without_none
 from app.cli.service_options import RemoteService, remote_command
 from app.cli.text import one_line
 from app.cli.watch import watch_and_exit
@@ -31,28 +31,27 @@ _OUTCOME_LABELS = {"created": "created", "exists": "there already", "conflict": 
 
 @remote_command(short_help="Put a job, or many, into the queue.")
 @click.argument("task", required=False)
-@click.option("--from", "lines", type=click.File("r", encoding="utf-8"), metavar="FILE",
-              help="Many jobs: a file with a JSON object on each line, with the API's fields; - is standard input.")  # fmt: skip
+@click.option("--from", "lines", type=TEXT_FILE,
+              help="Many jobs: a file with a JSON object on each line, with the API's fields; - is stdin.")  # fmt: skip
 @click.option("--queue", help=f"The queue.  [default: the task's own, else {DEFAULT_QUEUE}]")
-@click.option("--lock-key",
-              help="Jobs with one key never run at the same time.  [default: the task's own, else the task's name]")  # fmt: skip
+@click.option(
+    "--lock-key", help="Jobs with one key never run at once.  [default: the task's own, else the task's name]"
+)
 @args_options
-@click.option("--priority", type=click.IntRange(min=0), help="The priority; smaller numbers run first.  [default: 100]")
-@click.option("--available-at", type=option_type(parse_time),
-              help='Run it not before this time: 2026-11-21T06:00:00+03:00, or "in 5m", "in 1h 30m".  [default: now]')  # fmt: skip
-@click.option("--max-attempts", type=click.IntRange(min=1), help="How many attempts it has.  [default: 5]")
-@click.option("--lease-ttl", "lease_ttl_sec", type=click.IntRange(min=1),
-              help="After how many seconds without a heartbeat its worker loses it.  [default: the service's]")  # fmt: skip
+@click.option("--priority", type=NOT_NEGATIVE, help="The priority; smaller numbers run first.  [default: 100]")
+@click.option("--available-at", type=TIME,
+              help='Run it not before 2026-11-21T06:00:00+03:00, or "in 5m", "in 1h 30m".  [default: now]')  # fmt: skip
+@click.option("--max-attempts", type=POSITIVE, help="How many attempts it has.  [default: 5]")
+@click.option("--lease-ttl", "lease_ttl_sec", type=POSITIVE,
+              help="How long its worker may be without a heartbeat.  [default: the service's]")  # fmt: skip
 @click.option("--partition-key", help="The slice of work that the job is about.")
 @click.option("--producer", help="Who requests the job.")
 @click.option("--consumer-group", help="Who uses the job's output.")
-@click.option("--idempotency-key",
-              help="A second trigger with this key makes no second job.  [default: a fresh one for each call]")  # fmt: skip
+@click.option("--idempotency-key", help="A second trigger with this key makes no second job.  [default: a fresh one]")
 @click.option("--live-key", help="Unique among waiting and running jobs: while a job has it, that job is the answer.")
-@click.option("--time-limit", "time_limit_sec", type=click.IntRange(min=1),
-              help="How many seconds an attempt may take.  [default: the task's]")  # fmt: skip
-@click.option("--retry", type=option_type(parse_object), metavar="JSON",
-              help='The delays between attempts, such as {"kind": "fixed", "seconds": 60}.  [default: the task\'s]')  # fmt: skip
+@click.option("--time-limit", "time_limit_sec", type=POSITIVE, help="The limit of an attempt.  [default: the task's]")
+@click.option("--retry", type=OBJECT,
+              help='The delays between attempts: {"kind": "fixed", "seconds": 60}.  [default: the task\'s]')  # fmt: skip
 @click.option("--strict", is_flag=True, help="Refuse a job that no live worker would run.")
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 def trigger(
@@ -101,10 +100,8 @@ def trigger(
     try:
         job = service.client.trigger(task, strict=strict, **options)
     except Refused as refused:
-        missing = _missing_defaults(
-            {"task": task, **options}, [(error.field, error.message) for error in refused.errors]
-        )
-        if not missing:
+        errors = [(error.field, error.message) for error in refused.errors]
+        if not (missing := _missing_defaults({"task": task, **options}, errors)):
             raise
         job = service.client.trigger(task, strict=strict, **options, **missing)
     for warning in job.get("warnings") or ():

@@ -8,7 +8,7 @@ from uuid import UUID
 import click
 
 from app.cli import text
-from app.cli.parsing import limit_option, without_none
+from app.cli.parsing import NOT_NEGATIVE, limit_option, without_none
 from app.cli.service_options import RemoteGroup, RemoteService
 
 EVENTS = ("job.succeeded", "job.failed", "job.canceled", "job.lost", "job.retrying", "alert.firing", "alert.resolved")
@@ -33,9 +33,11 @@ webhook_argument = click.argument("webhook_id", type=click.UUID)
 delivery_argument = click.argument("delivery_id", type=click.UUID)
 
 
-@click.group(cls=RemoteGroup, short_help="Manage webhooks.")
-def webhooks() -> None:
-    """Manage webhooks: requests to other services when jobs end or alerts fire."""
+webhooks = RemoteGroup(
+    "webhooks",
+    short_help="Manage webhooks.",
+    help="Manage webhooks: requests to other services when jobs end or alerts fire.",
+)
 
 
 @webhooks.command("list", short_help="List the webhooks.")
@@ -60,8 +62,7 @@ def webhooks_add(service: RemoteService, *, to: str, events: tuple[str, ...], **
 @webhooks.command("edit", short_help="Change a webhook, switch it off or on.")
 @webhook_argument
 @click.option("--to", help="The new address.", metavar="ADDRESS")
-@click.option("--event", "events", type=click.Choice(EVENTS), multiple=True,
-              help="Send this event; may be repeated.")  # fmt: skip
+@click.option("--event", "events", type=click.Choice(EVENTS), multiple=True, help="Send this event; may be repeated.")
 @click.option("--queue", help="Only events of jobs in this queue; '' for all.")
 @click.option("--task", help="Only events of jobs of this task; '' for all.")
 @click.option("--description", help="What it is for.")
@@ -84,7 +85,7 @@ def webhooks_remove(service: RemoteService, *, webhook_id: UUID) -> None:
 
 @webhooks.command("rotate", short_help="Replace the secret of a webhook.")
 @webhook_argument
-@click.option("--overlap", type=click.IntRange(min=0), default=86_400, show_default=True, metavar="SECONDS",
+@click.option("--overlap", type=NOT_NEGATIVE, default=86_400, show_default=True,
               help="How long requests are also signed with the old secret.")  # fmt: skip
 def webhooks_rotate(service: RemoteService, *, webhook_id: UUID, overlap: int) -> None:
     """Replace the secret of a webhook. The new one is shown only now."""

@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from app.cli.command import main
-from app.cli.exit_codes import MEANINGS, ExitCode, error_report
+from app.cli.exit_codes import ExitCode, error_report
 from app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, PortTaken, SchemaMissing
 from dataloader import NotFound
 from tests.app.cli.fake_service import problem
@@ -120,7 +120,7 @@ def test_each_error_has_its_exit_code(error, code):
 
 
 def test_every_exit_code_has_a_meaning():
-    assert set(MEANINGS) == set(ExitCode)
+    assert all(code.meaning for code in ExitCode)
 
 
 def test_what_a_service_says_does_not_act_on_the_terminal(run, service):

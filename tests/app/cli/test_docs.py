@@ -8,7 +8,7 @@ import click
 import pytest
 
 from app.cli.command import cli
-from app.cli.exit_codes import MEANINGS
+from app.cli.exit_codes import ExitCode
 from tests.support.processes import ROOT
 
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -59,4 +59,4 @@ def test_the_options_of_the_command_itself_are_described():
 def test_the_exit_codes_are_those_of_the_code():
     told = dict(re.findall(r"^\| (\d+) \| (.+) \|$", PAGE, re.MULTILINE))
 
-    assert told == {str(code.value): meaning for code, meaning in MEANINGS.items()}
+    assert told == {str(code.value): code.meaning for code in ExitCode}
