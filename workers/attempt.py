@@ -21,8 +21,7 @@ from pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions
 from pipelines.job_args import SECRET_KEY
 from pipelines.retry import DEFAULT, Policy
 from pipelines.runner import run_task
-from workers.attempt_state import StopStep
-from workers.context import ContextSettings, JobContext
+from workers.context import ContextSettings, JobContext, StopStep
 from workers.isolation.environment import ConnectionCheck
 from workers.lease import Lease
 from workers.outcome import (
@@ -157,7 +156,7 @@ class Attempt(JobContext):
         return self.job.time_limit_sec or self.options.time_limit
 
     def remaining_state(self) -> RemainingState:
-        progress, checkpoint = self.unsaved()
+        progress, checkpoint = self.reported.unsaved()
         fields: dict[str, Any] = {}
         signal = self.stop_signal
         if signal.reason is not None and signal.requested_at is not None:

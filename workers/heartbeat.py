@@ -81,12 +81,14 @@ class Heartbeat:
             self.last_beat_at = now
         else:
             # Between beats: unsaved progress, and leases that might expire before the next beat.
-            self._renew([a for a in held if any(a.unsaved()) or a.lease.trusted_until - now < 2 * self._interval_sec])
+            self._renew(
+                [a for a in held if any(a.reported.unsaved()) or a.lease.trusted_until - now < 2 * self._interval_sec]
+            )
 
     def _renew(self, attempts: Sequence[Attempt]) -> None:
         if not attempts:
             return
-        by_run_id = {attempt.job.run_id: (attempt, attempt.unsaved()) for attempt in attempts}
+        by_run_id = {attempt.job.run_id: (attempt, attempt.reported.unsaved()) for attempt in attempts}
         sent_at = clock()
         answers = self._queue.renew(
             [RenewalRequest(attempt.job.id, run_id, *unsaved) for run_id, (attempt, unsaved) in by_run_id.items()],
@@ -96,7 +98,7 @@ class Heartbeat:
             attempt, unsaved = by_run_id[answer.run_id]
             if answer.renewed:
                 attempt.lease.renewed_at = sent_at
-                attempt.mark_saved(unsaved)
+                attempt.reported.mark_saved(unsaved)
             elif not answer.owned and self._is_unsettled(attempt):
                 self._confirm_lost(attempt)
             if answer.cancel_requested:

@@ -29,8 +29,7 @@ from workers.dispatcher import Dispatcher
 from workers.heartbeat import Heartbeat
 from workers.key_locks import KeyLocks
 from workers.listener import Listener, ListenState
-from workers.logs.capture import LogSink
-from workers.logs.writer import JobLogWriter
+from workers.logs.writer import JobLogWriter, LogSink
 from workers.maintenance import Maintenance, duties
 from workers.notify_state import NotifyState
 from workers.pool_options import PoolOptions, PoolState

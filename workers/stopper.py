@@ -12,7 +12,7 @@ from app import log
 from app.queue.job import ClaimedJob
 from pipelines.contract import StopReason
 from workers.attempt import Attempt
-from workers.attempt_state import StopStep
+from workers.context import StopStep
 from workers.running import RunningAttempts
 from workers.threads import BackgroundThread, clock
 

@@ -77,7 +77,7 @@ class Worker:
             outcome = self._run(attempt) if self._tracing_off else self._run_traced(attempt, self._tracer)
         finally:
             log.unbind(bound)
-        self._logs.finish(attempt)
+        self._logs.finish(attempt.job_id, attempt.attempt)
         self._settler.submit(attempt, outcome)
         if attempt.started_at is not None and attempt.ended_at is not None:
             self._buffer.record_run(attempt.ended_at - attempt.started_at)
@@ -90,7 +90,7 @@ class Worker:
         }  # fmt: skip
 
     def _run(self, attempt: Attempt) -> Outcome:
-        with self._logs.capture(attempt):
+        with self._logs.capture.output_of(attempt.job_id, attempt.attempt):
             return attempt.run(self._pipelines.get(attempt.job.task))
 
     def _run_traced(self, attempt: Attempt, tracer: Tracer) -> Outcome:

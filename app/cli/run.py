@@ -29,8 +29,7 @@ from app.runtime.service import Service, set_up_logging
 from pipelines import contract, targets
 from pipelines.contract import Fail, StopReason, Task
 from workers.attempt import Attempt, AttemptSettings
-from workers.logs.capture import Capture, is_captured
-from workers.logs.writer import sanitize_line
+from workers.logs.writer import Capture, is_captured, sanitize_line
 from workers.outcome import Outcome, Released
 from workers.pool import WorkerPool
 from workers.secrets import SecretStore
@@ -241,7 +240,7 @@ def _run_locally(settings: Settings, task: Task, args: dict[str, Any], terminal:
     outcomes: list[Outcome] = []
 
     def run_attempt() -> None:
-        with capture.output_of(attempt):
+        with capture.output_of(attempt.job_id, attempt.attempt):
             outcomes.append(attempt.run(task))
 
     capture.install()
@@ -256,9 +255,9 @@ def _run_locally(settings: Settings, task: Task, args: dict[str, Any], terminal:
             if limit is not None and attempt.started_at is not None and clock() - attempt.started_at > limit:
                 attempt.stop(StopReason.TIME_LIMIT)
             is_running = thread.is_alive()  # asked first: what it reports last is shown too
-            progress, _ = news = attempt.unsaved()
+            progress, _ = news = attempt.reported.unsaved()
             terminal.show_progress(progress or {})
-            attempt.mark_saved(news)
+            attempt.reported.mark_saved(news)
     finally:
         capture.remove()
     match outcomes[0]:  # nothing is retried, and a release is a cancellation

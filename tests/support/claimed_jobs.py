@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID, uuid4
 
 from app.queue.job import ClaimedJob
@@ -18,13 +18,6 @@ def claimed_job(**more: Any) -> ClaimedJob:
         "checkpoint_text": None, "time_limit_sec": None, "retry_text": None, "crashes": 0,
     }  # fmt: skip
     return ClaimedJob(**{**row, **more})
-
-
-class LogOwnerStub(NamedTuple):
-    """An attempt as far as what it says is concerned."""
-
-    job_id: UUID
-    attempt: int = 1
 
 
 class CapturedLines:

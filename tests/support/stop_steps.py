@@ -101,7 +101,7 @@ def after_parent_knows(task: Callable[..., None]) -> Callable[..., None]:
 
     def begin(args: dict[str, Any], ctx: Any) -> None:
         ctx.progress(begun=True)
-        while ctx.unsaved()[0] is not None:
+        while ctx.reported.unsaved()[0] is not None:
             time.sleep(0.01)
         task(*(args, ctx)[: len(signature(task).parameters)])
 

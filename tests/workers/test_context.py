@@ -18,7 +18,7 @@ from pipelines.contract import Checkpoint, Progress, Stop, StopReason, registry
 from pipelines.runner import NotProgress, record_yield
 from tests.support import eventually, hostile_tasks  # noqa: F401 - registers its tasks
 from tests.support.queue_fixture import QueueFixture
-from workers.context import ContextSettings, JobContext
+from workers.context import ContextSettings, JobContext, StopSignal
 
 JOB = ClaimedJob(
     id_text=str(uuid4()), run_text=str(uuid4()), queue="q", task="t", args_text="{}", lock_key="k", key_hash=1,
@@ -67,8 +67,8 @@ def said(desk: Any) -> list[str]:
 
 
 def beat(ctx: JobContext) -> tuple[Any, Any]:
-    news = ctx.unsaved()
-    ctx.mark_saved(news)
+    news = ctx.reported.unsaved()
+    ctx.reported.mark_saved(news)
     return news
 
 
@@ -83,16 +83,16 @@ def test_progress_is_merged_and_unsaved_until_marked(ctx):
 
     told, _ = beat(ctx)
     assert told == {"processed": 2, "total": 10, "unit": "rows", "file": "a", "counts": {"read": 4, "bad": 1}}
-    assert ctx.unsaved() == (None, None)
+    assert ctx.reported.unsaved() == (None, None)
 
 
 def test_progress_during_a_save_stays_unsaved(ctx):
     ctx.progress(1)
-    news = ctx.unsaved()
+    news = ctx.reported.unsaved()
     ctx.progress(2)
-    ctx.mark_saved(news)
+    ctx.reported.mark_saved(news)
 
-    assert ctx.unsaved()[0] == {"processed": 2}
+    assert ctx.reported.unsaved()[0] == {"processed": 2}
 
 
 def test_counts_from_many_threads_add_up(ctx):
@@ -106,7 +106,7 @@ def test_counts_from_many_threads_add_up(ctx):
     for thread in threads:
         thread.join()
 
-    assert ctx.unsaved()[0] == {"counts": {"rows": 8000}}
+    assert ctx.reported.unsaved()[0] == {"counts": {"rows": 8000}}
 
 
 @pytest.mark.parametrize(("cursor", "rows"), [(5, 7), (None, 2)])
@@ -114,7 +114,7 @@ def test_counts_continue_only_with_a_checkpoint(ctx, cursor, rows):
     ctx.reported.restore('{"counts": {"rows": 5}}', cursor)
     ctx.count(rows=2)
 
-    assert ctx.unsaved()[0] == {"counts": {"rows": rows}}
+    assert ctx.reported.unsaved()[0] == {"counts": {"rows": rows}}
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_counts_continue_only_with_a_checkpoint(ctx, cursor, rows):
 )
 def test_yielded_values_become_progress_or_checkpoint(ctx, step, progress, cursor):
     assert record_yield(step, ctx) is None
-    assert ctx.unsaved() == (progress, cursor)
+    assert ctx.reported.unsaved() == (progress, cursor)
 
 
 @pytest.mark.parametrize("row", [{"id": 7, "name": "Ann"}, (7, "Ann")])
 def test_yielded_row_never_becomes_progress(ctx, row):
     with pytest.raises(NotProgress):
         record_yield(row, ctx)
-    assert ctx.unsaved() == (None, None)
+    assert ctx.reported.unsaved() == (None, None)
 
 
 # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,11 +147,11 @@ def test_changed_cursor_is_unsaved_again(ctx):
     assert beat(ctx)[1] == {"page": 1}
 
     cursor["page"] = 2
-    assert ctx.unsaved()[1] is None  # not told yet, so its work may not be done
+    assert ctx.reported.unsaved()[1] is None  # not told yet, so its work may not be done
     assert ctx.resume == {"page": 1}
 
     ctx.checkpoint(cursor)
-    assert ctx.unsaved()[1] == {"page": 2}
+    assert ctx.reported.unsaved()[1] == {"page": 2}
 
 
 def test_none_clears_a_checkpoint(ctx):
@@ -161,7 +161,7 @@ def test_none_clears_a_checkpoint(ctx):
 
     assert ctx.resume is None
     assert beat(ctx)[1] is JsonNull.NULL
-    assert ctx.unsaved()[1] is None
+    assert ctx.reported.unsaved()[1] is None
 
 
 def test_cleared_checkpoint_is_removed_from_the_row(desk, at_work):
@@ -191,10 +191,10 @@ def test_checkpoint_of_an_open_transaction_is_not_saved(desk, at_work):
         at_work.checkpoint(1)
 
         assert at_work.resume == 1
-        assert at_work.unsaved()[1] is None  # the heartbeat would write it down, and the rows may yet be lost
+        assert at_work.reported.unsaved()[1] is None  # the heartbeat would write it down, and the rows may yet be lost
 
     assert desk.job(at_work.job_id).checkpoint == 1
-    assert at_work.unsaved()[1] is None
+    assert at_work.reported.unsaved()[1] is None
 
 
 def test_rollback_restores_the_checkpoint(desk, at_work):
@@ -204,7 +204,7 @@ def test_rollback_restores_the_checkpoint(desk, at_work):
         raise ValueError("no")
 
     assert at_work.resume == 1
-    assert at_work.unsaved()[1] == 1
+    assert at_work.reported.unsaved()[1] == 1
     with at_work.transaction():
         pass
     assert desk.job(at_work.job_id).checkpoint == 1  # what waits goes with the next one
@@ -212,12 +212,12 @@ def test_rollback_restores_the_checkpoint(desk, at_work):
 
 def test_committed_checkpoint_is_saved_after_an_older_one(desk, at_work):
     at_work.checkpoint("old")
-    on_its_way = at_work.unsaved()
+    on_its_way = at_work.reported.unsaved()
     with at_work.transaction():
         at_work.checkpoint("new")
-    at_work.mark_saved(on_its_way)  # the heartbeat was slow: the row holds the old one now
+    at_work.reported.mark_saved(on_its_way)  # the heartbeat was slow: the row holds the old one now
 
-    assert at_work.unsaved()[1] == "new"
+    assert at_work.reported.unsaved()[1] == "new"
 
 
 # ── stops ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -353,8 +353,60 @@ def test_older_checkpoint_does_not_replace_an_unknown_commit(desk, at_work, monk
         at_work.checkpoint(2)
         monkeypatch.setattr(type(connection), "commit", unanswered)
 
-    assert at_work.unsaved()[1] is None, "nobody knows whether 2 stands in the row: 1 must not be written there"
+    assert at_work.reported.unsaved()[1] is None, (
+        "nobody knows whether 2 stands in the row: 1 must not be written there"
+    )
 
 
 def unanswered(connection: Any) -> None:
     raise DatabaseUnavailable("the answer was lost")
+
+
+# ── the stop signal ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_callback_runs_once_for_each_new_reason():
+    signal, calls = StopSignal(), []
+
+    with signal.on_request(lambda: calls.append("called")):
+        signal.request(StopReason.CANCEL)
+        signal.request(StopReason.CANCEL)
+        signal.request(StopReason.SHUTDOWN)
+
+    assert len(calls) == 2
+    assert signal.reason is StopReason.CANCEL
+
+
+def test_callback_after_the_request_runs_once_at_once():
+    signal, calls = StopSignal(), []
+    signal.request(StopReason.CANCEL)
+
+    with signal.on_request(lambda: calls.append("called")):
+        assert calls == ["called"]
+    signal.request(StopReason.LEASE_LOST)
+
+    assert calls == ["called"]
+
+
+@pytest.mark.parametrize("first", [StopReason.CANCEL, StopReason.SHUTDOWN, StopReason.TIME_LIMIT])
+def test_lost_lease_replaces_any_reason(first: StopReason):
+    signal = StopSignal()
+    signal.request(first)
+    requested_at = signal.requested_at
+    signal.request(StopReason.LEASE_LOST)
+    signal.request(first)
+
+    assert signal.reason is StopReason.LEASE_LOST
+    assert signal.requested_at == requested_at
+
+
+def test_callback_of_an_ended_event_loop_is_ignored():
+    signal = StopSignal()
+
+    def fail() -> None:
+        raise RuntimeError("Event loop is closed")
+
+    with signal.on_request(fail):
+        signal.request(StopReason.CANCEL)
+
+    assert signal.reason is StopReason.CANCEL

@@ -24,7 +24,7 @@ from typing import Any
 from app import log
 from app.queue.attempt_sessions import attempt_application_name, end_sessions, server_dsns
 from workers.attempt import Attempt
-from workers.attempt_state import StopStep
+from workers.context import StopStep
 from workers.outcome import RemainingState
 from workers.threads import WakeupPipe, clock
 

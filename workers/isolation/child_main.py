@@ -26,7 +26,7 @@ from pipelines.job_args import substitute
 from pipelines.retry import Fixed, decide
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext
-from workers.logs.capture import level_of, record_lines
+from workers.logs.writer import level_of, record_lines
 from workers.outcome import caused_by_stop, describe_error, usage_hint
 from workers.secrets import Redactor
 
@@ -169,12 +169,12 @@ def _report_progress(parent: ParentChannel, context: JobContext, done: threading
     while not is_last:
         is_last = done.wait(_PROGRESS_INTERVAL_SEC)
         with suppress(MemoryError):  # the pipeline's, which may recover
-            progress, checkpoint = unsaved = context.unsaved()
+            progress, checkpoint = unsaved = context.reported.unsaved()
             if progress is not None:
                 parent.send({"progress": json.loads(sanitize_json(progress, _MAX_PROGRESS_BYTES))})
             if checkpoint is not None:
                 parent.send({"checkpoint": json.loads(sanitize_json(checkpoint, MAX_CHECKPOINT_BYTES))})
-            context.mark_saved(unsaved)
+            context.reported.mark_saved(unsaved)
 
 
 def _run_task(spec: dict[str, Any], context: JobContext) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Writes the logs of jobs to the database, together about once a second.
+"""The logs of jobs: captures what pipelines log and print, and writes it to the database about once a second.
+
+A context variable holds the attempt whose output is captured, apart from that of all other threads: a coroutine's tasks
+and `asyncio.to_thread` inherit it, a thread that a pipeline starts by itself does not.
 
 A pipeline never waits here: lines that do not fit are dropped, and a note in the log counts them. Of an attempt that
 writes too much, the beginning and the last lines are kept.
@@ -6,13 +9,17 @@ writes too much, the beginning and the last lines are kept.
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from app import log
@@ -20,7 +27,6 @@ from app.errors import DatabaseUnavailable, DataloaderError, InvalidJob
 from app.queue.job import LogEntry
 from app.queue.jobs import JobQueue
 from app.wording import format_count
-from workers.logs.capture import LEVELS, Capture, CapturedOutput, LogOwner, LogSink
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
@@ -36,7 +42,183 @@ _TAIL_LINES = 50  # the last lines of an attempt, kept although lines before the
 _MAX_QUOTAS = 1_000
 _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
-AttemptKey = tuple[UUID, int]
+LogSink = Callable[[UUID, int, str, str, str], None]
+"""Receives job id, attempt, level, stream and line. Never blocks, never raises."""
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_JOB_LOGGER = "pipeline"  # the logger behind ctx.log
+_MAX_PARTIAL_LENGTH = 16_384  # of a printed line whose end has not come
+
+_CURRENT_OUTPUT: ContextVar[CapturedOutput | None] = ContextVar("captured output", default=None)
+
+
+def is_captured() -> bool:
+    """Return whether a pipeline runs in this context."""
+    return _CURRENT_OUTPUT.get() is not None
+
+
+def level_of(record: logging.LogRecord) -> str:
+    return LEVELS[min(max(record.levelno // 10 - 1, 0), len(LEVELS) - 1)]
+
+
+def record_lines(record: logging.LogRecord) -> Iterator[str]:
+    """Yield the lines of a record: its message with fields, and its traceback."""
+    try:
+        message = record.getMessage()
+    except Exception:  # formatting calls any object's __str__
+        message = f"{record.msg!r} (with arguments that do not fit it)"
+    fields = getattr(record, "fields", None)
+    if isinstance(fields, Mapping):
+        message += "".join(f" {name}={_render_value(value)}" for name, value in log.mask(fields).items())
+    texts = [message]
+    if record.exc_info:
+        texts.append(logging.Formatter().formatException(record.exc_info))
+    if record.stack_info:
+        texts.append(record.stack_info)
+    for text in texts:
+        yield from text.splitlines() or [""]
+
+
+def _render_value(value: Any) -> str:
+    return value if isinstance(value, str) and " " not in value else json.dumps(value, ensure_ascii=False)
+
+
+class CapturedOutput:
+    """The output of one attempt. Its asyncio tasks and helper threads may write too."""
+
+    def __init__(self, capture: Capture, job_id: UUID, attempt: int) -> None:
+        self.capture, self._job_id, self._attempt = capture, job_id, attempt
+        self._lock = threading.Lock()
+        self._partial: dict[str, str] = {}  # by stream: printed without the end of its line; under the lock
+
+    def __enter__(self) -> None:
+        self._token = _CURRENT_OUTPUT.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT_OUTPUT.reset(self._token)
+        with self._lock:
+            partial, self._partial = self._partial, {}
+        for stream, line in partial.items():
+            if line:
+                self._emit("INFO", stream, line)
+
+    def log(self, record: logging.LogRecord) -> None:
+        for line in record_lines(record):
+            self._emit(level_of(record), "log", line)
+
+    def print(self, stream: str, text: str) -> None:
+        with self._lock:
+            *lines, rest = (self._partial.get(stream, "") + text).split("\n")
+            rest = _collapse_carriage_returns(rest) + ("\r" if rest.endswith("\r") else "")
+            if len(rest) > _MAX_PARTIAL_LENGTH:
+                lines, rest = [*lines, rest], ""
+            self._partial[stream] = rest
+        for line in lines:
+            self._emit("INFO", stream, line)
+
+    def _emit(self, level: str, stream: str, line: str) -> None:
+        self.capture.sink(self._job_id, self._attempt, level, stream, _collapse_carriage_returns(line))
+
+
+def _collapse_carriage_returns(line: str) -> str:
+    """Return what a terminal shows of a line that was overwritten, such as a progress bar."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
+class _CaptureHandler(logging.Handler):
+    """Passes records of pipelines to their attempt's output."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self._capture = capture
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Without the handler's lock: a pipeline that is interrupted here must not leave it locked."""
+        self.emit(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        output = self._capture.current_output()
+        if output is not None:
+            with suppress(Exception):  # a log line must not end a job
+                output.log(record)
+        elif logging.getLogger().handlers == [self] and logging.lastResort and record.levelno >= logging.WARNING:
+            logging.lastResort.handle(record)  # as in a process that has not configured logging
+
+
+class CapturedStream:
+    """Replaces sys.stdout or sys.stderr. Threads that run no pipeline write to the original."""
+
+    def __init__(self, capture: Capture, name: str, original: Any) -> None:
+        self._capture, self._name, self.original = capture, name, original
+        self.is_removed = False  # its pool has stopped
+
+    def write(self, text: str) -> int:
+        output = self._capture.current_output()
+        if output is None:
+            return int(self.original.write(text))
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        output.print(self._name, text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        if self._capture.current_output() is None:
+            self.original.flush()
+
+    def isatty(self) -> bool:
+        return self._capture.current_output() is None and bool(self.original.isatty())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+
+class Capture:
+    """Replaces the process's standard streams and adds a root log handler while it is installed."""
+
+    def __init__(self, sink: LogSink) -> None:
+        self.sink = sink
+        self._handler = _CaptureHandler(self)
+        self._streams: dict[str, CapturedStream] = {}
+        self._saved_level: int | None = None
+
+    def output_of(self, job_id: UUID, attempt: int) -> CapturedOutput:
+        """Return a context manager within which output belongs to this attempt."""
+        return CapturedOutput(self, job_id, attempt)
+
+    def current_output(self) -> CapturedOutput | None:
+        output = _CURRENT_OUTPUT.get()
+        return output if output is not None and output.capture is self else None
+
+    def install(self) -> None:
+        logging.getLogger().addHandler(self._handler)
+        job_logger = logging.getLogger(_JOB_LOGGER)
+        if job_logger.getEffectiveLevel() > logging.INFO:  # logging is not configured: the job's log is kept even so
+            self._saved_level = job_logger.level
+            job_logger.setLevel(logging.INFO)
+        for name in ("stdout", "stderr"):
+            original = getattr(sys, name)
+            if original is not None:
+                self._streams[name] = CapturedStream(self, name, original)
+                setattr(sys, name, self._streams[name])
+
+    def remove(self) -> None:
+        """Restore the streams. One that other code has replaced since stays, and writes to the original."""
+        logging.getLogger().removeHandler(self._handler)
+        if self._saved_level is not None:
+            logging.getLogger(_JOB_LOGGER).setLevel(self._saved_level)
+            self._saved_level = None
+        for name, stream in self._streams.items():
+            stream.is_removed = True
+            current: Any = getattr(sys, name)
+            while isinstance(current, CapturedStream) and current.is_removed:
+                current = current.original
+            setattr(sys, name, current)
+        self._streams = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +230,7 @@ class JobLogLimits:
 
 
 class _Line(NamedTuple):
-    key: AttemptKey
+    key: tuple[UUID, int]  # job and attempt
     logged_at: float
     level: str
     stream: str
@@ -93,18 +275,14 @@ class JobLogWriter:
         self._lock = threading.Lock()
         self._pending: deque[_Line] = deque()  # under the lock, as the next two
         self._pending_bytes = 0
-        self._quotas: OrderedDict[AttemptKey, _Quota] = OrderedDict()
+        self._quotas: OrderedDict[tuple[UUID, int], _Quota] = OrderedDict()
         self._write_lock = threading.Lock()  # held while a batch is written
         self._last_write_at = 0.0  # under the write lock, as the next one
         self._failure_logged = False
-        self._capture = Capture(self.write)
+        self.capture = Capture(self.write)
         self.thread = BackgroundThread("job-logs", self.run_once, on_crash=on_crash)
 
     # ── for attempts ────────────────────────────────────────────────────────────────────────────────────────────
-
-    def capture(self, log_owner: LogOwner) -> CapturedOutput:
-        """Return a context manager within which output belongs to this attempt."""
-        return self._capture.output_of(log_owner)
 
     def write(self, job_id: UUID, attempt: int, level: str, stream: str, text: str) -> None:
         """Add lines to a job's log. Never blocks, never raises."""
@@ -121,11 +299,11 @@ class JobLogWriter:
             if must_wake:
                 self.thread.wake()
 
-    def finish(self, log_owner: LogOwner) -> None:
+    def finish(self, job_id: UUID, attempt: int) -> None:
         """Add the last lines of an attempt that has ended, if they were dropped: they say how it ended."""
         if not self._quotas:  # no attempt has written anything
             return
-        key = (log_owner.job_id, log_owner.attempt)
+        key = (job_id, attempt)
         with self._lock:
             quota = self._quotas.pop(key, None)
             if quota is None or not quota.dropped_count:
@@ -137,14 +315,18 @@ class JobLogWriter:
         self.thread.wake()
 
     def _accept(self, line: _Line) -> None:
-        quota = self._quota_of(line.key, line.logged_at)
+        quota = self._quotas.get(line.key)
+        if quota is None:
+            quota = self._quotas[line.key] = _Quota(
+                self._limits, self._limits.lines_per_sec * _BURST_SEC, line.logged_at
+            )
+            if len(self._quotas) > _MAX_QUOTAS:
+                self._quotas.popitem(last=False)
         if quota.is_full or quota.size + len(line.text) > self._limits.max_bytes:
             if not quota.is_full:
                 quota.is_full = True
-                limit = f"{self._limits.max_bytes:,}"
-                self._add_notice(
-                    line, f"… this log has reached {limit} characters; of what follows only the end is kept …"
-                )
+                reached = f"this log has reached {self._limits.max_bytes:,} characters"
+                self._add_notice(line, f"… {reached}; of what follows only the end is kept …")
         elif quota.take_token(line.logged_at) and not self._is_over_capacity():
             self._add_gap(line, quota.dropped_count)
             quota.dropped_count = 0
@@ -154,14 +336,6 @@ class JobLogWriter:
             return
         quota.dropped_count += 1
         quota.tail.append(line)
-
-    def _quota_of(self, key: AttemptKey, now: float) -> _Quota:
-        quota = self._quotas.get(key)
-        if quota is None:
-            quota = self._quotas[key] = _Quota(self._limits, self._limits.lines_per_sec * _BURST_SEC, now)
-            if len(self._quotas) > _MAX_QUOTAS:
-                self._quotas.popitem(last=False)
-        return quota
 
     def _is_over_capacity(self) -> bool:
         return len(self._pending) >= _MAX_PENDING_LINES or self._pending_bytes >= _MAX_PENDING_BYTES
@@ -180,12 +354,12 @@ class JobLogWriter:
     # ── for the pool ────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        self._capture.install()
+        self.capture.install()
         self.thread.start()
 
     def stop(self, timeout: float) -> bool:
         """Write the pending lines; return False if some are lost because the database does not answer."""
-        self._capture.remove()
+        self.capture.remove()
         self.thread.stop()
         self.thread.join(timeout)
         return self.flush(timeout)
@@ -216,11 +390,15 @@ class JobLogWriter:
         """Write one batch; return False if it failed for a reason that an operator must remove."""
         with self._write_lock:
             self._last_write_at = clock()
-            batch = self._take_batch()
+            with self._lock:
+                batch = [self._pending.popleft() for _ in range(min(_BATCH, len(self._pending)))]
+                self._pending_bytes -= sum(len(line.text) for line in batch)
             try:
                 self._send(batch)
             except BaseException as error:
-                self._requeue(batch)
+                with self._lock:
+                    self._pending.extendleft(reversed(batch))
+                    self._pending_bytes += sum(len(line.text) for line in batch)
                 if isinstance(error, DatabaseUnavailable) or not isinstance(error, DataloaderError):
                     raise
                 if not self._failure_logged:
@@ -241,17 +419,6 @@ class JobLogWriter:
         except InvalidJob:  # the database's encoding is not UTF-8
             plain = [line._replace(line=line.line.encode("ascii", "backslashreplace").decode()) for line in lines]
             self._queue.write_logs(plain)
-
-    def _take_batch(self) -> list[_Line]:
-        with self._lock:
-            batch = [self._pending.popleft() for _ in range(min(_BATCH, len(self._pending)))]
-            self._pending_bytes -= sum(len(line.text) for line in batch)
-            return batch
-
-    def _requeue(self, batch: list[_Line]) -> None:
-        with self._lock:
-            self._pending.extendleft(reversed(batch))
-            self._pending_bytes += sum(len(line.text) for line in batch)
 
 
 def sanitize_line(line: str) -> str:

@@ -286,7 +286,7 @@ def test_stop_during_the_start_keeps_the_pipeline_from_running(reason: StopReaso
 
     assert isinstance(run.end(), kind)
     assert run.attempt.stop_signal.step == "request"
-    assert run.attempt.unsaved()[0] is None
+    assert run.attempt.reported.unsaved()[0] is None
 
 
 def test_child_that_reads_nothing_is_stopped():
@@ -305,7 +305,7 @@ def test_child_that_reads_nothing_is_stopped():
 
 def test_frozen_process_is_killed():
     run = running("hostile.waits")
-    pids = eventually(lambda: (run.attempt.unsaved()[0] or {}).get("pids")) or []
+    pids = eventually(lambda: (run.attempt.reported.unsaved()[0] or {}).get("pids")) or []
     os.kill(pids[0], signal.SIGSTOP)
     run.attempt.stop(StopReason.CANCEL)
     end = run.end()

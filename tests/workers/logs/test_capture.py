@@ -15,9 +15,8 @@ from uuid import UUID
 import pytest
 
 from app import log
-from tests.support.claimed_jobs import LogOwnerStub
 from tests.support.processes import ROOT
-from workers.logs.capture import Capture, CapturedStream, is_captured
+from workers.logs.writer import Capture, CapturedStream, is_captured
 
 JOB = UUID(int=1)
 
@@ -32,7 +31,7 @@ class Kept:
         """Installed only here: pytest changes the streams between a fixture and its test."""
         self.capture.install()
         try:
-            with self.capture.output_of(LogOwnerStub(JOB)):
+            with self.capture.output_of(JOB, 1):
                 yield
         finally:
             self.capture.remove()
@@ -134,11 +133,11 @@ def test_captures_can_be_removed_in_any_order():
     first, second = Kept(), Kept()
     first.capture.install()
     second.capture.install()
-    with first.capture.output_of(LogOwnerStub(JOB)):
+    with first.capture.output_of(JOB, 1):
         print("to the first")
     first.capture.remove()
     assert isinstance(sys.stdout, CapturedStream)
-    with second.capture.output_of(LogOwnerStub(JOB)):
+    with second.capture.output_of(JOB, 1):
         print("to the second")
     second.capture.remove()
 
@@ -149,8 +148,7 @@ def test_captures_can_be_removed_in_any_order():
 IN_A_BARE_PROCESS = """
 import logging, sys, uuid, warnings
 from app import log
-from tests.support.claimed_jobs import LogOwnerStub
-from workers.logs.capture import Capture
+from workers.logs.writer import Capture
 class Hostile:
     def __repr__(self):
         raise RuntimeError("no")
@@ -158,7 +156,7 @@ class Hostile:
 kept = []
 capture = Capture(lambda *said: kept.append(said[-1]))
 capture.install()
-with capture.output_of(LogOwnerStub(uuid.uuid4())):
+with capture.output_of(uuid.uuid4(), 1):
     log.get("pipeline").info("kept although nothing is set up")
     logging.getLogger("theirs").info("not loud enough")
     warnings.warn("old ways", UserWarning)

@@ -13,7 +13,6 @@ import pytest
 from app.errors import DatabaseUnavailable, InvalidJob, SchemaMissing
 from app.queue.job import Status
 from tests.support import eventually
-from tests.support.claimed_jobs import LogOwnerStub
 from workers.logs import writer
 from workers.logs.writer import JobLogLimits, JobLogWriter, sanitize_line
 
@@ -72,10 +71,9 @@ JOB = uuid4()
 
 @contextmanager
 def within(logs: JobLogWriter, attempt: int) -> Iterator[None]:
-    who = LogOwnerStub(JOB, attempt)
-    with logs.capture(who):
+    with logs.capture.output_of(JOB, attempt):
         yield
-    logs.finish(who)
+    logs.finish(JOB, attempt)
 
 
 def say(logs, *lines, attempt=1):
