@@ -69,14 +69,16 @@ class Filter:
             if value is not None
         }
 
-    def to_json(self) -> str:
+    def as_parameters(self) -> dict[str, str]:
         """The texts that the SQL function dl_job_matches takes, and that a bulk operation stores."""
-        values = {
+        return {
             name: value.isoformat() if isinstance(value, datetime) else array(value) if isinstance(value, list)
             else validate_text(name, value)
             for name, value in self.to_dict().items()
         }  # fmt: skip
-        return json.dumps(values, ensure_ascii=False)
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_parameters(), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Filter:

@@ -3,8 +3,7 @@
 base.py      what all pages share: rendering, form actions, formatting of times and sizes
 overview.py  problems and running jobs
 jobs.py      list and search of jobs, bulk actions
-job.py       one job: status, attempts, log; cancel, retry, edit, clone, delete
-log.py       the full log of a job, with search
+job.py       one job: status, attempts; cancel, retry, edit, clone, delete; its full log, with search
 tasks.py     recent runs of each task, and a form that starts one
 queues.py    queues and workers, and their actions
 charts.py    statistics over time
@@ -21,11 +20,9 @@ from collections.abc import Sequence
 from app.queue.jobs import JobQueue
 from app.web.options import WebOptions
 from app.web.pages.audit import create_audit_page
-from app.web.pages.base import PageRenderer
 from app.web.pages.charts import create_charts_page
-from app.web.pages.job import create_job_page
+from app.web.pages.job import create_job_page, create_log_page
 from app.web.pages.jobs import create_jobs_page
-from app.web.pages.log import create_log_page
 from app.web.pages.overview import create_overview_page
 from app.web.pages.queues import create_queues_page
 from app.web.pages.tasks import create_tasks_page
@@ -37,14 +34,13 @@ __all__ = ["create_pages"]
 
 def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> Sequence[ApiBlueprint]:
     """Return one blueprint for each page."""
-    renderer = PageRenderer(options)
     return (
-        create_overview_page(queue.executor, renderer),
-        create_jobs_page(queue.executor, renderer),
-        create_job_page(queue, pipelines, renderer),
-        create_log_page(queue.executor, renderer),
-        create_tasks_page(queue, pipelines, renderer),
-        create_queues_page(queue.executor, renderer),
-        create_charts_page(queue.executor, renderer),
-        create_audit_page(queue.executor, renderer),
+        create_overview_page(queue.executor, options),
+        create_jobs_page(queue.executor, options),
+        create_job_page(queue, pipelines, options),
+        create_log_page(queue.executor, options),
+        create_tasks_page(queue, pipelines, options),
+        create_queues_page(queue.executor, options),
+        create_charts_page(queue.executor, options),
+        create_audit_page(queue.executor, options),
     )

@@ -11,6 +11,7 @@ from pydantic import Field
 from app.admin.api_keys import Scope
 from app.admin.audit import AuditLog
 from app.queue.jobs import Executor
+from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer, form_values
 from app.web.routing import ApiBlueprint
 
@@ -28,11 +29,11 @@ class AuditPageQuery(FormModel):
     before: Annotated[int | None, Field(ge=1, le=2**63 - 1, description="Only entries older than this one.")] = None
 
 
-def create_audit_page(source: Executor, renderer: PageRenderer) -> ApiBlueprint:
-    blueprint = renderer.blueprint("audit_page")
+def create_audit_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("audit_page", options)
     audit = AuditLog(source)
 
-    @renderer.page(blueprint, "/audit", query=AuditPageQuery, scope=Scope.OPERATE)
+    @pages.page("/audit", query=AuditPageQuery, scope=Scope.OPERATE)
     def show_audit(query: AuditPageQuery) -> Response:
         """Show the audit log, filtered."""
         parameters = form_values(query)
@@ -41,9 +42,9 @@ def create_audit_page(source: Executor, renderer: PageRenderer) -> ApiBlueprint:
         is_full = len(entries) == PAGE_SIZE
         next_before = entries[-1].audit_id if is_full else cursor + 1 if cursor else None
         older = None if next_before is None else urlencode(parameters | {"before": next_before})
-        return renderer.render("audit.html", query=query, entries=entries, older=older, is_full=is_full)
+        return pages.render("audit.html", query=query, entries=entries, older=older, is_full=is_full)
 
-    return blueprint
+    return pages.blueprint
 
 
 def _page_cursor(audit: AuditLog, query: AuditPageQuery) -> int | None:

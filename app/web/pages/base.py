@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from flask import Response, render_template, request
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.admin.api_keys import Scope
-from app.errors import DatabaseUnavailable, DataloaderError, SchemaError
+from app.errors import BulkNotFound, DatabaseUnavailable, DataloaderError, JobNotFound, SchemaError
 from app.log.masking import MASK
 from app.queue.job import Status
 from app.web.auth.guard import current_actor
@@ -27,6 +27,7 @@ from app.wording import format_count
 
 SEEN_HEADER, VERSION_HEADER = "X-Seen", "X-Version"  # of the live part that the browser has, and of the response
 ACTION_RESPONSES = {303: "Redirect to the changed resource; without a session to /login.", 409: "Why it failed."}
+_Choice = TypeVar("_Choice", bound=str)
 FormText = Annotated[str, Field(max_length=1000)]
 _FRAGMENT_HEADER = "HX-Request"
 UNAVAILABLE_ERRORS = (DatabaseUnavailable, SchemaError)
@@ -153,18 +154,13 @@ class Formatter:
 
 
 class PageRenderer:
-    """Renders templates: the whole page, or only its live part when the page refreshes."""
+    """The routes of one subject. They render templates: the whole page, or only its live part when the page refreshes."""
 
-    def __init__(self, options: WebOptions) -> None:
-        self.options = options
-        self.formatter = Formatter(options.timezone)
+    def __init__(self, name: str, options: WebOptions) -> None:
+        self.blueprint = ApiBlueprint(name, "", options.max_json_depth)
+        self.options, self.formatter = options, Formatter(options.timezone)
 
-    def blueprint(self, name: str) -> ApiBlueprint:
-        return ApiBlueprint(name, "", self.options.max_json_depth)
-
-    def page(
-        self, blueprint: ApiBlueprint, path: str, *, scope: Scope = Scope.READ, **options: Any
-    ) -> Callable[[Handler], Handler]:
+    def page(self, path: str, *, scope: Scope = Scope.READ, **options: Any) -> Callable[[Handler], Handler]:
         """Register a page; without a database it answers with a page that reloads."""
 
         def register(handler: Handler) -> Handler:
@@ -173,10 +169,35 @@ class PageRenderer:
                 try:
                     response: Response = handler(*args, **kwargs)
                 except UNAVAILABLE_ERRORS as error:
-                    return self._render_unavailable(error)
+                    reason = f"The database cannot be read now ({type(error).__name__})."
+                    response = self.render("unavailable.html", status=HTTPStatus.SERVICE_UNAVAILABLE, reason=reason)
+                    response.headers["Retry-After"] = str(_RETRY_AFTER_SEC)
                 return response
 
-            blueprint.get(path, response=str, media_type=HTML, scope=scope, **options)(show)
+            self.blueprint.get(path, response=str, media_type=HTML, scope=scope, **options)(show)
+            return handler
+
+        return register
+
+    def action(self, path: str, *, page_url: str, **options: Any) -> Callable[[Handler], Handler]:
+        """Register a form action: it changes something and redirects to its page, or answers why it failed."""
+
+        def register(handler: Handler) -> Handler:
+            @wraps(handler)
+            def act(*args: Any, **kwargs: Any) -> Response:
+                next_url = page_url.format(**kwargs)
+                try:
+                    response: Response | None = handler(*args, **kwargs)
+                except (JobNotFound, BulkNotFound):
+                    raise
+                except (DataloaderError, InvalidForm) as error:
+                    return self.render_failure(error, back_url=next_url)
+                return response or redirect_to(next_url)
+
+            post = self.blueprint.post(
+                path, response=str, media_type=HTML, html_responses=ACTION_RESPONSES, scope=Scope.OPERATE, **options
+            )
+            post(act)
             return handler
 
         return register
@@ -189,6 +210,7 @@ class PageRenderer:
             current_url=request.full_path.rstrip("?"),
             formatter=self.formatter,
             options=self.options,
+            can_operate=can_operate(),
             Status=Status,
             **values,
         )
@@ -197,24 +219,10 @@ class PageRenderer:
             return Response(status=HTTPStatus.NO_CONTENT)
         return Response(text, status=status, content_type="text/html; charset=utf-8", headers={VERSION_HEADER: version})
 
-    def _render_unavailable(self, error: Exception) -> Response:
-        """Answer while the tables cannot be read; the page reloads by itself."""
-        reason = f"The database cannot be read now ({type(error).__name__})."
-        response = self.render("unavailable.html", status=HTTPStatus.SERVICE_UNAVAILABLE, reason=reason)
-        response.headers["Retry-After"] = str(_RETRY_AFTER_SEC)
-        return response
-
     def render_failure(self, error: DataloaderError | ValueError, *, back_url: str) -> Response:
         """Answer a form action that failed, with the reason and a link back."""
         status = HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, UNAVAILABLE_ERRORS) else HTTPStatus.CONFLICT
         return self.render("action_failed.html", status=status, reason=str(error), back_url=back_url)
-
-
-def form_action(blueprint: ApiBlueprint, path: str, **options: Any) -> Callable[[Handler], Handler]:
-    """Register a form action: it changes something and redirects to the page of it, or answers why it failed."""
-    return blueprint.post(
-        path, response=str, media_type=HTML, html_responses=ACTION_RESPONSES, scope=Scope.OPERATE, **options
-    )
 
 
 def redirect_to(path: str) -> Response:
@@ -229,6 +237,13 @@ def can_operate() -> bool:
 def form_values(model: BaseModel) -> dict[str, Any]:
     """The fields of a form or an address that are not empty."""
     return {name: value for name, value in model.model_dump().items() if value not in (None, "")}
+
+
+def parse_choice(name: str, raw: str, choices: Iterable[_Choice]) -> _Choice:
+    for choice in choices:
+        if choice == raw:
+            return choice
+    raise InvalidForm(f"Unknown {name} {raw!r}; expected one of: {', '.join(choices)}.")
 
 
 def parse_priority(raw: str) -> int | None:

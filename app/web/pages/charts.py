@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Literal
 
 from flask import Response
@@ -13,10 +14,19 @@ from pydantic import Field
 
 from app.admin.statistics import Chart, PeriodStatistics, Statistics
 from app.queue.jobs import Executor
+from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer
 from app.web.routing import ApiBlueprint
 
 _NO_JOBS = PeriodStatistics()
+_PER_MINUTE = "jobs per minute"
+_CHARTS = (  # title, unit, and the attribute of the statistics for each line
+    ("Throughput", _PER_MINUTE, {"queued": "queued", "succeeded": "succeeded"}),
+    ("Failures", "jobs", {"failed": "failed", "lost": "lost", "retries": "retried", "canceled": "canceled"}),
+    ("Queue time", "seconds", {"p50": "wait_time.p50", "p95": "wait_time.p95"}),
+    ("Duration", "seconds", {"p50": "run_time.p50", "p95": "run_time.p95"}),
+)
+_DEPTH_LINES = {"ready": "ready", "scheduled": "scheduled", "blocked by lock": "blocked", "running": "running"}
 
 
 class ChartsPageQuery(FormModel):
@@ -46,15 +56,15 @@ class LineChart:
         return [(at, values) for at, values in rows if any(values)][::-1]
 
 
-def create_charts_page(source: Executor, renderer: PageRenderer) -> ApiBlueprint:
-    blueprint = renderer.blueprint("charts_page")
+def create_charts_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("charts_page", options)
     statistics = Statistics(source)
 
-    @renderer.page(blueprint, "/charts", query=ChartsPageQuery)
+    @pages.page("/charts", query=ChartsPageQuery)
     def show_charts(query: ChartsPageQuery) -> Response:
         """Show throughput, failures, times and queue depth of the last hour, day or week."""
         chart = statistics.chart(query.period, queue=query.queue or None, task=query.task or None)
-        return renderer.render(
+        return pages.render(
             "charts.html",
             query=query,
             charts=_line_charts(chart),
@@ -62,7 +72,7 @@ def create_charts_page(source: Executor, renderer: PageRenderer) -> ApiBlueprint
             from_timestamp=lambda timestamp: datetime.fromtimestamp(timestamp, UTC),
         )
 
-    return blueprint
+    return pages.blueprint
 
 
 def _line_charts(chart: Chart) -> list[LineChart]:
@@ -73,45 +83,18 @@ def _line_charts(chart: Chart) -> list[LineChart]:
     # The last bucket is not over: a rate over its full length would always seem to fall.
     last_sec = max(60.0, chart.until.timestamp() - timestamps[-1]) if timestamps else 60.0
     minutes = [chart.bucket_sec / 60] * (len(timestamps) - 1) + [min(chart.bucket_sec, last_sec) / 60]
-
-    def line(value: Callable[[PeriodStatistics], float | None]) -> list[float | None]:
-        return [value(bucket) for bucket in buckets]
-
-    def per_minute(value: Callable[[PeriodStatistics], int]) -> list[float | None]:
-        return [value(bucket) / length for bucket, length in zip(buckets, minutes, strict=True)]
-
-    throughput = [per_minute(lambda bucket: bucket.queued), per_minute(lambda bucket: bucket.succeeded)]
-    failures = [
-        line(lambda bucket: bucket.failed),
-        line(lambda bucket: bucket.lost),
-        line(lambda bucket: bucket.retried),
-        line(lambda bucket: bucket.canceled),
-    ]
-    queue_time = [line(lambda bucket: bucket.wait_time.p50), line(lambda bucket: bucket.wait_time.p95)]
-    duration = [line(lambda bucket: bucket.run_time.p50), line(lambda bucket: bucket.run_time.p95)]
-    percentiles = ("p50", "p95")
-    return [
-        LineChart("Throughput", "jobs per minute", ("queued", "succeeded"), timestamps, throughput),
-        LineChart("Failures", "jobs", ("failed", "lost", "retries", "canceled"), timestamps, failures),
-        LineChart("Queue time", "seconds", percentiles, timestamps, queue_time),
-        LineChart("Duration", "seconds", percentiles, timestamps, duration),
-        *_depth_chart(chart, starts, timestamps),
-    ]
-
-
-def _depth_chart(chart: Chart, starts: list[datetime], timestamps: list[int]) -> list[LineChart]:
-    if not chart.depths:
-        return []
-    depths = {depth.at: depth for depth in chart.depths}
-    rows = [depths.get(start) for start in starts]
-    values: list[list[float | None]] = [
-        [None if depth is None else depth.ready for depth in rows],
-        [None if depth is None else depth.scheduled for depth in rows],
-        [None if depth is None else depth.blocked for depth in rows],
-        [None if depth is None else depth.running for depth in rows],
-    ]
-    names = ("ready", "scheduled", "blocked by lock", "running")
-    return [LineChart("Queue depth", "jobs", names, timestamps, values)]
+    charts = []
+    for title, unit, attributes in _CHARTS:
+        values = [[attrgetter(attribute)(bucket) for bucket in buckets] for attribute in attributes.values()]
+        if unit == _PER_MINUTE:
+            values = [[count / length for count, length in zip(line, minutes, strict=True)] for line in values]
+        charts.append(LineChart(title, unit, tuple(attributes), timestamps, values))
+    if chart.depths:
+        depths = {depth.at: depth for depth in chart.depths}
+        rows = [depths.get(start) for start in starts]
+        values = [[getattr(depth, attribute, None) for depth in rows] for attribute in _DEPTH_LINES.values()]
+        charts.append(LineChart("Queue depth", "jobs", tuple(_DEPTH_LINES), timestamps, values))
+    return charts
 
 
 def _bucket_starts(chart: Chart) -> Iterator[datetime]:

@@ -1,10 +1,9 @@
-"""The page of one job: status, attempts, log and events; and the actions on it."""
+"""The page of one job: status, attempts, log and events; the actions on it; and its full log, by pages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-from uuid import UUID
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from flask import Response
 from pydantic import Field, ValidationError
@@ -12,18 +11,18 @@ from pydantic import Field, ValidationError
 from app.admin.edits import JobEdit, JobEditor
 from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.job_search import JobSearch
-from app.errors import DataloaderError, JobNotFound
 from app.log.masking import mask_secret_fields
-from app.queue.jobs import JobQueue
+from app.queue.job_logs import JobLogSearch
+from app.queue.jobs import Executor, JobQueue
 from app.web.api.jobs import parse_job_id
 from app.web.auth.guard import current_actor
+from app.web.options import WebOptions
 from app.web.pages.base import (
     FormModel,
     FormText,
     InvalidForm,
     PageRenderer,
     can_operate,
-    form_action,
     parse_json_object,
     parse_priority,
     parse_time,
@@ -39,7 +38,11 @@ from pipelines.contract import Pipelines
 
 MAX_LOG_LINES = 500
 MAX_EVENTS = 200
+PAGE_LINES = 500  # of the full log
+_PAGE_URL = "/jobs/{job_id}"
 _NOT_FOUND = (ProblemCode.JOB_NOT_FOUND,)
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
 _CLONED_FIELDS = (
     "task", "queue", "lock_key", "partition_key", "priority", "max_attempts", "lease_ttl_sec", "time_limit_sec", "retry"
 )  # fmt: skip
@@ -63,11 +66,20 @@ class EditForm(FormModel):
     args: str = Field("", description="The args, as a JSON object.")
 
 
-def create_job_page(queue: JobQueue, pipelines: Pipelines, renderer: PageRenderer) -> ApiBlueprint:
-    blueprint = renderer.blueprint("job_page")
+class LogPageQuery(FormModel):
+    """The filter of the log page. Without `after` and `before` it shows the last lines."""
+
+    search: Annotated[str, Field(max_length=200, description="Only lines that contain this text.")] = ""
+    level: Annotated[Literal["", "INFO", "WARNING", "ERROR"], Field(description="The lowest level to show.")] = ""
+    after: Annotated[_LineId, Field(description="Lines after this one, from the link of the page before.")] = None
+    before: Annotated[_LineId, Field(description="Lines before this one, likewise.")] = None
+
+
+def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("job_page", options)
     search, explainer, editor = JobSearch(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
 
-    @renderer.page(blueprint, "/jobs/<job:job_id>", problems=_NOT_FOUND)
+    @pages.page("/jobs/<job:job_id>", problems=_NOT_FOUND)
     def show_job(job_id: str) -> Response:
         """Show a job with its attempts, log and events."""
         parsed_id = parse_job_id(job_id)
@@ -75,7 +87,7 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, renderer: PageRendere
         events = search.last_events(parsed_id, limit=MAX_EVENTS)
         log = queue.logs(parsed_id, tail=True, limit=MAX_LOG_LINES).lines
         started_at = job.attempts[-1].started_at if job.attempts else job.started_at
-        return renderer.render(
+        return pages.render(
             "job.html",
             started_at=started_at,
             job=job,
@@ -90,87 +102,96 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, renderer: PageRendere
             has_more_events=len(events) == MAX_EVENTS,
             log=log,
             has_more_log=len(log) == MAX_LOG_LINES,
-            can_operate=can_operate(),
             can_clone=can_operate() and current_actor().can_trigger(job.task, job.queue),
         )
 
-    @form_action(blueprint, "/jobs/<job:job_id>/cancel", problems=_NOT_FOUND)
-    def submit_job_cancel(job_id: str) -> Response:
+    @pages.action("/jobs/<job:job_id>/cancel", page_url=_PAGE_URL, problems=_NOT_FOUND)
+    def submit_job_cancel(job_id: str) -> None:
         """Cancel this job."""
-        return _apply(job_id, queue.cancel)
+        queue.cancel(parse_job_id(job_id))
 
-    @form_action(blueprint, "/jobs/<job:job_id>/retry", problems=_NOT_FOUND)
-    def submit_job_retry(job_id: str) -> Response:
+    @pages.action("/jobs/<job:job_id>/retry", page_url=_PAGE_URL, problems=_NOT_FOUND)
+    def submit_job_retry(job_id: str) -> None:
         """Queue this job again."""
-        return _apply(job_id, queue.retry)
+        queue.retry(parse_job_id(job_id))
 
-    @form_action(blueprint, "/jobs/<job:job_id>/delete", problems=_NOT_FOUND)
+    @pages.action("/jobs/<job:job_id>/delete", page_url=_PAGE_URL, problems=_NOT_FOUND)
     def submit_job_delete(job_id: str) -> Response:
         """Delete this finished job."""
-        return _apply(job_id, editor.delete, next_url="/jobs")
+        editor.delete(parse_job_id(job_id))
+        return redirect_to("/jobs")
 
-    @form_action(blueprint, "/jobs/<job:job_id>/edit", form=EditForm, problems=_NOT_FOUND)
-    def submit_job_edit(form: EditForm, job_id: str) -> Response:
+    @pages.action("/jobs/<job:job_id>/edit", form=EditForm, page_url=_PAGE_URL, problems=_NOT_FOUND)
+    def submit_job_edit(form: EditForm, job_id: str) -> None:
         """Change this queued job."""
-
-        def edit(parsed_id: UUID) -> None:
-            original = search.get_with_version(parsed_id).job
-            edit = JobEdit(
-                priority=parse_priority(form.priority),
-                available_at=parse_time("available_at", form.available_at, renderer.formatter.zone),
-                args=_parse_args(form.args, renderer, original.args) if form.args else None,
-            )
-            editor.edit(parsed_id, edit, if_version=form.version)
-
-        return _apply(job_id, edit)
-
-    def _apply(job_id: str, action: Callable[[UUID], object], *, next_url: str | None = None) -> Response:
-        parsed_id = parse_job_id(job_id)
-        try:
-            action(parsed_id)
-        except JobNotFound:
-            raise
-        except (DataloaderError, InvalidForm) as error:
-            return renderer.render_failure(error, back_url=f"/jobs/{parsed_id}")
-        return redirect_to(next_url or f"/jobs/{parsed_id}")
-
-    _add_clone_action(blueprint, queue, pipelines, renderer)
-    return blueprint
-
-
-def _add_clone_action(blueprint: ApiBlueprint, queue: JobQueue, pipelines: Pipelines, renderer: PageRenderer) -> None:
-    search = JobSearch(queue.executor)
-    request_model, apply_defaults = trigger_request_model(renderer.options, pipelines), apply_task_defaults(pipelines)
-
-    @form_action(
-        blueprint,
-        "/jobs/<job:job_id>/clone",
-        form=CloneForm,
-        problems=(*_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS),
-    )
-    def submit_job_clone(form: CloneForm, job_id: str) -> Response:
-        """Create a job like this one, with other args."""
         parsed_id = parse_job_id(job_id)
         original = search.get_with_version(parsed_id).job
+        edit = JobEdit(
+            priority=parse_priority(form.priority),
+            available_at=parse_time("available_at", form.available_at, options.timezone),
+            args=_parse_args(form.args, options, original.args) if form.args else None,
+        )
+        editor.edit(parsed_id, edit, if_version=form.version)
+
+    _add_clone_action(pages, queue, pipelines)
+    return pages.blueprint
+
+
+def _add_clone_action(pages: PageRenderer, queue: JobQueue, pipelines: Pipelines) -> None:
+    search = JobSearch(queue.executor)
+    request_model, apply_defaults = trigger_request_model(pages.options, pipelines), apply_task_defaults(pipelines)
+    problems = (*_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS)
+
+    @pages.action("/jobs/<job:job_id>/clone", form=CloneForm, page_url=_PAGE_URL, problems=problems)
+    def submit_job_clone(form: CloneForm, job_id: str) -> Response:
+        """Create a job like this one, with other args."""
+        original = search.get_with_version(parse_job_id(job_id)).job
         current_actor().require_trigger(original.task, form.queue or original.queue)
+        changes = {
+            "queue": form.queue,
+            "lock_key": form.lock_key,
+            "args": _parse_args(form.args, pages.options, original.args),
+            "priority": parse_priority(form.priority),
+            "producer": current_actor().name,
+        }
+        fields = {name: getattr(original, name) for name in _CLONED_FIELDS}
+        fields |= {name: value for name, value in changes.items() if value not in (None, "")}
         try:
-            changes = {
-                "queue": form.queue,
-                "lock_key": form.lock_key,
-                "args": _parse_args(form.args, renderer, original.args),
-                "priority": parse_priority(form.priority),
-                "producer": current_actor().name,
-            }
-            fields = {name: getattr(original, name) for name in _CLONED_FIELDS}
-            fields |= {name: value for name, value in changes.items() if value not in (None, "")}
             clone = request_model.model_validate(apply_defaults(fields))
-            if errors := validate_args(pipelines.get(clone.task), clone.args):
-                raise InvalidForm.from_errors(errors)
-        except (ValidationError, InvalidForm) as error:
-            if isinstance(error, ValidationError):
-                error = InvalidForm.from_errors(field_errors(error))
-            return renderer.render_failure(error, back_url=f"/jobs/{parsed_id}")
+        except ValidationError as error:
+            raise InvalidForm.from_errors(field_errors(error)) from None
+        if errors := validate_args(pipelines.get(clone.task), clone.args):
+            raise InvalidForm.from_errors(errors)
         return redirect_to(f"/jobs/{queue.enqueue(clone.to_new_job()).job_id}")
+
+
+def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("log_page", options)
+    search, log_search = JobSearch(executor), JobLogSearch(executor)
+
+    @pages.page("/jobs/<job:job_id>/log", query=LogPageQuery, problems=_NOT_FOUND)
+    def show_job_log(query: LogPageQuery, job_id: str) -> Response:
+        """Show and search the full log of a job."""
+        job = search.get_with_version(parse_job_id(job_id)).job
+        levels = _LEVELS[_LEVELS.index(query.level) :] if query.level else None
+        page = log_search.page(
+            job.id, text=query.search or None, levels=levels, after=query.after, before=query.before, limit=PAGE_LINES
+        )
+        filters = {name: value for name, value in (("search", query.search), ("level", query.level)) if value}
+        return pages.render(
+            "log.html",
+            job=job,
+            query=query,
+            page=page,
+            has_filter=bool(filters),
+            previous=None if page.previous is None else urlencode(filters | {"before": page.previous}),
+            next=None if page.next is None else urlencode(filters | {"after": page.next}),
+            first=urlencode(filters | {"after": 0}),
+            last=urlencode(filters),
+            is_last_page=query.after is None and query.before is None,
+        )
+
+    return pages.blueprint
 
 
 def _stalled_sec(explanation: JobExplanation) -> float | None:
@@ -181,9 +202,9 @@ def _stalled_sec(explanation: JobExplanation) -> float | None:
     return None
 
 
-def _parse_args(raw: str, renderer: PageRenderer, original: dict[str, Any]) -> dict[str, Any]:
+def _parse_args(raw: str, options: WebOptions, original: dict[str, Any]) -> dict[str, Any]:
     """Parse edited args; masked secrets keep their original values."""
-    args, errors = parse_json_object("args", raw, renderer.options.max_json_depth)
+    args, errors = parse_json_object("args", raw, options.max_json_depth)
     if errors:
         raise InvalidForm.from_errors(errors)
     return dict(unmask(args, original))

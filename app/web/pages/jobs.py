@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast, get_args
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
@@ -10,19 +10,19 @@ from flask import Response
 from pydantic import Field
 
 from app.admin.bulk import BulkAction, BulkOperations
-from app.admin.job_search import Cursor, Filter, JobSearch, NotSortable, Sort, TooManyActiveJobs
+from app.admin.job_search import Filter, JobSearch, NotSortable, Sort, TooManyActiveJobs
 from app.errors import BulkMismatch
 from app.queue.job import Status
 from app.queue.jobs import Executor
 from app.web.api.job_list import decode_cursor, encode_cursor
 from app.web.auth.guard import current_actor
+from app.web.options import WebOptions
 from app.web.pages.base import (
     FormModel,
     FormText,
     InvalidForm,
     PageRenderer,
-    can_operate,
-    form_action,
+    parse_choice,
     parse_priority,
     parse_time,
     redirect_to,
@@ -31,8 +31,7 @@ from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 
 PAGE_SIZE = 50
-_SORTS = get_args(Sort)
-_SORT_LABELS = {
+_SORT_LABELS: dict[Sort, str] = {
     "-created_at": "Newest first",
     "created_at": "Oldest first",
     "priority": "Priority",
@@ -72,92 +71,84 @@ class BulkForm(FormModel):
     expected: FormText = Field("", description="The count of the preview; empty: show the preview.")
 
 
-def create_jobs_page(source: Executor, renderer: PageRenderer) -> ApiBlueprint:
-    blueprint = renderer.blueprint("jobs_page")
+def create_jobs_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("jobs_page", options)
     search, bulk = JobSearch(source), BulkOperations(source)
 
-    @renderer.page(blueprint, "/jobs", query=JobsPageQuery)
+    @pages.page("/jobs", query=JobsPageQuery)
     def show_jobs(query: JobsPageQuery) -> Response:
         """Show jobs that match the filter in the address."""
+        values: dict[str, Any] = {"error": None}
         try:
-            return renderer.render("jobs.html", query=query, error=None, sort_labels=_SORT_LABELS, **_job_list(query))
+            values |= _job_list(search, query, options.timezone)
         except InvalidForm as error:
-            message = str(error)
+            values["error"] = str(error)
         except (TooManyActiveJobs, NotSortable):
-            message = _UNSORTABLE
-        return renderer.render("jobs.html", query=query, error=message, sort_labels=_SORT_LABELS)
+            values["error"] = _UNSORTABLE
+        return pages.render("jobs.html", query=query, sort_labels=_SORT_LABELS, **values)
 
-    def _job_list(query: JobsPageQuery) -> dict[str, Any]:
-        job_filter = parse_filter(query, renderer.formatter.zone)
-        sort = _parse_sort(query.sort)
-        page = search.page(job_filter, sort=sort, limit=PAGE_SIZE, after=_parse_cursor(query.after, sort))
-        # A search that reached its time limit has not seen all jobs: counting them would take longer.
-        is_incomplete = page.next and len(page.jobs) < PAGE_SIZE
-        return {
-            "page": page,
-            "count": page.matching or (None if is_incomplete else search.count(job_filter)),
-            "limit": PAGE_SIZE,
-            "filter": query_string(query),
-            "next": None if page.next is None else query_string(query, after=encode_cursor(page.next, sort)),
-            "can_operate": can_operate(),
-        }
-
-    @form_action(blueprint, "/jobs/bulk", form=BulkForm)
+    @pages.action("/jobs/bulk", form=BulkForm, page_url="/jobs")
     def start_bulk(form: BulkForm) -> Response:
         """Preview a bulk action on all matching jobs, and start it when the preview is confirmed."""
         back_url = f"/jobs?{form.filter}" if form.filter else "/jobs"
         try:
             query = JobsPageQuery.model_validate(_query_pairs(form.filter))
-            job_filter = parse_filter(query, renderer.formatter.zone)
-            action = _parse_action(form.action)
-            priority = _parse_new_priority(form.priority) if action is BulkAction.REPRIORITISE else None
+            job_filter = parse_filter(query, options.timezone)
+            action = parse_choice("action", form.action, BulkAction)
+            priority = parse_priority(form.priority) if action is BulkAction.REPRIORITISE else None
+            if action is BulkAction.REPRIORITISE and priority is None:
+                raise InvalidForm("priority: required to change the priority")
             if form.expected:
-                operation = bulk.start(
-                    action,
-                    job_filter,
-                    expected=int(form.expected),
-                    priority=priority,
-                    requested_by=current_actor().name,
-                )
+                actor, expected = current_actor().name, int(form.expected)
+                operation = bulk.start(action, job_filter, expected=expected, priority=priority, requested_by=actor)
                 return redirect_to(f"/bulk/{operation.bulk_id}")
             count = bulk.count(action, job_filter)
         except (BulkMismatch, ValueError) as error:
-            return renderer.render_failure(error, back_url=back_url)
-        return renderer.render(
+            return pages.render_failure(error, back_url=back_url)
+        return pages.render(
             "confirm.html", action=action, priority=priority, count=count, form=form, query=query, back_url=back_url
         )
 
-    @renderer.page(blueprint, "/bulk/<uuid:bulk_id>", problems=(ProblemCode.BULK_NOT_FOUND,))
+    @pages.page("/bulk/<uuid:bulk_id>", problems=(ProblemCode.BULK_NOT_FOUND,))
     def show_bulk_operation(bulk_id: UUID) -> Response:
         """Show the progress of a bulk operation."""
-        return renderer.render(
-            "bulk.html", operation=bulk.get(bulk_id), others=bulk.list(limit=10), can_operate=can_operate()
-        )
+        return pages.render("bulk.html", operation=bulk.get(bulk_id), others=bulk.list(limit=10))
 
-    @form_action(blueprint, "/bulk/<uuid:bulk_id>/cancel", problems=(ProblemCode.BULK_NOT_FOUND,))
-    def cancel_bulk(bulk_id: UUID) -> Response:
+    @pages.action("/bulk/<uuid:bulk_id>/cancel", page_url="/bulk/{bulk_id}", problems=(ProblemCode.BULK_NOT_FOUND,))
+    def cancel_bulk(bulk_id: UUID) -> None:
         """Stop a bulk operation; jobs that it has changed stay changed."""
         bulk.cancel(bulk_id)
-        return redirect_to(f"/bulk/{bulk_id}")
 
-    return blueprint
+    return pages.blueprint
+
+
+def _job_list(search: JobSearch, query: JobsPageQuery, zone: str) -> dict[str, Any]:
+    job_filter, sort = parse_filter(query, zone), parse_choice("order", query.sort, _SORT_LABELS)
+    try:
+        after = decode_cursor(query.after, sort) if query.after else None
+    except ValueError:
+        raise InvalidForm("The position in the list is invalid; start with its first page.") from None
+    page = search.page(job_filter, sort=sort, limit=PAGE_SIZE, after=after)
+    # A search that reached its time limit has not seen all jobs: counting them would take longer.
+    is_incomplete = page.next and len(page.jobs) < PAGE_SIZE
+    return {
+        "page": page,
+        "count": page.matching or (None if is_incomplete else search.count(job_filter)),
+        "limit": PAGE_SIZE,
+        "filter": query_string(query),
+        "next": None if page.next is None else query_string(query, after=encode_cursor(page.next, sort)),
+    }
 
 
 def parse_filter(query: JobsPageQuery, zone: str) -> Filter:
     """Parse the fields of the form. Raises InvalidForm."""
-    statuses = {status.strip() for status in query.status.split(",") if status.strip()}
-    if unknown := statuses - set(Status):
-        raise InvalidForm(f"Unknown status {', '.join(sorted(unknown))}; expected one of: {', '.join(Status)}.")
+    texts = query.model_dump(include={"queue", "task", "lock_key", "partition_key", "producer", "text"})
+    statuses = [parse_choice("status", raw.strip(), Status) for raw in query.status.split(",") if raw.strip()]
     return Filter(
-        status=frozenset(map(Status, statuses)) or None,
-        queue=query.queue or None,
-        task=query.task or None,
-        lock_key=query.lock_key or None,
-        partition_key=query.partition_key or None,
-        producer=query.producer or None,
+        status=frozenset(statuses) or None,
         created_from=parse_time("created_from", query.created_from, zone),
         created_to=parse_time("created_to", query.created_to, zone),
-        text=query.text or None,
+        **{name: text for name, text in texts.items() if text},
     )
 
 
@@ -171,29 +162,3 @@ def query_string(query: JobsPageQuery, **more: str) -> str:
 
 def _query_pairs(query: str) -> dict[str, str]:
     return {name: value for name, value in parse_qsl(query) if name in JobsPageQuery.model_fields}
-
-
-def _parse_sort(raw: str) -> Sort:
-    if raw not in _SORTS:
-        raise InvalidForm(f"Unknown order {raw!r}; expected one of: {', '.join(_SORTS)}.")
-    return cast("Sort", raw)
-
-
-def _parse_action(raw: str) -> BulkAction:
-    if raw not in set(BulkAction):
-        raise InvalidForm(f"Unknown action {raw!r}; expected one of: {', '.join(BulkAction)}.")
-    return BulkAction(raw)
-
-
-def _parse_new_priority(raw: str) -> int:
-    priority = parse_priority(raw)
-    if priority is None:
-        raise InvalidForm("priority: required to change the priority")
-    return priority
-
-
-def _parse_cursor(raw: str, sort: Sort) -> Cursor | None:
-    try:
-        return decode_cursor(raw, sort) if raw else None
-    except ValueError:
-        raise InvalidForm("The position in the list is invalid; start with its first page.") from None

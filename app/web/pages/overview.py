@@ -12,12 +12,13 @@ from uuid import UUID
 
 from flask import Response
 
-from app.admin.alerts import Alerts, FiredAlert
+from app.admin.alerts import Alerts
 from app.admin.job_search import Filter, JobSearch, JobSummary, TooManyActiveJobs
 from app.admin.queues import Queues, QueueState, QueueStatus, WorkerStatus
 from app.admin.statistics import PeriodStatistics, RecentRun, Statistics
 from app.queue.job import Status
 from app.queue.jobs import Executor
+from app.web.options import WebOptions
 from app.web.pages.base import Formatter, PageRenderer, progress_summary
 from app.web.routing import ApiBlueprint
 from app.wording import format_count
@@ -40,23 +41,20 @@ class Issue:
     link: str | None = None
 
 
-def create_overview_page(source: Executor, renderer: PageRenderer) -> ApiBlueprint:
-    blueprint = renderer.blueprint("overview_page")
+def create_overview_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("overview_page", options)
     search, queues, statistics, alerts = JobSearch(source), Queues(source), Statistics(source), Alerts(source)
-    formatter = renderer.formatter
+    formatter = pages.formatter
 
-    @renderer.page(blueprint, "/")
+    @pages.page("/")
     def show_overview() -> Response:
         """Show problems and running jobs."""
-        return renderer.render("overview.html", **_view_data())
-
-    def _view_data() -> dict[str, Any]:
-        running, stalled_sec = _running_jobs(), search.stalled(min_sec=_STALLED_AFTER_SEC)
+        running, stalled_sec = _running_jobs(search), search.stalled(min_sec=_STALLED_AFTER_SEC)
         starts = search.attempt_starts(running)
-        statuses, workers, by_task = queues.statuses(), queues.workers(), statistics.by_task("1h")
+        statuses, workers = queues.statuses(), queues.workers()
         issues = [
-            *_alert_issues(alerts.all(limit=_MAX_ISSUES)),
-            *_failure_issues(by_task),
+            *(Issue(f"Alert {alert.name}: {alert.detail}") for alert in alerts.all(limit=_MAX_ISSUES)),
+            *_failure_issues(statistics.by_task("1h")),
             *_stalled_issues(running, stalled_sec, statistics.recent_runs(), formatter),
             *_queue_issues(statuses, formatter),
             *_worker_issues(workers, formatter),
@@ -67,32 +65,29 @@ def create_overview_page(source: Executor, renderer: PageRenderer) -> ApiBluepri
             started_at = starts.get(job.job_id, job.started_at)
             return job, started_at, progress_summary(job.progress, started_at, stalled_sec=stalled_sec.get(job.job_id))
 
-        return {
-            "issues": issues,
-            "running": [row(job) for job in running],
-            "more_running": max(0, sum(status.running for status in statuses) - len(running)),
-            "queues": statuses,
-            "workers": [worker for worker in workers if worker.alive],
-            "last_hour": {
+        return pages.render(
+            "overview.html",
+            issues=issues,
+            running=[row(job) for job in running],
+            more_running=max(0, sum(status.running for status in statuses) - len(running)),
+            queues=statuses,
+            workers=[worker for worker in workers if worker.alive],
+            last_hour={
                 "succeeded": sum(hour.succeeded for hour in last_hours),
                 "failed": sum(hour.failed + hour.lost for hour in last_hours),
             },
-        }
+        )
 
-    def _running_jobs() -> list[JobSummary]:
-        """The jobs that run longest, or the newest running jobs when there are too many to sort."""
-        running = Filter(status=frozenset({Status.RUNNING}))
-        try:
-            return search.page(running, sort="started_at", limit=MAX_RUNNING_SHOWN).jobs
-        except TooManyActiveJobs:
-            return search.page(running, limit=MAX_RUNNING_SHOWN).jobs
-
-    return blueprint
+    return pages.blueprint
 
 
-def _alert_issues(alerts: list[FiredAlert]) -> Iterator[Issue]:
-    for alert in alerts:
-        yield Issue(f"Alert {alert.name}: {alert.detail}")
+def _running_jobs(search: JobSearch) -> list[JobSummary]:
+    """The jobs that run longest, or the newest running jobs when there are too many to sort."""
+    running = Filter(status=frozenset({Status.RUNNING}))
+    try:
+        return search.page(running, sort="started_at", limit=MAX_RUNNING_SHOWN).jobs
+    except TooManyActiveJobs:
+        return search.page(running, limit=MAX_RUNNING_SHOWN).jobs
 
 
 def _failure_issues(by_task: dict[str, PeriodStatistics]) -> Iterator[Issue]:

@@ -8,10 +8,10 @@ from flask import Response
 from pydantic import Field
 
 from app.admin.queues import Queues, QueueState
-from app.errors import DataloaderError
 from app.queue.jobs import Executor
 from app.web.auth.guard import current_actor
-from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, can_operate, form_action, redirect_to
+from app.web.options import WebOptions
+from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice
 from app.web.routing import ApiBlueprint
 
 _MAX_LIMIT = 2**31 - 1
@@ -33,55 +33,39 @@ class WorkerForm(FormModel):
     draining: FormText = Field(description="yes: claim no more jobs; no: claim again.")
 
 
-def create_queues_page(source: Executor, renderer: PageRenderer) -> ApiBlueprint:
-    blueprint = renderer.blueprint("queues_page")
+def create_queues_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("queues_page", options)
     queues = Queues(source)
 
-    @renderer.page(blueprint, "/queues")
+    @pages.page("/queues")
     def show_queues() -> Response:
         """Show the queues with their jobs, settings and statistics."""
-        return renderer.render("queues.html", queues=queues.statuses(), can_operate=can_operate())
+        return pages.render("queues.html", queues=queues.statuses())
 
-    @form_action(blueprint, "/queues", form=QueueSettingsForm)
-    def submit_queue_settings(form: QueueSettingsForm) -> Response:
+    @pages.action("/queues", form=QueueSettingsForm, page_url="/queues")
+    def submit_queue_settings(form: QueueSettingsForm) -> None:
         """Pause, open or drain a queue, or change its concurrency limits."""
-        try:
-            limits = {"concurrency": form.concurrency, "per_worker": form.per_worker}
-            queues.change_settings(
-                form.queue,
-                state=_parse_state(form.state),
-                concurrency=_parse_limit("concurrency", form.concurrency),
-                per_worker=_parse_limit("per_worker", form.per_worker),
-                remove_limits=[name for name, raw in limits.items() if raw.strip() == _NO_LIMIT],
-                changed_by=current_actor().name,
-            )
-        except (DataloaderError, InvalidForm) as error:
-            return renderer.render_failure(error, back_url="/queues")
-        return redirect_to("/queues")
+        limits = {"concurrency": form.concurrency, "per_worker": form.per_worker}
+        queues.change_settings(
+            form.queue,
+            state=parse_choice("state", form.state, QueueState) if form.state else None,
+            concurrency=_parse_limit("concurrency", form.concurrency),
+            per_worker=_parse_limit("per_worker", form.per_worker),
+            remove_limits=[name for name, raw in limits.items() if raw.strip() == _NO_LIMIT],
+            changed_by=current_actor().name,
+        )
 
-    @renderer.page(blueprint, "/workers")
+    @pages.page("/workers")
     def show_workers() -> Response:
         """Show the worker processes and the jobs that each runs."""
-        return renderer.render("workers.html", workers=queues.workers(), can_operate=can_operate())
+        return pages.render("workers.html", workers=queues.workers())
 
-    @form_action(blueprint, "/workers/<uuid:worker_id>", form=WorkerForm)
-    def submit_worker_drain(form: WorkerForm, worker_id: UUID) -> Response:
+    @pages.action("/workers/<uuid:worker_id>", form=WorkerForm, page_url="/workers")
+    def submit_worker_drain(form: WorkerForm, worker_id: UUID) -> None:
         """Drain a worker process, or let it claim again."""
-        try:
-            queues.drain_worker(worker_id, draining=form.draining == "yes")
-        except DataloaderError as error:
-            return renderer.render_failure(error, back_url="/workers")
-        return redirect_to("/workers")
+        queues.drain_worker(worker_id, draining=form.draining == "yes")
 
-    return blueprint
-
-
-def _parse_state(raw: str) -> QueueState | None:
-    if not raw:
-        return None
-    if raw not in set(QueueState):
-        raise InvalidForm(f"Unknown state {raw!r}; expected one of: {', '.join(QueueState)}.")
-    return QueueState(raw)
+    return pages.blueprint
 
 
 def _parse_limit(name: str, raw: str) -> int | None:

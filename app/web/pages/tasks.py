@@ -17,6 +17,7 @@ from app.admin.statistics import Statistics
 from app.queue.jobs import JobQueue
 from app.web.auth.guard import CSRF_FIELD, current_actor
 from app.web.json_input import FieldError
+from app.web.options import WebOptions
 from app.web.pages.base import FormModel, PageRenderer, parse_json, parse_json_object, redirect_to
 from app.web.problems import ProblemCode
 from app.web.routing import HTML, ApiBlueprint
@@ -53,25 +54,25 @@ class FormInput:
     help: str = ""
 
 
-def create_tasks_page(queue: JobQueue, pipelines: Pipelines, renderer: PageRenderer) -> ApiBlueprint:
-    blueprint = renderer.blueprint("tasks_page")
-    statistics, max_depth = Statistics(queue.executor), renderer.options.max_json_depth
-    request_model, apply_defaults = trigger_request_model(renderer.options, pipelines), apply_task_defaults(pipelines)
+def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("tasks_page", options)
+    statistics = Statistics(queue.executor)
+    request_model, apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
 
-    @renderer.page(blueprint, "/tasks")
+    @pages.page("/tasks")
     def show_tasks() -> Response:
         """Show all tasks with their recent runs."""
         by_task, runs = statistics.by_task("24h"), statistics.recent_runs()
         known = {task.name: TaskInfo.from_task(task) for task in pipelines}
         names = sorted({*known, *by_task, *runs})
-        return renderer.render("tasks.html", names=names, known=known, statistics=by_task, runs=runs)
+        return pages.render("tasks.html", names=names, known=known, statistics=by_task, runs=runs)
 
-    @renderer.page(blueprint, "/tasks/<path:name>", problems=(ProblemCode.NOT_FOUND,), html_responses=START_RESPONSES)
+    @pages.page("/tasks/<path:name>", problems=(ProblemCode.NOT_FOUND,), html_responses=START_RESPONSES)
     def show_task(name: str) -> Response:
         """Show a task with its recent runs and the form that starts it."""
         return _render_task(name, {}, [])
 
-    @blueprint.post(
+    @pages.blueprint.post(
         "/tasks/<path:name>",
         form=StartForm,
         response=str,
@@ -83,7 +84,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, renderer: PageRende
     def submit_task_start(form: StartForm, name: str) -> Response:
         """Start a task with the args of the form."""
         values = {field: value for field, value in request.form.items() if field != CSRF_FIELD}
-        args, errors = _parse_args(values, _form_inputs(_args_schema(name), {}), max_depth)
+        args, errors = _parse_args(values, _form_inputs(_args_schema(name), {}), options.max_json_depth)
         fields: dict[str, Any] = {"task": name, "args": args, "producer": current_actor().name}
         fields |= {field: values[field] for field in ("queue", "lock_key") if values.get(field)}
         if form.priority:
@@ -103,8 +104,8 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, renderer: PageRende
         by_task, runs = statistics.by_task("7d", task=name), statistics.recent_runs(task=name)
         if task is None and name not in runs and name not in by_task:
             reason = f"No worker has run a task {name!r}, and this process does not know it."
-            return renderer.render("action_failed.html", status=HTTPStatus.NOT_FOUND, reason=reason, back_url="/tasks")
-        return renderer.render(
+            return pages.render("action_failed.html", status=HTTPStatus.NOT_FOUND, reason=reason, back_url="/tasks")
+        return pages.render(
             "task.html",
             name=name,
             url_name=quote(name, safe=""),  # one segment of the path, also for a name with slashes
@@ -121,7 +122,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, renderer: PageRende
         task = pipelines.get(name)
         return None if task is None else task.args_schema()
 
-    return blueprint
+    return pages.blueprint
 
 
 def _form_inputs(schema: Mapping[str, Any] | None, values: Mapping[str, str]) -> list[FormInput] | None:
