@@ -24,16 +24,12 @@ _RULES = text.Table(
     uncut="rule",
     empty_message="No rules.",
 )
+alerts = RemoteGroup("alerts", help="Manage alerts and the rules that fire them.")
 _RULES_PATH = "/api/v1/alerts/rules"
 _THRESHOLD_HELP = "A share below 1 for failure_rate, else seconds."
 rule_argument = click.argument("rule_id", type=click.UUID)
 window_option = click.option("--window", "window_sec", type=float, help="How many seconds back the rule counts.")
 min_runs_option = click.option("--min-runs", type=POSITIVE, help="How many runs the window must have.")
-
-
-alerts = RemoteGroup(
-    "alerts", short_help="Manage alerts and their rules.", help="Manage alerts and the rules that fire them."
-)
 
 
 @alerts.command("list", short_help="List firing alerts.")

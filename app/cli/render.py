@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -63,12 +63,15 @@ def can_redraw() -> bool:
 
 
 class _MovingLine:
-    """A line that is redrawn; notices are printed above it."""
+    """A line with a bar that is redrawn; notices are printed above it."""
 
-    def __init__(self, columns: Sequence[ProgressColumn], total: int | None = None, *, stderr: bool = False) -> None:
+    def __init__(self, *texts: TextColumn, total: int | None = None, stderr: bool = False) -> None:
+        *first, last = texts
+        bar = BarColumn(bar_width=None, table_column=Column(ratio=1))
         self._progress = Progress(
-            SpinnerColumn(), *columns, TimeElapsedColumn(), console=Console(stderr=stderr), disable=not can_redraw()
-        )
+            SpinnerColumn(), *first, bar, last, TimeElapsedColumn(), console=Console(stderr=stderr),
+            disable=not can_redraw(),
+        )  # fmt: skip
         self._task_id = self._progress.add_task("", total=total, label="", status="")
         self._progress.start()
 
@@ -79,15 +82,11 @@ class _MovingLine:
         self._progress.console.print(Text(line), soft_wrap=True)
 
 
-def _bar() -> BarColumn:
-    return BarColumn(bar_width=None, table_column=Column(ratio=1))
-
-
 class BatchProgressView(_MovingLine):
     """The progress of a batch; shows nothing where nothing can move."""
 
     def __init__(self, total: int | None) -> None:
-        super().__init__([_bar(), TextColumn("{task.fields[label]}")], total, stderr=True)
+        super().__init__(TextColumn("{task.fields[label]}"), total=total, stderr=True)
 
     def show(self, done: int, label: str) -> None:
         self._progress.update(self._task_id, completed=done, label=label)
@@ -97,7 +96,7 @@ class BarView(_MovingLine):
     """A watched job."""
 
     def __init__(self) -> None:
-        super().__init__([TextColumn("{task.fields[status]}"), _bar(), TextColumn("{task.fields[label]}")])
+        super().__init__(TextColumn("{task.fields[status]}"), TextColumn("{task.fields[label]}"))
 
     def show(self, state: text.Payload) -> None:
         status, amount = Status(state["status"]), text.parse_amount(state["progress"])

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from app.cli import text
 from app.cli.parsing import TEXT_FILE, json_option, option_type, without_none
 from app.cli.watch import OutageNotice
-from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_api_key, parse_url
+from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_url
 from dataloader.errors import ServiceFault
 
 if TYPE_CHECKING:
@@ -85,13 +85,12 @@ def _connect(  # the options are those of every `RemoteCommand`
     if former_retry_timeout is not None:
         retry_timeout = former_retry_timeout
         click.echo("Warning: use --retry-timeout; its old name will be removed.", err=True)
+    notice = OutageNotice("trying again …", lambda line: None if as_json else click.echo(line, err=True))
     try:
-        raw_key = key if key_file is None else key_file.read(_MAX_KEY_LENGTH)
-        key = None if raw_key is None else parse_api_key(raw_key)
+        key = key if key_file is None else key_file.read(_MAX_KEY_LENGTH)
+        client = Client(url, timeout_sec=timeout, retry_timeout_sec=retry_timeout, key=key, on_retry=notice)
     except ValueError as error:
         raise click.UsageError(str(error)) from None  # the cause could show what is in the file
-    notice = OutageNotice("trying again …", lambda line: None if as_json else click.echo(line, err=True))
-    client = Client(url, timeout_sec=timeout, retry_timeout_sec=retry_timeout, key=key, on_retry=notice)
     is_typed = click.get_current_context().get_parameter_source("url") is ParameterSource.COMMANDLINE
     return RemoteService(client, as_json, f" --url {client.url}" if is_typed else "")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import click
 
 from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
-from app.cli.parsing import NOT_NEGATIVE, OBJECT, POSITIVE, TEXT_FILE, TIME, args_options, without_none
+from app.cli.parsing import NOT_NEGATIVE, OBJECT, POSITIVE, TEXT_FILE, TIME, args_options, parse_object, without_none
 from app.cli.service_options import RemoteService, remote_command
 from app.cli.text import one_line
 from app.cli.watch import watch_and_exit
@@ -51,18 +50,11 @@ _OUTCOME_LABELS = {"created": "created", "exists": "there already", "conflict": 
 @click.option("--live-key", help="Unique among waiting and running jobs: while a job has it, that job is the answer.")
 @click.option("--time-limit", "time_limit_sec", type=POSITIVE, help="The limit of an attempt.  [default: the task's]")
 @click.option("--retry", type=OBJECT,
-              help='The delays between attempts: {"kind": "fixed", "seconds": 60}.  [default: the task\'s]')  # fmt: skip
+              help='Delays between attempts: {"kind": "fixed", "seconds": 60}.  [default: the task\'s]')  # fmt: skip
 @click.option("--strict", is_flag=True, help="Refuse a job that no live worker would run.")
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 def trigger(
-    service: RemoteService,
-    *,
-    task: str | None,
-    lines: IO[str] | None,
-    idempotency_key: str | None,
-    strict: bool,
-    watching: bool,
-    **options: Any,
+    service: RemoteService, *, task: str | None, lines: IO[str] | None, strict: bool, watching: bool, **options: Any
 ) -> None:
     """Put a job of TASK into the queue.
 
@@ -86,17 +78,16 @@ def trigger(
       dataloader trigger --from jobs.jsonl --idempotency-key load-2026-11
       make-requests | dataloader trigger load.cbr.rates --from -
     """
-    options = without_none(options)
+    options = {"idempotency_key": f"cli-{uuid4()}", **without_none(options)}
     if lines is not None:
         if watching or strict:
             raise click.UsageError("--watch and --strict are for one job; --from triggers many, and prints warnings")
+        prefix = options.pop("idempotency_key")
         defaults = {name: value for name, value in {"task": task, **options}.items() if value not in (None, {})}
-        _trigger_lines(service, lines, defaults, idempotency_key or f"cli-{uuid4()}")
+        _trigger_lines(service, lines, defaults, prefix)
         return
     if task is None:
         raise click.UsageError("name a TASK, or a file of jobs with --from")
-    key = f"cli-{uuid4()}" if idempotency_key is None else idempotency_key
-    options["idempotency_key"] = key
     try:
         job = service.client.trigger(task, strict=strict, **options)
     except Refused as refused:
@@ -110,9 +101,9 @@ def trigger(
     if watching:
         if not service.as_json:
             click.echo(first_line)
-        watch_and_exit(service, job["job_id"], idempotency_key=key)
+        watch_and_exit(service, job["job_id"], idempotency_key=options["idempotency_key"])
     next_line = f"  watch it:  {dataloader_command()} status {job['job_id']} --watch{service.url_hint}"
-    service.print_payload({**job, "idempotency_key": key}, first_line, next_line)
+    service.print_payload({**job, "idempotency_key": options["idempotency_key"]}, first_line, next_line)
 
 
 def _missing_defaults(request: Mapping[str, Any], errors: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -188,11 +179,9 @@ def _read_lines(lines: IO[str], defaults: Mapping[str, Any], prefix: str) -> Ite
 
 def _build_request(text: str, defaults: Mapping[str, Any], key: str) -> dict[str, Any] | str:
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return f"it is not JSON: {error}"
-    if not isinstance(fields, dict):
-        return "it is not a JSON object"
+        fields = parse_object(text)
+    except ValueError as error:
+        return str(error)
     request = {"idempotency_key": key, **defaults, **fields}
     if isinstance(fields.get("args"), dict):
         request["args"] = {**defaults.get("args", {}), **fields["args"]}

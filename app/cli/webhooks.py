@@ -27,17 +27,11 @@ _DELIVERIES = text.Table(
     uncut="delivery, state",
     empty_message="No deliveries match.",
 )
+webhooks = RemoteGroup("webhooks", help="Manage webhooks: requests to other services when jobs end or alerts fire.")
 _PATH = "/api/v1/webhooks"
 _MAX_ERROR_LENGTH = 60
 webhook_argument = click.argument("webhook_id", type=click.UUID)
 delivery_argument = click.argument("delivery_id", type=click.UUID)
-
-
-webhooks = RemoteGroup(
-    "webhooks",
-    short_help="Manage webhooks.",
-    help="Manage webhooks: requests to other services when jobs end or alerts fire.",
-)
 
 
 @webhooks.command("list", short_help="List the webhooks.")

@@ -67,7 +67,7 @@ def test_refused_lines_are_named_and_the_others_done(sent, queue):
     assert shown.stdout == "1 created, 4 invalid.\n"
     for said in (
         "line 1: it is not JSON",
-        "line 2: it is not a JSON object",
+        "line 2: a JSON object is needed",
         "line 3: priority:",
         "line 5: task: is req",
     ):
