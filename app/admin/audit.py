@@ -3,9 +3,9 @@
     with acting_as(AuditContext(action="edit_job", actor="etl-team", via="key", address="10.0.0.7", request_id=…)):
         editor.edit(…)
 
-Inside the block every statement of this thread carries the context, and triggers on dl_jobs, dl_api_keys and others write
-an entry for each changed row, with the columns that differ, in the transaction of the change. Of args and results only the
-names are recorded. Claims, heartbeats and settlements have no context, and write nothing.
+Inside the block every statement of this thread carries the context, and triggers on dl_jobs, dl_api_keys and others
+write an entry for each changed row, with the columns that differ, in the transaction of the change. Of args and results
+only the names are recorded. Claims, heartbeats and settlements have no context, and write nothing.
 
 `app.web.routing` does so around each request that may change something. To audit another table, give it a trigger like
 that of dl_api_keys. `AuditLog.record` is for what changes no row, such as a login.
@@ -18,13 +18,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from app.db.audit_context import AuditContext
-from app.db.encoding import sanitize_json
 from app.db.rows import from_row
 
 if TYPE_CHECKING:
     from app.queue.jobs import Executor
-
-_MAX_STATE_BYTES = 16_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,21 +64,9 @@ class AuditLog:
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
 
-    def record(
-        self,
-        context: AuditContext,
-        subject: str,
-        subject_id: str | None = None,
-        *,
-        before: Any = None,
-        after: Any = None,
-    ) -> None:
+    def record(self, context: AuditContext, subject: str, subject_id: str | None = None) -> None:
         """Record an action that changes no audited row."""
-        states = {
-            name: None if state is None else sanitize_json(state, _MAX_STATE_BYTES)
-            for name, state in (("before", before), ("after", after))
-        }
-        self._execute("record_audit", {**context.to_dict(), **states, "subject": subject, "subject_id": subject_id})
+        self._execute("record_audit", context.to_dict() | {"subject": subject, "subject_id": subject_id})
 
     def entries(self, *, limit: int = 100, **criteria: Unpack[AuditCriteria]) -> list[AuditEntry]:
         """Matching entries, newest first."""

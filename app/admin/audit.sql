@@ -1,9 +1,9 @@
 -- The audit: recorded by triggers and by record_audit.
 
 -- name: record_audit
-INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id, before, after)
+INSERT INTO dl_audit (action, actor, key_id, via, address, request_id, subject, subject_id)
 VALUES (%(action)s::text, %(actor)s::text, %(key_id)s::text, %(via)s::text, %(address)s::text, %(request_id)s::text,
-        %(subject)s::text, %(subject_id)s::text, %(before)s::jsonb, %(after)s::jsonb)
+        %(subject)s::text, %(subject_id)s::text)
 RETURNING audit_id;
 
 -- name: audit_entries

@@ -1,4 +1,4 @@
-"""Bulk operations on all jobs that match a filter, started by operators and run in batches by the maintenance leader."""
+"""Bulk operations on all jobs that match a filter: operators start them, the maintenance leader runs them in batches."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ class BulkAction(StrEnum):
     DELETE = "delete"
     REPRIORITISE = "reprioritise"
 
-    @property
-    def applicable_statuses(self) -> frozenset[Status]:
-        """The statuses in which a job allows this action."""
-        return _APPLICABLE_STATUSES[self]
-
 
 _APPLICABLE_STATUSES = {
     BulkAction.CANCEL: frozenset({Status.QUEUED, Status.RUNNING}),
@@ -56,8 +51,8 @@ class BulkState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BulkOperation:
-    """A bulk operation and its progress. It goes from the newest jobs to the oldest; `scanned_to` is the creation time of
-    the last scanned job. Of `scanned` jobs, `matched` were found, and `changed` of these were changed."""
+    """A bulk operation and its progress. It goes from the newest jobs to the oldest; `scanned_to` is the creation time
+    of the last scanned job. Of `scanned` jobs, `matched` were found, and `changed` of these were changed."""
 
     bulk_id: UUID
     action: BulkAction
@@ -183,4 +178,4 @@ class BulkOperations:
 def restrict_to_action(action: BulkAction, job_filter: Filter) -> Filter:
     """The filter without the statuses that do not allow the action."""
     statuses = frozenset(Status) if job_filter.status is None else job_filter.status
-    return replace(job_filter, status=action.applicable_statuses & statuses)
+    return replace(job_filter, status=_APPLICABLE_STATUSES[action] & statuses)

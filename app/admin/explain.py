@@ -87,7 +87,6 @@ class WaitingFacts:
     wait_state: str
     unknown_task: bool
     available_at: datetime
-    created_at: datetime
     queue: str
     task: str
     lock_key: str
@@ -122,17 +121,13 @@ class RunningFacts:
     """A row of `running_facts`: the attempt of a running job."""
 
     now: datetime
-    queue: str
     task: str
     attempt: int
     max_attempts: int
     worker: str | None
     heartbeat_at: datetime | None
     lease_expires_at: datetime | None
-    lease_ttl_sec: int
     cancel_requested: bool
-    time_limit_sec: int | None
-    error: str | None
     started_at: datetime | None
     stop_requested_at: datetime | None
     worker_id: UUID | None
@@ -198,8 +193,8 @@ def _waiting_reasons(job: Job, waiting: WaitingFacts) -> Iterator[ExplanationRea
     yield from _queue_reasons(waiting)
     if waiting.unknown_task:
         message = (
-            f"The job is deferred because no live worker of queue {waiting.queue!r} knows the task {waiting.task!r}. It is "
-            f"checked again at {due}, or when a worker that knows the task starts."
+            f"The job is deferred because no live worker of queue {waiting.queue!r} knows the task {waiting.task!r}. It "
+            f"is checked again at {due}, or when a worker that knows the task starts."
         )
         details = {"task": waiting.task, "next_check_at": waiting.available_at}
         yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, details)
@@ -221,10 +216,8 @@ def _queue_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
     if waiting.queue_state != "open":
         by = f" by {waiting.changed_by}" if waiting.changed_by else ""
         note = f": {waiting.note}" if waiting.note else ""
-        message = (
-            f"Queue {waiting.queue!r} has been {waiting.queue_state} since {_format_time(waiting.changed_at)}{by}{note}; "
-            "no jobs are claimed from it."
-        )
+        closed = f"{waiting.queue_state} since {_format_time(waiting.changed_at)}{by}{note}"
+        message = f"Queue {waiting.queue!r} has been {closed}; no jobs are claimed from it."
         details |= {"since": waiting.changed_at, "by": waiting.changed_by, "note": waiting.note}
         yield ExplanationReason(ReasonCode(f"queue_{waiting.queue_state}"), message, details)
     elif waiting.concurrency is not None and waiting.running >= waiting.concurrency:
@@ -235,54 +228,47 @@ def _queue_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
 
 
 def _worker_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
-    elsewhere, knowing = waiting.workers_anywhere, waiting.knowing_workers
+    elsewhere, knowing, task = waiting.workers_anywhere, waiting.knowing_workers, waiting.task
     if waiting.workers == 0:
         other = f"; {elsewhere} serve other queues" if elsewhere else " or any other queue"
         message = f"No live worker serves queue {waiting.queue!r}{other}."
         details = {"queue": waiting.queue, "workers_anywhere": elsewhere}
         yield ExplanationReason(ReasonCode.NO_WORKER, message, details)
     elif knowing == 0:
-        message = (
-            f"None of the {waiting.workers} live workers of queue {waiting.queue!r} knows the task {waiting.task!r}."
-        )
-        details = {"task": waiting.task, "workers": waiting.workers}
+        message = f"None of the {waiting.workers} live workers of queue {waiting.queue!r} knows the task {task!r}."
+        details = {"task": task, "workers": waiting.workers}
         yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, details)
     elif waiting.eligible_workers == 0:
         counts = {"shutting down": waiting.stopping_workers, "drained": knowing - waiting.stopping_workers}
         states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-        message = (
-            f"None of the {knowing} live workers of queue {waiting.queue!r} that know the task {waiting.task!r} claims "
-            f"jobs: {states}."
-        )
+        workers = f"None of the {knowing} live workers of queue {waiting.queue!r} that know the task {task!r}"
+        message = f"{workers} claims jobs: {states}."
         details = {"queue": waiting.queue, "workers": knowing, "stopping": waiting.stopping_workers}
         yield ExplanationReason(ReasonCode.WORKERS_DRAINING, message, details)
 
 
 def _lock_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
-    details: dict[str, Any] = {"lock_key": waiting.lock_key}
+    key, details = f"Its lock key {waiting.lock_key!r}", dict[str, Any](lock_key=waiting.lock_key)
     if waiting.holder_job_id is not None:
         since = waiting.holder_since or waiting.now
         message = (
-            f"Its lock key {waiting.lock_key!r} is held by job {waiting.holder_job_id}, which has been running on "
-            f"{waiting.holder_worker} since {_format_time(since)} ({_format_elapsed(waiting.now, since)})."
+            f"{key} is held by job {waiting.holder_job_id}, which has been running on {waiting.holder_worker} since "
+            f"{_format_time(since)} ({_format_elapsed(waiting.now, since)})."
         )
         details |= {"job_id": waiting.holder_job_id, "since": since, "worker": waiting.holder_worker}
         yield ExplanationReason(ReasonCode.KEY_BUSY, message, details)
     elif waiting.session_pid is not None and waiting.wait_state == "blocked":
         since_text = f" since {_format_time(waiting.session_since)}" if waiting.session_since else ""
         message = (
-            f"Its lock key {waiting.lock_key!r} is locked by the database session {waiting.session_name or 'unnamed'!r} (PID "
-            f"{waiting.session_pid}){since_text}, but no running job has this key. The session belongs to an attempt that "
-            "lost its lease and is still running, or to another service."
+            f"{key} is locked by the database session {waiting.session_name or 'unnamed'!r} (PID {waiting.session_pid})"
+            f"{since_text}, but no running job has this key. The session belongs to an attempt that lost its lease and "
+            "is still running, or to another service."
         )
-        details |= {
-            "pid": waiting.session_pid, "application_name": waiting.session_name, "since": waiting.session_since
-        }  # fmt: skip
+        details |= {"pid": waiting.session_pid, "application_name": waiting.session_name}
+        details["since"] = waiting.session_since
         yield ExplanationReason(ReasonCode.KEY_LOCKED_ELSEWHERE, message, details)
     elif waiting.wait_state == "blocked":
-        message = (
-            f"Its lock key {waiting.lock_key!r} has just been released; the next job is unblocked within a second."
-        )
+        message = f"{key} has just been released; the next job is unblocked within a second."
         yield ExplanationReason(ReasonCode.KEY_FREED, message, details)
 
 
@@ -298,9 +284,8 @@ def _row_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
             details |= {"per_worker": waiting.per_worker, "workers": waiting.eligible_workers}
             yield ExplanationReason(ReasonCode.PER_WORKER_LIMIT, message, details)
         else:
-            message = (
-                f"All threads of the workers that can run it are busy: {waiting.threads} for queue {waiting.queue!r}."
-            )
+            busy = f"{waiting.threads} for queue {waiting.queue!r}"
+            message = f"All threads of the workers that can run it are busy: {busy}."
             yield ExplanationReason(ReasonCode.THREADS_BUSY, message, details)
     if waiting.ready_ahead:
         ahead, is_exact = min(waiting.ready_ahead, MAX_COUNTED_AHEAD), waiting.ready_ahead <= MAX_COUNTED_AHEAD
@@ -339,18 +324,15 @@ def _running_reasons(running: RunningFacts, typical: PeriodStatistics) -> Iterat
         yield ExplanationReason(ReasonCode.LEASE_EXPIRED, message, details)
     elif not running.worker_alive:
         seen = f" since {_format_time(running.worker_seen_at)}" if running.worker_seen_at else ""
-        message = (
-            f"Its worker {running.worker} has sent no heartbeat{seen}; the job is taken from it when the lease expires at "
-            f"{_format_time(running.lease_expires_at)}."
-        )
+        lost = f"the job is taken from it when the lease expires at {_format_time(running.lease_expires_at)}"
+        message = f"Its worker {running.worker} has sent no heartbeat{seen}; {lost}."
         yield ExplanationReason(ReasonCode.WORKER_SILENT, message, details | {"seen_at": running.worker_seen_at})
     if running.cancel_requested or running.stop_reason:
         requested = _format_elapsed(running.now, running.stop_requested_at or running.now)
         stop_reason = "cancel" if running.cancel_requested else running.stop_reason
         last_step = f"; the last stop step was {running.stop_step!r}" if running.stop_step else ""
-        message = (
-            f"Its stop ({stop_reason}) was requested {requested} ago, but it has not reached a safe point{last_step}."
-        )
+        since_text = f"Its stop ({stop_reason}) was requested {requested} ago"
+        message = f"{since_text}, but it has not reached a safe point{last_step}."
         details = {"requested_at": running.stop_requested_at, "stop_step": running.stop_step or "request"}
         yield ExplanationReason(ReasonCode.STOP_NOT_OBEYED, message, details | {"reason": stop_reason})
     if running.progress_age_sec is not None and running.progress_age_sec > _STALLED_AFTER_SEC:

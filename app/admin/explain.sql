@@ -25,7 +25,7 @@ WITH job AS (
 ), workers AS MATERIALIZED (
     SELECT *, least(threads, per_worker) AS capacity, knows AND NOT draining AND NOT stopping AS eligible FROM serving
 )
-SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.available_at, job.created_at, job.queue, job.task,
+SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.available_at, job.queue, job.task,
        job.lock_key, job.attempt,
        holder.job_id AS holder, holder.worker AS holder_worker,
        (SELECT e.ts FROM dl_job_events e WHERE e.job_id = holder.job_id AND e.kind = 'picked'
@@ -64,8 +64,7 @@ SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.ava
        LEFT JOIN dl_queues q ON q.queue = job.queue;
 
 -- name: running_facts
-SELECT clock_timestamp() AS now, j.queue, j.task, j.attempt, j.max_attempts, j.worker, j.heartbeat_at, j.lease_expires_at,
-       j.lease_ttl_sec, j.cancel_requested, j.time_limit_sec, j.error,
+SELECT clock_timestamp() AS now, j.task, j.attempt, j.max_attempts, j.worker, j.heartbeat_at, j.lease_expires_at, j.cancel_requested,
        (SELECT max(e.ts) FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked') AS started_at,
        (SELECT min(e.ts) FROM dl_job_events e
          WHERE e.job_id = j.job_id AND e.kind = 'cancel_requested'

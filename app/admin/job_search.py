@@ -1,7 +1,7 @@
 """Search for jobs: lists by filter, counts, and the details of one job.
 
-A request never scans a table of ten million rows: a list is read window by window within a time budget, and says how far
-it has scanned.
+A request never scans a table of ten million rows: a list is read window by window within a time budget, and says how
+far it has scanned.
 """
 
 from __future__ import annotations
@@ -280,8 +280,7 @@ class JobSearch:
         window = _window(job_filter, newest_first=newest_first, after=after)
         jobs: list[JobSummary] = []
         scanned = 0
-        first_rows = _FIRST_WINDOW_ROWS if job_filter.text is None else _FIRST_TEXT_WINDOW_ROWS
-        for window_rows in self._window_sizes(first_rows, time_budget_sec):
+        for window_rows in self._window_sizes(job_filter, _FIRST_WINDOW_ROWS, time_budget_sec):
             statement = "jobs_before" if newest_first else "jobs_after"
             rows = self._execute(statement, window | {"window": window_rows, "limit": limit - len(jobs)})
             jobs += [from_row(JobSummary, row[2:]) for row in rows if row[2] is not None]
@@ -296,9 +295,10 @@ class JobSearch:
             window |= {"at": end_at, "id": str(end_id)}
         return JobPage(jobs, Cursor(window["at"], UUID(window["id"]), is_active=False), scanned, window["at"])
 
-    def _window_sizes(self, first_rows: int, time_budget_sec: float) -> Iterator[int]:
+    def _window_sizes(self, job_filter: Filter, first_rows: int, time_budget_sec: float) -> Iterator[int]:
         """Yield the size of each window until the time is spent, from the pace of the windows so far: rows may have to
         be read from disk, and filters differ."""
+        first_rows = first_rows if job_filter.text is None else _FIRST_TEXT_WINDOW_ROWS
         started_at, scanned, window_rows = self._clock(), 0, first_rows
         while window_rows > 0:
             yield window_rows
@@ -319,11 +319,9 @@ class JobSearch:
                 return page.matching
         scanned = matching = 0
         window = _window(job_filter, newest_first=True, after=None)
-        first_rows = _FIRST_COUNT_WINDOW_ROWS if job_filter.text is None else _FIRST_TEXT_WINDOW_ROWS
-        for window_rows in self._window_sizes(first_rows, time_budget_sec):
-            rows = self._execute("count_window", window | {"window": window_rows})
-            ((end_at, end_id, new_matching, new_scanned),) = rows
-            scanned, matching = scanned + new_scanned, matching + new_matching
+        for window_rows in self._window_sizes(job_filter, _FIRST_COUNT_WINDOW_ROWS, time_budget_sec):
+            end_at, end_id, *found = self._execute("count_window", window | {"window": window_rows})[0]
+            matching, scanned = matching + found[0], scanned + found[1]
             if end_id is None:
                 return MatchCount(matching, True, scanned)
             window |= {"at": end_at, "id": str(end_id)}

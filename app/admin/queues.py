@@ -42,8 +42,8 @@ class QueueSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueStatus(QueueSettings):
-    """A queue's settings and its jobs. `ready` is exact up to a thousand (`ready_exact`); `scheduled` and `blocked` are as
-    of `scanned_at`. `is_drained`: it is not open, and none of its jobs runs. `workers` counts live worker processes."""
+    """A queue's settings and its jobs. `ready` is exact up to a thousand (`ready_exact`); `scheduled` and `blocked` are
+    as of `scanned_at`. `is_drained`: it is not open, and none of its jobs runs. `workers` counts live worker processes."""
 
     is_drained: bool
     ready: int
@@ -77,8 +77,8 @@ class RunningJob:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
-    """A worker process as it registered itself. `alive`: its last heartbeat is less than three intervals old; `listener`
-    says whether it receives notifications or polls."""
+    """A worker process as it registered itself. `alive`: its last heartbeat is less than three intervals old;
+    `listener` says whether it receives notifications or polls."""
 
     worker_id: UUID
     name: str
@@ -115,20 +115,15 @@ class Queues:
     def statuses(self, *, queue: str | None = None) -> list[QueueStatus]:
         """The status of every known queue, by name."""
         names = [row[0] for row in self._execute("queue_names", {"queue": queue, "limit": MAX_QUEUES})]
-        if not names:
-            return []
-        oldest = self._counts.oldest_ready()
+        rows = self._execute("queue_depths", {"queues": array(names), "max_exact": MAX_EXACT_READY}) if names else []
+        oldest = {name: round(age_sec, 3) for name, age_sec in self._counts.oldest_ready().items()}
         recent = self._statistics.by_queue("1h", queue=queue)
-        rows = self._execute("queue_depths", {"queues": array(names), "max_exact": MAX_EXACT_READY})
-        return [
-            from_row(
-                QueueStatus,
-                row,
-                oldest_ready_sec=round(oldest[row[0]], 3) if row[0] in oldest else None,
-                last_hour=recent.get(row[0], PeriodStatistics()),
-            )
-            for row in rows
-        ]
+
+        def status(name: str, *rest: Any) -> QueueStatus:
+            last_hour = recent.get(name, PeriodStatistics())
+            return from_row(QueueStatus, (name, *rest), oldest_ready_sec=oldest.get(name), last_hour=last_hour)
+
+        return [status(*row) for row in rows]
 
     def settings(self) -> dict[str, QueueSettings]:
         """The settings of each queue that has any; every other queue is open and has no limit."""
@@ -205,14 +200,9 @@ class Queues:
             "rss_bytes": rss_bytes,
             "attempts": None if attempts is None else json.dumps(attempts),
         }
-        settings: dict[str, QueueSettings] = {}
-        is_draining = False
-        for queue, state, concurrency, per_worker, draining in self._execute("report_and_fetch", parameters):
-            if queue is None:
-                is_draining = draining
-            else:
-                settings[queue] = QueueSettings(queue, QueueState(state), concurrency, per_worker)
-        return settings, is_draining
+        rows = self._execute("report_and_fetch", parameters)
+        settings = {row[0]: QueueSettings(row[0], QueueState(row[1]), *row[2:4]) for row in rows if row[0] is not None}
+        return settings, any(row[4] for row in rows)
 
     def is_maintenance_lock_held(self) -> bool:
         """Return whether some process is the maintenance leader."""

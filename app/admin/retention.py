@@ -48,6 +48,7 @@ class Retention:
 
     def __init__(self, executor: Executor, periods: RetentionPeriods) -> None:
         self._executor, self._execute, self._periods = executor, executor.execute, periods
+        self._partitioned_tables = ((EVENTS_TABLE, periods.events), (LOGS_TABLE, periods.logs))
 
     @property
     def is_paused(self) -> bool:
@@ -65,9 +66,8 @@ class Retention:
         if not due or dry_run:
             return PrunedBatch(Counter((row[1], row[2]) for row in due), len(due) >= limit)
         deleted = self._execute("delete_finished", {"job_ids": array(row[0] for row in due)})
-        return PrunedBatch(
-            Counter((row[1], row[2]) for row in deleted), len(deleted) >= limit // 2 and len(due) >= limit
-        )
+        has_more = len(deleted) >= limit // 2 and len(due) >= limit
+        return PrunedBatch(Counter((row[1], row[2]) for row in deleted), has_more)
 
     def prune_audit(self, *, limit: int = 5_000) -> int:
         """Delete old audit entries; return their number."""
@@ -76,27 +76,20 @@ class Retention:
     def create_partitions(self) -> list[str]:
         """Create future partitions, and switch to the current one; return the created partitions."""
         created: list[str] = []
-        for parent, keep in self._partitioned_tables():
-            span = partition_span(keep)
-            created += [
-                row[0]
-                for row in self._execute("create_partitions", {"parent": parent, "span_sec": span, "ahead_sec": span})
-            ]
+        for parent, keep_sec in self._partitioned_tables:
+            span = partition_span(keep_sec)
+            rows = self._execute("create_partitions", {"parent": parent, "span_sec": span, "ahead_sec": span})
+            created += [row[0] for row in rows]
             self._execute("advance_sequence", {"parent": parent})
         return created
 
     def drop_partitions(self, *, dry_run: bool = False) -> list[str]:
         """Drop an old partition of events and one of logs; with `dry_run` only return their names."""
         dropped: list[str] = []
-        for parent, keep in self._partitioned_tables():
-            dropped += [
-                row[0]
-                for row in self._execute("drop_partitions", {"parent": parent, "keep_sec": keep, "dry_run": dry_run})
-            ]
+        for parent, keep_sec in self._partitioned_tables:
+            rows = self._execute("drop_partitions", {"parent": parent, "keep_sec": keep_sec, "dry_run": dry_run})
+            dropped += [row[0] for row in rows]
         return dropped
-
-    def _partitioned_tables(self) -> list[tuple[str, float]]:
-        return [(EVENTS_TABLE, self._periods.events), (LOGS_TABLE, self._periods.logs)]
 
 
 def partition_span(period_sec: float) -> float:

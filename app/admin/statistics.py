@@ -102,7 +102,8 @@ class Chart:
 
 @dataclass(frozen=True)
 class RecentRun:
-    """How a recent attempt of a task ended: succeeded, failed, canceled, lost, or retried (failed, but not the last)."""
+    """How a recent attempt of a task ended: succeeded, failed, canceled, lost, or retried (failed, but not the
+    last)."""
 
     job_id: UUID
     queue: str

@@ -1,5 +1,5 @@
-"""Webhooks and their deliveries. The database itself writes a delivery, in the transaction that finishes a job or fires an
-alert."""
+"""Webhooks and their deliveries. The database itself writes a delivery, in the transaction that finishes a job or fires
+an alert."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from app.admin.api_keys import Scope
 from app.admin.audit import AuditLog
 from app.queue.jobs import Executor
 from app.web.options import WebOptions
-from app.web.pages.base import FormModel, FormText, PageRenderer, form_values
+from app.web.pages.base import FormModel, FormText, PageRenderer
 from app.web.routing import ApiBlueprint
 
 PAGE_SIZE = 100
@@ -36,7 +36,7 @@ def create_audit_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     @pages.page("/audit", query=AuditPageQuery, scope=Scope.OPERATE)
     def show_audit(query: AuditPageQuery) -> Response:
         """Show the audit log, filtered."""
-        parameters = form_values(query)
+        parameters = {name: value for name, value in query.model_dump().items() if value not in (None, "")}
         cursor = _page_cursor(audit, query)
         entries = audit.entries(**parameters, after=cursor, limit=PAGE_SIZE)
         is_full = len(entries) == PAGE_SIZE

@@ -154,7 +154,7 @@ class Formatter:
 
 
 class PageRenderer:
-    """The routes of one subject. They render templates: the whole page, or only its live part when the page refreshes."""
+    """The routes of one subject. They render the whole page, or only its live part when the page refreshes."""
 
     def __init__(self, name: str, options: WebOptions) -> None:
         self.blueprint = ApiBlueprint(name, "", options.max_json_depth)
@@ -232,11 +232,6 @@ def redirect_to(path: str) -> Response:
 
 def can_operate() -> bool:
     return current_actor().has_scope((Scope.OPERATE,))
-
-
-def form_values(model: BaseModel) -> dict[str, Any]:
-    """The fields of a form or an address that are not empty."""
-    return {name: value for name, value in model.model_dump().items() if value not in (None, "")}
 
 
 def parse_choice(name: str, raw: str, choices: Iterable[_Choice]) -> _Choice:
