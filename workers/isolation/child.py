@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,63 +81,27 @@ class Exit:
         return attempt.remaining_state().with_fields(exit_code=self.code, peak_kb=self.peak_kb)
 
 
-class _MessageSender:
-    """Sends messages to the child without waiting: a child that does not read must not delay its own stop."""
+class _LineReader:
+    """Passes on the lines of a stream; a line that is too long is cut."""
 
-    def __init__(self, channel: socket.socket | None) -> None:
-        self.channel = channel
-        self._outgoing = bytearray()
+    def __init__(self, handle: Callable[[bytes], None], max_length: int = _MAX_LINE_LENGTH) -> None:
+        self._handle, self._max_length = handle, max_length
+        self._partial = bytearray()
 
-    @property
-    def is_pending(self) -> bool:
-        return bool(self._outgoing)
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        self._outgoing += json.dumps(message).encode() + b"\n"
-        self.flush()
-
-    def flush(self) -> None:
-        if self.channel is not None and self._outgoing:
-            try:
-                del self._outgoing[: self.channel.send(self._outgoing)]
-            except BlockingIOError:
-                return
-            except OSError:  # the child has closed its end
-                self._outgoing.clear()
-
-
-class _LineBuffer:
-    """Splits a stream into lines; a line that is too long is cut."""
-
-    def __init__(self, max_length: int) -> None:
-        self._max_length = max_length
-        self.partial = bytearray()
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        self.partial += chunk
-        if b"\n" not in chunk and len(self.partial) <= self._max_length:
-            return []
-        *lines, rest = bytes(self.partial).split(b"\n")
+    def feed(self, chunk: bytes) -> None:
+        self._partial += chunk
+        if b"\n" not in chunk and len(self._partial) <= self._max_length:
+            return
+        *lines, rest = bytes(self._partial).split(b"\n")
         if len(rest) > self._max_length:
             lines, rest = [*lines, rest], b""
-        self.partial = bytearray(rest)
-        return lines
+        self._partial = bytearray(rest)
+        for line in lines:
+            self._handle(line)
 
-
-def _start_process(
-    argv: list[str], descriptors: tuple[int, ...], cwd: str | None, env: Mapping[str, str] | None
-) -> subprocess.Popen[bytes]:
-    """Start the watchdog with the program, without a shell. The first descriptor is the watchdog's socket."""
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", _WATCHDOG, str(descriptors[0]), *argv],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=descriptors,
-        cwd=cwd,
-        env=env,
-        start_new_session=True,
-    )
+    def finish(self) -> None:
+        if self._partial:
+            self._handle(bytes(self._partial))
 
 
 class ChildProcess:
@@ -154,7 +118,7 @@ class ChildProcess:
         env: Mapping[str, str] | None = None,
     ) -> None:
         """Raises StartFailed. `wait` closes the channel."""
-        self._attempt, self._argv = attempt, argv
+        self._attempt, self._argv, self._channel = attempt, argv, channel
         with ExitStack() as undo:
             if channel is not None:
                 undo.enter_context(channel)
@@ -165,17 +129,33 @@ class ChildProcess:
                     self._wakeup = WakeupPipe()
                     undo.callback(self._wakeup.close)
                     locks = attempt.settings.process_lock.inherited_descriptors()
-                    descriptors = (theirs.fileno(), *inherited_descriptors, *locks)
-                    self._process = _start_process(argv, descriptors, cwd, env)
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-I", "-S", _WATCHDOG, str(theirs.fileno()), *argv],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        pass_fds=(theirs.fileno(), *inherited_descriptors, *locks),
+                        cwd=cwd,
+                        env=env,
+                        start_new_session=True,
+                    )
             except (OSError, ValueError) as error:
                 raise StartFailed(error) from error
+            undo.enter_context(self._process)  # closes its pipes
             self._resources = undo.pop_all()
-        self._streams = self._open_streams(channel)
-        max_message = _MAX_MESSAGE_BYTES + 6 * attempt.settings.max_result_bytes  # as JSON at its longest
-        self._buffers = {
-            name: _LineBuffer(max_message if name == "channel" else _MAX_LINE_LENGTH) for name in self._streams.values()
+        assert self._process.stdout is not None and self._process.stderr is not None  # noqa: S101, PT018 - pipes
+        self._output = [_LineReader(partial(self._log_line, stream)) for stream in ("stdout", "stderr")]
+        self._readers = {  # by descriptor; one that has ended is removed
+            self._process.stdout.fileno(): self._output[0],
+            self._process.stderr.fileno(): self._output[1],
+            self._watchdog.fileno(): _LineReader(self._on_watchdog_message),
         }
-        self._sender = _MessageSender(channel)
+        if channel is not None:
+            max_message = _MAX_MESSAGE_BYTES + 6 * attempt.settings.max_result_bytes  # as JSON at its longest
+            self._readers[channel.fileno()] = _LineReader(self._on_message, max_message)
+        for descriptor in self._readers:
+            os.set_blocking(descriptor, False)
+        self._outgoing = bytearray()  # messages that the child has not read yet
         self._stderr_lines: deque[str] = deque(maxlen=_STDERR_TAIL_LINES)
         self._result_message: dict[str, Any] | None = None
         self._result_at: float | None = None
@@ -187,26 +167,24 @@ class ChildProcess:
         # Renewals of a short lease must reach the watchdog in time.
         self._liveness_interval_sec = min(_LIVENESS_INTERVAL_SEC, attempt.lease.ttl_sec / 8)
 
-    def _open_streams(self, channel: socket.socket | None) -> dict[int, str]:
-        """Return the descriptors to read, with their names."""
-        assert self._process.stdout is not None and self._process.stderr is not None  # noqa: S101, PT018 - pipes
-        streams = {
-            self._process.stdout.fileno(): "stdout",
-            self._process.stderr.fileno(): "stderr",
-            self._watchdog.fileno(): "watchdog",
-        }
-        if channel is not None:
-            channel.setblocking(False)
-            streams[channel.fileno()] = "channel"
-        return streams
-
     @property
     def pid(self) -> int:
         """Of the watchdog, and so of the process group."""
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        self._sender.send(message)
+        """Send a message without waiting: a child that does not read must not delay its own stop."""
+        self._outgoing += json.dumps(message).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._channel is not None and self._outgoing:
+            try:
+                del self._outgoing[: self._channel.send(self._outgoing)]
+            except BlockingIOError:
+                return
+            except OSError:  # the child has closed its end
+                self._outgoing.clear()
 
     def wait(self) -> Exit:
         """Wait until the process, its group and its database sessions have ended. Raises StartFailed."""
@@ -214,15 +192,16 @@ class ChildProcess:
             with self._attempt.on_stop(self._wakeup.set):
                 while not self._has_exited():
                     self._extend_watchdog()
-                    self._sender.flush()
-                    self._read_output(self._until_next_step())
+                    self._flush()
+                    self._read_output()
                     self._escalate()
         finally:
             if self._sent_deadline is not None and clock() >= self._sent_deadline:
                 self._stopped_by_us = True  # by the watchdog
             code, peak_kb = self._collect_exit()
             self._read_remaining_output()
-            self._close()
+            self._resources.close()
+            self._end_sessions()
         if self._start_error is not None:
             raise StartFailed(self._start_error)
         code, peak_kb = self._exit or (code, peak_kb)
@@ -259,11 +238,13 @@ class ChildProcess:
 
     # ── output and messages ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _read_output(self, timeout: float) -> None:
-        longest = _SEND_RETRY_SEC if self._sender.is_pending else self._liveness_interval_sec
-        self._wakeup.wait(min(timeout, longest), *self._streams)
+    def _read_output(self) -> None:
+        timeout = _SEND_RETRY_SEC if self._outgoing else self._liveness_interval_sec
+        if self._attempt.stop_reason is not None and self._last_step_at is not None:
+            timeout = min(timeout, self._last_step_at + self._attempt.settings.stop_step_sec - clock())
+        self._wakeup.wait(timeout, *self._readers)
         started_at = clock()
-        for descriptor in list(self._streams):
+        for descriptor in list(self._readers):
             self._read_available(descriptor)
         spent = clock() - started_at
         if spent > _READ_SLICE_SEC:  # leave the interpreter to the other jobs of this process
@@ -271,37 +252,28 @@ class ChildProcess:
 
     def _read_remaining_output(self) -> None:
         deadline = clock() + _DRAIN_SEC
-        for descriptor in list(self._streams):
-            while descriptor in self._streams and self._read_available(descriptor) and clock() < deadline:
+        for descriptor in list(self._readers):
+            while self._read_available(descriptor) and clock() < deadline:
                 pass
-        for stream in ("stdout", "stderr"):
-            if self._buffers[stream].partial:
-                self._log_line(stream, bytes(self._buffers[stream].partial))
+        for reader in self._output:
+            reader.finish()
 
     def _read_available(self, descriptor: int) -> bool:
         """Read what is there without waiting; return False if there is nothing."""
-        waiter = select.poll()
-        waiter.register(descriptor, select.POLLIN)
-        if not waiter.poll(0):
-            return False
         try:
             chunk = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return False
         except OSError:
             chunk = b""
-        stream = self._streams[descriptor]
-        if not chunk:
-            del self._streams[descriptor]
-            if stream == "watchdog":  # it is exiting
-                with suppress(ChildProcessError):
-                    os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            return False
-        handle = {"channel": self._on_message, "watchdog": self._on_watchdog_message}.get(stream)
-        for line in self._buffers[stream].feed(chunk):
-            if handle is None:
-                self._log_line(stream, line)
-            else:
-                handle(line)
-        return True
+        if chunk:
+            self._readers[descriptor].feed(chunk)
+            return True
+        del self._readers[descriptor]
+        if descriptor == self._watchdog.fileno():  # it is exiting
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        return False
 
     def _log_line(self, stream: str, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip("\r")
@@ -338,11 +310,6 @@ class ChildProcess:
 
     # ── the stop ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _until_next_step(self) -> float:
-        if self._attempt.stop_reason is None or self._last_step_at is None:
-            return _LIVENESS_INTERVAL_SEC
-        return max(0.0, self._last_step_at + self._attempt.settings.stop_step_sec - clock())
-
     def _escalate(self) -> None:
         """Stop message → cancel the query → SIGTERM → SIGKILL. A command gets no messages and begins with SIGTERM."""
         attempt, now = self._attempt, clock()
@@ -355,7 +322,7 @@ class ChildProcess:
             self._send_signal(StopStep.SIGKILL, signal.SIGKILL)
         elif self._last_step_at is None:
             self._last_step_at = now
-            if self._sender.channel is None:
+            if self._channel is None:
                 self._send_signal(StopStep.SIGTERM, signal.SIGTERM)
             else:
                 self.send({"stop": str(attempt.stop_reason)})
@@ -379,11 +346,7 @@ class ChildProcess:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def _close(self) -> None:
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
-        self._resources.close()
+    def _end_sessions(self) -> None:
         attempt, settings = self._attempt, self._attempt.settings.connection_settings
         if settings is not None:  # its code may have opened connections of its own, which a statement keeps open
             report = end_sessions(server_dsns(settings), [attempt_application_name(attempt.job_id, attempt.job.run_id)])
