@@ -47,7 +47,7 @@ class ParentChannel:
         self._channel = channel
         self._lock = threading.RLock()
         self._queued: list[bytes] | None = None  # not None while a message is being sent; under the lock
-        self._received = bytearray()
+        self._received = channel.makefile("rb")
 
     def send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
@@ -64,12 +64,10 @@ class ParentChannel:
                 self._queued = None
 
     def receive(self) -> dict[str, Any] | None:
-        while b"\n" not in self._received:
-            chunk = self._channel.recv(65_536)
-            if not chunk:
-                return None
-            self._received += chunk
-        line, _, self._received = self._received.partition(b"\n")
+        """Return the next message, or None if the worker is gone."""
+        line = self._received.readline()
+        if not line.endswith(b"\n"):
+            return None
         message: dict[str, Any] = json.loads(line)
         return message
 
@@ -84,13 +82,10 @@ class ParentLogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(Exception):  # a log line must not end a job
             for line in record_lines(record):
-                self._send_line(level_of(record), line[:_MAX_LINE_LENGTH])
-
-    def _send_line(self, level: str, line: str) -> None:
-        if os.getpid() == self._pid:
-            self._parent.send({"log": [level, "log", line]})
-        else:  # a fork made by the pipeline must not use the socket or its lock
-            sys.stderr.write(line + "\n")
+                if os.getpid() == self._pid:
+                    self._parent.send({"log": [level_of(record), "log", line[:_MAX_LINE_LENGTH]]})
+                else:  # a fork made by the pipeline must not use the socket or its lock
+                    sys.stderr.write(line[:_MAX_LINE_LENGTH] + "\n")
 
 
 def main(descriptor: int) -> None:
@@ -101,7 +96,11 @@ def main(descriptor: int) -> None:
         os._exit(EXIT_ORPHANED)
     _exit_with_parent(spec["parent_pid"])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler in Python never runs while code holds the interpreter
-    _configure_logging(parent)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # as started
+    root = logging.getLogger()
+    root.addHandler(ParentLogHandler(parent))
+    root.setLevel(logging.INFO)
     context = _build_context(spec)
     threading.Thread(target=_handle_commands, args=(parent, context), daemon=True).start()
     done = threading.Event()
@@ -126,14 +125,6 @@ def _exit() -> None:
     os._exit(0)
 
 
-def _configure_logging(parent: ParentChannel) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # as started
-    root = logging.getLogger()
-    root.addHandler(ParentLogHandler(parent))
-    root.setLevel(logging.INFO)
-
-
 def _exit_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent dies: then no process renews the lease."""
     with suppress(OSError, AttributeError):
@@ -143,9 +134,8 @@ def _exit_with_parent(parent_pid: int) -> None:
 
 
 def _build_context(spec: dict[str, Any]) -> JobContext:
-    connection_settings = spec["connection_settings"]
     settings = ContextSettings(
-        connection_settings=None if connection_settings is None else ConnectionSettings(**connection_settings),
+        connection_settings=spec["connection_settings"] and ConnectionSettings(**spec["connection_settings"]),
         max_result_bytes=spec["max_result_bytes"],
         follow_up_lease_sec=spec["follow_up_lease_sec"],
     )
@@ -207,11 +197,10 @@ def _load_task(spec: dict[str, Any], context: JobContext) -> contract.Task | str
     settings = spec["connection_settings"]
     if settings is not None:
         targets.configure(spec["endpoints"], settings["targets"], spec["tokens"], fallback_dsn=lambda: settings["dsn"])
-    own = spec["tasks"].get(context.task)  # a task of the settings needs no module but its own
-    if own is None:
-        failures = contract.load_tasks(spec["packages"], spec["tasks"])
+    if context.task in spec["tasks"]:  # a task of the settings needs no module but its own
+        failures = contract.load_tasks((), {context.task: spec["tasks"][context.task]})
     else:
-        failures = contract.load_tasks((), {context.task: own})
+        failures = contract.load_tasks(spec["packages"], spec["tasks"])
     task = registry.get(context.task)
     if task is not None:
         return task

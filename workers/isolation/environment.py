@@ -1,8 +1,4 @@
-"""The libpq variables of an isolated process or command.
-
-Connections that its code opens carry the attempt's name (PGAPPNAME), by which they are ended with the attempt. Their
-server ends them by itself when the process is gone (PGOPTIONS).
-"""
+"""Whether the servers of isolated processes and commands accept the connection check, which is in their PGOPTIONS."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from app import log
-from app.db.connection_check import CHECK_OPTIONS, OptionSupport, probe_options
+from app.db.connection_check import OptionSupport, probe_options
 from workers.threads import clock
 
 _log = log.get(__name__)
@@ -30,7 +26,7 @@ class ConnectionCheck:
     ) -> None:
         self._servers, self._probe = dict(servers), probe
         self._lock = threading.Lock()
-        self._results: dict[str, OptionSupport] = {}  # by server; under the lock, as the rest
+        self._results = dict.fromkeys(servers, OptionSupport.UNREACHABLE)  # under the lock, as the rest
         self._probes: list[threading.Thread] = []
         self._probed_at: float | None = None
         self._wait_until = 0.0
@@ -43,11 +39,7 @@ class ConnectionCheck:
         for probe in probes:
             probe.join(max(0.0, wait_until - clock()))
         with self._lock:
-            missing = {
-                name: support.value
-                for name in self._servers
-                if (support := self._results.get(name, OptionSupport.UNREACHABLE)) is not OptionSupport.ACCEPTED
-            }
+            missing = {n: result.value for n, result in self._results.items() if result is not OptionSupport.ACCEPTED}
             if self._was_accepted and missing:
                 _log.warning("connection_check.off", servers=missing)
             self._was_accepted = not missing
@@ -60,10 +52,10 @@ class ConnectionCheck:
         if self._probed_at is None:
             self._wait_until = now + _FIRST_PROBE_WAIT_SEC
         self._probed_at = now
-        undecided = [name for name in self._servers if self._results.get(name) in (None, OptionSupport.UNREACHABLE)]
         self._probes = [
             threading.Thread(target=self._probe_server, args=(name,), name="connection-check", daemon=True)
-            for name in undecided
+            for name, result in self._results.items()
+            if result is OptionSupport.UNREACHABLE
         ]
         for probe in self._probes:
             probe.start()
@@ -72,9 +64,3 @@ class ConnectionCheck:
         support = self._probe(self._servers[name], _PROBE_TIMEOUT_SEC)
         with self._lock:
             self._results[name] = support
-
-
-def session_variables(application_name: str, *, task_options: str, add_check: bool) -> dict[str, str]:
-    """Return PGAPPNAME and PGOPTIONS of an attempt. The task's own options come last in PGOPTIONS, so that they win."""
-    options = f"{CHECK_OPTIONS} {task_options}".strip() if add_check else task_options
-    return {"PGAPPNAME": application_name, **({"PGOPTIONS": options} if options else {})}

@@ -11,17 +11,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
+from app.db.connection_check import CHECK_OPTIONS
 from app.queue.attempt_sessions import attempt_application_name
 from pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOptions
 from pipelines.retry import RetryAction
 from workers.attempt import Attempt
 from workers.isolation.child import ChildProcess, Exit, StartFailed
-from workers.isolation.environment import session_variables
 from workers.outcome import (
     Failure,
     LeaseLost,
@@ -52,7 +51,7 @@ def run_isolated(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
         if isinstance(error, OSError) and error.errno in _RESOURCE_ERRNOS:  # the machine's fault, not the job's
             snooze = Failure(describe_error(error), None, RetryAction.SNOOZE, _RESOURCE_RETRY_SEC)
             return failed(snooze, remaining.with_fields(code="out_of_resources"))
-        return failed(_decide(attempt, error), remaining)
+        return failed(decide_failure(attempt.job, error, attempt.options, attempt.settings.retry), remaining)
 
 
 def _run_child(attempt: Attempt, task: Task) -> Outcome:
@@ -68,7 +67,7 @@ def _run_child(attempt: Attempt, task: Task) -> Outcome:
             f"import sys; sys.path[:] = {paths!r}; "
             f"from workers.isolation.child_main import main; main({theirs.fileno()})"
         )
-        env = {**os.environ, **_session_variables(attempt, task.options, os.environ.get("PGOPTIONS", ""))}
+        env = {**os.environ, **session_variables(attempt, task.options, os.environ.get("PGOPTIONS", ""))}
         child = ChildProcess(
             attempt, [sys.executable, "-c", code], channel=ours, inherited_descriptors=(theirs.fileno(),), env=env
         )
@@ -112,7 +111,7 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
     env = {
         "PYTHONUNBUFFERED": "1",  # its log is read while it runs
         **own_env,
-        **_session_variables(attempt, task.options, own_env.get("PGOPTIONS", "")),
+        **session_variables(attempt, task.options, own_env.get("PGOPTIONS", "")),
         "DL_JOB_ID": str(attempt.job_id),
         "DL_ATTEMPT": str(attempt.attempt),
     }
@@ -124,25 +123,23 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
         return attempt.stop_outcome()
     if exit_.code == 0:
         return success({"exit_code": 0}, exit_.remaining(attempt))
-    _log_withheld_variables(attempt, env)
+    withheld = sorted(name for name in os.environ if name.startswith("PG") and name not in env)
+    if withheld:  # it may have needed them to find its server
+        attempt.settings.log(
+            attempt.job_id, attempt.attempt, "WARNING", "log",
+            f"the program was not given these variables of the worker: {', '.join(withheld)}; name those that it needs"
+            " in the task's inherit, or set its own in env",
+        )  # fmt: skip
     return _failed_without_traceback(attempt, f"{exit_.describe()}{child.stderr_tail()}", exit_.remaining(attempt))
 
 
-def _log_withheld_variables(attempt: Attempt, env: Mapping[str, str]) -> None:
-    """Name the libpq variables that a failed command was not given: it may have needed them to find its server."""
-    names = sorted(name for name in os.environ if name.startswith("PG") and name not in env)
-    if names:
-        attempt.settings.log(
-            attempt.job_id, attempt.attempt, "WARNING", "log",
-            f"the program was not given these variables of the worker: {', '.join(names)}; name those that it needs in"
-            " the task's inherit, or set its own in env",
-        )  # fmt: skip
-
-
-def _session_variables(attempt: Attempt, options: TaskOptions, own_options: str) -> dict[str, str]:
-    add_check = options.connection_check and attempt.settings.connection_check.is_accepted()
+def session_variables(attempt: Attempt, options: TaskOptions, own_options: str) -> dict[str, str]:
+    """Return PGAPPNAME and PGOPTIONS: connections that the process opens carry the attempt's name, by which they are
+    ended with it, and their server ends them by itself when the process is gone."""
+    if options.connection_check and attempt.settings.connection_check.is_accepted():
+        own_options = f"{CHECK_OPTIONS} {own_options}".strip()  # the task's own come last, so that they win
     name = attempt_application_name(attempt.job_id, attempt.job.run_id)
-    return session_variables(name, task_options=own_options, add_check=add_check)
+    return {"PGAPPNAME": name, **({"PGOPTIONS": own_options} if own_options else {})}
 
 
 def _command_environment(attempt: Attempt, command: Command) -> dict[str, str]:
@@ -189,13 +186,10 @@ def _crashed(attempt: Attempt, exit_: Exit) -> Outcome:
     return crashed(attempt.job, exit_.describe(), attempt.options, attempt.settings.retry, exit_.remaining(attempt))
 
 
-def _decide(attempt: Attempt, error: Exception) -> Failure:
-    return decide_failure(attempt.job, error, attempt.options, attempt.settings.retry)
-
-
 def _failed_without_traceback(attempt: Attempt, message: str, remaining: RemainingState) -> Outcome:
     """A traceback would show this module alone."""
-    return failed(replace(_decide(attempt, RuntimeError(message)), traceback=None), remaining)
+    failure = decide_failure(attempt.job, RuntimeError(message), attempt.options, attempt.settings.retry)
+    return failed(replace(failure, traceback=None), remaining)
 
 
 def _failure_from_message(attempt: Attempt, message: dict[str, Any]) -> Failure:

@@ -12,7 +12,7 @@ from typing import Any
 
 from app import log
 from app.log import Alert
-from app.queue.job import SUCCEEDED, ReapedJob, ReleaseReason, Settlement, Status
+from app.queue.job import ReapedJob, ReleaseReason, Settlement, Status
 from workers.attempt import Attempt
 from workers.outcome import Outcome, Released
 from workers.threads import clock
@@ -24,18 +24,25 @@ _MAX_REMEMBERED_KEYS = 10_000
 
 
 def log_settled(attempt: Attempt, outcome: Outcome, status: Status) -> None:
-    """Log an attempt of this process that is settled, if it failed."""
-    reason = None if outcome is SUCCEEDED else _failure_reason(attempt, outcome, status)
-    if reason is None:
-        return
+    """Log an attempt of this process that is settled, if it failed: not if it was canceled or snoozed."""
+    match outcome:
+        case Released(ReleaseReason.LOCK_BUSY) if attempt.has_started:
+            reason, retry_in_sec = "key_lost", 0.0
+            error: str | None = "the connection that held its key was lost, and another session has the key now"
+        case Settlement(error=error, retry_in_sec=retry_in_sec) if status in (Status.FAILED, Status.QUEUED):
+            event_fields = outcome.event_fields or {}
+            if status is Status.QUEUED and outcome.refund_attempt and "code" not in event_fields:
+                return
+            reason = str(event_fields.get("code") or event_fields.get("stop_reason") or "error")
+        case _:
+            return
     job = attempt.job
-    retry_in = outcome.retry_in_sec if isinstance(outcome, Settlement) else 0.0
     fields: dict[str, Any] = {
         "job": job.id_text, "run": job.run_text, "queue": job.queue, "task": job.task, "attempt": job.attempt,
-        "max_attempts": job.max_attempts, "status": status.value, "reason": reason, "error": _error_of(outcome),
+        "max_attempts": job.max_attempts, "status": status.value, "reason": reason, "error": _first_line(error),
     }  # fmt: skip
     if status is Status.QUEUED:
-        fields["retry_at"] = _format_time(datetime.now(UTC) + timedelta(seconds=retry_in))
+        fields["retry_at"] = _format_time(datetime.now(UTC) + timedelta(seconds=retry_in_sec))
     _log_failure(status, fields)
 
 
@@ -68,26 +75,6 @@ def log_abandoned(attempt: Attempt, reason: str) -> None:
 def _log_failure(status: Status, fields: dict[str, Any]) -> None:
     write = _log.warning if status is Status.QUEUED else _log.error
     write(Alert.COMPLETE_FAILED, **fields)
-
-
-def _failure_reason(attempt: Attempt, outcome: Outcome, status: Status) -> str | None:
-    """Return why the attempt failed; None if it succeeded, was canceled or was snoozed."""
-    if isinstance(outcome, Released):
-        return "key_lost" if outcome.reason is ReleaseReason.LOCK_BUSY and attempt.has_started else None
-    if not isinstance(outcome, Settlement):
-        return None
-    event_fields = outcome.event_fields or {}
-    if status is Status.FAILED or (
-        status is Status.QUEUED and not (outcome.refund_attempt and "code" not in event_fields)
-    ):
-        return str(event_fields.get("code") or event_fields.get("stop_reason") or "error")
-    return None
-
-
-def _error_of(outcome: Outcome) -> str:
-    if isinstance(outcome, Settlement):
-        return _first_line(outcome.error)
-    return "the connection that held its key was lost, and another session has the key now"
 
 
 def _first_line(error: str | None) -> str:

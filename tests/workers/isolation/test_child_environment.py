@@ -11,19 +11,23 @@ from psycopg2 import extensions as ext
 
 from app.db import connection_check
 from app.db.connection_check import CHECK_OPTIONS, OptionSupport, probe_options
+from app.queue.attempt_sessions import attempt_application_name
+from pipelines.contract import TaskOptions
+from tests.support.claimed_jobs import attempt_with
 from tests.support.processes import free_port
 from workers.isolation import environment
-from workers.isolation.environment import ConnectionCheck, session_variables
+from workers.isolation.environment import ConnectionCheck
+from workers.isolation.run import session_variables
 
 
 def test_task_options_follow_ours():
-    assert session_variables("n", task_options="-c work_mem=1GB", add_check=True) == {
-        "PGAPPNAME": "n",
-        "PGOPTIONS": f"{CHECK_OPTIONS} -c work_mem=1GB",
-    }
-    assert session_variables("n", task_options="", add_check=True)["PGOPTIONS"] == CHECK_OPTIONS
-    assert session_variables("n", task_options="-c a=b", add_check=False) == {"PGAPPNAME": "n", "PGOPTIONS": "-c a=b"}
-    assert session_variables("n", task_options="", add_check=False) == {"PGAPPNAME": "n"}
+    attempt, unchecked = attempt_with(), TaskOptions(connection_check=False)
+    name = {"PGAPPNAME": attempt_application_name(attempt.job_id, attempt.job.run_id)}
+
+    assert session_variables(attempt, TaskOptions(), "-c a=b") == {**name, "PGOPTIONS": f"{CHECK_OPTIONS} -c a=b"}
+    assert session_variables(attempt, TaskOptions(), "") == {**name, "PGOPTIONS": CHECK_OPTIONS}
+    assert session_variables(attempt, unchecked, "-c a=b") == {**name, "PGOPTIONS": "-c a=b"}
+    assert session_variables(attempt, unchecked, "") == name
 
 
 def test_server_accepts_the_settings_and_uses_them(empty_dsn):
