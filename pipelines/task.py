@@ -227,13 +227,10 @@ class Task:
         return self.call(value) if self.takes_args else self.call()
 
     def command_line(self, args: Args) -> tuple[str, ...]:
-        """Return `sys.argv` for a `main()`, without the program's name. Raises `Fail` for args that do not fit."""
-        return fill_argv(self.options.argv or (), args)
-
-    def argv(self, args: Args) -> tuple[str, ...]:
-        """Return the command line of a command. Raises `Fail` for args that do not fit."""
+        """Return the command line of a command, or that of a `main()` without the program's name. Raises `Fail` for args
+        that do not fit."""
         if self.command is None:
-            raise TypeError(f"the task {self.name!r} is no command")
+            return fill_argv(self.options.argv or (), args)
         self._parse_args(args)
         return fill_argv(self.command.argv, args)
 

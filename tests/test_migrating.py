@@ -75,7 +75,7 @@ def test_the_script_of_cron_runs_with_its_date_and_nothing_else(known):
     task = known.get("report.daily")
 
     assert task.kind is TaskKind.COMMAND
-    assert task.argv({"date": "2030-01-31"})[1:] == ("report.py", "--date", "2030-01-31")
+    assert task.command_line({"date": "2030-01-31"})[1:] == ("report.py", "--date", "2030-01-31")
     assert task.options.retry == Table((60, 300, 1800))
     assert {where for where, _ in task.check_args({"date": "--help", "more": 1})} == {"more", "date"}
 

@@ -39,7 +39,7 @@ from workers.outcome import (
     success,
 )
 from workers.process_lock import ProcessLock
-from workers.secrets import NO_SECRETS, SecretStore, SecretUnavailable, resolve_references
+from workers.secrets import SecretStore, SecretUnavailable, resolve_references
 from workers.threads import clock
 
 _log = log.get(__name__)
@@ -55,7 +55,7 @@ class AttemptSettings(ContextSettings):
     tasks: dict[str, Any] = field(default_factory=dict)
     endpoints: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict, repr=False)
-    secret_store: SecretStore = NO_SECRETS
+    secret_store: SecretStore = field(default_factory=SecretStore)
     isolation_enabled: bool = True  # False: isolated tasks run in the thread too, but never commands
     process_lock: ProcessLock = field(default_factory=ProcessLock)  # inherited by isolated processes
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None

@@ -25,7 +25,6 @@ MASK = "***"
 _MIN_LENGTH = 4  # a shorter one cannot be redacted: many texts contain it
 _MIN_LINE_LENGTH = 8  # of one line of a secret
 _MAX_FILE_BYTES = 65_536
-_ANY_SECRET = "*"  # noqa: S105 - a rule, not a secret
 
 
 class SecretUnavailable(Exception):
@@ -43,7 +42,7 @@ class SecretStore:
     def resolve_for_task(self, name: str, task: str) -> str:
         """Return a secret that a job's args name. Raises SecretUnavailable where the task is not allowed to use it:
         its own patterns count, else those of "*", else every task may."""
-        patterns = self.task_patterns.get(name, self.task_patterns.get(_ANY_SECRET))
+        patterns = self.task_patterns.get(name, self.task_patterns.get("*"))
         if patterns is not None and not any(fnmatchcase(task, pattern) for pattern in patterns):
             raise SecretUnavailable(
                 f"the secret {name!r} is not for the task {task!r}; DL_TASK_SECRETS says for which it is"
@@ -56,9 +55,8 @@ class SecretStore:
         if value is None:
             value = self._from_file(name, variable)
         if len(value) < _MIN_LENGTH:
-            raise SecretUnavailable(
-                f"the secret {name!r} has fewer than {_MIN_LENGTH} characters, and could not be hidden"
-            )
+            limit = f"fewer than {_MIN_LENGTH} characters"
+            raise SecretUnavailable(f"the secret {name!r} has {limit}, and could not be hidden")
         return value
 
     def _from_file(self, name: str, variable: str) -> str:
@@ -84,9 +82,6 @@ def variable_name(name: str) -> str:
     return "DL_SECRET_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
-NO_SECRETS = SecretStore()
-
-
 class Redactor:
     """Replaces the values of secrets in what an attempt reports."""
 
@@ -94,6 +89,7 @@ class Redactor:
         self.secrets = dict(secrets or {})  # by name
         encodings = {form for value in self.secrets.values() for form in _encodings(value)}
         self.encodings = sorted(encodings, key=len, reverse=True)  # one may contain another
+        log.register_secret(self.encodings, self)  # as long as this lives, the process's own logs are redacted too
 
     def __bool__(self) -> bool:
         return bool(self.secrets)
@@ -168,30 +164,14 @@ def resolve_references(args: dict[str, Any], secret_store: SecretStore, task: st
     if not names:
         return args, NO_REDACTION
     secrets = {name: secret_store.resolve_for_task(name, task) for name in sorted(names)}
-    return substitute(args, secrets.__getitem__), redactor_for(secrets)
-
-
-def redactor_for(secrets: Mapping[str, str]) -> Redactor:
-    """Return a redactor; as long as it lives, the process's own logs are redacted too."""
-    redactor = Redactor(secrets)
-    log.register_secret(redactor.encodings, redactor)
-    return redactor
+    return substitute(args, secrets.__getitem__), Redactor(secrets)
 
 
 def _encodings(value: str) -> set[str]:
     """The secret as it is, line by line, and as in JSON, URLs, tracebacks and base64."""
-    lines = {line.strip() for line in value.splitlines()} if "\n" in value else set()
-    texts = {value, *(line for line in lines if len(line) >= _MIN_LINE_LENGTH)}
-    encoded = {
-        form
-        for text in texts
-        for form in (
-            json.dumps(text)[1:-1],
-            json.dumps(text, ensure_ascii=False)[1:-1],
-            quote(text, safe=""),
-            quote_plus(text),
-            repr(text)[1:-1],
-            base64.b64encode(text.encode()).decode().rstrip("="),
-        )
-    }
-    return {form for form in texts | encoded if len(form) >= _MIN_LENGTH}
+    forms: set[str] = set()
+    for text in (value, *(line.strip() for line in value.splitlines() if len(line.strip()) >= _MIN_LINE_LENGTH)):
+        in_json, in_json_utf8 = json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]
+        in_base64 = base64.b64encode(text.encode()).decode().rstrip("=")
+        forms |= {text, in_json, in_json_utf8, quote(text, safe=""), quote_plus(text), repr(text)[1:-1], in_base64}
+    return {form for form in forms if len(form) >= _MIN_LENGTH}

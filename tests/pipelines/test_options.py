@@ -384,7 +384,7 @@ def test_command_is_an_isolated_task(known):
     assert known.get("legacy") is task
     assert (task.kind, task.options.isolation, task.options.time_limit) == (TaskKind.COMMAND, "process", 5)
     assert task.command == Command(("python", "x.py", "{day}"), "/srv", {"A": "b"})
-    assert task.argv({"day": "2026-11-21"}) == ("python", "x.py", "2026-11-21")
+    assert task.command_line({"day": "2026-11-21"}) == ("python", "x.py", "2026-11-21")
     assert "python" in task.call.__doc__
     with pytest.raises(TypeError, match="as a program"):
         task.call({})
@@ -392,11 +392,9 @@ def test_command_is_an_isolated_task(known):
 
 def test_command_with_invalid_args_fails_its_job(known):
     with pytest.raises(Fail, match="day: is required"):
-        known.command("checked", ["x", "{day}"], args=Rates).argv({})
+        known.command("checked", ["x", "{day}"], args=Rates).command_line({})
     with pytest.raises(Fail, match="'day' is missing"):
-        known.command("unchecked", ["x", "{day}"]).argv({})
-    with pytest.raises(TypeError, match="no command"):
-        task_of(known).argv({})
+        known.command("unchecked", ["x", "{day}"]).command_line({})
 
 
 @pytest.mark.parametrize(

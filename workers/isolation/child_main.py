@@ -140,8 +140,7 @@ def _build_context(spec: dict[str, Any]) -> JobContext:
         follow_up_lease_sec=spec["follow_up_lease_sec"],
     )
     context = JobContext(ClaimedJob(**spec["job"]), settings)
-    if spec["secrets"]:
-        context.redactor = Redactor(spec["secrets"])
+    context.redactor = Redactor(spec["secrets"])
     return context
 
 

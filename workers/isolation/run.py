@@ -34,7 +34,7 @@ from workers.outcome import (
     retry_policy_of,
     success,
 )
-from workers.secrets import SecretUnavailable, redactor_for
+from workers.secrets import Redactor, SecretUnavailable
 
 _RESOURCE_ERRNOS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _RESOURCE_RETRY_SEC = 10.0
@@ -76,20 +76,15 @@ def _run_child(attempt: Attempt, task: Task) -> Outcome:
 
 
 def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, Any]:
-    settings, options = attempt.settings, task.options
-    connection_settings = settings.connection_settings
+    settings, connection_settings = attempt.settings, attempt.settings.connection_settings
+    passed_on = ("packages", "tasks", "endpoints", "tokens", "max_result_bytes", "follow_up_lease_sec")
     return {
-        "packages": list(settings.packages),
-        "tasks": settings.tasks,
-        "endpoints": settings.endpoints,
-        "tokens": settings.tokens,
-        "secrets": dict(attempt.redactor.secrets),
+        **{name: getattr(settings, name) for name in passed_on},
+        "secrets": attempt.redactor.secrets,
         "connection_settings": None if connection_settings is None else asdict(connection_settings),
         "job": attempt.job._asdict(),
-        "max_result_bytes": settings.max_result_bytes,
-        "follow_up_lease_sec": settings.follow_up_lease_sec,
-        "memory_mb": options.memory_mb,
-        "cpu_sec": options.cpu_sec,
+        "memory_mb": task.options.memory_mb,
+        "cpu_sec": task.options.cpu_sec,
         "parent_pid": parent_pid,
     }
 
@@ -102,7 +97,7 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
             'command\'s env, as in {"env": {"TOKEN": {"$secret": "name"}}}'
         )
     try:
-        argv = task.argv(args)
+        argv = task.command_line(args)
         own_env = _command_environment(attempt, task.command)
     except Fail as error:
         return attempt.refuse(f"the command's arguments: {error}")
@@ -146,7 +141,7 @@ def _command_environment(attempt: Attempt, command: Command) -> dict[str, str]:
     """The worker's environment without its own settings, such as the database's password, and what the task adds."""
     secrets = {variable: attempt.settings.secret_store.read(name) for variable, name in command.secret_env.items()}
     if secrets:
-        attempt.redactor = redactor_for({command.secret_env[variable]: value for variable, value in secrets.items()})
+        attempt.redactor = Redactor({command.secret_env[variable]: value for variable, value in secrets.items()})
     inherited = {
         name: value
         for name, value in os.environ.items()

@@ -134,16 +134,13 @@ class _CaptureHandler(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Without the handler's lock: a pipeline that is interrupted here must not leave it locked."""
-        self.emit(record)
-        return True
-
-    def emit(self, record: logging.LogRecord) -> None:
         output = self._capture.current_output()
         if output is not None:
             with suppress(Exception):  # a log line must not end a job
                 output.log(record)
         elif logging.getLogger().handlers == [self] and logging.lastResort and record.levelno >= logging.WARNING:
             logging.lastResort.handle(record)  # as in a process that has not configured logging
+        return True
 
 
 class CapturedStream:
