@@ -1,4 +1,4 @@
-"""Bulk operations on all jobs that match a filter: operators start them, the maintenance leader runs them in batches."""
+"""Bulk operations on all jobs that match a filter: operators start them, the maintenance leader runs them."""
 
 from __future__ import annotations
 

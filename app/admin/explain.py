@@ -193,8 +193,8 @@ def _waiting_reasons(job: Job, waiting: WaitingFacts) -> Iterator[ExplanationRea
     yield from _queue_reasons(waiting)
     if waiting.unknown_task:
         message = (
-            f"The job is deferred because no live worker of queue {waiting.queue!r} knows the task {waiting.task!r}. It "
-            f"is checked again at {due}, or when a worker that knows the task starts."
+            f"The job is deferred because no live worker of queue {waiting.queue!r} knows the task {waiting.task!r}. "
+            f"It is checked again at {due}, or when a worker that knows the task starts."
         )
         details = {"task": waiting.task, "next_check_at": waiting.available_at}
         yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, details)

@@ -43,7 +43,8 @@ class QueueSettings:
 @dataclass(frozen=True, kw_only=True)
 class QueueStatus(QueueSettings):
     """A queue's settings and its jobs. `ready` is exact up to a thousand (`ready_exact`); `scheduled` and `blocked` are
-    as of `scanned_at`. `is_drained`: it is not open, and none of its jobs runs. `workers` counts live worker processes."""
+    as of `scanned_at`. `is_drained`: it is not open, and none of its jobs runs. `workers` counts live worker
+    processes."""
 
     is_drained: bool
     ready: int
