@@ -6,28 +6,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
-from app.errors import (
-    ApiKeyNotFound,
-    ConfigError,
-    DatabaseUnavailable,
-    DataloaderError,
-    EmbeddedServerError,
-    JobNotFound,
-    PortTaken,
-    ProgramMissing,
-    SchemaError,
-)
+from app import errors
 from app.log import redact_text
-from dataloader.errors import (
-    ClientError,
-    Conflict,
-    FieldError,
-    NotAllowed,
-    NotFound,
-    Refused,
-    ServiceFault,
-    ServiceUnavailable,
-)
+from dataloader import errors as client_errors
 
 
 class ExitCode(IntEnum):
@@ -64,7 +45,7 @@ class ErrorReport:
     exit_code: ExitCode
     code: str
     detail: str
-    errors: tuple[FieldError, ...] = ()
+    errors: tuple[client_errors.FieldError, ...] = ()
     remedy: str = ""
 
 
@@ -74,27 +55,27 @@ _SERVICE_REMEDY = "Start it with `dataloader serve`, or give its address with --
 _FAULT_REMEDY = "Is --url the address of a dataloader? If so, its log says more."
 # The first match counts: a subclass precedes its base.
 BY_EXCEPTION: tuple[tuple[type[Exception], ExitCode, str, str], ...] = (
-    (ConfigError, ExitCode.CONFIG, "config", "`dataloader config --docs` describes every variable."),
-    (SchemaError, ExitCode.SCHEMA, "schema", ""),
-    (DatabaseUnavailable, ExitCode.UNAVAILABLE, "database_unavailable", _DATABASE_REMEDY),
-    (PortTaken, ExitCode.UNAVAILABLE, "port_taken", ""),
-    (ProgramMissing, ExitCode.UNAVAILABLE, "program_missing", ""),
-    (EmbeddedServerError, ExitCode.EMBEDDED, "embedded_server", "DL_DB_DSN names a server of your own instead."),
-    (ServiceUnavailable, ExitCode.UNAVAILABLE, "service_unavailable", _SERVICE_REMEDY),
-    (ServiceFault, ExitCode.SERVICE_FAULT, "service_fault", _FAULT_REMEDY),
-    (NotFound, ExitCode.NOT_FOUND, "not_found", _JOBS_REMEDY),
-    (JobNotFound, ExitCode.NOT_FOUND, "not_found", _JOBS_REMEDY),
-    (NotAllowed, ExitCode.REFUSED, "not_allowed", "DL_API_KEY or --key-file says which key to send."),
-    (ApiKeyNotFound, ExitCode.NOT_FOUND, "not_found", ""),
-    (Conflict, ExitCode.REFUSED, "conflict", ""),
-    (Refused, ExitCode.REFUSED, "invalid", ""),
-    (DataloaderError, ExitCode.REFUSED, "refused", ""),
+    (errors.ConfigError, ExitCode.CONFIG, "config", "`dataloader config --docs` describes every variable."),
+    (errors.SchemaError, ExitCode.SCHEMA, "schema", ""),
+    (errors.DatabaseUnavailable, ExitCode.UNAVAILABLE, "database_unavailable", _DATABASE_REMEDY),
+    (errors.PortTaken, ExitCode.UNAVAILABLE, "port_taken", ""),
+    (errors.ProgramMissing, ExitCode.UNAVAILABLE, "program_missing", ""),
+    (errors.EmbeddedServerError, ExitCode.EMBEDDED, "embedded_server", "DL_DB_DSN names a server of your own instead."),
+    (client_errors.ServiceUnavailable, ExitCode.UNAVAILABLE, "service_unavailable", _SERVICE_REMEDY),
+    (client_errors.ServiceFault, ExitCode.SERVICE_FAULT, "service_fault", _FAULT_REMEDY),
+    (client_errors.NotFound, ExitCode.NOT_FOUND, "not_found", _JOBS_REMEDY),
+    (errors.JobNotFound, ExitCode.NOT_FOUND, "not_found", _JOBS_REMEDY),
+    (client_errors.NotAllowed, ExitCode.REFUSED, "not_allowed", "DL_API_KEY or --key-file says which key to send."),
+    (errors.ApiKeyNotFound, ExitCode.NOT_FOUND, "not_found", ""),
+    (client_errors.Conflict, ExitCode.REFUSED, "conflict", ""),
+    (client_errors.Refused, ExitCode.REFUSED, "invalid", ""),
+    (errors.DataloaderError, ExitCode.REFUSED, "refused", ""),
 )
 
 
-def error_report(error: DataloaderError | ClientError) -> ErrorReport:
+def error_report(error: errors.DataloaderError | client_errors.ClientError) -> ErrorReport:
     exit_, code, remedy = next((e, c, r) for kind, e, c, r in BY_EXCEPTION if isinstance(error, kind))
-    if isinstance(error, Refused):
+    if isinstance(error, client_errors.Refused):
         return ErrorReport(exit_, error.code, error.detail, error.errors, remedy)
     # No error may show a password, whichever library has put one into its message.
     return ErrorReport(exit_, code, redact_text(str(error)), remedy=remedy)

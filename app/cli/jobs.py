@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import click
@@ -12,9 +12,6 @@ from app.cli import text, watch
 from app.cli.exit_codes import ExitCode
 from app.cli.parsing import NOT_NEGATIVE, OBJECT, POSITIVE, TIME, filter_options, limit_option, without_none
 from app.cli.service_options import RemoteService, remote_command
-
-if TYPE_CHECKING:
-    from dataloader import Client
 
 _PAGE_LINES = 1000
 # The last columns are the first that a narrow terminal does without.
@@ -118,15 +115,11 @@ def logs(service: RemoteService, *, job_id: UUID, following: bool, tail: int | N
 
     With --json each line is a JSON document of its own.
     """
-    lines: Iterator[text.Payload]
-    if following:
-        notice = watch.OutageNotice("still following", lambda line: click.echo(line, err=True))
-        lines = service.client.follow_logs(job_id, tail=tail, on_outage=notice, **query)
-    else:
-        lines = _read_pages(service.client, job_id, tail, query)
+    notice = watch.OutageNotice("still following", lambda line: click.echo(line, err=True))
+    follow = service.client.follow_logs(job_id, tail=tail, on_outage=notice, **query) if following else None
     is_empty = True
     try:
-        for line in lines:
+        for line in follow or _read_pages(service, job_id, tail, query):
             head = f"{text.format_time(line['ts'])}  {line['attempt']}  {text.one_line(line['level']):<8}"
             shown = text.json_line(line) if service.as_json else f"{head} {text.printable(line['line'])}".rstrip()
             click.echo(shown)
@@ -138,11 +131,11 @@ def logs(service: RemoteService, *, job_id: UUID, following: bool, tail: int | N
         click.echo("No log output matches." if is_filtered else "No log output.", err=True)
 
 
-def _read_pages(client: Client, job_id: UUID, tail: int | None, query: dict[str, Any]) -> Iterator[text.Payload]:
-    page = client.logs(job_id, tail=tail, **query)
+def _read_pages(service: RemoteService, job_id: UUID, tail: int | None, query: Any) -> Iterator[text.Payload]:
+    page = service.client.logs(job_id, tail=tail, **query)
     yield from page["lines"]
     while tail is None and len(page["lines"]) == _PAGE_LINES:
-        page = client.logs(job_id, after=page["next"], **query)
+        page = service.client.logs(job_id, after=page["next"], **query)
         yield from page["lines"]
 
 
