@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import metadata
 
+import click
 import pytest
 
-from app.cli.command import main
+from app.cli.command import cli, iter_options, main
 from app.cli.exit_codes import ExitCode, error_report
 from app.errors import DatabaseUnavailable, DataloaderError, EmbeddedServerError, PortTaken, SchemaMissing
 from dataloader import NotFound
@@ -131,3 +133,25 @@ def test_what_a_service_says_does_not_act_on_the_terminal(run, service):
     for refused in (run("jobs"), run("jobs", "--json")):
         assert refused.exit_code == 4
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(refused.stderr)
+
+
+OPTIONS = [(" ".join((*path, option.opts[-1])), option) for path, option in iter_options(cli) if not option.hidden]
+# What click makes of a type's name or of a list of formats when an option names no value.
+UNNAMED = re.compile(r"PARSED|RANGE|^(TEXT|INTEGER|FLOAT|UUID|FILENAME)$|%")
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS, ids=[name for name, _ in OPTIONS])
+def test_option_has_help_and_metavar(name, option):
+    assert option.help, name
+    assert option.help[0].isupper() or option.help[0] in "`'", f"{name}: {option.help}"
+    if not option.is_flag and option.opts[-1] not in {"--text", "--note", "--description"}:
+        shown = option.make_metavar(click.Context(cli))
+        assert not UNNAMED.search(shown), f"{name} {shown}: name its value in app/cli/command.py"
+
+
+def test_help_of_jobs_names_values(run):
+    shown = run("jobs", "--help").stdout
+
+    assert "--created-from TIME" in shown
+    assert "--limit COUNT" in shown
+    assert "PARSED" not in shown

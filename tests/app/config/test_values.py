@@ -1,4 +1,4 @@
-"""Texts that mean more than a number."""
+"""Values of settings that are more than a number."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from app.config import QueueWorkers, Rotation, Settings, load_settings, values
 from app.errors import ConfigError
+from app.runtime.prune import retention_periods
 
 
 def parse(variable: str, text: str) -> Any:
@@ -182,3 +183,68 @@ def test_a_target_that_libpq_could_not_read_is_named():
 def test_a_token_that_a_header_could_not_carry_is_named():
     with pytest.raises(ConfigError, match="llm: "):
         parse("DL_TOKENS", json.dumps({"llm": "two\r\nlines"}))
+
+
+def test_task_has_one_period_or_one_per_status():
+    settings = load_settings({"DL_KEEP_TASKS": '{"a": 0.5, "b": {"failed": 90}}'}, dotenv=None)
+
+    assert retention_periods(settings).tasks == {
+        "a": dict.fromkeys(("succeeded", "failed", "canceled", "lost"), 43_200.0),
+        "b": {"failed": 90 * 86_400.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "a JSON object such as"),
+        ("{", "it is not JSON; a JSON object such as"),
+        ('{"a": "3"}', "a: Input should be a valid dictionary"),
+        ('{"a": true}', "a.failed: Input should be a valid number"),
+        ('{"a": 0}', "a.failed: Input should be greater than 0"),
+        ('{"a": {"running": 3}}', "a.running: expected one of succeeded, failed"),
+    ],
+)
+def test_invalid_retention_of_task_is_named(text, problem):
+    with pytest.raises(ConfigError, match="DL_KEEP_TASKS") as caught:
+        load_settings({"DL_KEEP_TASKS": text}, dotenv=None)
+
+    assert problem in str(caught.value)
+
+
+def test_secret_tasks_are_parsed_with_a_default():
+    given = {"DL_TASK_SECRETS": '{"crm": ["load.crm", "report.*"], "*": []}'}
+    settings = load_settings(given, dotenv=None)
+
+    assert settings.task_secrets == {"crm": ("load.crm", "report.*"), "*": ()}
+    assert settings.named_secrets == {}
+    shown = {info.variable: info.value for info in settings.describe()}["DL_TASK_SECRETS"]
+    assert load_settings({"DL_TASK_SECRETS": shown}, dotenv=None).task_secrets == settings.task_secrets
+
+
+def test_without_secret_rules_every_task_may():
+    assert load_settings({}, dotenv=None).task_secrets == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "a JSON object such as"),
+        ("{", "it is not JSON; a JSON object such as"),
+        ('{"crm": "load.crm"}', "crm: Input should be a valid tuple"),
+        ('{"crm": [1]}', "crm.entry 1: Input should be a valid string"),
+        ('{"crm": [" "]}', "crm.entry 1: expected 1 to 200 printable"),
+        ('{"../x": []}', "../x: it is no secret's name"),
+    ],
+)
+def test_invalid_secret_rule_is_named(text, problem):
+    with pytest.raises(ConfigError, match="DL_TASK_SECRETS") as caught:
+        load_settings({"DL_TASK_SECRETS": text}, dotenv=None)
+
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("variable", ["DL_KEEP_EVENTS_DAYS", "DL_JOB_LOG_KEEP_DAYS", "DL_KEEP_HISTORY_DAYS"])
+def test_what_is_to_outlive_a_day_cannot_be_set_to_less(variable):
+    with pytest.raises(ConfigError, match=f"{variable}.*from 1 to 36500"):
+        load_settings({variable: "0.5"}, dotenv=None)
