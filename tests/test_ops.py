@@ -19,8 +19,8 @@ from app.db.pool import Pool
 from app.queue.jobs import JobQueue
 from app.runtime.metrics import ProcessCollector
 from app.web import WebOptions
-from app.web.api.database_metrics import DatabaseCollector
-from app.web.metrics import QueueCollector, RequestMetrics
+from app.web.api.metrics import DatabaseCollector, QueueCollector
+from app.web.middleware import RequestMetrics
 from tests.support.processes import ROOT
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers.metrics import PoolCollector

@@ -30,7 +30,7 @@ from app.runtime.prune import retention_periods
 from app.runtime.startup import last_error, version
 from app.tracing import Tracer
 from app.web import WebOptions, create_app
-from app.web.api.database_metrics import DatabaseCollector
+from app.web.api.metrics import DatabaseCollector
 from pipelines import contract
 from pipelines import targets as places
 from workers.attempt import AttemptSettings

@@ -26,18 +26,16 @@ from app.web.api.health import Probe, ReadinessCheck, create_health_blueprint
 from app.web.api.job_edits import create_edits_blueprint
 from app.web.api.job_list import create_job_list_blueprint
 from app.web.api.job_logs import create_job_logs_blueprint
-from app.web.api.jobs import JobIdConverter, create_jobs_blueprint
-from app.web.api.queues import QueueSettingsCache, create_queues_blueprint
+from app.web.api.jobs import JobIdConverter, JobWatcher, create_jobs_blueprint
+from app.web.api.metrics import QueueCollector, create_metrics_blueprint
+from app.web.api.queues import create_queues_blueprint
 from app.web.api.task_stats import create_task_stats_blueprint
 from app.web.api.webhooks import create_webhooks_blueprint
-from app.web.auth.client_address import parse_networks
-from app.web.auth.guard import ACTOR, Authenticator, csrf_token
-from app.web.auth.key_cache import KeyCache
+from app.web.auth.guard import ACTOR, Authenticator, csrf_token, parse_networks
 from app.web.auth.login import create_login_blueprint
 from app.web.auth.sessions import Sessions
-from app.web.long_poll import JobWatcher
-from app.web.metrics import QueueCollector, RequestMetrics, create_metrics_blueprint
-from app.web.middleware import RequestMiddleware, handle_error
+from app.web.caches import KeyCache, QueueSettingsCache
+from app.web.middleware import RequestMetrics, RequestMiddleware, handle_error
 from app.web.options import WebOptions
 from app.web.pages import create_pages
 from app.web.schemas import trigger_request_model
@@ -82,7 +80,7 @@ def create_app(
     app.wsgi_app = RequestMiddleware(app.wsgi_app, request_metrics, authenticator)  # type: ignore[method-assign]
 
     executor, closing = queue.executor, closing or threading.Event()
-    own_worker = None if probe is None else (lambda: LiveWorker(frozenset(options.queues), frozenset(pipelines.names)))
+    own_worker = None if probe is None else LiveWorker(frozenset(options.queues), frozenset(pipelines.names))
     trigger_model, queue_settings = (
         trigger_request_model(options, pipelines),
         QueueSettingsCache(Queues(executor), own_worker),

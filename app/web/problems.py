@@ -39,8 +39,7 @@ from app.errors import (
     WebhookNotFound,
     WorkerNotFound,
 )
-from app.web.json_input import MAX_ERRORS, FieldError, InvalidJson
-from app.web.json_output import dump_json
+from app.web.json_io import MAX_ERRORS, FieldError, InvalidJson, dump_json
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_LISTED_ERRORS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -19,17 +19,18 @@ from pydantic import (
     ValidationError,
     WithJsonSchema,
     create_model,
+    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from app.admin.webhooks import FINAL_EVENTS, JOB_EVENTS, SUBSCRIBABLE_EVENTS, WebhookEvent
 from app.log import mask_secret_fields
+from app.net import MAX_URL_LENGTH, AllowedHosts, ForbiddenAddress, parse_url
 from app.queue.job import Job, JobEvent, NewJob, Status
-from app.web.job_webhook import JobWebhook, signable_webhook
-from app.web.json_input import FieldError, join_path
+from app.web.json_io import FieldError, join_path
 from app.web.options import WebOptions
-from app.web.task_defaults import apply_task_defaults, resolve_lock_key
-from pipelines.contract import Pipelines, read_policy
+from pipelines.contract import Args, Pipelines, Task, read_policy
 
 INT4_MAX = 2_147_483_647
 MAX_KEY_BYTES = 2_000  # an index entry of PostgreSQL holds about 2,700
@@ -114,6 +115,120 @@ def require_change(model: Change) -> Change:
     if all(value is None for value in vars(model).values()):
         raise PydanticCustomError("change", "there is no change; send at least one field")
     return model
+
+
+@dataclass(frozen=True)
+class _LockKeyFailed:
+    """Placeholder for a lock_key that could not be made from the args."""
+
+    reason: str
+
+
+def apply_task_defaults(pipelines: Pipelines) -> Callable[[Any], Any]:
+    """Return a function that fills in the task's defaults before a request is validated."""
+
+    def with_defaults(request: Any) -> Any:
+        name = request.get("task") if isinstance(request, dict) else None
+        task = pipelines.get(name) if isinstance(name, str) else None
+        if task is None:
+            return request
+        known: dict[str, Any] = {}
+        if "queue" not in request and task.options.queue is not None:
+            known["queue"] = task.options.queue
+        if "lock_key" not in request and task.options.lock_key is not None:
+            known["lock_key"] = _lock_key(task, request.get("args", {}))
+        return {**request, **known} if known else request
+
+    return with_defaults
+
+
+def _lock_key(task: Task, args: Any) -> str | _LockKeyFailed:
+    try:
+        return task.fill_lock_key(args if isinstance(args, dict) else {})
+    except ValueError as error:
+        return _LockKeyFailed(str(error))
+
+
+def resolve_lock_key(value: Any) -> Any:
+    """Return the lock_key, or raise if it could not be made from the args."""
+    if isinstance(value, _LockKeyFailed):
+        raise PydanticCustomError("lock_key", "cannot be made from the args: {reason}", {"reason": value.reason})
+    return value
+
+
+def validate_args(task: Task | None, args: Args) -> list[FieldError]:
+    """Return the field errors of the args; empty if this process does not know the task."""
+    if task is None:
+        return []
+    return [FieldError(_args_path(path), message) for path, message in task.check_args(args)]
+
+
+def _args_path(path: str) -> str:
+    if not path:
+        return "args"
+    return f"args{path}" if path.startswith("[") else f"args.{path}"
+
+
+def event_schema(events: Iterable[WebhookEvent]) -> dict[str, object]:
+    """The JSON Schema of a list of events."""
+    return {"items": {"enum": [event.value for event in events]}, "minItems": 1}
+
+
+def _validate_among(names: list[str], allowed: tuple[WebhookEvent, ...]) -> list[str]:
+    strange = [event for event in names if event not in allowed]
+    if strange or not names:
+        found = repr(strange[0][:64]) if strange else "an empty list"
+        raise PydanticCustomError(
+            "event", "{found} names none of {known}", {"found": found, "known": ", ".join(allowed)}
+        )
+    return list(dict.fromkeys(names))
+
+
+def validate_events(names: list[str] | None) -> list[str] | None:
+    return None if names is None else _validate_among(names, SUBSCRIBABLE_EVENTS)
+
+
+def validate_url(url: str | None, allowed: AllowedHosts) -> str | None:
+    """Reject a URL that is not allowed, as far as this is known without resolving its host."""
+    if url is not None:
+        try:
+            parse_url(url, allowed)
+        except ForbiddenAddress as error:
+            raise PydanticCustomError("url", "{why}", {"why": str(error)}) from None
+    return url
+
+
+class JobWebhook(BaseModel):
+    """A webhook of one job."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    url: Annotated[str, Field(max_length=MAX_URL_LENGTH, json_schema_extra={"format": "uri"})] = Field(
+        description="The URL to POST to.", examples=["https://hooks.example.com/dataloader"]
+    )
+    events: Annotated[list[str], Field(json_schema_extra=event_schema(JOB_EVENTS))] = Field(
+        [*FINAL_EVENTS], description="The events to deliver; by default all final statuses."
+    )
+
+    @field_validator("events")
+    @classmethod
+    def _validate_events(cls, names: list[str]) -> list[str]:
+        return _validate_among(names, JOB_EVENTS)
+
+
+def signable_webhook(options: WebOptions) -> Callable[[JobWebhook], JobWebhook]:
+    """Return a validator: this service must be able to send to the URL, and to sign."""
+    allowed = AllowedHosts.parse(options.webhook_allowed_hosts)
+
+    def check(webhook: JobWebhook) -> JobWebhook:
+        if not options.has_webhook_secret:
+            raise PydanticCustomError(
+                "webhook", "jobs' own webhooks are signed with DL_WEBHOOK_SECRET, which is not set here"
+            )
+        validate_url(webhook.url, allowed)
+        return webhook
+
+    return check
 
 
 class TriggerRequest(BaseModel):

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.queue.job import Job, Status
-from app.web.json_output import dump_json
+from app.web.json_io import dump_json
 from pipelines.contract import Checkpoint, Context
 from tests.support import Databases, eventually
 from tests.support.worker_pool_fixture import RetryDelays, WorkerPoolFixture

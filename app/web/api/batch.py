@@ -15,15 +15,14 @@ from app.errors import DataloaderError, IdempotencyConflict
 from app.queue.batch import BatchEnqueuer, BatchOutcome, Outcome
 from app.queue.job import NewJob, Status
 from app.queue.jobs import Executor
-from app.web.api.queues import QueueSettingsCache
 from app.web.auth.guard import current_actor
-from app.web.json_input import FieldError
+from app.web.caches import QueueSettingsCache
+from app.web.json_io import FieldError
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import BatchRejected, InvalidRequest, ItemProblem, OutsideKeyLimits, ProblemCode, problem_code
 from app.web.routing import ApiBlueprint
-from app.web.schemas import TriggerRequest, field_errors, trigger_request_model
-from app.web.task_defaults import validate_args
+from app.web.schemas import TriggerRequest, field_errors, trigger_request_model, validate_args
 from pipelines.contract import Pipelines
 
 MAX_JOBS = 10_000
@@ -131,7 +130,7 @@ def create_batch_blueprint(
     def _batch_warnings(new_jobs: Sequence[NewJob]) -> list[str]:
         found: dict[str, None] = {}
         for queue, task in dict.fromkeys((job.queue, job.task) for job in new_jobs):
-            found.update(dict.fromkeys(queue_settings.run_warnings(queue, task)))
+            found.update(dict.fromkeys(queue_settings.run_warnings(queue, task, current_actor())))
             if len(found) >= _MAX_WARNINGS:
                 break
         return [*found][:_MAX_WARNINGS]

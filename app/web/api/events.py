@@ -18,8 +18,7 @@ from app.queue.events import EventReader
 from app.queue.job import JobEvent
 from app.queue.jobs import Executor
 from app.web.auth.guard import revalidator
-from app.web.json_input import FieldError
-from app.web.json_output import dump_json
+from app.web.json_io import FieldError, dump_json
 from app.web.options import WebOptions
 from app.web.problems import InvalidRequest, ProblemCode, TooManyWaiters
 from app.web.routing import ApiBlueprint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from app.web.metrics import RequestMetrics
+from app.web.middleware import RequestMetrics
 from app.web.options import WebOptions
 from app.web.routing import ANY_KEY, ApiBlueprint
 

@@ -12,9 +12,9 @@ from app.db.schema import SCHEMA_VERSION, SchemaVersion, require_compatible
 from app.errors import DatabaseUnavailable, SchemaError
 from app.queue.jobs import JobQueue
 from app.web.auth.guard import has_full_details
+from app.web.caches import RefreshingValue, RefreshTimeout
 from app.web.options import WebOptions
 from app.web.problems import NotReady, ProblemCode
-from app.web.refreshing import RefreshingValue, RefreshTimeout
 from app.web.routing import ANY_KEY, OPEN, ApiBlueprint
 
 Probe = Callable[[], Mapping[str, Any]]

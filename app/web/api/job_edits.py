@@ -17,12 +17,11 @@ from app.queue.jobs import JobQueue
 from app.web.api.job_list import detail_response
 from app.web.api.jobs import parse_job_id
 from app.web.auth.guard import current_actor
-from app.web.etag import VersionedResponse, if_match_version
-from app.web.json_input import FieldError
+from app.web.json_io import FieldError
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
-from app.web.routing import ApiBlueprint
+from app.web.routing import ApiBlueprint, VersionedResponse, if_match_version
 from app.web.schemas import (
     INT4_MAX,
     NAME_PATTERN,
@@ -34,8 +33,8 @@ from app.web.schemas import (
     parse_retry,
     require_one_field,
     short_lease_message,
+    validate_args,
 )
-from app.web.task_defaults import validate_args
 from pipelines.contract import Pipelines
 
 PositiveInt = Annotated[int, Field(ge=1, le=INT4_MAX)]

@@ -32,11 +32,10 @@ from app.log import mask_secret_fields
 from app.queue.job import Status
 from app.queue.jobs import Executor, JobQueue
 from app.web.api.jobs import parse_job_id
-from app.web.etag import VersionedResponse
-from app.web.json_input import FieldError
+from app.web.json_io import FieldError
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
-from app.web.routing import ApiBlueprint
+from app.web.routing import ApiBlueprint, VersionedResponse
 from app.web.schemas import MAX_PAGE_SIZE, JobEvents, Timestamp
 
 _MAX_SEARCH_LENGTH = 200

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.admin.api_keys import Scope
 from app.queue.job import JobLogLine, LogPage
 from app.queue.jobs import JobQueue
-from app.web.api.jobs import InvalidJobId
-from app.web.long_poll import JobWatcher
+from app.web.api.jobs import InvalidJobId, JobWatcher
 from app.web.options import WebOptions
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint

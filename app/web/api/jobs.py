@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+import threading
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 from flask import request
@@ -16,19 +19,20 @@ from app.errors import JobNotFound
 from app.queue.job import Job, Status
 from app.queue.jobs import JobQueue
 from app.tracing import Tracer
-from app.web.api.queues import QueueSettingsCache
 from app.web.auth.guard import current_actor
-from app.web.etag import etag_of
-from app.web.json_output import dump_json
-from app.web.long_poll import MAX_WAIT_SEC, JobWatcher
+from app.web.caches import QueueSettingsCache
+from app.web.json_io import dump_json
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
-from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, WouldNotRun
-from app.web.routing import ANY_KEY, ApiBlueprint
-from app.web.schemas import JobState, TriggerRequest, TriggerResponse
-from app.web.task_defaults import validate_args
+from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, TooManyWaiters, WouldNotRun
+from app.web.routing import ANY_KEY, ApiBlueprint, etag_of
+from app.web.schemas import JobState, TriggerRequest, TriggerResponse, validate_args
 from pipelines.contract import Pipelines
 
+MAX_WAIT_SEC = 30
+_POLL_INTERVAL_SEC = 0.25
+
+T = TypeVar("T")
 _UUID_PATTERN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 
 
@@ -46,6 +50,32 @@ class InvalidJobId(JobNotFound):
 
     def __init__(self, raw: str) -> None:
         Exception.__init__(self, f"{raw[:64]!r} is not the id of a job; ids are UUIDs, as the trigger returned them")
+
+
+class JobWatcher:
+    """Polls for requests that wait, each in its own thread. Their number is limited: they must not take up all threads
+    that answer requests. `closing` ends all waits."""
+
+    def __init__(self, max_waiters: int, closing: threading.Event) -> None:
+        self._slots = threading.BoundedSemaphore(max_waiters)
+        self._closing = closing
+
+    def wait(self, fetch: Callable[[], T], is_done: Callable[[T], bool], timeout_sec: float) -> T:
+        """Fetch until the value is done or the time is over, and return the last value. Raises TooManyWaiters."""
+        value = fetch()
+        if timeout_sec <= 0 or is_done(value):
+            return value
+        if not self._slots.acquire(blocking=False):
+            raise TooManyWaiters
+        try:
+            deadline = time.monotonic() + timeout_sec
+            while not is_done(value) and (remaining_sec := deadline - time.monotonic()) > 0:
+                if self._closing.wait(min(_POLL_INTERVAL_SEC, remaining_sec)):
+                    break
+                value = fetch()
+            return value
+        finally:
+            self._slots.release()
 
 
 class StatusQuery(BaseModel):
@@ -100,12 +130,13 @@ def create_jobs_blueprint(
         `warnings` say why the job may never run: no live worker knows its task or serves its queue, or the queue is
         paused. With `strict` such a request is rejected instead, and no job is created.
         """
-        current_actor().require_trigger(body.task, body.queue)
+        actor = current_actor()
+        actor.require_trigger(body.task, body.queue)
         errors = validate_args(pipelines.get(body.task), body.args)
         if errors:
             raise InvalidRequest(errors)
         queue_settings.reject_if_draining(body.queue)
-        warnings = queue_settings.run_warnings(body.queue, body.task)
+        warnings = queue_settings.run_warnings(body.queue, body.task, actor)
         if warnings and query.strict:
             raise WouldNotRun(warnings)
         attributes = {"dataloader.queue": body.queue, "dataloader.task": body.task}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Self
 from uuid import UUID
@@ -11,23 +10,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
-from app.admin.queues import LiveWorker, Queues, QueueSettings, QueueState, QueueStatus, WorkerStatus
+from app.admin.queues import Queues, QueueSettings, QueueState, QueueStatus, WorkerStatus
 from app.admin.statistics import Chart, Period, Statistics
-from app.errors import DataloaderError, QueueDraining
 from app.queue.jobs import Executor
 from app.web.auth.guard import current_actor
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
-from app.web.refreshing import RefreshingValue
 from app.web.routing import ANY_KEY, ApiBlueprint
 from app.web.schemas import INT4_MAX, parse_key, require_one_field
-from app.web.trigger_warnings import IsVisible, run_warnings
 
-_SETTINGS_MAX_AGE_SEC = 1.0
-_WARNINGS_MAX_AGE_SEC = 0.2
-_REFRESH_TIMEOUT_SEC = 0.5
-_FIRST_REFRESH_TIMEOUT_SEC = 10.0  # before it nothing is known
 _LIMIT_FIELDS = ("concurrency", "per_worker")
 
 Limit = Annotated[int, Field(ge=1, le=INT4_MAX)]
@@ -87,71 +79,6 @@ class QueueList:
 @dataclass(frozen=True)
 class WorkerList:
     workers: list[WorkerStatus]
-
-
-class QueueSettingsCache:
-    """The settings of queues and what live workers serve, refreshed in the background: a trigger costs no query for them.
-
-    `own_worker` is what the workers of this process serve: they are not in the database yet when the process starts.
-    """
-
-    def __init__(self, queues: Queues, own_worker: Callable[[], LiveWorker] | None = None) -> None:
-        self._queues, self._own_worker = queues, own_worker
-        self._known = RefreshingValue(self._fetch, name="refresh-queue-settings", timeout_sec=_REFRESH_TIMEOUT_SEC)
-
-    def reject_if_draining(self, queue: str) -> None:
-        """Raises QueueDraining. Without a database nothing is rejected here: the enqueue fails."""
-        if self._known.value is None:
-            self._known.refresh(_FIRST_REFRESH_TIMEOUT_SEC)
-        elif self._known.age_sec >= _SETTINGS_MAX_AGE_SEC:
-            self._known.refresh()
-        settings = self._settings.get(queue)
-        if settings is not None and settings.state is QueueState.DRAINING:
-            raise QueueDraining(queue, settings.note)
-
-    def run_warnings(self, queue: str, task: str) -> list[str]:
-        """List the reasons why no live worker would run a job; first refreshed, as a worker may just have started."""
-        if not self._run_warnings(queue, task, suggest=False):
-            return []
-        if self._known.age_sec >= _WARNINGS_MAX_AGE_SEC:
-            self._known.refresh()
-        caller = current_actor()
-        return self._run_warnings(queue, task, can_see_queue=caller.can_see_queue, can_see_task=caller.can_see_task)
-
-    def _run_warnings(
-        self,
-        queue: str,
-        task: str,
-        *,
-        can_see_queue: IsVisible = lambda _: True,
-        can_see_task: IsVisible = lambda _: True,
-        suggest: bool = True,
-    ) -> list[str]:
-        workers = None if self._known.value is None else self._known.value[1]
-        if workers is None:
-            return []
-        if self._own_worker is not None and not any(queue in worker.queues for worker in workers):
-            workers = [*workers, self._own_worker()]
-        return run_warnings(
-            queue,
-            task,
-            workers,
-            self._settings.get(queue),
-            can_see_queue=can_see_queue,
-            can_see_task=can_see_task,
-            suggest=suggest,
-        )
-
-    @property
-    def _settings(self) -> Mapping[str, QueueSettings]:
-        return {} if self._known.value is None else self._known.value[0]
-
-    def _fetch(self) -> tuple[dict[str, QueueSettings], list[LiveWorker] | None]:
-        """Without a database no settings are known: old ones must not reject a trigger."""
-        try:
-            return self._queues.settings(), self._queues.live_workers()
-        except DataloaderError:
-            return {}, None
 
 
 def create_queues_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,8 +14,61 @@ from app.web.auth.guard import current_actor
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS
 from app.web.routing import ANY_KEY, ApiBlueprint
-from app.web.task_defaults import TaskInfo
-from pipelines.contract import Pipelines
+from pipelines.contract import Pipelines, Task, TaskKind, show_policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """How a task's jobs run unless the trigger says otherwise. Null: not set."""
+
+    queue: str | None
+    lock_key: str | None
+    retry: dict[str, Any]
+    rules: dict[str, str | float]
+    time_limit_sec: float | None
+    isolation: Literal["thread", "process"]
+    interrupt: bool
+    memory_mb: int | None
+    cpu_sec: int | None
+    connection_check: bool
+    argv: list[str] | None
+
+    @classmethod
+    def from_task(cls, task: Task) -> TaskOptions:
+        options = task.options
+        return cls(
+            queue=options.queue,
+            lock_key=options.lock_key,
+            retry=show_policy(options.retry),
+            rules={_exception_name(exception): rule for exception, rule in options.rules.entries},
+            time_limit_sec=options.time_limit,
+            isolation=options.isolation,
+            interrupt=options.interrupt,
+            memory_mb=options.memory_mb,
+            cpu_sec=options.cpu_sec,
+            connection_check=options.connection_check,
+            argv=None if options.argv is None else list(options.argv),
+        )
+
+
+def _exception_name(exception: type[BaseException] | str) -> str:
+    return exception if isinstance(exception, str) else f"{exception.__module__}.{exception.__qualname__}"
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task that this process knows."""
+
+    name: str
+    kind: TaskKind
+    description: str
+    options: TaskOptions
+    args_schema: dict[str, Any] | None
+
+    @classmethod
+    def from_task(cls, task: Task) -> TaskInfo:
+        description = (getattr(task.call, "__doc__", None) or "").strip().partition("\n")[0]
+        return cls(task.name, task.kind, description, TaskOptions.from_task(task), task.args_schema())
 
 
 class TasksQuery(BaseModel):

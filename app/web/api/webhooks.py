@@ -24,13 +24,20 @@ from app.log import mask_secret_fields, redact_text
 from app.net import MAX_URL_LENGTH, AllowedHosts
 from app.queue.jobs import Executor
 from app.web.auth.guard import current_actor
-from app.web.job_webhook import event_schema, validate_events, validate_url
-from app.web.json_output import dump_json
+from app.web.json_io import dump_json
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import MAX_PAGE_SIZE, Deleted, require_change, require_one_field
+from app.web.schemas import (
+    MAX_PAGE_SIZE,
+    Deleted,
+    event_schema,
+    require_change,
+    require_one_field,
+    validate_events,
+    validate_url,
+)
 
 _MAX_OVERLAP_SEC = 30 * 86_400
 

@@ -20,7 +20,7 @@ from app.errors import BulkNotFound, DatabaseUnavailable, DataloaderError, JobNo
 from app.log.masking import MASK
 from app.queue.job import Status
 from app.web.auth.guard import current_actor
-from app.web.json_input import FieldError, InvalidJson, parse
+from app.web.json_io import FieldError, InvalidJson, parse
 from app.web.options import WebOptions
 from app.web.routing import HTML, ApiBlueprint, Handler
 from app.wording import format_count

@@ -32,8 +32,7 @@ from app.web.pages.base import (
 )
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import field_errors, trigger_request_model
-from app.web.task_defaults import apply_task_defaults, validate_args
+from app.web.schemas import apply_task_defaults, field_errors, trigger_request_model, validate_args
 from pipelines.contract import Pipelines
 
 MAX_LOG_LINES = 500

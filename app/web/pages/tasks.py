@@ -15,14 +15,14 @@ from pydantic import ConfigDict, Field, ValidationError
 from app.admin.api_keys import Scope
 from app.admin.statistics import Statistics
 from app.queue.jobs import JobQueue
+from app.web.api.task_stats import TaskInfo
 from app.web.auth.guard import CSRF_FIELD, current_actor
-from app.web.json_input import FieldError
+from app.web.json_io import FieldError
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, PageRenderer, parse_json, parse_json_object, redirect_to
 from app.web.problems import ProblemCode
 from app.web.routing import HTML, ApiBlueprint
-from app.web.schemas import field_errors, trigger_request_model
-from app.web.task_defaults import TaskInfo, apply_task_defaults, validate_args
+from app.web.schemas import apply_task_defaults, field_errors, trigger_request_model, validate_args
 from pipelines.contract import Pipelines
 
 START_RESPONSES = {303: "Redirect to the created job; without a session to /login."}

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from app.web.json_output import dump_json
+from app.web.json_io import dump_json
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from app.db.ids import new_run_ids
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
-from app.web.long_poll import JobWatcher
+from app.web.api.jobs import JobWatcher
 from tests.support import eventually
 
 

@@ -15,7 +15,7 @@ from app.db.pool import Pool
 from app.errors import DatabaseUnavailable
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
-from app.web.auth.key_cache import KeyCache, KeyCacheTimes
+from app.web.caches import KeyCache, KeyCacheTimes
 from pipelines.contract import Pipelines
 
 NOTHING_IS_OLD = KeyCacheTimes(refresh_after_sec=0.0, max_age_sec=0.0, unknown_key_interval_sec=0.0)

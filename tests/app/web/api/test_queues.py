@@ -7,7 +7,7 @@ import pytest
 
 from app.admin.statistics import Statistics
 from app.queue.job import WorkerInfo
-from app.web.api.queues import QueueSettingsCache
+from app.web.caches import QueueSettingsCache
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_a_queue_is_ruled_and_its_line_tells_so(client, trigger):
 
 
 def test_a_draining_queue_takes_no_new_jobs(client, request_body, monkeypatch):
-    monkeypatch.setattr("app.web.api.queues._SETTINGS_MAX_AGE_SEC", 0.0)
+    monkeypatch.setattr("app.web.caches._SETTINGS_MAX_AGE_SEC", 0.0)
     client.patch("/api/v1/queues", json={"queue": "etl", "state": "draining", "note": "moving"})
 
     refused = client.post("/api/v1/jobs/trigger", json=request_body)

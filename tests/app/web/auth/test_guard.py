@@ -17,10 +17,9 @@ from app.db.pool import Pool
 from app.errors import DatabaseUnavailable, SchemaMissing
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
-from app.web.auth.client_address import is_local_host_header, parse_networks
-from app.web.auth.guard import Authenticator
-from app.web.auth.key_cache import KeyCache, KeyCacheTimes
-from app.web.auth.rate_limit import LoginThrottle
+from app.web.auth.guard import Authenticator, is_local_host_header, parse_networks
+from app.web.auth.sessions import LoginThrottle
+from app.web.caches import KeyCache, KeyCacheTimes
 from pipelines.contract import Pipelines
 from tests.support import eventually
 
@@ -386,7 +385,7 @@ def test_one_site_of_ipv6_is_one_address():
 
 
 def test_rate_limit_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr("app.web.auth.rate_limit._MAX_NETWORKS", 10)
+    monkeypatch.setattr("app.web.auth.sessions._MAX_NETWORKS", 10)
     tries = LoginThrottle()
 
     for n in range(50):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from app.web.json_input import MAX_ERRORS, InvalidJson, join_path, parse
+from app.web.json_io import MAX_ERRORS, InvalidJson, join_path, parse
 
 
 def faults(text: str | bytes, max_depth: int = 64) -> dict[str, str]:

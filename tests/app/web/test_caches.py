@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from app.web.refreshing import RefreshingValue, RefreshTimeout
+from app.web.caches import RefreshingValue, RefreshTimeout
 from tests.support import eventually
 
 

@@ -7,7 +7,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from app.db.pool import Pool
 from app.errors import PoolExhausted
-from app.web.api.database_metrics import DatabaseCollector
+from app.web.api.metrics import DatabaseCollector
 
 
 def collected(pool: Pool, **how: float) -> dict[str, Metric]:

@@ -15,7 +15,7 @@ from app.db.pool import Pool
 from app.queue.job import WorkerInfo
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
-from app.web.trigger_warnings import NO_WORKER_WARNING, run_warnings
+from app.web.caches import NO_WORKER_WARNING, run_warnings
 from pipelines.contract import Pipelines
 from tests.support.queue_fixture import QueueFixture
 
@@ -65,7 +65,7 @@ def test_suggestion_among_thousands_of_names_compares_few(monkeypatch: pytest.Mo
         compared.append(len(names))
         return find(name, names, n, cutoff)
 
-    monkeypatch.setattr("app.web.trigger_warnings.get_close_matches", counted)
+    monkeypatch.setattr("app.web.caches.get_close_matches", counted)
     names = [f"company.pipelines.load_{n:04}.daily" for n in range(3000)]
     busy = LiveWorker(frozenset({"etl"}), frozenset(names))
     for typo in ("company.pipelines.load_1234.dialy", "compani.pipelines.load_1234.daily"):
@@ -85,7 +85,7 @@ def test_trigger_looks_for_a_similar_name_once(
         calls.append(name)
         return []
 
-    monkeypatch.setattr("app.web.trigger_warnings.get_close_matches", none)
+    monkeypatch.setattr("app.web.caches.get_close_matches", none)
     client.post("/api/v1/jobs/trigger", json={**JOB, "task": "load.invoice"})
 
     assert calls == ["load.invoice"]
