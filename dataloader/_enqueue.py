@@ -59,9 +59,9 @@ def enqueue(
     values: dict[str, Any] = {"task": task, "args": args or {}, "queue": queue, "lock_key": lock_key, **options}
     values = {name: _encode(value) for name, value in values.items() if value is not None}
     arguments = ", ".join(f"{name} => %s::{_CASTS[name]}" if name in _CASTS else f"{name} => %s" for name in values)
-    function = "dl_enqueue" if schema is None else f"{_quote(schema)}.dl_enqueue"
+    quoted_schema = "" if schema is None else '"' + schema.replace('"', '""').replace("%", "%%") + '".'
     with closing(connection.cursor()) as cursor:
-        cursor.execute(f"SELECT {function}({arguments})", tuple(values.values()))
+        cursor.execute(f"SELECT {quoted_schema}dl_enqueue({arguments})", tuple(values.values()))
         (job_id,) = cursor.fetchone()
     return UUID(str(job_id))
 
@@ -70,7 +70,3 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return json.dumps(value, allow_nan=False)
     return value.isoformat() if isinstance(value, datetime) else value
-
-
-def _quote(identifier: str) -> str:
-    return '"' + identifier.replace('"', '""').replace("%", "%%") + '"'

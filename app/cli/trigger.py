@@ -107,11 +107,10 @@ def trigger(
 
 
 def _missing_defaults(request: Mapping[str, Any], errors: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return the queue and lock key of a job whose task has none, if the service asks for those and nothing else."""
+    """Return the queue and lock key of a job whose task has none, if the service asks for no other field."""
     defaults = {"queue": DEFAULT_QUEUE, "lock_key": request.get("task")}
-    missing = {name for name, message in errors if message == "is required" and name not in request}
-    is_all = "task" in request and missing <= defaults.keys() and len(missing) == len(errors)
-    return {name: defaults[name] for name in missing} if is_all else {}
+    missing = {name for name, message in errors if message == "is required"} - request.keys()
+    return {name: defaults[name] for name in missing} if "task" in request and missing <= defaults.keys() else {}
 
 
 @dataclass
