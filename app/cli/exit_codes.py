@@ -24,17 +24,20 @@ class ExitCode(IntEnum):
     OK = 0, "done; with `--watch`, and `run`: the job succeeded"
     FAILURE = (
         1, "with `--watch`, and `run`: the job ended as failed, canceled or lost; "
-        "`tasks`: a module cannot be imported; `doctor`: something is wrong",
+        "`tasks`: a module cannot be imported; `doctor`: there are errors",
     )  # fmt: skip
     USAGE = 2, "the command line is wrong"
-    NOT_FOUND = 3, "there is no such job, or no such key"
-    REFUSED = 4, "the service refused: something is invalid, or in conflict with what is there"
-    WARNINGS = 5, "`doctor`: something is doubtful, and nothing wrong"
-    SCHEMA = 65, "the tables in the database are not those of this version"
-    UNAVAILABLE = 69, "the service or the database does not answer; `serve`: the port is taken; `psql`: there is none"
-    SERVICE_FAULT = 70, "the service failed, or something else answers at its address"
+    NOT_FOUND = 3, "the job or key does not exist"
+    REFUSED = 4, "the service rejected the request: a value is invalid, or conflicts with existing data"
+    WARNINGS = 5, "`doctor`: there are warnings and no errors"
+    SCHEMA = 65, "the tables in the database are of another version"
+    UNAVAILABLE = (
+        69, "the service or the database does not respond; `serve`: the port is taken; "
+        "`psql`: the program is not installed",
+    )  # fmt: skip
+    SERVICE_FAULT = 70, "the service failed, or another service responds at its address"
     EMBEDDED = 71, "the embedded PostgreSQL cannot be started"
-    CONFIG = 78, "the configuration has faults"
+    CONFIG = 78, "the configuration has errors"
     INTERRUPTED = 130, "ended by Ctrl-C"
 
 

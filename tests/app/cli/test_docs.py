@@ -47,7 +47,7 @@ def test_every_command_is_described_with_exactly_its_options(name):
 
 
 def test_the_shared_options_are_described_once():
-    (section,) = (text for title, text in SECTIONS.items() if title.startswith("Options of the commands"))
+    (section,) = (text for title, text in SECTIONS.items() if title.startswith("Options of client commands"))
 
     assert documented(section) == OF_A_SERVICE
 
