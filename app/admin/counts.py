@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from app.db.rows import from_row
 from app.queue.job import Status, StatusCount
 from app.queue.jobs import Executor
 
@@ -29,11 +30,11 @@ class JobCounts:
         """The number of jobs by queue and status, without zeros."""
         ((pages,),) = self._executor.execute("count_pages", {"schema": self._executor.schema})
         if pages <= MAX_FULL_SCAN_PAGES:
-            return [
-                StatusCount(queue, Status(status), jobs) for queue, status, jobs in self._executor.execute("count_all")
-            ]
+            return [from_row(StatusCount, row, exact=True) for row in self._executor.execute("count_all")]
         counted, capped_groups, capped_statuses = self._count_exact()
-        estimated = self._estimate_from_sample(pages)
+        percent = min(100.0, 100.0 * SAMPLED_PAGES / pages)
+        sample = self._executor.execute("count_sample", {"percent": percent})
+        estimated = Counter({(queue, Status(status)): round(jobs * 100 / percent) for queue, status, jobs in sample})
         counts = []
         for group in sorted(counted.keys() | estimated.keys()):
             queue, status = group
@@ -61,8 +62,3 @@ class JobCounts:
             if more:
                 capped_groups.add(group)
         return counted, capped_groups, capped_statuses
-
-    def _estimate_from_sample(self, pages: int) -> Counter[Group]:
-        percent = min(100.0, 100.0 * SAMPLED_PAGES / pages)
-        rows = self._executor.execute("count_sample", {"percent": percent})
-        return Counter({(queue, Status(status)): round(jobs * 100 / percent) for queue, status, jobs in rows})

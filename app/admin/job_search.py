@@ -91,11 +91,6 @@ class Filter:
                 values[name] = datetime.fromisoformat(value)
         return cls(**values)
 
-    @property
-    def latest_created(self) -> datetime | None:
-        """No matching job was created then or later: a job is created before it starts and before it finishes."""
-        return min((at for at in (self.created_to, self.started_to, self.finished_to) if at is not None), default=None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
@@ -392,12 +387,14 @@ class NotSortable(Exception):
 
 def _window(job_filter: Filter, *, newest_first: bool, after: Cursor | None) -> dict[str, Any]:
     """The parameters of the first window of a search along the jobs by creation time."""
-    oldest, newest = job_filter.created_from or _MIN_TIME, job_filter.latest_created or _MAX_TIME
+    # No matching job was created later than any of these: a job is created before it starts and before it finishes.
+    ends = [at for at in (job_filter.created_to, job_filter.started_to, job_filter.finished_to) if at is not None]
+    oldest, newest = job_filter.created_from or _MIN_TIME, min(ends, default=_MAX_TIME)
     if after is not None and isinstance(after.key, datetime):
         at, last_id = after.key, after.id
     else:
         at = newest if newest_first else oldest
-        last_id = _MAX_ID if newest_first and job_filter.latest_created is None else _MIN_ID
+        last_id = _MAX_ID if newest_first and not ends else _MIN_ID
     return {
         "at": at,
         "id": str(last_id),

@@ -31,9 +31,6 @@ class RetentionPeriods:
     logs: float = 14 * DAY_SEC
     audit: float = 365 * DAY_SEC
 
-    def by_status(self) -> dict[str, float]:
-        return {status.value: float(getattr(self, status.value)) for status in Status if status.final}
-
 
 @dataclass(frozen=True)
 class PrunedBatch:
@@ -58,7 +55,7 @@ class Retention:
     def prune(self, *, limit: int = 500, dry_run: bool = False) -> PrunedBatch:
         """Delete the next batch of jobs with their events; with `dry_run` only count them."""
         parameters = {
-            "by_status": json.dumps(self._periods.by_status()),
+            "by_status": json.dumps({s.value: getattr(self._periods, s.value) for s in Status if s.final}),
             "by_task": json.dumps({task: dict(periods) for task, periods in self._periods.tasks.items()}),
             "limit": limit,
         }

@@ -365,10 +365,7 @@ class JobQueue:
                 "server": server,
             },
         )
-        return [
-            ReapedJob(as_uuid(row[0]), row[1], row[2], Status(row[3]), row[4], row[5] and as_uuid(row[5]), *row[6:9])
-            for row in rows
-        ]
+        return [from_row(ReapedJob, row[:9]) for row in rows]
 
     def repair_blocked(self, *, after: str, recently_repaired: Iterable[str], limit: int = 500) -> RepairResult:
         """Repair parked jobs whose key is free, among the next keys after `after`, but for those seen to lately."""
