@@ -171,29 +171,23 @@ def load_tasks(
     """
     failures: dict[str, str] = {}
     for package in packages:
-        for name in _module_names(package, failures):
+        names = [package]
+        for name in names:
             try:
-                importlib.import_module(name)
+                module = importlib.import_module(name)
             except Exception:  # for the module's author to read
                 failures[name] = traceback.format_exc()
+                continue
+            if name == package:
+                paths = getattr(module, "__path__", [])
+                walked = pkgutil.walk_packages(paths, package + ".", onerror=lambda _: None)
+                names += [found.name for found in walked if not found.name.endswith(".__main__")]
     for name, definition in (tasks or {}).items():
         try:
             _register_task(name, definition, known_tasks)
         except Exception:
             failures[f"task {name}"] = traceback.format_exc()
     return failures
-
-
-def _module_names(package: str, failures: dict[str, str]) -> Iterator[str]:
-    try:
-        root = importlib.import_module(package)
-    except Exception:
-        failures[package] = traceback.format_exc()
-        return
-    yield package
-    for module in pkgutil.walk_packages(getattr(root, "__path__", []), package + ".", onerror=lambda _: None):
-        if not module.name.endswith(".__main__"):
-            yield module.name
 
 
 def _register_task(name: str, definition: Any, known_tasks: Pipelines) -> None:

@@ -176,12 +176,8 @@ def secret_name(value: Any) -> str | None:
     return name
 
 
-def find_references(args: Any) -> list[tuple[str, str]]:
-    """Return the path and the secret's name of each reference. Raises BadReference."""
-    return list(_walk(args, ()))
-
-
-def _walk(value: Any, steps: tuple[str | int, ...]) -> Iterator[tuple[str, str]]:
+def find_references(value: Any, steps: tuple[str | int, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yield the path and the secret's name of each reference. Raises BadReference."""
     try:
         name = secret_name(value)
     except BadReference as error:
@@ -191,7 +187,7 @@ def _walk(value: Any, steps: tuple[str | int, ...]) -> Iterator[tuple[str, str]]
     elif len(steps) < _MAX_DEPTH:
         items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
         for step, item in items:
-            yield from _walk(item, (*steps, step))
+            yield from find_references(item, (*steps, step))
 
 
 def substitute(args: Any, get_secret: Callable[[str], str]) -> Any:
@@ -212,10 +208,5 @@ def outside_refs(errors: list[ArgError], args: Mapping[str, Any]) -> list[ArgErr
         paths = [path for path, _ in find_references(args)]
     except BadReference as error:
         return [*errors, ("", str(error))]
-    if not paths:
-        return errors
-    return [(at, message) for at, message in errors if at and not any(_is_within(at, path) for path in paths)]
-
-
-def _is_within(location: str, ancestor: str) -> bool:
-    return location == ancestor or location.startswith((f"{ancestor}.", f"{ancestor}["))
+    within = tuple(f"{path}{separator}" for path in paths for separator in ".[")
+    return [e for e in errors if not paths or (e[0] and e[0] not in paths and not e[0].startswith(within))]

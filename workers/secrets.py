@@ -115,12 +115,9 @@ class Redactor:
             redacted = self.redact_text(redacted)
         return value if redacted == text else redacted
 
-    def restore_references(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def restore_references(self, value: Any) -> Any:
         """Return args for a follow-up job, with references in place of secrets. Raises ValueError for a text that
         contains a secret among other things: it would be stored in the clear."""
-        return {key: self._restore_reference(value) for key, value in args.items()} if self else dict(args)
-
-    def _restore_reference(self, value: Any) -> Any:
         if isinstance(value, str):
             for name, secret in self.secrets.items():
                 if value == secret:
@@ -131,8 +128,8 @@ class Redactor:
                 )
             return value
         if isinstance(value, Mapping):
-            return {key: self._restore_reference(item) for key, item in value.items()}
-        return [self._restore_reference(item) for item in value] if isinstance(value, list | tuple) else value
+            return {key: self.restore_references(item) for key, item in value.items()}
+        return [self.restore_references(item) for item in value] if isinstance(value, list | tuple) else value
 
     def redact_outcome(self, outcome: Outcome) -> Outcome:
         """Redact the attempt's secrets, and in errors passwords in URLs and connection strings too: drivers repeat

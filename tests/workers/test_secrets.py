@@ -82,7 +82,7 @@ def test_missing_secret_names_variable_and_folder(tmp_path: Path):
 )
 def test_secret_name_cannot_leave_the_folder(name, tmp_path: Path):
     with pytest.raises(BadReference):
-        find_references({"x": [{"$secret": name}]})
+        list(find_references({"x": [{"$secret": name}]}))
     assert resolve_references({"x": 1}, VAULT, "t") == ({"x": 1}, NO_REDACTION)
     with pytest.raises(SecretUnavailable, match=r"args: x\[0\]"):
         resolve_references({"x": [{"$secret": name}]}, SecretStore({}, tmp_path), "t")
@@ -90,11 +90,11 @@ def test_secret_name_cannot_leave_the_folder(name, tmp_path: Path):
 
 def test_reference_with_other_keys_is_refused():
     with pytest.raises(BadReference, match="has no other keys"):
-        find_references({"x": {"$secret": "bank", "more": 1}})
+        list(find_references({"x": {"$secret": "bank", "more": 1}}))
 
 
 def test_nested_references_are_found():
-    assert find_references({"a": [{"b": REFERENCE}, 1], "c": {"d e": REFERENCE}, "$secrets": 1}) == [
+    assert list(find_references({"a": [{"b": REFERENCE}, 1], "c": {"d e": REFERENCE}, "$secrets": 1})) == [
         ("a[0].b", "bank"), ('c["d e"]', "bank"),
     ]  # fmt: skip
 
