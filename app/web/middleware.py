@@ -14,9 +14,9 @@ from flask import Response, current_app, render_template, request
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from app import log
-from app.web import problems
 from app.web.auth.guard import AUTHENTICATOR, IS_PAGE, REQUEST_ID, Authenticator, log_fields
 from app.web.openapi import route_template
+from app.web.problems import ProblemCode, problem_code, problem_response
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -26,7 +26,7 @@ LOG = log.get("app.web")
 # Polled by machines every few seconds: logged at level DEBUG only.
 _QUIET_PATHS = frozenset({"/health", "/health/started", "/health/ready", "/health/consuming", "/metrics", "/status"})
 # Answered with a 503 in normal operation: not logged as errors.
-_EXPECTED_ERRORS = (problems.NotReady, problems.TooManyWaiters)
+_EXPECTED_CODES = (ProblemCode.NOT_READY, ProblemCode.TOO_MANY_WAITING)
 _REQUEST_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,127}", re.ASCII)
 _PAGE_MEDIA_TYPES = ("text/html", "text/css", "text/javascript")
 _PAGE_POLICY = (
@@ -125,13 +125,14 @@ class RequestMiddleware:
 
 def handle_error(error: Exception) -> Response:
     """Answer an error with a problem, as JSON or as a page; errors of the service are logged."""
-    if isinstance(error, problems.KeyRequired) and request.environ.get(IS_PAGE):
+    code = problem_code(error)
+    if code is ProblemCode.KEY_REQUIRED and request.environ.get(IS_PAGE):
         return _redirect_to_login()
-    response = problems.problem_response(error, request.environ[REQUEST_ID], is_read=request.method in ("GET", "HEAD"))
+    response = problem_response(error, request.environ[REQUEST_ID], is_read=request.method in ("GET", "HEAD"))
     if request.environ.get(IS_PAGE):
         response = _problem_page(response)
-    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, _EXPECTED_ERRORS):
-        _log_error(error, response.status_code)
+    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and code not in _EXPECTED_CODES:
+        _log_error(error, code, response.status_code)
     return response
 
 
@@ -217,10 +218,9 @@ def _log_request(environ: WSGIEnvironment, route: str, status: int, duration_ms:
     LOG.info("http.request", path=_display_path(environ), **fields)
 
 
-def _log_error(error: Exception, status: int) -> None:
-    code = problems.problem_code(error)
+def _log_error(error: Exception, code: ProblemCode, status: int) -> None:
     fields = {"code": code.text, "status": status, "method": request.method, "path": request.path[:200]}
-    if code is problems.ProblemCode.INTERNAL:
+    if code is ProblemCode.INTERNAL:
         LOG.exception(log.Alert.API_ERROR, **fields)
     else:  # an outage is one line without a traceback
         LOG.warning(log.Alert.API_ERROR, error=str(error), **fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -20,31 +19,12 @@ from werkzeug.exceptions import (
     UnsupportedMediaType,
 )
 
-from app.errors import (
-    BulkMismatch,
-    BulkNotFound,
-    DatabaseUnavailable,
-    DeliveryNotFound,
-    IdempotencyConflict,
-    InvalidJob,
-    JobChanged,
-    JobNotFound,
-    NotDeletable,
-    NotEditable,
-    NotRetryable,
-    QueueDraining,
-    RuleExists,
-    RuleNotFound,
-    SchemaError,
-    WebhookNotFound,
-    WorkerNotFound,
-)
+from app import errors
 from app.web.json_io import MAX_ERRORS, FieldError, InvalidJson, dump_json
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_LISTED_ERRORS = 3
 _READ_FAILED = "The database is unavailable, so nothing was read; try again after `Retry-After` seconds."
-_CHALLENGE = 'Bearer realm="dataloader"'
 
 
 class ProblemCode(Enum):
@@ -195,54 +175,19 @@ class InvalidRequest(Exception):
         super().__init__(f"{message}; and {more} more" if more > 0 else message)
 
 
-class AccessDenied(Exception):
-    """The caller may not do this."""
+class RequestRejected(Exception):
+    """A request that is answered with a problem: its code, detail, headers and additional fields."""
 
-
-class KeyRequired(AccessDenied):
-    """The request has no key."""
-
-
-class KeyInvalid(AccessDenied):
-    """The key of the request is not valid."""
-
-
-class ScopeMissing(AccessDenied):
-    def __init__(self, required_scopes: Sequence[str]) -> None:
-        super().__init__(f"this takes a key with the scope {' or '.join(required_scopes)}")
-        self.required_scopes = tuple(required_scopes)
-
-
-class OutsideKeyLimits(AccessDenied):
-    """A key may trigger certain tasks or queues only."""
-
-
-class CrossSite(AccessDenied):
-    """The request comes from a page of another site."""
-
-
-class HostRejected(AccessDenied):
-    """The `Host` of the request is not a name of this service."""
-
-
-class TooManyLoginAttempts(AccessDenied):
-    def __init__(self, retry_after_sec: float) -> None:
-        super().__init__("too many attempts with invalid keys")
-        self.retry_after_sec = max(1, math.ceil(retry_after_sec))
-
-
-class TooManyWaiters(Exception):
-    """The limit of waiting requests is reached."""
-
-
-class BatchRejected(Exception):
-    """An all-or-none batch with rejected jobs; the report has the outcomes."""
-
-    def __init__(self, report: Mapping[str, Any]) -> None:
-        super().__init__(
-            f"{report['invalid']} requests are invalid and {report['conflict']} are in conflict; nothing was done"
-        )
-        self.report = report
+    def __init__(
+        self,
+        code: ProblemCode,
+        detail: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.code, self.headers, self.fields = code, headers or {}, fields or {}
 
 
 class UnreadableBody(BadRequest):
@@ -251,61 +196,34 @@ class UnreadableBody(BadRequest):
     description = "The framing of the body's chunks or trailers violates RFC 9112."
 
 
-class WouldNotRun(Exception):
-    """A strict trigger of a job that no live worker would run."""
-
-    def __init__(self, warnings: Sequence[str]) -> None:
-        super().__init__("; ".join(warnings))
-        self.report = {"warnings": [*warnings]}
-
-
-class NotReady(Exception):
-    """A component is not ready; the report says which."""
-
-    def __init__(self, report: Mapping[str, Any]) -> None:
-        super().__init__("not ready: " + ", ".join(part for part, state in report.items() if _is_outage(state)))
-        self.report = report
-
-
 # Looked up along the class's bases: a new subclass has the code of its parent.
 BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
     InvalidJson: ProblemCode.INVALID_JSON,
     InvalidRequest: ProblemCode.INVALID_REQUEST,
-    InvalidJob: ProblemCode.INVALID_REQUEST,
+    errors.InvalidJob: ProblemCode.INVALID_REQUEST,
+    errors.JobNotFound: ProblemCode.JOB_NOT_FOUND,
+    errors.IdempotencyConflict: ProblemCode.IDEMPOTENCY_CONFLICT,
+    errors.NotRetryable: ProblemCode.NOT_RETRYABLE,
+    errors.NotEditable: ProblemCode.NOT_EDITABLE,
+    errors.NotDeletable: ProblemCode.NOT_DELETABLE,
+    errors.JobChanged: ProblemCode.CHANGED,
+    errors.WebhookNotFound: ProblemCode.WEBHOOK_NOT_FOUND,
+    errors.DeliveryNotFound: ProblemCode.DELIVERY_NOT_FOUND,
+    errors.RuleNotFound: ProblemCode.RULE_NOT_FOUND,
+    errors.RuleExists: ProblemCode.RULE_EXISTS,
+    errors.QueueDraining: ProblemCode.QUEUE_DRAINING,
+    errors.WorkerNotFound: ProblemCode.WORKER_NOT_FOUND,
+    errors.BulkNotFound: ProblemCode.BULK_NOT_FOUND,
+    errors.BulkMismatch: ProblemCode.BULK_MISMATCH,
+    errors.DatabaseUnavailable: ProblemCode.DATABASE_UNAVAILABLE,
+    errors.SchemaError: ProblemCode.SCHEMA_MISMATCH,
     BadRequest: ProblemCode.INVALID_REQUEST,
-    KeyRequired: ProblemCode.KEY_REQUIRED,
-    KeyInvalid: ProblemCode.KEY_INVALID,
-    ScopeMissing: ProblemCode.SCOPE_MISSING,
-    OutsideKeyLimits: ProblemCode.OUTSIDE_KEY_LIMITS,
-    CrossSite: ProblemCode.CROSS_SITE,
-    HostRejected: ProblemCode.HOST_REFUSED,
-    TooManyLoginAttempts: ProblemCode.TOO_MANY_LOGIN_ATTEMPTS,
     NotFound: ProblemCode.NOT_FOUND,
-    JobNotFound: ProblemCode.JOB_NOT_FOUND,
     MethodNotAllowed: ProblemCode.METHOD_NOT_ALLOWED,
-    IdempotencyConflict: ProblemCode.IDEMPOTENCY_CONFLICT,
-    NotRetryable: ProblemCode.NOT_RETRYABLE,
-    WebhookNotFound: ProblemCode.WEBHOOK_NOT_FOUND,
-    DeliveryNotFound: ProblemCode.DELIVERY_NOT_FOUND,
-    RuleNotFound: ProblemCode.RULE_NOT_FOUND,
-    RuleExists: ProblemCode.RULE_EXISTS,
-    NotEditable: ProblemCode.NOT_EDITABLE,
-    NotDeletable: ProblemCode.NOT_DELETABLE,
-    JobChanged: ProblemCode.CHANGED,
-    QueueDraining: ProblemCode.QUEUE_DRAINING,
-    WorkerNotFound: ProblemCode.WORKER_NOT_FOUND,
-    BulkNotFound: ProblemCode.BULK_NOT_FOUND,
-    BulkMismatch: ProblemCode.BULK_MISMATCH,
-    BatchRejected: ProblemCode.BATCH_REFUSED,
     RequestEntityTooLarge: ProblemCode.BODY_TOO_LARGE,
     UnsupportedMediaType: ProblemCode.UNSUPPORTED_MEDIA_TYPE,
-    HTTPException: ProblemCode.HTTP_ERROR,
     InternalServerError: ProblemCode.INTERNAL,  # what Flask makes of an error in the steps around a request
-    DatabaseUnavailable: ProblemCode.DATABASE_UNAVAILABLE,
-    SchemaError: ProblemCode.SCHEMA_MISMATCH,
-    TooManyWaiters: ProblemCode.TOO_MANY_WAITING,
-    NotReady: ProblemCode.NOT_READY,
-    WouldNotRun: ProblemCode.WOULD_NOT_RUN,
+    HTTPException: ProblemCode.HTTP_ERROR,
     BaseException: ProblemCode.INTERNAL,
 }
 
@@ -329,13 +247,13 @@ class Problem(ItemProblem):
     request_id: str
 
 
-_LIBRARY_DETAIL = (
-    ProblemCode.HTTP_ERROR,
-    ProblemCode.INVALID_REQUEST,
-)  # here the library's description is more specific
+# Of these, the library's description is more specific.
+_LIBRARY_DETAIL = (ProblemCode.HTTP_ERROR, ProblemCode.INVALID_REQUEST)
 
 
 def problem_code(error: BaseException) -> ProblemCode:
+    if isinstance(error, RequestRejected):
+        return error.code
     return next(BY_EXCEPTION[kind] for kind in type(error).__mro__ if kind in BY_EXCEPTION)
 
 
@@ -350,10 +268,24 @@ def problem_response(error: Exception, request_id: str, *, is_read: bool = False
         "detail": _READ_FAILED if is_read and code is ProblemCode.DATABASE_UNAVAILABLE else _detail(error, code),
         "code": code.text,
         "request_id": request_id,
-        "errors": _field_errors(error),
-        **_extra_fields(error),
+        "errors": error.errors if isinstance(error, InvalidRequest) else (),
     }
-    return Response(dump_json(problem), status, _response_headers(error), content_type=MEDIA_TYPE)
+    headers: Mapping[str, str] = {}
+    match error:
+        case RequestRejected():
+            headers = error.headers
+            problem.update(error.fields)
+        case errors.IdempotencyConflict():
+            problem |= {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}
+        case errors.BulkMismatch():
+            problem["matching_count"] = error.actual
+        case errors.DatabaseUnavailable():
+            headers = {"Retry-After": str(error.retry_after_sec)}
+        case errors.SchemaError():
+            headers = {"Retry-After": "5"}
+        case MethodNotAllowed() if error.valid_methods:
+            headers = {"Allow": ", ".join(sorted(error.valid_methods))}
+    return Response(dump_json(problem), status, headers, content_type=MEDIA_TYPE)
 
 
 def _detail(error: Exception, code: ProblemCode) -> str:
@@ -363,48 +295,3 @@ def _detail(error: Exception, code: ProblemCode) -> str:
     if isinstance(error, HTTPException):
         return (error.description or code.description) if code in _LIBRARY_DETAIL else code.description
     return str(error) or code.description
-
-
-def _field_errors(error: Exception) -> Sequence[FieldError]:
-    return error.errors if isinstance(error, InvalidRequest) else ()
-
-
-def _extra_fields(error: Exception) -> Mapping[str, Any]:
-    if isinstance(error, IdempotencyConflict):
-        return {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}
-    if isinstance(error, BulkMismatch):
-        return {"matching_count": error.actual}
-    if isinstance(error, NotReady | BatchRejected | WouldNotRun):
-        return error.report
-    return {}
-
-
-def _response_headers(error: Exception) -> dict[str, str]:
-    if isinstance(error, DatabaseUnavailable | TooManyLoginAttempts):
-        return {"Retry-After": str(error.retry_after_sec)}
-    if isinstance(error, AccessDenied):
-        return _challenge_headers(error)
-    if isinstance(error, TooManyWaiters):
-        return {"Retry-After": "1"}
-    if isinstance(error, SchemaError | NotReady):
-        return {"Retry-After": "5"}
-    if isinstance(error, MethodNotAllowed) and error.valid_methods:
-        return {"Allow": ", ".join(sorted(error.valid_methods))}
-    return {}
-
-
-def _challenge_headers(error: AccessDenied) -> dict[str, str]:
-    match error:
-        case KeyRequired():
-            return {"WWW-Authenticate": _CHALLENGE}
-        case KeyInvalid():
-            return {"WWW-Authenticate": f'{_CHALLENGE}, error="invalid_token"'}
-        case ScopeMissing():
-            needed = " ".join(error.required_scopes)
-            return {"WWW-Authenticate": f'{_CHALLENGE}, error="insufficient_scope", scope="{needed}"'}
-        case _:
-            return {}
-
-
-def _is_outage(state: Any) -> bool:
-    return isinstance(state, Mapping) and state.get("ready") is False

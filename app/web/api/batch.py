@@ -20,7 +20,7 @@ from app.web.caches import QueueSettingsCache
 from app.web.json_io import FieldError
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
-from app.web.problems import BatchRejected, InvalidRequest, ItemProblem, OutsideKeyLimits, ProblemCode, problem_code
+from app.web.problems import InvalidRequest, ItemProblem, ProblemCode, RequestRejected, problem_code
 from app.web.routing import ApiBlueprint
 from app.web.schemas import TriggerRequest, field_errors, trigger_request_model, validate_args
 from pipelines.contract import Pipelines
@@ -110,7 +110,8 @@ def create_batch_blueprint(
             "job.batch_triggered", jobs=len(items), created=answer.created, exists=answer.exists, mode=body.mode
         )
         if whole and answer.created + answer.exists < len(items):
-            raise BatchRejected(vars(answer))
+            detail = f"{answer.invalid} requests are invalid and {answer.conflict} are in conflict; nothing was done"
+            raise RequestRejected(ProblemCode.BATCH_REFUSED, detail, fields=vars(answer))
         return answer
 
     def _validate_item(item: Any) -> NewJob | ItemProblem:
@@ -123,7 +124,7 @@ def create_batch_blueprint(
             queue_settings.reject_if_draining(valid.queue)
         except ValidationError as error:
             return _item_problem(InvalidRequest(field_errors(error)))
-        except (InvalidRequest, OutsideKeyLimits, DataloaderError) as error:
+        except (InvalidRequest, RequestRejected, DataloaderError) as error:
             return _item_problem(error)
         return valid.to_new_job()
 

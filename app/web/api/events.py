@@ -20,7 +20,7 @@ from app.queue.jobs import Executor
 from app.web.auth.guard import revalidator
 from app.web.json_io import FieldError, dump_json
 from app.web.options import WebOptions
-from app.web.problems import InvalidRequest, ProblemCode, TooManyWaiters
+from app.web.problems import InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
 
 EVENT_STREAM_TYPE = "text/event-stream"
@@ -71,7 +71,7 @@ def create_events_blueprint(source: Executor, options: WebOptions, closing: thre
         """
         reader = _open_reader(source, request.headers.get("Last-Event-ID") or query.after)
         if not slots.acquire(blocking=False):
-            raise TooManyWaiters
+            raise RequestRejected(ProblemCode.TOO_MANY_WAITING, headers={"Retry-After": "1"})
         try:
             first = reader.poll()  # before the response starts, an outage is a problem
             lines = _event_lines(reader, first, query, closing, revalidator((Scope.READ,)))

@@ -14,7 +14,7 @@ from app.queue.jobs import JobQueue
 from app.web.auth.guard import has_full_details
 from app.web.caches import RefreshingValue, RefreshTimeout
 from app.web.options import WebOptions
-from app.web.problems import NotReady, ProblemCode
+from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import ANY_KEY, OPEN, ApiBlueprint
 
 Probe = Callable[[], Mapping[str, Any]]
@@ -155,7 +155,7 @@ def create_health_blueprint(check_readiness: ReadinessCheck, probe: Probe | None
         if not has_full_details():
             readiness = _public_view(readiness)
         if not readiness.ready:
-            raise NotReady(vars(readiness))
+            raise _not_ready(vars(readiness))
         return readiness
 
     @blueprint.get("/health/started", response=ProbeResult, problems=not_ready, scope=OPEN)
@@ -180,9 +180,13 @@ def create_health_blueprint(check_readiness: ReadinessCheck, probe: Probe | None
     return blueprint
 
 
+def _not_ready(report: Mapping[str, Any]) -> RequestRejected:
+    return RequestRejected(ProblemCode.NOT_READY, headers={"Retry-After": "5"}, fields=report)
+
+
 def _probe_result(reason: str | None) -> ProbeResult:
     if reason is not None:
-        raise NotReady({"ready": False, "detail": reason})
+        raise _not_ready({"ready": False, "detail": reason})
     return ProbeResult()
 
 

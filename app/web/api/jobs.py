@@ -24,7 +24,7 @@ from app.web.caches import QueueSettingsCache
 from app.web.json_io import dump_json
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
-from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, TooManyWaiters, WouldNotRun
+from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ANY_KEY, ApiBlueprint, etag_of
 from app.web.schemas import JobState, TriggerRequest, TriggerResponse, validate_args
 from pipelines.contract import Pipelines
@@ -61,12 +61,12 @@ class JobWatcher:
         self._closing = closing
 
     def wait(self, fetch: Callable[[], T], is_done: Callable[[T], bool], timeout_sec: float) -> T:
-        """Fetch until the value is done or the time is over, and return the last value. Raises TooManyWaiters."""
+        """Fetch until the value is done or the time is over, and return the last value. Raises RequestRejected."""
         value = fetch()
         if timeout_sec <= 0 or is_done(value):
             return value
         if not self._slots.acquire(blocking=False):
-            raise TooManyWaiters
+            raise RequestRejected(ProblemCode.TOO_MANY_WAITING, headers={"Retry-After": "1"})
         try:
             deadline = time.monotonic() + timeout_sec
             while not is_done(value) and (remaining_sec := deadline - time.monotonic()) > 0:
@@ -138,7 +138,7 @@ def create_jobs_blueprint(
         queue_settings.reject_if_draining(body.queue)
         warnings = queue_settings.run_warnings(body.queue, body.task, actor)
         if warnings and query.strict:
-            raise WouldNotRun(warnings)
+            raise RequestRejected(ProblemCode.WOULD_NOT_RUN, "; ".join(warnings), fields={"warnings": warnings})
         attributes = {"dataloader.queue": body.queue, "dataloader.task": body.task}
         with tracer.enqueue_span(tracing.parse_traceparent(request.headers.get("traceparent")), attributes) as span:
             enqueued = queue.enqueue(body.to_new_job(span.traceparent))

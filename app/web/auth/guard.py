@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import math
 import re
 import socket
 import time
@@ -27,15 +28,7 @@ from app.admin.api_keys import ActiveKey, Scope
 from app.db.audit_context import AuditContext
 from app.web.auth.sessions import LoginThrottle, Session, Sessions
 from app.web.caches import KeyCache
-from app.web.problems import (
-    CrossSite,
-    HostRejected,
-    KeyInvalid,
-    KeyRequired,
-    OutsideKeyLimits,
-    ScopeMissing,
-    TooManyLoginAttempts,
-)
+from app.web.problems import ProblemCode, RequestRejected
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
@@ -136,6 +129,7 @@ LOG = log.get("app.web.auth.guard")
 # Keys of the WSGI environment.
 AUTHENTICATOR, ACTOR = "dataloader.authenticator", "dataloader.actor"
 IS_PAGE, REQUEST_ID = "dataloader.page", "dataloader.request_id"
+_CHALLENGE = 'Bearer realm="dataloader"'
 CSRF_FIELD = "csrf_token"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM_MEDIA_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -166,9 +160,10 @@ class Actor:
         )
 
     def require_trigger(self, task: str, queue: str) -> None:
-        """Raises OutsideKeyLimits."""
+        """Raises RequestRejected."""
         if not self.can_trigger(task, queue):
-            raise OutsideKeyLimits(f"this key may not trigger the task {task!r} in the queue {queue!r}")
+            detail = f"this key may not trigger the task {task!r} in the queue {queue!r}"
+            raise RequestRejected(ProblemCode.OUTSIDE_KEY_LIMITS, detail)
 
     def can_see_task(self, task: str) -> bool:
         """Without `read`, an actor sees only the tasks that it may trigger."""
@@ -219,20 +214,22 @@ class Authenticator:
         return is_https(environ, self._proxies)
 
     def authenticate(self, environ: WSGIEnvironment) -> Actor:
-        """Raises KeyRequired, KeyInvalid, TooManyLoginAttempts, HostRejected, or DatabaseUnavailable."""
+        """Raises RequestRejected or DatabaseUnavailable."""
         actor = self._find_actor(environ)
         if actor is not None:
             return actor
         if _has_bearer(environ):
             raise self.reject_key(client_address(environ, self._proxies))
-        raise KeyRequired
+        raise RequestRejected(ProblemCode.KEY_REQUIRED, headers={"WWW-Authenticate": _CHALLENGE})
 
     def _find_actor(self, environ: WSGIEnvironment) -> Actor | None:
-        """Return the caller, or None if it is not accepted. Raises HostRejected or DatabaseUnavailable."""
+        """Return the caller, or None if it is not accepted. Raises RequestRejected or DatabaseUnavailable."""
         address = client_address(environ, self._proxies)
         if self._auth_disabled:
             if is_local(environ) and not is_local_host_header(environ.get("HTTP_HOST", "")):
-                raise HostRejected  # the page of another site, in a browser on this machine
+                raise RequestRejected(
+                    ProblemCode.HOST_REFUSED
+                )  # the page of another site, in a browser on this machine
             return Actor(name=_ANONYMOUS, auth_method="none", address=address, scopes=_ALL_SCOPES)
         key_cache = self.key_cache
         if key_cache is not None and self.sessions is not None:
@@ -241,7 +238,7 @@ class Authenticator:
                 return actor
         if is_local(environ) and not (key_cache is not None and key_cache.has_keys):
             if not is_local_host_header(environ.get("HTTP_HOST", "")):
-                raise HostRejected
+                raise RequestRejected(ProblemCode.HOST_REFUSED)
             return Actor(name=_LOCAL_ACTOR, auth_method="loopback", address=address, scopes=_ALL_SCOPES)
         return None
 
@@ -271,28 +268,33 @@ class Authenticator:
         key_cache.record_use(key.id)
         return actor_for_key(key, "session", address, session)
 
-    def reject_key(self, address: str) -> Exception:
+    def reject_key(self, address: str) -> RequestRejected:
         """Return the error for an invalid key; it is logged unless the address has failed too often."""
         wait = self._throttle.record_failure(address)
         if wait is not None:
-            return TooManyLoginAttempts(wait)
+            headers = {"Retry-After": str(max(1, math.ceil(wait)))}
+            return RequestRejected(
+                ProblemCode.TOO_MANY_LOGIN_ATTEMPTS, "too many attempts with invalid keys", headers=headers
+            )
         LOG.warning("auth.rejected", address=address, reason="key_invalid")
         log.audit("auth.rejected", remote=address, reason="key_invalid")
-        return KeyInvalid()
+        challenge = f'{_CHALLENGE}, error="invalid_token"'
+        return RequestRejected(ProblemCode.KEY_INVALID, headers={"WWW-Authenticate": challenge})
 
     def check_csrf(self, environ: WSGIEnvironment, actor: Actor | None) -> None:
-        """Reject a changing request that a page of another site has sent. Raises CrossSite."""
+        """Reject a changing request that a page of another site has sent. Raises RequestRejected."""
         if actor is not None and actor.auth_method == "key":
             return  # browsers never send a key by themselves
         if is_cross_site(environ):
-            raise CrossSite
+            raise RequestRejected(ProblemCode.CROSS_SITE)
         if actor is None or actor.session is None:
             return
         token = environ.get("HTTP_X_CSRF_TOKEN")
         if token is None and request.mimetype in _FORM_MEDIA_TYPES:
             token = request.form.get(CSRF_FIELD)
         if token is None or not hmac.compare_digest(token.encode(), self.csrf_token(actor.session).encode()):
-            raise CrossSite("the CSRF token of the session is missing or wrong; reload the page")
+            detail = "the CSRF token of the session is missing or wrong; reload the page"
+            raise RequestRejected(ProblemCode.CROSS_SITE, detail)
 
     def csrf_token(self, session: Session) -> str:
         return "" if self.sessions is None else self.sessions.csrf_token(session)
@@ -327,7 +329,9 @@ def authorize(required_scopes: tuple[Scope, ...], *, is_page: bool) -> Actor | N
     if request.method not in _SAFE_METHODS:
         authenticator.check_csrf(environ, actor)
     if not actor.has_scope(required_scopes):
-        raise ScopeMissing([scope.value for scope in required_scopes])
+        challenge = f'{_CHALLENGE}, error="insufficient_scope", scope="{" ".join(required_scopes)}"'
+        detail = f"this takes a key with the scope {' or '.join(required_scopes)}"
+        raise RequestRejected(ProblemCode.SCOPE_MISSING, detail, headers={"WWW-Authenticate": challenge})
     return actor
 
 

@@ -14,7 +14,7 @@ from app.errors import DataloaderError
 from app.web.auth.guard import ACTOR, REQUEST_ID, Actor, Authenticator, actor_for_key, cookie_name
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
-from app.web.problems import AccessDenied, ProblemCode, TooManyLoginAttempts
+from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import HTML, OPEN, ApiBlueprint
 
 LOG = log.get("app.web.auth.guard")
@@ -72,7 +72,7 @@ def create_login_blueprint(authenticator: Authenticator, audit: AuditLog, option
         """End the session of the browser, if there is one."""
         try:
             actor = authenticator.authenticate(request.environ)
-        except (AccessDenied, DataloaderError):
+        except (RequestRejected, DataloaderError):
             actor = None
         if actor is not None and actor.session is not None:
             authenticator.check_csrf(request.environ, actor)
@@ -97,13 +97,12 @@ def _redirect(location: str) -> Response:
 
 def _login_failed(authenticator: Authenticator, next_url: str) -> Response:
     error = authenticator.reject_key(authenticator.client_address(request.environ))
-    headers, status = {}, HTTPStatus.UNAUTHORIZED
-    message = "Invalid API key: unknown, expired or revoked."
-    if isinstance(error, TooManyLoginAttempts):
-        headers["Retry-After"] = str(error.retry_after_sec)
-        status = HTTPStatus.TOO_MANY_REQUESTS
-        message = f"Too many failed logins; try again in {error.retry_after_sec} s."
-    return Response(_render_login(next_url, message), status, headers, content_type=f"{HTML}; charset=utf-8")
+    message, wait_sec = "Invalid API key: unknown, expired or revoked.", error.headers.get("Retry-After")
+    if wait_sec is not None:
+        message = f"Too many failed logins; try again in {wait_sec} s."
+    headers = {} if wait_sec is None else {"Retry-After": wait_sec}
+    page = _render_login(next_url, message)
+    return Response(page, error.code.status, headers, content_type=f"{HTML}; charset=utf-8")
 
 
 def _render_login(next_url: str, message: str | None) -> str:
