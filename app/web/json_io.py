@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 MAX_NUMBER_DIGITS = 300
+MAX_JSON_DEPTH = 64
 MAX_ERRORS = 20  # a hostile body must not get a response as long as itself
 
 _SIMPLE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")

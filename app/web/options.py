@@ -13,8 +13,6 @@ class WebOptions:
     queues: tuple[str, ...] = ()  # registered queues: the only label values of queue metrics
     max_body_bytes: int = 1_048_576
     max_batch_bytes: int = 4_194_304
-    max_json_depth: int = 64
-    max_text_length: int = 1_000
     default_lease_ttl_sec: int = 60
     heartbeat_sec: float = 10
     status_timeout_sec: float = 1.5  # for /status and /metrics

@@ -15,7 +15,7 @@ from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 from app.admin.api_keys import Scope
 from app.db.audit_context import acting_as
 from app.web.auth.guard import CSRF_FIELD, REQUEST_ID, authorize
-from app.web.json_io import FieldError, dump_json, parse
+from app.web.json_io import MAX_JSON_DEPTH, FieldError, dump_json, parse
 from app.web.problems import InvalidRequest, ProblemCode
 from app.web.schemas import field_errors
 
@@ -89,7 +89,7 @@ class ApiBlueprint:
 
     name: str
     prefix: str
-    max_json_depth: int
+    max_json_depth: int = MAX_JSON_DEPTH
     operations: list[Operation] = field(default_factory=list)
     blueprint: Blueprint = field(init=False)
 

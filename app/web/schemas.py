@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from app.admin.webhooks import FINAL_EVENTS, JOB_EVENTS, SUBSCRIBABLE_EVENTS, WebhookEvent
 from app.log import mask_secret_fields
@@ -35,6 +36,7 @@ from pipelines.contract import Args, Pipelines, Task, read_policy
 INT4_MAX = 2_147_483_647
 MAX_KEY_BYTES = 2_000  # an index entry of PostgreSQL holds about 2,700
 MAX_PAGE_SIZE = 1_000
+MAX_TEXT_LENGTH = 1_000
 RETRY_POLICY_KINDS = ["fixed", "linear", "exponential", "table"]
 
 _RFC3339_PATTERN = re.compile(
@@ -95,6 +97,18 @@ Timestamp = Annotated[
 ]
 # A text that is not blank and has no NUL.
 NAME_PATTERN = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
+
+
+class QueryModel(BaseModel):
+    """The fields of a query string or form."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BodyModel(BaseModel):
+    """The fields of a JSON body."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 def require_one_field(*, excluded: frozenset[str] = frozenset(), null_is_change: bool) -> Any:
@@ -198,10 +212,8 @@ def validate_url(url: str | None, allowed: AllowedHosts) -> str | None:
     return url
 
 
-class JobWebhook(BaseModel):
+class JobWebhook(BodyModel):
     """A webhook of one job."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     url: Annotated[str, Field(max_length=MAX_URL_LENGTH, json_schema_extra={"format": "uri"})] = Field(
         description="The URL to POST to.", examples=["https://hooks.example.com/dataloader"]
@@ -231,26 +243,58 @@ def signable_webhook(options: WebOptions) -> Callable[[JobWebhook], JobWebhook]:
     return check
 
 
-class TriggerRequest(BaseModel):
-    """A request for a job. `trigger_request_model` adds limits and defaults."""
+PositiveInt = Annotated[int, Field(ge=1, le=INT4_MAX)]
+Priority = Annotated[int, Field(ge=0, le=INT4_MAX)]
+Text = Annotated[str, Field(max_length=MAX_TEXT_LENGTH)]
+IndexedText = Annotated[str, Field(max_length=MAX_TEXT_LENGTH), AfterValidator(parse_key)]
+Name = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_TEXT_LENGTH, json_schema_extra={"pattern": NAME_PATTERN}),
+    AfterValidator(parse_name),
+]
+RetryPolicy = Annotated[
+    dict[str, Any],
+    AfterValidator(parse_retry),
+    WithJsonSchema({"type": "object", "required": ["kind"], "properties": {"kind": {"enum": RETRY_POLICY_KINDS}}}),
+]
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    queue: str
-    task: str
-    lock_key: str
-    args: dict[str, Any]
-    idempotency_key: str | None
-    partition_key: str
-    priority: int
-    available_at: datetime | None
-    max_attempts: int
+class TriggerRequest(BodyModel):
+    """A request for a job. `trigger_request_model` adds what depends on the settings and on the task."""
+
+    queue: Name = Field(
+        description="The queue whose workers run the job. Required, unless the task has a default.",
+        examples=["etl.default"],
+    )
+    task: Name = Field(description="The pipeline's registered name.", examples=["noop"])
+    lock_key: Annotated[Name, BeforeValidator(resolve_lock_key)] = Field(
+        description="Jobs with one key never run at the same time. Required, unless the task has a default.",
+        examples=["noop"],
+    )
+    args: dict[str, Any] = Field(
+        {}, description="The arguments of the pipeline.", examples=[{"sleep1": 1, "sleep2": 1, "sleep3": 1}]
+    )
+    idempotency_key: Name | None = Field(
+        None, description="Unique: a second trigger with it creates no second job while the first exists."
+    )
+    partition_key: IndexedText = Field(
+        "", description="The part of the work, such as a day; independent parts run in parallel."
+    )
+    priority: Priority = Field(100, description="Smaller runs first.")
+    available_at: Timestamp = Field(None, description="The earliest start (RFC 3339 with a zone); null: at once.")
+    max_attempts: PositiveInt = Field(5, description="The maximum number of attempts.")
     lease_ttl_sec: int
-    producer: str | None
-    consumer_group: str | None
-    live_key: str | None
-    time_limit_sec: int | None
-    retry: dict[str, Any] | None
+    producer: Text | None = Field(None, description="The service that triggered the job.")
+    consumer_group: Text | None = Field(None, description="The consumer of the result.")
+    live_key: Name | None = Field(
+        None, description="Unique among queued and running jobs: while one has it, a trigger returns that job."
+    )
+    time_limit_sec: PositiveInt | None = Field(None, description="The time limit of an attempt; null: the task's.")
+    retry: RetryPolicy | None = Field(
+        None,
+        description="The delay between attempts; null: the task's.",
+        examples=[{"kind": "table", "seconds": [60, 300, 1800]}],
+    )
     webhook: JobWebhook | None
 
     def to_new_job(self, traceparent: str | None = None) -> NewJob:
@@ -260,102 +304,37 @@ class TriggerRequest(BaseModel):
 
 def trigger_request_model(options: WebOptions, pipelines: Pipelines) -> type[TriggerRequest]:
     """Return the model with the limits and defaults of the settings and of the task."""
-    text = Annotated[str, Field(max_length=options.max_text_length)]
-    name = Annotated[
-        str,
-        Field(min_length=1, max_length=options.max_text_length, json_schema_extra={"pattern": NAME_PATTERN}),
-        AfterValidator(parse_name),
-    ]
-    indexed = Annotated[str, Field(max_length=options.max_text_length), AfterValidator(parse_key)]
-    shortest = options.min_lease_ttl_sec
+    min_lease_sec = options.min_lease_ttl_sec
+
+    def check_lease(lease_sec: int) -> int:
+        if lease_sec < min_lease_sec:
+            raise PydanticCustomError("lease", "{message}", {"message": short_lease_message(lease_sec, min_lease_sec)})
+        return lease_sec
+
     lease = Annotated[
-        int, Field(le=INT4_MAX, json_schema_extra={"minimum": shortest}), AfterValidator(_lease_validator(shortest))
+        int, Field(le=INT4_MAX, json_schema_extra={"minimum": min_lease_sec}), AfterValidator(check_lease)
     ]
-    fields: dict[str, Any] = {
-        "queue": (
-            name,
-            Field(
-                description="The queue whose workers run the job. Required, unless the task has a default.",
-                examples=["etl.default"],
-            ),
-        ),
-        "task": (name, Field(description="The pipeline's registered name.", examples=["noop"])),
-        "lock_key": (
-            Annotated[name, BeforeValidator(resolve_lock_key)],
-            Field(
-                description="Jobs with one key never run at the same time. Required, unless the task has a default.",
-                examples=["noop"],
-            ),
-        ),
-        "args": (
-            dict[str, Any],
-            Field({}, description="The arguments of the pipeline.", examples=[{"sleep1": 1, "sleep2": 1, "sleep3": 1}]),
-        ),
-        "idempotency_key": (
-            name | None,
-            Field(None, description="Unique: a second trigger with it creates no second job while the first exists."),
-        ),
-        "partition_key": (
-            indexed,
-            Field("", description="The part of the work, such as a day; independent parts run in parallel."),
-        ),
-        "priority": (
-            Annotated[int, Field(ge=0, le=INT4_MAX)],
-            Field(100, description="Smaller runs first."),
-        ),
-        "available_at": (
-            Timestamp,
-            Field(None, description="The earliest start (RFC 3339 with a zone); null: at once."),
-        ),
-        "max_attempts": (
-            Annotated[int, Field(ge=1, le=INT4_MAX)],
-            Field(5, description="The maximum number of attempts."),
-        ),
-        "lease_ttl_sec": (
+
+    class Described(TriggerRequest):
+        model_config = ConfigDict(json_schema_extra=_require_without_task_default(pipelines))
+
+    fill: Any = model_validator(mode="before")(apply_task_defaults(pipelines))
+    return create_model(
+        "TriggerRequest",
+        __base__=Described,
+        __validators__={"fill": fill},
+        lease_ttl_sec=(
             lease,
             Field(
                 options.default_lease_ttl_sec,
                 description="How long the lease lasts without a heartbeat; at least two heartbeat intervals.",
             ),
         ),
-        "producer": (text | None, Field(None, description="The service that triggered the job.")),
-        "consumer_group": (text | None, Field(None, description="The consumer of the result.")),
-        "live_key": (
-            name | None,
-            Field(
-                None, description="Unique among queued and running jobs: while one has it, a trigger returns that job."
-            ),
-        ),
-        "time_limit_sec": (
-            Annotated[int, Field(ge=1, le=INT4_MAX)] | None,
-            Field(None, description="The time limit of an attempt; null: the task's."),
-        ),
-        "retry": (
-            Annotated[
-                dict[str, Any],
-                AfterValidator(parse_retry),
-                WithJsonSchema(
-                    {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": RETRY_POLICY_KINDS}}}
-                ),
-            ]
-            | None,
-            Field(
-                None,
-                description="The delay between attempts; null: the task's.",
-                examples=[{"kind": "table", "seconds": [60, 300, 1800]}],
-            ),
-        ),
-        "webhook": (
+        webhook=(
             Annotated[JobWebhook, AfterValidator(signable_webhook(options))] | None,
             Field(None, description="A webhook of this job, in addition to those of all jobs."),
         ),
-    }
-    fill: Any = model_validator(mode="before")(apply_task_defaults(pipelines))
-
-    class Described(TriggerRequest):
-        model_config = ConfigDict(json_schema_extra=_require_without_task_default(pipelines))
-
-    return create_model("TriggerRequest", __base__=Described, __validators__={"fill": fill}, **fields)
+    )
 
 
 def _require_without_task_default(pipelines: Pipelines) -> Callable[[dict[str, Any]], None]:
@@ -377,31 +356,16 @@ def short_lease_message(lease_sec: int, min_sec: int) -> str:
     return f"a lease of {lease_sec} s is shorter than two heartbeats; the minimum is {min_sec} s"
 
 
-def _lease_validator(min_sec: int) -> Any:
-    def check_lease(lease_sec: int) -> int:
-        if lease_sec < min_sec:
-            raise PydanticCustomError("lease", "{message}", {"message": short_lease_message(lease_sec, min_sec)})
-        return lease_sec
-
-    return check_lease
+_ERROR_MESSAGES = {"missing": "is required", "extra_forbidden": "is no field of this request; leave it out"}
 
 
 def field_errors(error: ValidationError) -> tuple[FieldError, ...]:
     """Convert pydantic's errors, without the caller's values, which may be secrets."""
-    details = error.errors(include_input=False, include_url=False, include_context=False)
-    return tuple(FieldError(_error_path(detail), _error_message(detail)) for detail in details)
-
-
-def _error_path(detail: ErrorDetails) -> str:
-    path = ""
-    for step in detail["loc"]:
-        path = join_path(path, step)
-    return path or "body"
-
-
-def _error_message(detail: ErrorDetails) -> str:
-    messages = {"missing": "is required", "extra_forbidden": "is no field of this request; leave it out"}
-    return messages.get(detail["type"], detail["msg"])
+    errors = []
+    for detail in error.errors(include_input=False, include_url=False, include_context=False):
+        path = reduce(join_path, detail["loc"], "")
+        errors.append(FieldError(path or "body", _ERROR_MESSAGES.get(detail["type"], detail["msg"])))
+    return tuple(errors)
 
 
 @dataclass(frozen=True)

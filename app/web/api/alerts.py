@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.alerts import AlertRule, Alerts, FiredAlert, RuleKind
@@ -16,7 +16,7 @@ from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, Deleted, require_change, require_one_field
+from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, BodyModel, Deleted, QueryModel, require_change, require_one_field
 
 _MAX_DURATION_SEC = 30 * 86_400.0  # statistics are kept no longer
 _MIN_WINDOW_SEC = 60.0
@@ -27,10 +27,8 @@ Window = Annotated[float, Field(ge=_MIN_WINDOW_SEC, le=_MAX_DURATION_SEC, allow_
 RunCount = Annotated[int, Field(ge=1, le=INT4_MAX)]
 
 
-class NewAlertRule(BaseModel):
+class NewAlertRule(BodyModel):
     """An alert rule to create."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Name = Field(description="For people; unique.", examples=["rates fail"])
     kind: Annotated[RuleKind, Field(strict=False)] = Field(
@@ -59,12 +57,10 @@ class NewAlertRule(BaseModel):
         return self
 
 
-class AlertRuleEdit(BaseModel):
+class AlertRuleEdit(BodyModel):
     """Values of an alert rule to change; those left out stay as they are."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, json_schema_extra=require_one_field(null_is_change=False)
-    )
+    model_config = ConfigDict(json_schema_extra=require_one_field(null_is_change=False))
 
     threshold: Threshold | None = Field(None, description="The alert fires above it.")
     window_sec: Window | None = Field(None, description="The window, in seconds.")
@@ -74,10 +70,8 @@ class AlertRuleEdit(BaseModel):
     _require_change = model_validator(mode="after")(require_change)
 
 
-class AlertsQuery(BaseModel):
+class AlertsQuery(QueryModel):
     """Which alerts to list, the newest first."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     state: Annotated[
         Literal["firing", "all"], Field(description="firing: only firing alerts; all: resolved ones too.")
@@ -99,7 +93,7 @@ class AlertList:
 
 
 def create_alerts_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("alerts", "/api/v1/alerts", options.max_json_depth)
+    blueprint = ApiBlueprint("alerts", "/api/v1/alerts")
     alerts = Alerts(executor)
     rule_problems = (ProblemCode.RULE_NOT_FOUND, *DATABASE_PROBLEMS)
 

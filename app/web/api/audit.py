@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from app.admin.api_keys import Scope
 from app.admin.audit import AuditEntry, AuditLog
@@ -13,16 +13,14 @@ from app.queue.jobs import Executor
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS
 from app.web.routing import ApiBlueprint
-from app.web.schemas import MAX_PAGE_SIZE, Timestamp
+from app.web.schemas import MAX_PAGE_SIZE, QueryModel, Timestamp
 
 _INT8_MAX = 2**63 - 1
 Text = Annotated[str | None, Field(max_length=1000)]
 
 
-class AuditQuery(BaseModel):
+class AuditQuery(QueryModel):
     """Which audit entries to list."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     action: Annotated[Text, Field(description="Only this action: the name of an operation or a command.")] = None
     actor: Annotated[Text, Field(description="Only actions of this key, by name.")] = None
@@ -48,7 +46,7 @@ class AuditPage:
 
 
 def create_audit_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("audit", "/api/v1", options.max_json_depth)
+    blueprint = ApiBlueprint("audit", "/api/v1")
     audit_log = AuditLog(executor)
 
     @blueprint.get("/audit", query=AuditQuery, response=AuditPage, problems=DATABASE_PROBLEMS, scope=Scope.OPERATE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from app.admin.api_keys import Scope
 from app.errors import DataloaderError, IdempotencyConflict
@@ -17,12 +17,12 @@ from app.queue.job import NewJob, Status
 from app.queue.jobs import Executor
 from app.web.auth.guard import current_actor
 from app.web.caches import QueueSettingsCache
-from app.web.json_io import FieldError
+from app.web.json_io import MAX_JSON_DEPTH, FieldError
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import InvalidRequest, ItemProblem, ProblemCode, RequestRejected, problem_code
 from app.web.routing import ApiBlueprint
-from app.web.schemas import TriggerRequest, field_errors, trigger_request_model, validate_args
+from app.web.schemas import BodyModel, TriggerRequest, field_errors, trigger_request_model, validate_args
 from pipelines.contract import Pipelines
 
 MAX_JOBS = 10_000
@@ -30,10 +30,8 @@ _MAX_ERRORS_SHOWN = 20  # per item
 _MAX_WARNINGS = 20  # per batch
 
 
-class BatchRequest(BaseModel):
+class BatchRequest(BodyModel):
     """Requests for jobs, each as `POST /api/v1/jobs/trigger` takes it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     jobs: list[Any] = Field(
         min_length=1,
@@ -74,7 +72,7 @@ class BatchResponse:
 def create_batch_blueprint(
     source: Executor, pipelines: Pipelines, options: WebOptions, queue_settings: QueueSettingsCache
 ) -> ApiBlueprint:
-    blueprint = ApiBlueprint("batch", "/api/v1", options.max_json_depth + 2)
+    blueprint = ApiBlueprint("batch", "/api/v1", MAX_JSON_DEPTH + 2)
     model = trigger_request_model(options, pipelines)
     jobs = BatchEnqueuer(source)
 

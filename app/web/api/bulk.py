@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
@@ -19,15 +19,13 @@ from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import INT4_MAX
+from app.web.schemas import INT4_MAX, QueryModel
 
 _MAX_EXPECTED = 2**53
 
 
-class BulkCountRequest(BaseModel):
+class BulkCountRequest(QueryModel):
     """An action, and the jobs to apply it to."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     action: BulkAction = Field(description="The action to apply to each job.")
     filter: JobFilter = Field(description="The jobs; those whose status does not allow the action are left out.")
@@ -51,9 +49,7 @@ class BulkRequest(BulkCountRequest):
         return self
 
 
-class BulkQuery(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class BulkQuery(QueryModel):
     limit: Annotated[int, Field(ge=1, le=200, description="The maximum number of entries.")] = 50
 
 
@@ -63,7 +59,7 @@ class BulkOperationList:
 
 
 def create_bulk_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("bulk", "/api/v1", options.max_json_depth)
+    blueprint = ApiBlueprint("bulk", "/api/v1")
     operations = BulkOperations(executor)
     bulk_problems = (ProblemCode.BULK_NOT_FOUND, *DATABASE_PROBLEMS)
 

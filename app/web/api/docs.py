@@ -17,7 +17,7 @@ from app.web.routing import ANY_KEY, HTML, JSON, ApiBlueprint
 
 def create_docs_blueprint(blueprints: Sequence[ApiBlueprint], options: WebOptions) -> ApiBlueprint:
     """Describe the blueprints, and this one."""
-    blueprint = ApiBlueprint("documentation", "", options.max_json_depth)
+    blueprint = ApiBlueprint("documentation", "")
 
     @blueprint.get("/openapi.json", response=dict, scope=ANY_KEY)
     def get_openapi() -> Response:

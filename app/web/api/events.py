@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from flask import Response, request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from app.admin.api_keys import Scope
 from app.errors import DatabaseUnavailable
@@ -22,6 +22,7 @@ from app.web.json_io import FieldError, dump_json
 from app.web.options import WebOptions
 from app.web.problems import InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
+from app.web.schemas import QueryModel
 
 EVENT_STREAM_TYPE = "text/event-stream"
 _POLL_INTERVAL_SEC = 0.5  # seconds
@@ -30,10 +31,8 @@ _REVALIDATE_SEC = 5.0  # between two looks whether the caller would still be let
 _MAX_STREAM_SEC = 3600.0
 
 
-class StreamQuery(BaseModel):
+class StreamQuery(QueryModel):
     """Which events to stream."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     queue: Annotated[str | None, Field(description="Only events of jobs of this queue.")] = None
     kind: Annotated[str | None, Field(description="Only these kinds of events, separated by commas.")] = None
@@ -50,7 +49,7 @@ class StreamQuery(BaseModel):
 
 
 def create_events_blueprint(source: Executor, options: WebOptions, closing: threading.Event) -> ApiBlueprint:
-    blueprint = ApiBlueprint("events", "/api/v1", options.max_json_depth)
+    blueprint = ApiBlueprint("events", "/api/v1")
     slots = threading.BoundedSemaphore(options.max_streams)
 
     @blueprint.get(

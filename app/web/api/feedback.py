@@ -32,7 +32,7 @@ class Votes:
 
 
 def create_feedback_blueprint(request_metrics: RequestMetrics, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("feedback", "/api/v1/feedback", options.max_json_depth)
+    blueprint = ApiBlueprint("feedback", "/api/v1/feedback")
     votes = Votes(request_metrics)
 
     @blueprint.post("/like", response=Feedback, scope=ANY_KEY)

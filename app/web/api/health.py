@@ -129,7 +129,7 @@ class Probes:
 
 
 def create_health_blueprint(check_readiness: ReadinessCheck, probe: Probe | None, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("status", "", options.max_json_depth)
+    blueprint = ApiBlueprint("status", "")
     probes = Probes(lambda: check_readiness().ready, probe)
     info = Info("dataloader", options.version, options.environment)
     not_ready = (ProblemCode.NOT_READY,)

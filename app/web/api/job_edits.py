@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Any, Self
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
@@ -23,48 +23,36 @@ from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint, VersionedResponse, if_match_version
 from app.web.schemas import (
-    INT4_MAX,
-    NAME_PATTERN,
-    RETRY_POLICY_KINDS,
+    BodyModel,
+    IndexedText,
+    Name,
+    PositiveInt,
+    Priority,
+    RetryPolicy,
     Timestamp,
     TriggerResponse,
-    parse_key,
-    parse_name,
-    parse_retry,
     require_one_field,
     short_lease_message,
     validate_args,
 )
 from pipelines.contract import Pipelines
 
-PositiveInt = Annotated[int, Field(ge=1, le=INT4_MAX)]
-Policy = Annotated[
-    dict[str, Any],
-    AfterValidator(parse_retry),
-    WithJsonSchema({"type": "object", "required": ["kind"], "properties": {"kind": {"enum": RETRY_POLICY_KINDS}}}),
-]
-IndexedText = Annotated[str, Field(max_length=1000), AfterValidator(parse_key)]
-Name = Annotated[
-    str, Field(min_length=1, max_length=1000, json_schema_extra={"pattern": NAME_PATTERN}), AfterValidator(parse_name)
-]
 _NULLABLE = ("time_limit_sec", "retry")  # null selects the task's default
 
 
-class JobEditRequest(BaseModel):
+class JobEditRequest(BodyModel):
     """Fields of a queued job to change; those left out stay as they are. Null in `time_limit_sec` and `retry` selects the
     task's default."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, json_schema_extra=require_one_field(null_is_change=True)
-    )
+    model_config = ConfigDict(json_schema_extra=require_one_field(null_is_change=True))
 
-    priority: Annotated[int, Field(ge=0, le=INT4_MAX)] | None = Field(None, description="Smaller runs first.")
+    priority: Priority | None = Field(None, description="Smaller runs first.")
     available_at: Timestamp = Field(None, description="The earliest start (RFC 3339 with a zone).")
     args: dict[str, Any] | None = Field(None, description="All arguments of the pipeline.")
     max_attempts: PositiveInt | None = Field(None, description="The maximum number of attempts, including past ones.")
     lease_ttl_sec: PositiveInt | None = Field(None, description="How long the lease lasts without a heartbeat.")
     time_limit_sec: PositiveInt | None = Field(None, description="The time limit of an attempt.")
-    retry: Policy | None = Field(None, description="The delay between attempts.")
+    retry: RetryPolicy | None = Field(None, description="The delay between attempts.")
     partition_key: IndexedText | None = Field(None, description="The part of the work, such as a day.")
 
     @model_validator(mode="after")
@@ -78,15 +66,13 @@ class JobEditRequest(BaseModel):
         return JobEdit(**vars(self), clear=clear)
 
 
-class JobClone(BaseModel):
+class JobClone(BodyModel):
     """Fields of the new job; those left out are copied."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     queue: Name | None = Field(None, description="The queue whose workers run the job.")
     lock_key: Name | None = Field(None, description="Jobs with one key never run at the same time.")
     args: dict[str, Any] | None = Field(None, description="All arguments of the pipeline.")
-    priority: Annotated[int, Field(ge=0, le=INT4_MAX)] | None = Field(None, description="Smaller runs first.")
+    priority: Priority | None = Field(None, description="Smaller runs first.")
     available_at: Timestamp = Field(None, description="The earliest start; by default at once.")
     max_attempts: PositiveInt | None = Field(None, description="The maximum number of attempts.")
     idempotency_key: Name | None = Field(
@@ -108,7 +94,7 @@ _CLONED_FIELDS = (
 
 
 def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("job_edits", "/api/v1", options.max_json_depth)
+    blueprint = ApiBlueprint("job_edits", "/api/v1")
     editor, search = JobEditor(queue.executor), JobSearch(queue.executor)
 
     @blueprint.patch(

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
@@ -36,7 +36,7 @@ from app.web.json_io import FieldError
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint, VersionedResponse
-from app.web.schemas import MAX_PAGE_SIZE, JobEvents, Timestamp
+from app.web.schemas import MAX_PAGE_SIZE, JobEvents, QueryModel, Timestamp
 
 _MAX_SEARCH_LENGTH = 200
 _STATUS_PATTERN = "|".join(Status)
@@ -49,10 +49,8 @@ def _validate_statuses(raw: str) -> str:
     return raw
 
 
-class JobFilter(BaseModel):
+class JobFilter(QueryModel):
     """Which jobs to select. Time ranges include their start and exclude their end. A field left out matches any job."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     status: Annotated[
         Annotated[
@@ -110,9 +108,7 @@ class JobsQuery(JobFilter):
     count: Annotated[bool, Field(description="Whether to count the matching jobs.")] = False
 
 
-class EventsQuery(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class EventsQuery(QueryModel):
     after: Annotated[int, Field(ge=0, le=2**63 - 1, description="Only events after this `event_id`.")] = 0
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = MAX_PAGE_SIZE
 
@@ -129,7 +125,7 @@ class JobList:
 
 
 def create_job_list_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("job_list", "/api/v1", options.max_json_depth)
+    blueprint = ApiBlueprint("job_list", "/api/v1")
     search, explainer, queue = JobSearch(executor), JobExplainer(executor), JobQueue(executor)
     job_problems = (ProblemCode.JOB_NOT_FOUND, *DATABASE_PROBLEMS)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from app.admin.api_keys import Scope
 from app.queue.job import JobLogLine, LogPage
@@ -15,7 +15,7 @@ from app.web.api.jobs import InvalidJobId, JobWatcher
 from app.web.options import WebOptions
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE
+from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel
 
 MAX_WAIT_SEC = 10  # a shutdown waits for pending requests
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -25,10 +25,8 @@ Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Stream = Literal["log", "stdout", "stderr", "note"]
 
 
-class LogsQuery(BaseModel):
+class LogsQuery(QueryModel):
     """Which lines of a job's log to read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     tail: Annotated[
         int | None, Field(ge=1, le=MAX_PAGE_SIZE, description="Only the last so many lines, instead of the first.")
@@ -56,7 +54,7 @@ class JobLogs:
 
 
 def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("job_logs", "/api/v1", options.max_json_depth)
+    blueprint = ApiBlueprint("job_logs", "/api/v1")
 
     @blueprint.get(
         "/jobs/<job:job_id>/logs",

@@ -103,7 +103,7 @@ def create_jobs_blueprint(
     watcher: JobWatcher,
     queue_settings: QueueSettingsCache,
 ) -> ApiBlueprint:
-    blueprint = ApiBlueprint("jobs", "/api/v1", options.max_json_depth)
+    blueprint = ApiBlueprint("jobs", "/api/v1")
 
     @blueprint.post(
         "/jobs/trigger",

@@ -203,7 +203,7 @@ def _webhook_metrics(backlog: DeliveryBacklog, firing: dict[str, int]) -> Iterat
 
 
 def create_metrics_blueprint(registry: CollectorRegistry, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("metrics", "", options.max_json_depth)
+    blueprint = ApiBlueprint("metrics", "")
 
     @blueprint.get("/metrics", response=str, media_type="text/plain", scope=Scope.READ)
     def get_metrics() -> Response:

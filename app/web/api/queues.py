@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Self
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
@@ -18,28 +18,21 @@ from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ANY_KEY, ApiBlueprint
-from app.web.schemas import INT4_MAX, parse_key, require_one_field
+from app.web.schemas import INT4_MAX, BodyModel, QueryModel, parse_key, require_one_field
 
 _LIMIT_FIELDS = ("concurrency", "per_worker")
 
 Limit = Annotated[int, Field(ge=1, le=INT4_MAX)]
 
 
-class QueuesQuery(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class QueuesQuery(QueryModel):
     queue: Annotated[str | None, Field(min_length=1, description="Only this queue.")] = None
 
 
-class QueueSettingsEdit(BaseModel):
+class QueueSettingsEdit(BodyModel):
     """Settings of a queue to change; those left out stay as they are. Null removes a limit."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        json_schema_extra=require_one_field(excluded=frozenset({"queue"}), null_is_change=True),
-    )
+    model_config = ConfigDict(json_schema_extra=require_one_field(excluded=frozenset({"queue"}), null_is_change=True))
 
     queue: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(parse_key)] = Field(
         description="The queue; it need not have any job yet."
@@ -63,9 +56,7 @@ class QueueSettingsEdit(BaseModel):
         return self
 
 
-class ChartsQuery(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class ChartsQuery(QueryModel):
     period: Annotated[Period, Field(description="The period; its buckets are a minute, 15 minutes or an hour.")] = "1h"
     queue: Annotated[str | None, Field(description="Only jobs of this queue.")] = None
     task: Annotated[str | None, Field(description="Only jobs of this task.")] = None
@@ -82,7 +73,7 @@ class WorkerList:
 
 
 def create_queues_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("queues", "/api/v1", options.max_json_depth)
+    blueprint = ApiBlueprint("queues", "/api/v1")
     queues, statistics = Queues(executor), Statistics(executor)
     worker_problems = (ProblemCode.WORKER_NOT_FOUND, *DATABASE_PROBLEMS)
 

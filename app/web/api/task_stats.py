@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from app.admin.api_keys import Scope
 from app.admin.statistics import Period, PeriodStatistics, RecentRun, Statistics
@@ -14,6 +14,7 @@ from app.web.auth.guard import current_actor
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS
 from app.web.routing import ANY_KEY, ApiBlueprint
+from app.web.schemas import QueryModel
 from pipelines.contract import Pipelines, Task, TaskKind, show_policy
 
 
@@ -71,9 +72,7 @@ class TaskInfo:
         return cls(task.name, task.kind, description, TaskOptions.from_task(task), task.args_schema())
 
 
-class TasksQuery(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class TasksQuery(QueryModel):
     statistics: Annotated[
         bool, Field(description="Whether to include statistics; without them the database is not queried.")
     ] = True
@@ -98,7 +97,7 @@ class TaskList:
 
 
 def create_task_stats_blueprint(executor: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("tasks", "/api/v1", options.max_json_depth)
+    blueprint = ApiBlueprint("tasks", "/api/v1")
     statistics = Statistics(executor)
 
     @blueprint.get("/tasks", query=TasksQuery, response=TaskList, problems=DATABASE_PROBLEMS, scope=ANY_KEY)

@@ -31,7 +31,9 @@ from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import (
     MAX_PAGE_SIZE,
+    BodyModel,
     Deleted,
+    QueryModel,
     event_schema,
     require_change,
     require_one_field,
@@ -48,10 +50,8 @@ AnyDelivery = TypeVar("AnyDelivery", bound=Delivery)
 EventNames = Annotated[list[str], Field(json_schema_extra=event_schema(SUBSCRIBABLE_EVENTS))]
 
 
-class NewWebhook(BaseModel):
+class NewWebhook(BodyModel):
     """A webhook to create."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     url: Url = Field(description="The URL to POST to.", examples=["https://hooks.example.com/dataloader"])
     events: EventNames = Field(
@@ -64,12 +64,10 @@ class NewWebhook(BaseModel):
     _validate_events = field_validator("events")(validate_events)
 
 
-class WebhookEdit(BaseModel):
+class WebhookEdit(BodyModel):
     """Values of a webhook to change; those left out stay as they are."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, json_schema_extra=require_one_field(null_is_change=False)
-    )
+    model_config = ConfigDict(json_schema_extra=require_one_field(null_is_change=False))
 
     url: Url | None = Field(None, description="The URL to POST to.")
     events: EventNames | None = Field(None, description="The events to deliver.")
@@ -85,20 +83,16 @@ class WebhookEdit(BaseModel):
     _require_change = model_validator(mode="after")(require_change)
 
 
-class SecretRotation(BaseModel):
+class SecretRotation(BodyModel):
     """A rotation of a webhook's secret."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     overlap_sec: Annotated[int, Field(ge=0, le=_MAX_OVERLAP_SEC)] = Field(
         86_400, description="How long deliveries also carry a signature of the old secret."
     )
 
 
-class DeliveriesQuery(BaseModel):
+class DeliveriesQuery(QueryModel):
     """Which deliveries to list, the newest first."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     webhook_id: Annotated[UUID | None, Field(description="Only deliveries of this webhook.")] = None
     job_id: Annotated[UUID | None, Field(description="Only deliveries of this job.")] = None
@@ -134,7 +128,7 @@ class DeliveryQueued:
 
 
 def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("webhooks", "/api/v1", options.max_json_depth)
+    blueprint = ApiBlueprint("webhooks", "/api/v1")
     webhooks = Webhooks(executor)
     allowed = AllowedHosts.parse(options.webhook_allowed_hosts)
 

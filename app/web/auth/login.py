@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from flask import Response, render_template, request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from app import log
 from app.admin.audit import AuditLog
@@ -16,14 +16,13 @@ from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import HTML, OPEN, ApiBlueprint
+from app.web.schemas import QueryModel
 
 LOG = log.get("app.web.auth.guard")
 _HOME = "/"
 
 
-class LoginQuery(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class LoginQuery(QueryModel):
     next: Annotated[str, Field(max_length=2000, description="The path of this service to redirect to.")] = _HOME
 
 
@@ -34,7 +33,7 @@ class LoginForm(LoginQuery):
 
 
 def create_login_blueprint(authenticator: Authenticator, audit: AuditLog, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("session", "", options.max_json_depth)
+    blueprint = ApiBlueprint("session", "")
 
     @blueprint.get("/login", query=LoginQuery, response=str, media_type=HTML, scope=OPEN)
     def show_login(query: LoginQuery) -> str:

@@ -157,7 +157,7 @@ class PageRenderer:
     """The routes of one subject. They render the whole page, or only its live part when the page refreshes."""
 
     def __init__(self, name: str, options: WebOptions) -> None:
-        self.blueprint = ApiBlueprint(name, "", options.max_json_depth)
+        self.blueprint = ApiBlueprint(name, "")
         self.options, self.formatter = options, Formatter(options.timezone)
 
     def page(self, path: str, *, scope: Scope = Scope.READ, **options: Any) -> Callable[[Handler], Handler]:

@@ -16,6 +16,7 @@ from app.queue.job_logs import JobLogSearch
 from app.queue.jobs import Executor, JobQueue
 from app.web.api.jobs import parse_job_id
 from app.web.auth.guard import current_actor
+from app.web.json_io import MAX_JSON_DEPTH
 from app.web.options import WebOptions
 from app.web.pages.base import (
     FormModel,
@@ -203,7 +204,7 @@ def _stalled_sec(explanation: JobExplanation) -> float | None:
 
 def _parse_args(raw: str, options: WebOptions, original: dict[str, Any]) -> dict[str, Any]:
     """Parse edited args; masked secrets keep their original values."""
-    args, errors = parse_json_object("args", raw, options.max_json_depth)
+    args, errors = parse_json_object("args", raw, MAX_JSON_DEPTH)
     if errors:
         raise InvalidForm.from_errors(errors)
     return dict(unmask(args, original))

@@ -17,7 +17,7 @@ from app.admin.statistics import Statistics
 from app.queue.jobs import JobQueue
 from app.web.api.task_stats import TaskInfo
 from app.web.auth.guard import CSRF_FIELD, current_actor
-from app.web.json_io import FieldError
+from app.web.json_io import MAX_JSON_DEPTH, FieldError
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, PageRenderer, parse_json, parse_json_object, redirect_to
 from app.web.problems import ProblemCode
@@ -84,7 +84,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
     def submit_task_start(form: StartForm, name: str) -> Response:
         """Start a task with the args of the form."""
         values = {field: value for field, value in request.form.items() if field != CSRF_FIELD}
-        args, errors = _parse_args(values, _form_inputs(_args_schema(name), {}), options.max_json_depth)
+        args, errors = _parse_args(values, _form_inputs(_args_schema(name), {}), MAX_JSON_DEPTH)
         fields: dict[str, Any] = {"task": name, "args": args, "producer": current_actor().name}
         fields |= {field: values[field] for field in ("queue", "lock_key") if values.get(field)}
         if form.priority:

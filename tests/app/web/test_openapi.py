@@ -63,11 +63,11 @@ def test_every_code_is_described_with_its_status(client):
 
 
 def test_the_limits_of_the_settings_are_in_the_document(app_without_database):
-    client = app_without_database(max_text_length=77, default_lease_ttl_sec=33, heartbeat_sec=8)
+    client = app_without_database(default_lease_ttl_sec=33, heartbeat_sec=8)
 
     fields = client.get("/openapi.json").json["components"]["schemas"]["TriggerRequest"]["properties"]
 
-    assert fields["queue"]["maxLength"] == 77
+    assert fields["queue"]["maxLength"] == 1000
     assert fields["lease_ttl_sec"]["default"] == 33
     assert fields["lease_ttl_sec"]["minimum"] == 16
 

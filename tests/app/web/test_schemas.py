@@ -13,7 +13,7 @@ from app.web import WebOptions
 from app.web.schemas import field_errors, trigger_request_model
 from pipelines.contract import Pipelines
 
-OPTIONS = WebOptions(version="1", default_lease_ttl_sec=45, heartbeat_sec=7, max_text_length=50)
+OPTIONS = WebOptions(version="1", default_lease_ttl_sec=45, heartbeat_sec=7)
 MODEL = trigger_request_model(OPTIONS, Pipelines())
 NEEDED = {"queue": "etl", "task": "noop", "lock_key": "k"}
 
@@ -78,21 +78,19 @@ def test_null_is_refused_elsewhere(field):
 
 
 @pytest.mark.parametrize("field", ["queue", "task", "lock_key", "idempotency_key"])
-@pytest.mark.parametrize("value", ["", " ", "\t", "x\n", "\x01x", "x\x7f", "\x85x", "x" * 51, 7, True, ["x"]])
+@pytest.mark.parametrize("value", ["", " ", "\t", "x\n", "\x01x", "x\x7f", "\x85x", "x" * 1001, 7, True, ["x"]])
 def test_a_name_is_a_text_that_is_not_empty(field, value):
     assert list(faults(**{field: value})) == [field]
 
 
-@pytest.mark.parametrize("value", ["x", " x ", "a\tb", "Очередь", "😀" * 50, "x" * 50])
+@pytest.mark.parametrize("value", ["x", " x ", "a\tb", "Очередь", "😀" * 500, "x" * 1000])
 def test_a_name_may_be_any_other_text(value):
     assert faults(queue=value, task=value, lock_key=value, idempotency_key=value) == {}
 
 
 def test_text_too_long_for_an_index_is_rejected_by_bytes():
-    roomy = trigger_request_model(WebOptions(version="1"), Pipelines())
-
     with pytest.raises(ValidationError) as refused:
-        roomy.model_validate({**NEEDED, "lock_key": "😀" * 501, "partition_key": "😀" * 501})
+        MODEL.model_validate({**NEEDED, "lock_key": "😀" * 501, "partition_key": "😀" * 501})
 
     assert {fault.field for fault in field_errors(refused.value)} == {"lock_key", "partition_key"}
     assert "2004 bytes" in field_errors(refused.value)[0].message
@@ -101,7 +99,7 @@ def test_text_too_long_for_an_index_is_rejected_by_bytes():
 @pytest.mark.parametrize("field", ["partition_key", "producer", "consumer_group"])
 def test_other_texts_may_be_empty_but_not_too_long(field):
     assert faults(**{field: ""}) == {}
-    assert list(faults(**{field: "x" * 51})) == [field]
+    assert list(faults(**{field: "x" * 1001})) == [field]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +190,7 @@ def test_args_are_an_object(bad):
 
 
 def test_a_fault_never_repeats_the_callers_value():
-    told = faults(queue=["s3cret"], priority="s3cret", available_at="s3cret", lock_key="s3cret" * 50)
+    told = faults(queue=["s3cret"], priority="s3cret", available_at="s3cret", lock_key="s3cret" * 200)
 
     assert set(told) == {"queue", "priority", "available_at", "lock_key"}
     assert "s3cret" not in str(told)
