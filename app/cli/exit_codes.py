@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Self
 
 from app import errors
 from app.log import redact_text
@@ -12,33 +11,20 @@ from dataloader import errors as client_errors
 
 
 class ExitCode(IntEnum):
-    """Numbers from 64 on are those of sysexits.h."""
+    """docs/cli.md says what each means. Numbers from 64 on are those of sysexits.h."""
 
-    meaning: str
-
-    def __new__(cls, code: int, meaning: str) -> Self:
-        member = int.__new__(cls, code)
-        member._value_, member.meaning = code, meaning
-        return member
-
-    OK = 0, "done; with `--watch`, and `run`: the job succeeded"
-    FAILURE = (
-        1, "with `--watch`, and `run`: the job ended as failed, canceled or lost; "
-        "`tasks`: a module cannot be imported; `doctor`: there are errors",
-    )  # fmt: skip
-    USAGE = 2, "the command line is wrong"
-    NOT_FOUND = 3, "the job or key does not exist"
-    REFUSED = 4, "the service rejected the request: a value is invalid, or conflicts with existing data"
-    WARNINGS = 5, "`doctor`: there are warnings and no errors"
-    SCHEMA = 65, "the tables in the database are of another version"
-    UNAVAILABLE = (
-        69, "the service or the database does not respond; `serve`: the port is taken; "
-        "`psql`: the program is not installed",
-    )  # fmt: skip
-    SERVICE_FAULT = 70, "the service failed, or another service responds at its address"
-    EMBEDDED = 71, "the embedded PostgreSQL cannot be started"
-    CONFIG = 78, "the configuration has errors"
-    INTERRUPTED = 130, "ended by Ctrl-C"
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    REFUSED = 4
+    WARNINGS = 5
+    SCHEMA = 65
+    UNAVAILABLE = 69
+    SERVICE_FAULT = 70
+    EMBEDDED = 71
+    CONFIG = 78
+    INTERRUPTED = 130
 
 
 @dataclass(frozen=True)

