@@ -86,7 +86,7 @@ CREATE TABLE dl_jobs (
     worker_id        uuid,          -- the process that runs the attempt, while it runs; NULL: the lease alone decides
     result           jsonb,
     traceback        text,
-    request_hash     text,          -- of queue, task and args as requested: tells a repeated request from another one
+    request_hash     text,          -- of queue, task and args as requested: identifies a repeated request
     live_key         text,          -- unique among queued and running jobs only
     time_limit_sec   int,
     retry            jsonb,         -- this job's retry policy; NULL: its task's
@@ -1411,7 +1411,7 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
   FROM unnest(ARRAY['dl_job_events', 'dl_job_logs']) AS p (parent);
 
 -- Only the owner may call the functions that have the owner's rights, until roles.sql grants them. Triggers fire all the
--- same. An id is for everybody: a plain INSERT draws one with the rights of its sender.
+-- same. PUBLIC keeps dl_new_id: a plain INSERT draws an id with the rights of its sender.
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
     dl_claim_expected, dl_notify_queue, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,

@@ -13,8 +13,7 @@ import statistics
 import time
 
 from app.db.connection import Session
-from app.db.ids import new_run_ids
-from app.queue.job import Settlement, Status
+from app.queue.job import Settlement, Status, new_run_ids
 from app.queue.jobs import JobQueue
 from benchmarks.place import benchmark_server, fresh_database, query_value
 

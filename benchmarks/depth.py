@@ -32,8 +32,7 @@ import psycopg2
 from psycopg2.extensions import parse_dsn
 
 from app.db.connection import Session
-from app.db.ids import new_run_ids
-from app.queue.job import Settlement, Status
+from app.queue.job import Settlement, Status, new_run_ids
 from app.queue.jobs import JobQueue
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, quantile, run_rounds

@@ -29,7 +29,7 @@ import psycopg2
 from psycopg2.extras import Json, execute_values
 
 from app.db.pool import Pool
-from app.queue.batch import BatchEnqueuer
+from app.queue.batch import enqueue_batch
 from app.queue.job import NewJob
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
@@ -168,7 +168,7 @@ def enqueue_many(dsn: str) -> Callable[[int], None]:
     def make(rows: int) -> None:
         jobs = [NewJob(queue="bench", task="noop", lock_key=f"k{n}", args={"n": n}) for n in range(rows)]
         with closing(Pool(dsn, size=1, overflow=0)) as pool:
-            BatchEnqueuer(pool).enqueue(jobs)
+            enqueue_batch(pool, jobs)
 
     return make
 

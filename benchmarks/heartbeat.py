@@ -23,8 +23,7 @@ from functools import partial
 from typing import Any
 
 from app.db.connection import Session
-from app.db.ids import new_run_ids
-from app.queue.job import ClaimedJob, RenewalRequest
+from app.queue.job import ClaimedJob, RenewalRequest, new_run_ids
 from app.queue.jobs import JobQueue
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds

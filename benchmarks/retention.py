@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 
 from app.admin.retention import Retention, RetentionPeriods
 from app.db.connection import Session
-from app.db.ids import new_run_ids
-from app.queue.batch import BatchEnqueuer
-from app.queue.job import NewJob, Settlement, Status
+from app.queue.batch import enqueue_batch
+from app.queue.job import NewJob, Settlement, Status, new_run_ids
 from app.queue.jobs import JobQueue
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 
@@ -103,7 +102,7 @@ def make_loops(dsn: str, state: SharedState, options: argparse.Namespace) -> lis
     def session(name: str) -> Session:
         return Session(dsn, application_name=name)
 
-    maker = BatchEnqueuer(session("maker"))
+    maker = session("maker")
     ages = RetentionPeriods(
         succeeded=options.keep, failed=3 * options.keep, events=3 * options.keep, logs=3 * options.keep
     )
@@ -114,8 +113,8 @@ def make_loops(dsn: str, state: SharedState, options: argparse.Namespace) -> lis
         if state.waiting >= MAX_WAITING:
             state.stop.wait(0.01)
             return
-        maker.enqueue(
-            [NewJob(queue=QUEUE, task=TASK, lock_key=f"{time.monotonic_ns()}-{n}") for n in range(INSERT_BATCH)]
+        enqueue_batch(
+            maker, [NewJob(queue=QUEUE, task=TASK, lock_key=f"{time.monotonic_ns()}-{n}") for n in range(INSERT_BATCH)]
         )
         with state.lock:
             state.waiting += INSERT_BATCH

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from app import log
-from app.db.ids import new_run_id_texts
 from app.errors import DatabaseUnavailable
-from app.queue.job import ClaimedJob, ClaimHint, ReleaseReason, WorkerInfo
+from app.queue.job import ClaimedJob, ClaimHint, ReleaseReason, new_run_ids
 from app.queue.jobs import JobQueue
+from app.queue.workers import WorkerInfo
 from workers.attempt import Attempt, AttemptSettings
 from workers.key_locks import KeyLocks
 from workers.logs.attempts import BackoffLog
@@ -46,7 +46,7 @@ class Claimer:
         `scan` is how many ready rows to look at, if more than `count`. `promote_due` first makes ready what has fallen
         due. Raises DatabaseUnavailable, after which `recover` finds what was claimed nevertheless.
         """
-        sent_at, run_ids = clock(), new_run_id_texts(count)
+        sent_at, run_ids = clock(), new_run_ids(count)
         try:
             claimed, hint = self._key_locks.claim(
                 queue,

@@ -20,8 +20,8 @@ from app.queue.attempt_sessions import (
     attempt_application_name,
     end_sessions,
 )
-from app.queue.deaths import BeatResult, HeldAttempt, OtherWorker, WorkerLiveness
 from app.queue.jobs import JobQueue
+from app.queue.workers import BeatResult, HeldAttempt, OtherWorker, WorkerLiveness
 from workers import process_identity
 from workers.logs.attempts import log_reaped
 from workers.process_identity import Identity, Proof

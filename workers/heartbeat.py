@@ -8,8 +8,9 @@ from contextlib import suppress
 
 from app import log
 from app.errors import DatabaseUnavailable
-from app.queue.job import RenewalRequest, WorkerInfo
+from app.queue.job import RenewalRequest
 from app.queue.jobs import JobQueue
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from pipelines.contract import StopReason
 from workers.attempt import Attempt
 from workers.counters import AttemptCounters
@@ -140,4 +141,4 @@ class Heartbeat:
 
     def deregister(self) -> None:
         with suppress(DatabaseUnavailable):  # its row expires
-            self._queue.deregister_worker(self._info.id)
+            WorkerLiveness(self._queue.executor).deregister(self._info.id)

@@ -71,7 +71,7 @@ class KeyLocks:
             self.relock_all()
             # One attempt a hash: two keys may share one, and the session would be given its lock twice.
             candidates = list({a.job.key_hash: a for a in attempts if a.job.key_hash not in self._holders}.values())
-            answers = self._queue.lock_keys([attempt.job.claim for attempt in candidates]) if candidates else []
+            answers = self._queue.lock_keys([attempt.job for attempt in candidates]) if candidates else []
             self.relock_all()  # the statement may have been sent on a new connection
             self._generation = self._session.generation
             startable = []
@@ -94,7 +94,7 @@ class KeyLocks:
             if self._session.connected and self._session.generation == self._generation:
                 return
             attempts = list(self._holders.values())
-            answers = self._queue.lock_keys([attempt.job.claim for attempt in attempts])
+            answers = self._queue.lock_keys([attempt.job for attempt in attempts])
             self._generation = self._session.generation
             lost = [attempt for attempt, (locked, _) in zip(attempts, answers, strict=True) if not locked]
             self._lost = {attempt.job.key_hash for attempt in lost}

@@ -18,7 +18,7 @@ from app.admin.statistics import Statistics
 from app.admin.webhooks import Webhooks
 from app.db.connection import Session
 from app.errors import DatabaseUnavailable, DataloaderError
-from app.queue.notify_state import notify_waiting_queues, prune_notify_state
+from app.queue.workers import notify_waiting_queues, prune_notify_state
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)

@@ -19,7 +19,7 @@ _FIRST_RECHECK_SEC, _MAX_RECHECK_SEC = 0.005, 0.25
 
 
 class NotifyStateStore(Protocol):
-    """The table with the state: `app.queue.notify_state.NotifyStateTable`."""
+    """The table with the state: `app.queue.workers.NotifyStateTable`."""
 
     def set_needs_notification(self, queues: Iterable[str], *, needs_notification: bool) -> None: ...
 

@@ -16,10 +16,8 @@ from app.admin.queues import Queues
 from app.admin.webhooks import Webhooks
 from app.db.connection import Session
 from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.deaths import WorkerLiveness
-from app.queue.job import WorkerInfo
 from app.queue.jobs import JobQueue
-from app.queue.notify_state import NotifyStateTable
+from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from pipelines.contract import Pipelines, StopReason
 from workers.attempt import Attempt, AttemptSettings, may_have_child
 from workers.claimer import Claimer

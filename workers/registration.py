@@ -9,9 +9,7 @@ from contextlib import suppress
 from app import log
 from app.db.connection import Session
 from app.errors import DatabaseUnavailable
-from app.queue.deaths import BeatResult, WorkerLiveness
-from app.queue.job import HostFacts, WorkerInfo
-from app.queue.jobs import JobQueue
+from app.queue.workers import BeatResult, HostFacts, WorkerInfo, WorkerLiveness
 from pipelines.contract import StopReason
 from workers import process_identity
 from workers.process_identity import Identity
@@ -78,7 +76,7 @@ class Registration:
             while len(running) and clock() < deadline and not is_stopped.wait(_POLL_SEC):
                 pass
             with suppress(DatabaseUnavailable):
-                JobQueue(self._session).deregister_worker(self._info.id)
+                WorkerLiveness(self._session).deregister(self._info.id)
             if not is_stopped.is_set():
                 exit_process()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from app.db.connection import Session
-from app.db.ids import new_run_ids
 from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement
+from app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement, new_run_ids
 from app.queue.jobs import JobQueue
 from pipelines.contract import Pipelines
 from pipelines.toolkit.deprecation import renamed_keywords
@@ -66,7 +65,7 @@ def _claim(queue: JobQueue, pipelines: Pipelines, queues: Sequence[str]) -> Clai
 
 
 def _run(queue: JobQueue, job: ClaimedJob, pipelines: Pipelines, settings: AttemptSettings) -> None:
-    ((is_locked, is_owned),) = queue.lock_keys([job.claim])
+    ((is_locked, is_owned),) = queue.lock_keys([job])
     if not (is_locked and is_owned):
         queue.release([ReleaseRequest(job, ReleaseReason.LOCK_BUSY)])
         return

@@ -13,7 +13,7 @@ from datetime import datetime
 from uuid import UUID
 
 from app import log
-from app.queue.deaths import BeatResult, OtherWorker, WorkerLiveness
+from app.queue.workers import BeatResult, OtherWorker, WorkerLiveness
 from workers.threads import clock
 
 _log = log.get(__name__)

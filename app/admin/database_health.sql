@@ -53,6 +53,12 @@ WITH tables AS (
     SELECT 'type', t.typname, (SELECT string_agg(e.enumlabel, ' ' ORDER BY e.enumsortorder) FROM pg_enum e WHERE e.enumtypid = t.oid), NULL
       FROM pg_type t
      WHERE t.typnamespace = to_regnamespace(quote_ident(%(schema)s::text)) AND t.typtype = 'e' AND starts_with(t.typname, 'dl_')
+    UNION ALL
+    SELECT 'type', c.relname,
+           (SELECT '(' || string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' ORDER BY a.attnum) || ')'
+              FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), NULL
+      FROM pg_class c
+     WHERE c.relnamespace = to_regnamespace(quote_ident(%(schema)s::text)) AND c.relkind = 'c' AND starts_with(c.relname, 'dl_')
 )
 SELECT kind || ' ' || replace(name, quote_ident(%(schema)s::text) || '.', ''), replace(definition, quote_ident(%(schema)s::text) || '.', ''), problem FROM definitions ORDER BY 1;
 

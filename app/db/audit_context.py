@@ -1,9 +1,7 @@
-"""The person or program on whose behalf a thread changes rows; the triggers that write dl_audit read it.
+"""The actor of a thread's changes, as a setting of each of its transactions; the triggers that write dl_audit read it.
 
-    with acting(Act(action="job_patch", actor="etl-team", via="key", address="10.0.0.7", request_id=…)):
-        queue.change(…)
-
-Within the block every statement that this thread sends carries the act as a setting of its transaction.
+with acting_as(AuditContext(action="job_patch", actor="etl-team", via="key", address="10.0.0.7", request_id=…)):
+    queue.change(…)
 """
 
 from __future__ import annotations
@@ -19,17 +17,13 @@ from app.db.encoding import sanitize_text
 
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode
 _MAX_VALUE_LENGTH = 500
-
-# A thread starts without one, like the bound fields of app.log.
-_CONTEXT: ContextVar[str | None] = ContextVar("who acts", default=None)
+_CONTEXT: ContextVar[str | None] = ContextVar("audit context", default=None)  # a new thread has none
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditContext:
-    """What somebody does."""
-
     action: str
-    actor: str  # the name of his key; of a command, the account
+    actor: str  # the name of the API key; of a command, the account
     via: str  # key | session | loopback | none | command
     key_id: str | None = None
     address: str | None = None
@@ -38,15 +32,11 @@ class AuditContext:
     def to_dict(self) -> dict[str, str | None]:
         return {name: value and sanitize_text(value, _MAX_VALUE_LENGTH) for name, value in vars(self).items()}
 
-    def encode(self) -> str:
-        """As it is sent along."""
-        return _encode_json(self.to_dict())
-
 
 @contextmanager
 def acting_as(context: AuditContext) -> Iterator[None]:
-    """Whatever this thread changes within is done for him."""
-    token = _CONTEXT.set(context.encode())
+    """Attribute the changes of this thread to the actor."""
+    token = _CONTEXT.set(_encode_json(context.to_dict()))
     try:
         yield
     finally:
@@ -54,8 +44,8 @@ def acting_as(context: AuditContext) -> Iterator[None]:
 
 
 def with_audit_setting(text: str, parameters: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
-    """A message, with for whom it is sent: a setting of its transaction alone. One without parameters is our own."""
-    act = _CONTEXT.get()
-    if act is None or parameters is None:
+    """Put the setting in front of a message with parameters; those without change no rows."""
+    context = _CONTEXT.get()
+    if context is None or parameters is None:
         return text, parameters
-    return f"SET LOCAL dl.audit_context = %(audit_context)s;\n{text}", {**parameters, "audit_context": act}
+    return f"SET LOCAL dl.audit_context = %(audit_context)s;\n{text}", {**parameters, "audit_context": context}

@@ -1,7 +1,7 @@
 """Long-lived connections with a deadline on every wait, for claims, settlements, heartbeats, key locks and LISTEN.
 
-A connection is in psycopg2's asynchronous mode and is waited for here. A blocking call into libpq has no deadline: with
-a silent network, a thread was still blocked in it after all timeouts of the server.
+They are in psycopg2's asynchronous mode, and this module waits for them. A blocking call into libpq has no deadline: with a
+silent network, a thread was still blocked in it after all timeouts of the server.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, cast
 
 import psycopg2
@@ -20,7 +21,6 @@ from psycopg2 import extensions as ext
 from app.db.audit_context import with_audit_setting
 from app.db.errors import translate_dsn_errors, translate_errors
 from app.db.statements import Statement, statements
-from app.db.timeline import INSUFFICIENT_PRIVILEGE, KNOWN_TIMELINES, TIMELINE_QUERY
 from app.errors import DatabaseUnavailable
 
 Row = tuple[Any, ...]
@@ -57,6 +57,42 @@ def _parse_timestamp(text: str | bytes | None, cursor: Any) -> datetime | None:
 
 
 _TIMESTAMPTZ = ext.new_type((1184,), "TIMES", _parse_timestamp)
+
+
+# The timeline of the log that is being written; pg_control_checkpoint() has the former one until the next checkpoint.
+TIMELINE_QUERY = (
+    "SELECT system_identifier::text,"
+    " CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
+    " FROM pg_control_system()"
+)
+INSUFFICIENT_PRIVILEGE = "42501"
+
+
+class Timelines:
+    """Refuses a former primary: a server whose timeline this process has seen superseded.
+
+    A promotion begins a new timeline. A former primary that comes back still has its own one and takes writes, which are
+    lost as soon as it is rebuilt as a standby.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._highest: dict[str, int] = {}  # by system identifier; under the lock
+
+    def check(self, cluster: str, timeline: str | None) -> None:
+        """Raise OperationalError for a writable server of a timeline lower than one met before; a standby has none."""
+        if timeline is None:
+            return
+        number = int(timeline, 16)
+        with self._lock:
+            highest = self._highest[cluster] = max(number, self._highest.get(cluster, 0))
+        if number < highest:
+            raise psycopg2.OperationalError(
+                f"the server is a former primary: it is on timeline {number}, and {highest} has begun since"
+            )
+
+
+KNOWN_TIMELINES = Timelines()
 
 
 class AsyncConnection(ext.connection):
@@ -285,3 +321,37 @@ class Session:
         self._connection = connection
         self.generation += 1
         return connection
+
+
+# Settings that make a server notice that a session's client is gone, for code that opens its own connections: libpq reads
+# them from PGOPTIONS. A server that does not know one of them refuses the connection (before PostgreSQL 14, or where the
+# system cannot report a closed socket), and so does a pooler that does not forward `options`: they are used only where
+# every known server accepts them.
+CHECK_OPTIONS = (
+    "-c client_connection_check_interval=2s"
+    " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+)
+
+
+class OptionSupport(StrEnum):
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+
+
+def probe_options(dsn: str, timeout_sec: float) -> OptionSupport:
+    """Whether the server of the DSN accepts the settings at connect. May take twice the timeout."""
+    own = ext.parse_dsn(dsn).get("options", "")
+    if _can_connect(ext.make_dsn(dsn, options=f"{CHECK_OPTIONS} {own}".strip()), timeout_sec):
+        return OptionSupport.ACCEPTED
+    return OptionSupport.REFUSED if _can_connect(dsn, timeout_sec) else OptionSupport.UNREACHABLE
+
+
+def _can_connect(dsn: str, timeout_sec: float) -> bool:
+    try:
+        with closing(
+            psycopg2.connect(dsn, application_name="dataloader-probe", connect_timeout=max(2, int(timeout_sec)))
+        ):
+            return True
+    except psycopg2.Error:
+        return False

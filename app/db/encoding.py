@@ -1,7 +1,7 @@
-"""Python values on their way into SQL: what PostgreSQL cannot hold is refused, or cleaned, before it is sent.
+"""Python values on their way into SQL: what PostgreSQL cannot store is refused or cleaned before it is sent.
 
-Callers' requests are refused (`checked_json`, `checked_text`). What pipelines report is cleaned (`clean_json`,
-`clean_text`), so that a run that has ended can always be written down.
+Callers' requests are refused (`validate_json`, `validate_text`). What pipelines report is cleaned (`sanitize_json`,
+`sanitize_text`), so that a run that has ended can always be settled.
 """
 
 from __future__ import annotations
@@ -21,25 +21,24 @@ from app.errors import InvalidJob
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _MAX_DEPTH = 200
 _MAX_ITEMS = 500_000
-_MAX_NUMBER = 10**300  # what both a jsonb number and Python's own limit on digits bear with ease
-
+_MAX_NUMBER = 10**300  # within the limits of jsonb numbers and of Python's conversion to text
 
 _encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 class JsonNull(Enum):
-    """JSON's own null, where None says that nothing has changed."""
+    """JSON's null, where None means unchanged."""
 
     NULL = "null"
 
 
 def array(values: Iterable[Any]) -> str:
-    """A PostgreSQL array literal. The server gives it the parameter's type."""
+    """A PostgreSQL array literal, of the type of the parameter."""
     return "{" + ",".join(map(_encode_element, values)) + "}"
 
 
 def unquoted_array(values: Iterable[Any]) -> str:
-    """The same of values that need no quotes: ids and numbers, none of them NULL."""
+    """An array literal of values that need no quotes: ids and numbers, none of them NULL."""
     return "{" + ",".join(map(str, values)) + "}"
 
 
@@ -57,7 +56,7 @@ def _is_storable(text: str) -> bool:
 
 def validate_text(name: str, value: str) -> str:
     if not _is_storable(value):
-        raise InvalidJob(f"{name} holds a NUL character or half a surrogate pair, which PostgreSQL cannot keep")
+        raise InvalidJob(f"{name} has a NUL character or half a surrogate pair, which PostgreSQL cannot store")
     return value
 
 
@@ -70,7 +69,7 @@ def validate_json(name: str, value: Any) -> str:
         _require_storable(value, 0)
         return _encode_json(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidJob(f"{name} is not JSON that PostgreSQL can keep: {error}") from error
+        raise InvalidJob(f"{name} is not JSON that PostgreSQL can store: {error}") from error
 
 
 def _require_storable(value: Any, depth: int) -> None:
@@ -78,11 +77,11 @@ def _require_storable(value: Any, depth: int) -> None:
         raise ValueError(f"nested deeper than {_MAX_DEPTH}")
     if isinstance(value, str):
         if not _is_storable(value):
-            raise ValueError("a text holds a NUL character or half a surrogate pair")
+            raise ValueError("a text has a NUL character or half a surrogate pair")
     elif isinstance(value, int):
         if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
             raise ValueError("an integer has more than 300 digits")
-    elif isinstance(value, dict | Mapping):  # the first is told at once
+    elif isinstance(value, dict | Mapping):  # `dict` first: the test is faster
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"the key {key!r} is not a text")
@@ -94,7 +93,7 @@ def _require_storable(value: Any, depth: int) -> None:
 
 
 def sanitize_text(value: str, max_length: int) -> str:
-    """Without what PostgreSQL cannot keep, and no longer than `most`: of too long a text the two ends."""
+    """The text without what PostgreSQL cannot store; of one that is too long, both ends."""
     if len(value) > max_length:
         half = (max_length - 40) // 2
         value = f"{value[:half]}\n… {len(value) - 2 * half} characters left out …\n{value[-half:]}"
@@ -102,10 +101,10 @@ def sanitize_text(value: str, max_length: int) -> str:
 
 
 def sanitize_json(value: Any, max_bytes: int) -> str:
-    """The value as JSON; where it is too large, an object that says so."""
+    """The value as JSON; if it is too large or no JSON, {"$dropped": reason}."""
     try:
         text = _encode_json(_Sanitizer().sanitize(value, 0))
-    except Exception as error:  # an object whose own methods fail: say so rather than lose the run's end
+    except Exception as error:  # an object whose own methods fail must not fail the settlement
         return json.dumps({"$dropped": f"not JSON: {type(error).__name__}"})
     size = len(text.encode())
     if size > max_bytes:

@@ -1,7 +1,7 @@
-"""SQL that brings single objects of the schema back to what schema.sql makes.
+"""SQL that restores single objects of the schema to those of schema.sql.
 
-`migrate` puts back what is missing, and replaces functions and triggers that differ. A column, constraint or index that is
-there and differs is changed by a person: the doctor prints the statement.
+`migrate` restores missing objects, and functions and triggers that differ. An operator changes a column, constraint or
+index that differs: the doctor prints the statement.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class SchemaStatement:
     """A statement of schema.sql."""
 
     text: str
-    object_name: str  # kind and name of what it creates, without a function's arguments; "" if it creates nothing
-    table: str  # the table that it makes or belongs to; "" if none
+    object_name: str  # kind and name of what it creates, without a function's arguments; "" if none
+    table: str  # the table that it creates or belongs to; "" if none
 
     @property
     def is_replaceable(self) -> bool:
@@ -33,9 +33,9 @@ class SchemaStatement:
 
 @dataclass(frozen=True)
 class Repair:
-    """What restores one object of the schema."""
+    """A statement that restores one object of the schema."""
 
-    object_name: str  # kind and name, as the catalogue has them
+    object_name: str  # kind and name, as in the catalogue
     statement: str
 
 
@@ -54,7 +54,7 @@ def split_statements(text: str) -> list[str]:
 
 
 def schema_statements(text: str) -> list[SchemaStatement]:
-    """The statements of schema.sql that make its objects, without the transaction and the check around them."""
+    """The statements of schema.sql that create its objects, without the transaction and the check around them."""
     return [
         _schema_statement(statement)
         for statement in split_statements(text)
@@ -80,7 +80,11 @@ def plan_repairs(missing: Mapping[str, str], replaced: Mapping[str, str], text: 
     types = [
         Repair(s.object_name, s.text) for s in made if s.object_name in names and s.object_name.startswith("type ")
     ]
-    columns = [Repair(name, _add_column(name, form)) for name, form in missing.items() if name.startswith("column ")]
+    columns = [
+        Repair(name, f"ALTER TABLE {_split_name(name)[1]} ADD COLUMN {_split_name(name)[2]} {form}")
+        for name, form in missing.items()
+        if name.startswith("column ")
+    ]
     objects = [
         Repair(names.get(s.object_name, s.object_name), s.text)
         for s in made
@@ -89,18 +93,34 @@ def plan_repairs(missing: Mapping[str, str], replaced: Mapping[str, str], text: 
     ]
     constraints = [(name, form) for name, form in missing.items() if name.startswith("constraint ")]
     constraints.sort(key=lambda item: item[1].startswith("FOREIGN KEY"))  # after the keys that they refer to
-    return [*types, *columns, *objects, *(Repair(name, _add_constraint(name, form)) for name, form in constraints)]
+    # PUBLIC may execute a function that was created again: those with the owner's rights must not stay so.
+    rights = [Repair("rights to functions", s.text) for s in made if s.text.startswith("REVOKE")]
+    return [
+        *types,
+        *columns,
+        *objects,
+        *(
+            Repair(name, f"ALTER TABLE {_split_name(name)[1]} ADD CONSTRAINT {_split_name(name)[2]} {form}")
+            for name, form in constraints
+        ),
+        *(rights if any(name.startswith("function ") for name in missing) else ()),
+    ]
 
 
 def change_statement(name: str, actual: str, expected: str) -> str | None:
-    """What turns a column, constraint, index or type that differs into that of schema.sql; None: no statement does."""
+    """The SQL that changes a column, constraint, index or type to that of schema.sql; None: no statement can."""
     kind, table, member = _split_name(name)
     if kind == "column":
-        return _change_column(table, member, actual, expected)
+        changes = ", ".join(f"ALTER COLUMN {member} {change}" for change in _column_changes(member, actual, expected))
+        return f"ALTER TABLE {table} {changes}"
     if kind == "constraint":
         return f"ALTER TABLE {table} DROP CONSTRAINT {member}; ALTER TABLE {table} ADD CONSTRAINT {member} {expected}"
     if kind == "index":
         return f"DROP INDEX {table}; {expected}"
+    if kind == "type" and expected.startswith(
+        "("
+    ):  # CASCADE drops the function that returns it; `migrate` restores that
+        return f"DROP TYPE {table} CASCADE; CREATE TYPE {table} AS {expected}"
     if kind == "type" and set(actual.split()) < set(expected.split()):
         absent = [label for label in expected.split() if label not in actual.split()]
         return "; ".join(f"ALTER TYPE {table} ADD VALUE '{label}'" for label in absent)
@@ -114,18 +134,18 @@ def enable_statement(name: str) -> str:
 
 
 def drop_statement(name: str) -> str:
-    """For an index or a trigger that is not ours."""
+    """For an index or a trigger that schema.sql does not have."""
     kind, table, member = _split_name(name)
     return f"DROP INDEX {table}" if kind == "index" else f"DROP TRIGGER {member} ON {table}"
 
 
 def with_search_path(statements: str, schema: str) -> str:
-    """Statements that name their objects without a schema, for a session of any search_path."""
+    """The statements for a session with any search_path."""
     return statements if schema == "public" else f"SET search_path TO {quote_identifier(schema)}; {statements}"
 
 
 def quote_identifier(name: str) -> str:
-    """An SQL identifier, in quotation marks only where it needs them."""
+    """An SQL identifier, quoted only where it must be."""
     return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
 
 
@@ -135,31 +155,16 @@ def _split_name(name: str) -> tuple[str, str, str]:
     return kind, table, member
 
 
-def _add_column(name: str, definition: str) -> str:
-    _, table, member = _split_name(name)
-    return f"ALTER TABLE {table} ADD COLUMN {member} {definition}"
-
-
-def _add_constraint(name: str, definition: str) -> str:
-    _, table, member = _split_name(name)
-    return f"ALTER TABLE {table} ADD CONSTRAINT {member} {definition}"
-
-
-def _change_column(table: str, member: str, actual: str, expected: str) -> str:
-    there, wanted = _COLUMN.fullmatch(actual), _COLUMN.fullmatch(expected)
-    assert there is not None  # noqa: S101 - the pattern fits any text
+def _column_changes(member: str, actual: str, expected: str) -> Iterator[str]:
+    current, wanted = _COLUMN.fullmatch(actual), _COLUMN.fullmatch(expected)
+    assert current is not None  # noqa: S101 - the pattern matches any text
     assert wanted is not None  # noqa: S101 - likewise
-    changes = ", ".join(f"ALTER COLUMN {member} {change}" for change in _column_changes(member, there, wanted))
-    return f"ALTER TABLE {table} {changes}"
-
-
-def _column_changes(member: str, actual: re.Match[str], expected: re.Match[str]) -> Iterator[str]:
-    retyped = actual["type"] != expected["type"]
-    if actual["default"] and (retyped or not expected["default"]):
+    is_retyped = current["type"] != wanted["type"]
+    if current["default"] and (is_retyped or not wanted["default"]):
         yield "DROP DEFAULT"  # else the server would have to convert it as well
-    if retyped:
-        yield f"TYPE {expected['type']} USING {member}::{expected['type']}"
-    if expected["default"] and (retyped or actual["default"] != expected["default"]):
-        yield f"SET DEFAULT {expected['default']}"
-    if bool(actual["required"]) != bool(expected["required"]):
-        yield "SET NOT NULL" if expected["required"] else "DROP NOT NULL"
+    if is_retyped:
+        yield f"TYPE {wanted['type']} USING {member}::{wanted['type']}"
+    if wanted["default"] and (is_retyped or current["default"] != wanted["default"]):
+        yield f"SET DEFAULT {wanted['default']}"
+    if bool(current["required"]) != bool(wanted["required"]):
+        yield "SET NOT NULL" if wanted["required"] else "DROP NOT NULL"

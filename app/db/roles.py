@@ -1,4 +1,4 @@
-"""The roles of the queue's database, as SQL for whoever owns it to read and to run."""
+"""The roles of the queue's database, as SQL that the owner of the tables reads and runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ ROLE_NAMES = ("service", "reader", "enqueuer")
 def roles_sql(schema: str = "public", *, prefix: str = "dataloader") -> str:
     """Three roles, `<prefix>_service`, `_reader` and `_enqueuer`, and what each may do in this schema."""
     text = files(__package__).joinpath("roles.sql").read_text(encoding="utf-8")
-    text = text.replace("{schema}", _quote_identifier(schema)).replace(
-        "{schema_text}", _quote_literal(_quote_identifier(schema))
-    )
+    text = text.replace("{schema}", _quote(schema)).replace("{schema_text}", _quote(_quote(schema), "'"))
     for name in ROLE_NAMES:
         role = f"{prefix}_{name}"
-        text = text.replace(f"{{{name}}}", _quote_identifier(role)).replace(f"{{{name}_text}}", _quote_literal(role))
+        text = text.replace(f"{{{name}}}", _quote(role)).replace(f"{{{name}_text}}", _quote(role, "'"))
     return text
 
 
-def _quote_identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _quote_literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _quote(text: str, mark: str = '"') -> str:
+    return mark + text.replace(mark, 2 * mark) + mark

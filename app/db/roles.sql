@@ -1,10 +1,10 @@
--- Who may do what in the queue's schema. Printed by `dataloader migrate --roles`; to be run by whoever owns the tables
--- and may create roles, once, and again after each `dataloader migrate`: it does no harm twice.
+-- Roles of the queue's schema and their rights. Printed by `dataloader migrate --roles`. The owner of the tables, with the
+-- right to create roles, runs it once, and again after each `dataloader migrate`; it may be repeated.
 --
 -- These roles cannot log in. Grant each to the accounts that are to have it:
 --     GRANT {service} TO the_account_of_the_service;
--- The tables stay with whoever has run `dataloader migrate`: the owner. Only the owner changes tables, and makes and
--- revokes keys.
+-- The owner of the tables is the account that ran `dataloader migrate`. Only the owner changes tables, and creates and
+-- revokes API keys.
 
 DO $$
 DECLARE
@@ -20,69 +20,69 @@ END $$;
 GRANT USAGE ON SCHEMA {schema} TO {service}, {reader}, {enqueuer};
 REVOKE CREATE ON SCHEMA {schema} FROM {service}, {reader}, {enqueuer}, PUBLIC;
 
--- The API and the workers: the rows, and nothing of the tables themselves.
+-- The API and the workers may read and change rows, not the tables themselves.
 DO $$
 DECLARE
-    may record;
+    granted record;
 BEGIN
-    FOR may IN
+    FOR granted IN
         SELECT * FROM (VALUES
-            ('dl_jobs',            'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_job_events',      'SELECT, INSERT'),
-            ('dl_job_logs',        'SELECT, INSERT, DELETE'),
-            ('dl_workers',         'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_schema',          'SELECT'),
-            ('dl_queues',          'SELECT, INSERT, UPDATE'),
-            ('dl_bulk',            'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_jobs',               'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_job_events',         'SELECT, INSERT'),
+            ('dl_job_logs',           'SELECT, INSERT, DELETE'),
+            ('dl_workers',            'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_schema',             'SELECT'),
+            ('dl_queues',             'SELECT, INSERT, UPDATE'),
+            ('dl_bulk',               'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_statistics',         'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_queue_depths',          'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_recent_runs',       'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_statistics_state',    'SELECT, UPDATE'),
-            ('dl_webhooks',        'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_deliveries',      'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_queue_depths',       'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_recent_runs',        'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_statistics_state',   'SELECT, UPDATE'),
+            ('dl_webhooks',           'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_deliveries',         'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_delivery_attempts',  'SELECT, INSERT'),
-            ('dl_alert_rules',     'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_alerts',          'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_stalled_progress',     'SELECT, INSERT, UPDATE, DELETE'),
-            ('dl_notify_state',           'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_alert_rules',        'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_alerts',             'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_stalled_progress',   'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_notify_state',       'SELECT, INSERT, UPDATE, DELETE'),
             -- It verifies keys, and cannot make one; it writes the audit, and cannot change what is written.
-            ('dl_api_keys',        'SELECT, UPDATE (last_used_at)'),
-            ('dl_signing_secrets', 'SELECT, INSERT'),
-            ('dl_audit',           'SELECT, INSERT')
-        ) granted (name, privileges)
+            ('dl_api_keys',           'SELECT, UPDATE (last_used_at)'),
+            ('dl_signing_secrets',    'SELECT, INSERT'),
+            ('dl_audit',              'SELECT, INSERT')
+        ) rights (name, privileges)
     LOOP
-        EXECUTE format('REVOKE ALL ON {schema}.%I FROM {service}', may.name);
-        EXECUTE format('GRANT %s ON {schema}.%I TO {service}', may.privileges, may.name);
-        IF may.name NOT IN ('dl_api_keys', 'dl_signing_secrets', 'dl_webhooks') THEN
-            EXECUTE format('GRANT SELECT ON {schema}.%I TO {reader}', may.name);
+        EXECUTE format('REVOKE ALL ON {schema}.%I FROM {service}', granted.name);
+        EXECUTE format('GRANT %s ON {schema}.%I TO {service}', granted.privileges, granted.name);
+        IF granted.name NOT IN ('dl_api_keys', 'dl_signing_secrets', 'dl_webhooks') THEN
+            EXECUTE format('GRANT SELECT ON {schema}.%I TO {reader}', granted.name);
         END IF;
     END LOOP;
 END $$;
 
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {service};
 
--- Functions: nobody's, until somebody is named. Those that act with the owner's rights are the service's alone, but for
--- the two that put jobs into the queue. An id is everybody's. Trigger functions stay the owner's: triggers fire without a
--- right to them, and with one an account could fire them on a table of its own, such as the one that empties the journal.
+-- Functions: revoked from all, then granted by role. Those with the owner's rights go to the service only, except the two
+-- that enqueue jobs. PUBLIC keeps dl_new_id. Trigger functions stay with the owner: triggers fire without a right to them,
+-- and with one an account could fire them on a table of its own, such as the one that empties the events.
 DO $$
 DECLARE
-    found record;
+    routine record;
 BEGIN
-    FOR found IN
-        SELECT p.oid::regprocedure AS signature, p.prosecdef AS strong, p.proname AS name,
+    FOR routine IN
+        SELECT p.oid::regprocedure AS signature, p.prosecdef AS is_definer, p.proname AS name,
                p.prorettype = 'pg_catalog.trigger'::regtype AS is_trigger
           FROM pg_proc p
          WHERE p.pronamespace = {schema_text}::regnamespace AND p.proname LIKE 'dl\_%' AND p.prokind = 'f'
            AND p.proname <> 'dl_new_id'
     LOOP
-        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC, {service}, {reader}', found.signature);
-        CONTINUE WHEN found.is_trigger;
-        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {service}', found.signature);
-        IF NOT found.strong THEN
-            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {reader}', found.signature);
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC, {service}, {reader}', routine.signature);
+        CONTINUE WHEN routine.is_trigger;
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {service}', routine.signature);
+        IF NOT routine.is_definer THEN
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {reader}', routine.signature);
         END IF;
-        IF found.name IN ('dl_enqueue', 'dl_enqueue_many') THEN
-            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {enqueuer}', found.signature);
+        IF routine.name IN ('dl_enqueue', 'dl_enqueue_many') THEN
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {enqueuer}', routine.signature);
         END IF;
     END LOOP;
 END $$;

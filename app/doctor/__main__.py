@@ -1,4 +1,4 @@
-"""Write catalogue.json anew: what schema.sql makes. `python -m app.doctor`, after each change of schema.sql."""
+"""Writes catalogue.json, the objects that schema.sql creates: `python -m app.doctor`, after each change of schema.sql."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from app.postgres import EmbeddedServer
 
 
 def expected_schema_text(dsn: str) -> str:
-    """Of a database that schema.sql was applied to."""
+    """The catalogue of a database that schema.sql was applied to."""
     pool = Pool(dsn)
     try:
-        made = {name: thing.definition for name, thing in DatabaseFacts(pool).schema_objects().items()}
+        objects = {name: item.definition for name, item in DatabaseFacts(pool).schema_objects().items()}
     finally:
         pool.close()
-    return json.dumps(dict(sorted(made.items())), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(dict(sorted(objects.items())), indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Asks everything, and collects what is found. What cannot be asked is a finding too."""
+"""Runs all checks. A check that fails is a finding too."""
 
 from __future__ import annotations
 
@@ -17,36 +17,38 @@ __all__ = ["Connections", "run_checks", "worst"]
 
 @dataclass(frozen=True)
 class Connections:
-    """How the service reaches the database. Without a way of their own workers take that of the API."""
+    """How the service connects. Without a DSN of their own workers use that of the API."""
 
     api_dsn: str
     worker_dsn: str | None
     timeout_sec: float
     api_connections: int
-    is_retention_decided: bool = False  # the settings say whether old jobs are deleted
+    is_retention_decided: bool = False  # DL_RETENTION_ENABLED is set
 
 
 def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
-    """Raises DatabaseUnavailable if the database does not answer at all."""
-    told, ahead = facts.server(SETTINGS)
+    """Raises DatabaseUnavailable if there is no connection at all."""
+    server, clock_offset_sec = facts.server(SETTINGS)
     findings: list[Finding] = []
-    live = 0
+    live_workers = 0
 
     def run_check(check: str, find: Callable[[], Iterable[Finding]]) -> None:
         try:
             findings.extend(find())
         except DataloaderError as refusal:
-            findings.append(error(check, f"could not be looked at: {refusal}", "mend what stands above first"))
+            findings.append(error(check, f"the check failed: {refusal}", "repair the problems above first"))
 
     def check_live_queue() -> Iterable[Finding]:
-        nonlocal live
-        seen = facts.queue()
-        live = int(seen["live"])
-        return check_queue(seen)
+        nonlocal live_workers
+        queue = facts.queue()
+        live_workers = int(queue["live"])
+        return check_queue(queue)
 
-    made = expected_schema()
-    run_check("schema", lambda: check_schema(facts.schema_objects(), made, facts.schema_version, facts.schema))
-    run_check("rights", lambda: check_rights(facts.missing_rights(required_rights(made)), told["user"], facts.schema))
+    expected = expected_schema()
+    run_check("schema", lambda: check_schema(facts.schema_objects(), expected, facts.schema_version, facts.schema))
+    run_check(
+        "rights", lambda: check_rights(facts.missing_rights(required_rights(expected)), server["user"], facts.schema)
+    )
     run_check("queue", check_live_queue)
     run_check("bloat", lambda: check_tables(facts.tables()))
     run_check("transactions", lambda: check_transactions(facts.transactions(older_sec=LONG_TRANSACTION_SEC)))
@@ -54,16 +56,17 @@ def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
         "retention", lambda: check_retention(facts.is_retention_paused(), is_decided=connections.is_retention_decided)
     )
     run_check("pooler", lambda: _check_poolers(connections))
-    return [*check_server(told, ahead, ConnectionBudget(live, connections.api_connections)), *findings]
+    return [
+        *check_server(server, clock_offset_sec, ConnectionBudget(live_workers, connections.api_connections)),
+        *findings,
+    ]
 
 
 def _check_poolers(connections: Connections) -> Iterable[Finding]:
-    alone = connections.worker_dsn is None
-    who = "the service" if alone else "the API"
-    yield check_pooler(
-        detect_pooler(connections.api_dsn, timeout_sec=connections.timeout_sec), who, needs_session=alone
-    )
+    clients = [("the service" if connections.worker_dsn is None else "the API", connections.api_dsn)]
     if connections.worker_dsn is not None:
+        clients.append(("workers", connections.worker_dsn))
+    for client, dsn in clients:
         yield check_pooler(
-            detect_pooler(connections.worker_dsn, timeout_sec=connections.timeout_sec), "workers", needs_session=True
+            detect_pooler(dsn, timeout_sec=connections.timeout_sec), client, needs_session=client != "the API"
         )

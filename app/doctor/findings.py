@@ -1,4 +1,4 @@
-"""A finding: how bad it is, what was found, and what would mend it."""
+"""A finding: its severity, what was found, and the remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-UNREACHABLE = "database"  # the check whose error leaves nothing to examine
+UNREACHABLE = "database"  # the check whose error ends the examination
 
 
 class Severity(IntEnum):
@@ -23,7 +23,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    check: str  # a stable name
+    check: str  # its stable name
     severity: Severity
     message: str
     remedy: str = ""

@@ -1,4 +1,4 @@
-"""Bloat, transactions that are in the way, and what waits in vain."""
+"""Checks of bloat, long transactions, workers and jobs that no worker claims."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_tables(tables: Sequence[TableStats]) -> Iterator[Finding]:
         ago = "never" if table.since_vacuum_sec is None else f"{table.since_vacuum_sec / 60:.0f} minutes ago"
         yield warning(
             "bloat",
-            f"{table.name} has {table.dead_rows:,} dead rows beside {table.live_rows:,} live ones; vacuum was there {ago}",
+            f"{table.name} has {table.dead_rows:,} dead rows and {table.live_rows:,} live ones; last vacuum: {ago}",
             f"VACUUM {table.name}; if they stay, end the transactions below first",
             table=table.name, dead=table.dead_rows, live=table.live_rows, bytes=table.size_bytes,
         )  # fmt: skip
@@ -45,44 +45,36 @@ def check_retention(is_held: bool, *, is_decided: bool) -> Iterator[Finding]:
 
 
 def check_transactions(transactions: Sequence[Transaction]) -> Iterator[Finding]:
-    for one in transactions:
-        facts = {**vars(one)}
-        if one.which == "slot":
-            yield warning(
-                "transactions",
-                f"the replication slot {one.name} ({one.state}) keeps dead rows from vacuum",
-                f"SELECT pg_drop_replication_slot('{one.name}'); or let its reader catch up",
-                **facts,
-            )
-        elif one.which == "prepared":
-            yield warning(
-                "transactions",
-                f"the prepared transaction {one.name} of {one.user} is {_format_age(one)} old",
-                f"ROLLBACK PREPARED '{one.name}'",
-                **facts,
-            )
+    for transaction in transactions:
+        name, facts = transaction.name, vars(transaction)
+        if transaction.kind == "slot":
+            message = f"the replication slot {name} ({transaction.state}) keeps vacuum from removing dead rows"
+            remedy = f"SELECT pg_drop_replication_slot('{name}'); or let its reader catch up"
+            yield warning("transactions", message, remedy, **facts)
+        elif transaction.kind == "prepared":
+            message = f"the prepared transaction {name} of {transaction.user} is {_format_age(transaction)} old"
+            yield warning("transactions", message, f"ROLLBACK PREPARED '{name}'", **facts)
         else:
-            yield _transaction_finding(one, facts)
+            yield _transaction_finding(transaction, facts)
     if not transactions:
         yield ok("transactions", f"no transaction is older than {LONG_TRANSACTION_SEC / 60:.0f} minutes")
 
 
 def _transaction_finding(transaction: Transaction, facts: Mapping[str, Any]) -> Finding:
     name = transaction.name or "a session without a name"
-    told = f"{name} (pid {transaction.which}, {transaction.user or 'another role'}) has had a transaction for {_format_age(transaction)}"
-    told += f", {transaction.state}" if transaction.state else ""
-    told += f": {transaction.query}" if transaction.query else ""
-    end = f"SELECT pg_terminate_backend({transaction.which})"
-    remedy = f"{end}; or let it end: until then vacuum removes no dead row"
-    if transaction.name.startswith("dataloader-"):
-        return error("transactions", told, f"{end}; none of ours is ever that long", **facts)
-    say = (
-        warning
-        if transaction.here
-        and ((transaction.age_sec or 0) > _VERY_LONG_TRANSACTION_SEC or transaction.state.startswith("idle"))
-        else info
+    message = (
+        f"{name} (pid {transaction.kind}, {transaction.user or 'another role'}) has had a transaction for "
+        f"{_format_age(transaction)}"
     )
-    return say("transactions", told, remedy, **facts)
+    message += f", {transaction.state}" if transaction.state else ""
+    message += f": {transaction.query}" if transaction.query else ""
+    terminate = f"SELECT pg_terminate_backend({transaction.kind})"
+    if transaction.name.startswith("dataloader-"):
+        return error("transactions", message, f"{terminate}; the service has no transaction of that length", **facts)
+    is_old = (transaction.age_sec or 0) > _VERY_LONG_TRANSACTION_SEC or transaction.state.startswith("idle")
+    report = warning if transaction.is_in_database and is_old else info
+    remedy = f"{terminate}; or wait for its end: until then vacuum removes no dead row"
+    return report("transactions", message, remedy, **facts)
 
 
 def _format_age(transaction: Transaction) -> str:
@@ -91,27 +83,19 @@ def _format_age(transaction: Transaction) -> str:
 
 
 def check_queue(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    found = [
-        *_check_workers(facts),
-        *_check_running(facts),
-        *_check_lock_keys(facts),
-        *_check_worker_names(facts),
-        *_check_alerting(facts),
-    ]
-    yield from found
-    if not found:
-        yield ok(
-            "queue",
-            f"{format_count(facts['live'], 'live worker process', 'live worker processes')}, and nothing waits in vain",
-            live=facts["live"],
-        )
+    checks = (_check_workers, _check_running, _check_lock_keys, _check_worker_names, _check_alerting)
+    findings = [finding for check in checks for finding in check(facts)]
+    yield from findings
+    if not findings:
+        workers = format_count(facts["live"], "live worker process", "live worker processes")
+        yield ok("queue", f"{workers}, and no job waits in vain", live=facts["live"])
 
 
 def _check_workers(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if queues := facts["queues_without_worker"]:
         yield error(
             "queues_without_worker",
-            f"jobs wait in {_join_names(queues)}, where no live worker works",
+            f"jobs wait in {_join_names(queues)}, which no live worker serves",
             " ".join(["dataloader worker", *(f"--queue {shlex.quote(f'{name}:1')}" for name in queues)])
             + "; if the trigger misspelt a name: dataloader bulk cancel --queue NAME",
             queues=queues,
@@ -119,9 +103,9 @@ def _check_workers(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if tasks := facts["tasks_without_worker"]:
         yield error(
             "tasks_without_worker",
-            f"no live worker knows {_join_names(tasks)}, which jobs wait for",
-            "name the package that has it in DL_PIPELINES of a worker, and start that again; `dataloader tasks` lists "
-            "what is found; if the trigger misspelt a task: dataloader bulk cancel --task NAME",
+            f"no live worker knows {_join_names(tasks)}; jobs wait",
+            "add its package to DL_PIPELINES of a worker, and restart that; `dataloader tasks` lists the known tasks;"
+            " if the trigger misspelt a task: dataloader bulk cancel --task NAME",
             tasks=tasks,
         )
 
@@ -131,29 +115,29 @@ def _check_running(facts: Mapping[str, Any]) -> Iterator[Finding]:
         job, worker, seconds = expired[0]
         yield error(
             "expired_leases",
-            f"{format_count(len(expired), 'run')} lost the lease and no reaper takes it back, such as job {job} of "
+            f"{format_count(len(expired), 'run')} lost the lease and no reaper requeues it, such as job {job} of "
             f"{worker}, {seconds:.0f} s ago",
-            "dataloader worker; the reaper of any worker process takes them back",
+            "dataloader worker; the reaper of any worker process requeues them",
             runs=expired,
         )
     if odd := facts["odd_leases"]:
         job, worker, until, heartbeat = odd[0]
         yield warning(
             "odd_leases",
-            f"{len(odd)} running jobs have a lease or a heartbeat in a future that no worker writes, such as job {job} "
+            f"{len(odd)} running jobs have a lease or a heartbeat further in the future than any worker writes, such as job {job} "
             f"of {worker or 'no worker'}: lease until {until}, heartbeat {heartbeat or 'never'}",
-            "another service has written it, or the server's clock was set back; the job is taken from its worker "
-            "lease_ttl_sec after its last heartbeat; claims and heartbeats write lease_expires_at, nothing else should",
+            "another service has written it, or the server's clock was set back; the job is reaped lease_ttl_sec after "
+            "its last heartbeat; only claims and heartbeats should write lease_expires_at",
             runs=odd,
         )
     if unstopped := facts["unstopped"]:
-        job, worker, why = unstopped[0]
+        job, worker, reason = unstopped[0]
         yield warning(
             "stuck_jobs",
             f"asked to stop and still running: {format_count(len(unstopped), 'run')}, such as job {job} of {worker}: "
-            f"{why or 'canceled'}",
+            f"{reason or 'canceled'}",
             f"end the worker process {worker} with SIGTERM: after DL_SHUTDOWN_GRACE_SEC it leaves them; the pipeline "
-            "needs safe points",
+            "should reach safe points",
             runs=unstopped,
         )
 
@@ -163,7 +147,7 @@ def _check_lock_keys(facts: Mapping[str, Any]) -> Iterator[Finding]:
         key, pid, name = foreign[0]
         yield warning(
             "foreign_keys",
-            f"held by sessions without such a job: {format_count(len(foreign), 'key')} that jobs wait for, such as "
+            f"held by sessions that run no such job: {format_count(len(foreign), 'key')} that jobs wait for, such as "
             f"{key!r} by {name or 'a session'} (pid {pid})",
             "; ".join(f"SELECT pg_terminate_backend({holder})" for holder in sorted({pid for _, pid, _ in foreign}))
             + "; an attempt that lost its lease, or another service with the same key",
@@ -176,7 +160,7 @@ def _check_worker_names(facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield error(
             "shared_worker_names",
             f"{len(workers)} live worker processes have DL_WORKER_NAME={name}: {_join_names(workers)}",
-            "give each a name of its own, or none: they take no jobs from each other while both live, and a frozen one"
+            "give each a name of its own, or none: while both live neither takes over the other's jobs, and a frozen one"
             " loses its jobs",
             name=name, workers=workers,
         )  # fmt: skip
@@ -186,14 +170,14 @@ def _check_alerting(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if webhooks := facts["webhooks_disabled"]:
         yield warning(
             "webhooks_disabled",
-            f"switched off: {format_count(len(webhooks), 'webhook')}",
+            f"disabled: {format_count(len(webhooks), 'webhook')}",
             "; ".join(f"dataloader webhooks edit {webhook} --on" for webhook in webhooks),
         )
     if facts["alerts_firing"]:
         yield warning(
             "alerts",
             f"firing: {format_count(facts['alerts_firing'], 'alert')}",
-            "dataloader alerts list names each; it ends with its cause",
+            "dataloader alerts list lists them; an alert ends with its cause",
         )
 
 

@@ -1,4 +1,4 @@
-"""Rights on the tables, and whether they are what schema.sql makes."""
+"""Checks the rights on the tables, and compares the schema with schema.sql."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.wording import format_count
 EXPECTED_SCHEMA_FILE = "catalogue.json"
 _MAX_DIFFERENCES_SHOWN = 12
 _ALL_RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
-# What the queue cannot do without; of the other tables each right that is missing costs one feature.
+# Rights the queue needs; a missing right to another table disables one feature.
 CORE_RIGHTS: Mapping[str, tuple[str, ...]] = {
     "dl_jobs": ("SELECT", "INSERT", "UPDATE"),
     "dl_job_events": ("SELECT", "INSERT"),
@@ -37,10 +37,10 @@ _READ_ONLY_TABLES = ("dl_schema",)
 
 
 def expected_schema() -> dict[str, str]:
-    """What schema.sql makes, by kind and name."""
+    """The definitions of the objects that schema.sql creates, by kind and name."""
     text = (files(__package__) / EXPECTED_SCHEMA_FILE).read_text(encoding="utf-8")
-    made: dict[str, str] = json.loads(text)
-    return made
+    definitions: dict[str, str] = json.loads(text)
+    return definitions
 
 
 def required_rights(expected: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -53,14 +53,14 @@ def required_rights(expected: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def check_rights(missing: Mapping[str, str], user: str, schema: str) -> Iterator[Finding]:
-    for what, rights in missing.items():
-        kind, _, name = what.rpartition(" ")
+    for item, rights in missing.items():
+        kind, _, name = item.rpartition(" ")
         grant = f"GRANT {rights} ON {kind.upper() + ' ' if kind else ''}{name} TO {quote_identifier(user)}"
         grant = with_search_path(grant, schema)
-        say = error if kind or name in CORE_RIGHTS else warning
-        yield say("rights", f"{user} lacks {rights} on {what}", grant, missing=rights, on=what)
+        report = error if kind or name in CORE_RIGHTS else warning
+        yield report("rights", f"{user} lacks {rights} on {item}", grant, missing=rights, on=item)
     if not missing:
-        yield ok("rights", f"{user} may do what the service does")
+        yield ok("rights", f"{user} has the rights that the service needs")
 
 
 def check_schema(
@@ -85,31 +85,30 @@ def check_schema(
             "dataloader migrate, and then dataloader doctor for what is left",
             more=len(drift) - _MAX_DIFFERENCES_SHOWN,
         )
-    faults = list(_check_states(actual, schema))
-    yield from faults
+    problems = list(_check_states(actual, schema))
+    yield from problems
     yield from _check_foreign_objects(actual, expected, schema)
-    if not drift and not faults:
-        yield ok("schema", f"{len(expected)} columns, indexes, triggers and functions are what schema.sql makes")
+    if not drift and not problems:
+        yield ok("schema", f"{len(expected)} columns, indexes, triggers, functions and types are those of schema.sql")
 
 
-def _newer_version_finding(stand: SchemaVersion) -> Finding:
-    """What another version has made on purpose is no drift."""
-    told = f"the tables are of version {stand.version}, newer than this dataloader's {SCHEMA_VERSION}"
-    if not stand.is_compatible:
-        return error(
-            "schema", f"{told}, and do not serve it", "pip install --upgrade dataloader", version=stand.version
-        )
-    said = f"{told}; they serve it as well, and are not compared with its schema.sql"
-    return info("schema", said, "ask the doctor of the newer version", version=stand.version)
+def _newer_version_finding(recorded: SchemaVersion) -> Finding:
+    """The changes of a newer version are not drift."""
+    message = f"the tables are of version {recorded.version}, newer than this dataloader's {SCHEMA_VERSION}"
+    if not recorded.is_compatible:
+        message = f"{message}, and not compatible with it"
+        return error("schema", message, "pip install --upgrade dataloader", version=recorded.version)
+    message = f"{message}; they are compatible with it, and are not compared with its schema.sql"
+    return info("schema", message, "run the doctor of the newer version", version=recorded.version)
 
 
 def find_repairs(actual: Mapping[str, SchemaObject], expected: Mapping[str, str]) -> list[Repair]:
-    """What `dataloader migrate` has to put back."""
+    """The repairs that `dataloader migrate` applies."""
     missing = {name: expected[name] for name in _missing_names(actual, expected)}
     replaced = {
-        name: form
-        for name, form in expected.items()
-        if _is_replaced(name) and name in actual and actual[name].definition != form
+        name: definition
+        for name, definition in expected.items()
+        if _is_replaced(name) and name in actual and actual[name].definition != definition
     }
     return plan_repairs(missing, replaced, schema_text()) if missing or replaced else []
 
@@ -133,15 +132,13 @@ def _check_missing(actual: Mapping[str, SchemaObject], expected: Mapping[str, st
 
 
 def _check_changed(actual: Mapping[str, SchemaObject], expected: Mapping[str, str], schema: str) -> Iterator[Finding]:
-    for name, form in expected.items():
-        there = actual.get(name)
-        if there is None or there.definition == form:
-            continue
-        told = f"the {name} is not the one of schema.sql"
-        if not name.startswith("function "):
-            told += f": found {there.definition!r}, not {form!r}"
-        remedy = _repair_remedy(name, there.definition, form, schema)
-        yield error("schema", told, remedy, name=name, found=there.definition, expected=form)
+    for name, definition in expected.items():
+        found = actual[name].definition if name in actual else definition
+        if found != definition:
+            message = f"the {name} is not the one of schema.sql"
+            message += "" if name.startswith("function ") else f": found {found!r}, not {definition!r}"
+            remedy = _repair_remedy(name, found, definition, schema)
+            yield error("schema", message, remedy, name=name, found=found, expected=definition)
 
 
 def _repair_remedy(name: str, actual: str, expected: str, schema: str) -> str:
@@ -149,22 +146,22 @@ def _repair_remedy(name: str, actual: str, expected: str, schema: str) -> str:
         return "dataloader migrate"
     statement = change_statement(name, actual, expected)
     if statement is None:
-        return "no statement takes a value from a type: it does no harm while no row has it"
+        return "no statement removes a value from a type: it does no harm while no row has it"
     return with_search_path(statement, schema)
 
 
 def _check_states(actual: Mapping[str, SchemaObject], schema: str) -> Iterator[Finding]:
-    for name, thing in actual.items():
-        if thing.problem is not None:
+    for name, item in actual.items():
+        if item.problem is not None:
             remedy = with_search_path(enable_statement(name), schema)
-            yield error("schema", f"the {name} {thing.problem}", remedy, name=name)
+            yield error("schema", f"the {name} {item.problem}", remedy, name=name)
 
 
 def _check_foreign_objects(
     actual: Mapping[str, SchemaObject], expected: Mapping[str, str], schema: str
 ) -> Iterator[Finding]:
-    """Each index and trigger that somebody else has added is paid for by each job."""
+    """Every job pays for each index and trigger that schema.sql does not have."""
     for name in actual:
         if name not in expected and name.partition(" ")[0] in ("index", "trigger"):
             remedy = with_search_path(drop_statement(name), schema)
-            yield info("schema", f"the {name} is not ours, and each job pays for it", remedy, name=name)
+            yield info("schema", f"the {name} is not of schema.sql, and every job pays for it", remedy, name=name)

@@ -1,4 +1,4 @@
-"""The server, its settings, its clock, and what stands between it and us."""
+"""Checks of the server, its settings, its clock, and poolers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.doctor.facts import Pooler
 from app.doctor.findings import Finding, error, info, ok, warning
 
 _MIN_VERSION, _BILLION = 150_000, 1_000_000_000
-_CLOCK_WARNING_SEC, _CLOCK_ERROR_SEC = 2.0, 30.0  # seconds
+_CLOCK_WARNING_SEC, _CLOCK_ERROR_SEC = 2.0, 30.0
 _MAX_LOGGED_STATEMENT_MS = 10_000
 _MAX_NOTIFICATION_QUEUE_USAGE = 0.05
 _RELOAD_SQL = "SELECT pg_reload_conf()"
@@ -26,10 +26,10 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class ConnectionBudget:
-    """How many connections there may have to be."""
+    """The connections the service may need."""
 
-    worker_processes: int  # live worker processes, or one to come
-    api_connections: int  # the most that one API process opens
+    worker_processes: int  # live ones
+    api_connections: int  # at most, of one API process
 
     @property
     def needed_count(self) -> int:
@@ -50,7 +50,7 @@ def check_server(server: Mapping[str, Any], ahead_sec: float, budget: Connection
     if not server["sees_others"] and not server["superuser"]:
         yield info(
             "sees_others",
-            f"{server['user']} does not see what sessions of other roles do, so some of this stays unsaid",
+            f"{server['user']} does not see what sessions of other roles do, so some checks see less",
             f"GRANT pg_read_all_stats TO {quote_identifier(server['user'])}; as a superuser",
         )
 
@@ -62,13 +62,13 @@ def _check_version(server: Mapping[str, Any]) -> Finding:
 
 
 def _check_durability(server: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
-    for name, why in (("fsync", "a crash may lose everything"), ("full_page_writes", "a crash may tear pages")):
+    for name, reason in (("fsync", "a crash may lose everything"), ("full_page_writes", "a crash may tear pages")):
         if settings[name] == "off":
-            yield error(name, f"{name} is off: {why}", f"ALTER SYSTEM SET {name} = on; {_RELOAD_SQL}")
+            yield error(name, f"{name} is off: {reason}", f"ALTER SYSTEM SET {name} = on; {_RELOAD_SQL}")
     if settings["synchronous_commit"] == "off":
         yield warning(
             "synchronous_commit",
-            "synchronous_commit is off: a crash loses jobs that were accepted, and ends that were written",
+            "synchronous_commit is off: a crash loses accepted jobs and settlements",
             f"ALTER ROLE {quote_identifier(server['user'])} SET synchronous_commit = on",
         )
     if (
@@ -87,8 +87,8 @@ def _check_vacuum(server: Mapping[str, Any], settings: Mapping[str, str]) -> Ite
         )
     age = int(server["frozen_age"])
     if age > _BILLION:
-        say = error if age > 1.8 * _BILLION else warning
-        yield say(
+        report = error if age > 1.8 * _BILLION else warning
+        yield report(
             "wraparound",
             f"the oldest row is {age:,} transactions old; at 2,147 million the server stops taking writes",
             "VACUUM (FREEZE); as a superuser, after the transactions below have ended",
@@ -115,46 +115,49 @@ def _check_writable(server: Mapping[str, Any], settings: Mapping[str, str]) -> F
 
 
 def _check_connections(server: Mapping[str, Any], settings: Mapping[str, str], budget: ConnectionBudget) -> Finding:
-    most = int(settings["max_connections"]) - int(settings["superuser_reserved_connections"])
-    most -= int(settings.get("reserved_connections") or 0)
+    available = int(settings["max_connections"]) - _reserved_connections(settings)
     limits = [limit for limit in (server["role_limit"], server["database_limit"]) if limit >= 0]
-    most = min([most, *limits])
-    facts = {"most": most, "in_use": server["connections"], "needed": budget.needed_count}
-    if budget.needed_count > most:
+    available = min([available, *limits])
+    facts = {"available": available, "in_use": server["connections"], "needed": budget.needed_count}
+    if budget.needed_count > available:
         return warning(
             "connections",
-            f"the service may need {budget.needed_count} connections, and {most} are to be had",
+            f"the service may need {budget.needed_count} connections, and {available} are available",
             _connection_remedy(server, settings, budget, limits),
             **facts,
         )
-    return ok("connections", f"up to {budget.needed_count} connections are needed, {most} are to be had", **facts)
+    return ok("connections", f"up to {budget.needed_count} connections are needed, {available} are available", **facts)
 
 
 def _connection_remedy(
     server: Mapping[str, Any], settings: Mapping[str, str], budget: ConnectionBudget, limits: list[int]
 ) -> str:
-    """The statement that raises the limit which is too low; or fewer connections are asked for."""
+    """The statement that raises the limit that is too low."""
     less = "or lower PG_POOL_SIZE and PG_MAX_OVERFLOW"
     if 0 <= server["role_limit"] < budget.needed_count:
         return f"ALTER ROLE {quote_identifier(server['user'])} CONNECTION LIMIT {budget.needed_count}; {less}"
     if limits and min(limits) < budget.needed_count:
         return f"ALTER DATABASE {quote_identifier(server['database'])} CONNECTION LIMIT {budget.needed_count}; {less}"
-    kept = int(settings["superuser_reserved_connections"]) + int(settings.get("reserved_connections") or 0)
-    return f"ALTER SYSTEM SET max_connections = {budget.needed_count + kept}; and restart the server; {less}"
+    max_connections = budget.needed_count + _reserved_connections(settings)
+    return f"ALTER SYSTEM SET max_connections = {max_connections}; and restart the server; {less}"
+
+
+def _reserved_connections(settings: Mapping[str, str]) -> int:
+    return int(settings["superuser_reserved_connections"]) + int(settings.get("reserved_connections") or 0)
 
 
 def _check_logging(server: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Finding]:
-    slow = int(settings["log_min_duration_statement"])
+    min_duration_ms = int(settings["log_min_duration_statement"])
     if settings["log_statement"] in ("mod", "all"):
         found, name, value = f"log_statement is {settings['log_statement']}", "log_statement", "none"
-    elif 0 <= slow < _MAX_LOGGED_STATEMENT_MS:
-        found, name, value = f"log_min_duration_statement is {slow} ms", "log_min_duration_statement", "-1"
+    elif 0 <= min_duration_ms < _MAX_LOGGED_STATEMENT_MS:
+        found, name, value = f"log_min_duration_statement is {min_duration_ms} ms", "log_min_duration_statement", "-1"
     else:
-        yield ok("statement_logging", "the server's log does not hold statements, nor what jobs were given in them")
+        yield ok("statement_logging", "the server's log has no statements, and so no args of jobs")
         return
     yield warning(
         "statement_logging",
-        f"{found}: the args of jobs stand in the server's log",
+        f"{found}: the server's log has the args of jobs",
         f"ALTER ROLE {quote_identifier(server['user'])} SET {name} = {value}; as a superuser",
     )
 
@@ -163,7 +166,7 @@ def _check_timeouts(server: Mapping[str, Any], settings: Mapping[str, str]) -> I
     if int(settings["idle_session_timeout"]):
         yield error(
             "idle_session_timeout",
-            f"idle_session_timeout is {settings['idle_session_timeout']} ms: it ends listeners and keys' sessions",
+            f"idle_session_timeout is {settings['idle_session_timeout']} ms: it ends listeners and the sessions that hold key locks",
             f"ALTER ROLE {quote_identifier(server['user'])} SET idle_session_timeout = 0",
         )
     if int(settings.get("transaction_timeout") or 0):
@@ -175,20 +178,20 @@ def _check_timeouts(server: Mapping[str, Any], settings: Mapping[str, str]) -> I
     if not int(settings["idle_in_transaction_session_timeout"]):
         yield info(
             "idle_in_transaction",
-            "nothing ends a session that forgets its transaction: it would keep vacuum from all dead rows",
+            "nothing ends a session that leaves its transaction open: vacuum could remove no dead row",
             f"ALTER DATABASE {quote_identifier(server['database'])} SET idle_in_transaction_session_timeout = '10min'",
         )
 
 
 def _check_clock(ahead_sec: float) -> Finding:
-    off = abs(ahead_sec)
-    told = f"the server's clock is {off:.2f} s {'ahead of' if ahead_sec > 0 else 'behind'} this machine's"
-    if off < _CLOCK_WARNING_SEC:
-        return ok("clock", told, ahead_sec=round(ahead_sec, 3))
-    say = error if off > _CLOCK_ERROR_SEC else warning
-    return say(
-        "clock", told, "set both by NTP; leases go by the server's clock, logs by ours", ahead_sec=round(ahead_sec, 3)
-    )
+    offset_sec = abs(ahead_sec)
+    direction = "ahead of" if ahead_sec > 0 else "behind"
+    message = f"the server's clock is {offset_sec:.2f} s {direction} this machine's"
+    if offset_sec < _CLOCK_WARNING_SEC:
+        return ok("clock", message, ahead_sec=round(ahead_sec, 3))
+    report = error if offset_sec > _CLOCK_ERROR_SEC else warning
+    remedy = "set both by NTP; leases use the server's clock, logs this machine's"
+    return report("clock", message, remedy, ahead_sec=round(ahead_sec, 3))
 
 
 def _check_notifications(server: Mapping[str, Any]) -> Finding:
@@ -196,15 +199,14 @@ def _check_notifications(server: Mapping[str, Any]) -> Finding:
     if usage > _MAX_NOTIFICATION_QUEUE_USAGE:
         return error(
             "notification_queue",
-            f"the queue of notifications is {usage:.0%} full; when it is full no job can be put in",
+            f"the notification queue is {usage:.0%} full; when it is full no job can be enqueued",
             "a session that listens is idle in a transaction: find it among the transactions below, and end it",
             usage=usage,
         )
-    return ok("notification_queue", f"the queue of notifications is {usage:.0%} full", usage=usage)
+    return ok("notification_queue", f"the notification queue is {usage:.0%} full", usage=usage)
 
 
 def check_pooler(pooler: Pooler, client: str, *, needs_session: bool) -> Finding:
-    """`matters`: workers use this address, and need sessions of their own."""
     if not (pooler.shared or pooler.wandered):
         return ok("pooler", f"{client}: each connection has a server process of its own")
     lost = [
@@ -212,9 +214,9 @@ def check_pooler(pooler: Pooler, client: str, *, needs_session: bool) -> Finding
         for name, is_lost in (("settings", pooler.lost_state), ("prepared statements", pooler.lost_prepared))
         if is_lost
     ]
-    told = f"{client}: a pooler hands one server process to several clients; LISTEN and session locks are lost"
-    told += f", as were {' and '.join(lost)}" if lost else ""
-    if needs_session:
-        remedy = "DL_WORKER_DSN names the server itself, or a pooler with pool_mode = session; see docs/deploying.md"
-        return error("pooler", told, remedy, **vars(pooler))
-    return ok("pooler", f"{client}: a pooler is in the way, which does the API no harm", **vars(pooler))
+    if not needs_session:
+        return ok("pooler", f"{client}: a pooler is in between, which does the API no harm", **vars(pooler))
+    message = f"{client}: a pooler gives one server process to several clients; LISTEN and session locks are lost"
+    message += f", as were {' and '.join(lost)}" if lost else ""
+    remedy = "DL_WORKER_DSN names the server itself, or a pooler with pool_mode = session; see docs/deploying.md"
+    return error("pooler", message, remedy, **vars(pooler))

@@ -39,12 +39,12 @@ class ConnectionSettings:
 
 @dataclass(frozen=True)
 class ServerSessions:
-    """What became of the sessions on one server."""
+    """The sessions of an attempt on one server."""
 
     target: str
     is_reached: bool
     ended: int = 0
-    remaining: tuple[str, ...] = ()  # the names of those that are still there: of other roles, or of a stuck process
+    remaining: tuple[str, ...] = ()  # names of those still there: of other roles, or of a stuck process
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def server_dsns(settings: ConnectionSettings) -> dict[str, str]:
 
 
 def foreign_server_dsns(settings: ConnectionSettings) -> dict[str, str]:
-    """The servers beside the queue's own database."""
+    """The servers other than the queue's own database."""
     own = set(split_hosts(settings.dsn)) if settings.dsn else set()
     return {name: dsn for name, dsn in server_dsns(settings).items() if dsn not in own}
 
@@ -123,7 +123,7 @@ def end_sessions(
 
 
 def start_thread(thread: threading.Thread) -> bool:
-    """False: the system has no room for another thread, which must not end the one that asks for it."""
+    """False: the system has no resources for another thread, which must not end the calling one."""
     try:
         thread.start()
     except RuntimeError:
@@ -134,7 +134,7 @@ def start_thread(thread: threading.Thread) -> bool:
 def _end_sessions_on(
     reports: dict[str, ServerSessions], target: str, dsn: str, names: Sequence[str], timeout_sec: float
 ) -> None:
-    """The report of one server; each of its states replaces the one before, so that it is true whenever it is read."""
+    """Each step replaces the report, so that it is right whenever it is read."""
     with suppress(psycopg2.Error), closing(_connect(dsn, timeout_sec)) as connection:
         seen: set[int] = set()
         deadline, pause = time.monotonic() + timeout_sec, _POLL_INTERVAL_SEC

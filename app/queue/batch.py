@@ -1,4 +1,4 @@
-"""Many jobs at once: one statement, and an outcome for each."""
+"""Enqueues many jobs in one statement, with an outcome for each."""
 
 from __future__ import annotations
 
@@ -21,46 +21,34 @@ _MAYBE_UNSTORABLE = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
 
 class Outcome(StrEnum):
     CREATED = "created"
-    EXISTS = "exists"  # a job stands for this request already
+    EXISTS = "exists"  # a job with one of its keys serves the request already
     CONFLICT = "conflict"  # the idempotency key belongs to another request
     INVALID = "invalid"
-    SKIPPED = "skipped"  # nothing is wrong with it, but with another one, and all or none was asked for
+    SKIPPED = "skipped"  # valid, but another request of an all-or-none batch is not
 
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """What became of one request."""
-
     outcome: Outcome
-    job_id: UUID | None  # of the job that stands for it; in a conflict, of the one that is in the way
+    job_id: UUID | None  # of the job that serves the request; in a conflict, of the job that has the key
     status: Status | None
-    field: str | None = None  # of an invalid one: what is wrong, and why
+    field: str | None = None  # of an invalid request: the field, and its problem
     detail: str | None = None
 
 
-class BatchEnqueuer:
-    def __init__(self, executor: Executor) -> None:
-        self._execute = executor.execute
-
-    def enqueue(self, jobs: Sequence[NewJob], *, all_or_none: bool = False) -> list[BatchOutcome]:
-        """Put jobs into the queue, in their order; `whole`: all of them or none. An outcome for each."""
-        if not jobs:
-            return []
-        text = json.dumps([_to_dict(job) for job in jobs], ensure_ascii=False, allow_nan=False, default=_json_default)
-        if _MAYBE_UNSTORABLE.search(text):
-            for job in jobs:  # whichever it is, it is told by name
-                validate_json("jobs", json.loads(json.dumps(_to_dict(job), default=_json_default)))
-        rows = self._execute("enqueue_batch", {"jobs": text, "whole": all_or_none})
-        return [from_row(BatchOutcome, row) for row in rows]
+def enqueue_batch(executor: Executor, jobs: Sequence[NewJob], *, all_or_none: bool = False) -> list[BatchOutcome]:
+    """Enqueue jobs in their order; return an outcome for each."""
+    if not jobs:
+        return []
+    requests = [{name: value for name, value in vars(job).items() if value is not None} for job in jobs]
+    text = json.dumps(requests, ensure_ascii=False, allow_nan=False, default=_encode_value)
+    if _MAYBE_UNSTORABLE.search(text):
+        validate_json("jobs", json.loads(json.dumps(requests, default=_encode_value)))
+    rows = executor.execute("enqueue_batch", {"jobs": text, "all_or_none": all_or_none})
+    return [from_row(BatchOutcome, row) for row in rows]
 
 
-def _to_dict(job: NewJob) -> dict[str, Any]:
-    return {name: value for name, value in vars(job).items() if value is not None}
-
-
-def _json_default(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    return dict(value)  # a mapping of another kind
+    return str(value) if isinstance(value, UUID) else dict(value)  # a mapping of another kind

@@ -1,7 +1,7 @@
-"""The journal as a stream, from any event on, with each event once, also one that is committed late.
+"""The event stream: each event once, from any cursor on, also events that are committed late.
 
-Events get their numbers before they are committed, so a smaller number may appear after a larger one. A reader keeps
-the numbers it has not seen as ranges, and gives one up only when nobody is left who could still write it.
+Events get their ids before they are committed, so a smaller id may appear after a larger one. A reader keeps the ids it
+has not seen as ranges, and gives one up only when no transaction is left that could still write it.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from app.db.rows import from_row
 from app.queue.job import JobEvent
 from app.queue.jobs import Executor
 
-MAX_EVENTS_PER_POLL = 500  # that one look brings
+MAX_EVENTS_PER_POLL = 500
 _MAX_EVENT_ID = 2**63 - 1
 _MAX_ID_DIGITS = 18
-_LOOKBACK_EVENTS = 500  # numbers before the newest, among which somebody may have one that is not committed yet
-_MAX_GAPS = 100  # beyond them the oldest are read again by whoever resumes
+_LOOKBACK_EVENTS = 500  # ids before the newest that may not be committed yet
+_MAX_GAPS = 100  # a cursor has no more; beyond them the reader that resumes reads some events again
 IdRange = tuple[int, int]  # [low, high)
 
 
 class EventReader:
-    """One listener's place in the journal. Not for two threads at once."""
+    """One reader's position in the stream. Not thread-safe."""
 
     def __init__(self, executor: Executor, *, after: str | None = None) -> None:
-        """`after`: the place that another reader was told; None: only what happens from now on. Raises ValueError."""
+        """`after`: another reader's cursor; None: only events from now on. Raises ValueError."""
         self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
         self._schema = executor.schema
         self._unread: list[IdRange] = [] if after is None else _parse_cursor(after)
         self._is_new = after is None
-        self._candidate = 0  # nothing up to this number will appear any more once all of these have ended
+        self._candidate = 0  # no event up to this id will appear once all open writers have ended
         self._open_writers: frozenset[str] = frozenset()
 
     def poll(self) -> list[JobEvent]:
-        """What has happened since the last look, up to a bound."""
-        top, writers = self._head()
-        safe = self._safe_position(top, writers)
+        """The events since the last poll, at most MAX_EVENTS_PER_POLL."""
+        ((head, writers),) = self._execute("event_head", {"schema": self._schema})
+        safe_id = self._safe_position(head, frozenset(writers))
         if self._is_new:
-            self._start_at_end(top, safe)
+            self._start_at_end(head, safe_id)
             return []
         events = self._read_events()
         if len(events) == MAX_EVENTS_PER_POLL:
-            safe = min(safe, events[-1].event_id)
-        self._unread = subtract(self._unread, [event.event_id for event in events], safe)
+            safe_id = min(safe_id, events[-1].event_id)
+        self._unread = subtract(self._unread, [event.event_id for event in events], safe_id)
         return events
 
     def _start_at_end(self, head: int, safe_id: int) -> None:
-        """What is there already is past; what is under way at this moment belongs to the future."""
+        """Skip the events that are committed already; those of open transactions are still to come."""
         self._is_new = False
         self._unread = [(max(0, head - _LOOKBACK_EVENTS) + 1, head + 1)]
-        there = [event.event_id for event in self._read_events()]
-        self._unread = [*subtract(self._unread, there, safe_id), (head + 1, _MAX_EVENT_ID)]
+        committed = [event.event_id for event in self._read_events()]
+        self._unread = [*subtract(self._unread, committed, safe_id), (head + 1, _MAX_EVENT_ID)]
 
     def _read_events(self) -> list[JobEvent]:
         rows = self._execute(
@@ -61,52 +61,47 @@ class EventReader:
             {
                 "lows": array(low for low, _ in self._unread),
                 "highs": array(high for _, high in self._unread),
-                "most": MAX_EVENTS_PER_POLL,
+                "limit": MAX_EVENTS_PER_POLL,
             },
         )
         return [from_row(JobEvent, row) for row in rows]
 
     @property
     def cursor(self) -> str:
-        """Where another reader goes on: the last event's number, and behind a ~ those before it that may yet come."""
+        """Where another reader continues: the last event's id, and after a ~ the earlier ids that may still appear."""
         last = self._unread[-1][0] - 1 if self._unread else 0
         gaps = self._unread[:-1]
         if len(gaps) > _MAX_GAPS:
             return str(gaps[0][0] - 1)
-        told = ",".join(str(low) if high == low + 1 else f"{low}-{high - 1}" for low, high in gaps)
-        return f"{last}~{told}" if told else str(last)
-
-    def _head(self) -> tuple[int, frozenset[str]]:
-        ((top, writers),) = self._execute("event_head", {"schema": self._schema})
-        return top, frozenset(writers)
+        missing = ",".join(str(low) if high == low + 1 else f"{low}-{high - 1}" for low, high in gaps)
+        return f"{last}~{missing}" if missing else str(last)
 
     def _safe_position(self, head: int, writers: frozenset[str]) -> int:
-        """Up to which number nothing will appear any more that a look after this one would not show."""
+        """The id up to which no event will appear after this poll."""
         if not writers:
             self._candidate, self._open_writers = head, writers
             return head
-        left = self._open_writers & writers
-        if left:
-            self._open_writers = left
+        if open_writers := self._open_writers & writers:
+            self._open_writers = open_writers
             return 0
-        safe = self._candidate
+        safe_id = self._candidate
         self._candidate, self._open_writers = head, writers
-        return safe
+        return safe_id
 
 
 def subtract(ranges: Sequence[IdRange], ids: Sequence[int], safe_id: int) -> list[IdRange]:
-    """The ranges less these numbers, and less everything up to `safe`."""
+    """The ranges without these ids, and without everything up to `safe_id`."""
     left: list[IdRange] = []
-    wanted = iter(ids)
-    gone = next(wanted, None)
+    remaining = iter(ids)
+    known_id = next(remaining, None)
     for low, high in ranges:
         begin = max(low, safe_id + 1)
-        while gone is not None and gone < high:
-            if gone >= begin:
-                if gone > begin:
-                    left.append((begin, gone))
-                begin = gone + 1
-            gone = next(wanted, None)
+        while known_id is not None and known_id < high:
+            if known_id >= begin:
+                if known_id > begin:
+                    left.append((begin, known_id))
+                begin = known_id + 1
+            known_id = next(remaining, None)
         if begin < high:
             left.append((begin, high))
     return left
@@ -120,11 +115,11 @@ def _parse_cursor(cursor: str) -> list[IdRange]:
         ranges.append((_parse_id(low), _parse_id(high or low) + 1))
     ranges.append((_parse_id(last) + 1, _MAX_EVENT_ID))
     if len(ranges) > _MAX_GAPS + 1 or any(a[1] > b[0] for a, b in pairwise(ranges)):
-        raise ValueError(f"{cursor[:40]!r} is no place in the stream")
+        raise ValueError(f"{cursor[:40]!r} is no cursor of the event stream")
     return ranges
 
 
 def _parse_id(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_ID_DIGITS):
-        raise ValueError(f"{text[:40]!r} is no number of an event")
+        raise ValueError(f"{text[:40]!r} is no event id")
     return int(text)

@@ -1,7 +1,8 @@
--- The journal as a stream: what happens, to whoever listens.
+-- The event stream.
 
 -- name: event_head
--- The newest event, and who may still write an older one: all that hold the journal's lock (see fold_journal).
+-- The id of the newest event, and the transactions that may still write an older one: all that hold the lock that inserts
+-- into the events' table take.
 SELECT coalesce((SELECT max(event_id) FROM dl_job_events), 0),
        ARRAY(SELECT DISTINCT virtualtransaction
                FROM pg_locks
@@ -10,7 +11,7 @@ SELECT coalesce((SELECT max(event_id) FROM dl_job_events), 0),
                 AND relation = to_regclass(quote_ident(%(schema)s::text) || '.dl_job_events'));
 
 -- name: read_events
--- Events whose numbers lie in these ranges, the smallest first; each range is [low, high).
+-- Events whose ids are in these ranges, the smallest first; each range is [low, high).
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('jit', 'off', true);
 
@@ -19,6 +20,6 @@ SELECT e.event_id, e.job_id, e.queue, e.ts, e.kind, coalesce(e.payload, '{}')::t
        CROSS JOIN LATERAL (SELECT * FROM dl_job_events
                             WHERE event_id >= r.low AND event_id < r.high
                             ORDER BY event_id
-                            LIMIT %(most)s::int) e
+                            LIMIT %(limit)s::int) e
  ORDER BY e.event_id
- LIMIT %(most)s::int;
+ LIMIT %(limit)s::int;

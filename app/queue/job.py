@@ -1,7 +1,8 @@
-"""A job, what it may become, and how an attempt at it ended."""
+"""A job, its statuses and transitions, and how an attempt at it ended."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,8 +25,6 @@ class Status(StrEnum):
 
 
 class Transition(StrEnum):
-    """What takes a job from one status to another."""
-
     CLAIM = "claim"
     SETTLE = "settle"
     RELEASE = "release"
@@ -35,8 +34,7 @@ class Transition(StrEnum):
     REFUSE = "refuse"
 
 
-# The whole machine: which move may lead from which status to which.
-# A cancel of a running job only raises its flag, so it is not a transition.
+# The whole state machine. A cancel of a running job only sets its flag, so it is not a transition.
 TRANSITIONS: Mapping[tuple[Status, Transition], frozenset[Status]] = {
     (Status.QUEUED, Transition.CLAIM): frozenset({Status.RUNNING}),
     (Status.QUEUED, Transition.CANCEL): frozenset({Status.CANCELED}),
@@ -52,7 +50,7 @@ TRANSITIONS: Mapping[tuple[Status, Transition], frozenset[Status]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """A request for a job. `None` where the database's default shall stand."""
+    """A request for a job. Each field is a column of dl_jobs and a parameter of the statement `enqueue`."""
 
     queue: str
     task: str
@@ -68,15 +66,15 @@ class NewJob:
     consumer_group: str | None = None
     live_key: str | None = None  # unique among waiting and running jobs
     time_limit_sec: int | None = None
-    retry: Mapping[str, Any] | None = None  # a retry policy of its own
+    retry: Mapping[str, Any] | None = None  # this job's retry policy; None: its task's
     parent_id: UUID | None = None
-    webhook: Mapping[str, Any] | None = None  # where its end is to be told: url, events
-    traceparent: str | None = None  # W3C trace context of whoever asks
+    webhook: Mapping[str, Any] | None = None  # this job's own webhook: url, events
+    traceparent: str | None = None  # W3C trace context of the request
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A row of dl_jobs as it was when it was read."""
+    """A row of dl_jobs; the statement `get_job` selects its columns in the order of the fields."""
 
     id: UUID
     queue: str
@@ -117,34 +115,28 @@ class Job:
 
 @dataclass(frozen=True)
 class ExpiredRuns:
-    """The runs whose lease has run out, and the server that answered."""
+    """The runs whose lease has expired, and the server that found them."""
 
     runs: list[tuple[UUID, UUID | None, str]]  # job, run, lock_key
-    server_uptime_sec: float  # how long the server has been up
-    server: str  # another one after a restart, a promotion, or on a new connection
+    server_uptime_sec: float
+    server: str  # changes with a restart, a promotion and a new connection
 
 
 @dataclass(frozen=True)
 class Enqueued:
-    """The answer to an enqueue: the job that now stands for the request."""
+    """The job that serves a request."""
 
     job_id: UUID
     status: Status
-    created: bool  # False: the idempotency key had a job already
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One claim's hold on a job."""
-
-    job_id: UUID
-    run_id: UUID
-    key_hash: int  # of the lock_key, as the database hashes it
+    created: bool  # False: it existed already, by its idempotency key or live key
 
 
 class ClaimedJob(NamedTuple):
-    """A job in the hands of a worker, for one attempt. `args` and `progress` are not decoded yet: what cannot be
-    decoded must fail the job, not the claim. Nor are the ids: most of them are only handed back as they came."""
+    """A job claimed for one attempt, as the statement `claim` returns it.
+
+    JSON is not decoded yet: what cannot be decoded must fail the job, not the claim. Ids stay text: usually they are only
+    sent back.
+    """
 
     id_text: str
     run_text: str
@@ -164,7 +156,7 @@ class ClaimedJob(NamedTuple):
     retry_text: str | None
     crashes: int
     traceparent: str | None = None
-    waited_sec: float = 0.0  # since it was last due
+    waited_sec: float = 0.0  # between its due time and the claim
 
     @property
     def id(self) -> UUID:
@@ -174,42 +166,40 @@ class ClaimedJob(NamedTuple):
     def run_id(self) -> UUID:
         return UUID(self.run_text)
 
-    @property
-    def claim(self) -> Claim:
-        return Claim(self.id, self.run_id, self.key_hash)
-
 
 @dataclass(frozen=True)
 class ClaimHint:
-    """When a claimer should look again."""
+    """When and where to claim again."""
 
-    skipped: int  # ready jobs looked at in vain, their key being busy: others may stand behind them, look at once
-    next_due_sec: float | None  # seconds until the next timed job; None: there is none
-    cursor: Sequence[str] | None = None  # the place of the last job taken; None: none was
-    blocked_keys: Sequence[str] | None = None  # keys for which jobs were parked
+    skipped: (
+        int  # ready jobs scanned in vain, since their key is busy: more may be ready behind them, claim again at once
+    )
+    next_due_sec: float | None  # until the next scheduled job; None: there is none
+    cursor: Sequence[str] | None = None  # the position of the last claimed job; None: none was claimed
+    blocked_keys: Sequence[str] | None = None  # keys whose jobs this claim blocked
 
 
 @dataclass(frozen=True)
 class Settlement:
-    """How an attempt ended: what is written down, in one stroke, by the run that owns the job."""
+    """How an attempt ended, as the run that owns the job writes it."""
 
-    status: Status  # QUEUED: try again, after `retry_in` seconds
+    status: Status  # QUEUED: retry after `retry_in_sec`
     error: str | None = None
     traceback: str | None = None
     result: Any = None
     progress: Mapping[str, Any] | None = None  # None: as the last heartbeat left it
-    checkpoint: Any = None  # likewise
+    checkpoint: Any = None  # None: likewise
     retry_in_sec: float = 0.0
-    refund_attempt: bool = False  # the try is not counted
-    crashed: bool = False  # a process of its own died under the job
-    event_fields: Mapping[str, Any] | None = None  # for the journal: which rung stopped it, its peak of memory …
+    refund_attempt: bool = False  # the attempt does not count
+    crashed: bool = False  # its child process died
+    event_fields: Mapping[str, Any] | None = None  # for the event: stop step, peak memory …
 
 
-SUCCEEDED = Settlement(Status.SUCCEEDED)  # of a run that leaves nothing behind: most of them
+SUCCEEDED = Settlement(Status.SUCCEEDED)  # the usual settlement, without any value
 
 
 class ReleaseReason(StrEnum):
-    """Why a run is handed back without costing an attempt."""
+    """Why a run is released: it does not count as an attempt."""
 
     SHUTDOWN = "shutdown"
     LOCK_BUSY = "lock_busy"
@@ -218,7 +208,7 @@ class ReleaseReason(StrEnum):
 
 @dataclass(frozen=True)
 class Renewal:
-    """What became of a run's lease. Not renewed but owned: somebody has the row locked; ask again."""
+    """The result for one run. Owned but not renewed: another transaction has the row locked; renew again."""
 
     run_id: UUID
     renewed: bool
@@ -227,7 +217,7 @@ class Renewal:
 
 
 class ReleaseRequest(NamedTuple):
-    """What a run that is handed back leaves for the next one. None: as the last heartbeat left it."""
+    """A run to release, and what it leaves for the next attempt. None: as the last heartbeat left it."""
 
     job: ClaimedJob
     reason: ReleaseReason
@@ -237,7 +227,7 @@ class ReleaseRequest(NamedTuple):
 
 
 class RenewalRequest(NamedTuple):
-    """What a heartbeat brings down: of one run, what has changed since the last one."""
+    """A run to renew, with what has changed since the last heartbeat."""
 
     job_id: UUID
     run_id: UUID
@@ -247,15 +237,13 @@ class RenewalRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class SettleResult:
-    """What became of a settlement or a release."""
-
     outcome: Literal["applied", "already", "not ours"]
-    status: Status | None  # what the job is now, if it was ours
+    status: Status | None  # of the job, if the run owned it
 
 
 @dataclass(frozen=True)
 class ReapedJob:
-    """A job that was taken from a dead run."""
+    """A job whose run was reaped."""
 
     job_id: UUID
     queue: str
@@ -265,59 +253,25 @@ class ReapedJob:
     run_id: UUID | None = None
     max_attempts: int = 0
     error: str | None = None
-    available_at: datetime | None = None  # of one that was given back: when it may run again
+    available_at: datetime | None = None  # of a requeued job: when it may run again
 
 
 @dataclass(frozen=True)
 class RepairResult:
-    cursor: str  # the last key looked at; "" when there was none
-    unblocked: tuple[str, ...]  # keys whose job had to be woken
+    cursor: str  # the last scanned key; "" when there was none
+    unblocked: tuple[str, ...]  # keys whose blocked job became ready
 
 
 @dataclass(frozen=True)
 class StatusCount:
-    """Jobs of a queue with a status."""
-
     queue: str
     status: Status
     jobs: int
-    exact: bool = True  # False: there are many, and this is an estimate
-
-
-@dataclass(frozen=True)
-class WorkerInfo:
-    """A worker process as it registered itself."""
-
-    id: UUID
-    name: str
-    version: str
-    queues: tuple[str, ...]
-    tasks: tuple[str, ...]
-    threads: int
-    started_at: datetime | None = None
-    seen_at: datetime | None = None
-    alive: bool = True
-    queue_threads: Mapping[str, int] = field(default_factory=dict)  # how many of its threads run jobs of each queue
-
-
-@dataclass(frozen=True)
-class HostFacts:
-    """What a worker process records about itself so that others can prove its death. None: not known."""
-
-    boot_id: str | None = None
-    pid_namespace: str | None = None
-    time_namespace: str | None = None
-    pid: int | None = None
-    start_time: int | None = None
-    lock_file: str | None = None
-    child_tasks: tuple[str, ...] = ()  # tasks that run in a process of their own
-    worker_name: str | None = None  # the name that at most one process has
+    exact: bool = True  # False: an estimate
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """An event of a job."""
-
     event_id: int
     job_id: UUID
     queue: str
@@ -327,11 +281,11 @@ class JobEvent:
 
 
 class LogEntry(NamedTuple):
-    """A line on its way into a job's log."""
+    """A line to be written to a job's log."""
 
     job_id: UUID
     attempt: int
-    age_sec: float  # how long ago it was said; the database's clock makes a time of it
+    age_sec: float  # the database's clock makes a time of it
     level: str
     stream: str
     line: str
@@ -339,8 +293,6 @@ class LogEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class JobLogLine:
-    """A line of a job's log."""
-
     log_id: int
     attempt: int
     ts: datetime
@@ -351,7 +303,13 @@ class JobLogLine:
 
 @dataclass(frozen=True)
 class LogPage:
-    """Some lines of a job's log, oldest first."""
+    lines: list[JobLogLine]  # oldest first
+    complete: bool  # the job has ended, and its last lines have arrived
 
-    lines: list[JobLogLine]
-    complete: bool  # the job has ended, and its last lines have had the time to arrive
+
+def new_run_ids(count: int) -> list[str]:
+    """Draw random UUIDs (version 4) in one batch: each system call may hand the GIL to another thread."""
+    digits = os.urandom(16 * count).hex()
+    return [
+        f"{digits[n : n + 12]}4{digits[n + 13 : n + 16]}a{digits[n + 17 : n + 32]}" for n in range(0, 32 * count, 32)
+    ]

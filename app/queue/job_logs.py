@@ -1,4 +1,4 @@
-"""What a job said, as people look for it: a page of its log, forwards or backwards, with a word in it."""
+"""Search in a job's log: a page of matching lines, forwards or backwards."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from app.db.encoding import array, validate_text
 from app.queue.job import JobLogLine
 from app.queue.jobs import Executor
 
-TIME_BUDGET_SEC = 0.04  # for one page; what is not found by then is looked for by the next question
-WINDOW_ROWS = 10_000  # lines that one stretch looks at
+TIME_BUDGET_SEC = 0.04  # for one page; the next page continues where it ends
+WINDOW_ROWS = 10_000  # lines that one statement scans
 _MAX_LOG_ID = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class LogSearchPage:
-    """Lines, the oldest first. `earlier` and `later`: where the log goes on, None at its ends."""
-
-    lines: list[JobLogLine]
-    previous: int | None
-    next: int | None
-    looked_at: int  # how many lines were looked at for these
+    lines: list[JobLogLine]  # oldest first
+    previous: int | None  # `before` of the page before this one; None: the log begins here
+    next: int | None  # `after` of the next page; None: the log ends here
+    scanned_count: int
 
 
 class JobLogSearch:
-    """Questions about logs that look at no more lines than there is time for."""
+    """Scans no more lines than the time budget allows."""
 
     def __init__(self, executor: Executor, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
@@ -45,39 +43,38 @@ class JobLogSearch:
         limit: int = 500,
         time_budget_sec: float = TIME_BUDGET_SEC,
     ) -> LogSearchPage:
-        """The first lines behind `after`, or the last ones before `before`, or the last ones of all."""
+        """The first lines after `after`, or the last ones before `before`, or the last ones of all."""
         back = after is None
         start = (_MAX_LOG_ID if before is None else before) if after is None else after
-        asked = {
+        parameters = {
             "job_id": str(job_id),
-            "find": None if text is None else validate_text("find", text),
+            "text": None if text is None else validate_text("text", text),
             "levels": None if levels is None else array(levels),
         }
-        lines, edge, looked = self._scan(asked, back, start, limit, time_budget_sec)
+        lines, window_end, scanned_count = self._scan(parameters, back, start, limit, time_budget_sec)
         if back:
-            return LogSearchPage(lines[::-1], edge, None if before is None else before - 1, looked)
-        first = after + 1 if after else None
-        return LogSearchPage(lines, first, edge, looked)
+            return LogSearchPage(lines[::-1], window_end, None if before is None else before - 1, scanned_count)
+        return LogSearchPage(lines, after + 1 if after else None, window_end, scanned_count)
 
     def _scan(
         self, parameters: dict[str, Any], backwards: bool, start_id: int, limit: int, time_budget_sec: float
     ) -> tuple[list[JobLogLine], int | None, int]:
-        """What was found, where it goes on, and how much was looked at."""
-        began, looked = self._clock(), 0
+        """Return the matching lines, where the log continues, and the number of scanned lines."""
+        started_at, scanned_count = self._clock(), 0
         lines: list[JobLogLine] = []
         while True:
             window = max(WINDOW_ROWS, limit + 1)
             rows = self._execute(
                 "log_lines_before" if backwards else "log_lines_after",
-                parameters | {"at": start_id, "window": window, "most": limit - len(lines)},
+                parameters | {"at": start_id, "window": window, "limit": limit - len(lines)},
             )
-            edge, seen = rows[0][:2]
+            window_end, window_count = rows[0][:2]
             lines += [JobLogLine(*row[2:]) for row in rows if row[2] is not None]
-            looked += seen
-            if len(lines) >= limit and lines[-1].log_id != edge:
-                return lines, lines[-1].log_id, looked
-            if seen < window:
-                return lines, None, looked
-            start_id = edge
-            if len(lines) >= limit or self._clock() - began >= time_budget_sec:
-                return lines, start_id, looked
+            scanned_count += window_count
+            if len(lines) >= limit and lines[-1].log_id != window_end:
+                return lines, lines[-1].log_id, scanned_count
+            if window_count < window:
+                return lines, None, scanned_count
+            start_id = window_end
+            if len(lines) >= limit or self._clock() - started_at >= time_budget_sec:
+                return lines, start_id, scanned_count

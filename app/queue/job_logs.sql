@@ -1,52 +1,53 @@
--- What a job said, searched: a log may have millions of lines, so it is read in stretches, and the caller decides after
--- each whether to go on.
+-- Search in a job's log, which may have millions of lines: it is read in windows, and the caller decides after each whether
+-- to continue.
 
 -- name: log_lines_after
--- Of the next `window` lines behind `at`, the first `most` that fit. `edge`: the last line looked at; none: the log ends.
+-- Of the next `window` lines after the id `at`, the first `limit` that match. `window_end` is the last scanned line, or NULL
+-- at the end of the log.
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true),
        set_config('statement_timeout', '3s', true);
 
-WITH looked AS MATERIALIZED (
+WITH scanned AS MATERIALIZED (
     SELECT log_id, attempt, ts, level, stream, line
       FROM dl_job_logs
      WHERE job_id = %(job_id)s::uuid AND log_id > %(at)s::bigint
      ORDER BY log_id
      LIMIT %(window)s::int
-), found AS (
+), matching AS (
     SELECT *
-      FROM looked
+      FROM scanned
      WHERE (%(levels)s::text[] IS NULL OR level = ANY (%(levels)s::text[]))
-       AND (%(find)s::text IS NULL OR strpos(lower(line), lower(%(find)s::text)) > 0)
+       AND (%(text)s::text IS NULL OR strpos(lower(line), lower(%(text)s::text)) > 0)
      ORDER BY log_id
-     LIMIT %(most)s::int
+     LIMIT %(limit)s::int
 )
-SELECT (SELECT log_id FROM looked ORDER BY log_id DESC LIMIT 1) AS edge, (SELECT count(*) FROM looked) AS seen,
+SELECT (SELECT log_id FROM scanned ORDER BY log_id DESC LIMIT 1) AS window_end, (SELECT count(*) FROM scanned) AS scanned_count,
        f.log_id, f.attempt, f.ts, f.level, f.stream, f.line
-  FROM (VALUES (1)) AS always (one) LEFT JOIN found f ON true
+  FROM (VALUES (1)) AS single (n) LEFT JOIN matching f ON true
  ORDER BY f.log_id;
 
 -- name: log_lines_before
--- The same towards the older ones, the newest first.
+-- The same for older lines, newest first.
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true),
        set_config('statement_timeout', '3s', true);
 
-WITH looked AS MATERIALIZED (
+WITH scanned AS MATERIALIZED (
     SELECT log_id, attempt, ts, level, stream, line
       FROM dl_job_logs
      WHERE job_id = %(job_id)s::uuid AND log_id < %(at)s::bigint
      ORDER BY log_id DESC
      LIMIT %(window)s::int
-), found AS (
+), matching AS (
     SELECT *
-      FROM looked
+      FROM scanned
      WHERE (%(levels)s::text[] IS NULL OR level = ANY (%(levels)s::text[]))
-       AND (%(find)s::text IS NULL OR strpos(lower(line), lower(%(find)s::text)) > 0)
+       AND (%(text)s::text IS NULL OR strpos(lower(line), lower(%(text)s::text)) > 0)
      ORDER BY log_id DESC
-     LIMIT %(most)s::int
+     LIMIT %(limit)s::int
 )
-SELECT (SELECT log_id FROM looked ORDER BY log_id LIMIT 1) AS edge, (SELECT count(*) FROM looked) AS seen,
+SELECT (SELECT log_id FROM scanned ORDER BY log_id LIMIT 1) AS window_end, (SELECT count(*) FROM scanned) AS scanned_count,
        f.log_id, f.attempt, f.ts, f.level, f.stream, f.line
-  FROM (VALUES (1)) AS always (one) LEFT JOIN found f ON true
+  FROM (VALUES (1)) AS single (n) LEFT JOIN matching f ON true
  ORDER BY f.log_id DESC;

@@ -1,4 +1,4 @@
-"""JobQueue: the questions and moves of the queue, one method a statement."""
+"""JobQueue: the life of a job, one method for each statement of jobs.sql."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from app.db.encoding import array, sanitize_json, sanitize_text, unquoted_array, validate_json, validate_texts
+from app.db.encoding import (
+    array,
+    sanitize_json,
+    sanitize_text,
+    unquoted_array,
+    validate_json,
+    validate_text,
+)
 from app.db.rows import as_uuid, from_row
 from app.errors import IdempotencyConflict, JobNotFound, NotRetryable
 from app.queue.job import (
     SUCCEEDED,
-    Claim,
     ClaimedJob,
     ClaimHint,
     Enqueued,
     ExpiredRuns,
-    HostFacts,
     Job,
     JobEvent,
     JobLogLine,
@@ -34,7 +39,6 @@ from app.queue.job import (
     Settlement,
     SettleResult,
     Status,
-    WorkerInfo,
 )
 
 _MAX_ERROR_LENGTH = 8_000
@@ -43,13 +47,12 @@ _MAX_PROGRESS_BYTES = 64_000
 _MAX_RETRY_DELAY_SEC = 366 * 86_400.0
 CURSOR_START = array(("-1", "-infinity", "00000000-0000-0000-0000-000000000000"))  # before every ready job
 
-
 _APPLIED_BY_STATUS = {status: SettleResult("applied", status) for status in Status}
 _APPLIED_SUCCESS = _APPLIED_BY_STATUS[Status.SUCCEEDED]
 
 
 class Executor(Protocol):
-    """Where statements are sent: a Pool, a Session, or a connection that was handed in."""
+    """What executes statements by name: a Pool, a Session or a BorrowedConnection."""
 
     schema: str
 
@@ -59,45 +62,36 @@ class Executor(Protocol):
 @dataclass(frozen=True)
 class JobLimits:
     max_result_bytes: int = 1_000_000  # bytes of JSON
-    min_lease_sec: int = 1  # what a worker can renew in time: two heartbeats
+    min_lease_sec: int = 1  # two heartbeats: what a worker can renew in time
 
 
 class JobQueue:
-    """The queue in one schema of one database, spoken to through one source of connections."""
+    """The queue of one schema."""
 
     def __init__(self, executor: Executor, *, limits: JobLimits | None = None) -> None:
         self.executor = executor
         self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
         self._limits = limits or JobLimits()
 
-    # ── by callers ──────────────────────────────────────────────────────────────────────────────────────────────
+    # Called by producers and operators
 
     def enqueue(self, job: NewJob) -> Enqueued:
-        """Put a job into the queue, or find the one that its idempotency key already has.
+        """Create a job, or return the one that already has its idempotency key or live key.
 
-        Raises IdempotencyConflict when that one was asked for with another queue, task or args.
+        Raises IdempotencyConflict if the job with the idempotency key has another queue, task or args, and InvalidJob.
         """
-        parameters = _insert_parameters(job)
+        parameters = {name: _encode_field(name, value) for name, value in vars(job).items()}
         rows: list[tuple[Any, ...]] = []
-        while not rows:  # a key's job may be deleted, or not yet visible, between the insert and the look-up
+        while not rows:  # the job of a key may be deleted, or not yet visible, between the INSERT and the lookup
             rows = self._execute("enqueue", parameters)
-        job_id, status, created, same = rows[0]
-        if not same:
-            raise IdempotencyConflict(parameters["idempotency_key"] or "", as_uuid(job_id))
-        return Enqueued(as_uuid(job_id), Status(status), created)
+        enqueued, is_same = from_row(Enqueued, rows[0][:3]), rows[0][3]
+        if not is_same:
+            raise IdempotencyConflict(parameters["idempotency_key"] or "", enqueued.job_id)
+        return enqueued
 
     def get(self, job_id: UUID) -> Job | None:
         rows = self._execute("get_job", {"job_id": str(job_id)})
         return from_row(Job, rows[0]) if rows else None
-
-    def jobs(
-        self, *, queue: str | None = None, status: Status | None = None, task: str | None = None, limit: int = 50
-    ) -> list[Job]:
-        """The newest jobs, newest first."""
-        return [
-            from_row(Job, row)
-            for row in self._execute("latest_jobs", {"queue": queue, "status": status, "task": task, "limit": limit})
-        ]
 
     def events(self, job_id: UUID, *, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         """List the job's events after the given one, oldest first."""
@@ -115,34 +109,32 @@ class JobQueue:
         stream: str | None = None,
         limit: int = 1000,
     ) -> LogPage:
-        """What a job said: the first lines after `after`, or with `tail` the last ones; oldest first."""
-        asked = {"job_id": str(job_id), "after": after, "tail": tail, "attempt": attempt, "stream": stream}
-        rows = self._execute("job_logs", asked | {"levels": None if levels is None else array(levels), "most": limit})
+        """The first lines of a job's log after `after`, or the last ones with `tail`; oldest first."""
+        parameters = {"job_id": str(job_id), "after": after, "tail": tail, "attempt": attempt, "stream": stream}
+        parameters |= {"levels": None if levels is None else array(levels), "limit": limit}
+        rows = self._execute("job_logs", parameters)
         if not rows:
             raise JobNotFound(job_id)
         return LogPage([JobLogLine(*row[1:]) for row in rows if row[1] is not None], rows[0][0])
 
     def cancel(self, job_id: UUID) -> Job:
-        """Cancel a waiting job, ask a running one to stop, leave a finished one. Returns it as it is then."""
+        """Cancel a queued job, or ask a running one to stop; a finished one is left. Returns the job after that."""
         self._execute("cancel", {"job_id": str(job_id)})
         return self._get_or_raise(job_id)
 
     def retry(self, job_id: UUID) -> Job:
-        """Queue a failed, canceled or lost job again, with a fresh budget."""
+        """Queue a failed, canceled or lost job again, with all its attempts."""
         if not self._execute("retry", {"job_id": str(job_id)}):
             job = self._get_or_raise(job_id)
-            blocked = job.status in (Status.FAILED, Status.CANCELED, Status.LOST)
-            raise NotRetryable(job_id, job.status, job.live_key if blocked else None)
+            has_status = job.status in (Status.FAILED, Status.CANCELED, Status.LOST)
+            raise NotRetryable(job_id, job.status, job.live_key if has_status else None)
         return self._get_or_raise(job_id)
 
-    def workers(self) -> list[WorkerInfo]:
-        return [from_row(WorkerInfo, row, queue_threads={}) for row in self._execute("workers")]
-
     def ping(self) -> float:
-        """How many seconds a round trip took."""
-        began = time.monotonic()
+        """Return the seconds of a round trip."""
+        started_at = time.monotonic()
         self._execute("ping")
-        return time.monotonic() - began
+        return time.monotonic() - started_at
 
     def _get_or_raise(self, job_id: UUID) -> Job:
         job = self.get(job_id)
@@ -150,35 +142,11 @@ class JobQueue:
             raise JobNotFound(job_id)
         return job
 
-    # ── by workers ──────────────────────────────────────────────────────────────────────────────────────────────
-
-    def register_worker(
-        self, info: WorkerInfo, *, heartbeat_sec: float, facts: HostFacts | None = None
-    ) -> list[tuple[Any, ...]]:
-        """Register a worker, or note that it lives. `WorkerLiveness.beat` reads the answer."""
-        facts = facts or HostFacts()
-        return self._execute(
-            "register_worker",
-            {
-                "worker_id": str(info.id),
-                "name": info.name,
-                "version": info.version,
-                "queues": array(info.queues),
-                "tasks": array(info.tasks),
-                "threads": info.threads,
-                "heartbeat_sec": heartbeat_sec,
-                "queue_threads": json.dumps(dict(info.queue_threads)),
-                **vars(facts),
-                "child_tasks": array(facts.child_tasks),
-            },
-        )
+    # Called by worker processes
 
     def restore_unknown_tasks(self, queues: Iterable[str], tasks: Iterable[str]) -> None:
-        """Make due again what was set aside for want of a worker that knows its task."""
+        """Make deferred jobs ready whose task a worker knows now."""
         self._execute("restore_unknown_tasks", {"queues": array(queues), "tasks": array(tasks)})
-
-    def deregister_worker(self, worker_id: UUID) -> None:
-        self._execute("deregister_worker", {"worker_id": str(worker_id)})
 
     def claim(
         self,
@@ -193,45 +161,45 @@ class JobQueue:
         after: Sequence[str] | None = None,
         worker_id: UUID | None = None,
     ) -> tuple[list[ClaimedJob], ClaimHint]:
-        """Take as many ready jobs as run ids were drawn, and learn when to look again. `look` at more than that where
-        many are expected to be parked for their key. With `due` what has fallen due becomes ready first. What stands
-        before `after`, the mark of an earlier claim, is passed over. With `guard` the keys' session locks are taken in
-        the same stroke; after an error they may be held without a run, so that the session must be closed."""
+        """Claim as many ready jobs as there are run ids, and return when to claim again.
+
+        `scan` rows are tried where many jobs may have busy keys. With `promote_due` scheduled jobs that are due become
+        ready first. Jobs up to `after`, the cursor of an earlier claim, are skipped. With `lock_keys` the session locks
+        of the keys are taken too; after an error they may be held without a run, so the session must be closed.
+        """
         rows = self._execute(
             "promote_and_claim" if promote_due else "claim",
             {
                 "queue": queue,
                 "tasks": array(tasks),
-                "most": len(run_ids),
-                "look": max(scan, len(run_ids)),
+                "claim_limit": len(run_ids),
+                "scan_limit": max(scan, len(run_ids)),
                 "run_ids": unquoted_array(run_ids),
                 "worker": worker,
                 "worker_id": None if worker_id is None else str(worker_id),
-                "guard": lock_keys,
+                "take_session_locks": lock_keys,
                 "after": CURSOR_START if after is None else array(after),
                 "min_lease_sec": self._limits.min_lease_sec,
             },
         )
-        outlook = ClaimHint(*rows[0][-4:])
-        return [_claimed_from_row(row) for row in rows if row[0] is not None], outlook
+        return _claimed_from_rows(rows), ClaimHint(*rows[0][-4:])
 
     def recover_claim(self, run_ids: Sequence[UUID | str]) -> list[ClaimedJob]:
-        """What a claim has taken whose answer was lost."""
-        return [_claimed_from_row(row) for row in self._execute("recover_claim", {"run_ids": unquoted_array(run_ids)})]
+        """The jobs of a claim whose response was lost."""
+        return _claimed_from_rows(self._execute("recover_claim", {"run_ids": unquoted_array(run_ids)}))
 
     def defer_unknown_tasks(self, queue: str, tasks: Iterable[str]) -> dict[str, int]:
-        """Put off ready jobs that no live worker knows how to run; returns how many of each task."""
-        rows = self._execute("defer_unknown_tasks", {"queue": queue, "tasks": array(tasks)})
-        return {row[0]: row[1] for row in rows}
+        """Defer ready jobs whose task no live worker knows; return how many of each task."""
+        return dict(self._execute("defer_unknown_tasks", {"queue": queue, "tasks": array(tasks)}))
 
-    def lock_keys(self, claims: Sequence[Claim]) -> list[tuple[bool, bool]]:
-        """Take the session locks of the runs' keys: for each (locked, still ours)."""
+    def lock_keys(self, jobs: Sequence[ClaimedJob]) -> list[tuple[bool, bool]]:
+        """Take the session locks of the jobs' keys: for each (locked, still owned)."""
         rows = self._execute(
             "lock_keys",
             {
-                "job_ids": array(run.job_id for run in claims),
-                "run_ids": array(run.run_id for run in claims),
-                "key_hashes": array(run.key_hash for run in claims),
+                "job_ids": unquoted_array(job.id_text for job in jobs),
+                "run_ids": unquoted_array(job.run_text for job in jobs),
+                "key_hashes": unquoted_array(job.key_hash for job in jobs),
             },
         )
         return [(locked, owned) for _, locked, owned in sorted(rows)]
@@ -240,102 +208,97 @@ class JobQueue:
         self._execute("unlock_keys", {"key_hashes": array(key_hashes)})
 
     def renew(self, requests: Sequence[RenewalRequest], *, late_sec: float) -> list[Renewal]:
-        """Extend the leases. A silence longer than `late_sec` is journaled."""
-        news = [RenewalRequest(*run) for run in requests]
+        """Extend the leases. A gap between heartbeats of more than `late_sec` gets an event."""
+        max_bytes = self._limits.max_result_bytes
         rows = self._execute(
             "renew",
             {
-                "job_ids": array(run.job_id for run in news),
-                "run_ids": array(run.run_id for run in news),
-                "progress": array(_progress_json(run.progress) for run in news),
-                "checkpoints": array(self._result_json(run.checkpoint) for run in news),
+                "job_ids": unquoted_array(run.job_id for run in requests),
+                "run_ids": unquoted_array(run.run_id for run in requests),
+                "progress": array(_limited_json(run.progress, _MAX_PROGRESS_BYTES) for run in requests),
+                "checkpoints": array(_limited_json(run.checkpoint, max_bytes) for run in requests),
                 "late_sec": late_sec,
                 "min_lease_sec": self._limits.min_lease_sec,
             },
         )
-        return [Renewal(as_uuid(run_id), *said) for run_id, *said in rows]
+        return [Renewal(as_uuid(run_id), *flags) for run_id, *flags in rows]
 
     def record_stop_pending(self, job: ClaimedJob, *, reason: str, error: str) -> None:
-        """Say that a run goes on although everything was tried to stop it."""
+        """Record that a run continues although all stop steps were used."""
         self._execute(
             "record_stop_pending",
             {"job_id": str(job.id), "run_id": str(job.run_id), "reason": reason, "error": error},
         )
 
     def write_logs(self, lines: Sequence[LogEntry]) -> None:
-        """Add lines to jobs' logs. An answer that is lost may mean that they are there all the same."""
+        """Add lines to jobs' logs. After an error the lines may have been written all the same."""
         columns = ("job_ids", "attempts", "ages", "levels", "streams", "lines")
         self._execute("write_logs", {name: array(line[n] for line in lines) for n, name in enumerate(columns)})
 
     def settle(
         self, settlements: Sequence[tuple[ClaimedJob, Settlement]], *, unlock_keys: Sequence[int] = ()
     ) -> list[SettleResult]:
-        """Write down how runs ended, and give back the session locks in `guards`, all in one transaction."""
-        told = [(job.id_text, job.run_text, job.key_hash, end) for job, end in settlements]
-        ((applied, otherwise, which, *_),) = self._execute(
-            "settle", settle_parameters(told, max_result_bytes=self._limits.max_result_bytes, unlock_keys=unlock_keys)
+        """End runs and release the session locks in `unlock_keys`, in one transaction."""
+        values = [(job.id_text, job.run_text, job.key_hash, settlement) for job, settlement in settlements]
+        ((applied_count, changed_statuses, applied_runs, *_),) = self._execute(
+            "settle", settle_parameters(values, max_result_bytes=self._limits.max_result_bytes, unlock_keys=unlock_keys)
         )
-        if applied == len(settlements) and not otherwise:
+        if applied_count == len(settlements) and not changed_statuses:
             return [_APPLIED_SUCCESS if end is SUCCEEDED else _APPLIED_BY_STATUS[end.status] for _, end in settlements]
-        statuses = dict(one.split(" ") for one in otherwise or ())
-        ours = {job.run_text for job, _ in settlements} if which is None and applied else set(which or ())
-        ended = {
-            job.run_text: statuses.get(job.run_text, end.status) for job, end in settlements if job.run_text in ours
+        changed = dict(text.split(" ") for text in changed_statuses or ())
+        runs = (
+            {job.run_text for job, _ in settlements} if applied_runs is None and applied_count else applied_runs or ()
+        )
+        statuses = {
+            job.run_text: changed.get(job.run_text, settlement.status)
+            for job, settlement in settlements
+            if job.run_text in runs
         }
-        return self._settle_results([job for job, _ in settlements], ended)
+        return self._settle_results([job for job, _ in settlements], statuses)
 
     def release(self, requests: Sequence[ReleaseRequest], *, unlock_keys: Sequence[int] = ()) -> list[SettleResult]:
-        """Hand runs back without costing an attempt."""
-        handed = [ReleaseRequest(*run) for run in requests]
+        """Release runs; they do not count as attempts."""
+        max_bytes = self._limits.max_result_bytes
         rows = self._execute(
             "release",
             {
-                "lock_keys": array(run.job.lock_key for run in handed),
-                "job_ids": unquoted_array(run.job.id_text for run in handed),
-                "run_ids": unquoted_array(run.job.run_text for run in handed),
-                "reasons": array(run.reason.value for run in handed),
-                "progress": array(_progress_json(run.progress) for run in handed),
-                "checkpoints": array(self._result_json(run.checkpoint) for run in handed),
-                "notes": array(self._result_json(run.event_fields) for run in handed),
-                "guards": array(unlock_keys),
+                "lock_keys": array(run.job.lock_key for run in requests),
+                "job_ids": unquoted_array(run.job.id_text for run in requests),
+                "run_ids": unquoted_array(run.job.run_text for run in requests),
+                "reasons": array(run.reason.value for run in requests),
+                "progress": array(_limited_json(run.progress, _MAX_PROGRESS_BYTES) for run in requests),
+                "checkpoints": array(_limited_json(run.checkpoint, max_bytes) for run in requests),
+                "event_fields": array(_limited_json(run.event_fields, max_bytes) for run in requests),
+                "unlock_hashes": unquoted_array(unlock_keys),
             },
         )
-        ended = {str(row[0]): row[1] for row in rows if row[0] is not None}
-        return self._settle_results([run.job for run in handed], ended)
+        statuses = {str(row[0]): row[1] for row in rows if row[0] is not None}
+        return self._settle_results([run.job for run in requests], statuses)
 
     def _settle_results(self, jobs: Sequence[ClaimedJob], applied: Mapping[str, str]) -> list[SettleResult]:
-        """Of those that were not applied: were they before, and the answer lost?"""
+        """Results by run id; those not applied may have been applied before, by a statement whose response was lost."""
         missing = [job for job in jobs if job.run_text not in applied]
-        before: dict[str, str] = {}
+        earlier: dict[str, str] = {}
         if missing:
-            asked = {
+            parameters = {
                 "job_ids": unquoted_array(job.id_text for job in missing),
                 "run_ids": unquoted_array(job.run_text for job in missing),
             }
-            before = {str(run_id): status for run_id, status in self._execute("find_settlement", asked)}
-        fates = []
-        for job in jobs:
-            if job.run_text in applied:
-                fates.append(_APPLIED_BY_STATUS[Status(applied[job.run_text])])
-            elif job.run_text in before:
-                fates.append(SettleResult("already", Status(before[job.run_text])))
-            else:
-                fates.append(SettleResult("not ours", None))
-        return fates
+            earlier = {str(run_id): status for run_id, status in self._execute("find_settlement", parameters)}
+        results = {run: _APPLIED_BY_STATUS[Status(status)] for run, status in applied.items()}
+        results |= {run: SettleResult("already", Status(status)) for run, status in earlier.items()}
+        return [results.get(job.run_text, SettleResult("not ours", None)) for job in jobs]
 
-    def _result_json(self, value: Any) -> str | None:
-        return _limited_json(value, self._limits.max_result_bytes)
-
-    # ── for the dead, and for those that wait ───────────────────────────────────────────────────────────────────
+    # Called by the reaper
 
     def expired_runs(self) -> ExpiredRuns:
-        """The runs whose lease has run out."""
+        """The runs whose lease has expired."""
         rows = self._execute("expired_runs")
         runs = [(as_uuid(row[0]), as_uuid(row[1]) if row[1] else None, row[2]) for row in rows if row[0] is not None]
         return ExpiredRuns(runs, server_uptime_sec=rows[0][3], server=rows[0][4])
 
     def open_sessions(self, names: Sequence[str]) -> set[str]:
-        """Which of these names sessions on this server have."""
+        """Return those of these application names that a session of this server has."""
         return {row[0] for row in self._execute("attempt_sessions", {"names": array(names)})}
 
     def reap(
@@ -347,19 +310,19 @@ class JobQueue:
         worker_id: UUID | None = None,
         server: str | None = None,
     ) -> list[ReapedJob]:
-        """Settle for the dead: those of the runs whose lease is still expired, or that are still of this process, which
-        is proved dead. `sessions_left` has the targets on which SQL of a run may still be active. None, if the server
-        is not the one that found the leases expired."""
-        left = sessions_left or {}
+        """Requeue or end these runs, if their lease is still expired or, with `worker_id`, their process is proved dead.
+
+        `sessions_left` has the targets on which SQL of a run may still be active. With `server`, nothing is done on
+        another server than the one that found the leases expired.
+        """
+        targets = {run_id: json.dumps(list(names)) for run_id, names in (sessions_left or {}).items() if names}
         rows = self._execute(
             "reap",
             {
                 "lock_keys": array(key for _, _, key in runs),
                 "job_ids": array(job_id for job_id, _, _ in runs),
                 "run_ids": array(run_id for _, run_id, _ in runs),
-                "sessions_left": array(
-                    _targets_json(left.get(run_id, ())) if run_id else None for _, run_id, _ in runs
-                ),
+                "sessions_left": array(targets.get(run_id) if run_id else None for _, run_id, _ in runs),
                 "pause_sec": pause_sec,
                 "worker_id": None if worker_id is None else str(worker_id),
                 "server": server,
@@ -368,8 +331,9 @@ class JobQueue:
         return [from_row(ReapedJob, row[:9]) for row in rows]
 
     def repair_blocked(self, *, after: str, recently_repaired: Iterable[str], limit: int = 500) -> RepairResult:
-        """Repair parked jobs whose key is free, among the next keys after `after`, but for those seen to lately."""
-        rows = self._execute("repair_blocked", {"after": after, "lately": array(recently_repaired), "most": limit})
+        """Unblock jobs whose key is free, among the next keys after `after`, except those repaired recently."""
+        parameters = {"after": after, "recently_repaired": array(recently_repaired), "max_keys": limit}
+        rows = self._execute("repair_blocked", parameters)
         return RepairResult(cursor=rows[0][0], unblocked=tuple(row[1] for row in rows if row[1] is not None))
 
 
@@ -379,44 +343,37 @@ def settle_parameters(
     max_result_bytes: int,
     unlock_keys: Sequence[int],
 ) -> dict[str, Any]:
-    """What the statement `settle` is given, for (job, run, hash of the lock_key, how it ended)."""
-    plain = [one for one in settlements if one[3] is SUCCEEDED]
-    told = [one for one in settlements if one[3] is not SUCCEEDED] if len(plain) < len(settlements) else []
+    """The parameters of the statement `settle`, for tuples of (job, run, hash of the lock key, settlement)."""
+    plain = [values for values in settlements if values[3] is SUCCEEDED]
+    others = [values for values in settlements if values[3] is not SUCCEEDED] if len(plain) < len(settlements) else []
+    ends = [settlement for *_, settlement in others]
     return {
-        "key_hashes": unquoted_array([one[2] for one in settlements]),
-        "plain_jobs": unquoted_array([one[0] for one in plain]),
-        "plain_runs": unquoted_array([one[1] for one in plain]),
-        "job_ids": unquoted_array(one[0] for one in told),
-        "run_ids": unquoted_array(one[1] for one in told),
-        "statuses": array(end.status.value for *_, end in told),
-        "errors": array(_limited_text(end.error, _MAX_ERROR_LENGTH) for *_, end in told),
-        "tracebacks": array(_limited_text(end.traceback, _MAX_TRACEBACK_LENGTH) for *_, end in told),
-        "results": array(_limited_json(end.result, max_result_bytes) for *_, end in told),
-        "progress": array(_progress_json(end.progress) for *_, end in told),
-        "checkpoints": array(_limited_json(end.checkpoint, max_result_bytes) for *_, end in told),
-        "pauses": array(_bounded_delay(end.retry_in_sec) for *_, end in told),
-        "refunds": array(int(end.refund_attempt) for *_, end in told),
-        "crashes": array(int(end.crashed) for *_, end in told),
-        "notes": array(_limited_json(end.event_fields, max_result_bytes) for *_, end in told),
-        "guards": unquoted_array(unlock_keys),
+        "key_hashes": unquoted_array([key_hash for _, _, key_hash, _ in settlements]),
+        "plain_jobs": unquoted_array([values[0] for values in plain]),
+        "plain_runs": unquoted_array([values[1] for values in plain]),
+        "job_ids": unquoted_array(values[0] for values in others),
+        "run_ids": unquoted_array(values[1] for values in others),
+        "statuses": array(end.status.value for end in ends),
+        "errors": array(_limited_text(end.error, _MAX_ERROR_LENGTH) for end in ends),
+        "tracebacks": array(_limited_text(end.traceback, _MAX_TRACEBACK_LENGTH) for end in ends),
+        "results": array(_limited_json(end.result, max_result_bytes) for end in ends),
+        "progress": array(_limited_json(end.progress, _MAX_PROGRESS_BYTES) for end in ends),
+        "checkpoints": array(_limited_json(end.checkpoint, max_result_bytes) for end in ends),
+        "pauses": array(_bounded_delay(end.retry_in_sec) for end in ends),
+        "refunds": array(int(end.refund_attempt) for end in ends),
+        "crashes": array(int(end.crashed) for end in ends),
+        "event_fields": array(_limited_json(end.event_fields, max_result_bytes) for end in ends),
+        "unlock_hashes": unquoted_array(unlock_keys),
     }
 
 
-def _insert_parameters(job: NewJob) -> dict[str, Any]:
-    """What is sent of it. Raises InvalidJob."""
-    texts = ("queue", "task", "lock_key", "partition_key", "idempotency_key", "live_key", "producer", "consumer_group")
-    return validate_texts({name: getattr(job, name) for name in texts}) | {
-        "args": validate_json("args", dict(job.args)),
-        "priority": job.priority,
-        "available_at": job.available_at,
-        "max_attempts": job.max_attempts,
-        "lease_ttl_sec": job.lease_ttl_sec,
-        "time_limit_sec": job.time_limit_sec,
-        "retry": None if job.retry is None else validate_json("retry", dict(job.retry)),
-        "parent_id": None if job.parent_id is None else str(job.parent_id),
-        "webhook": None if job.webhook is None else validate_json("webhook", dict(job.webhook)),
-        "traceparent": job.traceparent,
-    }
+def _encode_field(name: str, value: Any) -> Any:
+    """A field of a new job as a parameter. Raises InvalidJob for a value that PostgreSQL cannot store."""
+    if isinstance(value, str):
+        return validate_text(name, value)
+    if isinstance(value, Mapping):
+        return validate_json(name, dict(value))
+    return str(value) if isinstance(value, UUID) else value
 
 
 def _limited_text(text: str | None, max_length: int) -> str | None:
@@ -427,18 +384,10 @@ def _limited_json(value: Any, max_bytes: int) -> str | None:
     return None if value is None else sanitize_json(value, max_bytes)
 
 
-def _progress_json(progress: Mapping[str, Any] | None) -> str | None:
-    return None if progress is None else sanitize_json(dict(progress), _MAX_PROGRESS_BYTES)
-
-
-def _targets_json(names: Sequence[str]) -> str | None:
-    return json.dumps(list(names)) if names else None
-
-
 def _bounded_delay(seconds: float) -> float:
-    """What a policy has reckoned must not keep a run, and all that are settled with it, from being written down."""
+    """A delay that a policy computed must not fail the settlements of the same transaction."""
     return min(max(0.0, seconds), _MAX_RETRY_DELAY_SEC)  # in this order: not a number becomes 0
 
 
-def _claimed_from_row(row: tuple[Any, ...]) -> ClaimedJob:
-    return ClaimedJob._make(row[:-4])  # the last four are the outlook
+def _claimed_from_rows(rows: Iterable[tuple[Any, ...]]) -> list[ClaimedJob]:
+    return [ClaimedJob._make(row[:-4]) for row in rows if row[0] is not None]  # the last four are the claim hint

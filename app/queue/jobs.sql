@@ -1,23 +1,24 @@
--- The statements of a job's life, in its order. Rules for all of them:
---   * The database's clock is the only clock, read when it is needed: clock_timestamp(), not now(). Where an index shall
---     be used it stands in a sub-select, which is read once.
---   * A run speaks for a job only by job_id + run_id while the job is running. The status is compared as text there, so
---     that no index on running jobs tempts the planner away from the primary key.
---   * A statement that frees a key or blocks a job holds the key's transaction lock, (1684828526, hashtext(lock_key)), from before it
---     looks until it commits. It is waited for in order of the hash; a claim, which has rows locked already, only tries.
---   * Rows are locked in job_id order wherever several are waited for.
---   * A job is looked up by `= ANY (ARRAY[id])`, not by `= id`. Plans are kept; by the latter, one that was made while the
---     table was empty may walk along all of the primary key, and compare each job with each that was asked for. For the
---     same reason whether a key is held is asked with OFFSET 0: for each, and not for all of them together.
+-- The statements of a job's life, in their order. Rules for all of them:
+--   * The database's clock is the only clock, read when it is needed: clock_timestamp(), not now(). In a condition that
+--     an index answers, it is in a sub-select, which is evaluated once.
+--   * A run is identified by job_id + run_id while the job is running. The status is compared as text there, so that no
+--     index on running jobs is preferred to the primary key.
+--   * A statement that frees a key or blocks a job holds the key's transaction lock, (1684828526, hashtext(lock_key)),
+--     from before it reads until it commits. Several are waited for in the order of their hashes; a claim, which has
+--     rows locked already, only tries them.
+--   * Rows are locked in job_id order wherever a statement waits for several.
+--   * A job is looked up by `= ANY (ARRAY[id])`, not by `= id`. Plans are kept; a plan of the latter that was made while
+--     the table was empty may walk the whole primary key and compare each job with each id. For the same reason a key is
+--     looked up with OFFSET 0: once for each key, not by a join with all of them.
 -- A statement of several parts (between `;`) is one message and one transaction; each part sees what was committed when
--- that part began. The last part's rows are the answer.
+-- that part began. The rows of the last part are the result.
 
 -- name: enqueue
 -- -> queued. No row: another session's insert with this key was not visible yet; try again.
-WITH asked AS MATERIALIZED (
+WITH request AS MATERIALIZED (
     SELECT CASE WHEN %(idempotency_key)s::text IS NOT NULL
                 THEN dl_request_hash(%(queue)s::text, %(task)s::text, %(args)s::jsonb) END AS request_hash
-), made AS (
+), inserted AS (
     INSERT INTO dl_jobs (queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
                          lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, parent_id,
                          webhook, traceparent, request_hash, wait_state)
@@ -27,28 +28,28 @@ WITH asked AS MATERIALIZED (
            %(live_key)s::text, %(time_limit_sec)s::int, %(retry)s::jsonb, %(parent_id)s::uuid,
            %(webhook)s::jsonb, %(traceparent)s::text, request_hash,
            CASE WHEN %(available_at)s::timestamptz > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state
-      FROM asked
+      FROM request
         ON CONFLICT DO NOTHING
     RETURNING job_id, status
 )
 (
-    SELECT job_id, status::text, true AS created, true AS same FROM made
+    SELECT job_id, status::text, true AS created, true AS is_same FROM inserted
     UNION ALL
     SELECT j.job_id, j.status::text, false,
            CASE WHEN j.request_hash IS NULL
                 THEN j.queue = %(queue)s::text AND j.task = %(task)s::text AND j.args = %(args)s::jsonb
-                ELSE j.request_hash = asked.request_hash END
-      FROM dl_jobs j, asked
-     WHERE j.idempotency_key = %(idempotency_key)s::text AND NOT EXISTS (SELECT FROM made)
+                ELSE j.request_hash = request.request_hash END
+      FROM dl_jobs j, request
+     WHERE j.idempotency_key = %(idempotency_key)s::text AND NOT EXISTS (SELECT FROM inserted)
     UNION ALL
     SELECT j.job_id, j.status::text, false, true
       FROM dl_jobs j
-     WHERE j.live_key = %(live_key)s::text AND j.status IN ('queued', 'running') AND NOT EXISTS (SELECT FROM made)
+     WHERE j.live_key = %(live_key)s::text AND j.status IN ('queued', 'running') AND NOT EXISTS (SELECT FROM inserted)
 ) LIMIT 1;
 
 -- name: promote_due
--- queued -> queued: what has fallen due becomes ready, whosever queue it is; those of other queues are told. Claims that
--- know of something due have this in front of them.
+-- queued -> queued: jobs of all queues that are due become ready; the other queues are notified. Claims that know of due
+-- jobs have this in front of them.
 WITH due AS (
     SELECT job_id
       FROM dl_jobs
@@ -56,25 +57,25 @@ WITH due AS (
      ORDER BY available_at
      LIMIT 500
        FOR NO KEY UPDATE SKIP LOCKED
-), sorted AS (
+), promoted AS (
     UPDATE dl_jobs j SET wait_state = 'ready' FROM due WHERE j.job_id = ANY (ARRAY[due.job_id]) RETURNING j.queue
 )
-SELECT dl_notify_queue(queue) FROM (SELECT DISTINCT queue FROM sorted WHERE queue <> %(queue)s::text) others;
+SELECT dl_notify_queue(queue) FROM (SELECT DISTINCT queue FROM promoted WHERE queue <> %(queue)s::text) other_queues;
 
 -- name: claim
--- queued -> running. Two steps in one message: lock the first `look` ready rows and try their keys; then, in a fresh look
--- under those locks, park what is busy and take the first `most` of the rest. With `guard` the keys' session locks are
--- taken too, for the life of each run: a predecessor that lost its lease but not its session still holds one, and the
--- job is parked. They outlive a claim that fails: whoever sent it must then give up the session. From a queue that is
--- paused nothing is taken, and from a limited one no more than it has room for. With `after`, a (priority, created_at,
--- job_id), ready rows up to that one are passed over: where a transaction of hours keeps the index from being cleaned,
--- the way from its front to the first row that is still there is long. A lease shorter than `min_lease_sec`, which is what
--- the process can renew in time, is lengthened to that, in the row too: reapers and renewals go by the row. A process that
--- was frozen while another took over its name takes nothing: it does not know yet.
--- Every row of the answer carries the outlook: `skipped` rows that were looked at in vain, for they were parked or
--- somebody is changing their key at this moment (others may be ready behind them: look again at once), `due_in` seconds
--- until the next timed job; its first row also the place of the last one taken, `mark`, and the keys for which jobs were
--- parked, `busy_keys`. One row with no job_id: nothing was taken.
+-- queued -> running. Two steps in one message: lock the first `scan_limit` ready rows and try their keys; then, in a fresh
+-- snapshot under those locks, block the jobs whose key is busy and claim the first `claim_limit` of the rest. With
+-- `take_session_locks` the keys' session locks are taken too, for the life of each run: a former owner that lost its lease but not
+-- its session still holds one, and the job is blocked. They outlive a claim that fails: its sender must then close the
+-- session. A paused queue yields no job, and a limited one no more than it has free slots. With `after`, a (priority,
+-- created_at, job_id), ready rows up to that one are skipped: where a transaction of hours keeps the index from being
+-- cleaned, the way from its front to the first live row is long. A lease shorter than `min_lease_sec`, which is what the
+-- process can renew in time, is lengthened to that, in the row too: reapers and renewals read the row. A process that was
+-- frozen while another took over its name claims nothing: it has not learned of that yet.
+-- Every row has the claim hint: `skipped` rows that were scanned in vain, because they were blocked or their key was locked
+-- by another transaction (more may be ready behind them: claim again at once), `next_due_sec` until the next scheduled job.
+-- The first row also has the position of the last claimed job, `cursor`, and the keys whose jobs were blocked,
+-- `blocked_keys`. One row without a job_id: nothing was claimed.
 WITH candidates AS (
     SELECT job_id, lock_key
       FROM dl_jobs
@@ -84,33 +85,33 @@ WITH candidates AS (
        AND NOT EXISTS (SELECT FROM dl_workers w
                         WHERE w.worker_id = %(worker_id)s::uuid AND w.superseded_by IS NOT NULL)
      ORDER BY priority, created_at, job_id
-     LIMIT %(look)s::int
+     LIMIT %(scan_limit)s::int
        FOR NO KEY UPDATE SKIP LOCKED
 ), key_locked AS (
-    SELECT job_id, pg_try_advisory_xact_lock(1684828526, hashtext(lock_key)) AS ours FROM candidates
+    SELECT job_id, pg_try_advisory_xact_lock(1684828526, hashtext(lock_key)) AS is_locked FROM candidates
 )
-SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',') FILTER (WHERE ours), ''), true),
-       set_config('dl.skipped', (count(*) FILTER (WHERE NOT ours))::text, true),
+SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',') FILTER (WHERE is_locked), ''), true),
+       set_config('dl.skipped', (count(*) FILTER (WHERE NOT is_locked))::text, true),
        set_config('dl.free_slots', CASE WHEN count(*) > 0 THEN dl_free_slots(%(queue)s::text)::text END, true)
   FROM key_locked;
 
 WITH candidates AS MATERIALIZED (
     SELECT j.job_id, j.priority, j.created_at, hashtext(j.lock_key)::bigint AS key_hash,
            row_number() OVER (PARTITION BY j.lock_key ORDER BY j.priority, j.created_at, j.job_id) > 1
-           OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS busy
+           OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS is_busy
       FROM dl_jobs j
      WHERE j.job_id = ANY (string_to_array(current_setting('dl.candidates', true), ',')::uuid[])
 ), selected AS MATERIALIZED (
     SELECT job_id, priority, created_at, key_hash, n,
-           CASE WHEN %(guard)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS free
+           CASE WHEN %(take_session_locks)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS is_free
       FROM (SELECT job_id, priority, created_at, key_hash, row_number() OVER (ORDER BY priority, created_at, job_id) AS n
               FROM candidates
-             WHERE NOT busy
+             WHERE NOT is_busy
              ORDER BY n
-             LIMIT least(%(most)s::int, nullif(current_setting('dl.free_slots', true), '')::int)) best
+             LIMIT least(%(claim_limit)s::int, nullif(current_setting('dl.free_slots', true), '')::int)) first
 ), busy_jobs AS (
-    SELECT job_id FROM candidates WHERE busy UNION ALL SELECT job_id FROM selected WHERE NOT free
-), blocked_jobs AS (
+    SELECT job_id FROM candidates WHERE is_busy UNION ALL SELECT job_id FROM selected WHERE NOT is_free
+), blocked AS (
     UPDATE dl_jobs j SET wait_state = 'blocked' FROM busy_jobs WHERE j.job_id = ANY (ARRAY[busy_jobs.job_id]) RETURNING j.lock_key
 ), claimed AS (
     UPDATE dl_jobs j
@@ -121,13 +122,13 @@ WITH candidates AS MATERIALIZED (
            started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
            lease_expires_at = clock_timestamp() + make_interval(secs => greatest(j.lease_ttl_sec, %(min_lease_sec)s::int))
       FROM selected
-     WHERE j.job_id = ANY (ARRAY[selected.job_id]) AND selected.free
+     WHERE j.job_id = ANY (ARRAY[selected.job_id]) AND selected.is_free
     RETURNING selected.n, j.job_id, j.run_id::text, j.queue, j.task, dl_json_text(j.args) AS args, j.lock_key, selected.key_hash,
               j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, dl_json_text(j.progress) AS progress,
               dl_json_text(j.checkpoint) AS checkpoint, j.time_limit_sec, dl_json_text(j.retry) AS retry, j.crashes, j.traceparent,
               date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
                                                            j.heartbeat_at - interval '10 years')) AS waited_sec  -- may be infinite
-), journal AS (
+), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'picked',
            jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'worker', %(worker)s::text)
@@ -140,22 +141,22 @@ SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
           FROM dl_jobs
          WHERE status = 'queued' AND wait_state = 'scheduled'
-           AND available_at > '-infinity' AND available_at < 'infinity') AS due_in,
+           AND available_at > '-infinity' AND available_at < 'infinity') AS next_due_sec,
        CASE c.n WHEN 1 THEN (SELECT ARRAY[priority::text, created_at::text, job_id::text]
-                               FROM selected ORDER BY n DESC LIMIT 1) END AS mark,
+                               FROM selected ORDER BY n DESC LIMIT 1) END AS cursor,
        CASE WHEN c.n IS NOT DISTINCT FROM (SELECT min(n) FROM claimed)
-            THEN (SELECT array_agg(DISTINCT lock_key) FROM blocked_jobs) END AS busy_keys
-  FROM (VALUES (1)) AS always (one) LEFT JOIN claimed c ON true
+            THEN (SELECT array_agg(DISTINCT lock_key) FROM blocked) END AS blocked_keys
+  FROM (VALUES (1)) AS single (n) LEFT JOIN claimed c ON true
  ORDER BY c.n;
 
 -- name: promote_and_claim = promote_due + claim
 
 -- name: defer_unknown_tasks
--- queued -> queued, later: ready jobs whose task neither this process nor any live worker of the queue knows. They must
--- not stand in front of others. The pause grows with the age; a worker that knows the task ends it (take_back). A job that
--- was deferred before and merely keeps waiting gets no event and does not count.
+-- queued -> queued, later: ready jobs whose task neither this process nor any live worker of the queue knows, so that they
+-- do not block the front of the queue. The delay grows with the age; a worker that knows the task ends it
+-- (restore_unknown_tasks). A job that was deferred before gets no event and is not counted.
 WITH unknown AS (
-    SELECT job_id, unknown_task AS again
+    SELECT job_id, unknown_task AS was_deferred
       FROM dl_jobs j
      WHERE queue = %(queue)s::text AND status = 'queued' AND wait_state = 'ready' AND task <> ALL (%(tasks)s::text[])
        AND NOT EXISTS (SELECT FROM dl_workers w
@@ -171,101 +172,101 @@ WITH unknown AS (
                                                     greatest(interval '5 seconds', (clock_timestamp() - j.created_at) / 2))
       FROM unknown
      WHERE j.job_id = ANY (ARRAY[unknown.job_id])
-    RETURNING j.job_id, j.queue, j.task, j.attempt, unknown.again
-), journal AS (
+    RETURNING j.job_id, j.queue, j.task, j.attempt, unknown.was_deferred
+), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'requeue',
            jsonb_build_object('status', 'queued', 'attempt', attempt, 'reason', 'unknown_task')
       FROM deferred
-     WHERE NOT again
+     WHERE NOT was_deferred
 )
-SELECT task, count(*) FROM deferred WHERE NOT again GROUP BY task;
+SELECT task, count(*) FROM deferred WHERE NOT was_deferred GROUP BY task;
 
 -- name: restore_unknown_tasks
--- queued -> queued, now: jobs that were set aside and whose task this worker knows.
-WITH ours AS (
+-- queued -> queued, now: deferred jobs whose task this worker knows.
+WITH known AS (
     SELECT job_id
       FROM dl_jobs
-     WHERE status = 'queued' AND wait_state::text = 'scheduled' AND unknown_task  -- as text: of the many timed ones few are strays
+     WHERE status = 'queued' AND wait_state::text = 'scheduled' AND unknown_task  -- as text: of many scheduled jobs few are deferred
        AND queue = ANY (%(queues)s::text[]) AND task = ANY (%(tasks)s::text[])
        FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE dl_jobs j
    SET unknown_task = false, error = NULL, available_at = clock_timestamp()
-  FROM ours
- WHERE j.job_id = ANY (ARRAY[ours.job_id]);
+  FROM known
+ WHERE j.job_id = ANY (ARRAY[known.job_id]);
 
 -- name: recover_claim
--- The answer to a claim was lost: did it take effect? In the shape of the claim's own answer.
+-- Reads the jobs of a claim whose response was lost, as rows of the claim itself.
 SELECT j.job_id::text, j.run_id::text, j.queue, j.task, dl_json_text(j.args), j.lock_key,
        hashtext(j.lock_key)::bigint AS key_hash,
        j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, dl_json_text(j.progress), dl_json_text(j.checkpoint),
        j.time_limit_sec, dl_json_text(j.retry), j.crashes, j.traceparent,
        date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
                                                     j.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
-       0 AS skipped, NULL AS due_in, NULL AS mark, NULL AS busy_keys
+       0 AS skipped, NULL AS next_due_sec, NULL AS cursor, NULL AS blocked_keys
   FROM dl_jobs j
  WHERE j.status = 'running' AND j.run_id = ANY (%(run_ids)s::uuid[]);
 
 -- name: lock_keys
--- The claimed keys' session locks, for the life of each run; and are the runs still ours? Taken on a connection that the
--- process keeps: a predecessor that lost its lease but not its session still holds it.
-SELECT held.n, pg_try_advisory_lock(held.key_hash) AS locked,
+-- Takes the session locks of the keys of claimed jobs, for the life of each run, and checks that the runs still own their
+-- jobs. The process keeps the connection: a former owner that lost its lease but not its session still holds its lock.
+SELECT runs.n, pg_try_advisory_lock(runs.key_hash) AS locked,
        EXISTS (SELECT FROM dl_jobs j
-                WHERE j.job_id = ANY (ARRAY[held.job_id]) AND j.run_id = held.run_id AND j.status::text = 'running') AS owned
+                WHERE j.job_id = ANY (ARRAY[runs.job_id]) AND j.run_id = runs.run_id AND j.status::text = 'running') AS owned
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(key_hashes)s::bigint[])
-       WITH ORDINALITY AS held (job_id, run_id, key_hash, n);
+       WITH ORDINALITY AS runs (job_id, run_id, key_hash, n);
 
 -- name: unlock_keys
--- Give session locks back; a hash stands in the list as often as it was taken.
+-- Releases session locks; a hash is in the list as often as it was locked.
 SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[]) AS freed (key_hash);
 
 -- name: renew
--- running -> running: one statement for all runs of a process. A lease that an UPDATE has made shorter than this process
--- can renew is lengthened again. Progress is NULL where it has not changed. A row that
--- somebody else has locked is left out, so that one held row cannot cost all the others their lease; for each run the
--- answer says whether it was renewed, and if not, whether it is still its owner's.
-WITH held AS (
+-- running -> running: one statement for all runs of a process. A lease that an UPDATE made shorter than this process can
+-- renew is lengthened again. Progress is NULL where it has not changed. A row that another transaction has locked is left
+-- out, so that one locked row does not cost the others their lease. The result says of each run whether it was renewed,
+-- and if not, whether it still owns its job.
+WITH requested AS (
     SELECT *
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(progress)s::text[], %(checkpoints)s::text[])
-           AS h (job_id, run_id, progress, checkpoint)
-), mine AS MATERIALIZED (
-    SELECT j.job_id, held.progress, held.checkpoint, j.heartbeat_at AS last_beat
-      FROM held JOIN dl_jobs j ON j.job_id = ANY (ARRAY[held.job_id]) AND j.run_id = held.run_id AND j.status::text = 'running'
-     ORDER BY held.job_id
+           AS r (job_id, run_id, progress, checkpoint)
+), owned AS MATERIALIZED (
+    SELECT j.job_id, requested.progress, requested.checkpoint, j.heartbeat_at AS last_beat
+      FROM requested JOIN dl_jobs j ON j.job_id = ANY (ARRAY[requested.job_id]) AND j.run_id = requested.run_id AND j.status::text = 'running'
+     ORDER BY requested.job_id
        FOR NO KEY UPDATE OF j SKIP LOCKED
 ), renewed AS (
     UPDATE dl_jobs j
        SET heartbeat_at = clock_timestamp(),
            lease_ttl_sec = greatest(j.lease_ttl_sec, %(min_lease_sec)s::int),
            lease_expires_at = clock_timestamp() + make_interval(secs => greatest(j.lease_ttl_sec, %(min_lease_sec)s::int)),
-           progress = coalesce(mine.progress::jsonb, j.progress),
-           checkpoint = coalesce(mine.checkpoint::jsonb, j.checkpoint)
-      FROM mine
-     WHERE j.job_id = ANY (ARRAY[mine.job_id])
+           progress = coalesce(owned.progress::jsonb, j.progress),
+           checkpoint = coalesce(owned.checkpoint::jsonb, j.checkpoint)
+      FROM owned
+     WHERE j.job_id = ANY (ARRAY[owned.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.cancel_requested, j.attempt,
-              extract(epoch FROM j.heartbeat_at - mine.last_beat)::float8 AS silence
+              extract(epoch FROM j.heartbeat_at - owned.last_beat)::float8 AS silence_sec
 ), late AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'heartbeat',
            jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id,
-                              'late_sec', round(silence::numeric, 1))
+                              'late_sec', round(silence_sec::numeric, 1))
       FROM renewed
-     WHERE silence > %(late_sec)s::float8
+     WHERE silence_sec > %(late_sec)s::float8
 )
-SELECT run_id, bool_or(renewed),
-       bool_or(renewed)
+SELECT run_id, bool_or(is_renewed),
+       bool_or(is_renewed)
        OR EXISTS (SELECT FROM dl_jobs j
-                   WHERE j.job_id = runs.job_id AND j.run_id = runs.run_id AND j.status::text = 'running') AS owned,
+                   WHERE j.job_id = runs.job_id AND j.run_id = runs.run_id AND j.status::text = 'running') AS is_owned,
        bool_or(cancel_requested)
-  FROM (SELECT job_id, run_id, false AS renewed, false AS cancel_requested FROM held
+  FROM (SELECT job_id, run_id, false AS is_renewed, false AS cancel_requested FROM requested
         UNION ALL
         SELECT job_id, run_id, true, cancel_requested FROM renewed) runs
  GROUP BY job_id, run_id;
 
 -- name: record_stop_pending
--- running -> running: the run was told to stop, every means has been tried, and it goes on. Said aloud, once.
-WITH told AS (
+-- running -> running: all stop steps are used up and the run continues. Recorded once.
+WITH recorded AS (
     UPDATE dl_jobs
        SET error = %(error)s::text
      WHERE job_id = %(job_id)s::uuid AND run_id = %(run_id)s::uuid AND status::text = 'running'
@@ -274,11 +275,11 @@ WITH told AS (
 INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
 SELECT job_id, queue, clock_timestamp(), 'stop_pending',
        jsonb_build_object('status', 'running', 'attempt', attempt, 'run_id', run_id, 'reason', %(reason)s::text)
-  FROM told;
+  FROM recorded;
 
 -- name: assert_owned
--- The last statement before a pipeline's own COMMIT into this database: the run's row is locked against everyone who
--- would take the job away. No row: it has been taken.
+-- The last statement before a pipeline's own COMMIT into this database: locks the run's row against everything that could
+-- take the job away. No row: the run has lost it.
 SELECT 1
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid AND run_id = %(run_id)s::uuid AND status::text = 'running'
@@ -291,74 +292,74 @@ UPDATE dl_jobs
 RETURNING 1;
 
 -- name: settle
--- running -> succeeded | failed | canceled | queued: the only way out that a worker has. An error after a cancel was
--- asked for ends as canceled; a success stays one; without attempts left there is no other try. The freed key's next
--- job, if one is parked, becomes ready. The session locks of the keys are given back as the last act.
--- Most runs end well and leave nothing: those come as `plain_jobs` and `plain_runs` alone. The answer is one row: how many
--- ends were applied; the runs that ended otherwise than they were told to, with how; and, if not all were applied, which.
+-- running -> succeeded | failed | canceled | queued: the only way out that a worker has. An error after a cancel request ends
+-- as canceled; a success stays one; without attempts left a retry ends as failed. The next blocked job of each freed key
+-- becomes ready. The session locks in `unlock_hashes` are released last.
+-- Plain successes, which leave no value, come as `plain_jobs` and `plain_runs` alone. The result is one row: how many were
+-- applied; the runs whose status differs from the requested one, with their status; and, if not all were applied, which.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hash::int FROM unnest(%(key_hashes)s::bigint[]) AS k (hash) ORDER BY 1 OFFSET 0) ordered;
 
-WITH told AS MATERIALIZED (  -- or a row that was renewed while this waited for it would be taken for another's
+WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for it is not matched
     SELECT job_id, run_id, 'succeeded'::dl_status AS status, NULL AS error, NULL AS traceback, NULL AS result,
-           NULL AS progress, NULL AS checkpoint, 0::float8 AS pause, 0 AS refund, 0 AS crashed, NULL AS notes
+           NULL AS progress, NULL AS checkpoint, 0::float8 AS pause, 0 AS refund, 0 AS crashed, NULL AS event_fields
       FROM unnest(%(plain_jobs)s::uuid[], %(plain_runs)s::uuid[]) AS p (job_id, run_id)
     UNION ALL
     SELECT *
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(statuses)s::dl_status[], %(errors)s::text[],
                   %(tracebacks)s::text[], %(results)s::text[], %(progress)s::text[], %(checkpoints)s::text[],
-                  %(pauses)s::float8[], %(refunds)s::int[], %(crashes)s::int[], %(notes)s::text[])
-           AS t (job_id, run_id, status, error, traceback, result, progress, checkpoint, pause, refund, crashed, notes)
-), mine AS MATERIALIZED (
-    SELECT told.*,
-           CASE WHEN j.cancel_requested AND told.status <> 'succeeded' THEN 'canceled'::dl_status
-                WHEN told.status = 'queued' AND j.attempt - told.refund >= j.max_attempts THEN 'failed'::dl_status
-                ELSE told.status END AS ends,
-           clock_timestamp() AS at
-      FROM told JOIN dl_jobs j ON j.job_id = ANY (ARRAY[told.job_id]) AND j.run_id = told.run_id AND j.status::text = 'running'
-     ORDER BY told.job_id
+                  %(pauses)s::float8[], %(refunds)s::int[], %(crashes)s::int[], %(event_fields)s::text[])
+           AS t (job_id, run_id, status, error, traceback, result, progress, checkpoint, pause, refund, crashed, event_fields)
+), owned AS MATERIALIZED (
+    SELECT settlements.*,
+           CASE WHEN j.cancel_requested AND settlements.status <> 'succeeded' THEN 'canceled'::dl_status
+                WHEN settlements.status = 'queued' AND j.attempt - settlements.refund >= j.max_attempts THEN 'failed'::dl_status
+                ELSE settlements.status END AS final_status,
+           clock_timestamp() AS ended_at
+      FROM settlements JOIN dl_jobs j ON j.job_id = ANY (ARRAY[settlements.job_id]) AND j.run_id = settlements.run_id AND j.status::text = 'running'
+     ORDER BY settlements.job_id
        FOR NO KEY UPDATE OF j
 ), settled AS (
     UPDATE dl_jobs j
-       SET status = mine.ends,
-           error = CASE WHEN mine.ends <> 'succeeded' THEN mine.error END,
-           traceback = CASE WHEN mine.ends <> 'succeeded' THEN mine.traceback END,
-           result = mine.result::jsonb,
-           progress = coalesce(mine.progress::jsonb, j.progress),
-           checkpoint = CASE WHEN mine.ends <> 'succeeded' THEN coalesce(mine.checkpoint::jsonb, j.checkpoint) END,
-           attempt = greatest(j.attempt - CASE WHEN mine.ends = 'queued' THEN mine.refund ELSE 0 END, 0),
-           crashes = j.crashes + mine.crashed,
-           available_at = CASE WHEN mine.ends = 'queued' THEN at + make_interval(secs => mine.pause) ELSE j.available_at END,
-           finished_at = CASE WHEN mine.ends <> 'queued' THEN at END,
+       SET status = owned.final_status,
+           error = CASE WHEN owned.final_status <> 'succeeded' THEN owned.error END,
+           traceback = CASE WHEN owned.final_status <> 'succeeded' THEN owned.traceback END,
+           result = owned.result::jsonb,
+           progress = coalesce(owned.progress::jsonb, j.progress),
+           checkpoint = CASE WHEN owned.final_status <> 'succeeded' THEN coalesce(owned.checkpoint::jsonb, j.checkpoint) END,
+           attempt = greatest(j.attempt - CASE WHEN owned.final_status = 'queued' THEN owned.refund ELSE 0 END, 0),
+           crashes = j.crashes + owned.crashed,
+           available_at = CASE WHEN owned.final_status = 'queued' THEN ended_at + make_interval(secs => owned.pause) ELSE j.available_at END,
+           finished_at = CASE WHEN owned.final_status <> 'queued' THEN ended_at END,
            lease_expires_at = NULL, worker_id = NULL
-      FROM mine
-     WHERE j.job_id = ANY (ARRAY[mine.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, mine.status AS told,
-              mine.pause, mine.notes, mine.at
-), journal AS (
+      FROM owned
+     WHERE j.job_id = ANY (ARRAY[owned.job_id])
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, owned.status AS requested_status,
+              owned.pause, owned.event_fields, owned.ended_at
+), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, at,
+    SELECT job_id, queue, ended_at,
            CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
-           coalesce(notes::jsonb, '{}') || jsonb_strip_nulls(jsonb_build_object(
+           coalesce(event_fields::jsonb, '{}') || jsonb_strip_nulls(jsonb_build_object(
                'status', status, 'attempt', attempt, 'run_id', run_id, 'error', error,
                'reason', CASE WHEN status = 'queued' THEN 'error' END,
                'pause_sec', CASE WHEN status = 'queued' THEN pause END))
       FROM settled
-), given_back AS (
-    SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(guards)s::bigint[]) AS g (hash)
+), unlocked AS (
+    SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(unlock_hashes)s::bigint[]) AS k (hash)
 )
 SELECT count(*)::int AS applied,
-       array_agg(run_id || ' ' || status) FILTER (WHERE status <> told) AS otherwise,
+       array_agg(run_id || ' ' || status) FILTER (WHERE status <> requested_status) AS changed_statuses,
        CASE WHEN count(*) < cardinality(%(plain_runs)s::uuid[]) + cardinality(%(run_ids)s::uuid[])
-            THEN array_agg(run_id::text) END AS which,
+            THEN array_agg(run_id::text) END AS applied_runs,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM settled))) AS unblocked,
-       (SELECT locks FROM given_back) AS locks,
+       (SELECT locks FROM unlocked) AS locks,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM settled
-         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS told
+         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
   FROM settled;
 
 -- name: find_settlement
--- A settlement was not applied: had the same run's been applied before, its answer lost?
+-- Of settlements that were not applied: the status of those that the same run had applied before, if the response was lost.
 SELECT DISTINCT ON (r.run_id) r.run_id, e.payload ->> 'status' AS status
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
        JOIN dl_job_events e ON e.job_id = r.job_id AND e.payload ->> 'run_id' = r.run_id::text
@@ -367,68 +368,68 @@ SELECT DISTINCT ON (r.run_id) r.run_id, e.payload ->> 'status' AS status
  ORDER BY r.run_id, e.event_id DESC;
 
 -- name: release
--- running -> queued, the attempt given back: the owner stops, or could not start (its key's session lock is held).
--- A job whose cancel was asked for is canceled instead. `park`: wait for the key, not for a thread.
+-- running -> queued, the attempt not counted: the owner stops, or could not start (its key's session lock is held). A job
+-- whose cancel was requested is canceled instead. With the reason lock_busy the job is blocked, else it is ready.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
 
-WITH mine AS MATERIALIZED (
-    SELECT j.job_id, r.reason, r.progress, r.checkpoint, r.notes, clock_timestamp() AS at
+WITH owned AS MATERIALIZED (
+    SELECT j.job_id, r.reason, r.progress, r.checkpoint, r.event_fields, clock_timestamp() AS released_at
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(reasons)s::text[], %(progress)s::text[],
-                  %(checkpoints)s::text[], %(notes)s::text[])
-           AS r (job_id, run_id, reason, progress, checkpoint, notes)
+                  %(checkpoints)s::text[], %(event_fields)s::text[])
+           AS r (job_id, run_id, reason, progress, checkpoint, event_fields)
            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[r.job_id]) AND j.run_id = r.run_id AND j.status::text = 'running'
      ORDER BY r.job_id
        FOR NO KEY UPDATE OF j
 ), released AS (
     UPDATE dl_jobs j
        SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
-           wait_state = CASE WHEN cancel_requested THEN 'scheduled' WHEN mine.reason = 'lock_busy' THEN 'blocked' ELSE 'ready' END::dl_wait_state,
+           wait_state = CASE WHEN cancel_requested THEN 'scheduled' WHEN owned.reason = 'lock_busy' THEN 'blocked' ELSE 'ready' END::dl_wait_state,
            attempt = CASE WHEN cancel_requested THEN attempt ELSE greatest(attempt - 1, 0) END,
-           progress = coalesce(mine.progress::jsonb, j.progress),
-           checkpoint = coalesce(mine.checkpoint::jsonb, j.checkpoint),
-           finished_at = CASE WHEN cancel_requested THEN at END,
+           progress = coalesce(owned.progress::jsonb, j.progress),
+           checkpoint = coalesce(owned.checkpoint::jsonb, j.checkpoint),
+           finished_at = CASE WHEN cancel_requested THEN released_at END,
            lease_expires_at = NULL, worker_id = NULL
-      FROM mine
-     WHERE j.job_id = ANY (ARRAY[mine.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, mine.reason, mine.notes, mine.at
-), journal AS (
+      FROM owned
+     WHERE j.job_id = ANY (ARRAY[owned.job_id])
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, owned.reason, owned.event_fields, owned.released_at
+), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, at, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
-           coalesce(notes::jsonb, '{}')
+    SELECT job_id, queue, released_at, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
+           coalesce(event_fields::jsonb, '{}')
            || jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', reason)
       FROM released
-), given_back AS (
-    SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(guards)s::bigint[]) AS g (hash)
+), unlocked AS (
+    SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(unlock_hashes)s::bigint[]) AS k (hash)
 )
 SELECT r.run_id, r.status::text,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM released WHERE reason <> 'lock_busy'))) AS unblocked,
-       given_back.locks,
+       unlocked.locks,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM released WHERE status = 'canceled'
-           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS told
-  FROM given_back LEFT JOIN released r ON true;
+           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries
+  FROM unlocked LEFT JOIN released r ON true;
 
 -- name: expired_runs
--- The runs whose lease has run out, and the server that answers: for how long it has been up, and its name, which another
--- server, timeline or session does not have. The timeline is that of the log that is being written: after a promotion
--- pg_control_checkpoint() still has the former one, until the next checkpoint.
+-- The runs whose lease has expired, and the server: how long it has been up, and an identifier that another server,
+-- timeline or session does not have. The timeline is that of the log being written: after a promotion
+-- pg_control_checkpoint() has the former one until the next checkpoint.
 SELECT j.job_id, j.run_id, j.lock_key,
        extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8 AS up_sec,
        concat_ws(' ', left(pg_walfile_name(pg_current_wal_lsn()), 8), extract(epoch FROM pg_postmaster_start_time()),
                  pg_backend_pid()) AS server
-  FROM (VALUES (1)) AS always (one)
+  FROM (VALUES (1)) AS single (n)
        LEFT JOIN dl_jobs j ON j.status = 'running' AND dl_is_lease_expired(j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec);
 
 -- name: reap
--- running -> queued | lost | canceled: for a run whose lease was found expired twice and still is; or, with `worker_id`,
--- whose process is proved dead. The first such death of a job costs no pause, for hosts and processes die; from the
--- second on the job may be what kills them. `server` is the one that found the lease expired (see expired): none is taken
--- over another connection, for after a failover the owners must have had the time to renew.
+-- running -> queued | lost | canceled: for a run whose lease was found expired twice and still is; or, with `worker_id`, whose
+-- process is proved dead. The first such death of a job costs no delay, since hosts and processes die; from the second on
+-- the job itself may be the cause. `server` identifies the one that found the lease expired (see expired_runs): on another
+-- connection nothing is reaped, since after a failover the owners must have had time to renew.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
 
 WITH dead AS MATERIALIZED (
-    SELECT j.job_id, clock_timestamp() AS at, d.sessions_left::jsonb AS sessions_left,
+    SELECT j.job_id, clock_timestamp() AS reaped_at, d.sessions_left::jsonb AS sessions_left,
            CASE WHEN %(worker_id)s::uuid IS NULL THEN 'lease_expired' ELSE 'process_died' END AS reason,
            CASE WHEN %(worker_id)s::uuid IS NULL OR EXISTS (
                      SELECT FROM dl_job_events e
@@ -436,7 +437,7 @@ WITH dead AS MATERIALIZED (
                         AND NOT EXISTS (SELECT FROM dl_job_events r
                                          WHERE r.job_id = j.job_id AND r.event_id > e.event_id AND r.kind = 'requeue'
                                            AND r.payload ->> 'reason' = 'retry'))
-                THEN %(pause_sec)s::float8 * j.attempt ELSE 0 END AS pause
+                THEN %(pause_sec)s::float8 * j.attempt ELSE 0 END AS delay_sec
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(sessions_left)s::text[]) AS d (job_id, run_id, sessions_left)
            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[d.job_id]) AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
      WHERE CASE WHEN %(worker_id)s::uuid IS NULL THEN dl_is_lease_expired(j.lease_expires_at, j.heartbeat_at, j.lease_ttl_sec)
@@ -450,21 +451,21 @@ WITH dead AS MATERIALIZED (
     UPDATE dl_jobs j
        SET status = CASE WHEN cancel_requested THEN 'canceled' WHEN attempt < max_attempts THEN 'queued' ELSE 'lost' END::dl_status,
            available_at = CASE WHEN attempt < max_attempts AND NOT cancel_requested
-                               THEN at + make_interval(secs => dead.pause) ELSE j.available_at END,
+                               THEN reaped_at + make_interval(secs => dead.delay_sec) ELSE j.available_at END,
            error = 'the worker ' || coalesce(worker, '')
                    || CASE dead.reason WHEN 'process_died' THEN ' died: its process is gone'
-                                       ELSE ' vanished: its lease ran out at ' || least(lease_expires_at, at) END
+                                       ELSE ' vanished: its lease ran out at ' || least(lease_expires_at, reaped_at) END
                    || coalesce(', and its SQL may still run on ' || (SELECT string_agg(target, ', ')
                                                                        FROM jsonb_array_elements_text(dead.sessions_left) AS t (target)), ''),
-           finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN at END,
+           finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN reaped_at END,
            lease_expires_at = NULL, worker_id = NULL
       FROM dead
      WHERE j.job_id = ANY (ARRAY[dead.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.max_attempts, j.error, j.available_at,
-              j.webhook, dead.at, dead.reason, dead.sessions_left
-), journal AS (
+              j.webhook, dead.reaped_at, dead.reason, dead.sessions_left
+), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, at, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
+    SELECT job_id, queue, reaped_at, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
            jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', reason, 'error', error)
            || CASE WHEN sessions_left IS NULL THEN '{}' ELSE jsonb_build_object('sessions_left', sessions_left) END
       FROM reaped
@@ -472,13 +473,13 @@ WITH dead AS MATERIALIZED (
 SELECT job_id, queue, task, status::text, attempt, run_id, max_attempts, error, available_at,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM reaped))) AS unblocked,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM reaped
-         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS told
+         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
   FROM reaped;
 
 -- name: repair_blocked
--- queued -> queued: repairs what slipped through. Among the next keys after `after` that have parked jobs, those that no
--- run holds, in the table or by a session lock, get their best job back into ready. Whoever else is sweeping: leave it.
--- The answer's rows are the keys looked at; `promoted` ones had to be repaired.
+-- queued -> queued: repairs lost wake-ups. Among the next keys after `after` that have blocked jobs, the first job of each key
+-- that no run holds, in the table or by a session lock, becomes ready. If another process repairs at this moment, this one
+-- does nothing. The rows are the keys whose job became ready; `cursor` is the last scanned key.
 WITH RECURSIVE keys AS (
     (SELECT lock_key FROM dl_jobs
       WHERE status = 'queued' AND wait_state = 'blocked' AND lock_key > %(after)s::text
@@ -491,7 +492,7 @@ WITH RECURSIVE keys AS (
       FROM keys
      WHERE keys.lock_key IS NOT NULL
 ), batch AS MATERIALIZED (
-    (SELECT lock_key FROM keys WHERE lock_key IS NOT NULL LIMIT %(most)s::int)
+    (SELECT lock_key FROM keys WHERE lock_key IS NOT NULL LIMIT %(max_keys)s::int)
     UNION ALL  -- a key may be the empty text, and nothing is before it
     (SELECT lock_key FROM dl_jobs
       WHERE %(after)s::text = '' AND status = 'queued' AND wait_state = 'blocked' AND lock_key = '' LIMIT 1)
@@ -503,7 +504,7 @@ WITH RECURSIVE keys AS (
 ), free AS MATERIALIZED (
     SELECT lock_key
       FROM batch
-     WHERE lock_key <> ALL (%(lately)s::text[])
+     WHERE lock_key <> ALL (%(recently_repaired)s::text[])
        AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = batch.lock_key AND r.status = 'running' OFFSET 0)
        AND hashtext(lock_key)::bigint NOT IN (SELECT hash FROM held)
 )
@@ -513,13 +514,13 @@ SELECT set_config('dl.cursor', coalesce((SELECT max(lock_key) FROM batch), ''), 
  WHERE pg_try_advisory_xact_lock(1684828526, hashtext(lock_key));
 
 SELECT current_setting('dl.cursor') AS cursor, unblocked.lock_key
-  FROM (VALUES (1)) AS always (one)
+  FROM (VALUES (1)) AS single (n)
        LEFT JOIN dl_unblock_next(ARRAY(SELECT jsonb_array_elements_text(current_setting('dl.free_keys')::jsonb)))
                  AS unblocked (lock_key) ON true;
 
 -- name: cancel
--- queued -> canceled, at once, wherever it waits; running: the flag, of which dl_jobs_cancel_running notifies its worker. A
--- finished job is left as it is. A claim that meets it: exactly one wins, for both wait on the row.
+-- queued -> canceled, at once, in any wait state; running: sets the flag, and dl_jobs_cancel_running notifies the worker. A
+-- finished job is left as it is. Of a cancel and a claim that meet, exactly one wins: both wait for the row.
 SELECT count(pg_advisory_xact_lock(1684828526, hashtext(lock_key)))
   FROM (SELECT lock_key FROM dl_jobs WHERE job_id = %(job_id)s::uuid AND status::text = 'queued') k;
 
@@ -531,7 +532,7 @@ WITH canceled AS (
      WHERE j.job_id = %(job_id)s::uuid
        AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
     RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
-), journal AS (
+), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
       FROM canceled
@@ -540,13 +541,13 @@ WITH canceled AS (
 SELECT c.status::text,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
-           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS told
+           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries
   FROM canceled c;
 
 -- name: retry
--- failed | canceled | lost -> queued, by a person: the same job with a fresh budget. Not while another job has its
--- live key.
-WITH again AS (
+-- failed | canceled | lost -> queued, by an operator: the same job with all its attempts. Not while another job has its live
+-- key.
+WITH requeued AS (
     UPDATE dl_jobs
        SET status = 'queued', wait_state = 'ready', attempt = 0, crashes = 0, cancel_requested = false, available_at = clock_timestamp(),
            error = NULL, traceback = NULL, result = NULL, progress = '{}', started_at = NULL, finished_at = NULL,
@@ -555,16 +556,16 @@ WITH again AS (
        AND NOT EXISTS (SELECT FROM dl_jobs other
                         WHERE other.live_key = dl_jobs.live_key AND other.status IN ('queued', 'running'))
     RETURNING job_id, queue
-), journal AS (
+), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'requeue',
            jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
-      FROM again
+      FROM requeued
 )
-SELECT job_id FROM again;
+SELECT job_id FROM requeued;
 
 -- name: get_job
--- What is too large to be looked at is told to be so.
+-- In the order of the fields of `Job`. Values too large to be shown are replaced by {"$dropped": …}.
 SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_key, partition_key, priority, available_at,
        status::text, attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested,
        dl_json_text(progress, 1048576), error, producer, consumer_group, created_at, started_at, finished_at, run_id, worker,
@@ -572,20 +573,6 @@ SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_k
        dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
-
--- name: latest_jobs
--- A thousand of them are held at once, so that of each only so much is read as a list can show.
-SELECT job_id, queue, task, dl_json_text(args, 65536), idempotency_key, lock_key, partition_key, priority, available_at,
-       status::text, attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested,
-       dl_json_text(progress, 65536), left(error, 8000), producer, consumer_group, created_at, started_at, finished_at, run_id,
-       worker, dl_json_text(result, 65536), left(traceback, 8000), live_key, time_limit_sec, dl_json_text(retry, 65536),
-       dl_json_text(checkpoint, 65536), crashes, parent_id, dl_json_text(webhook, 65536), traceparent
-  FROM dl_jobs
- WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-   AND (%(task)s::text IS NULL OR task = %(task)s::text)
-   AND (%(status)s::dl_status IS NULL OR status = %(status)s::dl_status)
- ORDER BY created_at DESC, job_id DESC
- LIMIT %(limit)s::int;
 
 -- name: job_events
 SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
@@ -595,25 +582,24 @@ SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
  LIMIT %(limit)s::int;
 
 -- name: write_logs
--- Lines of jobs' logs, in the order they were said. Nothing may wait for them for long: leases are renewed over the same
--- connection.
+-- Lines of jobs' logs, in their order. With short timeouts: leases are renewed over the same connection.
 SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '5s', true);
 
 INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line)
 SELECT job_id, attempt, (SELECT clock_timestamp()) - make_interval(secs => age), level, stream, line
   FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(ages)s::float8[], %(levels)s::text[], %(streams)s::text[],
-              %(lines)s::text[]) WITH ORDINALITY AS said (job_id, attempt, age, level, stream, line, n)
+              %(lines)s::text[]) WITH ORDINALITY AS lines (job_id, attempt, age, level, stream, line, n)
  ORDER BY n;
 
 -- name: job_logs
--- The first lines after `after`, or the last ones if `tail`. A row with no log_id: the job is there, and no line fits.
--- Complete: the job has ended, and its worker has had the time to write down what it said last.
+-- The first lines after `after`, or the last ones with `tail`. A row without a log_id: the job exists and no line matches.
+-- Complete: the job has ended, and its worker has had the time to write its last lines.
 WITH job AS (
     SELECT job_id, status::text NOT IN ('queued', 'running')
                    AND coalesce(finished_at, '-infinity') < clock_timestamp() - interval '3 s' AS complete
       FROM dl_jobs
      WHERE job_id = %(job_id)s::uuid
-), wanted AS NOT MATERIALIZED (
+), matching AS NOT MATERIALIZED (
     SELECT log_id, attempt, ts, level, stream, line
       FROM dl_job_logs
      WHERE job_id = %(job_id)s::uuid
@@ -621,27 +607,21 @@ WITH job AS (
        AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
        AND (%(levels)s::text[] IS NULL OR level = ANY (%(levels)s::text[]))
        AND (%(stream)s::text IS NULL OR stream = %(stream)s::text)
-), found AS (
-    (SELECT * FROM wanted WHERE NOT %(tail)s::bool ORDER BY log_id LIMIT %(most)s::int)
-    UNION ALL  -- of which one is empty: each goes along the index, from its own end
-    (SELECT * FROM wanted WHERE %(tail)s::bool ORDER BY log_id DESC LIMIT %(most)s::int)
+), page AS (
+    (SELECT * FROM matching WHERE NOT %(tail)s::bool ORDER BY log_id LIMIT %(limit)s::int)
+    UNION ALL  -- one of the two is empty: each walks the index from its own end
+    (SELECT * FROM matching WHERE %(tail)s::bool ORDER BY log_id DESC LIMIT %(limit)s::int)
 )
 SELECT complete, log_id, attempt, ts, level, stream, line
-  FROM job LEFT JOIN found ON true
+  FROM job LEFT JOIN page ON true
  ORDER BY log_id;
-
--- name: workers
-SELECT worker_id, name, version, queues, tasks, threads, started_at, seen_at,
-       seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec) AND dead_at IS NULL AS alive
-  FROM dl_workers
- ORDER BY started_at;
 
 -- name: ping
 SELECT 1;
 
 -- name: schema_version
--- As JSON, for tables of an older version do not say whom they serve.
-SELECT version, fingerprint, (to_jsonb(stand) ->> 'serves_from')::int AS serves_from
-  FROM dl_schema AS stand
+-- Read as JSON: tables of an older version have no column `serves_from`.
+SELECT version, fingerprint, (to_jsonb(recorded) ->> 'serves_from')::int AS serves_from
+  FROM dl_schema AS recorded
  ORDER BY version DESC, applied_at DESC
  LIMIT 1;

@@ -1,16 +1,16 @@
-"""A run's own connections: what a pipeline writes through them, and how they are made to stop.
+"""A run's own connections: what a pipeline writes through them is fenced, and another thread can stop them.
 
-They are ordinary blocking psycopg2 connections, for pipelines are ordinary code. Each carries the job's id in its
-`application_name`, and the beginning of the run's, so that what ends one run's sessions spares its successor's. A
-transaction in the queue's own database commits only while the run still owns its job.
+They are blocking psycopg2 connections, because pipelines are ordinary code. Their `application_name` has the job's id and the
+start of the run's, so ending one run's sessions spares its successor's. A transaction in the queue's own database commits
+only while the run still owns its job.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -33,11 +33,11 @@ from app.queue.job import Enqueued, NewJob
 from app.queue.jobs import JobQueue
 
 MAX_CHECKPOINT_BYTES = 1_000_000  # bytes of JSON
-_SIGNAL_TIMEOUT_SEC = 5.0  # seconds to connect, and again to be answered, when sessions are to be stopped
+_SIGNAL_TIMEOUT_SEC = 5.0  # to connect, and again for the statement
 _CANCEL_BACKENDS = "SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) FROM unnest(%(pids)s::int[]) AS p (pid)"
 
-# With these a server notices that a client has gone: by the first a silent network, by the second a socket that was
-# closed during a statement. Servers before 14 refuse the second, as do systems that cannot report a closed socket.
+# Make a server notice that its client is gone: the first after a silent network, the second after the socket was closed
+# during a statement. Servers before 14 refuse the second, as do systems that cannot report a closed socket.
 _SET_KEEPALIVES = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
 _SET_CLIENT_CHECK = "SET client_connection_check_interval = '2s'"
 
@@ -53,8 +53,8 @@ class TrackedConnection(ext.connection):
 
 
 class FencedConnection(TrackedConnection):
-    """The connection to the queue's own database. Within `transaction` nobody else may commit: what is committed beside
-    it has passed no fence."""
+    """The connection to the queue's own database. Within `transaction` the pipeline must not commit: that commit would
+    bypass the fence."""
 
     in_transaction = False
 
@@ -69,7 +69,7 @@ class FencedConnection(TrackedConnection):
     @autocommit.setter
     def autocommit(self, on: bool) -> None:
         self._reject_in_transaction("autocommit")
-        ext.connection.autocommit.__set__(self, on)  # type: ignore[attr-defined]  # a property, says C
+        ext.connection.autocommit.__set__(self, on)  # type: ignore[attr-defined]  # a property in C
 
     def set_session(self, *args: Any, **options: Any) -> None:
         self._reject_in_transaction("set_session()")
@@ -81,7 +81,7 @@ class FencedConnection(TrackedConnection):
 
     def _reject_in_transaction(self, operation: str) -> None:
         if self.in_transaction:
-            raise RuntimeError(f"{operation} within ctx.transaction(): it commits by itself, at the end of its block")
+            raise RuntimeError(f"{operation} within ctx.transaction(): it commits at the end of its block")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class OpenConnection:
 
 
 class TaskConnections:
-    """Used by the pipeline's thread; `cancel` and `terminate` are called by whoever stops it."""
+    """Used by the pipeline's thread; other threads call `cancel` and `terminate` to stop it."""
 
     def __init__(
         self,
@@ -101,34 +101,28 @@ class TaskConnections:
         job_id: UUID,
         run_id: UUID,
         *,
-        on_check_refused: Callable[[str, str], None] = lambda target, error: (
-            None
-        ),  # the server does not watch its clients
+        on_check_refused: Callable[[str, str], None]
+        | None = None,  # target and error: the server does not check clients
     ) -> None:
-        self._connection_settings, self._job_id, self._run_id, self._on_check_refused = (
-            settings,
-            job_id,
-            run_id,
-            on_check_refused,
-        )
+        self._connection_settings, self._job_id, self._run_id = settings, job_id, run_id
+        self._on_check_refused = on_check_refused
         self._application_name = attempt_application_name(job_id, run_id)
         self._lock = threading.Lock()
         self._open_connections: dict[
             int, OpenConnection
-        ] = {}  # by the connection's id; under the lock, as the two below
-        self._broken_servers: dict[
-            str, str
-        ] = {}  # servers on which a statement may run whose connection is gone: DSN → target
+        ] = {}  # by the connection's id; under the lock, as the next two
+        # By DSN, the targets on whose server a statement may still run although its connection is gone.
+        self._broken_servers: dict[str, str] = {}
         self._connections_refused = False
-        self._queue_connection: Any = None  # the connection to the queue's database, kept between transactions
+        self._queue_connection: Any = None  # kept between transactions
         self._in_transaction = False
-        self.commit_unknown = False  # the last commit was sent, and not answered: nobody knows what became of it
-        self.settled = False  # a final transaction has settled the job
+        self.commit_unknown = False  # the last commit was sent, and its response was lost
+        self.settled = False  # by a final transaction
 
-    # ── for the pipeline ────────────────────────────────────────────────────────────────────────────────────────
+    # Called by the pipeline
 
     def connect(self, name: str) -> Any:
-        """A connection to a target of the settings: its own, else that of `default`, else the queue's database."""
+        """Connect to a target of the settings: its own DSN, else that of `default`, else the queue's database."""
         targets = self._connection_settings.targets
         dsn = targets.get(name) or targets.get("default") or self._connection_settings.dsn
         if not dsn:
@@ -139,10 +133,10 @@ class TaskConnections:
     def transaction(
         self, *, checkpoint: Callable[[], Any], final: Callable[[], Mapping[str, Any]] | None
     ) -> Iterator[Any]:
-        """One transaction in the queue's own database. At its end `checkpoint()` gives what is to be remembered with
-        it, or None, and `final()` the settlement's values."""
+        """One transaction in the queue's own database. It commits with the checkpoint that `checkpoint()` returns, if any,
+        or with the settlement whose parameters `final()` returns."""
         if self._in_transaction:
-            raise RuntimeError("a transaction is open already; they do not nest")
+            raise RuntimeError("a transaction is open already; transactions do not nest")
         connection = self._open_queue_connection()
         self._in_transaction = connection.in_transaction = True
         try:
@@ -159,50 +153,46 @@ class TaskConnections:
                 connection.rollback()
             if not (isinstance(error, AttemptLost) and final is not None and self._already_settled(connection)):
                 raise
-            self.settled = True  # by an earlier commit of this very run, whose answer was lost
+            self.settled = True  # by an earlier commit of this run, whose response was lost
         finally:
             self._in_transaction = connection.in_transaction = False
 
     def _fence_before_commit(
         self, connection: Any, checkpoint: Callable[[], Any], final: Callable[[], Mapping[str, Any]] | None
     ) -> None:
-        """The last words before the commit: the fence, and what goes with it."""
+        """Execute the last statement before the commit, which fails if the run has lost its job."""
         if connection.info.transaction_status == ext.TRANSACTION_STATUS_INERROR:
-            raise RuntimeError("a statement of this transaction has failed, so nothing of it can be committed")
-        handed, cursor = self._borrowed(connection), checkpoint()
+            raise RuntimeError("a statement of this transaction has failed, so it cannot be committed")
+        executor, cursor = self._borrowed(connection), checkpoint()
+        owner = {"job_id": str(self._job_id), "run_id": str(self._run_id)}
         if final is not None:
-            sealed = [applied for (applied, *_) in handed.execute("settle", final()) if applied]
+            is_owned = executor.execute("settle", final())[0][0] > 0
         elif cursor is not None:
-            sealed = handed.execute(
-                "save_checkpoint", self._owner_parameters | {"checkpoint": sanitize_json(cursor, MAX_CHECKPOINT_BYTES)}
-            )
+            owner["checkpoint"] = sanitize_json(cursor, MAX_CHECKPOINT_BYTES)
+            is_owned = bool(executor.execute("save_checkpoint", owner))
         else:
-            sealed = handed.execute("assert_owned", self._owner_parameters)
-        if not sealed:
+            is_owned = bool(executor.execute("assert_owned", owner))
+        if not is_owned:
             raise AttemptLost(self._job_id)
 
     def _already_settled(self, connection: Any) -> bool:
         with suppress(psycopg2.Error, DataloaderError), connection:
-            asked = {"job_ids": array([self._job_id]), "run_ids": array([self._run_id])}
-            return [row[1] for row in self._borrowed(connection).execute("find_settlement", asked)] == ["succeeded"]
+            run = {"job_ids": array([self._job_id]), "run_ids": array([self._run_id])}
+            return [row[1] for row in self._borrowed(connection).execute("find_settlement", run)] == ["succeeded"]
         return False
 
     def enqueue(self, new: NewJob) -> Enqueued:
-        """Within `transaction` with it, else in one of its own: a run that lost its job has no follow-ups."""
+        """Enqueue in the open transaction, else in one of its own: a run that lost its job enqueues nothing."""
         if not self._in_transaction:
             with self.transaction(checkpoint=lambda: None, final=None):
                 return self.enqueue(new)
         return JobQueue(self._borrowed(self._queue_connection)).enqueue(new)
 
-    @property
-    def _owner_parameters(self) -> dict[str, Any]:
-        return {"job_id": str(self._job_id), "run_id": str(self._run_id)}
-
     def _borrowed(self, connection: Any) -> BorrowedConnection:
         return BorrowedConnection(connection, schema=self._connection_settings.schema)
 
     def _open_queue_connection(self) -> Any:
-        """The queue's own database, with nothing left of what may have been done there outside a transaction."""
+        """Connect to the queue's database, and roll back what the pipeline did there outside a transaction."""
         self._require_open()
         if self._queue_connection is not None and not self._queue_connection.closed:
             with suppress(psycopg2.Error):
@@ -228,20 +218,20 @@ class TaskConnections:
             )
             return OpenConnection(connection, target, host_dsn, connection.info.backend_pid)
 
-        new: OpenConnection = connect_any_host(dsn, open_host)
+        opened: OpenConnection = connect_any_host(dsn, open_host)
         with self._lock:
             self._discard_closed()
-            self._open_connections[id(new.connection)] = new
+            self._open_connections[id(opened.connection)] = opened
         try:
-            self._require_open()  # the stop may have come while it was being opened
-            self._enable_client_check(new)
+            self._require_open()  # a stop may have come meanwhile
+            self._enable_client_check(opened)
         except BaseException:
-            new.connection.close()
+            opened.connection.close()
             raise
-        return new.connection
+        return opened.connection
 
     def _enable_client_check(self, opened: OpenConnection) -> None:
-        """By SET, for in the DSN an unknown setting refuses the connection; and committed, for a rollback undoes it."""
+        """By SET, because in the DSN an unknown setting refuses the connection; committed, because a rollback undoes it."""
         opened.connection.autocommit = True
         with opened.connection.cursor() as cursor:
             cursor.execute(_SET_KEEPALIVES)
@@ -250,7 +240,8 @@ class TaskConnections:
             except psycopg2.Error as error:
                 if opened.connection.closed:
                     raise
-                self._on_check_refused(opened.target, str(error.diag.message_primary or error))
+                if self._on_check_refused is not None:
+                    self._on_check_refused(opened.target, str(error.diag.message_primary or error))
         opened.connection.autocommit = False
 
     def _require_open(self) -> None:
@@ -265,14 +256,18 @@ class TaskConnections:
                 del self._open_connections[key]
 
     def close(self) -> SessionsEnded:
-        """Roll back and close whatever the pipeline has left open. Where a statement may still run, for a thread that
-        was left behind waits for it or its connection broke, end the sessions and wait until they are gone."""
+        """Roll back and close what the pipeline left open. Where a statement may still run, because an abandoned thread
+        waits for it or its connection broke, end the sessions and wait until they are gone."""
         with self._lock:
             self._connections_refused = True
             self._discard_closed()
-            left, self._open_connections, self._queue_connection = list(self._open_connections.values()), {}, None
+            open_connections, self._open_connections, self._queue_connection = (
+                list(self._open_connections.values()),
+                {},
+                None,
+            )
             servers, self._broken_servers = self._broken_servers, {}
-        for opened in left:
+        for opened in open_connections:
             if not _close_cleanly(opened.connection):
                 servers[opened.dsn] = opened.target
         return self._end_sessions_on(servers)
@@ -283,7 +278,7 @@ class TaskConnections:
         labels = {dsn: name if targets.count(name) == 1 else f"{name} at {hosts[dsn]}" for dsn, name in servers.items()}
         return end_sessions({labels[dsn]: dsn for dsn in servers}, [self._application_name])
 
-    # ── for whoever stops it ────────────────────────────────────────────────────────────────────────────────────
+    # Called by other threads
 
     @property
     def in_use(self) -> bool:
@@ -291,15 +286,16 @@ class TaskConnections:
             return any(not opened.connection.closed for opened in self._open_connections.values())
 
     def refuse_connections(self) -> None:
-        """From now on no session is opened."""
         self._connections_refused = True
 
     def cancel(self) -> int:
-        """Cancel what the sessions are doing: a thread that is blocked in libpq wakes with QueryCanceled.
+        """Cancel the running statements: a thread that is blocked in libpq raises QueryCanceled. Returns their number.
 
-        May take seconds when a server does not answer, as `terminate` may.
+        May take seconds when a server does not respond, as `terminate` may.
         """
-        return self._signal_all_servers(_CANCEL_BACKENDS)
+        with self._lock:
+            servers = {opened.dsn for opened in self._open_connections.values()}
+        return sum(self._cancel_backends(dsn) for dsn in servers)
 
     def terminate(self) -> SessionsEnded:
         """End the sessions, open no more, and wait until they are gone."""
@@ -308,24 +304,26 @@ class TaskConnections:
             servers = self._broken_servers | {opened.dsn: opened.target for opened in self._open_connections.values()}
         return self._end_sessions_on(servers)
 
-    def _signal_all_servers(self, statement: str) -> int:
-        with self._lock:
-            servers = {opened.dsn for opened in self._open_connections.values()}
-        return sum(
-            _signal_backends(dsn, statement, pids=lambda dsn=dsn: array(self._backend_pids(dsn))) for dsn in servers
-        )
-
-    def _backend_pids(self, dsn: str) -> Iterable[int]:
-        """Asked for at the last moment: a session that has ended meanwhile may have left its number to another."""
-        with self._lock:
-            return [o.pid for o in self._open_connections.values() if o.dsn == dsn and not o.connection.closed]
+    def _cancel_backends(self, dsn: str) -> int:
+        """Cancel over a separate connection, because the ones in question are busy."""
+        try:
+            with closing(connect(dsn, name="dataloader-stop", timeout_sec=_SIGNAL_TIMEOUT_SEC)) as connection:
+                with self._lock:  # read last: the pid of a session that has ended meanwhile may be another one's
+                    sessions = [o for o in self._open_connections.values() if o.dsn == dsn and not o.connection.closed]
+                parameters = {"pids": array(opened.pid for opened in sessions)}
+                return int(connection.execute(_CANCEL_BACKENDS, parameters, _SIGNAL_TIMEOUT_SEC)[0][0])
+        except psycopg2.Error:  # the server is unavailable
+            return 0
 
 
 def _close_cleanly(connection: Any) -> bool:
-    """Close it; False: the server may not notice, and go on with a statement."""
+    """Close it; False: the server may not notice, and continue with a statement."""
     try:
         if connection.info.transaction_status == ext.TRANSACTION_STATUS_ACTIVE:
-            _shutdown_socket(connection)  # close() would wait for the thread that is still in a statement
+            with socket.socket(
+                fileno=socket.dup(connection.fileno())
+            ) as duplicate:  # close() would wait for the thread
+                duplicate.shutdown(socket.SHUT_RDWR)
             connection.close()
             return False
         connection.close()
@@ -335,25 +333,5 @@ def _close_cleanly(connection: Any) -> bool:
 
 
 def is_connection_loss(error: BaseException) -> bool:
-    """Did a connection end under a statement, without the server's word on why?"""
+    """Whether a connection broke during a statement, without an error from the server."""
     return isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError) and error.pgcode is None
-
-
-def _signal_backends(dsn: str, statement: str, **parameters: Any) -> int:
-    """Ask over a connection of its own, for the one in question is busy; a server that is away is told nothing."""
-    try:
-        wire = connect(dsn, name="dataloader-stop", timeout_sec=_SIGNAL_TIMEOUT_SEC)
-    except psycopg2.Error:
-        return 0
-    try:
-        given = {name: value() if callable(value) else value for name, value in parameters.items()}
-        return int(wire.execute(statement, given, _SIGNAL_TIMEOUT_SEC)[0][0])
-    except psycopg2.Error:
-        return 0
-    finally:
-        wire.close()
-
-
-def _shutdown_socket(connection: Any) -> None:
-    with socket.socket(fileno=socket.dup(connection.fileno())) as other:
-        other.shutdown(socket.SHUT_RDWR)

@@ -136,7 +136,7 @@ _KEY_TRANSACTION_LOCK = r"pg_advisory_xact_lock\(1684828526, hash(text\(lock_key
 _RUNNING_CONDITION = r"AND j\.status::text = 'running'"
 _NO_SESSION_LOCK = [
     StatementEdit("claim", r"pg_try_advisory_lock\(key_hash\)", "true"),
-    StatementEdit("lock_keys", r"pg_try_advisory_lock\(held\.key_hash\)", "true"),
+    StatementEdit("lock_keys", r"pg_try_advisory_lock\(runs\.key_hash\)", "true"),
 ]
 _DROP_RUNNING_KEY_INDEX = "DROP INDEX dl_jobs_running_key_idx"
 
@@ -147,7 +147,7 @@ MUTANTS: Mapping[str, Mutant] = {
             "settle-without-fence",
             "a settlement names the job and not the run",
             "zombies",
-            edits=[StatementEdit("settle", r"AND j\.run_id = told\.run_id", "")],
+            edits=[StatementEdit("settle", r"AND j\.run_id = settlements\.run_id", "")],
             expects=("words of another run", "impossible journal", "overlapping runs"),
         ),
         Mutant(
@@ -162,14 +162,14 @@ MUTANTS: Mapping[str, Mutant] = {
             "a renewal names the job and not the run",
             "zombies",
             edits=[
-                StatementEdit("renew", r"AND j\.run_id = held\.run_id", ""),
+                StatementEdit("renew", r"AND j\.run_id = requested\.run_id", ""),
                 StatementEdit(
                     "renew",
-                    r"SELECT j\.job_id, held\.progress",
-                    "SELECT j.job_id, held.run_id AS held_run_id, held.progress",
+                    r"SELECT j\.job_id, requested\.progress",
+                    "SELECT j.job_id, requested.run_id AS requested_run_id, requested.progress",
                 ),
                 StatementEdit(
-                    "renew", r"RETURNING j\.job_id, j\.run_id", "RETURNING j.job_id, mine.held_run_id AS run_id"
+                    "renew", r"RETURNING j\.job_id, j\.run_id", "RETURNING j.job_id, owned.requested_run_id AS run_id"
                 ),
                 StatementEdit("renew", r"AND j\.run_id = runs\.run_id", ""),
             ],
@@ -236,8 +236,8 @@ MUTANTS: Mapping[str, Mutant] = {
                 StatementEdit("reap", r"WHEN attempt < max_attempts THEN 'queued' ELSE 'lost'", "ELSE 'queued'"),
                 StatementEdit(
                     "reap",
-                    r"CASE WHEN cancel_requested OR attempt >= max_attempts THEN at END",
-                    "CASE WHEN cancel_requested THEN at END",
+                    r"CASE WHEN cancel_requested OR attempt >= max_attempts THEN reaped_at END",
+                    "CASE WHEN cancel_requested THEN reaped_at END",
                 ),
             ],
             expects=("attempt count off", "impossible journal"),
@@ -287,7 +287,7 @@ MUTANTS: Mapping[str, Mutant] = {
             "a claim locks neither rows nor keys, and asks nothing again",
             "crowd",
             edits=[
-                StatementEdit("claim", r"(LIMIT %\(look\)s::int)\s+FOR NO KEY UPDATE SKIP LOCKED", r"\1"),
+                StatementEdit("claim", r"(LIMIT %\(scan_limit\)s::int)\s+FOR NO KEY UPDATE SKIP LOCKED", r"\1"),
                 StatementEdit("claim", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
             ],
             expects=("impossible journal", "run without a claim", "untrue row"),
@@ -308,7 +308,9 @@ MUTANTS: Mapping[str, Mutant] = {
             "an error after a cancel goes back to the queue",
             "cancels",
             edits=[
-                StatementEdit("settle", r"WHEN j\.cancel_requested AND told\.status <> 'succeeded'", "WHEN false"),
+                StatementEdit(
+                    "settle", r"WHEN j\.cancel_requested AND settlements\.status <> 'succeeded'", "WHEN false"
+                ),
                 StatementEdit("reap", r"WHEN cancel_requested THEN 'canceled' ", ""),
                 StatementEdit(
                     "release",

@@ -10,6 +10,7 @@ import pytest
 
 from app.queue.job import Status
 from tests.support import eventually
+from tests.support.queue_fixture import list_jobs
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 MB = 1_000_000
@@ -88,10 +89,9 @@ def test_odd_row_is_readable_settles_and_blocks_no_other(plant: WorkerPoolFixtur
     honest = plant.add_job()
 
     looked_at = [plant.queue_fixture.job(job_id) for job_id in rows.values()]
-    listed = plant.queue_fixture.queue.jobs(limit=1000)
+    listed = list_jobs(plant.queue_fixture.queue)
 
     assert len(looked_at) == len(listed) - 1 == len(ROWS)
-    assert max(len(str(job.args)) for job in listed) < MB, "a list holds no more of a row than it can show"
 
     plant.listening_pool({"q": 2})
 

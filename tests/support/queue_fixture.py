@@ -11,8 +11,8 @@ from uuid import UUID
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
+from app.admin.job_search import Filter, JobSearch
 from app.db.connection import Session
-from app.db.ids import new_run_ids
 from app.queue.job import (
     ClaimedJob,
     ClaimHint,
@@ -25,12 +25,19 @@ from app.queue.job import (
     Settlement,
     SettleResult,
     Status,
+    new_run_ids,
 )
 from app.queue.jobs import JobQueue
 from tests.support.event_replay import ReplayedJob, check_invariants
 from tests.support.waiting import eventually
 
 TASKS = ("t",)
+
+
+def list_jobs(queue: JobQueue) -> list[Job]:
+    """All jobs, newest first."""
+    jobs = (queue.get(summary.job_id) for summary in JobSearch(queue.executor).page(Filter(), limit=1000).jobs)
+    return [job for job in jobs if job is not None]
 
 
 class QueueFixture:

@@ -8,10 +8,19 @@ from contextlib import suppress
 from uuid import UUID
 
 from app.db.connection import Session
-from app.db.ids import new_run_ids
 from app.errors import IdempotencyConflict, InvalidJob, NotRetryable
-from app.queue.job import ClaimedJob, NewJob, ReleaseReason, ReleaseRequest, RenewalRequest, Settlement, Status
+from app.queue.job import (
+    ClaimedJob,
+    NewJob,
+    ReleaseReason,
+    ReleaseRequest,
+    RenewalRequest,
+    Settlement,
+    Status,
+    new_run_ids,
+)
 from app.queue.jobs import JobQueue
+from tests.support.queue_fixture import list_jobs
 
 KEYS = tuple(f"key {n}" for n in range(6))
 QUEUES = ("q0", "q1", "q2")
@@ -96,7 +105,7 @@ class RandomQueueLoad:
             self.queue.reap([(run.id, run.run_id, run.lock_key)], pause_sec=0)
 
     def any_job(self) -> UUID | None:
-        jobs = self.queue.jobs(limit=40)
+        jobs = list_jobs(self.queue)
         return self.random.choice(jobs).id if jobs else None
 
     def cancel(self) -> None:

@@ -13,10 +13,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.db.ids import new_run_ids
 from app.errors import DatabaseUnavailable
-from app.queue.deaths import WorkerLiveness
-from app.queue.job import HostFacts, Status, WorkerInfo
+from app.queue.job import Status, new_run_ids
+from app.queue.workers import HostFacts, WorkerInfo, WorkerLiveness
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers.process_identity import Identity, read_identity

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from app.admin.queues import Queues
 from app.queue.job import Status
 from pipelines.contract import Pipelines
 from tests.support.queue_fixture import BackgroundCall
@@ -390,14 +391,14 @@ def test_the_state_can_be_asked_while_jobs_come_and_go(plant: WorkerPoolFixture)
 def test_pool_has_worker_row_until_it_stops(plant: WorkerPoolFixture):
     pool = plant.listening_pool({"q": 2, "r": 1}, version="1.2.3")
 
-    (info,) = eventually(plant.queue_fixture.queue.workers)
+    (info,) = eventually(Queues(plant.queue_fixture.session).workers)
     pool.stop(grace=5)
 
-    assert (info.id, info.name, info.version, info.threads) == (pool.id, pool.name, "1.2.3", 3)
+    assert (info.worker_id, info.name, info.version, info.threads) == (pool.id, pool.name, "1.2.3", 3)
     assert info.alive
     assert set(info.queues) == {"q", "r"}
     assert set(info.tasks) == set(plant.pipelines.names)
-    assert plant.queue_fixture.queue.workers() == []
+    assert Queues(plant.queue_fixture.session).workers() == []
 
 
 # ── the stop ────────────────────────────────────────────────────────────────────────────────────────────────────

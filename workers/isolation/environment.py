@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from app import log
-from app.db.connection_check import OptionSupport, probe_options
+from app.db.connection import OptionSupport, probe_options
 from workers.threads import clock
 
 _log = log.get(__name__)

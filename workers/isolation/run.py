@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
-from app.db.connection_check import CHECK_OPTIONS
+from app.db.connection import CHECK_OPTIONS
 from app.queue.attempt_sessions import attempt_application_name
 from pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOptions
 from pipelines.retry import RetryAction

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from app.admin.api_keys import Scope
 from app.errors import DataloaderError, IdempotencyConflict
-from app.queue.batch import BatchEnqueuer, BatchOutcome, Outcome
+from app.queue.batch import BatchOutcome, Outcome, enqueue_batch
 from app.queue.job import NewJob, Status
 from app.queue.jobs import Executor
 from app.web.auth.guard import current_actor
@@ -74,7 +74,6 @@ def create_batch_blueprint(
 ) -> ApiBlueprint:
     blueprint = ApiBlueprint("batch", "/api/v1", MAX_JSON_DEPTH + 2)
     model = trigger_request_model(options, pipelines)
-    jobs = BatchEnqueuer(source)
 
     @blueprint.post(
         "/jobs/batch",
@@ -100,7 +99,7 @@ def create_batch_blueprint(
         made = iter(
             [BatchOutcome(Outcome.SKIPPED, None, None)] * len(sound)
             if spoilt
-            else jobs.enqueue(sound, all_or_none=whole)
+            else enqueue_batch(source, sound, all_or_none=whole)
         )
         items = [_batch_item(n, job if isinstance(job, ItemProblem) else next(made)) for n, job in enumerate(checked)]
         answer = _batch_response(items, _batch_warnings(sound))

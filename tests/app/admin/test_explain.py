@@ -10,7 +10,8 @@ from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.queues import Queues, QueueState
 from app.admin.statistics import Statistics
 from app.errors import JobNotFound
-from app.queue.job import Status, WorkerInfo
+from app.queue.job import Status
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import QueueFixture
 
 
@@ -22,7 +23,7 @@ def why(desk: QueueFixture) -> JobExplainer:
 
 def worker(desk: QueueFixture, *, tasks: tuple[str, ...] = ("t",), threads: int = 2, name: str = "worker-1") -> UUID:
     info = WorkerInfo(uuid4(), name, "1", ("q",), tasks, threads)
-    desk.queue.register_worker(info, heartbeat_sec=60)
+    WorkerLiveness(desk.session).beat(info, heartbeat_sec=60)
     return info.id
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from app.admin.queues import Queues, QueueState
 from app.errors import WorkerNotFound
-from app.queue.job import WorkerInfo
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
 
 
@@ -18,7 +18,7 @@ def queues(desk: QueueFixture) -> Queues:
 
 def worker(desk: QueueFixture, name: str = "worker-1", *queues: str) -> UUID:
     info = WorkerInfo(uuid4(), name, "1", queues or ("q",), ("t",), 2)
-    desk.queue.register_worker(info, heartbeat_sec=60)
+    WorkerLiveness(desk.session).beat(info, heartbeat_sec=60)
     return info.id
 
 

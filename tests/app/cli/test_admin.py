@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from app.admin.statistics import Statistics
 from app.cli.command import cli
 from app.cli.exit_codes import ExitCode
-from app.queue.job import Status, WorkerInfo
+from app.queue.job import Status
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support import Databases
 from tests.support.api_server import serving
 from tests.support.queue_fixture import QueueFixture
@@ -123,7 +124,7 @@ def test_bulk_counts_confirms_lists_and_stops(run, desk):
 def test_queues_and_workers_are_shown_and_ruled(run, desk):
     desk.enqueue("k")
     info = WorkerInfo(uuid4(), "host:1", "1", ("q",), ("t",), 2)
-    desk.queue.register_worker(info, heartbeat_sec=60)
+    WorkerLiveness(desk.session).beat(info, heartbeat_sec=60)
 
     assert run("queue", "q").exit_code == ExitCode.USAGE
     ruled = run("queue", "q", "--pause", "--concurrency", 2, "--note", "later").output

@@ -15,6 +15,7 @@ from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
 from dataloader import Client, ServiceUnavailable
 from pipelines.contract import Pipelines
+from tests.support.queue_fixture import list_jobs
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_each_line_becomes_a_job_with_the_defaults(sent, queue):
     shown = run(lines, "noop", "--arg", "day=2026-11-21", "--producer", "me")
 
     assert (shown.exit_code, shown.stdout) == (0, "2 created.\n")
-    noop, other = sorted(queue.jobs(), key=lambda job: job.task)
+    noop, other = sorted(list_jobs(queue), key=lambda job: job.task)
     assert (noop.task, noop.queue, noop.lock_key, noop.producer) == ("noop", "etl.default", "noop", "me")
     assert noop.args == {"n": 1, "day": "2026-11-21"}
     assert {noop.task, other.task} == {"noop", "other"}
@@ -89,14 +90,14 @@ def test_the_same_command_goes_on_where_it_was_interrupted(sent, queue, monkeypa
         broken = run(lines, "--idempotency-key", "load-1")
     assert broken.exit_code == 69
     assert "To continue: the same command with --idempotency-key load-1" in broken.stderr
-    assert len(queue.jobs()) == 2
+    assert len(list_jobs(queue)) == 2
     sent.clear()
 
     shown = run(lines, "--idempotency-key", "load-1")
 
     assert shown.stdout == "3 created, 2 there already.\n"
     assert [len(body["jobs"]) for body in sent] == [2, 2, 1]
-    assert {job.idempotency_key for job in queue.jobs()} == {f"load-1:{n}" for n in range(1, 6)}
+    assert {job.idempotency_key for job in list_jobs(queue)} == {f"load-1:{n}" for n in range(1, 6)}
 
 
 def test_long_lines_make_smaller_batches(sent, monkeypatch):

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from app.admin.explain import ReasonCode
 from app.admin.queues import Queues, QueueState
 from app.cli.command import cli
-from app.queue.job import Status, WorkerInfo
+from app.queue.job import Status
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from tests.support import Databases
 from tests.support.api_server import serving
 from tests.support.queue_fixture import QueueFixture
@@ -53,7 +54,7 @@ def worker(desk: QueueFixture, threads: int = 2, tasks: tuple[str, ...] = ("t",)
     info = WorkerInfo(
         uuid4(), "worker-1", "1", ("q", "r"), tasks, 2 * threads, queue_threads={"q": threads, "r": threads}
     )
-    desk.queue.register_worker(info, heartbeat_sec=60)
+    WorkerLiveness(desk.session).beat(info, heartbeat_sec=60)
     return info.id
 
 

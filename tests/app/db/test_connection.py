@@ -10,10 +10,9 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from app.db import connection
 from app.db.connection import Session
-from app.db.ids import new_run_id_texts
 from app.db.statements import parse_statements, statements
 from app.errors import DatabaseUnavailable, InvalidJob
-from app.queue.job import SUCCEEDED, NewJob
+from app.queue.job import SUCCEEDED, NewJob, new_run_ids
 from app.queue.jobs import CURSOR_START, JobQueue
 from tests.support import eventually, free_port
 from tests.support.claimed_jobs import claimed_job
@@ -181,7 +180,15 @@ def test_a_refused_value_leaves_the_connection_as_it_was(desk):
 
 def test_statement_of_several_parts_is_atomic(desk):
     desk.make_due(desk.insert("due", available_at="2999-01-01"))
-    bad = {"queue": "q", "tasks": "{t}", "most": 1, "look": 1, "run_ids": "{not a uuid}", "worker": "w", "guard": False}
+    bad = {
+        "queue": "q",
+        "tasks": "{t}",
+        "claim_limit": 1,
+        "scan_limit": 1,
+        "run_ids": "{not a uuid}",
+        "worker": "w",
+        "take_session_locks": False,
+    }
     bad |= {"after": CURSOR_START, "min_lease_sec": 1, "worker_id": None}
 
     with pytest.raises(InvalidJob):
@@ -204,9 +211,9 @@ def test_statements_have_schema_and_ordered_parameters():
 
     assert not [name for name, one in found.items() if re.search(r"\b(FROM|JOIN|INTO|UPDATE) dl_", one.text)]
     assert '"a ""b".dl_jobs' in claim.text
-    assert claim.parameters == ("queue", "tasks", "after", "worker_id", "look")
+    assert claim.parameters == ("queue", "tasks", "after", "worker_id", "scan_limit")
     assert "$2" in claim.prepare
-    assert claim.execute == f"EXECUTE {claim.name}(%(queue)s, %(tasks)s, %(after)s, %(worker_id)s, %(look)s)"
+    assert claim.execute == f"EXECUTE {claim.name}(%(queue)s, %(tasks)s, %(after)s, %(worker_id)s, %(scan_limit)s)"
 
 
 def test_comments_and_notes_of_channels_are_left_alone():
@@ -223,7 +230,7 @@ def test_only_statements_of_every_job_are_prepared(own_desk):
     session.execute("ping")
 
     for promote_due in (False, True):
-        claimed, _ = JobQueue(session).claim("q", ["t"], new_run_id_texts(1), "w", promote_due=promote_due)
+        claimed, _ = JobQueue(session).claim("q", ["t"], new_run_ids(1), "w", promote_due=promote_due)
         assert len(claimed) == 1
 
     prepared = {row[0] for row in session.execute_raw("SELECT name FROM pg_prepared_statements")}
@@ -234,7 +241,7 @@ def test_only_statements_of_every_job_are_prepared(own_desk):
 def settle_all(session: Session, count: int) -> float:
     """Claim and settle so many jobs; return the seconds it took."""
     began, queue = time.monotonic(), JobQueue(session)
-    claimed, _ = queue.claim("q", ["t"], new_run_id_texts(count), "w")
+    claimed, _ = queue.claim("q", ["t"], new_run_ids(count), "w")
     assert len(claimed) == count
     queue.settle([(job, SUCCEEDED) for job in claimed])
     return time.monotonic() - began
@@ -247,7 +254,7 @@ def test_plan_of_empty_table_does_not_stay_slow(own_desk, monkeypatch, analyzed)
         own_desk.sql("VACUUM ANALYZE dl_jobs")  # the statistics say that there are no jobs, and stay
     session = own_desk.new_session()
     queue = JobQueue(session)
-    queue.claim("q", ["t"], new_run_id_texts(1), "w")
+    queue.claim("q", ["t"], new_run_ids(1), "w")
     queue.settle([(claimed_job(), SUCCEEDED)])
     own_desk.sql(
         "INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 20000) n"

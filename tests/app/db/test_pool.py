@@ -18,7 +18,7 @@ from app.queue.job import NewJob, Status
 from app.queue.jobs import JobQueue
 from tests.support import eventually, free_port
 from tests.support.proxy import SilentProxy
-from tests.support.queue_fixture import BackgroundCall, QueueFixture
+from tests.support.queue_fixture import BackgroundCall, QueueFixture, list_jobs
 
 GENEROUS = 15.0
 REQUEST: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
@@ -239,7 +239,7 @@ def test_enqueue_in_caller_transaction_commits_with_it(desk, commits):
     queue = JobQueue(BorrowedConnection(own))
     job_id = queue.enqueue(NewJob(**REQUEST)).job_id
 
-    assert [job.id for job in queue.jobs()] == [job_id]
+    assert [job.id for job in list_jobs(queue)] == [job_id]
     assert (desk.queue.get(job_id), desk.claim(), listener.payloads()) == (None, [], [])
     own.commit() if commits else own.rollback()
 

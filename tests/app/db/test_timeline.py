@@ -6,8 +6,7 @@ import psycopg2
 import pytest
 
 from app.db import connection as room
-from app.db.connection import Session
-from app.db.timeline import INSUFFICIENT_PRIVILEGE, Timelines
+from app.db.connection import INSUFFICIENT_PRIVILEGE, Session, Timelines
 
 
 def test_lower_timeline_of_the_same_cluster_is_refused():

@@ -20,7 +20,7 @@ import psycopg2.extras
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.db.timeline import KNOWN_TIMELINES
+from app.db.connection import KNOWN_TIMELINES
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
 from tests.support.api_server import serving
@@ -63,7 +63,7 @@ def test_remedies_of_rights_are_grants(dsn):
             run_remedy(dsn, find_finding(find_problems(theirs), what).remedy)
         for _ in range(60):  # one right may hide the next
             findings = [f for f in find_problems(theirs) if f.check in ("rights", "sees_others")]
-            findings = [f for f in findings if "could not be looked at" not in f.message]
+            findings = [f for f in findings if "the check failed" not in f.message]
             if not findings:
                 break
             for finding in findings:
@@ -251,7 +251,7 @@ def test_remedies_of_leases_are_a_worker(dsn, tmp_path):
         RUNNING.format("odder", "10 days", "now() + interval '10 days'"),
     )
     found = find_finding(find_problems(dsn), "warning odd_leases", "2 running jobs")
-    assert "the job is taken from its worker lease_ttl_sec after its last heartbeat" in found.remedy
+    assert "the job is reaped lease_ttl_sec after its last heartbeat" in found.remedy
 
     with working(dsn, tmp_path, remedy, DL_HEARTBEAT_SEC="0.3"):
         eventually(lambda: is_gone(dsn, "expired_leases"))
@@ -363,7 +363,7 @@ def findings_of(path: Path) -> Iterator[str]:
     for scope in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(scope, ast.FunctionDef):
             for node in ast.walk(scope):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) in (*SEVERITIES, "say"):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in (*SEVERITIES, "report"):
                     for severity in possible(scope, node.func):
                         yield from (f"{severity} {check}" for check in possible(scope, node.args[0]))
 

@@ -70,10 +70,13 @@ SCHEMA = [
         "index dl_jobs_created_idx is not valid",
         "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'dl_jobs_created_idx'::regclass",
     ),
-    Case("info schema", "index of_a_report is not ours", "CREATE INDEX of_a_report ON dl_jobs (producer)"),
+    Case("error schema", "type dl_enqueue_request is missing", "DROP TYPE dl_enqueue_request CASCADE"),
+    Case("error schema", "type dl_enqueue_request is not the one",
+         "ALTER TYPE dl_enqueue_request ADD ATTRIBUTE extra int"),
+    Case("info schema", "index of_a_report is not of schema.sql", "CREATE INDEX of_a_report ON dl_jobs (producer)"),
     Case(
         "info schema",
-        "trigger dl_jobs.of_a_report is not ours",
+        "trigger dl_jobs.of_a_report is not of schema.sql",
         "CREATE TRIGGER of_a_report BEFORE UPDATE ON dl_jobs"
         " FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
     ),

@@ -71,7 +71,7 @@ def test_bloat_is_told_by_its_share():
     found = list(check_tables([TableStats("dl_jobs", 10, 90_000, None, 1), TableStats("dl_queues", 1, 40, 60.0, 1)]))
 
     assert [(one.check, one.facts["table"]) for one in found] == [("bloat", "dl_jobs")]
-    assert "vacuum was there never" in found[0].message
+    assert "last vacuum: never" in found[0].message
 
 
 def test_slots_prepared_and_foreign_transactions_have_remedies_of_their_own():

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from app.db.ids import new_run_ids
-from app.queue.job import ReleaseReason, Settlement, SettleResult, Status, WorkerInfo
+from app.queue.job import ReleaseReason, RenewalRequest, Settlement, SettleResult, Status, new_run_ids
 from app.queue.jobs import JobLimits, JobQueue
+from app.queue.workers import WorkerInfo, WorkerLiveness
 
 # ── claim ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -160,7 +160,7 @@ def test_a_task_that_no_live_worker_knows_is_set_aside_at_no_cost_and_taken_back
 def test_a_task_that_a_live_worker_of_the_queue_knows_is_left_for_it(desk):
     job_id = desk.enqueue(task="strange")
     worker = WorkerInfo(uuid4(), "w", "1", ("q",), ("strange",), 1)
-    desk.queue.register_worker(worker, heartbeat_sec=10)
+    WorkerLiveness(desk.session).beat(worker, heartbeat_sec=10)
 
     assert desk.queue.defer_unknown_tasks("q", ["t"]) == {}
     assert desk.wait_state(job_id) == "ready"
@@ -201,7 +201,7 @@ def test_a_stale_run_can_do_nothing_to_the_next_one(desk):
     for why in ReleaseReason:
         assert desk.release(stale, why) == SettleResult("not ours", None)
     assert desk.renew(stale, {"zombie": True}) is None
-    assert desk.queue.lock_keys([stale.claim]) == [(True, False)]
+    assert desk.queue.lock_keys([stale]) == [(True, False)]
     assert desk.queue.reap([(stale.id, stale.run_id, stale.lock_key)], pause_sec=0) == []
 
     assert desk.job(current.id) == before
@@ -242,7 +242,7 @@ def test_all_runs_of_a_process_are_renewed_at_once_and_the_lost_ones_are_told(de
     desk.lose_attempt(runs[1])
     desk.queue.cancel(runs[2].id)
 
-    said = desk.queue.renew([(run.id, run.run_id, None) for run in runs], late_sec=60)
+    said = desk.queue.renew([RenewalRequest(run.id, run.run_id, None) for run in runs], late_sec=60)
 
     told = {one.run_id: (one.renewed, one.owned, one.cancel_requested) for one in said}
     assert [told[run.run_id] for run in runs] == [
@@ -257,7 +257,9 @@ def test_a_row_that_somebody_holds_costs_the_others_nothing(desk):
     held, free = desk.enqueue_and_claim("a"), desk.enqueue_and_claim("b")
     with desk.open_transaction() as step:
         step("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", str(held.id))
-        said = desk.queue.renew([(held.id, held.run_id, None), (free.id, free.run_id, None)], late_sec=60)
+        said = desk.queue.renew(
+            [RenewalRequest(held.id, held.run_id, None), RenewalRequest(free.id, free.run_id, None)], late_sec=60
+        )
 
     told = {one.run_id: (one.renewed, one.owned) for one in said}
     assert told == {held.run_id: (False, True), free.run_id: (True, True)}
@@ -267,7 +269,7 @@ def test_a_late_heartbeat_is_journaled(desk):
     run = desk.enqueue_and_claim()
     desk.sql("UPDATE dl_jobs SET heartbeat_at = heartbeat_at - interval '50 s'")
 
-    desk.queue.renew([(run.id, run.run_id, None)], late_sec=30)
+    desk.queue.renew([RenewalRequest(run.id, run.run_id, None)], late_sec=30)
 
     event = desk.queue.events(run.id)[-1]
     assert event.kind == "heartbeat"

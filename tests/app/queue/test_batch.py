@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 
 from app.errors import InvalidJob
-from app.queue.batch import BatchEnqueuer, Outcome
+from app.queue.batch import Outcome, enqueue_batch
 from app.queue.job import NewJob
 from tests.support.queue_fixture import BackgroundCall
 
@@ -113,7 +113,7 @@ def test_a_key_that_somebody_is_about_to_commit_is_waited_for(desk):
     requests = [NewJob(**FINE, idempotency_key=key) for key in "ab"]
     with desk.open_transaction() as step:
         step("INSERT INTO dl_jobs (queue, task, lock_key, idempotency_key) VALUES ('q', 't', 'k', 'b')")
-        asking = BackgroundCall(BatchEnqueuer(desk.new_session()).enqueue, requests)
+        asking = BackgroundCall(enqueue_batch, desk.new_session(), requests)
         desk.wait_for_lock_waiters()
 
     assert [made.outcome for made in asking.result()] == [Outcome.CREATED, Outcome.EXISTS]
@@ -127,9 +127,7 @@ def test_all_fields_arrive_and_thousands_are_no_matter(desk):
         max_attempts=2, lease_ttl_sec=30, producer="me", consumer_group="you", live_key="l", time_limit_sec=9,
         retry={"kind": "fixed", "seconds": 1},
     )  # fmt: skip
-    made = BatchEnqueuer(desk.session).enqueue(
-        [full, *(NewJob(queue="q", task="t", lock_key=f"k{n}") for n in range(3000))]
-    )
+    made = enqueue_batch(desk.session, [full, *(NewJob(queue="q", task="t", lock_key=f"k{n}") for n in range(3000))])
 
     assert {one.outcome for one in made} == {Outcome.CREATED}
     job = desk.job(made[0].job_id)
@@ -137,14 +135,14 @@ def test_all_fields_arrive_and_thousands_are_no_matter(desk):
         if name not in ("webhook", "traceparent", "parent_id"):
             assert getattr(job, name) == value, name
     assert desk.wait_state(job.id) == "scheduled"
-    again = BatchEnqueuer(desk.session).enqueue([full] * 3000)
+    again = enqueue_batch(desk.session, [full] * 3000)
     assert {(one.outcome, one.job_id) for one in again} == {(Outcome.EXISTS, job.id)}
 
 
 def test_what_postgresql_cannot_keep_is_refused_by_name(desk):
     with pytest.raises(InvalidJob, match="NUL"):
-        BatchEnqueuer(desk.session).enqueue([NewJob(**FINE), NewJob(**FINE, args={"x": "\0"})])
-    assert BatchEnqueuer(desk.session).enqueue([]) == []
+        enqueue_batch(desk.session, [NewJob(**FINE), NewJob(**FINE, args={"x": "\0"})])
+    assert enqueue_batch(desk.session, []) == []
 
 
 def test_a_role_that_may_only_enqueue_needs_no_right_to_the_tables(own_desk):

@@ -7,7 +7,7 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
-from app.queue.job import WorkerInfo
+from app.queue.workers import WorkerInfo, WorkerLiveness
 
 LINE = "INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', 'heartbeat')"
 LINES = "SELECT count(*) FROM dl_job_events"
@@ -76,7 +76,7 @@ def test_a_worker_that_claims_and_settles_does_not_look(desk):
 def test_what_triggers_and_functions_ask_goes_along_indexes_though_the_tables_are_small(own_desk):
     """A session keeps their plans: one with a scan, made now, would be gone through for each line for ever."""
     job, gone = (str(own_desk.enqueue(key, idempotency_key=key)) for key in ("a", "b"))
-    own_desk.queue.register_worker(WorkerInfo(uuid4(), "w", "0", ("another",), ("t",), 1), heartbeat_sec=3600)
+    WorkerLiveness(own_desk.session).beat(WorkerInfo(uuid4(), "w", "0", ("another",), ("t",), 1), heartbeat_sec=3600)
     own_desk.sql("INSERT INTO dl_webhooks (url, secret) VALUES ('http://example.test', 's')")
     own_desk.sql("VACUUM ANALYZE")
     same = '[{"queue": "q", "task": "t", "lock_key": "k", "idempotency_key": "a"}]'

@@ -115,5 +115,5 @@ def test_a_place_with_too_many_gaps_is_the_first_of_them(desk, monkeypatch):
 
     assert EventReader(desk.session, after="9~7").cursor == "9~7"
     assert EventReader(desk.session, after="9~4-5").cursor == "9~4-5"
-    with pytest.raises(ValueError, match="no place"):
+    with pytest.raises(ValueError, match="no cursor"):
         EventReader(desk.session, after="9~4,7")

@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from app.db.ids import new_run_ids
 from app.db.statements import statements
 from app.errors import IdempotencyConflict
-from app.queue.job import SUCCEEDED, NewJob, ReleaseReason, ReleaseRequest, Settlement, Status
+from app.queue.job import (
+    SUCCEEDED,
+    NewJob,
+    ReleaseReason,
+    ReleaseRequest,
+    RenewalRequest,
+    Settlement,
+    Status,
+    new_run_ids,
+)
 from app.queue.jobs import JobQueue
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
 
@@ -108,7 +116,7 @@ def test_a_reaper_that_meets_a_settlement_finds_the_run_gone(desk, end):
 def test_a_settlement_that_meets_a_renewal_is_applied_whole(desk, ends):
     runs = [desk.enqueue_and_claim(key) for key in ("one", "other")]
     with midway(desk) as owner:
-        owner.renew([(run.id, run.run_id, None) for run in runs], late_sec=60)
+        owner.renew([RenewalRequest(run.id, run.run_id, None) for run in runs], late_sec=60)
         settling = BackgroundCall(desk.new_queue().settle, list(zip(runs, ends, strict=True)))
         desk.wait_for_lock_waiters()
 
@@ -135,7 +143,7 @@ def test_a_renewal_that_meets_the_reaper_does_not_wait_and_learns_of_it_when_it_
     desk.expire_lease(run.id)
     with midway(desk) as reaper:
         assert len(reaper.reap([(run.id, run.run_id, "k")], pause_sec=60)) == 1
-        (said,) = desk.queue.renew([(run.id, run.run_id, None)], late_sec=60)
+        (said,) = desk.queue.renew([RenewalRequest(run.id, run.run_id, None)], late_sec=60)
         assert (said.renewed, said.owned) == (False, True)
 
     assert desk.renew(run) is None
@@ -146,7 +154,7 @@ def test_a_reaper_that_meets_a_renewal_leaves_the_run(desk):
     run = desk.enqueue_and_claim()
     desk.expire_lease(run.id)
     with midway(desk) as owner:
-        owner.renew([(run.id, run.run_id, None)], late_sec=60)
+        owner.renew([RenewalRequest(run.id, run.run_id, None)], late_sec=60)
         assert desk.new_queue().reap([(run.id, run.run_id, "k")], pause_sec=0) == []
 
     assert desk.settle(run).outcome == "applied"
@@ -321,7 +329,7 @@ def test_two_reapers_that_meet_take_a_run_once(desk):
 def test_a_settlement_that_meets_a_renewal_waits_and_is_applied(desk):
     run = desk.enqueue_and_claim()
     with midway(desk) as beating:
-        beating.renew([(run.id, run.run_id, {"n": 1})], late_sec=60)
+        beating.renew([RenewalRequest(run.id, run.run_id, {"n": 1})], late_sec=60)
         settling = BackgroundCall(desk.new_queue().settle, [(run, Settlement(Status.SUCCEEDED))])
         desk.wait_for_lock_waiters()
 
@@ -334,7 +342,7 @@ def test_a_renewal_that_meets_the_settlement_of_its_run_does_not_wait_and_change
     run = desk.enqueue_and_claim()
     with midway(desk) as owner:
         owner.settle([(run, Settlement(Status.SUCCEEDED, progress={"n": 2}))])
-        (said,) = desk.queue.renew([(run.id, run.run_id, {"n": 1})], late_sec=60)
+        (said,) = desk.queue.renew([RenewalRequest(run.id, run.run_id, {"n": 1})], late_sec=60)
         assert (said.renewed, said.owned) == (False, True)
 
     assert desk.renew(run, {"n": 1}) is None

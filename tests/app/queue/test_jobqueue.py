@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, SchemaError
-from app.queue.job import NewJob, ReleaseReason, Status, WorkerInfo
+from app.queue.job import NewJob, ReleaseReason, Status
 from app.queue.jobs import JobQueue
 from tests.support.queue_fixture import QueueFixture
 
@@ -160,23 +160,6 @@ def test_an_unknown_job_is_none(desk):
     assert desk.queue.events(uuid4()) == []
 
 
-def test_lists_are_newest_first_and_can_be_narrowed(desk):
-    one = desk.enqueue("a", queue="x")
-    two = desk.enqueue("b", queue="x", task="u")
-    three = desk.enqueue("c", queue="y")
-    desk.claim(queue="y")
-
-    def ids(**narrow: object) -> list[UUID]:
-        return [job.id for job in desk.queue.jobs(**narrow)]
-
-    assert ids() == [three, two, one]
-    assert ids(limit=1) == [three]
-    assert ids(queue="x") == [two, one]
-    assert ids(task="u") == [two]
-    assert ids(status=Status.RUNNING) == [three]
-    assert ids(queue="x", status=Status.RUNNING) == []
-
-
 def test_a_round_trip_takes_a_while(desk):
     assert 0 < desk.queue.ping() < 30
 
@@ -203,7 +186,6 @@ def test_times_outside_the_calendar_of_python_are_shown_as_its_ends(desk):
 
     assert (past.available_at.year, past.created_at.year) == (1, 1)
     assert (future.available_at.year, future.created_at.year) == (9999, 9999)
-    assert [job.id for job in desk.queue.jobs()] == [never, long_ago]
 
 
 def test_a_database_without_tables_says_what_to_do(empty_dsn):
@@ -213,25 +195,6 @@ def test_a_database_without_tables_says_what_to_do(empty_dsn):
         desk.enqueue()
 
     desk.close()
-
-
-def test_workers_are_listed_until_they_are_forgotten(desk):
-    worker = WorkerInfo(uuid4(), "host:1", "1.0", ("q", "r"), ("t",), 4)
-    old = WorkerInfo(uuid4(), "host:2", "1.0", (), (), 1)
-    for one in (worker, old):
-        desk.queue.register_worker(one, heartbeat_sec=10)
-    desk.sql("UPDATE dl_workers SET seen_at = now() - interval '31 s' WHERE worker_id = %s", str(old.id))
-
-    listed = {one.id: one for one in desk.queue.workers()}
-    desk.queue.register_worker(old, heartbeat_sec=10)
-    alive_again = {one.id: one.alive for one in desk.queue.workers()}
-    desk.sql("UPDATE dl_workers SET seen_at = now() - interval '2 days' WHERE worker_id = %s", str(old.id))
-    desk.queue.deregister_worker(worker.id)
-
-    assert (listed[worker.id].queues, listed[worker.id].tasks, listed[worker.id].threads) == (("q", "r"), ("t",), 4)
-    assert (listed[worker.id].alive, listed[old.id].alive) == (True, False)
-    assert alive_again[old.id]
-    assert desk.queue.workers() == []
 
 
 # ── cancel ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,8 +8,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg2
 import pytest
 
-from app.db.ids import new_run_ids
-from app.queue.job import ReleaseReason, Settlement, Status
+from app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
 from app.queue.jobs import JobQueue
 from tests.support import eventually
 
@@ -229,11 +228,11 @@ def test_two_sessions_never_get_two_jobs_of_one_key(desk):
 def test_a_zombie_keeps_its_successor_out_until_its_session_is_gone(desk):
     zombie = desk.new_session()
     run = desk.enqueue_and_claim()
-    assert JobQueue(zombie).lock_keys([run.claim]) == [(True, True)]
+    assert JobQueue(zombie).lock_keys([run]) == [(True, True)]
     desk.lose_attempt(run)
     (successor,) = desk.claim()
 
-    assert desk.queue.lock_keys([successor.claim]) == [(False, True)]
+    assert desk.queue.lock_keys([successor]) == [(False, True)]
     assert desk.release(successor, ReleaseReason.LOCK_BUSY).status is Status.QUEUED
     assert (desk.wait_state(run.id), desk.job(run.id).attempt) == ("blocked", 1)
     assert desk.repair_blocked() == ()
@@ -242,7 +241,7 @@ def test_a_zombie_keeps_its_successor_out_until_its_session_is_gone(desk):
     zombie.close()
     assert eventually(desk.repair_blocked) == ("k",)  # the server takes a moment to see that it has gone
     (successor,) = desk.claim()
-    assert desk.queue.lock_keys([successor.claim]) == [(True, True)]
+    assert desk.queue.lock_keys([successor]) == [(True, True)]
     assert (successor.attempt, desk.settle(successor).outcome) == (2, "applied")
     desk.check_invariants()
 
@@ -251,15 +250,15 @@ def test_a_guard_says_when_the_run_is_not_ours_any_more(desk):
     kept, lost = desk.enqueue_and_claim("a"), desk.enqueue_and_claim("b")
     desk.lose_attempt(lost)
 
-    assert desk.queue.lock_keys([lost.claim, kept.claim]) == [(True, False), (True, True)]
+    assert desk.queue.lock_keys([lost, kept]) == [(True, False), (True, True)]
 
 
 @pytest.mark.parametrize("end", ["settle", "release", "unguard"])
 def test_the_end_of_a_run_gives_its_sessions_lock_back(desk, end):
     run = desk.enqueue_and_claim()
     other = desk.new_queue()
-    desk.queue.lock_keys([run.claim])
-    assert other.lock_keys([run.claim]) == [(False, True)]
+    desk.queue.lock_keys([run])
+    assert other.lock_keys([run]) == [(False, True)]
 
     if end == "settle":
         desk.settle(run, guards=[run.key_hash])
@@ -268,16 +267,16 @@ def test_the_end_of_a_run_gives_its_sessions_lock_back(desk, end):
     else:
         desk.queue.unlock_keys([run.key_hash])
 
-    assert other.lock_keys([run.claim])[0][0] is True
+    assert other.lock_keys([run])[0][0] is True
 
 
 def test_a_settlement_that_comes_too_late_still_gives_the_lock_back(desk):
     run = desk.enqueue_and_claim()
-    desk.queue.lock_keys([run.claim])
+    desk.queue.lock_keys([run])
     desk.lose_attempt(run)
 
     assert desk.settle(run, guards=[run.key_hash]).outcome == "not ours"
-    assert desk.new_queue().lock_keys([run.claim])[0][0] is True
+    assert desk.new_queue().lock_keys([run])[0][0] is True
 
 
 # ── two keys with one hash ──────────────────────────────────────────────────────────────────────────────────────────
@@ -303,22 +302,20 @@ def test_two_keys_with_one_hash_run_side_by_side_in_one_process(desk, twins):
     runs = [desk.enqueue_and_claim(key) for key in twins]
     assert runs[0].key_hash == runs[1].key_hash
 
-    assert desk.queue.lock_keys([run.claim for run in runs]) == [(True, True), (True, True)]
+    assert desk.queue.lock_keys(runs) == [(True, True), (True, True)]
     assert desk.settle(runs[0], guards=[runs[0].key_hash]).outcome == "applied"
-    assert desk.new_queue().lock_keys([runs[1].claim]) == [
-        (False, True)
-    ]  # the lock was taken twice and given back once
+    assert desk.new_queue().lock_keys([runs[1]]) == [(False, True)]  # the lock was taken twice and given back once
     assert desk.settle(runs[1], guards=[runs[1].key_hash]).outcome == "applied"
 
 
 def test_two_keys_with_one_hash_cost_another_process_a_wait_and_nothing_else(desk, twins):
     here = desk.enqueue_and_claim(twins[0])
-    desk.queue.lock_keys([here.claim])
+    desk.queue.lock_keys([here])
     other = desk.new_queue()
     job_id = desk.enqueue(twins[1])
     ((there,), _) = desk.claim_once(by=other)
-    assert other.lock_keys([there.claim]) == [(False, True)]
-    other.release([(there, ReleaseReason.LOCK_BUSY, None)])
+    assert other.lock_keys([there]) == [(False, True)]
+    other.release([ReleaseRequest(there, ReleaseReason.LOCK_BUSY)])
     assert desk.repair_blocked() == ()
 
     desk.settle(here, guards=[here.key_hash])
@@ -327,7 +324,7 @@ def test_two_keys_with_one_hash_cost_another_process_a_wait_and_nothing_else(des
     ((there,), _) = desk.claim_once(by=other)
 
     assert there.attempt == 1
-    assert other.lock_keys([there.claim]) == [(True, True)]
+    assert other.lock_keys([there]) == [(True, True)]
     desk.check_invariants()
 
 

@@ -6,8 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from app.queue.job import WorkerInfo
-from app.queue.notify_state import NotifyStateTable
+from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import BackgroundCall, QueueFixture
 from tests.support.waiting import eventually
 
@@ -20,7 +19,7 @@ def a_process(desk: QueueFixture, *queues: str) -> NotifyStateTable:
     """A live worker process that serves these queues, and has said nothing yet."""
     worker = uuid4()
     info = WorkerInfo(worker, "w", "0", queues or ("q",), ("t",), 1)
-    desk.queue.register_worker(info, heartbeat_sec=3600)
+    WorkerLiveness(desk.session).beat(info, heartbeat_sec=3600)
     return NotifyStateTable(desk.new_session(), worker)
 
 

@@ -425,7 +425,7 @@ def test_a_pipeline_that_changes_how_psycopg2_reads_uuids_for_all_does_no_harm(d
         "import psycopg2.extras, sys\n"
         "psycopg2.extras.register_uuid()\n"
         "from app.queue.job import NewJob, Settlement, Status\n"
-        "from app.db.ids import new_run_ids\n"
+        "from app.queue.job import new_run_ids\n"
         "from app.queue.jobs import JobQueue\n"
         "from app.db.connection import Session\n"
         "queue = JobQueue(Session(sys.argv[1], application_name='x'))\n"

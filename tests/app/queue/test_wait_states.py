@@ -204,11 +204,11 @@ def test_a_claim_walks_the_ready_index_and_reads_what_it_takes(crowded):
     asked = {
         "queue": "q",
         "tasks": "{t}",
-        "most": 5,
-        "look": 5,
+        "claim_limit": 5,
+        "scan_limit": 5,
         "run_ids": "{}",
         "worker": "w",
-        "guard": True,
+        "take_session_locks": True,
         "min_lease_sec": 1,
     }
     pick, take = plans(crowded, "claim", asked | {"after": CURSOR_START})
@@ -228,11 +228,11 @@ def test_a_claim_from_a_mark_begins_to_read_there(crowded):
     asked = {
         "queue": "q",
         "tasks": "{t}",
-        "most": 5,
-        "look": 5,
+        "claim_limit": 5,
+        "scan_limit": 5,
         "run_ids": "{}",
         "worker": "w",
-        "guard": True,
+        "take_session_locks": True,
         "min_lease_sec": 1,
     }
     pick, _ = plans(crowded, "claim", asked | {"after": array(mark)})
@@ -290,10 +290,10 @@ def test_what_is_due_is_found_by_the_timed_index(crowded):
             {
                 "statuses": "{" + ",".join(["succeeded"] * 5) + "}",
                 **dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}"),
-                "guards": "{}",
+                "unlock_hashes": "{}",
             },
         ),
-        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}", "guards": "{}"}),
+        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}", "unlock_hashes": "{}"}),
         ("reap", {"pause_sec": 1}),
     ],
 )
@@ -315,17 +315,17 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
             {
                 "queue": "q",
                 "tasks": "{t}",
-                "most": 5,
-                "look": 5,
+                "claim_limit": 5,
+                "scan_limit": 5,
                 "worker": "w",
-                "guard": False,
+                "take_session_locks": False,
                 "after": CURSOR_START,
                 "min_lease_sec": 1,
             },
         ),
         ("renew", {"late_sec": 60, "min_lease_sec": 1}),
-        ("settle", {"guards": "{}"} | dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
-        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}", "guards": "{}"}),
+        ("settle", {"unlock_hashes": "{}"} | dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
+        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}", "unlock_hashes": "{}"}),
         ("reap", {"pause_sec": 1}),
         ("lock_keys", {"key_hashes": "{1,2,3,4,5}"}),
         ("promote_due", {"queue": "q"}),
@@ -334,7 +334,7 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
         ("cancel", {}),
         ("find_settlement", {}),
         ("record_stop_pending", {"error": "it goes on", "reason": "cancel"}),
-        ("repair_blocked", {"after": "", "most": 5, "lately": "{}"}),
+        ("repair_blocked", {"after": "", "max_keys": 5, "recently_repaired": "{}"}),
     ],
 )
 def test_a_plan_that_is_kept_from_when_there_were_no_jobs_serves_ten_thousand(own_desk, name, more, analysed):

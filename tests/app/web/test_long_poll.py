@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from app.db.ids import new_run_ids
+from app.queue.job import new_run_ids
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
 from app.web.api.jobs import JobWatcher

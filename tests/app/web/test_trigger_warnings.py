@@ -12,8 +12,8 @@ from flask.testing import FlaskClient
 
 from app.admin.queues import LiveWorker, Queues, QueueSettings, QueueState
 from app.db.pool import Pool
-from app.queue.job import WorkerInfo
 from app.queue.jobs import JobQueue
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from app.web import WebOptions, create_app
 from app.web.caches import NO_WORKER_WARNING, run_warnings
 from pipelines.contract import Pipelines
@@ -36,7 +36,7 @@ def desk(dsn: str) -> Iterator[QueueFixture]:
 
 def worker(desk: QueueFixture, *, tasks: tuple[str, ...] = ("noop", "load.invoices")) -> UUID:
     info = WorkerInfo(uuid4(), "w", "1", ("etl",), tasks, 2)
-    desk.queue.register_worker(info, heartbeat_sec=60)
+    WorkerLiveness(desk.session).beat(info, heartbeat_sec=60)
     return info.id
 
 

@@ -9,8 +9,8 @@ import psycopg2
 import pytest
 from psycopg2 import extensions as ext
 
-from app.db import connection_check
-from app.db.connection_check import CHECK_OPTIONS, OptionSupport, probe_options
+from app.db import connection as connections
+from app.db.connection import CHECK_OPTIONS, OptionSupport, probe_options
 from app.queue.attempt_sessions import attempt_application_name
 from pipelines.contract import TaskOptions
 from tests.support.claimed_jobs import attempt_with
@@ -38,7 +38,7 @@ def test_server_accepts_the_settings_and_uses_them(empty_dsn):
 
 
 def test_server_that_does_not_know_a_setting_refuses(empty_dsn, monkeypatch):
-    monkeypatch.setattr(connection_check, "CHECK_OPTIONS", "-c no_such_setting=2s")
+    monkeypatch.setattr(connections, "CHECK_OPTIONS", "-c no_such_setting=2s")
 
     assert probe_options(empty_dsn, 2) is OptionSupport.REFUSED
     assert probe_options(ext.make_dsn(empty_dsn, options="-c work_mem=1MB"), 2) is OptionSupport.REFUSED

@@ -8,6 +8,7 @@ import pytest
 
 from app.web import WebOptions, create_app
 from pipelines.contract import Pipelines
+from tests.support.queue_fixture import list_jobs
 
 URL = "/api/v1/jobs/batch"
 
@@ -60,7 +61,7 @@ def test_all_or_none_does_nothing_when_something_is_wrong(client, queue, trigger
     told = outcomes(response)
     assert (told[0], told[2]) == ("skipped", "skipped")
     assert told[1] in ("invalid", "conflict")
-    assert len(queue.jobs()) == 1
+    assert len(list_jobs(queue)) == 1
 
 
 def test_valid_all_or_none_batch_succeeds_and_repeats(client):
@@ -73,7 +74,7 @@ def test_valid_all_or_none_batch_succeeds_and_repeats(client):
 def test_jobs_of_a_batch_are_claimed_in_their_order(client, queue):
     client.post(URL, json={"jobs": [wanted(n) for n in range(20)]})
 
-    assert [job.args["n"] for job in reversed(queue.jobs())] == list(range(20))
+    assert [job.args["n"] for job in reversed(list_jobs(queue))] == list(range(20))
 
 
 def test_defaults_and_checks_of_known_tasks_hold_in_a_batch_too(queue, pool):
@@ -87,7 +88,7 @@ def test_defaults_and_checks_of_known_tasks_hold_in_a_batch_too(queue, pool):
     response = client.post(URL, json={"jobs": [{"task": "sized", "args": {"n": 7}}, {"task": "sized"}]})
 
     assert outcomes(response) == ["created", "invalid"]
-    assert queue.jobs()[0].lock_key == "sized:7"
+    assert list_jobs(queue)[0].lock_key == "sized:7"
 
 
 def test_a_batch_has_a_limit_of_its_own_in_bytes_and_in_jobs(client, queue, pool):

@@ -6,7 +6,7 @@ import psycopg2
 import pytest
 
 from app.admin.statistics import Statistics
-from app.queue.job import WorkerInfo
+from app.queue.workers import WorkerInfo, WorkerLiveness
 from app.web.caches import QueueSettingsCache
 
 
@@ -59,7 +59,7 @@ def test_a_rule_that_cannot_be_is_a_400(lasting_client, wrong):
 
 def test_workers_are_listed_and_drained(client, queue):
     info = WorkerInfo(uuid4(), "host:1", "1.2.3", ("etl",), ("noop",), 4)
-    queue.register_worker(info, heartbeat_sec=60)
+    WorkerLiveness(queue.executor).beat(info, heartbeat_sec=60)
 
     drained = client.post(f"/api/v1/workers/{info.id}/drain").json
     (line,) = client.get("/api/v1/workers").json["workers"]

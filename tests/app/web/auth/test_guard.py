@@ -22,6 +22,7 @@ from app.web.auth.sessions import LoginThrottle
 from app.web.caches import KeyCache, KeyCacheTimes
 from pipelines.contract import Pipelines
 from tests.support import eventually
+from tests.support.queue_fixture import list_jobs
 
 JOBS, TRIGGER, HEALTH = "/api/v1/jobs", "/api/v1/jobs/trigger", "/health"
 ELSEWHERE = "192.0.2.7"
@@ -259,7 +260,7 @@ def test_limited_key_triggers_and_sees_only_its_jobs(app, make, queue, request_b
         assert code(answer) == (403, "outside_key_limits")
         assert str(*wrong.values()) in answer.json["detail"]
     assert code(app.get(f"{JOBS}/{other}/status", headers=headers)) == (404, "job_not_found")
-    assert len(queue.jobs()) == 2
+    assert len(list_jobs(queue)) == 2
 
 
 def test_trigger_only_key_sees_only_its_tasks_and_runs(app, make, dsn, pipelines):

@@ -7,9 +7,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from app.db.ids import new_run_ids
-from app.queue.deaths import BeatResult, WorkerLiveness
-from app.queue.job import ClaimedJob, HostFacts, ReapedJob, Status, WorkerInfo
+from app.queue.job import ClaimedJob, ReapedJob, Status, new_run_ids
+from app.queue.workers import BeatResult, HostFacts, WorkerInfo, WorkerLiveness
 from tests.support.queue_fixture import QueueFixture
 
 HERE = HostFacts("boot", "pid:[1]", "time:[2]", 4711, 1000, lock_file="/run/x.lock", child_tasks=("apart",))
@@ -63,6 +62,18 @@ def test_process_without_identity_meets_only_its_namesakes(beat: Callable[..., B
     beat(uuid4(), HostFacts())
     beat(uuid4())
     assert beat(uuid4(), HostFacts()).others == ()
+
+
+def test_deregistering_deletes_the_row_and_those_unseen_for_a_day(desk: QueueFixture, beat: Callable[..., BeatResult]):
+    worker, silent, recent = uuid4(), uuid4(), uuid4()
+    for each in (worker, silent, recent):
+        beat(each)
+    desk.sql("UPDATE dl_workers SET seen_at = now() - interval '2 days' WHERE worker_id = %s", str(silent))
+    desk.sql("UPDATE dl_workers SET seen_at = now() - interval '2 hours' WHERE worker_id = %s", str(recent))
+
+    WorkerLiveness(desk.session).deregister(worker)
+
+    assert desk.sql("SELECT worker_id FROM dl_workers") == [(str(recent),)]
 
 
 def test_first_beat_is_announced_once(desk: QueueFixture, beat: Callable[..., BeatResult]):
@@ -141,7 +152,7 @@ def test_claim_of_an_older_version_is_not_the_dead_process_run(desk: QueueFixtur
     """It sets run_id and leaves worker_id as it was; its own end of a run leaves it, too."""
     dead = uuid4()
     run = claimed_by(desk, dead)
-    old = new_run_ids(1)[0]
+    old = uuid4()
     desk.sql("UPDATE dl_jobs SET run_id = %s", str(old))  # as its claim does after its reaper
     assert desk.fetch_row("SELECT worker_id FROM dl_jobs") is None
     assert desk.queue.reap([(run.id, old, run.lock_key)], pause_sec=5.0, worker_id=dead) == []

@@ -1,0 +1,123 @@
+-- Registration and heartbeats of worker processes, and the takeover of a dead one's jobs. A process has a worker_id of its
+-- own for each start; what it records about itself lets others prove its death. Then which processes need notifications;
+-- dl_notify_queue in schema.sql reads that, and decision 15 explains why no job is missed.
+
+-- name: register_worker
+-- A beat. Returns a row for each other process whose death this one can detect: those of its host, and those with its
+-- name. Each row, or one row without another process, also says whether this process's own name was taken over and
+-- whether it was new. The first beat notifies the other processes of the host.
+WITH self AS (
+    INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, queue_threads,
+                            boot_id, pid_namespace, time_namespace, pid, start_time, lock_file, child_tasks, worker_name, incarnation)
+    VALUES (%(worker_id)s::uuid, %(name)s::text, %(version)s::text, %(queues)s::text[], %(tasks)s::text[],
+            %(threads)s::int, %(heartbeat_sec)s::float8, %(queue_threads)s::jsonb, %(boot_id)s::text, %(pid_namespace)s::text,
+            %(time_namespace)s::text, %(pid)s::int, %(start_time)s::bigint, %(lock_file)s::text,
+            %(child_tasks)s::text[], %(worker_name)s::text,
+            CASE WHEN %(worker_name)s::text IS NOT NULL
+                 THEN 1 + (SELECT coalesce(max(incarnation), 0) FROM dl_workers WHERE worker_name = %(worker_name)s::text) END)
+        ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp()
+    RETURNING superseded_by, incarnation, xmax = 0 AS is_new
+)
+SELECT self.superseded_by IS NOT NULL, self.is_new, self.incarnation,
+       w.worker_id, w.name, w.boot_id, w.pid_namespace, w.time_namespace, w.pid, w.start_time, w.lock_file,
+       w.worker_name, w.listener, w.heartbeat_sec, w.stopping,
+       CASE WHEN self.is_new AND %(boot_id)s::text IS NOT NULL THEN pg_notify('dl_control', 'started ' || %(boot_id)s::text) END
+  FROM self
+       LEFT JOIN dl_workers w
+              ON w.worker_id <> %(worker_id)s::uuid
+             AND w.dead_at IS NULL
+             AND (w.boot_id = %(boot_id)s::text AND w.pid_namespace = %(pid_namespace)s::text
+                  AND w.time_namespace = %(time_namespace)s::text
+                  OR w.worker_name = %(worker_name)s::text);
+
+-- name: deregister_worker
+-- Deletes this process, and any that has not been seen for a day.
+DELETE FROM dl_workers
+ WHERE worker_id = %(worker_id)s::uuid OR seen_at < clock_timestamp() - interval '1 day';
+
+-- name: request_beat
+-- Requests a beat from a process; returns the time from which on a beat is the response.
+SELECT clock_timestamp(), pg_notify('dl_control', 'beat ' || %(worker_id)s::text);
+
+-- name: supersede_worker
+-- Takes over the name of a process that has not beaten since it was requested to. Both this and a beat change its row, so
+-- one comes first: the process learns that its name is taken, or is found alive. No row: the process is gone.
+WITH superseded AS (
+    UPDATE dl_workers
+       SET superseded_by = %(by)s::uuid
+     WHERE worker_id = %(worker_id)s::uuid AND seen_at <= %(requested_at)s::timestamptz
+    RETURNING worker_id
+)
+SELECT EXISTS (SELECT FROM superseded) FROM dl_workers WHERE worker_id = %(worker_id)s::uuid;
+
+-- name: begin_takeover
+-- One process at a time takes over a dead one's jobs; after `exclusive_sec` another may, in case the first died meanwhile.
+-- No row: another process is doing it, or it is done.
+UPDATE dl_workers
+   SET takeover_at = clock_timestamp()
+ WHERE worker_id = %(worker_id)s::uuid AND dead_at IS NULL
+   AND (takeover_at IS NULL OR takeover_at < clock_timestamp() - make_interval(secs => %(exclusive_sec)s::float8))
+RETURNING worker_id;
+
+-- name: held_attempts
+-- The runs that a process holds, and which of them may have a process of their own.
+SELECT j.job_id, j.run_id, j.lock_key, j.task = ANY (w.child_tasks) AS may_have_child
+  FROM dl_workers w
+       JOIN dl_jobs j ON j.worker_id = w.worker_id AND j.status = 'running'
+ WHERE w.worker_id = %(worker_id)s::uuid;
+
+-- name: end_worker_sessions
+-- Ends the queue's own sessions of a process, which have its worker_id in their names. Returns how many were ended and how
+-- many there were, including those that this account may not end.
+WITH sessions AS MATERIALIZED (
+    SELECT a.pid,
+           coalesce((pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
+                    AND (NOT r.rolsuper OR current_setting('is_superuser') = 'on'), false) AS may_end
+      FROM pg_stat_activity a LEFT JOIN pg_roles r ON r.oid = a.usesysid
+     WHERE starts_with(a.application_name, 'dataloader-') AND right(a.application_name, 37) = ':' || %(worker_id)s::text
+       AND a.pid <> pg_backend_pid()
+)
+SELECT count(*) FILTER (WHERE CASE WHEN may_end THEN pg_terminate_backend(pid) ELSE false END), count(*) FROM sessions;
+
+-- name: end_takeover
+-- Marks a process as dead whose sessions and runs are all gone. Its row stays for lists and alerts.
+WITH notify_state AS (
+    DELETE FROM dl_notify_state WHERE worker_id = %(worker_id)s::uuid
+)
+UPDATE dl_workers SET dead_at = clock_timestamp() WHERE worker_id = %(worker_id)s::uuid;
+
+-- name: notify_waiting_queues
+-- Notifies every queue with a ready job. The maintenance leader does so once a second, so that a missed notification delays
+-- a job by at most a second.
+WITH RECURSIVE queues AS (
+    (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.queue FROM dl_jobs j
+             WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue > queues.queue
+             ORDER BY j.queue LIMIT 1)
+      FROM queues
+     WHERE queues.queue IS NOT NULL
+)
+SELECT count(pg_notify('dl_jobs', queue)) FROM (SELECT queue FROM queues WHERE queue IS NOT NULL LIMIT 500) waiting;
+
+-- name: set_needs_notification
+-- Records whether this process needs notifications for queues. A lost row costs a delay of a second, so the commit does not
+-- wait for the disk.
+SELECT set_config('synchronous_commit', 'off', true);
+
+INSERT INTO dl_notify_state (queue, worker_id, needs_notification)
+SELECT queue, %(worker_id)s::uuid, %(needs_notification)s::bool FROM unnest(%(queues)s::text[]) AS q (queue) ORDER BY queue
+    ON CONFLICT (queue, worker_id) DO UPDATE SET needs_notification = excluded.needs_notification;
+
+-- name: has_no_silent_insert
+-- Whether every transaction that inserted a job of this queue without a notification has ended. If so, a claim from now on
+-- sees all their jobs, and later transactions see this process's row.
+SELECT pg_try_advisory_xact_lock(1684828530, hashtext(%(queue)s::text));
+
+-- name: clear_notify_state
+-- Deletes the rows of this process and of processes that have not been seen for long.
+DELETE FROM dl_notify_state s
+ WHERE s.worker_id = %(worker_id)s::uuid
+    OR NOT EXISTS (SELECT FROM dl_workers w
+                    WHERE w.worker_id = s.worker_id
+                      AND w.seen_at > clock_timestamp() - make_interval(secs => 6 * w.heartbeat_sec));

@@ -1,0 +1,75 @@
+"""A field of a job is declared once: these tests name each place that a new field still has to reach."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from uuid import uuid4
+
+from app.db.repair import schema_statements
+from app.db.schema import schema_text
+from app.db.statements import statements
+from app.queue.job import Job, NewJob
+from app.queue.jobs import JobQueue
+
+# Columns that only statements and triggers use, and what a request leaves to them.
+INTERNAL = {"wait_state", "unknown_task", "request_hash", "worker_id"}
+BY_PROTOCOL = INTERNAL | {
+    "job_id", "status", "attempt", "lease_expires_at", "heartbeat_at", "cancel_requested", "progress", "error",
+    "created_at", "started_at", "finished_at", "run_id", "worker", "result", "traceback", "checkpoint", "crashes",
+}  # fmt: skip
+NEW_JOB = {field.name for field in fields(NewJob)}
+
+
+def job_columns(desk) -> set[str]:
+    query = "SELECT attname FROM pg_attribute WHERE attrelid = 'dl_jobs'::regclass AND attnum > 0 AND NOT attisdropped"
+    return {name for (name,) in desk.sql(query)}
+
+
+def function_parameters(desk, name: str) -> set[str]:
+    return set(desk.fetch_row("SELECT proargnames FROM pg_proc WHERE proname = %s", name))
+
+
+def test_every_column_is_a_field_of_the_job_or_internal(desk):
+    job = {"job_id" if field.name == "id" else field.name for field in fields(Job)}
+
+    assert job_columns(desk) - INTERNAL == job
+
+
+def test_every_column_is_requested_or_set_by_the_protocol(desk):
+    assert job_columns(desk) - BY_PROTOCOL == NEW_JOB
+
+
+def test_get_job_selects_the_fields_in_their_order():
+    select = statements("public")["get_job"].text.partition("FROM")[0].removeprefix("SELECT")
+    columns = re.findall(
+        r"(?:dl_json_text\()?(\w+)(?:::text|, \d+\))?(?:,|$)", re.sub(r'"public"\.', "", select.strip())
+    )
+
+    assert columns == ["job_id" if field.name == "id" else field.name for field in fields(Job)]
+
+
+def test_every_requested_field_is_written_by_enqueue(desk):
+    requested = {
+        "queue": "q", "task": "t", "lock_key": "k", "args": {"a": 1}, "idempotency_key": "i", "partition_key": "p",
+        "priority": 7, "available_at": desk.fetch_row("SELECT now() + interval '1 h'"), "max_attempts": 3,
+        "lease_ttl_sec": 90, "producer": "p", "consumer_group": "g", "live_key": "l", "time_limit_sec": 5,
+        "retry": {"kind": "none"}, "parent_id": uuid4(), "webhook": {"url": "https://x"}, "traceparent": "00-1",
+    }  # fmt: skip
+    assert set(requested) == NEW_JOB, "the new field has a value here"
+
+    job = desk.job(JobQueue(desk.session).enqueue(NewJob(**requested)).job_id)
+
+    assert {name: getattr(job, name) for name in requested} == requested
+
+
+def test_every_requested_field_is_accepted_by_the_functions_of_sql(desk):
+    columns = "SELECT attname FROM pg_attribute WHERE attrelid = 'dl_enqueue_request'::regclass AND attnum > 0"
+    request = {name for (name,) in desk.sql(columns)}
+
+    assert request - {"n", "job_id", "field", "problem"} == NEW_JOB
+    assert function_parameters(desk, "dl_enqueue") >= NEW_JOB - {"webhook", "traceparent"}
+    (source,) = (s.text for s in schema_statements(schema_text()) if s.object_name == "function dl_enqueue_many")
+    inserts = [set(re.findall(r"\w+", columns)) for columns in re.findall(r"INSERT INTO dl_jobs \(([^)]*)\)", source)]
+    keys = {"idempotency_key", "live_key"}  # the first INSERT is for requests without keys
+    assert [NEW_JOB - columns for columns in inserts] == [keys, set()]
