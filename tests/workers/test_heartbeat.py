@@ -35,7 +35,7 @@ def test_run_that_lost_its_job_is_stopped_and_writes_nothing(plant: WorkerPoolFi
 
 def test_worker_whose_heartbeat_fails_keeps_its_leases(plant: WorkerPoolFixture):
     plant.listening_pool(command_timeout_sec=0.5)
-    eventually(lambda: plant.queue_fixture.sql("SELECT FROM dl_workers"))
+    eventually(lambda: plant.queue_fixture.sql("SELECT 1 FROM dl_workers"))
     job = plant.add_job("held", lease_ttl_sec=2)
     plant.gate.wait_for_inside(1)
     with plant.queue_fixture.open_transaction() as step:

@@ -160,7 +160,9 @@ def test_every_pipeline_of_the_table_is_run():
 def test_silent_server_does_not_delay_other_stops(plant, monkeypatch):
     pool = pool_with_stop_steps(plant)
     let_go = threading.Event()
-    monkeypatch.setattr("app.queue.task_connections._signal_backends", lambda *_, **__: let_go.wait(20) and 0)
+    monkeypatch.setattr(
+        "app.queue.task_connections.TaskConnections._cancel_backends", lambda *_, **__: let_go.wait(20) and 0
+    )
     monkeypatch.setattr("app.queue.task_connections.end_sessions", lambda *_: let_go.wait(20) and SessionsEnded())
     stuck = plant.add_job("thread.query")
     has_begun(plant, stuck)

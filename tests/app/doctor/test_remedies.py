@@ -348,9 +348,9 @@ def possible(scope: ast.AST, expression: ast.expr) -> set[str]:
             return {text}
         case ast.IfExp(body=one, orelse=other):
             return possible(scope, one) | possible(scope, other)
-        case ast.Name(id="say"):
+        case ast.Name(id="report"):
             given = [
-                n.value for n in ast.walk(scope) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "say"
+                n.value for n in ast.walk(scope) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "report"
             ]
             return set().union(*(possible(scope, value) for value in given))
         case ast.Name(id=name) if name in SEVERITIES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_a_batch_is_handed_out_in_order_with_a_run_id_each(desk):
     taken, outlook = desk.queue.claim("q", ["t"], runs, "me")
 
     assert [run.id for run in taken] == jobs[::-1]
-    assert [run.run_id for run in taken] == runs[:5]
+    assert [run.run_id for run in taken] == [UUID(run_id) for run_id in runs[:5]]
     assert (outlook.skipped, outlook.next_due_sec) == (0, None)
     assert {desk.job(job).worker for job in jobs} == {"me"}
 

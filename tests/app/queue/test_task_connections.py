@@ -280,7 +280,7 @@ def test_a_pipeline_that_tries_its_last_transaction_again_has_ended_well(desk, r
 def test_nothing_is_committed_beside_the_fence(desk, run, beside):
     _, effects = run
     with (
-        pytest.raises(RuntimeError, match="it commits by itself"),
+        pytest.raises(RuntimeError, match="it commits at the end"),
         effects.transaction(checkpoint=none, final=None) as connection,
     ):
         beside(connection)
