@@ -63,8 +63,11 @@ class UnknownCurrency(DecodeError):
 def load_rates(arguments: RatesArguments, ctx: Context) -> dict[str, Any]:
     day = arguments.date or datetime.now(_MOSCOW).date()
     rejects = Rejects(_MAX_REJECTS)
+    url = f"{targets.endpoint('cbr', 'https://www.cbr.ru')}/scripts/XML_daily.asp"
+    with HttpSource(ctx=ctx, timeouts=_TIMEOUTS, max_bytes=_MAX_RESPONSE_BYTES) as source:
+        document = source.get(url, params={"date_req": day.strftime("%d/%m/%Y")}).body
 
-    published, rates = _parse_document(_fetch(day, ctx), rejects)
+    published, rates = _parse_document(document, rejects)
     wanted, unknown = _select_currencies(rates, arguments.currencies, published)
     with staging.connect_target("cbr", ctx) as conn:
         staging.ensure_tables(conn, ("cbr.rate",), _CREATE_TABLE)
@@ -81,12 +84,6 @@ def load_rates(arguments: RatesArguments, ctx: Context) -> dict[str, Any]:
         "rejected": rejects.count,
         **{name: getattr(loaded, name) for name in ("rows", "inserted", "updated", "unchanged")},
     }
-
-
-def _fetch(day: date, ctx: Context) -> bytes:
-    url = f"{targets.endpoint('cbr', 'https://www.cbr.ru')}/scripts/XML_daily.asp"
-    with HttpSource(ctx=ctx, timeouts=_TIMEOUTS, max_bytes=_MAX_RESPONSE_BYTES) as source:
-        return source.get(url, params={"date_req": day.strftime("%d/%m/%Y")}).body
 
 
 def _parse_document(document: bytes, rejects: Rejects) -> tuple[date, list[Rate]]:

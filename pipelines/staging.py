@@ -24,7 +24,7 @@ _CONNECTION_SETTINGS = {
 
 @contextmanager
 def connect_target(target: str, ctx: Context) -> Iterator[connection]:
-    """Connect to a target; at the end, roll back what is not committed and close. The job's id is its application name."""
+    """Connect to a target, with the job's id in the application name; at the end, roll back what is open and close."""
     dsn: dict[str, Any] = parse_dsn(targets.target(target))
     parameters = {**_CONNECTION_SETTINGS, **dsn, "application_name": f"dataloader {ctx.job_id}"}
     with closing(psycopg2.connect(**parameters)) as conn:
