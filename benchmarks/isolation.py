@@ -23,6 +23,7 @@ from uuid import uuid4
 from app.queue.job import ClaimedJob, Settlement
 from pipelines.contract import Pipelines, load_tasks, register
 from workers.attempt import Attempt, AttemptSettings
+from workers.isolation.run import run_isolated
 from workers.threads import clock
 
 _CALL = {"call": "benchmarks.isolation:first_line"}
@@ -66,7 +67,9 @@ def main() -> None:
     )
     for kind in ("thread", "call", "bench.of_code"):
         tools = AttemptSettings(
-            packages=("pipelines", "benchmarks.isolation"), tasks={"call": _CALL} if kind == "call" else {}
+            packages=("pipelines", "benchmarks.isolation"),
+            tasks={"call": _CALL} if kind == "call" else {},
+            run_isolated=run_isolated,
         )
         runs_measured = [_run(pipelines, kind, tools) for _ in range(runs)]
         cells = [

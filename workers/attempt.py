@@ -56,6 +56,7 @@ class AttemptSettings(ContextSettings):
     endpoints: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict, repr=False)
     secret_store: SecretStore = field(default_factory=SecretStore)
+    run_isolated: Callable[[Attempt, Task, dict[str, Any]], Outcome] | None = None  # `workers.isolation.run`
     isolation_enabled: bool = True  # False: isolated tasks run in the thread too, but never commands
     process_lock: ProcessLock = field(default_factory=ProcessLock)  # inherited by isolated processes
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
@@ -220,9 +221,8 @@ class Attempt(JobContext):
 
     def _execute(self, task: Task, args: dict[str, Any]) -> Outcome:
         if not self.in_thread:
-            from workers.isolation.run import run_isolated  # noqa: PLC0415 - it imports this module
-
-            return run_isolated(self, task, args)
+            assert self.settings.run_isolated is not None  # noqa: S101 - all that run tasks pass it
+            return self.settings.run_isolated(self, task, args)
         outcome: Outcome | None = None
         try:
             try:

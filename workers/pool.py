@@ -25,6 +25,7 @@ from workers.counters import AttemptCounters
 from workers.death_watch import DeathWatch
 from workers.dispatcher import Dispatcher
 from workers.heartbeat import Heartbeat
+from workers.isolation.run import run_isolated
 from workers.key_locks import KeyLocks
 from workers.listener import Listener, ListenState
 from workers.logs.writer import JobLogWriter, LogSink
@@ -276,6 +277,7 @@ class WorkerPool:
             connection_settings=self._connection_settings(),
             max_result_bytes=self._options.limits.max_result_bytes,
             process_lock=self._registration.process_lock,
+            run_isolated=run_isolated,
             log=self._logs.write,
         )
 

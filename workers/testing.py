@@ -11,6 +11,7 @@ from app.queue.jobs import JobQueue
 from pipelines.contract import Pipelines
 from pipelines.toolkit.deprecation import renamed_keywords
 from workers.attempt import Attempt, AttemptSettings
+from workers.isolation.run import run_isolated
 from workers.outcome import Released
 from workers.threads import clock
 
@@ -38,6 +39,7 @@ def drain(
         queue = JobQueue(session)
         settings = AttemptSettings(
             connection_settings=ConnectionSettings(dsn=dsn, schema=schema, targets=dict(targets or {})),
+            run_isolated=run_isolated,
             isolation_enabled=False,
         )
         jobs: list[Job] = []

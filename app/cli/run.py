@@ -29,6 +29,7 @@ from app.runtime.service import Service, set_up_logging
 from pipelines import contract, targets
 from pipelines.contract import Fail, StopReason, Task
 from workers.attempt import Attempt, AttemptSettings
+from workers.isolation.run import run_isolated
 from workers.logs.writer import Capture, is_captured, sanitize_line
 from workers.outcome import Outcome, Released
 from workers.pool import WorkerPool
@@ -225,6 +226,7 @@ def _run_locally(settings: Settings, task: Task, args: dict[str, Any], terminal:
         connection_settings=connection_settings,
         stop_step_sec=settings.stop_step_sec,
         secret_store=SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets),
+        run_isolated=run_isolated,
         isolation_enabled=False,
         log=terminal.write_log_line,
     )

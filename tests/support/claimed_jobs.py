@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 
 from app.queue.job import ClaimedJob
 from workers.attempt import Attempt, AttemptSettings
+from workers.isolation.run import run_isolated
 from workers.threads import clock
 
 
@@ -36,5 +37,5 @@ class CapturedLines:
 def attempt_with(
     captured: CapturedLines | None = None, *, settings: dict[str, Any] | None = None, **row: Any
 ) -> Attempt:
-    given = {"stop_step_sec": 0.3, "log": captured or CapturedLines(), **(settings or {})}
+    given = {"stop_step_sec": 0.3, "run_isolated": run_isolated, "log": captured or CapturedLines(), **(settings or {})}
     return Attempt(claimed_job(**row), claimed_at=clock(), settings=AttemptSettings(**given))
