@@ -1,4 +1,4 @@
-"""What pipelines import: `register`, `Context`, `Stop`, `Progress`, `Checkpoint`; and the tasks of a process, by name."""
+"""What pipelines import: `register`, `Context`, `Stop`, `Progress`, `Checkpoint`; and the tasks of a process."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class Pipelines:
         rules: Mapping[ErrorMatcher, Rule] | None = None,
         **options: Any,
     ) -> Task:
-        """Register a program as a task: `{date}` in an item of `argv` is replaced by that argument of the job. The other
-        options are those of `register`.
+        """Register a program as a task: `{date}` in an item of `argv` is replaced by that argument of the job. The
+        other options are those of `register`.
 
         Its environment is the worker's without the settings of dataloader and libpq (`DL_…`, `PG…`), except those that
         `inherit` names, and with `env`, in which `{"$secret": "name"}` is replaced by that secret."""

@@ -1,4 +1,4 @@
-"""A job's args: checked with a pydantic model or a JSON Schema, filled into templates, searched for references to secrets.
+"""A job's args: checked with a pydantic model or a JSON Schema, filled into templates, searched for secrets' names.
 
 Errors name fields and repeat no value, which may be a secret, except where an author's own validator does.
 """
@@ -203,7 +203,7 @@ def substitute(args: Any, get_secret: Callable[[str], str]) -> Any:
 
 
 def outside_refs(errors: list[ArgError], args: Mapping[str, Any]) -> list[ArgError]:
-    """Drop errors that a reference may have caused: only the worker knows the value. An invalid reference is an error."""
+    """Drop errors that a reference may have caused: only the worker knows the value. An invalid one is an error."""
     try:
         paths = [path for path, _ in find_references(args)]
     except BadReference as error:

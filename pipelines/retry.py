@@ -152,8 +152,8 @@ def _matches(matcher: ErrorMatcher, error: BaseException) -> bool:
 def decide(
     error: BaseException, *, attempt: int, max_attempts: int, policy: Policy = DEFAULT, rules: Rules = Rules()
 ) -> RetryDecision:
-    """Decide what to do after a failed attempt. An error's `retry_after` is respected; one that is `permanent` fails the
-    job, unless a rule says otherwise."""
+    """Decide what to do after a failed attempt. An error's `retry_after` is respected; one that is `permanent` fails
+    the job, unless a rule says otherwise."""
     if isinstance(error, Fail):
         return RetryDecision(RetryAction.FAIL)
     if isinstance(error, Snooze):

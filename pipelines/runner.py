@@ -1,9 +1,9 @@
 """Runs the four kinds of pipeline to their end: in a worker, in an isolated process and in an author's tests.
 
-What a generator yields is checked: a row of data is refused, because it would be stored as the job's progress. A mapping
-is progress if it has a number under `processed` or `percent`, or only keys of PROGRESS_KEYS, or if it is a dict of a few
-numbers, such as `{"loaded": 500, "skipped": 3}`. Rows have texts, dates or None, or a class of their cursor; a row of a
-few numbers looks like progress and is accepted.
+What a generator yields is checked: a row of data is refused, because it would be stored as the job's progress. A
+mapping is progress if it has a number under `processed` or `percent`, or only keys of PROGRESS_KEYS, or if it is a dict
+of a few numbers, such as `{"loaded": 500, "skipped": 3}`. Rows have texts, dates or None, or a class of their cursor; a
+row of a few numbers looks like progress and is accepted.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class Task:
 
     @cached_property
     def _argument_names(self) -> tuple[list[str], set[str], bool] | None:
-        """Of a callable that takes keyword arguments: the required names, all names, and whether it takes others too."""
+        """Of a callable with keyword arguments: the required names, all names, and whether it takes others too."""
         if not self.spread:
             return None
         own = [p for p in parameters(self.call) if not (self.takes_context and p.name == self._context_name)]
@@ -227,8 +227,8 @@ class Task:
         return self.call(value) if self.takes_args else self.call()
 
     def command_line(self, args: Args) -> tuple[str, ...]:
-        """Return the command line of a command, or that of a `main()` without the program's name. Raises `Fail` for args
-        that do not fit."""
+        """Return the command line of a command, or that of a `main()` without the program's name. Raises `Fail` for
+        args that do not fit."""
         if self.command is None:
             return fill_argv(self.options.argv or (), args)
         self._parse_args(args)

@@ -42,8 +42,8 @@ class FollowUp:
 class FakeContext:
     """A context in memory. It never waits; with `stop_after` it stops after that many safe points.
 
-    `connect` is called for `ctx.connect(name)`, `database` for the connection of `ctx.transaction()`. Without them those
-    methods raise.
+    `connect` is called for `ctx.connect(name)`, `database` for the connection of `ctx.transaction()`. Without them
+    those methods raise.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""The context of a running pipeline, in a worker's thread or in an isolated process: what it reported, and whether it is
-to stop."""
+"""The context of a running pipeline, in a thread or in an isolated process: what it reported, and whether to stop."""
 
 from __future__ import annotations
 

@@ -196,14 +196,11 @@ class WebhookSender:
             _log.info("webhook.failed", error=result.error, **fields)
         else:
             _log.warning("webhook.abandoned", error=result.error, **fields)
-        if delivery.webhook_id is not None:
-            self._disable_if_failing(delivery.webhook_id, is_gone=result.status == HTTPStatus.GONE)
-
-    def _disable_if_failing(self, webhook_id: UUID, *, is_gone: bool) -> None:
-        limit_sec = self._options.disable_after_sec
-        reason = "it answered 410 Gone" if is_gone else f"it has failed for {limit_sec / 3600:.10g} hours"
-        if self._webhooks.disable(webhook_id, reason=reason, failing_for_sec=limit_sec, immediately=is_gone):
-            _log.error(Alert.WEBHOOK_DISABLED, webhook=str(webhook_id), reason=reason)
+        if (webhook_id := delivery.webhook_id) is not None:
+            is_gone, limit_sec = result.status == HTTPStatus.GONE, self._options.disable_after_sec
+            reason = "it answered 410 Gone" if is_gone else f"it has failed for {limit_sec / 3600:.10g} hours"
+            if self._webhooks.disable(webhook_id, reason=reason, failing_for_sec=limit_sec, immediately=is_gone):
+                _log.error(Alert.WEBHOOK_DISABLED, webhook=str(webhook_id), reason=reason)
 
     def counts(self) -> Mapping[str, int]:
         """Deliveries sent by this process, by outcome."""
@@ -233,8 +230,8 @@ def sign_message(secrets: Sequence[str], message_id: str, timestamp: int, body: 
 
 
 def send_post(url: str, body: str, headers: Mapping[str, str], options: WebhookOptions) -> PostResult:
-    """Send a POST within one deadline, and only to addresses that were checked. Return the response or the error, without
-    raising. Redirects are not followed."""
+    """Send a POST within one deadline, and only to addresses that were checked; return the response or the error.
+    Redirects are not followed."""
     deadline = clock() + options.timeout_sec
     try:
         endpoint = parse_url(url, options.allowed_hosts)

@@ -157,7 +157,7 @@ def _outcome_of(attempt: Attempt, exit_: Exit) -> Outcome:
     if attempt.stop_reason is StopReason.LEASE_LOST:
         return LeaseLost()
     if message is None:
-        return attempt.stop_outcome() if exit_.stopped_by_us else _crashed(attempt, exit_)
+        return _outcome_without_result(attempt, exit_, remaining)
     match message["kind"]:
         case "success":
             return success(message["result"], remaining)
@@ -173,12 +173,12 @@ def _outcome_of(attempt: Attempt, exit_: Exit) -> Outcome:
             return failed(_failure_from_message(attempt, message), remaining)
 
 
-def _crashed(attempt: Attempt, exit_: Exit) -> Outcome:
-    """A process that sent no result. A termination signal that was not ours came from another program, such as a
-    service manager: the job did nothing wrong."""
-    if -exit_.code in _TERMINATION_SIGNALS:
-        return _failed_without_traceback(attempt, exit_.describe(), exit_.remaining(attempt))
-    return crashed(attempt.job, exit_.describe(), attempt.options, attempt.settings.retry, exit_.remaining(attempt))
+def _outcome_without_result(attempt: Attempt, exit_: Exit, remaining: RemainingState) -> Outcome:
+    if exit_.stopped_by_us:
+        return attempt.stop_outcome()
+    if -exit_.code in _TERMINATION_SIGNALS:  # from another program, such as a service manager: not the job's fault
+        return _failed_without_traceback(attempt, exit_.describe(), remaining)
+    return crashed(attempt.job, exit_.describe(), attempt.options, attempt.settings.retry, remaining)
 
 
 def _failed_without_traceback(attempt: Attempt, message: str, remaining: RemainingState) -> Outcome:

@@ -69,7 +69,9 @@ def record_lines(record: logging.LogRecord) -> Iterator[str]:
         message = f"{record.msg!r} (with arguments that do not fit it)"
     fields = getattr(record, "fields", None)
     if isinstance(fields, Mapping):
-        message += "".join(f" {name}={_render_value(value)}" for name, value in log.mask(fields).items())
+        for name, value in log.mask(fields).items():
+            is_plain = isinstance(value, str) and " " not in value
+            message += f" {name}={value if is_plain else json.dumps(value, ensure_ascii=False)}"
     texts = [message]
     if record.exc_info:
         texts.append(logging.Formatter().formatException(record.exc_info))
@@ -77,10 +79,6 @@ def record_lines(record: logging.LogRecord) -> Iterator[str]:
         texts.append(record.stack_info)
     for text in texts:
         yield from text.splitlines() or [""]
-
-
-def _render_value(value: Any) -> str:
-    return value if isinstance(value, str) and " " not in value else json.dumps(value, ensure_ascii=False)
 
 
 class CapturedOutput:
