@@ -37,7 +37,7 @@ CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canc
 -- What a queued job waits for. scheduled: its time, or to be promoted; ready: a worker; blocked: its lock key.
 CREATE TYPE dl_wait_state AS ENUM ('scheduled', 'ready', 'blocked');
 
--- A request of dl_enqueue_many with its defaults filled in. `field` and `problem` say what is wrong with it.
+-- A request of dl_enqueue_many: its fields, position, job id, and the field with a problem.
 CREATE TYPE dl_enqueue_request AS (
     n bigint, job_id uuid, queue text, task text, lock_key text, args jsonb, idempotency_key text,
     partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
@@ -731,16 +731,17 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                 THEN 'must be 1 or more'
                 ELSE 'is no field of this request; leave it out' END
       FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
-           CROSS JOIN LATERAL jsonb_to_record(CASE jsonb_typeof(i.item) WHEN 'object' THEN i.item ELSE '{}' END)
-                              AS r (queue text, task text, lock_key text, args jsonb, idempotency_key text, partition_key text,
-                                    priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
-                                    producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb,
-                                    parent_id uuid, webhook jsonb, traceparent text)
+           CROSS JOIN (SELECT array_agg(key) AS fields
+                         FROM jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
+                                                - '{n,job_id,field,problem}'::text[]) key OFFSET 0) known
+           CROSS JOIN LATERAL jsonb_populate_record(
+               NULL::dl_enqueue_request,
+               CASE jsonb_typeof(i.item) WHEN 'object' THEN i.item - '{n,job_id,field,problem}'::text[] ELSE '{}' END) r
            CROSS JOIN LATERAL (SELECT
                CASE WHEN jsonb_typeof(i.item) <> 'object' THEN ''
                     WHEN i.item ? '$problem' THEN '$problem'
-                    WHEN i.item - '{queue,task,lock_key,args,idempotency_key,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,live_key,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[] <> '{}'
-                    THEN (SELECT min(key) FROM jsonb_object_keys(i.item - '{queue,task,lock_key,args,idempotency_key,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,live_key,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[]) key)
+                    WHEN i.item - known.fields <> '{}'
+                    THEN (SELECT min(key) FROM jsonb_object_keys(i.item - known.fields) key)
                     WHEN coalesce(btrim(r.queue, E' \t\n\r\f\v'), '') = '' OR octet_length(r.queue) > 1000 THEN 'queue'
                     WHEN coalesce(btrim(r.task, E' \t\n\r\f\v'), '') = '' OR octet_length(r.task) > 1000 THEN 'task'
                     WHEN coalesce(btrim(r.lock_key, E' \t\n\r\f\v'), '') = '' OR octet_length(r.lock_key) > 2000 THEN 'lock_key'
@@ -774,6 +775,8 @@ CREATE OR REPLACE FUNCTION dl_enqueue_many(jobs jsonb, whole bool DEFAULT false)
 #variable_conflict use_column
 DECLARE
     input     jsonb := jobs;
+    fields    text[] := ARRAY(SELECT jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
+                                                       - '{n,job_id,field,problem}'::text[]));
     request   record;
     requests  dl_enqueue_request[];  -- all of them
     pending   dl_enqueue_request[];  -- those without a job yet
@@ -799,21 +802,15 @@ BEGIN
                        coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.time_limit_sec, nullif(r.retry, 'null'),
                        r.parent_id, nullif(r.webhook, 'null'), r.traceparent,
                        CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
-                       now() + r.n * interval '1 microsecond'  -- so that they are claimed in their order
-                  FROM ROWS FROM (
-                           jsonb_to_recordset(input) AS (queue text, task text, lock_key text, args jsonb, partition_key text,
-                               priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int, producer text,
-                               consumer_group text, time_limit_sec int, retry jsonb, parent_id uuid, webhook jsonb,
-                               traceparent text),
-                           jsonb_array_elements(input)) WITH ORDINALITY
-                       AS r (queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-                             producer, consumer_group, time_limit_sec, retry, parent_id, webhook, traceparent, item, n)
+                       now() + r.ordinality * interval '1 microsecond'  -- so that they are claimed in their order
+                  FROM ROWS FROM (jsonb_populate_recordset(NULL::dl_enqueue_request, input), jsonb_array_elements(input))
+                       WITH ORDINALITY AS r
                  WHERE btrim(r.queue, E' \t\n\r\f\v') <> '' AND octet_length(r.queue) <= 1000
                    AND btrim(r.task, E' \t\n\r\f\v') <> '' AND octet_length(r.task) <= 1000
                    AND btrim(r.lock_key, E' \t\n\r\f\v') <> '' AND octet_length(r.lock_key) <= 2000
                    AND (jsonb_typeof(r.args) IN ('object', 'null')) IS NOT FALSE
-                   AND (r.item - '{queue,task,lock_key,args}'::text[] = '{}'
-                        OR r.item - '{queue,task,lock_key,args,partition_key,priority,available_at,max_attempts,lease_ttl_sec,producer,consumer_group,time_limit_sec,retry,parent_id,webhook,traceparent}'::text[] = '{}'
+                   AND (r.value - '{queue,task,lock_key,args}'::text[] = '{}'
+                        OR r.value - fields = '{}'
                            AND (octet_length(r.partition_key) <= 2000) IS NOT FALSE
                            AND (r.priority >= 0) IS NOT FALSE
                            AND (r.available_at >= '0001-01-01' AND r.available_at < '9999-12-31') IS NOT FALSE
