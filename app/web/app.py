@@ -87,22 +87,22 @@ def create_app(
     )
     watcher, check_readiness = JobWatcher(options.max_waiters, closing), ReadinessCheck(queue, options, probe, pool)
     blueprints = [
-        create_jobs_blueprint(queue, pipelines, options, trigger_model, tracer or NoTracing(), watcher, queue_settings),
+        create_jobs_blueprint(queue, pipelines, trigger_model, tracer or NoTracing(), watcher, queue_settings),
         create_batch_blueprint(executor, pipelines, options, queue_settings),
-        create_job_list_blueprint(executor, options),
+        create_job_list_blueprint(executor),
         create_edits_blueprint(queue, pipelines, options),
-        create_bulk_blueprint(executor, options),
-        create_queues_blueprint(executor, options),
+        create_bulk_blueprint(executor),
+        create_queues_blueprint(executor),
         create_task_stats_blueprint(executor, pipelines, options),
         create_events_blueprint(executor, options, closing),
-        create_job_logs_blueprint(queue, watcher, options),
+        create_job_logs_blueprint(queue, watcher),
         create_webhooks_blueprint(executor, options),
-        create_alerts_blueprint(executor, options),
+        create_alerts_blueprint(executor),
         create_health_blueprint(check_readiness, probe, options),
         create_metrics_blueprint(registry, options),
         create_feedback_blueprint(request_metrics, options),
         *create_pages(queue, pipelines, options),
-        create_audit_blueprint(executor, options),
+        create_audit_blueprint(executor),
         create_login_blueprint(authenticator, AuditLog(executor), options),
     ]
     app.extensions[OPERATIONS] = []

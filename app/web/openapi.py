@@ -12,7 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaV
 from pydantic_core.core_schema import StringSchema
 
 from app.web.problems import MEDIA_TYPE, Problem, ProblemCode
-from app.web.routing import HTML, JSON, ApiBlueprint, Operation
+from app.web.routing import FORM, HTML, JSON, OPEN, ApiBlueprint, Operation
 
 API_VERSION = "1.0.0"
 _REF_TEMPLATE = "#/components/schemas/{model}"
@@ -118,10 +118,8 @@ def route_template(rule: str) -> str:
 
 def _component_schemas(operations: Sequence[Operation]) -> dict[str, Any]:
     adapters: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = []
-    kinds = {
-        op.response_type: "serialization" for op in operations if op.media_type == JSON and op.response_type is not dict
-    }
-    kinds |= {op.body: "validation" for op in operations if op.body is not None}
+    kinds = {op.response: "serialization" for op in operations if op.media_type == JSON and op.response is not dict}
+    kinds |= {body: "validation" for op in operations if (body := op.form or op.body) is not None}
     kinds[Problem] = "serialization"
     for kind, mode in kinds.items():
         adapters.append((kind.__name__, mode, TypeAdapter(kind)))  # type: ignore[arg-type]
@@ -141,11 +139,12 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
     parameters = _path_parameters(operation) + _query_parameters(operation.query) + _header_parameters(operation)
     if parameters:
         entry["parameters"] = parameters
-    if operation.body is not None:
-        content = {operation.body_type: {"schema": _schema_ref(operation.body)}}
+    body = operation.form or operation.body
+    if body is not None:
+        content = {JSON if operation.form is None else FORM: {"schema": _schema_ref(body)}}
         entry["requestBody"] = {"required": True, "content": content}
     entry["security"] = _security(operation)
-    codes = (*operation.problems, *_path_problems(operation.path), *_COMMON_PROBLEMS)
+    codes = (*_request_problems(operation), *operation.problems, *_path_problems(operation.path), *_COMMON_PROBLEMS)
     entry["responses"] = {"200": _success_response(operation), **_problem_responses(codes)}
     if operation.media_type == HTML:  # problems of pages are shown as pages
         for status, response in entry["responses"].items():
@@ -153,7 +152,8 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
                 response["content"][HTML] = {"schema": {"type": "string"}}
     if operation.is_conditional:
         entry["responses"]["304"] = {"description": "Not modified since the response with this ETag."}
-    for status, when in operation.html_responses.items():
+    login_redirect = {303: "To /login, and back."} if operation.media_type == HTML and operation.required_scopes else {}
+    for status, when in (operation.html_responses or login_redirect).items():
         page = entry["responses"].setdefault(str(status), {"description": when, "content": {}})
         page["content"][operation.media_type] = {"schema": {"type": "string"}}
     for rejected, (name, _) in _REJECTED_BEFORE_ROUTING.items():
@@ -164,6 +164,21 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
 def _security(operation: Operation) -> list[dict[str, list[str]]]:
     """One of the scopes suffices; an open operation needs none."""
     return [{scheme: [scope.value]} for scope in operation.required_scopes for scheme in _SECURITY]
+
+
+def _request_problems(operation: Operation) -> Iterable[ProblemCode]:
+    """The problems of validation, authentication and authorization."""
+    if operation.form or operation.body:
+        yield from (ProblemCode.INVALID_JSON, ProblemCode.BODY_TOO_LARGE, ProblemCode.UNSUPPORTED_MEDIA_TYPE)
+    if operation.form or operation.body or operation.query:
+        yield ProblemCode.INVALID_REQUEST
+    needs_key = operation.required_scopes != OPEN
+    if needs_key:
+        yield from (ProblemCode.KEY_REQUIRED, ProblemCode.KEY_INVALID, ProblemCode.SCOPE_MISSING)
+    if operation.method != "GET":
+        yield ProblemCode.CROSS_SITE
+    if needs_key:
+        yield from (ProblemCode.HOST_REFUSED, ProblemCode.TOO_MANY_LOGIN_ATTEMPTS, ProblemCode.DATABASE_UNAVAILABLE)
 
 
 def _path_problems(path: str) -> tuple[ProblemCode, ...]:
@@ -221,10 +236,10 @@ def _success_response(operation: Operation) -> dict[str, Any]:
     schema: dict[str, Any]
     if operation.media_type != JSON:
         schema = {"type": "string"}
-    elif operation.response_type is dict:
+    elif operation.response is dict:
         schema = {"type": "object"}
     else:
-        schema = _schema_ref(operation.response_type)
+        schema = _schema_ref(operation.response)
     return {
         "description": operation.summary + ".",
         "headers": {

@@ -35,16 +35,22 @@ JSON_CONTENT_TYPES = frozenset({JSON, "application/json; charset=utf-8", "applic
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouteOptions:
-    """What a route declares. `form` is a body sent by a form instead of JSON; `if_match`: the request may carry
-    `If-Match`; `html_responses` describes statuses other than 200 that are answered in HTML."""
+class Operation:
+    """A route as its decorator declares it. `form` is a body sent by a form instead of JSON; `if_match`: the request may
+    carry `If-Match`; `html_responses` describes statuses other than 200 that are answered in HTML."""
 
+    method: str
+    path: str  # as Flask writes it
+    tag: str
+    name: str
+    summary: str
+    description: str
     response: Any  # the type of a JSON response; str for text
     media_type: str = JSON
     body: type[BaseModel] | None = None
     form: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
-    problems: Sequence[ProblemCode] = ()
+    problems: Sequence[ProblemCode] = ()  # in addition to those of authorization and validation
     scope: Scope | RequiredScopes | None = None
     html_responses: Mapping[int, str] | None = None
     if_match: bool = False
@@ -56,28 +62,10 @@ class RouteOptions:
             return _SCOPE_MISSING
         return (self.scope,) if isinstance(self.scope, Scope) else self.scope
 
-
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """A route as the OpenAPI document describes it."""
-
-    method: str
-    path: str  # as Flask writes it
-    tag: str
-    name: str
-    summary: str
-    description: str
-    response_type: Any
-    media_type: str
-    body: type[BaseModel] | None
-    body_type: str  # the media type of the body
-    query: type[BaseModel] | None
-    problems: tuple[ProblemCode, ...]
-    required_scopes: RequiredScopes
-    has_scope: bool  # the route declares its scope
-    html_responses: Mapping[int, str]
-    if_match: bool = False
-    is_conditional: bool = False  # it answers 304 to a known ETag
+    @property
+    def is_conditional(self) -> bool:
+        """Whether it answers 304 to a known ETag."""
+        return self.method == "GET" and self.media_type == JSON and self.path.startswith("/api/")
 
 
 @dataclass(frozen=True)
@@ -90,6 +78,7 @@ class ApiBlueprint:
     name: str
     prefix: str
     max_json_depth: int = MAX_JSON_DEPTH
+    problems: Sequence[ProblemCode] = ()  # of all operations
     operations: list[Operation] = field(default_factory=list)
     blueprint: Blueprint = field(init=False)
 
@@ -98,66 +87,51 @@ class ApiBlueprint:
         object.__setattr__(self, "blueprint", blueprint)
 
     def get(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
-        return self._route("GET", path, RouteOptions(**options))
+        return self._route("GET", path, options)
 
     def post(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
-        return self._route("POST", path, RouteOptions(**options))
+        return self._route("POST", path, options)
 
     def patch(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
-        return self._route("PATCH", path, RouteOptions(**options))
+        return self._route("PATCH", path, options)
 
     def delete(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
-        return self._route("DELETE", path, RouteOptions(**options))
+        return self._route("DELETE", path, options)
 
-    def _route(self, method: str, path: str, options: RouteOptions) -> Callable[[Handler], Handler]:
+    def _route(self, method: str, path: str, options: dict[str, Any]) -> Callable[[Handler], Handler]:
         def register(handler: Handler) -> Handler:
-            operation = self._describe(method, path, options, handler)
+            name, (summary, _, description) = handler.__name__, (handler.__doc__ or "").partition("\n")
+            operation = Operation(
+                method=method,
+                path=self.prefix + path,
+                tag=self.name,
+                name=name,
+                summary=summary.strip().rstrip("."),
+                description=" ".join(description.split()),
+                **{**options, "problems": (*options.get("problems", ()), *self.problems)},
+            )
             self.operations.append(operation)
             view = _check_scope(operation, self._make_view(operation, handler))
-            if options.max_body_bytes is not None:
-                view = _limit_body(options.max_body_bytes, view)
-            self.blueprint.add_url_rule(path, handler.__name__, view, methods=[method])
+            self.blueprint.add_url_rule(path, name, view, methods=[method])
             return handler
 
         return register
 
-    def _describe(self, method: str, path: str, options: RouteOptions, handler: Callable[..., Any]) -> Operation:
-        summary, _, description = (handler.__doc__ or "").partition("\n")
-        body, scopes = options.form or options.body, options.required_scopes
-        login_redirect = {303: "To /login, and back."} if options.media_type == HTML and scopes else {}
-        return Operation(
-            method=method,
-            path=self.prefix + path,
-            tag=self.name,
-            name=handler.__name__,
-            summary=summary.strip().rstrip("."),
-            description=" ".join(description.split()),
-            response_type=options.response,
-            media_type=options.media_type,
-            body=body,
-            body_type=JSON if options.form is None else FORM,
-            query=options.query,
-            problems=(
-                *_validation_problems(body, options.query), *_access_problems(method, scopes), *options.problems
-            ),
-            required_scopes=scopes,
-            has_scope=options.scope is not None,
-            html_responses=options.html_responses or login_redirect,
-            if_match=options.if_match,
-            is_conditional=method == "GET" and options.media_type == JSON and self.prefix.startswith("/api/"),
-        )  # fmt: skip
-
     def _make_view(self, operation: Operation, handler: Callable[..., Any]) -> Callable[..., Response]:
         """Return the view that parses the request, calls the handler and encodes its result."""
-        parse_request = _parse_form if operation.body_type == FORM else _parse_json
         respond = _text_response(operation.media_type)
         if operation.media_type == JSON:
             respond = _etag_response if operation.is_conditional else _json_response
 
         def view(**path: Any) -> Response:
-            models = []
-            if operation.body is not None:
-                models.append(parse_request(operation.body, self.max_json_depth))
+            models: list[BaseModel] = []
+            if operation.form is not None:
+                models.append(_parse_form(operation.form))
+            elif operation.body is not None:
+                if operation.max_body_bytes is not None:
+                    request.max_content_length = operation.max_body_bytes
+                _require_json()
+                models.append(parse_body(operation.body, _request_body(), self.max_json_depth))
             if operation.query is not None:
                 models.append(_validate_flat(operation.query, request.args))
             return respond(handler(*models, **path))
@@ -165,19 +139,12 @@ class ApiBlueprint:
         return view
 
 
-def _limit_body(max_body_bytes: int, view: Callable[..., Response]) -> Callable[..., Response]:
-    def limited_view(**path: Any) -> Response:
-        request.max_content_length = max_body_bytes
-        return view(**path)
-
-    return limited_view
-
-
 def _check_scope(operation: Operation, view: Callable[..., Response]) -> Callable[..., Response]:
     """Authorize the caller before the request is parsed, and record changes in the audit table as the caller's."""
+    required_scopes, is_page = operation.required_scopes, operation.media_type == HTML
 
     def checked_view(**path: Any) -> Response:
-        actor = authorize(operation.required_scopes, is_page=operation.media_type == HTML)
+        actor = authorize(required_scopes, is_page=is_page)
         if actor is None or operation.method == "GET":
             return view(**path)
         with acting_as(actor.audit_context(operation.name, request.environ[REQUEST_ID])):
@@ -186,42 +153,14 @@ def _check_scope(operation: Operation, view: Callable[..., Response]) -> Callabl
     return checked_view
 
 
-def _validation_problems(body: type[BaseModel] | None, query: type[BaseModel] | None) -> Iterable[ProblemCode]:
-    if body is None:
-        return () if query is None else (ProblemCode.INVALID_REQUEST,)
-    return (
-        ProblemCode.INVALID_JSON,
-        ProblemCode.INVALID_REQUEST,
-        ProblemCode.BODY_TOO_LARGE,
-        ProblemCode.UNSUPPORTED_MEDIA_TYPE,
-    )
-
-
-def _access_problems(method: str, required_scopes: RequiredScopes) -> tuple[ProblemCode, ...]:
-    """The problems of authentication and authorization."""
-    csrf = (ProblemCode.CROSS_SITE,) if method != "GET" else ()
-    if required_scopes == OPEN:
-        return csrf
-    return (
-        ProblemCode.KEY_REQUIRED, ProblemCode.KEY_INVALID, ProblemCode.SCOPE_MISSING, *csrf, ProblemCode.HOST_REFUSED, ProblemCode.TOO_MANY_LOGIN_ATTEMPTS,
-        ProblemCode.DATABASE_UNAVAILABLE,
-    )  # fmt: skip
-
-
-def _parse_form(model: type[BaseModel], _: int) -> BaseModel:
+def _parse_form(model: type[BaseModel]) -> BaseModel:
     if request.mimetype != FORM:
         raise UnsupportedMediaType(f"send the form as {FORM}")
     return _validate_flat(model, request.form, ignored=CSRF_FIELD)
 
 
-def _parse_json(model: type[BaseModel], max_depth: int) -> BaseModel:
-    """Parse and validate the body; all errors are reported together."""
-    _require_json()
-    return parse_body(model, _request_body(), max_depth)
-
-
 def parse_body(model: type[Model], data: bytes, max_depth: int) -> Model:
-    """Parse and validate a JSON body. Raises InvalidJson or InvalidRequest."""
+    """Parse and validate a JSON body; all errors are reported together. Raises InvalidJson or InvalidRequest."""
     parsed = parse(data, max_depth=max_depth)
     if not parsed.errors and not isinstance(parsed.value, dict):
         raise InvalidRequest([FieldError("body", "is not a JSON object such as {}")])

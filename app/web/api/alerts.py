@@ -13,7 +13,6 @@ from app.admin.alerts import AlertRule, Alerts, FiredAlert, RuleKind
 from app.admin.api_keys import Scope
 from app.queue.jobs import Executor
 from app.web.middleware import audit_action
-from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, BodyModel, Deleted, QueryModel, require_change, require_one_field
@@ -92,27 +91,23 @@ class AlertList:
     alerts: list[FiredAlert]
 
 
-def create_alerts_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("alerts", "/api/v1/alerts")
+def create_alerts_blueprint(executor: Executor) -> ApiBlueprint:
+    blueprint = ApiBlueprint("alerts", "/api/v1/alerts", problems=DATABASE_PROBLEMS)
     alerts = Alerts(executor)
-    rule_problems = (ProblemCode.RULE_NOT_FOUND, *DATABASE_PROBLEMS)
+    rule_problems = (ProblemCode.RULE_NOT_FOUND,)
 
-    @blueprint.get("", query=AlertsQuery, response=AlertList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    @blueprint.get("", query=AlertsQuery, response=AlertList, scope=Scope.READ)
     def list_alerts(query: AlertsQuery) -> AlertList:
         """List firing alerts, or all, newest first."""
         return AlertList(alerts.all(firing=query.state == "firing", before=query.before, limit=query.limit))
 
-    @blueprint.get("/rules", response=AlertRuleList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    @blueprint.get("/rules", response=AlertRuleList, scope=Scope.READ)
     def list_alert_rules() -> AlertRuleList:
         """List alert rules by name."""
         return AlertRuleList(alerts.rules())
 
     @blueprint.post(
-        "/rules",
-        body=NewAlertRule,
-        response=AlertRule,
-        problems=(ProblemCode.RULE_EXISTS, *DATABASE_PROBLEMS),
-        scope=Scope.OPERATE,
+        "/rules", body=NewAlertRule, response=AlertRule, problems=(ProblemCode.RULE_EXISTS,), scope=Scope.OPERATE
     )
     def create_alert_rule(body: NewAlertRule) -> AlertRule:
         """Create an alert rule. One worker process checks all rules every few seconds.

@@ -10,7 +10,6 @@ from pydantic import Field
 from app.admin.api_keys import Scope
 from app.admin.audit import AuditEntry, AuditLog
 from app.queue.jobs import Executor
-from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS
 from app.web.routing import ApiBlueprint
 from app.web.schemas import MAX_PAGE_SIZE, QueryModel, Timestamp
@@ -45,11 +44,11 @@ class AuditPage:
     next: int | None
 
 
-def create_audit_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("audit", "/api/v1")
+def create_audit_blueprint(executor: Executor) -> ApiBlueprint:
+    blueprint = ApiBlueprint("audit", "/api/v1", problems=DATABASE_PROBLEMS)
     audit_log = AuditLog(executor)
 
-    @blueprint.get("/audit", query=AuditQuery, response=AuditPage, problems=DATABASE_PROBLEMS, scope=Scope.OPERATE)
+    @blueprint.get("/audit", query=AuditQuery, response=AuditPage, scope=Scope.OPERATE)
     def list_audit_entries(query: AuditQuery) -> AuditPage:
         """List audit entries: which actor did what, when, from where, and what it changed.
 

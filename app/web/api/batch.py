@@ -20,7 +20,7 @@ from app.web.caches import QueueSettingsCache
 from app.web.json_io import MAX_JSON_DEPTH, FieldError
 from app.web.middleware import audit_action
 from app.web.options import WebOptions
-from app.web.problems import InvalidRequest, ItemProblem, ProblemCode, RequestRejected, problem_code
+from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ItemProblem, ProblemCode, RequestRejected, problem_code
 from app.web.routing import ApiBlueprint
 from app.web.schemas import BodyModel, TriggerRequest, field_errors, trigger_request_model, validate_args
 from pipelines.contract import Pipelines
@@ -72,14 +72,14 @@ class BatchResponse:
 def create_batch_blueprint(
     source: Executor, pipelines: Pipelines, options: WebOptions, queue_settings: QueueSettingsCache
 ) -> ApiBlueprint:
-    blueprint = ApiBlueprint("batch", "/api/v1", MAX_JSON_DEPTH + 2)
+    blueprint = ApiBlueprint("batch", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
     model = trigger_request_model(options, pipelines)
 
     @blueprint.post(
         "/jobs/batch",
         body=BatchRequest,
         response=BatchResponse,
-        problems=(ProblemCode.BATCH_REFUSED, ProblemCode.DATABASE_UNAVAILABLE, ProblemCode.SCHEMA_MISMATCH),
+        problems=(ProblemCode.BATCH_REFUSED,),
         scope=Scope.TRIGGER,
         max_body_bytes=options.max_batch_bytes,
     )

@@ -16,7 +16,6 @@ from app.queue.jobs import Executor
 from app.web.api.job_list import JobFilter
 from app.web.auth.guard import current_actor
 from app.web.middleware import audit_action
-from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, QueryModel
@@ -58,24 +57,18 @@ class BulkOperationList:
     operations: list[BulkOperation]
 
 
-def create_bulk_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("bulk", "/api/v1")
+def create_bulk_blueprint(executor: Executor) -> ApiBlueprint:
+    blueprint = ApiBlueprint("bulk", "/api/v1", problems=DATABASE_PROBLEMS)
     operations = BulkOperations(executor)
-    bulk_problems = (ProblemCode.BULK_NOT_FOUND, *DATABASE_PROBLEMS)
+    bulk_problems = (ProblemCode.BULK_NOT_FOUND,)
 
-    @blueprint.post(
-        "/bulk/count", body=BulkCountRequest, response=MatchCount, problems=DATABASE_PROBLEMS, scope=Scope.READ
-    )
+    @blueprint.post("/bulk/count", body=BulkCountRequest, response=MatchCount, scope=Scope.READ)
     def count_bulk_jobs(body: BulkCountRequest) -> MatchCount:
         """Count the jobs that a bulk operation would change: the dry run."""
         return operations.count(body.action, body.filter.to_filter())
 
     @blueprint.post(
-        "/bulk",
-        body=BulkRequest,
-        response=BulkOperation,
-        problems=(ProblemCode.BULK_MISMATCH, *DATABASE_PROBLEMS),
-        scope=Scope.OPERATE,
+        "/bulk", body=BulkRequest, response=BulkOperation, problems=(ProblemCode.BULK_MISMATCH,), scope=Scope.OPERATE
     )
     def start_bulk_operation(body: BulkRequest) -> BulkOperation:
         """Start a bulk operation on all jobs that match a filter.
@@ -94,7 +87,7 @@ def create_bulk_blueprint(executor: Executor, options: WebOptions) -> ApiBluepri
         audit_action("bulk.started", bulk_id=operation.bulk_id, action=body.action, expected=body.expected)
         return operation
 
-    @blueprint.get("/bulk", query=BulkQuery, response=BulkOperationList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    @blueprint.get("/bulk", query=BulkQuery, response=BulkOperationList, scope=Scope.READ)
     def list_bulk_operations(query: BulkQuery) -> BulkOperationList:
         """List bulk operations, newest first."""
         return BulkOperationList(operations.list(limit=query.limit))

@@ -20,7 +20,7 @@ from app.queue.jobs import Executor
 from app.web.auth.guard import revalidator
 from app.web.json_io import FieldError, dump_json
 from app.web.options import WebOptions
-from app.web.problems import InvalidRequest, ProblemCode, RequestRejected
+from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
 from app.web.schemas import QueryModel
 
@@ -49,7 +49,7 @@ class StreamQuery(QueryModel):
 
 
 def create_events_blueprint(source: Executor, options: WebOptions, closing: threading.Event) -> ApiBlueprint:
-    blueprint = ApiBlueprint("events", "/api/v1")
+    blueprint = ApiBlueprint("events", "/api/v1", problems=DATABASE_PROBLEMS)
     slots = threading.BoundedSemaphore(options.max_streams)
 
     @blueprint.get(
@@ -57,7 +57,7 @@ def create_events_blueprint(source: Executor, options: WebOptions, closing: thre
         query=StreamQuery,
         response=str,
         media_type=EVENT_STREAM_TYPE,
-        problems=(ProblemCode.TOO_MANY_WAITING, ProblemCode.DATABASE_UNAVAILABLE, ProblemCode.SCHEMA_MISMATCH),
+        problems=(ProblemCode.TOO_MANY_WAITING,),
         scope=Scope.READ,
     )
     def stream_events(query: StreamQuery) -> Response:

@@ -94,14 +94,14 @@ _CLONED_FIELDS = (
 
 
 def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("job_edits", "/api/v1")
+    blueprint = ApiBlueprint("job_edits", "/api/v1", problems=DATABASE_PROBLEMS)
     editor, search = JobEditor(queue.executor), JobSearch(queue.executor)
 
     @blueprint.patch(
         "/jobs/<job:job_id>",
         body=JobEditRequest,
         response=JobDetail,
-        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_EDITABLE, ProblemCode.CHANGED, *DATABASE_PROBLEMS),
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_EDITABLE, ProblemCode.CHANGED),
         scope=Scope.OPERATE,
         if_match=True,
     )
@@ -121,7 +121,7 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
         "/jobs/<job:job_id>/clone",
         body=JobClone,
         response=TriggerResponse,
-        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.IDEMPOTENCY_CONFLICT, *DATABASE_PROBLEMS),
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.IDEMPOTENCY_CONFLICT),
         scope=Scope.OPERATE,
     )
     def clone_job(body: JobClone, job_id: str) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
     @blueprint.delete(
         "/jobs/<job:job_id>",
         response=JobDeleted,
-        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_DELETABLE, ProblemCode.CHANGED, *DATABASE_PROBLEMS),
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_DELETABLE, ProblemCode.CHANGED),
         scope=Scope.OPERATE,
         if_match=True,
     )

@@ -33,7 +33,6 @@ from app.queue.job import Status
 from app.queue.jobs import Executor, JobQueue
 from app.web.api.jobs import parse_job_id
 from app.web.json_io import FieldError
-from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint, VersionedResponse
 from app.web.schemas import MAX_PAGE_SIZE, JobEvents, QueryModel, Timestamp
@@ -124,12 +123,12 @@ class JobList:
     count: MatchCount | None
 
 
-def create_job_list_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("job_list", "/api/v1")
+def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
+    blueprint = ApiBlueprint("job_list", "/api/v1", problems=DATABASE_PROBLEMS)
     search, explainer, queue = JobSearch(executor), JobExplainer(executor), JobQueue(executor)
-    job_problems = (ProblemCode.JOB_NOT_FOUND, *DATABASE_PROBLEMS)
+    job_problems = (ProblemCode.JOB_NOT_FOUND,)
 
-    @blueprint.get("/jobs", query=JobsQuery, response=JobList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    @blueprint.get("/jobs", query=JobsQuery, response=JobList, scope=Scope.READ)
     def list_jobs(query: JobsQuery) -> JobList:
         """List jobs, newest first.
 

@@ -12,8 +12,7 @@ from app.admin.api_keys import Scope
 from app.queue.job import JobLogLine, LogPage
 from app.queue.jobs import JobQueue
 from app.web.api.jobs import InvalidJobId, JobWatcher
-from app.web.options import WebOptions
-from app.web.problems import ProblemCode
+from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel
 
@@ -53,19 +52,14 @@ class JobLogs:
     complete: bool
 
 
-def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("job_logs", "/api/v1")
+def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBlueprint:
+    blueprint = ApiBlueprint("job_logs", "/api/v1", problems=DATABASE_PROBLEMS)
 
     @blueprint.get(
         "/jobs/<job:job_id>/logs",
         query=LogsQuery,
         response=JobLogs,
-        problems=(
-            ProblemCode.JOB_NOT_FOUND,
-            ProblemCode.TOO_MANY_WAITING,
-            ProblemCode.DATABASE_UNAVAILABLE,
-            ProblemCode.SCHEMA_MISMATCH,
-        ),
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.TOO_MANY_WAITING),
         scope=Scope.READ,
     )
     def get_job_logs(query: LogsQuery, job_id: str) -> JobLogs:

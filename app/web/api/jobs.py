@@ -23,7 +23,6 @@ from app.web.auth.guard import current_actor
 from app.web.caches import QueueSettingsCache
 from app.web.json_io import dump_json
 from app.web.middleware import audit_action
-from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ANY_KEY, ApiBlueprint, etag_of
 from app.web.schemas import JobState, TriggerRequest, TriggerResponse, validate_args
@@ -97,13 +96,12 @@ class StrictQuery(BaseModel):
 def create_jobs_blueprint(
     queue: JobQueue,
     pipelines: Pipelines,
-    options: WebOptions,
     request_model: type[TriggerRequest],
     tracer: Tracer,
     watcher: JobWatcher,
     queue_settings: QueueSettingsCache,
 ) -> ApiBlueprint:
-    blueprint = ApiBlueprint("jobs", "/api/v1")
+    blueprint = ApiBlueprint("jobs", "/api/v1", problems=DATABASE_PROBLEMS)
 
     @blueprint.post(
         "/jobs/trigger",
@@ -115,7 +113,6 @@ def create_jobs_blueprint(
             ProblemCode.OUTSIDE_KEY_LIMITS,
             ProblemCode.QUEUE_DRAINING,
             ProblemCode.WOULD_NOT_RUN,
-            *DATABASE_PROBLEMS,
         ),
         scope=Scope.TRIGGER,
     )
@@ -157,7 +154,7 @@ def create_jobs_blueprint(
         "/jobs/<job:job_id>/status",
         query=StatusQuery,
         response=JobState,
-        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.TOO_MANY_WAITING, *DATABASE_PROBLEMS),
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.TOO_MANY_WAITING),
         scope=ANY_KEY,
     )
     def get_job_status(query: StatusQuery, job_id: str) -> JobState:
@@ -175,10 +172,7 @@ def create_jobs_blueprint(
         return job
 
     @blueprint.post(
-        "/jobs/<job:job_id>/cancel",
-        response=JobState,
-        problems=(ProblemCode.JOB_NOT_FOUND, *DATABASE_PROBLEMS),
-        scope=Scope.OPERATE,
+        "/jobs/<job:job_id>/cancel", response=JobState, problems=(ProblemCode.JOB_NOT_FOUND,), scope=Scope.OPERATE
     )
     def cancel_job(job_id: str) -> JobState:
         """Cancel a job.
@@ -193,7 +187,7 @@ def create_jobs_blueprint(
     @blueprint.post(
         "/jobs/<job:job_id>/retry",
         response=JobState,
-        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_RETRYABLE, *DATABASE_PROBLEMS),
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.NOT_RETRYABLE),
         scope=Scope.OPERATE,
     )
     def retry_job(job_id: str) -> JobState:

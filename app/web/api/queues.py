@@ -15,7 +15,6 @@ from app.admin.statistics import Chart, Period, Statistics
 from app.queue.jobs import Executor
 from app.web.auth.guard import current_actor
 from app.web.middleware import audit_action
-from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ANY_KEY, ApiBlueprint
 from app.web.schemas import INT4_MAX, BodyModel, QueryModel, parse_key, require_one_field
@@ -72,12 +71,12 @@ class WorkerList:
     workers: list[WorkerStatus]
 
 
-def create_queues_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("queues", "/api/v1")
+def create_queues_blueprint(executor: Executor) -> ApiBlueprint:
+    blueprint = ApiBlueprint("queues", "/api/v1", problems=DATABASE_PROBLEMS)
     queues, statistics = Queues(executor), Statistics(executor)
-    worker_problems = (ProblemCode.WORKER_NOT_FOUND, *DATABASE_PROBLEMS)
+    worker_problems = (ProblemCode.WORKER_NOT_FOUND,)
 
-    @blueprint.get("/queues", query=QueuesQuery, response=QueueList, problems=DATABASE_PROBLEMS, scope=ANY_KEY)
+    @blueprint.get("/queues", query=QueuesQuery, response=QueueList, scope=ANY_KEY)
     def list_queues(query: QueuesQuery) -> QueueList:
         """List queues with their settings, the number of their jobs, and the statistics of the last hour.
 
@@ -87,9 +86,7 @@ def create_queues_blueprint(executor: Executor, options: WebOptions) -> ApiBluep
         statuses = queues.statuses(queue=query.queue)
         return QueueList([status for status in statuses if caller.can_see_queue(status.queue)])
 
-    @blueprint.patch(
-        "/queues", body=QueueSettingsEdit, response=QueueSettings, problems=DATABASE_PROBLEMS, scope=Scope.OPERATE
-    )
+    @blueprint.patch("/queues", body=QueueSettingsEdit, response=QueueSettings, scope=Scope.OPERATE)
     def change_queue_settings(body: QueueSettingsEdit) -> QueueSettings:
         """Pause, drain or open a queue, or limit how many of its jobs run at a time.
 
@@ -107,7 +104,7 @@ def create_queues_blueprint(executor: Executor, options: WebOptions) -> ApiBluep
         )
         return settings
 
-    @blueprint.get("/workers", response=WorkerList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    @blueprint.get("/workers", response=WorkerList, scope=Scope.READ)
     def list_workers() -> WorkerList:
         """List worker processes and their running jobs, live processes first."""
         return WorkerList(queues.workers())
@@ -131,7 +128,7 @@ def create_queues_blueprint(executor: Executor, options: WebOptions) -> ApiBluep
         audit_action("worker.resumed", worker_id=worker_id)
         return queues.drain_worker(worker_id, draining=False)
 
-    @blueprint.get("/charts", query=ChartsQuery, response=Chart, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    @blueprint.get("/charts", query=ChartsQuery, response=Chart, scope=Scope.READ)
     def get_charts(query: ChartsQuery) -> Chart:
         """Get statistics of an hour, a day or a week: job counts, wait times, run times, failures and queue depths."""
         return statistics.chart(query.period, queue=query.queue, task=query.task)

@@ -128,7 +128,7 @@ class DeliveryQueued:
 
 
 def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlueprint:
-    blueprint = ApiBlueprint("webhooks", "/api/v1")
+    blueprint = ApiBlueprint("webhooks", "/api/v1", problems=DATABASE_PROBLEMS)
     webhooks = Webhooks(executor)
     allowed = AllowedHosts.parse(options.webhook_allowed_hosts)
 
@@ -139,17 +139,15 @@ def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlu
         _validate_url = field_validator("url")(lambda url: validate_url(url, allowed))
 
     new_model, edit_model = _with_schema_name(AllowedWebhook, NewWebhook), _with_schema_name(AllowedEdit, WebhookEdit)
-    webhook_problems = (ProblemCode.WEBHOOK_NOT_FOUND, *DATABASE_PROBLEMS)
-    delivery_problems = (ProblemCode.DELIVERY_NOT_FOUND, *DATABASE_PROBLEMS)
+    webhook_problems = (ProblemCode.WEBHOOK_NOT_FOUND,)
+    delivery_problems = (ProblemCode.DELIVERY_NOT_FOUND,)
 
-    @blueprint.get("/webhooks", response=WebhookList, problems=DATABASE_PROBLEMS, scope=Scope.READ)
+    @blueprint.get("/webhooks", response=WebhookList, scope=Scope.READ)
     def list_webhooks() -> WebhookList:
         """List webhooks, oldest first. Only a key with `admin` sees whole URLs, others only their hosts."""
         return WebhookList([_visible_webhook(webhook) for webhook in webhooks.all()])
 
-    @blueprint.post(
-        "/webhooks", body=new_model, response=WebhookWithSecret, problems=DATABASE_PROBLEMS, scope=Scope.ADMIN
-    )
+    @blueprint.post("/webhooks", body=new_model, response=WebhookWithSecret, scope=Scope.ADMIN)
     def create_webhook(body: NewWebhook) -> WebhookWithSecret:
         """Create a webhook.
 
@@ -200,9 +198,7 @@ def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlu
         """Send a test delivery. A worker process sends it, like all others."""
         return DeliveryQueued(webhooks.ping(webhook_id))
 
-    @blueprint.get(
-        "/deliveries", query=DeliveriesQuery, response=DeliveryList, problems=DATABASE_PROBLEMS, scope=Scope.READ
-    )
+    @blueprint.get("/deliveries", query=DeliveriesQuery, response=DeliveryList, scope=Scope.READ)
     def list_deliveries(query: DeliveriesQuery) -> DeliveryList:
         """List deliveries, newest first."""
         return DeliveryList([_visible_delivery(delivery) for delivery in webhooks.deliveries(**vars(query))])

@@ -20,7 +20,7 @@ ANYBODYS = {
 
 
 def test_every_operation_says_who_may_call_it(client):
-    forgotten = [f"{op.method} {op.path}" for op in client.application.extensions[OPERATIONS] if not op.has_scope]
+    forgotten = [f"{op.method} {op.path}" for op in client.application.extensions[OPERATIONS] if op.scope is None]
 
     assert forgotten == [], "give it scope=Scope.…, ANY_KEY or OPEN"
 
