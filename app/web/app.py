@@ -81,10 +81,8 @@ def create_app(
 
     executor, closing = queue.executor, closing or threading.Event()
     own_worker = None if probe is None else LiveWorker(frozenset(options.queues), frozenset(pipelines.names))
-    trigger_model, queue_settings = (
-        trigger_request_model(options, pipelines),
-        QueueSettingsCache(Queues(executor), own_worker),
-    )
+    trigger_model = trigger_request_model(options, pipelines)
+    queue_settings = QueueSettingsCache(Queues(executor), own_worker)
     watcher, check_readiness = JobWatcher(options.max_waiters, closing), ReadinessCheck(queue, options, probe, pool)
     blueprints = [
         create_jobs_blueprint(queue, pipelines, trigger_model, tracer or NoTracing(), watcher, queue_settings),
@@ -93,20 +91,20 @@ def create_app(
         create_edits_blueprint(queue, pipelines, options),
         create_bulk_blueprint(executor),
         create_queues_blueprint(executor),
-        create_task_stats_blueprint(executor, pipelines, options),
+        create_task_stats_blueprint(executor, pipelines),
         create_events_blueprint(executor, options, closing),
         create_job_logs_blueprint(queue, watcher),
         create_webhooks_blueprint(executor, options),
         create_alerts_blueprint(executor),
         create_health_blueprint(check_readiness, probe, options),
-        create_metrics_blueprint(registry, options),
-        create_feedback_blueprint(request_metrics, options),
+        create_metrics_blueprint(registry),
+        create_feedback_blueprint(request_metrics),
         *create_pages(queue, pipelines, options),
         create_audit_blueprint(executor),
-        create_login_blueprint(authenticator, AuditLog(executor), options),
+        create_login_blueprint(authenticator, AuditLog(executor)),
     ]
     app.extensions[OPERATIONS] = []
-    for blueprint in (*blueprints, create_docs_blueprint(blueprints, options)):
+    for blueprint in (*blueprints, create_docs_blueprint(blueprints)):
         app.register_blueprint(blueprint.blueprint)
         app.extensions[OPERATIONS] += blueprint.operations
     return app
@@ -114,8 +112,8 @@ def create_app(
 
 def _make_authenticator(keys: ApiKeys | None, options: WebOptions) -> Authenticator:
     proxies = parse_networks(options.trusted_proxies)
-    if keys is None:
-        return Authenticator(None, None, auth_disabled=options.auth_disabled, proxies=proxies)
-    load_secret = keys.signing_secret if options.session_secret is None else options.session_secret.encode
-    sessions = Sessions(load_secret, max_age_sec=options.session_sec)
-    return Authenticator(KeyCache(keys), sessions, auth_disabled=options.auth_disabled, proxies=proxies)
+    key_cache = sessions = None
+    if keys is not None:
+        load_secret = keys.signing_secret if options.session_secret is None else options.session_secret.encode
+        key_cache, sessions = KeyCache(keys), Sessions(load_secret, max_age_sec=options.session_sec)
+    return Authenticator(key_cache, sessions, auth_disabled=options.auth_disabled, proxies=proxies)

@@ -282,7 +282,7 @@ def _neighbours(name: str, names: Sequence[str]) -> set[str]:
 
 
 class QueueSettingsCache:
-    """The settings of queues and what live workers serve, refreshed in the background: a trigger costs no query for them.
+    """The settings of queues and what live workers serve, refreshed in the background: a trigger runs no query.
 
     `own_worker` is what the workers of this process serve: they are not in the database yet when the process starts.
     """

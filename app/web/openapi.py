@@ -54,16 +54,16 @@ _SECURITY = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "An API key, created with `dataloader keys create`. One of the listed scopes is required; `operate` "
-        "includes `read` and `trigger`, `admin` includes all. Without any key, the service accepts only requests from "
-        "its own machine.",
+        "description": "An API key, created with `dataloader keys create`. One of the listed scopes is required; "
+        "`operate` includes `read` and `trigger`, `admin` includes all. Without any key, the service accepts only "
+        "requests from its own machine.",
     },
     "session": {
         "type": "apiKey",
         "in": "cookie",
         "name": "dl_session",
-        "description": "The session cookie that /login sets in exchange for a key. Requests that change something also need "
-        "the header `X-CSRF-Token`.",
+        "description": "The session cookie that /login sets in exchange for a key. Requests that change something "
+        "also need the header `X-CSRF-Token`.",
     },
 }
 

@@ -43,8 +43,8 @@ class ProblemCode(Enum):
     KEY_REQUIRED = (
         401,
         "An API key is required",
-        "Send `Authorization: Bearer` with a key; `dataloader keys create` creates one. While no key exists, the service "
-        "accepts only requests from its own machine.",
+        "Send `Authorization: Bearer` with a key; `dataloader keys create` creates one. While no key exists, the "
+        "service accepts only requests from its own machine.",
     )
     KEY_INVALID = (401, "The API key is not valid", "The key does not exist, has expired, or was revoked.")
     SCOPE_MISSING = (403, "The API key lacks a scope", "The key has none of the scopes that the operation requires.")

@@ -36,8 +36,8 @@ JSON_CONTENT_TYPES = frozenset({JSON, "application/json; charset=utf-8", "applic
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """A route as its decorator declares it. `form` is a body sent by a form instead of JSON; `if_match`: the request may
-    carry `If-Match`; `html_responses` describes statuses other than 200 that are answered in HTML."""
+    """A route as its decorator declares it. `form` is a body sent by a form instead of JSON; `if_match`: the request
+    may carry `If-Match`; `html_responses` describes statuses other than 200 that are answered in HTML."""
 
     method: str
     path: str  # as Flask writes it

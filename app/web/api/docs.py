@@ -10,12 +10,11 @@ from typing import Any
 from flask import Response, render_template
 
 from app.web.openapi import build_document
-from app.web.options import WebOptions
 from app.web.problems import ProblemCode
 from app.web.routing import ANY_KEY, HTML, JSON, ApiBlueprint
 
 
-def create_docs_blueprint(blueprints: Sequence[ApiBlueprint], options: WebOptions) -> ApiBlueprint:
+def create_docs_blueprint(blueprints: Sequence[ApiBlueprint]) -> ApiBlueprint:
     """Describe the blueprints, and this one."""
     blueprint = ApiBlueprint("documentation", "")
 

@@ -40,7 +40,8 @@ class StreamQuery(QueryModel):
         str | None,
         Field(
             max_length=2000,
-            description="Continue after this `id`; the header `Last-Event-ID` overrides it. Left out: events from now on.",
+            description="Continue after this `id`; the header `Last-Event-ID` overrides it. Left out: events from now "
+            "on.",
         ),
     ] = None
     seconds: Annotated[
@@ -63,10 +64,10 @@ def create_events_blueprint(source: Executor, options: WebOptions, closing: thre
     def stream_events(query: StreamQuery) -> Response:
         """Stream job events as server-sent events.
 
-        Each has its kind as name and the event as `data`, with `event_id`, `job_id`, `queue`, `ts`, `kind` and `payload`.
-        Events committed late arrive late, but none is lost: the `id` of an event is its number, followed after a `~` by
-        earlier ones that may still arrive. Send the last `id` as `Last-Event-ID` to continue. The stream ends soon
-        after the caller's key or session expires.
+        Each has its kind as name and the event as `data`, with `event_id`, `job_id`, `queue`, `ts`, `kind` and
+        `payload`. Events committed late arrive late, but none is lost: the `id` of an event is its number, followed
+        after a `~` by earlier ones that may still arrive. Send the last `id` as `Last-Event-ID` to continue. The
+        stream ends soon after the caller's key or session expires.
         """
         reader = _open_reader(source, request.headers.get("Last-Event-ID") or query.after)
         if not slots.acquire(blocking=False):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass
 
 from app.web.middleware import RequestMetrics
-from app.web.options import WebOptions
 from app.web.routing import ANY_KEY, ApiBlueprint
 
 
@@ -16,33 +16,24 @@ class Feedback:
     dislikes: int
 
 
-class Votes:
-    """Counts the votes of this process since its start."""
-
-    def __init__(self, request_metrics: RequestMetrics) -> None:
-        self._request_metrics = request_metrics
-        self._lock = threading.Lock()
-        self._counts = {"like": 0, "dislike": 0}
-
-    def add(self, vote: str) -> Feedback:
-        self._request_metrics.feedback.labels(vote).inc()
-        with self._lock:
-            self._counts[vote] += 1
-            return Feedback(self._counts["like"], self._counts["dislike"])
-
-
-def create_feedback_blueprint(request_metrics: RequestMetrics, options: WebOptions) -> ApiBlueprint:
+def create_feedback_blueprint(request_metrics: RequestMetrics) -> ApiBlueprint:
     blueprint = ApiBlueprint("feedback", "/api/v1/feedback")
-    votes = Votes(request_metrics)
+    counts, lock = Counter({"like": 0, "dislike": 0}), threading.Lock()
+
+    def add_vote(vote: str) -> Feedback:
+        request_metrics.feedback.labels(vote).inc()
+        with lock:
+            counts[vote] += 1
+            return Feedback(counts["like"], counts["dislike"])
 
     @blueprint.post("/like", response=Feedback, scope=ANY_KEY)
     def like_service() -> Feedback:
         """Vote for the service. Counted in this process since its start."""
-        return votes.add("like")
+        return add_vote("like")
 
     @blueprint.post("/dislike", response=Feedback, scope=ANY_KEY)
     def dislike_service() -> Feedback:
         """Vote against the service. Counted in this process since its start."""
-        return votes.add("dislike")
+        return add_vote("dislike")
 
     return blueprint

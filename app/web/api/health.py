@@ -148,8 +148,8 @@ def create_health_blueprint(check_readiness: ReadinessCheck, probe: Probe | None
     def get_status() -> Readiness:
         """Get the state of the database, and of the worker pool if this process has one.
 
-        If a component is not ready the response is a 503 whose problem has the same fields. Without a key that may read,
-        only the `ready` fields are shown.
+        If a component is not ready the response is a 503 whose problem has the same fields. Without a key that may
+        read, only the `ready` fields are shown.
         """
         readiness = check_readiness()
         if not has_full_details():

@@ -108,8 +108,8 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
     def edit_job(body: JobEditRequest, job_id: str) -> VersionedResponse:
         """Edit a queued job.
 
-        With `If-Match`, the job's `ETag`, nothing is changed if the job has changed since. An `edited` event records the
-        values before and after. A repeated trigger with the job's idempotency key still finds it.
+        With `If-Match`, the job's `ETag`, nothing is changed if the job has changed since. An `edited` event records
+        the values before and after. A repeated trigger with the job's idempotency key still finds it.
         """
         job = search.get_with_version(parse_job_id(job_id)).job
         _validate_edit(body, job.task, pipelines, options)

@@ -119,10 +119,11 @@ def create_jobs_blueprint(
     def trigger_job(body: TriggerRequest, query: StrictQuery) -> dict[str, Any]:
         """Trigger a job.
 
-        Idempotent when `idempotency_key` is given: a repeated request returns the existing job and its current status, as
-        does any request with the `live_key` of a queued or running job. A task that this process does not know is
-        accepted, since another worker may know it. The args of a known task are validated, and `queue` and `lock_key` may
-        be left out if the task has defaults. A `traceparent` header (W3C Trace Context) adds the job to the caller's trace.
+        Idempotent when `idempotency_key` is given: a repeated request returns the existing job and its current
+        status, as does any request with the `live_key` of a queued or running job. A task that this process does not
+        know is accepted, since another worker may know it. The args of a known task are validated, and `queue` and
+        `lock_key` may be left out if the task has defaults. A `traceparent` header (W3C Trace Context) adds the job
+        to the caller's trace.
 
         `warnings` say why the job may never run: no live worker knows its task or serves its queue, or the queue is
         paused. With `strict` such a request is rejected instead, and no job is created.
@@ -160,8 +161,8 @@ def create_jobs_blueprint(
     def get_job_status(query: StatusQuery, job_id: str) -> JobState:
         """Get the status of a job.
 
-        With `wait` the response comes when the job has finished or the time is over. With the `ETag` of an earlier response
-        in `If-None-Match` it comes as soon as the status differs; a 304 means that nothing has changed.
+        With `wait` the response comes when the job has finished or the time is over. With the `ETag` of an earlier
+        response in `If-None-Match` it comes as soon as the status differs; a 304 means that nothing has changed.
         """
         return JobState.from_job(watcher.wait(lambda: _get_visible_job(job_id), _should_return, query.wait))
 

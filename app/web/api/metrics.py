@@ -108,7 +108,6 @@ class DatabaseCollector(Collector):
     """Looks when a scrape comes, and not more often than every `fresh_sec`: it is bounded, and not free."""
 
     def __init__(self, pool: Pool, *, max_age_sec: float = 15.0, timeout_sec: float = 1.5) -> None:
-        self._pool = pool
         self._pool, self._webhooks, self._alerts = pool, Webhooks(pool), Alerts(pool)
         self._snapshot = RefreshingValue(
             self._read, name="refresh-database-metrics", timeout_sec=timeout_sec, max_age_sec=max_age_sec
@@ -202,7 +201,7 @@ def _webhook_metrics(backlog: DeliveryBacklog, firing: dict[str, int]) -> Iterat
     yield alerts
 
 
-def create_metrics_blueprint(registry: CollectorRegistry, options: WebOptions) -> ApiBlueprint:
+def create_metrics_blueprint(registry: CollectorRegistry) -> ApiBlueprint:
     blueprint = ApiBlueprint("metrics", "")
 
     @blueprint.get("/metrics", response=str, media_type="text/plain", scope=Scope.READ)

@@ -38,7 +38,8 @@ class QueueSettingsEdit(BodyModel):
     )
     state: Annotated[QueueState, Field(strict=False)] | None = Field(
         None,
-        description="open; paused: no job is claimed; draining: no job is claimed, and triggers over HTTP are rejected.",
+        description="open; paused: no job is claimed; draining: no job is claimed, and triggers over HTTP are "
+        "rejected.",
     )
     concurrency: Limit | None = Field(
         None, description="Maximum number of running jobs in all worker processes together."

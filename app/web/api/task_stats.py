@@ -11,7 +11,6 @@ from app.admin.api_keys import Scope
 from app.admin.statistics import Period, PeriodStatistics, RecentRun, Statistics
 from app.queue.jobs import Executor
 from app.web.auth.guard import current_actor
-from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS
 from app.web.routing import ANY_KEY, ApiBlueprint
 from app.web.schemas import QueryModel
@@ -96,7 +95,7 @@ class TaskList:
     statistics: list[TaskStatistics]
 
 
-def create_task_stats_blueprint(executor: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_task_stats_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBlueprint:
     blueprint = ApiBlueprint("tasks", "/api/v1", problems=DATABASE_PROBLEMS)
     statistics = Statistics(executor)
 

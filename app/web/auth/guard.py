@@ -1,8 +1,9 @@
 """Authentication and authorization: API keys, browser sessions, and local callers of a service without keys.
 
-Every operation declares its scopes (`scope=`, see `app.web.routing`), which are checked before its handler runs. Handlers
-use `current_actor()`. One that enqueues jobs calls `current_actor().require_trigger(task, queue)` for each, since a key
-may be limited to certain tasks and queues; one that shows a job to a key without `read` checks `can_see(task, queue)`.
+Every operation declares its scopes (`scope=`, see `app.web.routing`), which are checked before its handler runs.
+Handlers use `current_actor()`. One that enqueues jobs calls `current_actor().require_trigger(task, queue)` for each,
+since a key may be limited to certain tasks and queues; one that shows a job to a key without `read` checks
+`can_see(task, queue)`.
 
 A page that changes something sends the CSRF token of its session in the form field `csrf_token` or the header
 `X-CSRF-Token`; templates have `actor` and `csrf_token`. A page that needs a session redirects to `/login`."""
@@ -306,8 +307,8 @@ def _has_bearer(environ: WSGIEnvironment) -> bool:
 
 def actor_for_key(key: ActiveKey, auth_method: str, address: str, session: Session | None = None) -> Actor:
     return Actor(
-        name=key.name, auth_method=auth_method, address=address, scopes=key.scopes, key_id=key.id, tasks=key.tasks, queues=key.queues,
-        session=session,
+        name=key.name, auth_method=auth_method, address=address, scopes=key.scopes, key_id=key.id,
+        tasks=key.tasks, queues=key.queues, session=session,
     )  # fmt: skip
 
 

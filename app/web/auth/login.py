@@ -13,7 +13,6 @@ from app.admin.audit import AuditLog
 from app.errors import DataloaderError
 from app.web.auth.guard import ACTOR, REQUEST_ID, Actor, Authenticator, actor_for_key, cookie_name
 from app.web.middleware import audit_action
-from app.web.options import WebOptions
 from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import HTML, OPEN, ApiBlueprint
 from app.web.schemas import QueryModel
@@ -32,7 +31,7 @@ class LoginForm(LoginQuery):
     key: Annotated[str, Field(max_length=200, description="An API key.")]
 
 
-def create_login_blueprint(authenticator: Authenticator, audit: AuditLog, options: WebOptions) -> ApiBlueprint:
+def create_login_blueprint(authenticator: Authenticator, audit: AuditLog) -> ApiBlueprint:
     blueprint = ApiBlueprint("session", "")
 
     @blueprint.get("/login", query=LoginQuery, response=str, media_type=HTML, scope=OPEN)
