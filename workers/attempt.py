@@ -6,7 +6,7 @@ import ctypes
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +23,6 @@ from pipelines.retry import DEFAULT, Policy
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext, StopStep
 from workers.isolation.environment import ConnectionCheck
-from workers.lease import Lease
 from workers.outcome import (
     UNCHANGED,
     LeaseLost,
@@ -38,11 +37,34 @@ from workers.outcome import (
     stopped,
     success,
 )
-from workers.process_lock import ProcessLock
+from workers.process_identity import ProcessLock
 from workers.secrets import SecretStore, SecretUnavailable, resolve_references
 from workers.threads import clock
 
 _log = log.get(__name__)
+
+
+class Lease:
+    """How long an attempt may trust that its job is still its own.
+
+    Trusted until the last successful renewal *was sent*, plus the time to live, less a margin for the stop.
+
+    Measured on the process's own clock, because the database's is out of reach during an outage.
+    """
+
+    __slots__ = ("_trusted_for", "renewed_at", "ttl_sec")
+
+    def __init__(self, ttl_sec: float, renewed_at: float) -> None:
+        self.ttl_sec = ttl_sec
+        self.renewed_at = renewed_at  # replaced by the heartbeat, read by any thread
+        self._trusted_for = ttl_sec - min(2.0, ttl_sec / 5)
+
+    @property
+    def trusted_until(self) -> float:
+        return self.renewed_at + self._trusted_for
+
+    def is_trusted(self, now: float) -> bool:
+        return now < self.renewed_at + self._trusted_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,3 +322,30 @@ def _command_line(task: Task, args: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
+
+
+class RunningAttempts:
+    """The attempts that a process holds, from claim to settlement, by run id. The dispatcher adds them, the settler removes them, any thread reads them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._attempts: dict[str, Attempt] = {}  # by the run id's text
+
+    def add(self, attempts: Iterable[Attempt]) -> None:
+        with self._lock:
+            self._attempts.update([(attempt.job.run_text, attempt) for attempt in attempts])
+
+    def remove(self, attempts: Iterable[Attempt]) -> None:
+        with self._lock:
+            for attempt in attempts:
+                self._attempts.pop(attempt.job.run_text, None)
+
+    def get(self, run_id: UUID | str) -> Attempt | None:
+        return self._attempts.get(str(run_id))
+
+    def all(self) -> list[Attempt]:
+        with self._lock:
+            return list(self._attempts.values())
+
+    def __len__(self) -> int:
+        return len(self._attempts)

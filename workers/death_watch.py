@@ -1,7 +1,7 @@
 """Watches the other worker processes of the host, and reaps the runs of one that is proved dead.
 
 A check reads /proc alone; it queries the database only when a process has died. Each heartbeat returns the processes to
-watch. A worker with a name also takes over from the former holder of the name; see worker_name.py.
+watch. A worker with a name also takes over from the former holder of the name; see `NameClaim`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from app.queue.jobs import JobQueue
 from app.queue.workers import BeatResult, HeldAttempt, OtherWorker, WorkerLiveness
 from workers import process_identity
 from workers.logs.attempts import log_reaped
-from workers.process_identity import Identity, Proof
-from workers.process_lock import LockState, probe_lock, remove_lock
+from workers.process_identity import Identity, LockState, Proof, probe_lock, remove_lock
 from workers.reaper import servers_to_search
+from workers.registration import NameClaim
 from workers.threads import clock
-from workers.worker_name import NameClaim
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 0.25

@@ -20,12 +20,10 @@ from app import log
 from app.errors import DatabaseUnavailable
 from app.queue.job import ReleaseReason
 from workers.attempt import Attempt
-from workers.claim_timers import CONFLICT_RETRY_SEC, ClaimTimers
-from workers.claimer import Claimer
+from workers.claimer import Claimer, NotifyState
 from workers.listener import Listener, ListenState, Notifications
-from workers.notify_state import NotifyState
 from workers.outcome import Released
-from workers.queue_buffer import PREFETCH_BELOW_SEC, QueueBuffer, QueueLimits
+from workers.queue_buffer import CONFLICT_RETRY_SEC, PREFETCH_BELOW_SEC, ClaimTimers, QueueBuffer, QueueLimits
 from workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)

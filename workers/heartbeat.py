@@ -12,9 +12,8 @@ from app.queue.job import RenewalRequest
 from app.queue.jobs import JobQueue
 from app.queue.workers import WorkerInfo, WorkerLiveness
 from pipelines.contract import StopReason
-from workers.attempt import Attempt
+from workers.attempt import Attempt, RunningAttempts
 from workers.counters import AttemptCounters
-from workers.running import RunningAttempts
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)

@@ -19,8 +19,8 @@ from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.jobs import JobQueue
 from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from pipelines.contract import Pipelines, StopReason
-from workers.attempt import Attempt, AttemptSettings, may_have_child
-from workers.claimer import Claimer
+from workers.attempt import Attempt, AttemptSettings, RunningAttempts, may_have_child
+from workers.claimer import Claimer, NotifyState
 from workers.counters import AttemptCounters
 from workers.death_watch import DeathWatch
 from workers.dispatcher import Dispatcher
@@ -30,19 +30,15 @@ from workers.key_locks import KeyLocks
 from workers.listener import Listener, ListenState
 from workers.logs.writer import JobLogWriter, LogSink
 from workers.maintenance import Maintenance, duties
-from workers.notify_state import NotifyState
 from workers.pool_options import PoolOptions, PoolState
-from workers.pool_stop import WorkerStopper
 from workers.reaper import Reaper
-from workers.registration import Registration
-from workers.running import RunningAttempts
+from workers.registration import NameClaim, Registration
 from workers.settler import Settler
 from workers.stopper import StopEscalator
 from workers.threads import BackgroundThread, clock
 from workers.webhook_sender import WebhookSender
-from workers.worker import Worker
+from workers.worker import Worker, WorkerStopper
 from workers.worker_control import WorkerControl
-from workers.worker_name import NameClaim
 
 __all__ = ["EXIT_THREAD_CRASHED", "PoolOptions", "PoolState", "WorkerPool", "exit_on_crash"]
 
@@ -350,7 +346,7 @@ class WorkerPool:
         self._maintenance.close()
         for role in ("listen", "renew"):
             self._sessions[role].close()
-        if not any(worker.is_alive for worker in self._workers):
+        if not any(worker.is_alive() for worker in self._workers):
             self._registration.process_lock.release()
             self._sessions["claim"].close()
             self._sessions["settle"].close()
@@ -362,7 +358,7 @@ class WorkerPool:
         """Return the state of the pool, without asking the database."""
         now = clock()
         threads = [*self._background_threads, self._logs.thread]
-        ended = [thread.name for thread in threads if self._all_threads_started and not thread.is_alive]
+        ended = [thread.name for thread in threads if self._all_threads_started and not thread.is_alive()]
         crashed = (*self._crashed_threads, *ended)
         is_listening, tested_at = self._listener.state is ListenState.LISTENING, self._listener.last_self_test_at
         # `current_attempt` is read once for each worker, because it changes meanwhile.
@@ -372,6 +368,8 @@ class WorkerPool:
             busy[attempt.job.queue] += 1
         ready = self._all_threads_started and not self._stopped.is_set() and not crashed
         dispatch_age_sec = now - self._dispatcher.last_cycle_at
+        # An idle dispatcher completes a cycle after each poll or heartbeat, whichever is longer; one may fail.
+        max_dispatch_age_sec = 2 * max(self._options.claim_backoff_sec, self._options.heartbeat_sec) + 5.0
         return PoolState(
             ready=ready,
             worker_id=self.id,
@@ -380,7 +378,7 @@ class WorkerPool:
             self_test_age_sec=round(now - tested_at, 1) if tested_at is not None and is_listening else None,
             claim_age_sec=round(now - self._dispatcher.last_claim_at, 1),
             dispatch_age_sec=round(dispatch_age_sec, 1),
-            consuming=ready and (self._dispatcher.all_busy or dispatch_age_sec < self._max_dispatch_age_sec),
+            consuming=ready and (self._dispatcher.all_busy or dispatch_age_sec < max_dispatch_age_sec),
             heartbeat_age_sec=round(now - self._heartbeat.last_beat_at, 1),
             reaper_age_sec=round(now - self._reaper.last_check_at, 1),
             threads=len(self._workers),
@@ -389,11 +387,6 @@ class WorkerPool:
             running=[_describe_running(attempt) for attempt in running],
             crashed_threads=crashed,
         )
-
-    @property
-    def _max_dispatch_age_sec(self) -> float:
-        """An idle dispatcher completes a cycle after each poll or heartbeat, whichever is longer; one may fail."""
-        return 2 * max(self._options.claim_backoff_sec, self._options.heartbeat_sec) + 5.0
 
     def webhook_counts(self) -> Mapping[str, int]:
         """Return how many webhooks were sent, by outcome."""

@@ -13,12 +13,11 @@ from app import log
 from app.errors import InvalidJob
 from app.queue.job import SUCCEEDED, Settlement, SettleResult, Status
 from app.queue.jobs import JobQueue
-from workers.attempt import Attempt
+from workers.attempt import Attempt, RunningAttempts
 from workers.counters import AttemptCounters
 from workers.key_locks import KeyLocks
 from workers.logs.attempts import log_abandoned, log_settled
 from workers.outcome import LeaseLost, Outcome, Released, SettledByTask
-from workers.running import RunningAttempts
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from app import log
 from app.queue.job import ClaimedJob
 from pipelines.contract import StopReason
-from workers.attempt import Attempt
+from workers.attempt import Attempt, RunningAttempts
 from workers.context import StopStep
-from workers.running import RunningAttempts
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)

@@ -57,7 +57,7 @@ class WakeupPipe:
                 os.close(self._write_fd)
 
 
-class BackgroundThread:
+class BackgroundThread(threading.Thread):
     """A thread that runs a step until it is stopped. A step returns the seconds until the next one.
 
     An outage of the database is logged once, and the step is retried. Any other error is a bug: `on_crash` is called
@@ -67,16 +67,12 @@ class BackgroundThread:
     def __init__(
         self, name: str, step: Callable[[], float], *, on_crash: Callable[[str], None], outage_retry_sec: float = 1.0
     ) -> None:
-        self.name = name
+        super().__init__(name=name, daemon=True)
         self.last_step_at = clock()  # written by the thread, read by any
         self._step, self._on_crash, self._outage_retry_sec = step, on_crash, outage_retry_sec
         self._stop_requested = threading.Event()
         self._wakeup = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._outage_logged = False
-
-    def start(self) -> None:
-        self._thread.start()
 
     def wake(self) -> None:
         """Run the next step now."""
@@ -87,16 +83,7 @@ class BackgroundThread:
         self._stop_requested.set()
         self._wakeup.set()
 
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for the thread to end; return False if it still runs."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             while not self._stop_requested.is_set():
                 pause = self._run_step()

@@ -11,10 +11,9 @@ from uuid import UUID
 from app import log
 from app.admin.queues import Queues, QueueSettings, QueueState
 from app.errors import DatabaseUnavailable
-from workers.attempt import Attempt
+from workers.attempt import Attempt, RunningAttempts
 from workers.dispatcher import Dispatcher
 from workers.queue_buffer import QueueLimits
-from workers.running import RunningAttempts
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)

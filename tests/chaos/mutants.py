@@ -72,7 +72,7 @@ def edit_statements(text: str, edits: Sequence[StatementEdit]) -> str:
 
 
 def _never_expire_lease() -> None:
-    from workers.lease import Lease
+    from workers.attempt import Lease
 
     Lease.is_trusted = lambda self, now: True  # type: ignore[method-assign]
 

@@ -18,8 +18,7 @@ from app.queue.job import Status, new_run_ids
 from app.queue.workers import HostFacts, WorkerInfo, WorkerLiveness
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.process_identity import Identity, read_identity
-from workers.process_lock import ProcessLock
+from workers.process_identity import Identity, ProcessLock, read_identity
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="proof needs /proc")
 SOON = 20.0

@@ -14,9 +14,8 @@ from app.queue.jobs import JobQueue
 from pipelines.contract import StopReason
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
-from workers.attempt import Attempt
+from workers.attempt import Attempt, RunningAttempts
 from workers.key_locks import KeyLocks
-from workers.running import RunningAttempts
 from workers.threads import clock
 
 

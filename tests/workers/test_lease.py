@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.lease import Lease
+from workers.attempt import Lease
 
 
 @pytest.mark.parametrize(("ttl", "trusted_for"), [(60, 58), (10, 8), (5, 4), (1, 0.8)])

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from app.errors import DatabaseUnavailable
-from workers.notify_state import NotifyState
+from app.queue.workers import NotifyStateTable
+from workers.claimer import NotifyState
 
 
 @dataclass
-class Database:
+class Database(NotifyStateTable):
     writes: list[str] = field(default_factory=list)
     no_silent_insert: list[bool] = field(default_factory=list)
     is_unavailable: bool = False

@@ -14,7 +14,7 @@ from pipelines.contract import Pipelines
 from tests.support.queue_fixture import BackgroundCall
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import RetryDelays, WorkerPoolFixture
-from workers import claim_timers
+from workers import queue_buffer
 from workers.logs.writer import JobLogWriter
 from workers.pool import WorkerPool
 
@@ -84,8 +84,8 @@ def test_worker_thread_leads_again_after_all_were_busy(
 
 def test_job_overdue_at_commit_is_promoted_at_once(plant: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
     """Its transaction was open past its time. A ring alone sorts nothing in: the claim that finds it does."""
-    monkeypatch.setattr(claim_timers, "CONFLICT_RETRY_SEC", 3 * SOON)  # as after many of them
-    monkeypatch.setattr(claim_timers, "FALLBACK_POLL_SEC", 3 * SOON)
+    monkeypatch.setattr(queue_buffer, "CONFLICT_RETRY_SEC", 3 * SOON)  # as after many of them
+    monkeypatch.setattr(queue_buffer, "FALLBACK_POLL_SEC", 3 * SOON)
     plant.listening_pool()
     plant.wait_for_status(plant.add_job(), Status.SUCCEEDED, SOON)
 

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 
 from tests.support.waiting import eventually
-from workers import process_lock
-from workers.process_lock import LockState, ProcessLock, probe_lock, remove_lock
+from workers import process_identity
+from workers.process_identity import LockState, ProcessLock, probe_lock, remove_lock
 
 WORKER = uuid4()
 
@@ -88,7 +88,7 @@ def test_lock_file_of_another_account_proves_nothing(tmp_path: Path):
 
 
 def test_only_a_lock_file_in_a_runtime_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process_lock, "_candidate_folders", lambda: iter([tmp_path / "ours"]))
+    monkeypatch.setattr(process_identity, "_candidate_folders", lambda: iter([tmp_path / "ours"]))
     for folder in ("ours", "theirs"):
         (tmp_path / folder).mkdir()
         for name in (f"{WORKER}.lock", "passwd"):
@@ -115,7 +115,7 @@ def test_remote_file_system_is_passed_over(tmp_path: Path, monkeypatch: pytest.M
     device = tmp_path.stat().st_dev
     number = f"{device >> 8 & 0xFFF}:{device & 0xFF}"
     mounts = tmp_path / "mountinfo"
-    monkeypatch.setattr(process_lock, "_MOUNTS", mounts)
+    monkeypatch.setattr(process_identity, "_MOUNTS", mounts)
     mounts.write_text(f"22 27 {number} / /x rw,relatime shared:1 - nfs4 host:/x rw\n")
     lock = ProcessLock()
     lock.acquire(uuid4(), (tmp_path,))

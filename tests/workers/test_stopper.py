@@ -14,7 +14,7 @@ from tests.support import stop_steps
 from tests.support.claimed_jobs import attempt_with
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.running import RunningAttempts
+from workers.attempt import RunningAttempts
 from workers.stopper import StopEscalator
 from workers.threads import clock
 
