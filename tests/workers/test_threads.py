@@ -115,7 +115,8 @@ def looping() -> Iterator[Callable[[Steps], BackgroundThread]]:
     yield start
     for loop in made:
         loop.stop()
-        assert loop.join(20)
+        loop.join(20)
+        assert not loop.is_alive()
 
 
 def test_thread_waits_as_long_as_the_step_returned(looping):
