@@ -447,7 +447,7 @@ def test_stuck_job_is_released_and_its_key_stays_locked(plant: WorkerPoolFixture
     assert said("job.stop_timeout")
     assert plant.queue_fixture.fetch_row("SELECT pg_try_advisory_lock(hashtext('its key'))") is False
     plant.gate.open()
-    eventually(lambda: not any(worker.is_alive for worker in pool._workers))
+    eventually(lambda: not any(worker.is_alive() for worker in pool._workers))
     assert plant.queue_fixture.status(job) is Status.QUEUED, "what it still did was written down"
 
 

@@ -145,8 +145,8 @@ def test_stop_ends_the_thread_at_once(looping):
 
     loop.stop()
 
-    assert loop.join(20) is True
-    assert not loop.is_alive
+    loop.join(20)
+    assert not loop.is_alive()
     assert steps.crashes == []
 
 
@@ -168,5 +168,6 @@ def test_error_ends_the_background_thread_and_calls_on_crash(looping, said):
 
     eventually(lambda: steps.crashes)
     assert steps.crashes == ["test-thread"]
-    assert loop.join(20)
+    loop.join(20)
+    assert not loop.is_alive()
     assert said("thread.crashed") == [{}]
