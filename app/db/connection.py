@@ -1,7 +1,7 @@
 """Long-lived connections with a deadline on every wait, for claims, settlements, heartbeats, key locks and LISTEN.
 
-They are in psycopg2's asynchronous mode, and this module waits for them. A blocking call into libpq has no deadline: with a
-silent network, a thread was still blocked in it after all timeouts of the server.
+They are in psycopg2's asynchronous mode, and this module waits for them. A blocking call into libpq has no deadline:
+with a silent network, a thread was still blocked in it after all timeouts of the server.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ INSUFFICIENT_PRIVILEGE = "42501"
 class Timelines:
     """Refuses a former primary: a server whose timeline this process has seen superseded.
 
-    A promotion begins a new timeline. A former primary that comes back still has its own one and takes writes, which are
-    lost as soon as it is rebuilt as a standby.
+    A promotion begins a new timeline. A former primary that comes back still has the old one and takes writes, which
+    are lost as soon as it is rebuilt as a standby.
     """
 
     def __init__(self) -> None:
@@ -323,10 +323,10 @@ class Session:
         return connection
 
 
-# Settings that make a server notice that a session's client is gone, for code that opens its own connections: libpq reads
-# them from PGOPTIONS. A server that does not know one of them refuses the connection (before PostgreSQL 14, or where the
-# system cannot report a closed socket), and so does a pooler that does not forward `options`: they are used only where
-# every known server accepts them.
+# Settings that make a server notice that a session's client is gone, for code that opens its own connections: libpq
+# reads them from PGOPTIONS. A server that does not know one of them refuses the connection (before PostgreSQL 14, or
+# where the system cannot report a closed socket), and so does a pooler that does not forward `options`: they are used
+# only where every known server accepts them.
 CHECK_OPTIONS = (
     "-c client_connection_check_interval=2s"
     " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"

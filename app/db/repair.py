@@ -40,7 +40,7 @@ class Repair:
 
 
 def split_statements(text: str) -> list[str]:
-    """The statements of an SQL file. A statement ends with a semicolon at the end of a line, outside a function's body."""
+    """The statements of an SQL file: each ends with a semicolon at the end of a line, outside a function's body."""
     statements, lines, in_body = [], [], False
     for line in text.splitlines():
         code = re.sub(r"(^|\s)--.*", "", line)

@@ -1,8 +1,8 @@
 """Build and upgrade the queue's tables, and check whether this version can work with them.
 
-schema.sql builds today's tables in an empty schema. Older ones are upgraded by the files in migrations/, each named after
-the version that it makes; after the last one the functions and triggers of schema.sql replace the old ones. A migration
-changes tables, types and rows alone.
+schema.sql builds today's tables in an empty schema. The files in migrations/ upgrade older ones, each named after the
+version that it creates; then the functions and triggers of schema.sql replace the old ones. A migration changes only
+tables, types and rows.
 """
 
 from __future__ import annotations
@@ -161,12 +161,12 @@ def _apply(cursor: Any, statement: str, purpose: str) -> None:
         details = (error.diag.message_primary, error.diag.message_detail, error.diag.message_hint)
         reason = "; ".join(detail.strip().rstrip(".") for detail in details if detail)
         raise SchemaBlocked(
-            f"cannot {purpose}: {reason}. Nothing was changed: mend that, and run `dataloader migrate` again"
+            f"cannot {purpose}: {reason}. Nothing was changed: repair that, and run `dataloader migrate` again"
         ) from error
 
 
 def _record(cursor: Any, target: SchemaVersion) -> None:
-    """Record the version; the row that schema.sql has inserted becomes ours."""
+    """Record the version: update the row that schema.sql has inserted, or insert one."""
     if not _exists(cursor, sql.Identifier("dl_schema")):  # dropped by hand
         for statement in schema_statements(schema_text()):
             if statement.table == "dl_schema":

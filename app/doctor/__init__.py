@@ -1,1 +1,1 @@
-"""`dataloader doctor`: checks the database, the schema, the server and the queue, and names a remedy for each problem."""
+"""`dataloader doctor`: checks the database, schema, server and queue, and names a remedy for each problem."""

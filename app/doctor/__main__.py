@@ -1,4 +1,4 @@
-"""Writes catalogue.json, the objects that schema.sql creates: `python -m app.doctor`, after each change of schema.sql."""
+"""Writes catalogue.json, the objects of schema.sql: run `python -m app.doctor` after each change of schema.sql."""
 
 from __future__ import annotations
 

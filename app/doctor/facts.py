@@ -111,8 +111,8 @@ class DatabaseFacts:
 def detect_pooler(dsn: str, *, timeout_sec: float) -> Pooler:
     """Whether a pooler gives one server process to several clients.
 
-    Several clients connect, and one after the other opens a transaction. Each must have a server process of its own, with
-    its settings and prepared statements.
+    Several clients connect, and one after the other opens a transaction. Each must have a server process of its own,
+    with its settings and prepared statements.
     """
     clients = [connect(dsn, name="dataloader-doctor", timeout_sec=timeout_sec) for _ in range(_CLIENT_COUNT)]
     try:

@@ -40,7 +40,8 @@ def check_retention(is_held: bool, *, is_decided: bool) -> Iterator[Finding]:
         yield info(
             "retention",
             "the tables were upgraded from version 0, and workers delete nothing from them",
-            "DL_RETENTION_ENABLED=true lets workers delete what is older than DL_KEEP_…, DL_RETENTION_ENABLED=false keeps everything",
+            "DL_RETENTION_ENABLED=true lets workers delete what is older than DL_KEEP_…, "
+            "DL_RETENTION_ENABLED=false keeps everything",
         )
 
 
@@ -124,8 +125,8 @@ def _check_running(facts: Mapping[str, Any]) -> Iterator[Finding]:
         job, worker, until, heartbeat = odd[0]
         yield warning(
             "odd_leases",
-            f"{len(odd)} running jobs have a lease or a heartbeat further in the future than any worker writes, such as job {job} "
-            f"of {worker or 'no worker'}: lease until {until}, heartbeat {heartbeat or 'never'}",
+            f"{len(odd)} running jobs have a lease or a heartbeat further in the future than any worker writes, "
+            f"such as job {job} of {worker or 'no worker'}: lease until {until}, heartbeat {heartbeat or 'never'}",
             "another service has written it, or the server's clock was set back; the job is reaped lease_ttl_sec after "
             "its last heartbeat; only claims and heartbeats should write lease_expires_at",
             runs=odd,
@@ -160,8 +161,8 @@ def _check_worker_names(facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield error(
             "shared_worker_names",
             f"{len(workers)} live worker processes have DL_WORKER_NAME={name}: {_join_names(workers)}",
-            "give each a name of its own, or none: while both live neither takes over the other's jobs, and a frozen one"
-            " loses its jobs",
+            "give each a name of its own, or none: while both live neither takes over the other's jobs, and a "
+            "frozen one loses its jobs",
             name=name, workers=workers,
         )  # fmt: skip
 

@@ -166,14 +166,15 @@ def _check_timeouts(server: Mapping[str, Any], settings: Mapping[str, str]) -> I
     if int(settings["idle_session_timeout"]):
         yield error(
             "idle_session_timeout",
-            f"idle_session_timeout is {settings['idle_session_timeout']} ms: it ends listeners and the sessions that hold key locks",
+            f"idle_session_timeout is {settings['idle_session_timeout']} ms: it ends listeners and key locks",
             f"ALTER ROLE {quote_identifier(server['user'])} SET idle_session_timeout = 0",
         )
     if int(settings.get("transaction_timeout") or 0):
         yield warning(
             "transaction_timeout",
             f"transaction_timeout is {settings['transaction_timeout']} ms: longer loads into this database are ended",
-            f"ALTER ROLE {quote_identifier(server['user'])} SET transaction_timeout = 0; needed if pipelines load into this one",
+            f"ALTER ROLE {quote_identifier(server['user'])} SET transaction_timeout = 0; needed if "
+            "pipelines load into this one",
         )
     if not int(settings["idle_in_transaction_session_timeout"]):
         yield info(

@@ -134,8 +134,8 @@ class Enqueued:
 class ClaimedJob(NamedTuple):
     """A job claimed for one attempt, as the statement `claim` returns it.
 
-    JSON is not decoded yet: what cannot be decoded must fail the job, not the claim. Ids stay text: usually they are only
-    sent back.
+    JSON is not decoded yet: what cannot be decoded must fail the job, not the claim. Ids stay text: usually they are
+    only sent back.
     """
 
     id_text: str
@@ -171,9 +171,7 @@ class ClaimedJob(NamedTuple):
 class ClaimHint:
     """When and where to claim again."""
 
-    skipped: (
-        int  # ready jobs scanned in vain, since their key is busy: more may be ready behind them, claim again at once
-    )
+    skipped: int  # ready jobs scanned in vain, since their key is busy: more may be ready behind them
     next_due_sec: float | None  # until the next scheduled job; None: there is none
     cursor: Sequence[str] | None = None  # the position of the last claimed job; None: none was claimed
     blocked_keys: Sequence[str] | None = None  # keys whose jobs this claim blocked

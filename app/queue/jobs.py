@@ -310,7 +310,7 @@ class JobQueue:
         worker_id: UUID | None = None,
         server: str | None = None,
     ) -> list[ReapedJob]:
-        """Requeue or end these runs, if their lease is still expired or, with `worker_id`, their process is proved dead.
+        """Requeue or end these runs if their lease is still expired or, with `worker_id`, their process is proved dead.
 
         `sessions_left` has the targets on which SQL of a run may still be active. With `server`, nothing is done on
         another server than the one that found the leases expired.

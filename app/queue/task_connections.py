@@ -1,8 +1,8 @@
 """A run's own connections: what a pipeline writes through them is fenced, and another thread can stop them.
 
-They are blocking psycopg2 connections, because pipelines are ordinary code. Their `application_name` has the job's id and the
-start of the run's, so ending one run's sessions spares its successor's. A transaction in the queue's own database commits
-only while the run still owns its job.
+They are blocking psycopg2 connections, because pipelines are ordinary code. Their `application_name` has the job's id
+and the start of the run's, so ending one run's sessions spares its successor's. A transaction in the queue's own
+database commits only while the run still owns its job.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class TaskConnections:
     def transaction(
         self, *, checkpoint: Callable[[], Any], final: Callable[[], Mapping[str, Any]] | None
     ) -> Iterator[Any]:
-        """One transaction in the queue's own database. It commits with the checkpoint that `checkpoint()` returns, if any,
-        or with the settlement whose parameters `final()` returns."""
+        """One transaction in the queue's own database. It commits with the checkpoint that `checkpoint()` returns, if
+        any, or with the settlement whose parameters `final()` returns."""
         if self._in_transaction:
             raise RuntimeError("a transaction is open already; transactions do not nest")
         connection = self._open_queue_connection()
@@ -231,7 +231,7 @@ class TaskConnections:
         return opened.connection
 
     def _enable_client_check(self, opened: OpenConnection) -> None:
-        """By SET, because in the DSN an unknown setting refuses the connection; committed, because a rollback undoes it."""
+        """By SET: in the DSN an unknown setting refuses the connection. Committed: a rollback would undo it."""
         opened.connection.autocommit = True
         with opened.connection.cursor() as cursor:
             cursor.execute(_SET_KEEPALIVES)
