@@ -325,7 +325,10 @@ def _command_line(task: Task, args: dict[str, Any]) -> Iterator[None]:
 
 
 class RunningAttempts:
-    """The attempts that a process holds, from claim to settlement, by run id. The dispatcher adds them, the settler removes them, any thread reads them."""
+    """The attempts that a process holds, from claim to settlement, by run id.
+
+    The dispatcher adds them, the settler removes them, any thread reads them.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -124,7 +124,7 @@ class _QueueState:
 
 
 class NotifyState:
-    """Suppresses notifications while a worker process is busy, without missing a job. Used by the claiming thread alone.
+    """Suppresses notifications while a worker process is busy. Used by the claiming thread alone.
 
     A process with more jobs than threads claims again by itself and needs no notification. Before it waits for one it
     requests notifications, makes sure that no transaction that has not seen the request is about to commit, and claims

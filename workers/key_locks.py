@@ -22,8 +22,9 @@ class KeyLocks:
 
     A key lock keeps the next attempt waiting while an attempt that lost its lease may still act. An attempt that has
     ended acts no more, so its key is unlocked before its settlement, which is written on another connection: until
-    then the unique index on running keys keeps the next job of the key out. Session locks are re-entrant: a key that another
-    attempt of this process still holds is refused here, because that attempt's thread may have outlived its lease.
+    then the unique index on running keys keeps the next job of the key out. Session locks are re-entrant: a key that
+    another attempt of this process still holds is refused here, because that attempt's thread may have outlived its
+    lease.
     """
 
     def __init__(self, session: Session, queue: JobQueue) -> None:

@@ -114,8 +114,10 @@ class QueueBuffer:
 
 @dataclass
 class ClaimTimers:
-    """When a dispatcher claims without a notification: at the poll, and when the next scheduled job falls due. Under the
-    dispatcher's lock."""
+    """When a dispatcher claims without a notification: at the poll, and when the next scheduled job falls due.
+
+    Under the dispatcher's lock.
+    """
 
     poll_interval_sec: float
     promote_due: bool = True  # the next claim makes ready what has fallen due

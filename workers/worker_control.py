@@ -24,8 +24,8 @@ _STATM = Path("/proc/self/statm")
 class WorkerControl:
     """Applies queue settings to the dispatcher. Its thread also watches for dead processes.
 
-    Every claim honours the settings in the database. Here they keep threads from claims that return nothing, and bound what this
-    process runs, which a claim cannot know.
+    Every claim honours the settings in the database. Here they keep threads from claims that return nothing, and bound
+    what this process runs, which a claim cannot know.
     """
 
     def __init__(
