@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+import psycopg2
 import pytest
 
 from app.cli.exit_codes import ExitCode
@@ -146,6 +147,20 @@ def test_migrate_names_what_it_restored_and_then_nothing(dsn):
     assert "restored index dl_jobs_blocked_idx" in shown
     assert "restored trigger dl_jobs.dl_jobs_manual_update" in shown
     assert "nothing to do" in run_in_process(dsn, "migrate")
+
+
+def test_restored_function_is_not_executable_by_public(dsn):
+    migrate(dsn)
+    execute_sql(dsn, "DROP FUNCTION dl_enqueue_many CASCADE")
+
+    run_in_process(dsn, "migrate")
+
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT proacl::text FROM pg_proc WHERE proname = 'dl_enqueue_many'")
+        (acl,) = cursor.fetchone()
+    assert acl is not None
+    assert "{=X" not in acl
+    assert ",=X" not in acl
 
 
 def test_migrate_makes_missing_tables(empty_dsn):
