@@ -157,7 +157,7 @@ def test_restored_function_is_not_executable_by_public(dsn):
 
     with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT proacl::text FROM pg_proc WHERE proname = 'dl_enqueue_many'")
-        (acl,) = cursor.fetchone()
+        ((acl,),) = cursor.fetchall()
     assert acl is not None
     assert "{=X" not in acl
     assert ",=X" not in acl
