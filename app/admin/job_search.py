@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -38,8 +38,7 @@ _FIRST_COUNT_WINDOW_ROWS = 5_000
 _MAX_WINDOW_ROWS = 50_000
 _MAX_FOLLOW_UPS_SHOWN = 100
 _ATTEMPT_EVENT_FIELDS = {"status", "attempt", "run_id", "error", "reason", "pause_sec"}
-_MIN_TIME = datetime.min.replace(tzinfo=UTC)
-_MAX_TIME = datetime.max.replace(tzinfo=UTC)
+_MIN_TIME, _MAX_TIME = "-infinity", "infinity"
 _MIN_ID, _MAX_ID = UUID(int=0), UUID(int=2**128 - 1)
 
 
@@ -390,10 +389,10 @@ def _window(job_filter: Filter, *, newest_first: bool, after: Cursor | None) -> 
     # No matching job was created later than any of these: a job is created before it starts and before it finishes.
     ends = [at for at in (job_filter.created_to, job_filter.started_to, job_filter.finished_to) if at is not None]
     oldest, newest = job_filter.created_from or _MIN_TIME, min(ends, default=_MAX_TIME)
+    at: datetime | str = newest if newest_first else oldest
     if after is not None and isinstance(after.key, datetime):
         at, last_id = after.key, after.id
     else:
-        at = newest if newest_first else oldest
         last_id = _MAX_ID if newest_first and not ends else _MIN_ID
     return {
         "at": at,
