@@ -70,8 +70,6 @@ SPEAKS_OF_ITS_CONNECTION = ("workers.listener",)  # the echo that proves a LISTE
 
 # Imports that close a circle and are still to be removed: none may be added.
 OPEN_CIRCLES = {
-    ("app.cli.text", "app.cli.render"),
-    ("app.cli.watch", "app.cli.service_options"),
     ("app.web.caches", "app.web.auth.guard"),
 }
 

@@ -95,6 +95,8 @@ class KeyLocks:
             if self._session.connected and self._session.generation == self._generation:
                 return
             attempts = list(self._holders.values())
+            # After a timeout or a network failure the server may hold the former session, and its locks, for minutes.
+            self._queue.end_former_sessions()
             answers = self._queue.lock_keys([attempt.job for attempt in attempts])
             self._generation = self._session.generation
             lost = [attempt for attempt, (locked, _) in zip(attempts, answers, strict=True) if not locked]

@@ -118,6 +118,8 @@ class Redactor:
     def restore_references(self, value: Any) -> Any:
         """Return args for a follow-up job, with references in place of secrets. Raises ValueError for a text that
         contains a secret among other things: it would be stored in the clear."""
+        if not self:
+            return value  # args may be nested more deeply than a walk can go
         if isinstance(value, str):
             for name, secret in self.secrets.items():
                 if value == secret:

@@ -12,15 +12,16 @@ from app.cli import text
 from app.cli.exit_codes import ExitCode
 from app.cli.parsing import NOT_NEGATIVE, POSITIVE, filter_options, limit_option, without_none
 from app.cli.service_options import RemoteService, remote_command
+from app.cli.tables import Table
 from app.wording import format_count
 
-_BULK_OPERATIONS = text.Table(
+_BULK_OPERATIONS = Table(
     "operation=bulk_id, action, state, jobs, created=created_at",
     {"jobs": lambda operation: f"{operation['changed']} of {operation['expected']}"},
     uncut="operation, action, state, jobs, created",
     empty_message="No bulk operations.",
 )
-_QUEUES = text.Table(
+_QUEUES = Table(
     "queue, state, ready, running, oldest, scheduled, blocked, workers, done/h, failed/h, p95",
     {
         "ready": lambda queue: f"{queue['ready']}{'' if queue['ready_exact'] else '+'}",
@@ -32,7 +33,7 @@ _QUEUES = text.Table(
     uncut="queue, state, ready, running",
     empty_message="No queues.",
 )
-_WORKERS = text.Table(
+_WORKERS = Table(
     "worker=name, id=worker_id, state, busy, memory, version, listener, queues",
     {
         "state": lambda worker: "gone" if not worker["alive"] else "draining" if worker["draining"] else "alive",
@@ -45,7 +46,7 @@ _WORKERS = text.Table(
 )
 _OUTCOME_LETTERS = {"succeeded": ".", "failed": "F", "lost": "L", "canceled": "c", "retried": "r"}
 _TASK_COUNTS = "recent"  # the counts of a task's jobs in the period
-_TASKS = text.Table(
+_TASKS = Table(
     "task=name, succeeded, failed, rate, p50, p95, last",
     {
         "succeeded": lambda task: task[_TASK_COUNTS]["succeeded"],
@@ -72,7 +73,7 @@ def _format_changes(line: text.Payload) -> str:
     return ", ".join(f"{name} {shown(before.get(name))} → {shown(value)}" for name, value in after.items())
 
 
-AUDIT_LOG = text.Table(
+AUDIT_LOG = Table(
     "line=audit_id, time=at, actor, action, resource, changes, from, request=request_id",
     {
         "resource": lambda line: f"{line['subject']} {line['subject_id'] or ''}",

@@ -7,18 +7,18 @@ from uuid import UUID
 
 import click
 
-from app.cli import text
 from app.cli.parsing import POSITIVE, without_none
 from app.cli.service_options import RemoteGroup, RemoteService
+from app.cli.tables import Table
 
 KINDS = ("failure_rate", "no_success", "queue_age", "stalled", "dead_worker")
-_ALERTS = text.Table(
+_ALERTS = Table(
     "since=started_at, state, rule=name, detail",
     {"state": lambda alert: "resolved" if alert["resolved_at"] else "firing"},
     uncut="since, state",
     empty_message="No alerts fire.",
 )
-_RULES = text.Table(
+_RULES = Table(
     "rule=rule_id, name, kind, threshold, queue, task, state",
     {"threshold": lambda rule: f"{rule['threshold']:g}", "state": lambda rule: "on" if rule["active"] else "off"},
     uncut="rule",

@@ -11,11 +11,12 @@ import click
 from app.cli import text, watch
 from app.cli.exit_codes import ExitCode
 from app.cli.parsing import NOT_NEGATIVE, OBJECT, POSITIVE, TIME, filter_options, limit_option, without_none
-from app.cli.service_options import RemoteService, remote_command
+from app.cli.service_options import OutageNotice, RemoteService, remote_command
+from app.cli.tables import Table
 
 _PAGE_LINES = 1000
 # The last columns are the first that a narrow terminal does without.
-_JOBS = text.Table(
+_JOBS = Table(
     "job=job_id, status, task, queue, attempts, progress, created=created_at, error",
     {
         "attempts": lambda job: f"{job['attempt']}/{job['max_attempts']}",
@@ -25,7 +26,7 @@ _JOBS = text.Table(
     uncut="job, status, attempts, created",
     empty_message="No jobs match.",
 )
-_EVENTS = text.Table(
+_EVENTS = Table(
     "time=ts, event=kind, details",
     {"details": lambda event: event["payload"] or None},
     uncut="time, event",
@@ -115,7 +116,7 @@ def logs(service: RemoteService, *, job_id: UUID, following: bool, tail: int | N
 
     With --json each line is a JSON document of its own.
     """
-    notice = watch.OutageNotice("still following", lambda line: click.echo(line, err=True))
+    notice = OutageNotice("still following", lambda line: click.echo(line, err=True))
     follow = service.client.follow_logs(job_id, tail=tail, on_outage=notice, **query) if following else None
     is_empty = True
     try:

@@ -12,6 +12,7 @@ import click
 from app.cli import text
 from app.cli.invocation import dataloader_command
 from app.cli.parsing import json_option, option_type, parse_duration
+from app.cli.tables import Table
 from app.errors import NoOperatorKey
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def format_limits(key: text.Payload) -> str:
     return "; ".join(f"{name} {text.one_line(', '.join(values))}" for name, values in limits.items())
 
 
-_KEYS = text.Table(
+_KEYS = Table(
     "key=key_id, name, state, scopes, limits, created=created_at, by=created_by, expires=expires_at, "
     "last used=last_used_at",
     {"scopes": lambda key: ",".join(key["scopes"]), "limits": format_limits},

@@ -20,6 +20,7 @@ from app.cli import text
 from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
 from app.cli.parsing import args_options, json_option, option_type, without_none
+from app.cli.tables import Table
 from app.runtime.startup import Startup, last_error
 from app.wording import format_count
 from dataloader._address import DEFAULT_URL
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
 _MARKS = {"ok": ("ok", "green"), "info": ("note", "cyan"), "warning": ("warning", "yellow"), "error": ("ERROR", "red")}
-_SETTINGS = text.Table("variable, value, source, default", uncut="variable, source")
-_TASKS = text.Table("task, kind, module")
+_SETTINGS = Table("variable, value, source, default", uncut="variable, source")
+_TASKS = Table("task, kind, module")
 
 
 def parse_queue(raw: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
@@ -11,14 +12,26 @@ from click.core import ParameterSource
 
 from app.cli import text
 from app.cli.parsing import TEXT_FILE, json_option, option_type, without_none
-from app.cli.watch import OutageNotice
+from app.cli.tables import Table
 from dataloader._address import DEFAULT_URL, RETRY_TIMEOUT_SEC, parse_url
-from dataloader.errors import ServiceFault
+from dataloader.errors import ServiceFault, ServiceUnavailable
 
 if TYPE_CHECKING:
     from dataloader import Client
 
 _MAX_KEY_LENGTH = 1000  # characters read from a key file
+
+
+class OutageNotice:
+    """Prints why the service does not answer, each new reason once: a silent prompt looks like a hang."""
+
+    def __init__(self, ending: str, print_line: Callable[[str], None]) -> None:
+        self._ending, self._print_line, self.last_reason = ending, print_line, ""
+
+    def __call__(self, outage: ServiceUnavailable) -> None:
+        if str(outage) != self.last_reason:
+            self.last_reason = str(outage)
+            self._print_line(f"{outage}; {self._ending}")
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ class RemoteService:
     def print_payload(self, payload: object, *lines: str) -> None:
         click.echo(text.json_text(payload) if self.as_json else "\n".join(lines))
 
-    def print_list(self, payload: text.Payload, field: str, table: text.Table) -> None:
+    def print_list(self, payload: text.Payload, field: str, table: Table) -> None:
         table.print(payload, field, as_json=self.as_json)
 
 

@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import click
-
 Payload = Mapping[str, Any]
-Cells = Mapping[str, Callable[[Any], Any]]  # by the heading
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _MAX_ERROR_LENGTH = 300
 _MAX_AMOUNT = 1e15  # a larger float is no longer exact; such a progress is shown as it came
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
-
-
-class Table:
-    """The columns of a list, as `heading` or `heading=field`, and what makes the cells that are no field's value.
-
-    The columns in `uncut` are never shortened.
-    """
-
-    def __init__(self, columns: str, cells: Cells | None = None, *, uncut: str = "", empty_message: str = "") -> None:
-        parts = (column.partition("=") for column in columns.split(", "))
-        self._fields = {heading: field or heading for heading, _, field in parts}
-        self._cells, self._uncut, self._empty_message = cells or {}, uncut.split(", "), empty_message
-
-    def print(self, payload: Payload, field: str, *, as_json: bool) -> None:
-        """Print the list in a field: a table for a person, aligned text for a pipe, the payload when asked for JSON."""
-        items = payload[field]
-        if as_json:
-            click.echo(json_text(payload))
-        elif not items:
-            click.echo(self._empty_message, err=True, nl=bool(self._empty_message))
-        elif sys.stdout.isatty():
-            from app.cli import render  # noqa: PLC0415 - rich is loaded only where it draws
-
-            render.print_table(list(self._fields), self.rows(items), uncut=self._uncut)
-        else:
-            click.echo("\n".join(align_columns(list(self._fields), self.rows(items))))
-
-    def rows(self, items: Sequence[Payload]) -> list[list[str]]:
-        def cell(heading: str, field: str, item: Payload) -> str:
-            make = self._cells.get(heading)
-            return format_field(field, item[field] if make is None else make(item))
-
-        return [[cell(heading, field, item) for heading, field in self._fields.items()] for item in items]
 
 
 def one_line(raw: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -13,11 +12,11 @@ import click
 from app.cli import text
 from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
+from app.cli.service_options import OutageNotice, RemoteService
 from dataloader.errors import Refused, ServiceUnavailable
 
 if TYPE_CHECKING:
     from app.cli.render import BarView
-    from app.cli.service_options import RemoteService
     from dataloader import Client
 
 
@@ -47,18 +46,6 @@ def choose_view(*, as_json: bool) -> LineView | BarView:
         if render.can_redraw():
             return render.BarView()
     return LineView(quiet=as_json)
-
-
-class OutageNotice:
-    """Prints why the service does not answer, each new reason once: a silent prompt looks like a hang."""
-
-    def __init__(self, ending: str, print_line: Callable[[str], None]) -> None:
-        self._ending, self._print_line, self.last_reason = ending, print_line, ""
-
-    def __call__(self, outage: ServiceUnavailable) -> None:
-        if str(outage) != self.last_reason:
-            self.last_reason = str(outage)
-            self._print_line(f"{outage}; {self._ending}")
 
 
 def watch_until_final(client: Client, job_id: UUID, view: LineView | BarView) -> text.Payload:

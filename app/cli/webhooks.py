@@ -10,10 +10,11 @@ import click
 from app.cli import text
 from app.cli.parsing import NOT_NEGATIVE, limit_option, without_none
 from app.cli.service_options import RemoteGroup, RemoteService
+from app.cli.tables import Table
 
 EVENTS = ("job.succeeded", "job.failed", "job.canceled", "job.lost", "job.retrying", "alert.firing", "alert.resolved")
 DELIVERY_STATES = ("pending", "delivered", "failed")
-_WEBHOOKS = text.Table(
+_WEBHOOKS = Table(
     "webhook=webhook_id, state, failures, queue, task, events, url",
     {
         "state": lambda webhook: "on" if webhook["active"] else f"off: {webhook['disabled_reason']}",
@@ -22,7 +23,7 @@ _WEBHOOKS = text.Table(
     uncut="webhook",
     empty_message="No webhooks.",
 )
-_DELIVERIES = text.Table(
+_DELIVERIES = Table(
     "delivery=delivery_id, state, attempts, event, job=job_id, error",
     uncut="delivery, state",
     empty_message="No deliveries match.",

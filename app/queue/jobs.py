@@ -204,6 +204,10 @@ class JobQueue:
         )
         return [(locked, owned) for _, locked, owned in sorted(rows)]
 
+    def end_former_sessions(self) -> None:
+        """End sessions of this process's role whose connection it has lost, and wait until they are gone."""
+        self._execute("end_former_sessions")
+
     def unlock_keys(self, key_hashes: Sequence[int]) -> None:
         self._execute("unlock_keys", {"key_hashes": array(key_hashes)})
 

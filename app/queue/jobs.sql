@@ -217,6 +217,15 @@ SELECT runs.n, pg_try_advisory_lock(runs.key_hash) AS locked,
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(key_hashes)s::bigint[])
        WITH ORDINALITY AS runs (job_id, run_id, key_hash, n);
 
+-- name: end_former_sessions
+-- Ends sessions with this session's application_name, which has the id of its worker process, and waits up to 2 s for each:
+-- the process has lost their connections, and they may still hold the locks of its running jobs.
+SELECT count(pg_terminate_backend(pid, 2000))
+  FROM pg_stat_activity
+ WHERE application_name = current_setting('application_name') AND starts_with(application_name, 'dataloader-claim:')
+   AND pid <> pg_backend_pid()
+   AND datname = current_database() AND usename = current_user;
+
 -- name: unlock_keys
 -- Releases session locks; a hash is in the list as often as it was locked.
 SELECT count(pg_advisory_unlock(key_hash)) FROM unnest(%(key_hashes)s::bigint[]) AS freed (key_hash);

@@ -126,6 +126,26 @@ def test_lost_connection_relocks_all_keys(office: Office):
     assert [attempt.stop_reason for attempt in attempts] == [None, None, None]
 
 
+def test_session_the_server_still_holds_keeps_no_key(dsn: str):
+    """After a timeout the server goes on with the statement, and its session keeps the locks."""
+    desk = QueueFixture(dsn)
+    session = desk.new_session(application_name="dataloader-claim:it", command_timeout_sec=1)
+    office = Office(desk, session, KeyLocks(session, JobQueue(session)))
+    attempt = office.attempt("k")
+    office.keys.lock([attempt])
+    former_pid = office.pid()
+    session.execute_raw("SET statement_timeout = 0")
+    with pytest.raises(DatabaseUnavailable):
+        session.execute_raw("SELECT pg_sleep(60)")
+    assert desk.fetch_row("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", former_pid) == 1
+
+    office.keys.relock_all()
+
+    assert (attempt.stop_reason, office.locks()) == (None, 1)
+    assert office.keys.hashes_of([attempt]) == [attempt.job.key_hash]
+    desk.close()
+
+
 def test_attempt_is_stopped_if_its_key_cannot_be_relocked(office: Office, said):
     robbed, other = office.attempt("robbed"), office.attempt("other")
     office.keys.lock([robbed, other])
