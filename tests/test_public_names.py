@@ -1,4 +1,6 @@
-"""Public names change only on purpose: `python -m tests.support.public_names` accepts a change, the changelog names it."""
+"""Public names change only on purpose: `python -m tests.support.public_names` accepts a change, which the changelog
+names.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 MASK = "***"
-# Masking a shorter value would mask parts of most lines.
+# Masking a shorter value would mask parts of many lines.
 _MIN_SECRET_LENGTH = 4
 _MAX_DEPTH = 12
 _MAX_INT = 2**63  # JSON readers, and Python's own int-to-text limit, end somewhere beyond

@@ -160,7 +160,8 @@ def test_provider_is_created_if_none_is_set_up():
         "from opentelemetry import trace; from opentelemetry.sdk.trace import *\n"
         "one = create_tracer(enabled=True, version='1'); assert isinstance(one, OpenTelemetry)\n"
         "with one.enqueue_span(None, {}) as part: assert part.traceparent, part\n"
-        "trace.set_tracer_provider(TracerProvider()); assert isinstance(create_tracer(enabled=True, version='1'), OpenTelemetry)\n"
+        "trace.set_tracer_provider(TracerProvider())\n"
+        "assert isinstance(create_tracer(enabled=True, version='1'), OpenTelemetry)\n"
         "import os; os._exit(0)"  # not waiting for a collector that is not there
     )
 

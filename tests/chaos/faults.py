@@ -99,7 +99,8 @@ class WorkerFrozenKeysEnded(WorkerFrozen):
     def _end_sessions(self) -> list[Any]:
         with suppress(psycopg2.Error):  # the other lane may have the server down just now
             return self.environment.primary.query(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dataloader-claim:%'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name LIKE 'dataloader-claim:%'"
             )
         return []
 

@@ -1,7 +1,7 @@
 """Everything about the product that others rely on by name, as text that a test compares.
 
-`python -m tests.support.public_names` writes the files of tests/public_names after an intended change. docs/openapi.json
-has the HTTP API.
+`python -m tests.support.public_names` writes the files of tests/public_names after an intended change.
+The HTTP API is in docs/openapi.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The exception that the stop escalation raises in a pipeline's thread: it ends that one, and never hits what comes after."""
+"""The exception of the stop escalation ends the pipeline of the thread in which it is raised, and never a later one."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ AT_ONCE = 0.001  # seconds between two looks
 @pytest.fixture
 def alerts(desk: QueueFixture) -> Alerts:
     desk.sql(
-        "TRUNCATE dl_webhooks, dl_deliveries, dl_delivery_attempts, dl_alerts, dl_alert_rules, dl_stalled_progress, dl_statistics,"
+        "TRUNCATE dl_webhooks, dl_deliveries, dl_delivery_attempts, dl_alerts, dl_alert_rules, dl_stalled_progress,"
+        " dl_statistics,"
         " dl_recent_runs"
     )
     Webhooks(desk.session).add("http://127.0.0.1:1/", events=[WebhookEvent.ALERT_FIRING, WebhookEvent.ALERT_RESOLVED])

@@ -152,7 +152,10 @@ def test_what_is_rolled_back_is_not_told(desk, hooks):
 def test_job_webhook_gets_its_final_events(desk, hooks):
     desk.queue.settle([
         (desk.enqueue_and_claim("a", webhook={"url": "https://a.example/x?y=z"}), Settlement(Status.FAILED, error="x")),
-        (desk.enqueue_and_claim("b", webhook={"url": URL, "events": ["job.succeeded"]}), Settlement(Status.FAILED, error="x")),
+        (
+            desk.enqueue_and_claim("b", webhook={"url": URL, "events": ["job.succeeded"]}),
+            Settlement(Status.FAILED, error="x"),
+        ),
         (desk.enqueue_and_claim("c", webhook={"url": "nonsense"}), Settlement(Status.FAILED, error="x")),
         (desk.enqueue_and_claim("d"), Settlement(Status.FAILED, error="x")),
     ])  # fmt: skip

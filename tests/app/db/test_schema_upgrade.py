@@ -201,12 +201,14 @@ TESTS = Path(__file__).parents[2]
 SCHEMA_0_1_0 = TESTS / "support" / "version_1.sql"
 SCHEMA_0_2_0 = TESTS / "releases" / "schema-0.2.0.sql"
 ROWS_0_2_0 = """
-INSERT INTO dl_webhooks (url, secret, events, disabled_why) VALUES ('http://a', 's', '{job.failed,alert.over}', 'by hand');
+INSERT INTO dl_webhooks (url, secret, events, disabled_why)
+VALUES ('http://a', 's', '{job.failed,alert.over}', 'by hand');
 INSERT INTO dl_deliveries (url, target, event, body, state, tries) VALUES
        ('http://a', 'a', 'e', 'b', 'waiting', 1), ('http://a', 'a', 'e', 'b', 'given_up', 9),
        ('http://a', 'a', 'e', 'b', 'delivered', 2);
 INSERT INTO dl_delivery_tries (delivery_id, n, duration_ms) SELECT delivery_id, 1, 5 FROM dl_deliveries;
-INSERT INTO dl_rollups (span, at, queue, task, what, bucket, n, sec) VALUES (60, '2026-01-01', 'q', 't', 'ran', 3, 7, 1.5);
+INSERT INTO dl_rollups (span, at, queue, task, what, bucket, n, sec)
+VALUES (60, '2026-01-01', 'q', 't', 'ran', 3, 7, 1.5);
 INSERT INTO dl_bulk (action, filter, expected, looked, asked_by) VALUES ('cancel', '{}', 9, 5, 'op');
 INSERT INTO dl_retired_keys (key_hash, job_id, status, request_hash) VALUES ('x', gen_random_uuid(), 'lost', 'h');
 UPDATE dl_jobs SET place = 'ready' WHERE task = 'ready';

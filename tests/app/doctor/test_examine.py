@@ -73,7 +73,8 @@ BROKEN = [
     ("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd", "dl_jobs_notify_upd is not enabled", "ENABLE TRIGGER"),
     ("DROP TABLE dl_statistics", "the table dl_statistics is missing", "dataloader migrate"),
     (
-        "CREATE OR REPLACE FUNCTION dl_create_deliveries(job_ids uuid[]) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'",
+        "CREATE OR REPLACE FUNCTION dl_create_deliveries(job_ids uuid[]) RETURNS bigint"
+        " LANGUAGE sql AS 'SELECT 0::bigint'",
         "the function dl_create_deliveries(job_ids uuid[]) is not the one of schema.sql",
         "dataloader migrate",
     ),

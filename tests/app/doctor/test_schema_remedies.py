@@ -32,7 +32,11 @@ SCHEMA = [
     Case("error schema", "constraint dl_jobs.dl_jobs_chk_positive is missing",
          "ALTER TABLE dl_jobs DROP CONSTRAINT dl_jobs_chk_positive"),
     Case("error schema", "constraint dl_webhooks.", "ALTER TABLE dl_webhooks DROP CONSTRAINT dl_webhooks_pkey CASCADE"),
-    Case("error schema", "trigger dl_jobs.dl_jobs_manual_update is missing", "DROP TRIGGER dl_jobs_manual_update ON dl_jobs"),
+    Case(
+        "error schema",
+        "trigger dl_jobs.dl_jobs_manual_update is missing",
+        "DROP TRIGGER dl_jobs_manual_update ON dl_jobs",
+    ),
     Case("error schema", "dl_jobs_notify_upd is not enabled", "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd"),
     Case(
         "error schema",
@@ -49,7 +53,8 @@ SCHEMA = [
     Case(
         "error schema",
         "function dl_create_deliveries(job_ids uuid[]) is not the one",
-        "CREATE OR REPLACE FUNCTION dl_create_deliveries(job_ids uuid[]) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'",
+        "CREATE OR REPLACE FUNCTION dl_create_deliveries(job_ids uuid[]) RETURNS bigint"
+        " LANGUAGE sql AS 'SELECT 0::bigint'",
     ),
     Case("error schema", "column dl_jobs.priority is not", "ALTER TABLE dl_jobs ALTER COLUMN priority TYPE bigint"),
     Case("error schema", "column dl_jobs.priority is not", "ALTER TABLE dl_jobs ALTER COLUMN priority SET DEFAULT 5"),

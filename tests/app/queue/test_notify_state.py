@@ -1,4 +1,6 @@
-"""A bell is left out only where somebody looks anyway: each order in which an insert and a falling needs_notification may meet."""
+"""A notification is left out only where a worker claims anyway, in each order of an insert and a change of
+`needs_notification`.
+"""
 
 from __future__ import annotations
 
