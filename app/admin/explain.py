@@ -17,7 +17,6 @@ from app.queue.jobs import Executor
 from app.wording import format_count
 
 MAX_COUNTED_AHEAD = 10_000  # more jobs ahead are not counted
-_LATE_HEARTBEATS = 3
 _STALLED_AFTER_SEC = 300.0  # without a change of the progress
 _MAX_ERROR_LINE_LENGTH = 300
 

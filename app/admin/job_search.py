@@ -376,12 +376,16 @@ class JobSearch:
         return [from_row(JobEvent, row) for row in rows]
 
 
-class TooManyActiveJobs(Exception):
-    """Too many jobs are queued and running to sort them by anything but creation time."""
-
-
 class NotSortable(Exception):
     """Only queued and running jobs can be sorted by anything but creation time."""
+
+    message = "must be created_at or -created_at unless status is queued, running or both"
+
+
+class TooManyActiveJobs(NotSortable):
+    """Too many jobs are queued and running to sort them by anything but creation time."""
+
+    message = "more than five thousand jobs are queued and running; sort by created_at, or select a queue"
 
 
 def _window(job_filter: Filter, *, newest_first: bool, after: Cursor | None) -> dict[str, Any]:

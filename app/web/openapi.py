@@ -17,16 +17,12 @@ from app.web.routing import FORM, HTML, JSON, OPEN, ApiBlueprint, Operation
 API_VERSION = "1.0.0"
 _REF_TEMPLATE = "#/components/schemas/{model}"
 _PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
-_COMMON_PROBLEMS = (ProblemCode.INTERNAL,)
 _NO_NUL_PATTERN = r"^[^\u0000]*$"  # PostgreSQL cannot store NUL
 # These responses are sent before routing, so any operation may have them.
 _REJECTED_BEFORE_ROUTING = {
     408: ("RequestTimeout", "The request was not complete in time; the connection is closed."),
     414: ("UriTooLong", "The URI has more than 8,190 bytes; the connection is closed."),
-    431: (
-        "HeadersTooLarge",
-        "There are more than 64 kB of headers, more than 8 kB of one, or more than 100.",
-    ),
+    431: ("HeadersTooLarge", "There are more than 64 kB of headers, more than 8 kB of one, or more than 100."),
 }
 _PATH_DESCRIPTIONS = {"job_id": "The job's id, as the trigger returned it."}
 
@@ -77,6 +73,10 @@ def build_document(blueprints: Iterable[ApiBlueprint]) -> dict[str, Any]:
         path = route_template(operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = _describe_operation(operation)
     used = {operation.tag for operation in operations}
+    rejections = {
+        name: {"description": about, "content": _problem_content([ProblemCode.HTTP_ERROR])}
+        for name, about in _REJECTED_BEFORE_ROUTING.values()
+    }
     return {
         "openapi": "3.1.0",
         "info": {
@@ -89,7 +89,7 @@ def build_document(blueprints: Iterable[ApiBlueprint]) -> dict[str, Any]:
         },
         "tags": [{"name": name, "description": about} for name, about in _TAGS.items() if name in used],
         "paths": paths,
-        "components": {"schemas": schemas, "responses": _rejection_responses(), "securitySchemes": _SECURITY},
+        "components": {"schemas": schemas, "responses": rejections, "securitySchemes": _SECURITY},
     }
 
 
@@ -99,15 +99,6 @@ class _RequestSchema(GenerateJsonSchema):
     def str_schema(self, schema: StringSchema) -> JsonSchemaValue:
         found = super().str_schema(schema)
         return {**found, "pattern": _NO_NUL_PATTERN} if self.mode == "validation" and "pattern" not in found else found
-
-
-def _rejection_responses() -> dict[str, Any]:
-    code = {"properties": {"code": {"enum": [ProblemCode.HTTP_ERROR.text]}}}
-    schema = {"allOf": [{"$ref": "#/components/schemas/Problem"}, code]}
-    return {
-        name: {"description": about, "content": {MEDIA_TYPE: {"schema": schema}}}
-        for name, about in _REJECTED_BEFORE_ROUTING.values()
-    }
 
 
 @cache  # called for each request
@@ -143,8 +134,10 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
     if body is not None:
         content = {JSON if operation.form is None else FORM: {"schema": _schema_ref(body)}}
         entry["requestBody"] = {"required": True, "content": content}
-    entry["security"] = _security(operation)
-    codes = (*_request_problems(operation), *operation.problems, *_path_problems(operation.path), *_COMMON_PROBLEMS)
+    # One of the scopes suffices; an open operation needs none.
+    entry["security"] = [{scheme: [scope.value]} for scope in operation.required_scopes for scheme in _SECURITY]
+    path_problems = (ProblemCode.NOT_FOUND,) if "<uuid:" in operation.path else ()  # such a path matches UUIDs only
+    codes = (*_request_problems(operation), *operation.problems, *path_problems, ProblemCode.INTERNAL)
     entry["responses"] = {"200": _success_response(operation), **_problem_responses(codes)}
     if operation.media_type == HTML:  # problems of pages are shown as pages
         for status, response in entry["responses"].items():
@@ -161,11 +154,6 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
     return entry
 
 
-def _security(operation: Operation) -> list[dict[str, list[str]]]:
-    """One of the scopes suffices; an open operation needs none."""
-    return [{scheme: [scope.value]} for scope in operation.required_scopes for scheme in _SECURITY]
-
-
 def _request_problems(operation: Operation) -> Iterable[ProblemCode]:
     """The problems of validation, authentication and authorization."""
     if operation.form or operation.body:
@@ -179,11 +167,6 @@ def _request_problems(operation: Operation) -> Iterable[ProblemCode]:
         yield ProblemCode.CROSS_SITE
     if needs_key:
         yield from (ProblemCode.HOST_REFUSED, ProblemCode.TOO_MANY_LOGIN_ATTEMPTS, ProblemCode.DATABASE_UNAVAILABLE)
-
-
-def _path_problems(path: str) -> tuple[ProblemCode, ...]:
-    """A path with a UUID does not match anything else."""
-    return (ProblemCode.NOT_FOUND,) if "<uuid:" in path else ()
 
 
 def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
@@ -207,29 +190,19 @@ def _header_parameters(operation: Operation) -> list[dict[str, Any]]:
 
 
 def _query_parameters(query: type[BaseModel] | None) -> list[dict[str, Any]]:
-    if query is None:
-        return []
-    schema = query.model_json_schema(schema_generator=_RequestSchema)
-    return [_query_parameter(name, _inline_enum(about, schema)) for name, about in schema["properties"].items()]
-
-
-def _query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A query parameter is left out instead of null."""
-    given = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
-    about = {"name": name, "in": "query", "required": False, "description": schema.pop("description", "")}
-    schema.pop("title", None)
-    if given:
-        return about | {"schema": given[0]}
-    return about | {"schema": schema}
-
-
-def _inline_enum(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    """Replace references by the definitions they refer to."""
-    choices = [
-        root["$defs"][choice["$ref"].rsplit("/", 1)[-1]] if "$ref" in choice else choice
-        for choice in schema.get("anyOf", ())
-    ]
-    return {**schema, "anyOf": choices} if choices else dict(schema)
+    """A query parameter is left out instead of null. References are replaced by the definitions they refer to."""
+    root = {} if query is None else query.model_json_schema(schema_generator=_RequestSchema)
+    parameters = []
+    for name, field in root.get("properties", {}).items():
+        choices = [
+            root["$defs"][choice["$ref"].rsplit("/", 1)[-1]] if "$ref" in choice else choice
+            for choice in field.pop("anyOf", ())
+            if choice != {"type": "null"}
+        ]
+        about = {"name": name, "in": "query", "required": False, "description": field.pop("description", "")}
+        field.pop("title", None)
+        parameters.append(about | {"schema": choices[0] if choices else field})
+    return parameters
 
 
 def _success_response(operation: Operation) -> dict[str, Any]:
@@ -254,20 +227,14 @@ def _problem_responses(codes: Sequence[ProblemCode]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status in sorted({code.status for code in codes}):
         matching = list(dict.fromkeys(code for code in codes if code.status == status))
-        responses[str(status)] = {
-            "description": " · ".join(f"`{code.text}`: {code.title}" for code in matching),
-            "content": {
-                MEDIA_TYPE: {
-                    "schema": {
-                        "allOf": [
-                            {"$ref": "#/components/schemas/Problem"},
-                            {"properties": {"code": {"enum": [code.text for code in matching]}}},
-                        ]
-                    }
-                }
-            },
-        }
+        about = " · ".join(f"`{code.text}`: {code.title}" for code in matching)
+        responses[str(status)] = {"description": about, "content": _problem_content(matching)}
     return responses
+
+
+def _problem_content(codes: Iterable[ProblemCode]) -> dict[str, Any]:
+    code = {"properties": {"code": {"enum": [code.text for code in codes]}}}
+    return {MEDIA_TYPE: {"schema": {"allOf": [{"$ref": "#/components/schemas/Problem"}, code]}}}
 
 
 def _schema_ref(model: Any) -> dict[str, str]:

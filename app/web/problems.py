@@ -66,11 +66,7 @@ class ProblemCode(Enum):
     NOT_FOUND = (404, "The path does not exist", "No route has this path; see /docs.")
     JOB_NOT_FOUND = (404, "The job does not exist", "No job has this id, or the id is not a UUID.")
     WEBHOOK_NOT_FOUND = (404, "The webhook does not exist", "No webhook has this id.")
-    DELIVERY_NOT_FOUND = (
-        404,
-        "The delivery does not exist",
-        "No delivery has this id; old ones are deleted.",
-    )
+    DELIVERY_NOT_FOUND = (404, "The delivery does not exist", "No delivery has this id; old ones are deleted.")
     RULE_NOT_FOUND = (404, "The alert rule does not exist", "No alert rule has this id.")
     RULE_EXISTS = (
         409,

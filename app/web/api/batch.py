@@ -102,7 +102,9 @@ def create_batch_blueprint(
             else enqueue_batch(source, sound, all_or_none=whole)
         )
         items = [_batch_item(n, job if isinstance(job, ItemProblem) else next(made)) for n, job in enumerate(checked)]
-        answer = _batch_response(items, _batch_warnings(sound))
+        counts = Counter(item.outcome for item in items)
+        by_outcome = {outcome.value: counts[outcome] for outcome in Outcome}
+        answer = BatchResponse(**by_outcome, items=items, warnings=_batch_warnings(sound))
         audit_action(
             "job.batch_triggered", jobs=len(items), created=answer.created, exists=answer.exists, mode=body.mode
         )
@@ -151,16 +153,3 @@ def _item_problem(error: Exception) -> ItemProblem:
     code = problem_code(error)
     errors = error.errors if isinstance(error, InvalidRequest) else ()
     return ItemProblem(code.text, code.title, code.status, str(error), list(errors[:_MAX_ERRORS_SHOWN]))
-
-
-def _batch_response(items: list[BatchItem], warnings: list[str]) -> BatchResponse:
-    tally = Counter(item.outcome for item in items)
-    return BatchResponse(
-        created=tally[Outcome.CREATED],
-        exists=tally[Outcome.EXISTS],
-        conflict=tally[Outcome.CONFLICT],
-        invalid=tally[Outcome.INVALID],
-        skipped=tally[Outcome.SKIPPED],
-        items=items,
-        warnings=warnings,
-    )

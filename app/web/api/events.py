@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Annotated
 
@@ -72,15 +73,13 @@ def create_events_blueprint(source: Executor, options: WebOptions, closing: thre
         reader = _open_reader(source, request.headers.get("Last-Event-ID") or query.after)
         if not slots.acquire(blocking=False):
             raise RequestRejected(ProblemCode.TOO_MANY_WAITING, headers={"Retry-After": "1"})
-        try:
+        with ExitStack() as stack:
+            stack.callback(slots.release)
             first = reader.poll()  # before the response starts, an outage is a problem
             lines = _event_lines(reader, first, query, closing, revalidator((Scope.READ,)))
-            response = Response(lines, content_type=f"{EVENT_STREAM_TYPE}; charset=utf-8")
-        except BaseException:
-            slots.release()
-            raise
-        response.call_on_close(_call_once(slots.release))
-        response.headers["X-Accel-Buffering"] = "no"
+            headers = {"X-Accel-Buffering": "no"}
+            response = Response(lines, headers=headers, content_type=f"{EVENT_STREAM_TYPE}; charset=utf-8")
+            response.call_on_close(stack.pop_all().close)  # releases once, however often the response is closed
         return response
 
     return blueprint
@@ -107,10 +106,15 @@ def _event_lines(
     last_authorized_at = last_sent_at
     while True:
         if time.monotonic() - last_authorized_at >= _REVALIDATE_SEC:
-            if not _is_still_authorized(is_authorized):
+            try:
+                if not is_authorized():
+                    return
+            except DatabaseUnavailable:  # for longer than keys are trusted without it
                 return
             last_authorized_at = time.monotonic()
-        matching = [event for event in events if _matches(event, query.queue, kinds)]
+        matching = [
+            event for event in events if query.queue in (None, event.queue) and (kinds is None or event.kind in kinds)
+        ]
         for n, event in enumerate(matching, 1):
             # Only the last one of a look has a place: to go on behind another would leave out what came with it.
             yield _format_event(event, reader.cursor if n == len(matching) else None)
@@ -129,35 +133,9 @@ def _event_lines(
             yield ": the database is away\n\n"
 
 
-def _is_still_authorized(is_authorized: Callable[[], bool]) -> bool:
-    try:
-        return is_authorized()
-    except DatabaseUnavailable:  # for longer than keys are trusted without it
-        return False
-
-
-def _matches(event: JobEvent, queue: str | None, kinds: frozenset[str] | None) -> bool:
-    return (queue is None or event.queue == queue) and (kinds is None or event.kind in kinds)
-
-
 def _format_event(event: JobEvent, cursor: str | None) -> str:
     payload = replace(event, payload=mask_secret_fields(event.payload))
-    lines = [f"event: {_event_name(event.kind)}", f"data: {dump_json(payload)}"]
-    if cursor is not None:
-        lines.insert(0, f"id: {cursor}")
-    return "\n".join(lines) + "\n\n"
-
-
-def _event_name(kind: str) -> str:
-    """Another service may have written anything; a line break in it would begin a line of its own."""
-    return " ".join(kind.split())[:100]
-
-
-def _call_once(function: Callable[[], object]) -> Callable[[], None]:
-    done = threading.Lock()
-
-    def call() -> None:
-        if done.acquire(blocking=False):
-            function()
-
-    return call
+    # Another service may have written any kind; a line break in it would begin a line of its own.
+    kind = " ".join(event.kind.split())[:100]
+    place = "" if cursor is None else f"id: {cursor}\n"
+    return f"{place}event: {kind}\ndata: {dump_json(payload)}\n\n"

@@ -11,14 +11,13 @@ from pydantic import Field
 from app.admin.api_keys import Scope
 from app.queue.job import JobLogLine, LogPage
 from app.queue.jobs import JobQueue
-from app.web.api.jobs import InvalidJobId, JobWatcher
+from app.web.api.jobs import JobWatcher, parse_job_id
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel
 
 MAX_WAIT_SEC = 10  # a shutdown waits for pending requests
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_UUID_LENGTH = 36
 
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Stream = Literal["log", "stdout", "stderr", "note"]
@@ -68,22 +67,13 @@ def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBluepr
         To follow it, repeat the request with `after` set to the last `next`, and with `wait`, until a response is
         `complete` and has no lines.
         """
-        job = _parse_job_id(job_id)
+        job = parse_job_id(job_id)
         page = watcher.wait(
             lambda: _fetch_page(queue, job, query), lambda page: bool(page.lines) or page.complete, query.wait
         )
         return JobLogs(job, page.lines, page.lines[-1].log_id if page.lines else query.after, page.complete)
 
     return blueprint
-
-
-def _parse_job_id(raw: str) -> UUID:
-    try:
-        if len(raw) == _UUID_LENGTH:
-            return UUID(raw)
-    except ValueError:
-        pass
-    raise InvalidJobId(raw)
 
 
 def _fetch_page(queue: JobQueue, job_id: UUID, query: LogsQuery) -> LogPage:

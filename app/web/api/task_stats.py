@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -36,19 +36,13 @@ class TaskOptions:
     @classmethod
     def from_task(cls, task: Task) -> TaskOptions:
         options = task.options
-        return cls(
-            queue=options.queue,
-            lock_key=options.lock_key,
-            retry=show_policy(options.retry),
-            rules={_exception_name(exception): rule for exception, rule in options.rules.entries},
-            time_limit_sec=options.time_limit,
-            isolation=options.isolation,
-            interrupt=options.interrupt,
-            memory_mb=options.memory_mb,
-            cpu_sec=options.cpu_sec,
-            connection_check=options.connection_check,
-            argv=None if options.argv is None else list(options.argv),
-        )
+        values = vars(options) | {
+            "retry": show_policy(options.retry),
+            "rules": {_exception_name(exception): rule for exception, rule in options.rules.entries},
+            "time_limit_sec": options.time_limit,
+            "argv": None if options.argv is None else list(options.argv),
+        }
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
 def _exception_name(exception: type[BaseException] | str) -> str:

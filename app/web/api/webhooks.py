@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 
 from app.admin.api_keys import Scope
 from app.admin.webhooks import (
@@ -131,14 +131,7 @@ def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlu
     blueprint = ApiBlueprint("webhooks", "/api/v1", problems=DATABASE_PROBLEMS)
     webhooks = Webhooks(executor)
     allowed = AllowedHosts.parse(options.webhook_allowed_hosts)
-
-    class AllowedWebhook(NewWebhook):
-        _validate_url = field_validator("url")(lambda url: validate_url(url, allowed))
-
-    class AllowedEdit(WebhookEdit):
-        _validate_url = field_validator("url")(lambda url: validate_url(url, allowed))
-
-    new_model, edit_model = _with_schema_name(AllowedWebhook, NewWebhook), _with_schema_name(AllowedEdit, WebhookEdit)
+    new_model, edit_model = _with_url_check(NewWebhook, allowed), _with_url_check(WebhookEdit, allowed)
     webhook_problems = (ProblemCode.WEBHOOK_NOT_FOUND,)
     delivery_problems = (ProblemCode.DELIVERY_NOT_FOUND,)
 
@@ -257,10 +250,7 @@ def _mask(body: str) -> str:
     return body if masked == payload else dump_json(masked)
 
 
-def _with_schema_name(model: type[BaseModel], public_model: type[BaseModel]) -> type[BaseModel]:
-    """Give a model made at run time the schema name of its public base class."""
-    model.__name__ = model.__qualname__ = public_model.__name__
-    model.__doc__ = public_model.__doc__
-    model.model_config["title"] = public_model.__name__
-    model.model_rebuild(force=True)
-    return model
+def _with_url_check(model: type[BodyModel], allowed: AllowedHosts) -> type[BodyModel]:
+    """The model, whose `url` must be one that webhooks may use."""
+    check = field_validator("url")(lambda url: validate_url(url, allowed))
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, __validators__={"_validate_url": check})

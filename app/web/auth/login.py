@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from flask import Response, render_template, request
@@ -13,6 +12,7 @@ from app.admin.audit import AuditLog
 from app.errors import DataloaderError
 from app.web.auth.guard import ACTOR, REQUEST_ID, Actor, Authenticator, actor_for_key, cookie_name
 from app.web.middleware import audit_action
+from app.web.pages.base import redirect_to
 from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import HTML, OPEN, ApiBlueprint
 from app.web.schemas import QueryModel
@@ -59,7 +59,7 @@ def create_login_blueprint(authenticator: Authenticator, audit: AuditLog) -> Api
             return _login_failed(authenticator, form.next)
         actor = actor_for_key(key, "session", authenticator.client_address(request.environ))
         _audit_session("login", actor, audit)
-        response = _redirect(_safe_next(form.next))
+        response = redirect_to(_safe_next(form.next))
         response.set_cookie(
             value=sessions.create(key.id), max_age=sessions.max_age_sec, **_cookie_options(authenticator)
         )
@@ -75,7 +75,7 @@ def create_login_blueprint(authenticator: Authenticator, audit: AuditLog) -> Api
         if actor is not None and actor.session is not None:
             authenticator.check_csrf(request.environ, actor)
             _audit_session("logout", actor, audit)
-        response = _redirect("/login")
+        response = redirect_to("/login")
         response.delete_cookie(**_cookie_options(authenticator))
         return response
 
@@ -87,10 +87,6 @@ def _cookie_options(authenticator: Authenticator) -> dict[str, Any]:
     return {
         "key": cookie_name(secure=is_https), "path": "/", "httponly": True, "secure": is_https, "samesite": "Lax"
     }  # fmt: skip
-
-
-def _redirect(location: str) -> Response:
-    return Response(status=HTTPStatus.SEE_OTHER, headers={"Location": location}, content_type=f"{HTML}; charset=utf-8")
 
 
 def _login_failed(authenticator: Authenticator, next_url: str) -> Response:

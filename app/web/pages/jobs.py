@@ -10,7 +10,7 @@ from flask import Response
 from pydantic import Field
 
 from app.admin.bulk import BulkAction, BulkOperations
-from app.admin.job_search import Filter, JobSearch, NotSortable, Sort, TooManyActiveJobs
+from app.admin.job_search import Filter, JobSearch, NotSortable, Sort
 from app.errors import BulkMismatch
 from app.queue.job import Status
 from app.queue.jobs import Executor
@@ -83,7 +83,7 @@ def create_jobs_page(source: Executor, options: WebOptions) -> ApiBlueprint:
             values |= _job_list(search, query, options.timezone)
         except InvalidForm as error:
             values["error"] = str(error)
-        except (TooManyActiveJobs, NotSortable):
+        except NotSortable:
             values["error"] = _UNSORTABLE
         return pages.render("jobs.html", query=query, sort_labels=_SORT_LABELS, **values)
 
