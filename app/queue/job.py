@@ -270,6 +270,8 @@ class StatusCount:
 
 @dataclass(frozen=True)
 class JobEvent:
+    """An event of a job."""
+
     event_id: int
     job_id: UUID
     queue: str
@@ -291,6 +293,8 @@ class LogEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class JobLogLine:
+    """A line of a job's log."""
+
     log_id: int
     attempt: int
     ts: datetime
