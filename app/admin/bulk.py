@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 from uuid import UUID
 
 from app.admin.job_search import Cursor, Filter, JobSearch, MatchCount
@@ -76,7 +74,7 @@ class BulkOperations:
     """Starts bulk operations, and runs them batch by batch."""
 
     def __init__(self, executor: Executor) -> None:
-        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+        self._execute = executor.execute
         self._job_search = JobSearch(executor)
 
     def count(self, action: BulkAction, job_filter: Filter) -> MatchCount:

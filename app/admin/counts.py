@@ -17,7 +17,7 @@ SAMPLED_PAGES = 250
 MAX_EXACT_COUNT = 2_000  # index entries of a group
 
 Group = tuple[str, Status]
-_UNSUCCESSFUL = frozenset({Status.FAILED, Status.CANCELED, Status.LOST})
+UNSUCCESSFUL = frozenset({Status.FAILED, Status.CANCELED, Status.LOST})
 
 
 class JobCounts:
@@ -55,7 +55,7 @@ class JobCounts:
         capped_statuses: set[Status] = set()
         for queue, status, jobs, more in self._executor.execute("count_exact", {"max_exact": MAX_EXACT_COUNT}):
             if queue is None:
-                capped_statuses |= _UNSUCCESSFUL if status == "unsuccessful" else {Status(status)}
+                capped_statuses |= UNSUCCESSFUL if status == "unsuccessful" else {Status(status)}
                 continue
             group = (queue, Status(status))
             counted[group] += jobs

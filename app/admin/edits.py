@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from app.admin.job_search import JobSearch, VersionedJob
+from app.admin.job_search import JobSearch
 from app.db.encoding import array, validate_json, validate_texts
 from app.errors import JobChanged, JobNotFound, NotDeletable, NotEditable
 from app.queue.job import Status
-from app.queue.jobs import Executor, JobQueue
+from app.queue.jobs import Executor
 
 _MAX_CONFLICT_RETRIES = 5  # while other sessions change the job
 
@@ -36,10 +36,10 @@ class JobEditor:
     """Edits and deletes jobs. With `if_version` nothing is changed if the job has another version."""
 
     def __init__(self, executor: Executor) -> None:
-        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
-        self._job_search, self._job_queue = JobSearch(executor), JobQueue(executor)
+        self._execute = executor.execute
+        self._job_search = JobSearch(executor)
 
-    def edit(self, job_id: UUID, edit: JobEdit, *, if_version: str | None = None) -> VersionedJob:
+    def edit(self, job_id: UUID, edit: JobEdit, *, if_version: str | None = None) -> None:
         """Raises JobNotFound, NotEditable if the job is not queued, and JobChanged if it has another version."""
         parameters = (
             vars(edit)
@@ -57,7 +57,7 @@ class JobEditor:
             if found.job.status is not Status.QUEUED:
                 raise NotEditable(job_id, found.job.status)
             if self._execute("edit_job", {**parameters, "job_id": str(job_id), "version": found.version}):
-                return self._job_search.get_with_version(job_id)
+                return
         raise JobChanged(job_id)
 
     def delete(self, job_id: UUID, *, if_version: str | None = None) -> None:

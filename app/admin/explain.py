@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -141,7 +141,7 @@ class JobExplainer:
     """Explains single jobs."""
 
     def __init__(self, executor: Executor) -> None:
-        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+        self._execute = executor.execute
         self._job_search, self._statistics = JobSearch(executor), Statistics(executor)
 
     def explain(self, job_id: UUID) -> JobExplanation:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from app.admin.counts import SAMPLED_PAGES
+from app.admin.counts import SAMPLED_PAGES, UNSUCCESSFUL
 from app.db.encoding import array, validate_text
 from app.db.rows import as_uuid, from_row
 from app.errors import JobNotFound
@@ -28,7 +28,6 @@ TIME_BUDGET_SEC = 0.04
 COUNT_TIME_BUDGET_SEC = 0.02
 MAX_ACTIVE = 5_000  # up to so many queued and running jobs are listed in any order
 MAX_ACTIVE_SEARCHED = 500  # likewise, if args and errors are searched
-UNSUCCESSFUL = frozenset({Status.FAILED, Status.CANCELED, Status.LOST})
 ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
 MAX_ATTEMPTS_SHOWN = 200
 # The first window of a search; later ones grow as the time budget allows.
@@ -218,7 +217,7 @@ class JobSearch:
     """Reads lists, counts and details of jobs within bounded time."""
 
     def __init__(self, executor: Executor, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+        self._execute = executor.execute
         self._job_queue, self._schema = JobQueue(executor), executor.schema
         self._clock = clock
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -110,7 +110,7 @@ class Queues:
     """Reads and changes queues and worker processes."""
 
     def __init__(self, executor: Executor) -> None:
-        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+        self._execute = executor.execute
         self._counts, self._statistics = JobCounts(executor), Statistics(executor)
 
     def statuses(self, *, queue: str | None = None) -> list[QueueStatus]:

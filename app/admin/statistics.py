@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -118,7 +118,7 @@ class Statistics:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+        self._execute = executor.execute
 
     def aggregate(self, limit: int = MAX_EVENTS_PER_BATCH) -> bool:
         """Aggregate the next events; return whether there are more. Safe to call from several processes."""

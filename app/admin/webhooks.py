@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -149,7 +149,7 @@ class Webhooks:
     """Reads and changes webhooks, and leases and updates their deliveries."""
 
     def __init__(self, executor: Executor) -> None:
-        self._execute: Callable[..., list[tuple[Any, ...]]] = executor.execute
+        self._execute = executor.execute
 
     def add(
         self,

@@ -199,19 +199,16 @@ def _public_view(readiness: Readiness) -> Readiness:
 
 
 def _check_database(queue: JobQueue, pool: Pool | None) -> tuple[DatabaseStatus, SchemaStatus | None]:
-    database = DatabaseStatus(True, None, round(queue.ping() * 1000, 2))
-    return database, None if pool is None else _check_schema(pool)
-
-
-def _check_schema(pool: Pool) -> SchemaStatus:
-    version = None
+    database, version = DatabaseStatus(True, None, round(queue.ping() * 1000, 2)), None
+    if pool is None:
+        return database, None
     try:
         rows = pool.execute("schema_version")
         version = rows[0][0] if rows else None
         require_compatible(SchemaVersion(*rows[0]) if rows else None, pool.schema, has_tables=True)
     except SchemaError as error:
-        return SchemaStatus(False, log.redact_text(str(error)), version, SCHEMA_VERSION)
-    return SchemaStatus(True, None, version, SCHEMA_VERSION)
+        return database, SchemaStatus(False, log.redact_text(str(error)), version, SCHEMA_VERSION)
+    return database, SchemaStatus(True, None, version, SCHEMA_VERSION)
 
 
 def _check_workers(probe: Probe) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class Sessions:
 
     def csrf_token(self, session: Session) -> str:
         """The token that forms of the session send back; pages of other sites cannot know it."""
-        return self._csrf_signer.get_signature(session.id).decode()
+        signer = Signer(self._secret, salt="dataloader.csrf", key_derivation="hmac", digest_method=hashlib.sha256)
+        return signer.get_signature(session.id).decode()
 
     @cached_property
     def _secret(self) -> bytes:
@@ -55,10 +56,6 @@ class Sessions:
     @cached_property
     def _serializer(self) -> URLSafeTimedSerializer:
         return URLSafeTimedSerializer(self._secret, salt="dataloader.session", signer_kwargs=_SIGNER_OPTIONS)
-
-    @cached_property
-    def _csrf_signer(self) -> Signer:
-        return Signer(self._secret, salt="dataloader.csrf", key_derivation="hmac", digest_method=hashlib.sha256)
 
 
 _MAX_NETWORKS = 4096
