@@ -23,10 +23,10 @@ from app.queue.attempt_sessions import (
 from app.queue.jobs import JobQueue
 from app.queue.workers import BeatResult, HeldAttempt, OtherWorker, WorkerLiveness
 from workers import process_identity
-from workers.logs.attempts import log_reaped
 from workers.process_identity import Identity, LockState, Proof, probe_lock, remove_lock
 from workers.reaper import servers_to_search
 from workers.registration import NameClaim
+from workers.settler import log_reaped
 from workers.threads import clock
 
 _log = log.get(__name__)

@@ -20,13 +20,12 @@ from app.queue.jobs import JobQueue
 from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from pipelines.contract import Pipelines, StopReason
 from workers.attempt import Attempt, AttemptSettings, RunningAttempts, may_have_child
-from workers.claimer import Claimer, NotifyState
+from workers.claimer import Claimer, KeyLocks, NotifyState
 from workers.counters import AttemptCounters
 from workers.death_watch import DeathWatch
 from workers.dispatcher import Dispatcher
 from workers.heartbeat import Heartbeat
 from workers.isolation.run import run_isolated
-from workers.key_locks import KeyLocks
 from workers.listener import Listener, ListenState
 from workers.logs.writer import JobLogWriter, LogSink
 from workers.maintenance import Maintenance, duties

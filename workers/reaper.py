@@ -19,8 +19,8 @@ from app.queue.attempt_sessions import (
     start_thread,
 )
 from app.queue.jobs import JobQueue
-from workers.key_locks import KeyLocks
-from workers.logs.attempts import log_reaped
+from workers.claimer import KeyLocks
+from workers.settler import log_reaped
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)

@@ -12,8 +12,8 @@ from app.queue.job import ReleaseReason, Settlement
 from app.tracing import NoTracing, SpanAttributes, Tracer
 from pipelines.contract import Pipelines, StopReason
 from workers.attempt import Attempt, RunningAttempts
+from workers.claimer import KeyLocks
 from workers.dispatcher import Dispatcher
-from workers.key_locks import KeyLocks
 from workers.logs.writer import JobLogWriter
 from workers.outcome import Outcome, Released
 from workers.settler import Settler

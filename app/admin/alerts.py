@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import validate_texts
-from app.db.rows import from_row
+from app.db.encoding import from_row, validate_texts
 from app.errors import RuleExists, RuleNotFound
 from app.queue.jobs import Executor
 

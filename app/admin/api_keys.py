@@ -15,8 +15,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from app.db.encoding import array, validate_text
-from app.db.rows import from_row
+from app.db.encoding import array, from_row, validate_text
 from app.errors import ApiKeyNotFound, InvalidApiKey, NoOperatorKey
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from app.db.audit_context import AuditContext
-from app.db.rows import from_row
+from app.db.encoding import from_row
+from app.db.statements import AuditContext
 
 if TYPE_CHECKING:
     from app.queue.jobs import Executor

@@ -8,8 +8,7 @@ from enum import StrEnum
 from uuid import UUID
 
 from app.admin.job_search import Cursor, Filter, JobSearch, MatchCount
-from app.db.encoding import array
-from app.db.rows import as_uuid, from_row
+from app.db.encoding import array, as_uuid, from_row
 from app.errors import BulkMismatch, BulkNotFound, DatabaseUnavailable, DataloaderError
 from app.queue.job import Status
 from app.queue.jobs import Executor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from app.db.rows import from_row
+from app.db.encoding import from_row
 from app.queue.job import Status, StatusCount
 from app.queue.jobs import Executor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.db.rows import from_row
+from app.db.encoding import from_row
 from app.queue.jobs import Executor
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from app.admin.job_search import AttemptRecord, JobSearch
 from app.admin.statistics import PeriodStatistics, Statistics
-from app.db.rows import from_row
+from app.db.encoding import from_row
 from app.queue.job import Job, Status
 from app.queue.jobs import Executor
 from app.wording import format_count

@@ -15,8 +15,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from app.admin.counts import SAMPLED_PAGES, UNSUCCESSFUL
-from app.db.encoding import array, validate_text
-from app.db.rows import as_uuid, from_row
+from app.db.encoding import array, as_uuid, from_row, validate_text
 from app.errors import JobNotFound
 from app.queue.job import Job, JobEvent, Status
 from app.queue.jobs import Executor, JobQueue

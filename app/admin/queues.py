@@ -12,8 +12,7 @@ from uuid import UUID
 
 from app.admin.counts import JobCounts
 from app.admin.statistics import PeriodStatistics, Statistics
-from app.db.encoding import array, validate_texts
-from app.db.rows import from_row
+from app.db.encoding import array, from_row, validate_texts
 from app.errors import WorkerNotFound
 from app.queue.jobs import Executor
 

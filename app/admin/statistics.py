@@ -10,8 +10,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from app.admin.counts import JobCounts
-from app.db.encoding import array
-from app.db.rows import from_row
+from app.db.encoding import array, from_row
 from app.queue.jobs import Executor
 
 Period = Literal["1h", "24h", "7d"]

@@ -12,8 +12,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import array, sanitize_text, validate_texts
-from app.db.rows import as_uuid, from_row
+from app.db.encoding import array, as_uuid, from_row, sanitize_text, validate_texts
 from app.errors import DeliveryNotFound, WebhookNotFound
 from app.queue.jobs import Executor
 

@@ -13,10 +13,8 @@ from typing import Any
 import psycopg2
 from psycopg2_pool import ThreadSafeConnectionPool
 
-from app.db.audit_context import with_audit_setting
-from app.db.connection import STALE_PLAN_CODES, AsyncConnection, Row, connect, is_lost_server
-from app.db.errors import translate_errors
-from app.db.statements import statements
+from app.db.connection import STALE_PLAN_CODES, AsyncConnection, Row, connect, is_lost_server, translate_errors
+from app.db.statements import statements, with_audit_setting
 from app.errors import DatabaseUnavailable, PoolExhausted
 
 _CHECK_AFTER_IDLE_SEC = 30.0

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import psycopg2
 from psycopg2 import sql
 
-from app.db.connection import connect_any_host
-from app.db.errors import translate_errors
+from app.db.connection import connect_any_host, translate_errors
 from app.db.repair import Repair, schema_statements
 from app.db.statements import statements
 from app.errors import SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew

@@ -2,16 +2,24 @@
 
 A statement is sent as text, which the server parses and plans each time. Those that every job meets are prepared once a
 connection and executed by name: half the server's time, and one generic plan whatever the length of an array.
+
+The actor of a thread's changes is a setting of each of its transactions, which the triggers that write dl_audit read.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+
+from app.db.encoding import sanitize_text
 
 _APP = Path(__file__).parents[1]
 _FOLDERS = ("db", "queue", "admin", "doctor")
@@ -95,3 +103,39 @@ def parse_statements(text: str, schema: str) -> Mapping[str, Statement]:
             parts = tuple(StatementPart(part.strip()) for part in sql.split(";") if part.strip())
         by_name[name] = Statement(name, parts)
     return by_name
+
+
+_encode_json = json.JSONEncoder(ensure_ascii=False).encode
+_MAX_VALUE_LENGTH = 500
+_CONTEXT: ContextVar[str | None] = ContextVar("audit context", default=None)  # a new thread has none
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditContext:
+    action: str
+    actor: str  # the name of the API key; of a command, the account
+    via: str  # key | session | loopback | none | command
+    key_id: str | None = None
+    address: str | None = None
+    request_id: str | None = None
+
+    def to_dict(self) -> dict[str, str | None]:
+        return {name: value and sanitize_text(value, _MAX_VALUE_LENGTH) for name, value in vars(self).items()}
+
+
+@contextmanager
+def acting_as(context: AuditContext) -> Iterator[None]:
+    """Attribute the changes of this thread to the actor."""
+    token = _CONTEXT.set(_encode_json(context.to_dict()))
+    try:
+        yield
+    finally:
+        _CONTEXT.reset(token)
+
+
+def with_audit_setting(text: str, parameters: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any] | None]:
+    """Put the setting in front of a message with parameters; those without change no rows."""
+    context = _CONTEXT.get()
+    if context is None or parameters is None:
+        return text, parameters
+    return f"SET LOCAL dl.audit_context = %(audit_context)s;\n{text}", {**parameters, "audit_context": context}

@@ -11,8 +11,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import validate_json
-from app.db.rows import from_row
+from app.db.encoding import from_row, validate_json
 from app.queue.job import NewJob, Status
 from app.queue.jobs import Executor
 

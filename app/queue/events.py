@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from app.db.encoding import array
-from app.db.rows import from_row
+from app.db.encoding import array, from_row
 from app.queue.job import JobEvent
 from app.queue.jobs import Executor
 

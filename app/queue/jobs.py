@@ -11,13 +11,14 @@ from uuid import UUID
 
 from app.db.encoding import (
     array,
+    as_uuid,
+    from_row,
     sanitize_json,
     sanitize_text,
     unquoted_array,
     validate_json,
     validate_text,
 )
-from app.db.rows import as_uuid, from_row
 from app.errors import IdempotencyConflict, JobNotFound, NotRetryable
 from app.queue.job import (
     SUCCEEDED,

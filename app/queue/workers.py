@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from app.db.encoding import array
-from app.db.rows import from_row
+from app.db.encoding import array, from_row
 from app.queue.jobs import Executor
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from app.admin.api_keys import ApiKeys, NewApiKey, Scope
 from app.config import Settings, load_settings
 from app.config import dsn as dsn_text
-from app.db.audit_context import AuditContext, acting_as
 from app.db.roles import roles_sql
 from app.db.schema import SCHEMA_VERSION, Migration
+from app.db.statements import AuditContext, acting_as
 from app.doctor.examine import Connections, run_checks
 from app.doctor.facts import DatabaseFacts
 from app.doctor.findings import UNREACHABLE, Finding, error

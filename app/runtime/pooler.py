@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.db.errors import translate_errors
+from app.db.connection import translate_errors
 from app.doctor.facts import detect_pooler
 from app.errors import DatabaseUnavailable
 

@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from app import log
 from app.admin.api_keys import TOKEN_PATTERN, ActiveKey, ActiveKeys, ApiKeys, key_digest
 from app.admin.queues import LiveWorker, Queues, QueueSettings, QueueState
 from app.errors import DatabaseUnavailable, DataloaderError, QueueDraining, SchemaMissing
-
-if TYPE_CHECKING:
-    from app.web.auth.guard import Actor
 
 T = TypeVar("T")
 
@@ -301,7 +298,7 @@ class QueueSettingsCache:
         if settings is not None and settings.state is QueueState.DRAINING:
             raise QueueDraining(queue, settings.note)
 
-    def run_warnings(self, queue: str, task: str, actor: Actor) -> list[str]:
+    def run_warnings(self, queue: str, task: str, *, can_see_queue: IsVisible, can_see_task: IsVisible) -> list[str]:
         """List the reasons why no live worker would run a job; first refreshed, as a worker may just have started."""
         if self._will_run(queue, task):
             return []
@@ -310,9 +307,7 @@ class QueueSettingsCache:
         settings, workers = self._settings_and_workers(queue)
         if workers is None:
             return []
-        return run_warnings(
-            queue, task, workers, settings, can_see_queue=actor.can_see_queue, can_see_task=actor.can_see_task
-        )
+        return run_warnings(queue, task, workers, settings, can_see_queue=can_see_queue, can_see_task=can_see_task)
 
     def _will_run(self, queue: str, task: str) -> bool:
         settings, workers = self._settings_and_workers(queue)

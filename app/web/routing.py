@@ -13,7 +13,7 @@ from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 
 from app.admin.api_keys import Scope
-from app.db.audit_context import acting_as
+from app.db.statements import acting_as
 from app.web.auth.guard import CSRF_FIELD, REQUEST_ID, authorize
 from app.web.json_io import MAX_JSON_DEPTH, FieldError, dump_json, parse
 from app.web.problems import InvalidRequest, ProblemCode

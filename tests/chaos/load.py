@@ -258,7 +258,7 @@ class Load:
     def _cancel_by_sql(self, job_id: str) -> None:
         """Without an API: through the queue's own statement."""
         from app.db.connection import Session
-        from app.db.rows import as_uuid
+        from app.db.encoding import as_uuid
         from app.queue.jobs import JobQueue
 
         session = Session(self.dsn(), application_name="chaos-caller")

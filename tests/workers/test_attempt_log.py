@@ -10,7 +10,7 @@ import pytest
 from app.queue.job import Status
 from tests.support import eventually
 from tests.support.worker_pool_fixture import RetryDelays, WorkerPoolFixture
-from workers.logs.attempts import BackoffLog
+from workers.claimer import BackoffLog
 
 Said = Callable[[str], list[dict[str, object]]]
 
@@ -74,7 +74,7 @@ def test_blocking_key_is_logged_once(plant: WorkerPoolFixture, said: Said):
 
 def test_blocking_key_is_logged_again_after_a_minute(said: Said, monkeypatch: pytest.MonkeyPatch):
     now = 1000.0
-    monkeypatch.setattr("workers.logs.attempts.clock", lambda: now)
+    monkeypatch.setattr("workers.claimer.clock", lambda: now)
     backoff = BackoffLog()
     for step in (0, 59, 61, 119, 122):
         now = 1000.0 + step

@@ -15,7 +15,7 @@ from pipelines.contract import StopReason
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 from workers.attempt import Attempt, RunningAttempts
-from workers.key_locks import KeyLocks
+from workers.claimer import KeyLocks
 from workers.threads import clock
 
 

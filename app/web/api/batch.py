@@ -129,8 +129,12 @@ def create_batch_blueprint(
 
     def _batch_warnings(new_jobs: Sequence[NewJob]) -> list[str]:
         found: dict[str, None] = {}
+        actor = current_actor()
         for queue, task in dict.fromkeys((job.queue, job.task) for job in new_jobs):
-            found.update(dict.fromkeys(queue_settings.run_warnings(queue, task, current_actor())))
+            warnings = queue_settings.run_warnings(
+                queue, task, can_see_queue=actor.can_see_queue, can_see_task=actor.can_see_task
+            )
+            found.update(dict.fromkeys(warnings))
             if len(found) >= _MAX_WARNINGS:
                 break
         return [*found][:_MAX_WARNINGS]

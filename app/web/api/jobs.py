@@ -134,7 +134,9 @@ def create_jobs_blueprint(
         if errors:
             raise InvalidRequest(errors)
         queue_settings.reject_if_draining(body.queue)
-        warnings = queue_settings.run_warnings(body.queue, body.task, actor)
+        warnings = queue_settings.run_warnings(
+            body.queue, body.task, can_see_queue=actor.can_see_queue, can_see_task=actor.can_see_task
+        )
         if warnings and query.strict:
             raise RequestRejected(ProblemCode.WOULD_NOT_RUN, "; ".join(warnings), fields={"warnings": warnings})
         attributes = {"dataloader.queue": body.queue, "dataloader.task": body.task}

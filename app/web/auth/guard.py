@@ -26,7 +26,7 @@ from flask import request
 
 from app import log
 from app.admin.api_keys import ActiveKey, Scope
-from app.db.audit_context import AuditContext
+from app.db.statements import AuditContext
 from app.web.auth.sessions import LoginThrottle, Session, Sessions
 from app.web.caches import KeyCache
 from app.web.problems import ProblemCode, RequestRejected

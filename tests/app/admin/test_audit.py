@@ -7,8 +7,8 @@ import pytest
 
 from app.admin.audit import AuditLog
 from app.admin.retention import DAY_SEC, Retention, RetentionPeriods
-from app.db.audit_context import AuditContext, acting_as
 from app.db.pool import BorrowedConnection, Pool
+from app.db.statements import AuditContext, acting_as
 from app.queue.job import NewJob
 from app.queue.jobs import JobQueue
 
