@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 from flask import Response, render_template
@@ -18,67 +18,46 @@ def create_docs_blueprint(blueprints: Sequence[ApiBlueprint]) -> ApiBlueprint:
     """Describe the blueprints, and this one."""
     blueprint = ApiBlueprint("documentation", "")
 
+    @cache  # built on first use: that takes longer than the rest of the startup
+    def document() -> dict[str, Any]:
+        return build_document([*blueprints, blueprint])
+
     @blueprint.get("/openapi.json", response=dict, scope=ANY_KEY)
     def get_openapi() -> Response:
         """Get the OpenAPI 3.1 document."""
-        return Response(document.as_json, content_type=JSON)
+        return Response(json.dumps(document()), content_type=JSON)
 
     @blueprint.get("/docs", response=str, media_type=HTML, scope=ANY_KEY)
     def show_docs() -> str:
         """Show every route, with a form to try it."""
-        return render_template("docs.html", document=document.as_dict, routes=document.routes, codes=list(ProblemCode))
+        routes = [
+            _describe_route(path, method, operation, document())
+            for path, methods in document()["paths"].items()
+            for method, operation in methods.items()
+        ]
+        return render_template("docs.html", document=document(), routes=routes, codes=list(ProblemCode))
 
-    document = OpenApiDocument([*blueprints, blueprint])
     return blueprint
 
 
-class OpenApiDocument:
-    """The document, built on first use: that takes longer than the rest of the startup."""
-
-    def __init__(self, blueprints: Sequence[ApiBlueprint]) -> None:
-        self._blueprints = blueprints
-
-    @cached_property
-    def as_dict(self) -> dict[str, Any]:
-        return build_document(self._blueprints)
-
-    @cached_property
-    def as_json(self) -> str:
-        return json.dumps(self.as_dict)
-
-    @cached_property
-    def routes(self) -> list[RouteView]:
-        paths = self.as_dict["paths"].items()
-        return [
-            RouteView(path, method, operation, self.as_dict)
-            for path, methods in paths
-            for method, operation in methods.items()
-        ]
-
-
-class RouteView:
-    """One operation of the document, for the page."""
-
-    def __init__(self, path: str, method: str, operation: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
-        self.path = path
-        self.method = method.upper()
-        self.name = operation["operationId"]
-        self.summary = operation["summary"]
-        self.description = operation.get("description", "")
-        self.parameters = operation.get("parameters", [])
-        self.responses = {
-            status: _resolve_response(response, spec) for status, response in operation["responses"].items()
+def _describe_route(path: str, method: str, operation: dict[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """One operation of the document, as the page shows it."""
+    shared, fields = spec["components"]["responses"], _body_fields(operation, spec)
+    return (
+        {"description": "", "parameters": []}
+        | operation
+        | {
+            "path": path,
+            "method": method.upper(),
+            "name": operation["operationId"],
+            "responses": {
+                status: shared[response["$ref"].rsplit("/", 1)[-1]] if "$ref" in response else response
+                for status, response in operation["responses"].items()
+            },
+            "fields": fields,
+            "example": json.dumps({f["name"]: f["example"] for f in fields if f["example"] is not None}, indent=2),
         }
-        self.fields = _body_fields(operation, spec)
-        self.example = json.dumps({f["name"]: f["example"] for f in self.fields if f["example"] is not None}, indent=2)
-
-
-def _resolve_response(response: Mapping[str, Any], spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Resolve a reference to a shared response."""
-    if "$ref" not in response:
-        return response
-    found: Mapping[str, Any] = spec["components"]["responses"][response["$ref"].rsplit("/", 1)[-1]]
-    return found
+    )
 
 
 def _body_fields(operation: Mapping[str, Any], spec: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -26,9 +26,9 @@ from app.web.routing import ApiBlueprint
 from app.web.schemas import QueryModel
 
 EVENT_STREAM_TYPE = "text/event-stream"
-_POLL_INTERVAL_SEC = 0.5  # seconds
-_KEEPALIVE_INTERVAL_SEC = 15.0  # of silence, after which a comment shows that the line is there
-_REVALIDATE_SEC = 5.0  # between two looks whether the caller would still be let in
+_POLL_INTERVAL_SEC = 0.5
+_KEEPALIVE_INTERVAL_SEC = 15.0  # without an event, after which a comment is sent
+_REVALIDATE_SEC = 5.0  # between two checks that the caller is still authorized
 _MAX_STREAM_SEC = 3600.0
 
 
@@ -70,7 +70,10 @@ def create_events_blueprint(source: Executor, options: WebOptions, closing: thre
         after a `~` by earlier ones that may still arrive. Send the last `id` as `Last-Event-ID` to continue. The
         stream ends soon after the caller's key or session expires.
         """
-        reader = _open_reader(source, request.headers.get("Last-Event-ID") or query.after)
+        try:
+            reader = EventReader(source, after=request.headers.get("Last-Event-ID") or query.after)
+        except ValueError as error:
+            raise InvalidRequest([FieldError("after", f"{error}; send the id of an event")]) from None
         if not slots.acquire(blocking=False):
             raise RequestRejected(ProblemCode.TOO_MANY_WAITING, headers={"Retry-After": "1"})
         with ExitStack() as stack:
@@ -83,13 +86,6 @@ def create_events_blueprint(source: Executor, options: WebOptions, closing: thre
         return response
 
     return blueprint
-
-
-def _open_reader(source: Executor, after: str | None) -> EventReader:
-    try:
-        return EventReader(source, after=after)
-    except ValueError as error:
-        raise InvalidRequest([FieldError("after", f"{error}; send the id of an event")]) from None
 
 
 def _event_lines(
@@ -116,7 +112,7 @@ def _event_lines(
             event for event in events if query.queue in (None, event.queue) and (kinds is None or event.kind in kinds)
         ]
         for n, event in enumerate(matching, 1):
-            # Only the last one of a look has a place: to go on behind another would leave out what came with it.
+            # Only the last event of a poll carries the cursor: continuing after an earlier one would skip the rest.
             yield _format_event(event, reader.cursor if n == len(matching) else None)
         now = time.monotonic()
         if matching:
