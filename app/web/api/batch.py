@@ -92,34 +92,35 @@ def create_batch_blueprint(
         the answer is a 409 with the outcomes and nothing was done. A batch whose answer was lost can be sent again as
         it is when every request has an idempotency key.
         """
-        whole = body.mode == "all_or_none"
+        all_or_none = body.mode == "all_or_none"
         checked = [_validate_item(item) for item in body.jobs]
-        sound = [job for job in checked if isinstance(job, NewJob)]
-        spoilt = whole and len(sound) < len(checked)
-        made = iter(
-            [BatchOutcome(Outcome.SKIPPED, None, None)] * len(sound)
-            if spoilt
-            else enqueue_batch(source, sound, all_or_none=whole)
-        )
-        items = [_batch_item(n, job if isinstance(job, ItemProblem) else next(made)) for n, job in enumerate(checked)]
+        valid_jobs = [job for job in checked if isinstance(job, NewJob)]
+        if all_or_none and len(valid_jobs) < len(checked):
+            outcomes = iter([BatchOutcome(Outcome.SKIPPED, None, None)] * len(valid_jobs))
+        else:
+            outcomes = iter(enqueue_batch(source, valid_jobs, all_or_none=all_or_none))
+        items = [
+            _batch_item(n, job if isinstance(job, ItemProblem) else next(outcomes)) for n, job in enumerate(checked)
+        ]
         counts = Counter(item.outcome for item in items)
         by_outcome = {outcome.value: counts[outcome] for outcome in Outcome}
-        answer = BatchResponse(**by_outcome, items=items, warnings=_batch_warnings(sound))
+        response = BatchResponse(**by_outcome, items=items, warnings=_batch_warnings(valid_jobs))
         audit_action(
-            "job.batch_triggered", jobs=len(items), created=answer.created, exists=answer.exists, mode=body.mode
+            "job.batch_triggered", jobs=len(items), created=response.created, exists=response.exists, mode=body.mode
         )
-        if whole and answer.created + answer.exists < len(items):
-            detail = f"{answer.invalid} requests are invalid and {answer.conflict} are in conflict; nothing was done"
-            raise RequestRejected(ProblemCode.BATCH_REFUSED, detail, fields=vars(answer))
-        return answer
+        if all_or_none and response.created + response.exists < len(items):
+            detail = (
+                f"{response.invalid} requests are invalid and {response.conflict} are in conflict; nothing was done"
+            )
+            raise RequestRejected(ProblemCode.BATCH_REFUSED, detail, fields=vars(response))
+        return response
 
     def _validate_item(item: Any) -> NewJob | ItemProblem:
         try:
             valid: TriggerRequest = model.model_validate(item)
             current_actor().require_trigger(valid.task, valid.queue)
-            faults: Sequence[FieldError] = validate_args(pipelines.get(valid.task), valid.args)
-            if faults:
-                raise InvalidRequest(faults)
+            if errors := validate_args(pipelines.get(valid.task), valid.args):
+                raise InvalidRequest(errors)
             queue_settings.reject_if_draining(valid.queue)
         except ValidationError as error:
             return _item_problem(InvalidRequest(field_errors(error)))
