@@ -14,6 +14,7 @@ from itertools import pairwise
 from uuid import UUID
 
 from app.queue.job import Status
+from tests.chaos.client_log import ClientResponse
 from tests.chaos.etl import FOLLOW_UPS, PARTS
 from tests.chaos.history import History, Row, RunReport
 from tests.support.event_replay import Event, ReplayedJob, replay
@@ -78,34 +79,50 @@ def not_ended(history: History) -> Findings:
 
 
 def canceled_and_begun(history: History) -> Findings:
-    """A run began after a response had confirmed the cancel of its job."""
+    """A run began after a response had confirmed the cancel of its job.
+
+    Of a job that was answered as running, one run had been claimed before: it is told to stop, and may begin first.
+    """
     first = _first_cancels(history)
     for word in history.run_reports:
-        if word.what == "began" and (at := first.get(word.job_id)) is not None and word.at > at:
-            yield word.job_id, f"run {word.run_id} began {word.at - at:.3f} s after the answer to the cancel"
+        if word.what != "began" or (cancel := first.get(word.job_id)) is None or word.at <= cancel.at:
+            continue
+        claimed_at = _claim_time(history, word)
+        if cancel.status == "running" and claimed_at is not None and claimed_at < cancel.at + _WALL_SLACK_SEC:
+            continue
+        after = word.at - cancel.at
+        yield word.job_id, f"run {word.run_id} began {after:.3f} s after the cancel was answered by {cancel.status!r}"
+
+
+def _claim_time(history: History, report: RunReport) -> float | None:
+    """When the run was claimed, by the clock of all processes."""
+    for event in history.events.get(report.job_id, ()):
+        if _is_claim_of(event, report.run_id):
+            return event.at.timestamp() - history.wall
+    return None
 
 
 def canceled_and_ran_on(history: History) -> Findings:
-    """An obedient run passed a safe point when its lease could no longer be the one it had before the answer: had it
-    been renewed since, the flag would have come with it."""
+    """An obedient run began or passed a safe point when its lease could no longer be the one it had before the answer:
+    had it been renewed since, the flag would have come with it."""
     first = _first_cancels(history)
     for word in history.run_reports:
-        at, row = first.get(word.job_id), history.rows.get(word.job_id)
-        if at is None or row is None or word.what != "acted" or word.task == STUBBORN:
+        cancel, row = first.get(word.job_id), history.rows.get(word.job_id)
+        if cancel is None or row is None or word.what not in ("began", "acted") or word.task == STUBBORN:
             continue
-        if word.at > at + row.lease_ttl_sec + _SLACK_SEC:
-            yield word.job_id, f"run {word.run_id} went on {word.at - at:.1f} s after the answer to the cancel"
+        if word.at > cancel.at + row.lease_ttl_sec + _SLACK_SEC:
+            yield word.job_id, f"run {word.run_id} went on {word.at - cancel.at:.1f} s after the answer to the cancel"
 
 
-def _first_cancels(history: History) -> dict[UUID, float]:
-    """When each job's first cancel had been answered, by "canceled" or by "running" with the flag. Of a job that had
+def _first_cancels(history: History) -> dict[UUID, ClientResponse]:
+    """The first answer to a cancel of each job, by "canceled" or by "running" with the flag. Of a job that had
     ended otherwise, or that a caller retries, nothing is promised."""
     again = {response.job_id for response in history.responses if response.what == "retried"}
-    first: dict[UUID, float] = {}
+    first: dict[UUID, ClientResponse] = {}
     for response in history.responses:
         is_answered = response.status in ("canceled", "running", "queued")
         if response.what == "canceled" and response.job_id not in again and is_answered:
-            first.setdefault(UUID(response.job_id), response.at)
+            first.setdefault(UUID(response.job_id), response)
     return first
 
 

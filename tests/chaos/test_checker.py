@@ -76,12 +76,30 @@ def test_a_job_that_has_not_ended(tale, claimed):
 
 
 @pytest.mark.parametrize("answer", ["canceled", "running"])
-def test_a_run_that_began_after_the_answer_to_the_cancel(tale, answer):
+def test_run_claimed_after_the_answer_to_the_cancel_is_found(tale, answer):
     job = tale.job()
     tale.cancel(job, answer)
     tale.succeed(job, tale.claim(job))
 
     assert tale.violated_rules() == {"canceled and begun"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "after", "rules"),
+    [
+        pytest.param("running", 0.1, set(), id="told to stop"),
+        pytest.param("running", 3.1, {"canceled and ran on"}, id="too late"),
+        pytest.param("canceled", 0.1, {"canceled and begun"}, id="there was no run to stop"),
+    ],
+)
+def test_run_claimed_before_the_answer_to_the_cancel_may_begin_within_its_lease(tale, answer, after, rules):
+    job, run = tale.job(lease_ttl_sec=2), uuid4()
+    tale.event(job, "picked", "running", 1, run)
+    tale.cancel(job, answer)
+    tale.report(job, run, "began", after=after)
+    tale.succeed(job, run)
+
+    assert tale.violated_rules() == rules
 
 
 def test_attempt_running_past_its_canceled_lease_is_found(tale):
