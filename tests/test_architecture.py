@@ -217,7 +217,7 @@ def test_the_environment_is_read_in_one_room():
     assert reads == []
 
 
-def test_sql_stands_where_sql_is_spoken():
+def test_sql_is_in_sql_files_only():
     found = [
         f"{module}:{node.lineno}: {node.value!r}"
         for module in SOURCES

@@ -53,20 +53,20 @@ def blocks(path: Path, language: str) -> list[str]:
 
 def not_named(names: set[str], text: str) -> set[str]:
     """Those that stand nowhere in the text as code; a name may have its labels or arguments behind it."""
-    said = set(re.findall(r"[\w.]+", " ".join(re.findall(r"`([^`\n]+)`", text))))
-    return names - said
+    report = set(re.findall(r"[\w.]+", " ".join(re.findall(r"`([^`\n]+)`", text))))
+    return names - report
 
 
 # ── everything is named ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_every_route_is_described():
-    told = set(re.findall(r"^### `([A-Z]+ \S+)`$", page("docs/http-api.md"), re.MULTILINE))
-    told |= set(re.findall(r"^\| `([A-Z]+ \S+)` \|", page("docs/dashboard.md"), re.MULTILINE))
+    result = set(re.findall(r"^### `([A-Z]+ \S+)`$", page("docs/http-api.md"), re.MULTILINE))
+    result |= set(re.findall(r"^\| `([A-Z]+ \S+)` \|", page("docs/dashboard.md"), re.MULTILINE))
     there = {f"{verb.upper()} {path}" for path, verbs in json.loads(document_text())["paths"].items() for verb in verbs}
 
-    assert there - told == set()
-    assert told - there - {"GET /", "GET /docs", "GET /openapi.json"} == set(), "described, but not there"
+    assert there - result == set()
+    assert result - there - {"GET /", "GET /docs", "GET /openapi.json"} == set(), "described, but not there"
 
 
 def test_every_setting_is_described():
@@ -192,28 +192,28 @@ def test_the_sql_of_a_page_runs_on_the_real_tables(path, dsn):
 def test_waiting_jobs_query_explains_each_job(databases: Databases):
     (why,) = (block for block in blocks(ROOT / "docs/operations.md", "sql") if block.startswith(WHY_JOBS_WAIT))
     with databases.fresh() as dsn:
-        desk = QueueFixture(dsn)
+        queue_db = QueueFixture(dsn)
         try:
-            running = desk.enqueue_and_claim("busy", queue="live")
-            desk.sql(
+            running = queue_db.enqueue_and_claim("busy", queue="live")
+            queue_db.sql(
                 "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
                 " VALUES (gen_random_uuid(), 'w', '0', '{live}', '{t}', 1, 3600)"
             )
-            parked, later = desk.enqueue("busy", queue="live"), desk.insert("later", available_at="2100-01-01")
-            desk.claim_once(queue="live")
-            unknown = desk.enqueue("u", queue="live", task="nobody's")
-            desk.queue.defer_unknown_tasks("live", ["t"])
-            alone, waiting = desk.enqueue("a", queue="dead"), desk.enqueue("w", queue="live")
+            parked, later = queue_db.enqueue("busy", queue="live"), queue_db.insert("later", available_at="2100-01-01")
+            queue_db.claim_once(queue="live")
+            unknown = queue_db.enqueue("u", queue="live", task="nobody's")
+            queue_db.queue.defer_unknown_tasks("live", ["t"])
+            alone, waiting = queue_db.enqueue("a", queue="dead"), queue_db.enqueue("w", queue="live")
 
-            told = {row[0]: row[3] for row in desk.sql(why)}
+            result = {row[0]: row[3] for row in queue_db.sql(why)}
         finally:
-            desk.close()
+            queue_db.close()
 
-    assert told[str(parked)] == f"its key is held by job {running.id}"
-    assert told[str(later)].startswith("not before 2100-01-01")
-    assert told[str(unknown)] == "no live worker knows the task 'nobody''s'"
-    assert told[str(alone)] == "no live worker works on this queue"
-    assert told[str(waiting)] == "for a free thread"
+    assert result[str(parked)] == f"its key is held by job {running.id}"
+    assert result[str(later)].startswith("not before 2100-01-01")
+    assert result[str(unknown)] == "no live worker knows the task 'nobody''s'"
+    assert result[str(alone)] == "no live worker works on this queue"
+    assert result[str(waiting)] == "for a free thread"
 
 
 def test_the_python_of_all_pages_runs(tmp_path):
@@ -306,16 +306,16 @@ def test_first_job_of_the_readme_runs_and_is_canceled(service, shell):
     script = lines.replace("http://127.0.0.1:8081", service)
     assert script.count("curl ") == 3
 
-    said = shell(script + '\necho; echo "$job"')
+    report = shell(script + '\necho; echo "$job"')
 
-    job_id = said.splitlines()[-1]
-    answers = re.findall(r"\{.*?\}\}", said)
+    job_id = report.splitlines()[-1]
+    answers = re.findall(r"\{.*?\}\}", report)
     assert [json.loads(answer)["job_id"] for answer in answers] == [job_id, job_id]
     eventually(lambda: asked(f"{service}/api/v1/jobs/{job_id}/status")["status"] == "canceled", message="canceled")
 
 
 def test_every_number_of_a_real_service_is_described(service):
-    names = set(re.findall(r"^# HELP (\w+) ", told(f"{service}/metrics"), re.MULTILINE))
+    names = set(re.findall(r"^# HELP (\w+) ", result(f"{service}/metrics"), re.MULTILINE))
 
     numbers = {name for name in names if not name.endswith("_created")}
     assert "dataloader_jobs" in numbers
@@ -334,7 +334,7 @@ def keys(part: object) -> set[str]:
     return set(part) if isinstance(part, dict) else set()
 
 
-def told(url: str) -> str:
+def result(url: str) -> str:
     try:
         with urlopen(url, timeout=30) as answer:  # noqa: S310 - an address of our own
             return str(answer.read().decode())
@@ -344,7 +344,7 @@ def told(url: str) -> str:
 
 
 def asked(url: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(told(url))
+    answer: dict[str, Any] = json.loads(result(url))
     return answer
 
 

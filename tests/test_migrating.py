@@ -34,8 +34,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Pipelines:
     module = ModuleType("migrated")
     monkeypatch.setitem(sys.modules, "migrated", module)
     exec(compile("\n".join(blocks(PAGE, "python")), "docs/migrating.md", "exec"), vars(module))  # noqa: S102 - our own
-    for told in blocks(PAGE, "json"):
-        settings = load_settings({"DL_TASKS": told}, dotenv=None)
+    for result in blocks(PAGE, "json"):
+        settings = load_settings({"DL_TASKS": result}, dotenv=None)
         assert load_tasks([], settings.tasks) == {}
     return contract.registry
 
@@ -98,7 +98,7 @@ def test_the_task_of_celery_is_spread_keyed_and_followed_up(known):
     assert task.fill_lock_key({"customer_id": 7}) == "customer:7"
 
 
-def test_the_function_of_rq_is_called_as_it_stands(known):
+def test_function_of_rq_is_called_unchanged(known):
     assert known.get("report.build").start({"customer_id": 7, "kind": "full"}, None) == (7, "full")
 
 
@@ -113,4 +113,4 @@ def test_the_steps_of_airflow_go_on_from_the_last_one(known):
 
 
 def test_the_settings_of_the_page_are_json():
-    assert [list(json.loads(told)) for told in blocks(PAGE, "json")] == [["report.daily"], ["report.build"]]
+    assert [list(json.loads(result)) for result in blocks(PAGE, "json")] == [["report.daily"], ["report.build"]]

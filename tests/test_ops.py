@@ -64,11 +64,11 @@ def expressions() -> Iterator[tuple[str, str]]:
 def families(databases) -> Iterator[dict[str, Metric]]:
     """Every number that there is, by name: as a process tells them that answers and works."""
     with databases.fresh() as dsn:
-        plant = WorkerPoolFixture(dsn)
+        worker_pools = WorkerPoolFixture(dsn)
         pool = Pool(dsn)
         try:
-            working = plant.listening_pool({"q": 1})
-            plant.wait_for_all([plant.add_job()])
+            working = worker_pools.listening_pool({"q": 1})
+            worker_pools.wait_for_all([worker_pools.add_job()])
             registry = CollectorRegistry()
             traffic = RequestMetrics(registry)
             traffic.start()
@@ -83,7 +83,7 @@ def families(databases) -> Iterator[dict[str, Metric]]:
                 registry.register(collector)
             yield {family.name: family for family in registry.collect()}
         finally:
-            plant.close()
+            worker_pools.close()
             pool.close()
 
 
@@ -98,32 +98,32 @@ def family_of(name: str, families: dict[str, Metric]) -> Metric | None:
 
 def test_every_expression_names_numbers_that_there_are(families):
     strange = [
-        (where, name) for where, told in expressions() for name in names_in(told) if not family_of(name, families)
+        (where, name) for where, result in expressions() for name in names_in(result) if not family_of(name, families)
     ]
 
     assert strange == []
 
 
 def test_every_label_that_is_asked_for_is_one_of_its_number(families):
-    for where, told in expressions():
-        for name, label in labels_in(told):
+    for where, result in expressions():
+        for name, label in labels_in(result):
             family = family_of(name, families)
             assert family is not None, (where, name)
             assert any(label in sample.labels for sample in family.samples), (where, name, label)
 
 
 def test_counters_are_read_as_rates_and_gauges_as_they_are(families):
-    for where, told in expressions():
-        for name in names_in(told):
+    for where, result in expressions():
+        for name in names_in(result):
             family = family_of(name, families)
             assert family is not None
-            rated = re.search(rf"(rate|increase)\({name}\b", told) is not None
+            rated = re.search(rf"(rate|increase)\({name}\b", result) is not None
             assert rated == (family.type in ("counter", "histogram")), (where, name)
 
 
 def test_every_number_of_ours_is_on_the_dashboard_or_in_a_rule(families):
-    told = {name for _, expression in expressions() for name in names_in(expression)}
-    shown = {family.name for name in told if (family := family_of(name, families)) is not None}
+    result = {name for _, expression in expressions() for name in names_in(expression)}
+    shown = {family.name for name in result if (family := family_of(name, families)) is not None}
     elsewhere = {
         "dataloader_jobs_estimated",
         "dataloader_oldest_snapshot_transactions",
@@ -141,10 +141,10 @@ def test_every_alert_rule_has_severity_summary_and_remedy():
 
 
 def test_the_parser_of_expressions_sees_what_there_is():
-    told = 'sum by (le, task) (rate(a_bucket{x=~"b"}[5m])) / max(c) > 0.3 or d == 0'
+    result = 'sum by (le, task) (rate(a_bucket{x=~"b"}[5m])) / max(c) > 0.3 or d == 0'
 
-    assert names_in(told) == {"a_bucket", "c", "d"}
-    assert list(labels_in(told)) == [("a_bucket", "x")]
+    assert names_in(result) == {"a_bucket", "c", "d"}
+    assert list(labels_in(result)) == [("a_bucket", "x")]
 
 
 def test_promtool_accepts_the_rules():

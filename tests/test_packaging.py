@@ -127,15 +127,15 @@ def test_an_installed_wheel_runs_without_the_checkout(wheel, tmp_path):
     code = "import app.cli; from app.db.schema import schema_text; print(app.cli.__file__, len(schema_text()))"
     env = {**clean_environment(), "PYTHONPATH": str(tmp_path / "site")}
 
-    def told(*argv: str) -> str:
+    def result(*argv: str) -> str:
         done = subprocess.run(
             [sys.executable, *argv], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert told("-c", code).startswith(str(tmp_path / "site"))
-    assert "serve" in told("-m", "app", "--help")
+    assert result("-c", code).startswith(str(tmp_path / "site"))
+    assert "serve" in result("-m", "app", "--help")
 
 
 def put_python(folder: Path, name: str, script: str) -> str:

@@ -76,10 +76,12 @@ def test_the_tutorial_does_what_it_says(dsn: str, folder: Path, bank: SourceServ
     with Process(argv, output=folder / "service.log", env=env, cwd=folder) as service:
         service.wait_for_line("is ready at")
         client = Client(f"http://127.0.0.1:{port}")
-        said = "".join(shell(block.replace("seq -w 1 30", "seq -w 1 30 | head -n 4"), folder, port) for block in SHELL)
-        eventually(lambda: len(client.jobs(status=Status.SUCCEEDED, limit=100)) == 6, 60, lambda: said + service.text)
+        result = "".join(
+            shell(block.replace("seq -w 1 30", "seq -w 1 30 | head -n 4"), folder, port) for block in SHELL
+        )
+        eventually(lambda: len(client.jobs(status=Status.SUCCEEDED, limit=100)) == 6, 60, lambda: result + service.text)
 
-    assert "picked" in said
+    assert "picked" in result
     drawn = ET.fromstring((folder / "rates.svg").read_text(encoding="utf-8"))
     lines = [line.get("points", "").split() for line in drawn.iter() if line.tag.endswith("polyline")]
     assert [len(points) for points in lines] == [5, 5], "those of the loop, and the one before"

@@ -13,14 +13,16 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = [ROOT / "app/web/static/vendor", ROOT / "tests/browser/vendor"]
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
+def result(folder: Path) -> list[dict[str, Any]]:
     manifest: list[dict[str, Any]] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     return manifest
 
 
 def named(folder: Path) -> dict[str, str]:
     """Every file that the manifest names, with its hash."""
-    return {it["file"]: it["sha256"] for brought in told(folder) for it in [brought["licence_text"], *brought["files"]]}
+    return {
+        it["file"]: it["sha256"] for brought in result(folder) for it in [brought["licence_text"], *brought["files"]]
+    }
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(ROOT).as_posix())
@@ -42,7 +44,7 @@ def test_nothing_is_vendored_elsewhere():
 
 def test_notice_lists_version_and_licence_of_each():
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
-    brought = [one for folder in FOLDERS for one in told(folder)]
+    brought = [one for folder in FOLDERS for one in result(folder)]
 
     assert len(brought) == 4
     for one in brought:

@@ -85,7 +85,7 @@ def test_ctrl_c_hands_running_jobs_back(gunicorn: Gunicorn, dsn: str, tmp_path: 
     jobs.check_invariants()
 
 
-def test_a_faulty_setting_is_told_without_a_stack_trace(gunicorn: Gunicorn):
+def test_invalid_setting_is_reported_without_stack_trace(gunicorn: Gunicorn):
     running = gunicorn(APP_HTTP_THREADS="many")
 
     assert running.process.wait() == 78

@@ -1,4 +1,4 @@
-"""A desk for each test of the queue: see tests/support/queue_fixture.py."""
+"""A queue database for each test: see tests/support/queue_fixture.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shared_dsn(databases: Databases) -> Iterator[str]:
 
 
 @pytest.fixture
-def desk(shared_dsn: str) -> Iterator[QueueFixture]:
+def queue_db(shared_dsn: str) -> Iterator[QueueFixture]:
     """An empty queue. Its database serves the whole module, so leave the tables' form alone."""
     made = QueueFixture(shared_dsn)
     made.sql(EMPTY)
@@ -32,8 +32,8 @@ def desk(shared_dsn: str) -> Iterator[QueueFixture]:
 
 
 @pytest.fixture
-def own_desk(dsn: str) -> Iterator[QueueFixture]:
-    """A desk whose database may be changed at will."""
+def own_queue_db(dsn: str) -> Iterator[QueueFixture]:
+    """A queue database whose tables may be changed at will."""
     made = QueueFixture(dsn)
     yield made
     made.close()

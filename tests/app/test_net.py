@@ -4,7 +4,7 @@ import pytest
 
 from app.net import AllowedHosts, ForbiddenAddress, parse_url, resolve
 
-NOBODY = AllowedHosts()
+NO_ONE = AllowedHosts()
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ NOBODY = AllowedHosts()
 )  # fmt: skip
 def test_what_is_not_public_is_refused_however_it_is_written(url):
     with pytest.raises(ForbiddenAddress, match="DL_WEBHOOK_ALLOWED_HOSTS"):
-        parse_url(url, NOBODY)
+        parse_url(url, NO_ONE)
 
 
 @pytest.mark.parametrize(
@@ -35,16 +35,16 @@ def test_what_is_not_public_is_refused_however_it_is_written(url):
 )  # fmt: skip
 def test_what_is_no_place_to_send_to_is_refused_with_the_reason(url, why):
     with pytest.raises(ForbiddenAddress, match=why):
-        parse_url(url, NOBODY)
+        parse_url(url, NO_ONE)
 
 
 def test_a_public_place_is_taken_apart():
-    place = parse_url("https://Hooks.Example.com/a?b=c", NOBODY)
+    place = parse_url("https://Hooks.Example.com/a?b=c", NO_ONE)
 
     assert (place.scheme, place.host, place.port, place.request_target) == ("https", "hooks.example.com", 443, "/a?b=c")
     assert place.host_header == "hooks.example.com"
-    assert parse_url("http://[2a00:1450::1]:8080", NOBODY).host_header == "[2a00:1450::1]:8080"
-    assert parse_url("http://93.184.216.34", NOBODY).request_target == "/"
+    assert parse_url("http://[2a00:1450::1]:8080", NO_ONE).host_header == "[2a00:1450::1]:8080"
+    assert parse_url("http://93.184.216.34", NO_ONE).request_target == "/"
 
 
 def test_hosts_and_networks_may_be_allowed():
@@ -60,21 +60,21 @@ def test_hosts_and_networks_may_be_allowed():
 
 
 @pytest.mark.parametrize("wrong", ["10.0.0.0/99", "http://x", "a/b", ""])
-def test_what_allows_nothing_is_told(wrong):
+def test_rule_that_allows_nothing_is_reported(wrong):
     with pytest.raises(ValueError, match="neither"):
         AllowedHosts.parse([wrong])
 
 
 def test_one_private_address_among_public_ones_spoils_the_name():
-    place = parse_url("http://hooks.example.com/", NOBODY)
+    place = parse_url("http://hooks.example.com/", NO_ONE)
 
-    assert resolve(place, NOBODY, lambda host, port: ["93.184.216.34"] * 2) == ["93.184.216.34"]
+    assert resolve(place, NO_ONE, lambda host, port: ["93.184.216.34"] * 2) == ["93.184.216.34"]
     with pytest.raises(ForbiddenAddress, match="10.0.0.1"):
-        resolve(place, NOBODY, lambda host, port: ["93.184.216.34", "10.0.0.1"])
+        resolve(place, NO_ONE, lambda host, port: ["93.184.216.34", "10.0.0.1"])
     with pytest.raises(ForbiddenAddress, match="fe80::1"):
-        resolve(place, NOBODY, lambda host, port: ["fe80::1%eth0"])
+        resolve(place, NO_ONE, lambda host, port: ["fe80::1%eth0"])
 
 
 def test_a_name_that_is_none_is_an_error_of_the_net():
     with pytest.raises(OSError):
-        resolve(parse_url(f"http://{'a' * 70}.example.com/", NOBODY), NOBODY)
+        resolve(parse_url(f"http://{'a' * 70}.example.com/", NO_ONE), NO_ONE)

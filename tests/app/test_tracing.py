@@ -21,7 +21,7 @@ GIVEN = f"00-{TRACE}-{SPAN}-01"
 
 
 @pytest.mark.parametrize(
-    ("told", "kept"),
+    ("result", "kept"),
     [
         (GIVEN, GIVEN),
         (f" {GIVEN} ", GIVEN),
@@ -36,54 +36,56 @@ GIVEN = f"00-{TRACE}-{SPAN}-01"
         (None, None),
     ],
 )
-def test_a_trace_context_is_one_or_none(told, kept):
-    assert parse_traceparent(told) == kept
+def test_a_trace_context_is_one_or_none(result, kept):
+    assert parse_traceparent(result) == kept
 
 
 @pytest.fixture
-def plant(dsn: str) -> Any:
+def worker_pools(dsn: str) -> Any:
     made = WorkerPoolFixture(dsn)
     yield made
     made.close()
 
 
-def of_context(plant: WorkerPoolFixture) -> list[str | None]:
-    """What the pipelines of this plant are told of the trace, in the order of their tries."""
-    told: list[str | None] = []
+def of_context(worker_pools: WorkerPoolFixture) -> list[str | None]:
+    """The trace context of each attempt of these pools, in order."""
+    result: list[str | None] = []
 
     def says(args: dict[str, Any], ctx: Any) -> None:
-        told.append(ctx.traceparent)
+        result.append(ctx.traceparent)
         if args.get("follow"):
             ctx.enqueue("says", {})
         if ctx.attempt < int(args.get("tries", 1)):
             raise ValueError("not yet")
 
-    plant.pipelines.register("says")(says)
-    return told
+    worker_pools.pipelines.register("says")(says)
+    return result
 
 
-def triggered(plant: WorkerPoolFixture, tracer: Any, **headers: str) -> Any:
-    app = create_app(plant.queue_fixture.queue, plant.pipelines, WebOptions(version="1"), tracer=tracer)
+def triggered(worker_pools: WorkerPoolFixture, tracer: Any, **headers: str) -> Any:
+    app = create_app(worker_pools.queue_fixture.queue, worker_pools.pipelines, WebOptions(version="1"), tracer=tracer)
     body = {"queue": "q", "task": "says", "lock_key": "k", "args": {"tries": 2, "follow": True}}
     response = app.test_client().post("/api/v1/jobs/trigger", json=body, headers=headers)
     assert response.status_code == 200, response.text
     return response.json
 
 
-def test_trace_context_passes_without_opentelemetry(plant):
-    told = of_context(plant)
-    triggered(plant, NoTracing(), traceparent=GIVEN)
+def test_trace_context_passes_without_opentelemetry(worker_pools):
+    result = of_context(worker_pools)
+    triggered(worker_pools, NoTracing(), traceparent=GIVEN)
 
-    plant.pool()
-    plant.wait_for_all([job[0] for job in plant.queue_fixture.sql("SELECT job_id FROM dl_jobs")])
-    follow_ups = [row[0] for row in plant.queue_fixture.sql("SELECT job_id FROM dl_jobs WHERE parent_id IS NOT NULL")]
-    plant.wait_for_all(follow_ups)
+    worker_pools.pool()
+    worker_pools.wait_for_all([job[0] for job in worker_pools.queue_fixture.sql("SELECT job_id FROM dl_jobs")])
+    follow_ups = [
+        row[0] for row in worker_pools.queue_fixture.sql("SELECT job_id FROM dl_jobs WHERE parent_id IS NOT NULL")
+    ]
+    worker_pools.wait_for_all(follow_ups)
 
     assert len(follow_ups) == 1
-    assert told == [GIVEN] * 3
+    assert result == [GIVEN] * 3
 
 
-def test_spans_continue_the_callers_trace(plant):
+def test_spans_continue_the_callers_trace(worker_pools):
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     exporters = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     export = pytest.importorskip("opentelemetry.sdk.trace.export")
@@ -91,13 +93,13 @@ def test_spans_continue_the_callers_trace(plant):
     provider = sdk.TracerProvider()
     provider.add_span_processor(export.SimpleSpanProcessor(kept))
     telemetry = OpenTelemetry(provider, version="1")
-    told = of_context(plant)
-    job = triggered(plant, telemetry, traceparent=GIVEN)["job_id"]
+    result = of_context(worker_pools)
+    job = triggered(worker_pools, telemetry, traceparent=GIVEN)["job_id"]
 
-    plant.pool(tracer=telemetry)
-    plant.wait_for_status(job, Status.SUCCEEDED)
-    plant.wait_for_all([row[0] for row in plant.queue_fixture.sql("SELECT job_id FROM dl_jobs")])
-    for pool in plant.pools:
+    worker_pools.pool(tracer=telemetry)
+    worker_pools.wait_for_status(job, Status.SUCCEEDED)
+    worker_pools.wait_for_all([row[0] for row in worker_pools.queue_fixture.sql("SELECT job_id FROM dl_jobs")])
+    for pool in worker_pools.pools:
         pool.stop(grace=5)
 
     spans = kept.get_finished_spans()
@@ -115,10 +117,10 @@ def test_spans_continue_the_callers_trace(plant):
         "queued",
         "succeeded",
     )
-    assert told[0] == f"00-{TRACE}-{tries[1].context.span_id:016x}-01"
+    assert result[0] == f"00-{TRACE}-{tries[1].context.span_id:016x}-01"
 
 
-def test_a_job_that_nobody_traces_begins_a_trace_when_it_runs():
+def test_untraced_job_begins_trace_when_it_runs():
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     telemetry = OpenTelemetry(sdk.TracerProvider())
 
@@ -138,7 +140,7 @@ def test_without_a_provider_the_text_goes_through_as_it_came():
         assert part.traceparent == GIVEN
 
 
-def test_nothing_of_it_is_imported_where_nobody_asks_for_it():
+def test_tracing_is_not_imported_unless_configured():
     code = "import sys, app.tracing, app.runtime.service; app.tracing.create_tracer(enabled=False, version='1')"
     code += "; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
 

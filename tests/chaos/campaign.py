@@ -82,7 +82,7 @@ def collect_history(environment: Environment, injected: Sequence[InjectedFault])
 
 
 def _complaints(environment: Environment, injected: Sequence[InjectedFault], *, is_full_length: bool) -> list[str]:
-    complaints = [f"a caller was answered {said}" for said in environment.load.failures[:20]]
+    complaints = [f"a caller was answered {result}" for result in environment.load.failures[:20]]
     for service in environment.services:
         complaints += [f"{service.name} ended by itself with {code}: {_last_error_line(service.text())}"
                        for code in service.exit_codes if code in _UNEXPECTED_EXIT_CODES]  # fmt: skip

@@ -309,9 +309,9 @@ def words_of_another_run(history: History) -> Findings:
             yield row.job_id, f"its result is run {row.result.get('run')}'s, its last run was {owner}"
         if row.status == "succeeded" and row.progress.get("run", owner) != owner:
             yield row.job_id, f"its progress is run {row.progress.get('run')}'s, its last run was {owner}"
-        said = _RUN_ID_IN_ERROR.search(row.error or "")
-        if said and said[1] != owner:
-            yield row.job_id, f"its error is run {said[1]}'s, its last run was {owner}"
+        output = _RUN_ID_IN_ERROR.search(row.error or "")
+        if output and output[1] != owner:
+            yield row.job_id, f"its error is run {output[1]}'s, its last run was {owner}"
 
 
 def _last_claim(history: History, row: Row) -> str | None:

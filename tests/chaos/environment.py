@@ -73,18 +73,18 @@ class Environment:
         self._build_services()
 
     def _build_services(self) -> None:
-        shape, said = self.size, self.observer.dsn
+        shape, result = self.size, self.observer.dsn
         for n in range(shape.workers):
             dsn = self.multi_host_dsn if n % 2 == 0 else self.address_dsn
             self._add(
-                f"worker-{n + 1}", ("dataloader", "worker"), service_environment(dsn, said, threads=shape.threads)
+                f"worker-{n + 1}", ("dataloader", "worker"), service_environment(dsn, result, threads=shape.threads)
             )
         # As containers on one host: the pids of one mean other processes to the others.
         self.services[-1].own_namespace = shape.namespaces and can_have_namespaces()
         port = None
         if shape.api:
             port = free_port()
-            env = service_environment(self.address_dsn, said, threads=shape.threads) | {"APP_PORT": str(port)}
+            env = service_environment(self.address_dsn, result, threads=shape.threads) | {"APP_PORT": str(port)}
             self._add("gunicorn", ("gunicorn", "wsgi:app"), env)
         self.load = Load(
             self.seed, shape.mix, self.client_log, dsn=lambda: self.address_dsn, port=port, per_sec=shape.per_sec

@@ -70,8 +70,8 @@ class FaultRunner:
         injected = InjectedFault(step.fault, started_at, clock(), fault.detail.strip(), failed)
         with self._lock:
             self._injected.append(injected)
-        told = f" ({injected.detail})" if injected.detail else ""
+        result = f" ({injected.detail})" if injected.detail else ""
         self._log(
-            f"{time.monotonic() - self._started_at:7.1f} s  {step.fault}{told}, {injected.ended_at - started_at:.1f} s"
+            f"{time.monotonic() - self._started_at:7.1f} s  {step.fault}{result}, {injected.ended_at - started_at:.1f} s"
             + (f"  NOT DONE: {failed}" if failed else "")
         )

@@ -271,11 +271,11 @@ class Load:
         """Retry a failed job, never a canceled one, whose new runs would not violate the rules."""
         if self.port is None:
             return
-        told = self.record.responses
-        canceled = {line.job_id for line in told if line.what in ("canceled", "retried")}
+        result = self.record.responses
+        canceled = {line.job_id for line in result if line.what in ("canceled", "retried")}
         failing = [
             line.job_id
-            for line in told[-2000:]
+            for line in result[-2000:]
             if line.what == "accepted" and line.task == "chaos.failing" and line.job_id not in canceled
         ]
         if failing:
@@ -286,11 +286,11 @@ class Load:
                 self.record.retried(answer["job_id"], answer.get("status", ""))
 
     def _pick_recent_job(self, random_source: random.Random) -> str | None:
-        told = self.record.responses
-        retried = {line.job_id for line in told if line.what == "retried"}
-        recent = [line.job_id for line in told[-60:] if line.what == "accepted" and line.job_id not in retried]
+        result = self.record.responses
+        retried = {line.job_id for line in result if line.what == "retried"}
+        recent = [line.job_id for line in result[-60:] if line.what == "accepted" and line.job_id not in retried]
         # A failing job is left to those who retry.
-        recent = [job for job in recent if not any(t.job_id == job and t.task == "chaos.failing" for t in told[-60:])]
+        recent = [job for job in recent if not any(t.job_id == job and t.task == "chaos.failing" for t in result[-60:])]
         return random_source.choice(recent) if recent else None
 
     # ── how it is asked ─────────────────────────────────────────────────────────────────────────────────────────

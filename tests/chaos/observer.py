@@ -41,9 +41,9 @@ class Observer:
 
     def report(self, ctx: Context, action: str, at: float | None = None) -> None:
         job: Any = ctx.job  # type: ignore[attr-defined]  # a worker's own context has it
-        told = (job.run_text, job.id_text, job.lock_key, job.attempt, job.task)
+        result = (job.run_text, job.id_text, job.lock_key, job.attempt, job.task)
         with self._connection().cursor() as cursor:
-            cursor.execute(_INSERT_REPORT, (*told, action, clock() if at is None else at, os.getpid()))
+            cursor.execute(_INSERT_REPORT, (*result, action, clock() if at is None else at, os.getpid()))
 
     def _connection(self) -> Any:
         kept = getattr(self._local, "connection", None)

@@ -176,10 +176,10 @@ class ProxyConnection:
                 time.sleep(_POLL_INTERVAL_SEC)
         if self.is_half_open:
             return
-        heard = came_by.recv(_RECV_BYTES)
-        if not heard:
+        result = came_by.recv(_RECV_BYTES)
+        if not result:
             raise OSError("the other end has gone")
-        other.sendall(heard)
+        other.sendall(result)
 
     def _delay_or_block(self) -> None:
         if self._proxy.mode is ProxyMode.SLOW:

@@ -52,19 +52,19 @@ class Report:
 
     def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        told = asdict(self) | {"passed": self.passed}
-        file.write_text(json.dumps(told, indent=2, default=str) + "\n", encoding="utf-8")
+        result = asdict(self) | {"passed": self.passed}
+        file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
         file.with_suffix(".txt").write_text(self.text() + "\n", encoding="utf-8")
 
     def text(self) -> str:
         lines = [f"Chaos campaign, seed {self.seed}, {self.seconds:.0f} s, on {self.server}", ""]
         lines += [f"Faults injected: {sum(self.faults.values())} of {len(self.faults)} kinds"]
         lines += [f"  {count:4}  {name}" for name, count in sorted(self.faults.items())]
-        lines += [f"  not done: {said}" for said in self.not_injected]
+        lines += [f"  not done: {output}" for output in self.not_injected]
         for title, numbers in (("Jobs", self.jobs), ("Runs", self.runs), ("Recovery", self.recovery)):
             lines += ["", title, *(f"  {value!s:>8}  {name}" for name, value in numbers.items())]
         lines += ["", f"Drained within {self.drained_sec:.1f} s" if self.drained_sec >= 0 else "NOT drained in time"]
-        lines += [f"COMPLAINT: {said}" for said in self.complaints]
+        lines += [f"COMPLAINT: {output}" for output in self.complaints]
         for rule, count in Counter(violation.rule for violation in self.violations).items():
             lines += [f"VIOLATED {count} times: {rule}"]
             lines += [f"  {v.job_id}: {v.message}" for v in self.violations if v.rule == rule][:_MAX_LISTED]
@@ -111,7 +111,7 @@ def _collect_evidence(history: History, violations: Sequence[Violation]) -> list
             "journal": [asdict(line) for line in history.events.get(row.job_id, ())],
             "words": [asdict(word) for word in history.run_reports if word.job_id == row.job_id],
             "target": [asdict(written) for written in history.target if written.job_id == row.job_id],
-            "told": [asdict(told) for told in history.responses if told.job_id == str(row.job_id)],
+            "told": [asdict(result) for result in history.responses if result.job_id == str(row.job_id)],
         }
         for row in history.rows.values()
         if str(row.job_id) in jobs
@@ -119,15 +119,15 @@ def _collect_evidence(history: History, violations: Sequence[Violation]) -> list
 
 
 def _job_counts(history: History, rules: Mapping[str, int]) -> dict[str, int]:
-    told = Counter(told.what for told in history.responses)
+    result = Counter(result.what for result in history.responses)
     statuses = Counter(row.status for row in history.rows.values())
     return {
-        "accepted": told["accepted"],
-        "of unknown fate to their caller": told["unsure"],
+        "accepted": result["accepted"],
+        "of unknown fate to their caller": result["unsure"],
         "in the table, follow-ups included": len(history.rows),
         **{f"ended {status}": count for status, count in sorted(statuses.items())},
-        "cancels answered": told["canceled"],
-        "retried by a person": told["retried"],
+        "cancels answered": result["canceled"],
+        "retried by a person": result["retried"],
         "lost": rules.get("accepted and gone", 0) + rules.get("not ended", 0),
         "doubled": sum(rules.get(rule, 0) for rule in ("one request two jobs", "written twice", "follow ups off")),
     }

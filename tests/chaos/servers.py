@@ -261,10 +261,10 @@ def _mount(folder: Path, size_mb: int) -> bool:
 
 def _is_client_backend(process: Any) -> bool:
     try:
-        said = " ".join(process.cmdline())
+        result = " ".join(process.cmdline())
     except psutil.Error:
         return False
-    return "[local]" in said
+    return "[local]" in result
 
 
 def _tail(log: Path) -> str:

@@ -61,7 +61,7 @@ def test_one_request_that_was_answered_with_two_jobs(tale):
     for _ in range(2):
         job = tale.job()
         tale.succeed(job, tale.claim(job))
-    tale.responses = [replace(told, key="once") for told in tale.responses]
+    tale.responses = [replace(output, key="once") for output in tale.responses]
 
     assert tale.violated_rules() == {"one request two jobs"}
 
@@ -163,7 +163,7 @@ def test_stubborn_attempt_counts_only_with_unbroken_sessions(tale):
     assert tale.violated_rules(sessions_unbroken=True) == {"overlapping runs"}
 
 
-def test_a_run_that_nobody_claimed(tale):
+def test_run_without_claim(tale):
     job = tale.job()
     run = tale.claim(job)
     tale.succeed(job, run)

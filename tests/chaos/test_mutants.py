@@ -69,6 +69,6 @@ print("changed", json.dumps(sorted(name for name in before if after[name].text !
 
 
 def test_outcome_table_lists_rules_that_caught_each_mutant():
-    told = outcome_table([Outcome("no-reaper", "deaths", caught=True, rules=["not ended"], seconds=12.3)])
+    result = outcome_table([Outcome("no-reaper", "deaths", caught=True, rules=["not ended"], seconds=12.3)])
 
-    assert "| no-reaper | no process reaps dead runs | deaths | not ended | 1 | 12 s |" in told
+    assert "| no-reaper | no process reaps dead runs | deaths | not ended | 1 | 12 s |" in result

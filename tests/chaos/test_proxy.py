@@ -35,8 +35,8 @@ class Echo:
 
     def _answer(self, connection: socket.socket) -> None:
         with suppress(OSError), closing(connection):
-            while heard := connection.recv(4096):
-                connection.sendall(self._prefix + heard)
+            while result := connection.recv(4096):
+                connection.sendall(self._prefix + result)
         self.connections -= 1
 
     def close(self) -> None:

@@ -75,9 +75,9 @@ def test_report_has_figures_and_a_verdict(killed, tmp_path):
     assert made.text().splitlines()[-1] == "PASSED: nothing lost, nothing doubled, no rule violated"
     assert "     1  network cut" in made.text()
     assert "not done: disk full: no room to fill" in made.text()
-    told = json.loads((tmp_path / "made" / "report.json").read_text())
-    assert (told["passed"], told["jobs"]["accepted"], told["jobs"]["lost"]) == (True, 1, 0)
-    assert told["runs"]["recovered from the dead"] == 1
+    result = json.loads((tmp_path / "made" / "report.json").read_text())
+    assert (result["passed"], result["jobs"]["accepted"], result["jobs"]["lost"]) == (True, 1, 0)
+    assert result["runs"]["recovered from the dead"] == 1
     assert (tmp_path / "made" / "report.txt").read_text().endswith("no rule violated\n")
 
 
@@ -102,5 +102,5 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     record.close()
 
     assert read_client_log(tmp_path / "told.jsonl") == record.responses
-    assert [told.what for told in record.responses] == ["accepted", "canceled", "retried", "unsure"]
+    assert [result.what for result in record.responses] == ["accepted", "canceled", "retried", "unsure"]
     assert replace(record.responses[0], at=0.0) == ClientResponse("accepted", 0.0, "a", "chaos.short", "once")

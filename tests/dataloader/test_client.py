@@ -39,7 +39,7 @@ def client(service: Standin, pauses: Pauses) -> Client:
 
 
 @pytest.fixture
-def nobody() -> str:
+def no_one() -> str:
     """An address where nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -104,7 +104,7 @@ def test_a_missing_job_is_named(client):
         client.status(job_id)
 
 
-def test_an_invalid_request_tells_each_field(client):
+def test_invalid_request_has_error_for_each_field(client):
     with pytest.raises(Refused) as refused:
         client.trigger(queue="q", task="bad", lock_key="k")
 
@@ -157,7 +157,7 @@ def test_retry_after_is_obeyed(client, service, pauses):
     assert pauses == [3.0]
 
 
-def test_a_retry_after_beyond_the_patience_is_not_waited_for(client, service, pauses):
+def test_retry_after_beyond_timeout_is_not_waited_for(client, service, pauses):
     service.unruly.append(Answer(429, {}, {"Retry-After": "3600"}))
 
     with pytest.raises(ServiceUnavailable) as away:
@@ -174,28 +174,28 @@ def test_a_retry_after_that_is_a_date_is_as_good_as_none(client, service, pauses
     assert pauses == [0.2]
 
 
-def test_a_refused_connection_is_tried_again_whatever_was_asked(nobody):
-    pauses, told = Pauses(), list[ServiceUnavailable]()
+def test_a_refused_connection_is_tried_again_whatever_was_asked(no_one):
+    pauses, result = Pauses(), list[ServiceUnavailable]()
 
     def start_late(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 3:
             raise KeyboardInterrupt
 
-    client = Client(nobody, sleep=start_late, on_retry=told.append)
+    client = Client(no_one, sleep=start_late, on_retry=result.append)
 
     with pytest.raises(KeyboardInterrupt):
         client.trigger(**NOOP)
     assert pauses == [0.2, 0.4, 0.8]
-    assert [outage.sent for outage in told] == [False] * 3
+    assert [outage.sent for outage in result] == [False] * 3
 
 
-def test_without_patience_a_refused_connection_is_told_at_once(nobody):
-    with pytest.raises(ServiceUnavailable, match=rf"cannot connect to {nobody}: Connection refused"):
-        Client(nobody, retry_timeout_sec=0).jobs()
+def test_refused_connection_without_timeout_fails_at_once(no_one):
+    with pytest.raises(ServiceUnavailable, match=rf"cannot connect to {no_one}: Connection refused"):
+        Client(no_one, retry_timeout_sec=0).jobs()
 
 
-def test_a_name_that_does_not_resolve_is_told():
+def test_unresolvable_name_is_reported():
     with pytest.raises(ServiceUnavailable, match="cannot connect"):
         Client(f"http://{'x' * 70}.invalid", retry_timeout_sec=0).jobs()
 
@@ -208,7 +208,7 @@ def test_a_service_that_stalls_is_given_up_after_the_timeout(service):
     assert stalled.value.sent
 
 
-def test_what_is_no_http_is_told():
+def test_response_that_is_not_http_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet() -> None:
@@ -224,7 +224,7 @@ def test_what_is_no_http_is_told():
         thread.join(10)
 
 
-def test_tls_to_a_service_without_it_is_told(service):
+def test_tls_to_service_without_tls_is_reported(service):
     with pytest.raises(ServiceUnavailable, match="no answer from https"):
         Client(service.url.replace("http:", "https:"), timeout_sec=5, retry_timeout_sec=0).jobs()
 
@@ -251,7 +251,7 @@ def test_foreign_answer_is_a_fault_with_the_address(client, service, answer):
         client.jobs()
 
 
-def test_a_problem_without_details_is_still_told(client, service):
+def test_problem_without_details_is_still_reported(client, service):
     service.unruly.append(Answer(422, {"code": "odd", "errors": "no list"}))
 
     with pytest.raises(Refused, match="the service answered 422") as refused:
@@ -306,9 +306,9 @@ def test_watching_ends_when_the_outage_lasts_too_long(service, pauses):
         next(watching)
 
 
-def test_watching_a_service_that_was_never_there_ends_at_once(nobody):
+def test_watching_a_service_that_was_never_there_ends_at_once(no_one):
     with pytest.raises(ServiceUnavailable):
-        next(Client(nobody, retry_timeout_sec=0).watch(uuid4()))
+        next(Client(no_one, retry_timeout_sec=0).watch(uuid4()))
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_password_in_url_is_refused_and_not_repeated():
     assert "hunter2" not in str(refused.value)
 
 
-def test_an_answer_that_breaks_off_is_told(client, service):
+def test_truncated_response_is_reported(client, service):
     service.unruly.append(Answer(200, raw=b"{}", headers={"Content-Length": "10"}))
 
     with pytest.raises(ServiceUnavailable, match="no answer"):

@@ -33,7 +33,7 @@ def test_trigger_options_are_those_of_the_api():
     assert {*TriggerOptions.__annotations__, *JobOptions.__annotations__, "task", "args"} == fields
 
 
-def test_client_works_beside_foreign_packages_of_our_names(tmp_path: Path):
+def test_client_works_with_foreign_packages_of_our_names(tmp_path: Path):
     for name in ("app", "workers", "pipelines"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("IS_FOREIGN = True\n", encoding="utf-8")

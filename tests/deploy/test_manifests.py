@@ -84,7 +84,7 @@ def test_the_kustomization_names_what_is_there_and_only_that():
     assert set(found["resources"]) == beside
 
 
-def test_whoever_stops_a_process_waits_longer_than_it_may_take():
+def test_stop_timeouts_exceed_shutdown_time():
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["x-dataloader"]
     takes = float(compose["environment"]["DL_SHUTDOWN_GRACE_SEC"]) + STOP_MARGIN_SEC
     assert float(compose["stop_grace_period"].removesuffix("s")) > takes
@@ -126,7 +126,7 @@ def test_probes_ask_for_what_there_is():
     assert asked <= set(described)
 
 
-def test_pods_are_nobody_and_may_nothing():
+def test_pods_are_unprivileged():
     pods = [*deployments().values(), *(it["spec"] for it in documents() if it["kind"] == "Job")]
 
     for pod in (spec["template"]["spec"] for spec in pods):

@@ -96,14 +96,14 @@ def test_concurrent_triggers_get_their_own_jobs(service: RunningService):
     answers = run_clients(service.port, asked)
 
     sound = {who: answer for who, answer in answers if who not in BODIES}
-    refused = {name: (status, told["code"]) for name, (status, told) in answers if name in BODIES}
+    refused = {name: (status, report["code"]) for name, (status, report) in answers if name in BODIES}
     assert {status for status, _ in sound.values()} <= {200, 409}
     assert refused == {name: (reply.status, reply.json()["code"]) for name, reply in alone.items()}
     made: dict[str, str] = dict(query_rows(service.dsn, "SELECT idempotency_key, job_id::text FROM dl_jobs"))  # type: ignore[attr-defined]
     assert len(made) == 6 * 20
-    for who, (status, told) in sound.items():
+    for who, (status, report) in sound.items():
         n, i = map(int, who.split())
-        assert status == 409 or told["job_id"] == made[f"{i} of {n % 6}"]
+        assert status == 409 or report["job_id"] == made[f"{i} of {n % 6}"]
 
 
 def test_locked_key_delays_only_its_own_caller(service: RunningService):
@@ -222,9 +222,9 @@ def test_kept_connection_answers_mixed_requests(service: RunningService):
         connection.request("POST", TRIGGER, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         statuses.append(answer.status)
-        told = json.loads(answer.read())
+        report = json.loads(answer.read())
         if n % 5 == 0 and answer.status == 200:
-            connection.request("GET", f"/api/v1/jobs/{told['job_id']}/status", headers={"Cookie": "a=b"})
+            connection.request("GET", f"/api/v1/jobs/{report['job_id']}/status", headers={"Cookie": "a=b"})
             again = connection.getresponse()
             assert (again.status, json.loads(again.read())["status"]) == (200, "queued")
     connection.close()

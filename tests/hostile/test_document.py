@@ -92,8 +92,8 @@ def test_every_operation_responds_as_documented(service: Flask, long_run: bool):
             except Exception as wrong:
                 otherwise[f"{operation.label}, {mode.value}"] = "".join(traceback.format_exception(wrong))[-3000:]
 
-    told = {f"{kind}xx": sum(n for status, n in answers.items() if status // 100 == kind) for kind in (2, 3, 4, 5)}
-    print(f"\n{answers.total()} cases of {len(operations)} operations: {told}; {dict(sorted(answers.items()))}")  # noqa: T201 - the figures are wanted
+    output = {f"{kind}xx": sum(n for status, n in answers.items() if status // 100 == kind) for kind in (2, 3, 4, 5)}
+    print(f"\n{answers.total()} cases of {len(operations)} operations: {output}; {dict(sorted(answers.items()))}")  # noqa: T201 - the figures are wanted
     assert otherwise == {}, "\n\n".join(f"── {where}\n{why}" for where, why in otherwise.items())
     assert answers.total() > (5_000 if long_run else 150)
     assert not broken

@@ -156,7 +156,7 @@ def _with(error: Exception, **facts: Any) -> Exception:
 
 
 @pytest.fixture(scope="module")
-def plant(databases: Databases) -> Iterator[WorkerPoolFixture]:
+def worker_pools(databases: Databases) -> Iterator[WorkerPoolFixture]:
     with databases.fresh() as dsn:
         made = WorkerPoolFixture(dsn)
         tell: dict[str, Any] = {}
@@ -171,21 +171,23 @@ def plant(databases: Databases) -> Iterator[WorkerPoolFixture]:
         made.close()
 
 
-def run_to_end(plant: WorkerPoolFixture, do: Callable[[Any], Any]) -> Job:
+def run_to_end(worker_pools: WorkerPoolFixture, do: Callable[[Any], Any]) -> Job:
     """The job whose run does that, when it has settled; it can be shown to a caller."""
-    plant.tell["do"] = do  # type: ignore[attr-defined]
-    job_id = plant.add_job("report", max_attempts=1, lease_ttl_sec=30)
+    worker_pools.tell["do"] = do  # type: ignore[attr-defined]
+    job_id = worker_pools.add_job("report", max_attempts=1, lease_ttl_sec=30)
     eventually(
-        lambda: plant.queue_fixture.status(job_id) in ENDED, 30, lambda: f"the end of {plant.queue_fixture.job(job_id)}"
+        lambda: worker_pools.queue_fixture.status(job_id) in ENDED,
+        30,
+        lambda: f"the end of {worker_pools.queue_fixture.job(job_id)}",
     )
-    job = plant.queue_fixture.job(job_id)
+    job = worker_pools.queue_fixture.job(job_id)
     json.loads(dump_json(vars(job)))
-    assert plant.crashes == []
+    assert worker_pools.crashes == []
     return job
 
 
 @pytest.mark.parametrize("name", VALUE_CASES)
-def test_a_value_of_any_kind_may_be_a_result_progress_or_a_line(plant: WorkerPoolFixture, name: str):
+def test_a_value_of_any_kind_may_be_a_result_progress_or_a_line(worker_pools: WorkerPoolFixture, name: str):
     value = VALUES[name]
 
     def do(ctx: Context) -> Any:
@@ -194,21 +196,21 @@ def test_a_value_of_any_kind_may_be_a_result_progress_or_a_line(plant: WorkerPoo
         sys.stdout.write(f"{name} \0 \ud800\n")
         return value()
 
-    assert run_to_end(plant, do).status is Status.SUCCEEDED
+    assert run_to_end(worker_pools, do).status is Status.SUCCEEDED
 
 
 @pytest.mark.parametrize("name", VALUE_CASES)
-def test_a_value_of_any_kind_as_a_checkpoint_settles_the_job(plant: WorkerPoolFixture, name: str):
+def test_a_value_of_any_kind_as_a_checkpoint_settles_the_job(worker_pools: WorkerPoolFixture, name: str):
     def steps(ctx: Context) -> Any:
         ctx.checkpoint(VALUES[name]())
         return "kept"
 
-    assert run_to_end(plant, steps).status in ENDED
+    assert run_to_end(worker_pools, steps).status in ENDED
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_error_of_any_kind_fails_only_its_job(plant: WorkerPoolFixture, name: str):
-    job = run_to_end(plant, lambda ctx: raise_error(ERRORS[name]()))
+def test_error_of_any_kind_fails_only_its_job(worker_pools: WorkerPoolFixture, name: str):
+    job = run_to_end(worker_pools, lambda ctx: raise_error(ERRORS[name]()))
 
     assert job.status is Status.FAILED
     assert job.error
@@ -231,7 +233,7 @@ values = st.recursive(
 
 
 @pytest.mark.full
-def test_generated_result_progress_and_error_settle(plant: WorkerPoolFixture, long_run: bool):
+def test_generated_result_progress_and_error_settle(worker_pools: WorkerPoolFixture, long_run: bool):
     @settings(
         max_examples=1_000 if long_run else 60,
         derandomize=not long_run,
@@ -246,12 +248,12 @@ def test_generated_result_progress_and_error_settle(plant: WorkerPoolFixture, lo
                 raise ValueError(error)
             return result
 
-        assert run_to_end(plant, do).status is (Status.SUCCEEDED if error is None else Status.FAILED)
+        assert run_to_end(worker_pools, do).status is (Status.SUCCEEDED if error is None else Status.FAILED)
 
     settles()
 
 
-def test_unstorable_follow_up_is_refused_at_the_call(plant: WorkerPoolFixture):
+def test_unstorable_follow_up_is_refused_at_the_call(worker_pools: WorkerPoolFixture):
     def do(ctx: Context) -> Any:
         refused = []
         for args in ({"a": "\0"}, {"a": float("nan")}, {"a": 10**400}, nested(300)):
@@ -261,30 +263,32 @@ def test_unstorable_follow_up_is_refused_at_the_call(plant: WorkerPoolFixture):
                 refused.append(type(error).__name__)
         return refused
 
-    job = run_to_end(plant, do)
+    job = run_to_end(worker_pools, do)
 
     assert job.result == ["InvalidJob"] * 4
 
 
-def has_ended(plant: WorkerPoolFixture, job_id: UUID, name: str) -> Job:
-    eventually(lambda: plant.queue_fixture.job(job_id).status in ENDED, 60, name)
-    return plant.queue_fixture.job(job_id)
+def has_ended(worker_pools: WorkerPoolFixture, job_id: UUID, name: str) -> Job:
+    eventually(lambda: worker_pools.queue_fixture.job(job_id).status in ENDED, 60, name)
+    return worker_pools.queue_fixture.job(job_id)
 
 
-def test_value_yielded_by_a_generator_ends_the_job(plant: WorkerPoolFixture):
+def test_value_yielded_by_a_generator_ends_the_job(worker_pools: WorkerPoolFixture):
     """Progress is kept; anything else is refused, and nothing of it is stored."""
 
     def steps(args: dict[str, Any]) -> Iterator[Any]:
         yield VALUES[args["name"]]()
         yield Checkpoint({"at": "the end"})
 
-    plant.pipelines.register("steps of all kinds")(steps)
-    plant.listening_pool({"q2": 1})
+    worker_pools.pipelines.register("steps of all kinds")(steps)
+    worker_pools.listening_pool({"q2": 1})
     names = [name for name in VALUES if name != "a mapping without end"]  # it is copied, as the pipeline's own
 
-    jobs = [plant.add_job("steps of all kinds", args={"name": name}, queue="q2", max_attempts=1) for name in names]
+    jobs = [
+        worker_pools.add_job("steps of all kinds", args={"name": name}, queue="q2", max_attempts=1) for name in names
+    ]
 
     for name, job_id in zip(names, jobs, strict=True):
-        job = has_ended(plant, job_id, name)
+        job = has_ended(worker_pools, job_id, name)
         assert (job.error or "NotProgress").startswith("NotProgress"), name
         assert job.progress == {}, name

@@ -227,11 +227,11 @@ def test_unusual_valid_request_is_accepted(service: RunningService, name: str):
 def test_hostile_request_gets_a_problem_response(service: RunningService):
     """One connection each, several at a time; every answer is a problem with a code, and none is ours to blame."""
 
-    def told(item: tuple[str, bytes]) -> tuple[str, RawResponse]:
+    def answer(item: tuple[str, bytes]) -> tuple[str, RawResponse]:
         return item[0], send_and_read(service.port, item[1])
 
     with ThreadPoolExecutor(6) as clients:
-        replies = dict(clients.map(told, HOSTILE.items()))
+        replies = dict(clients.map(answer, HOSTILE.items()))
 
     # Who sends megabytes after the refusal may lose it with the connection, however long the service waits.
     replies = {name: reply for name, reply in replies.items() if reply.status or " MB" not in name}

@@ -62,79 +62,89 @@ ROWS: dict[str, tuple[dict[str, str], str, str]] = {
 
 
 @pytest.fixture
-def plant(dsn: str) -> Iterator[WorkerPoolFixture]:
+def worker_pools(dsn: str) -> Iterator[WorkerPoolFixture]:
     made = WorkerPoolFixture(dsn)
     yield made
     made.close()
 
 
 def insert(
-    plant: WorkerPoolFixture, columns: dict[str, str], *, key: str = "'k'", queue: str = "'q'", task: str = "'taker'"
+    worker_pools: WorkerPoolFixture,
+    columns: dict[str, str],
+    *,
+    key: str = "'k'",
+    queue: str = "'q'",
+    task: str = "'taker'",
 ) -> Any:
     names = ["queue", "task", "lock_key", "max_attempts", *columns]
     values = [queue, task, key, "1", *columns.values()]
     if "max_attempts" in columns:
         del names[3], values[3]
-    return plant.queue_fixture.fetch_row(
+    return worker_pools.queue_fixture.fetch_row(
         f"INSERT INTO dl_jobs ({', '.join(names)}) VALUES ({', '.join(values)}) RETURNING job_id"
     )
 
 
-def test_odd_row_is_readable_settles_and_blocks_no_other(plant: WorkerPoolFixture):
-    plant.pipelines.register("taker")(len)
+def test_odd_row_is_readable_settles_and_blocks_no_other(worker_pools: WorkerPoolFixture):
+    worker_pools.pipelines.register("taker")(len)
     rows = {
-        name: insert(plant, columns, key=f"'key of {name.replace(chr(39), '')}'")
+        name: insert(worker_pools, columns, key=f"'key of {name.replace(chr(39), '')}'")
         for name, (columns, _, _) in ROWS.items()
     }
-    honest = plant.add_job()
+    honest = worker_pools.add_job()
 
-    looked_at = [plant.queue_fixture.job(job_id) for job_id in rows.values()]
-    listed = list_jobs(plant.queue_fixture.queue)
+    looked_at = [worker_pools.queue_fixture.job(job_id) for job_id in rows.values()]
+    listed = list_jobs(worker_pools.queue_fixture.queue)
 
     assert len(looked_at) == len(listed) - 1 == len(ROWS)
 
-    plant.listening_pool({"q": 2})
+    worker_pools.listening_pool({"q": 2})
 
-    plant.wait_for_status(honest, Status.SUCCEEDED, 90)
+    worker_pools.wait_for_status(honest, Status.SUCCEEDED, 90)
     eventually(
         lambda: (
-            plant.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')") == 0
+            worker_pools.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")
+            == 0
         ),
         90,
         lambda: str(
-            plant.queue_fixture.sql("SELECT lock_key, status, left(error, 200) FROM dl_jobs WHERE status < 'succeeded'")
+            worker_pools.queue_fixture.sql(
+                "SELECT lock_key, status, left(error, 200) FROM dl_jobs WHERE status < 'succeeded'"
+            )
         ),
     )
-    for name, (_, ends, told) in ROWS.items():
-        ((status, error),) = plant.queue_fixture.sql(
+    for name, (_, ends, result) in ROWS.items():
+        ((status, error),) = worker_pools.queue_fixture.sql(
             "SELECT status::text, left(error, 500) FROM dl_jobs WHERE job_id = %s", rows[name]
         )
         assert status in ends.split("|"), f"{name}: {error}"
-        assert told in (error or ""), name
-    assert plant.crashes == []
-    plant.queue_fixture.check_invariants()
+        assert result in (error or ""), name
+    assert worker_pools.crashes == []
+    worker_pools.queue_fixture.check_invariants()
 
 
 @pytest.mark.parametrize("column", ["queue", "task", "lock_key"])
-def test_name_too_long_for_the_index_is_refused(plant: WorkerPoolFixture, column: str):
+def test_name_too_long_for_the_index_is_refused(worker_pools: WorkerPoolFixture, column: str):
     long = "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 100) n)"
     given = {"queue": "'q'", "task": "'quick'", "key": "'k'"} | {"key" if column == "lock_key" else column: long}
 
     with pytest.raises(psycopg2.errors.CheckViolation, match="dl_jobs_chk_sizes"):
-        insert(plant, {}, **given)
+        insert(worker_pools, {}, **given)
 
 
-def test_names_of_maximum_length_work(plant: WorkerPoolFixture):
+def test_names_of_maximum_length_work(worker_pools: WorkerPoolFixture):
     """As little compressible as they come."""
     name = "left((SELECT string_agg(md5({seed} || n::text), '') FROM generate_series(1, 63) n), {size})"
-    queue, key = (plant.queue_fixture.fetch_row("SELECT " + name.format(seed=size, size=size)) for size in (1000, 2000))
+    queue, key = (
+        worker_pools.queue_fixture.fetch_row("SELECT " + name.format(seed=size, size=size)) for size in (1000, 2000)
+    )
     task = "".join(chr(0x20000 + ord(letter) * n % 40_000) for n, letter in enumerate(key[:200], 1))
-    plant.pipelines.register(task)(len)
+    worker_pools.pipelines.register(task)(len)
     first, second = (
-        plant.queue_fixture.insert(key, queue=queue, task=task, live_key=f"{n}{key[1:]}", partition_key=key)
+        worker_pools.queue_fixture.insert(key, queue=queue, task=task, live_key=f"{n}{key[1:]}", partition_key=key)
         for n in (1, 2)
     )
 
-    plant.listening_pool({queue: 2})
+    worker_pools.listening_pool({queue: 2})
 
-    plant.wait_for_all([first, second])
+    worker_pools.wait_for_all([first, second])

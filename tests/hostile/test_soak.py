@@ -24,8 +24,8 @@ def test_short_soak_responds_correctly_within_budget(server_dsn: str, long_run: 
 
 def report(**changed: object) -> Report:
     seen = ClientResults([0.1] * 200, Counter({"200": 200}))
-    told = {"seconds": 100.0, "results": seen, "finished_jobs": 5, "unfinished": (), "budget": 20}
-    return Report(**told | {"samples": [Sample(n, 100 * MB, 20) for n in range(100)]} | changed)  # type: ignore[arg-type]
+    result = {"seconds": 100.0, "results": seen, "finished_jobs": 5, "unfinished": (), "budget": 20}
+    return Report(**result | {"samples": [Sample(n, 100 * MB, 20) for n in range(100)]} | changed)  # type: ignore[arg-type]
 
 
 def test_a_soak_without_faults_says_so_in_a_table():
@@ -34,7 +34,7 @@ def test_a_soak_without_faults_says_so_in_a_table():
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "result"),
     [
         ({"samples": [Sample(n, 100 * MB + n * MB, 20) for n in range(100)]}, "memory grew by 3600 MB per hour"),
         ({"samples": [Sample(n, 100 * MB, 21) for n in range(100)]}, "21 connections, more than the budget of 20"),
@@ -42,8 +42,8 @@ def test_a_soak_without_faults_says_so_in_a_table():
         ({"finished_jobs": 0}, "no job succeeded"),
     ],
 )
-def test_unexpected_measurement_is_a_fault(changed: dict[str, object], told: str):
-    assert any(told in fault for fault in report(**changed).faults())
+def test_unexpected_measurement_is_a_fault(changed: dict[str, object], result: str):
+    assert any(result in fault for fault in report(**changed).faults())
 
 
 def test_response_is_classified_right_busy_or_fault():

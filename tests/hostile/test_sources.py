@@ -96,7 +96,7 @@ def test_time_outside_the_calendar_is_refused(value: object):
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "result"),
     [
         (b'<!DOCTYPE a [<!ENTITY x "y">]><a>&x;</a>', "not safe to read"),
         (b'<!DOCTYPE a [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><a>&b;</a>', "not safe to read"),
@@ -109,9 +109,9 @@ def test_time_outside_the_calendar_is_refused(value: object):
     ],
     ids=["entity", "entities of entities", "a file", "a DTD elsewhere", "elements", "attributes", "depth", "encoding"],
 )
-def test_hostile_xml_is_refused(document: bytes, told: str):
-    with pytest.raises((DecodeError, ExpandsTooMuch), match=told):
-        xml_root(document + b" " * 20 if told == "no XML document" else document)
+def test_hostile_xml_is_refused(document: bytes, result: str):
+    with pytest.raises((DecodeError, ExpandsTooMuch), match=result):
+        xml_root(document + b" " * 20 if result == "no XML document" else document)
 
 
 def test_a_nominal_past_its_column_is_a_bad_rate():
@@ -133,10 +133,10 @@ def test_thousand_digit_headers_are_ignored():
 
 
 @pytest.mark.parametrize(
-    "said", ["```\n" + "\n" * 2_000_000, "```json" + " " * 2_000_000, "\n" * 1_000_000 + "```\n" * 9]
+    "logged", ["```\n" + "\n" * 2_000_000, "```json" + " " * 2_000_000, "\n" * 1_000_000 + "```\n" * 9]
 )
-def test_model_response_of_blanks_is_scanned_once(said: str):
-    assert isinstance(llm_check._strip_code_fence(said), str)
+def test_model_response_of_blanks_is_scanned_once(logged: str):
+    assert isinstance(llm_check._strip_code_fence(logged), str)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "...", "a/../b", "\\..\\", "a/", "x\0", "\ud800", "é" * 600])

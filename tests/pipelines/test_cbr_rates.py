@@ -208,7 +208,7 @@ def test_role_without_create_loads_into_existing_table(source, rows, empty_dsn):
         rows(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_the_connection_tells_whose_job_it_is(source, rows):
+def test_connection_name_has_job_id(source, rows):
     seen = []
     source.add_route("GET", PATH, document(USD))
     ctx = RecordingContext(on_check=lambda: seen.extend(rows("SELECT application_name FROM pg_stat_activity")))

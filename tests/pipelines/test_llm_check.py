@@ -197,7 +197,7 @@ def test_a_slow_service_is_waited_for(source):
     assert check()["verdict"] == "pass"
 
 
-def test_a_service_that_is_not_there_is_told(source):
+def test_unreachable_service_is_reported(source):
     targets.configure({"llm": "http://127.0.0.1:9"}, {})
 
     with pytest.raises(SourceUnreachable):

@@ -116,12 +116,12 @@ def check_invariants(sql: Any) -> dict[UUID, ReplayedJob]:
         "       lease_expires_at, started_at, finished_at, traceback FROM dl_jobs"
     )
     journal = read_events(sql)
-    told: dict[UUID, ReplayedJob] = {}
+    result: dict[UUID, ReplayedJob] = {}
     spans: dict[str, list[tuple[datetime, datetime | None, UUID]]] = defaultdict(list)
     for row in rows:
         job, key, status, place, attempt, most, asked, run, error, lease, started, finished, traceback = row
         job_id, now = UUID(job), Status(status)
-        life = told[job_id] = replay(journal[job_id])
+        life = result[job_id] = replay(journal[job_id])
         assert (life.status, life.attempt) == (now, attempt), f"{job_id}: journal {life}, row {now} {attempt}"
         assert 0 <= attempt <= most, f"{job_id}: attempt {attempt} of {most}"
         assert (finished is not None) == now.final, f"{job_id}: {now}, finished_at {finished}"
@@ -141,4 +141,4 @@ def check_invariants(sql: Any) -> dict[UUID, ReplayedJob]:
         for (_, end, one), (begin, _, other) in pairwise(runs):
             assert end is not None, f"{key}: {other} began while {one} ran"
             assert end <= begin, f"{key}: {one} ended at {end}, {other} had begun at {begin}"
-    return told
+    return result

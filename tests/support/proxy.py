@@ -52,11 +52,11 @@ class SilentProxy:
             while True:
                 for key, _ in ready.select():
                     came_by = next(end for end in others if end is key.fileobj)
-                    heard = came_by.recv(65536)
-                    if not heard:
+                    result = came_by.recv(65536)
+                    if not result:
                         raise OSError("the other end has gone")
                     if not self._silent.is_set():
-                        others[came_by].sendall(heard)
+                        others[came_by].sendall(result)
         for end in others:
             end.close()
 

@@ -43,7 +43,7 @@ def list_jobs(queue: JobQueue) -> list[Job]:
 class QueueFixture:
     def __init__(self, dsn: str, *, schema: str = "public") -> None:
         self.dsn = dsn
-        self.session = Session(dsn, application_name="desk", schema=schema)
+        self.session = Session(dsn, application_name="queue-db", schema=schema)
         self.queue = JobQueue(self.session)
         self._closing: list[Any] = [self.session]
         self.db = self.connect(autocommit=True)
@@ -148,9 +148,9 @@ class QueueFixture:
 
     def renew(self, run: ClaimedJob, progress: Mapping[str, Any] | None = None) -> bool | None:
         """Whether its cancel was asked for; None when the run is not ours any more."""
-        (said,) = self.queue.renew([RenewalRequest(run.id, run.run_id, progress)], late_sec=3600)
-        assert said.run_id == run.run_id
-        return said.cancel_requested if said.owned else None
+        (output,) = self.queue.renew([RenewalRequest(run.id, run.run_id, progress)], late_sec=3600)
+        assert output.run_id == run.run_id
+        return output.cancel_requested if output.owned else None
 
     def expire_lease(self, job_id: UUID) -> None:
         self.sql(

@@ -24,8 +24,8 @@ def eventually(
     deadline = time.monotonic() + timeout_sec
     while not (answer := predicate()):
         if time.monotonic() > deadline:
-            told = message() if callable(message) else message
-            raise AssertionError(f"not within {timeout_sec} s: {told or predicate} (last answer: {answer!r})")
+            result = message() if callable(message) else message
+            raise AssertionError(f"not within {timeout_sec} s: {result or predicate} (last answer: {answer!r})")
         time.sleep(interval_sec)
         interval_sec = min(interval_sec * 1.2, max(interval_sec, 0.05))
     return answer

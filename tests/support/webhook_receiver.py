@@ -24,8 +24,8 @@ class ReceivedRequest:
 
     @property
     def json(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.body)
-        return told
+        result: dict[str, Any] = json.loads(self.body)
+        return result
 
     @property
     def id(self) -> str:
@@ -121,13 +121,13 @@ class WebhookReceiver:
 
 
 def _read_request(channel: socket.socket) -> ReceivedRequest | None:
-    heard = b""
-    while b"\r\n\r\n" not in heard:
+    output = b""
+    while b"\r\n\r\n" not in output:
         more = channel.recv(65_536)
         if not more:
             return None
-        heard += more
-    head, _, body = heard.partition(b"\r\n\r\n")
+        output += more
+    head, _, body = output.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     while len(body) < int(headers.get("content-length", 0)):

@@ -36,8 +36,8 @@ class Reply:
 
     @classmethod
     def from_json(cls, value: Any, headers: Mapping[str, str] | None = None, **named: Any) -> Reply:
-        told = {"Content-Type": "application/json", **(headers or {})}
-        return cls(json.dumps(value).encode(), headers=told, **named)
+        result = {"Content-Type": "application/json", **(headers or {})}
+        return cls(json.dumps(value).encode(), headers=result, **named)
 
 
 Route = Callable[[Request], Reply]

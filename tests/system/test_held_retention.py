@@ -41,32 +41,32 @@ main(["worker"])
 
 @pytest.fixture
 def old(empty_dsn):
-    desk = QueueFixture(empty_dsn)
-    desk.sql(BEFORE)
-    desk.sql(OLD_ROWS)
-    yield desk
-    desk.close()
+    queue_db = QueueFixture(empty_dsn)
+    queue_db.sql(BEFORE)
+    queue_db.sql(OLD_ROWS)
+    yield queue_db
+    queue_db.close()
 
 
-def migrate(desk: QueueFixture, *options: str) -> str:
-    shown = CliRunner().invoke(cli, ["migrate", *options], env={"DL_DB_DSN": desk.dsn})
+def migrate(queue_db: QueueFixture, *options: str) -> str:
+    shown = CliRunner().invoke(cli, ["migrate", *options], env={"DL_DB_DSN": queue_db.dsn})
     assert shown.exit_code == 0, shown.output
     return shown.stdout
 
 
-def counts(desk: QueueFixture) -> tuple[int, int]:
-    return desk.fetch_row("SELECT count(*) FROM dl_jobs"), desk.fetch_row(
+def counts(queue_db: QueueFixture) -> tuple[int, int]:
+    return queue_db.fetch_row("SELECT count(*) FROM dl_jobs"), queue_db.fetch_row(
         "SELECT count(*) FROM dl_job_events WHERE kind = 'done'"
     )
 
 
-def worker(desk: QueueFixture, folder: Path, **env: str) -> Process:
-    env = {"DL_DB_DSN": desk.dsn, "DL_PIPELINES": "pipelines.noop", "DL_LOG_FORMAT": "json", **env}
+def worker(queue_db: QueueFixture, folder: Path, **env: str) -> Process:
+    env = {"DL_DB_DSN": queue_db.dsn, "DL_PIPELINES": "pipelines.noop", "DL_LOG_FORMAT": "json", **env}
     return Process.python(WORKER, output=folder / f"worker{len(env)}.log", env=env)
 
 
-def findings(desk: QueueFixture, **env: str) -> list[str]:
-    return [f.check for f in run_doctor(load_settings({"DL_DB_DSN": desk.dsn, **env}, dotenv=None)) if f.severity]
+def findings(queue_db: QueueFixture, **env: str) -> list[str]:
+    return [f.check for f in run_doctor(load_settings({"DL_DB_DSN": queue_db.dsn, **env}, dotenv=None)) if f.severity]
 
 
 def test_upgrade_from_version_0_deletes_nothing_until_asked(old, tmp_path):
@@ -95,10 +95,10 @@ def test_migrate_as_json_has_what_is_held(old):
 
 
 def test_new_installation_is_not_held(dsn, tmp_path):
-    desk = QueueFixture(dsn)
-    desk.sql(OLD_ROWS)
-    with worker(desk, tmp_path) as running:
-        eventually(lambda: counts(desk) == (0, 0), 60, lambda: str(counts(desk)))
+    queue_db = QueueFixture(dsn)
+    queue_db.sql(OLD_ROWS)
+    with worker(queue_db, tmp_path) as running:
+        eventually(lambda: counts(queue_db) == (0, 0), 60, lambda: str(counts(queue_db)))
         assert "retention.on_hold" not in running.text
-    assert "retention" not in findings(desk)
-    desk.close()
+    assert "retention" not in findings(queue_db)
+    queue_db.close()

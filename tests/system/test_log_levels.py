@@ -120,8 +120,10 @@ def test_each_bad_attempt_has_one_line_with_its_reason(run: ServiceStarter, jobs
     ]  # about the process, if by proof
     assert {line["event"] for line in lines} == {"worker.complete.failed"}
     same = {"process_died": "lease_expired"}  # whichever is noticed first
-    told = [(line["job"], line["attempt"], line["status"], same.get(line["reason"], line["reason"])) for line in lines]
-    assert sorted(told) == sorted(expected)
+    result = [
+        (line["job"], line["attempt"], line["status"], same.get(line["reason"], line["reason"])) for line in lines
+    ]
+    assert sorted(result) == sorted(expected)
     assert {line["level"] for line in lines if line["status"] == "queued"} == {"warning"}
     assert {line["level"] for line in lines if line["status"] != "queued"} == {"error"}
     assert all(line["error"] and line["task"] and line["queue"] == "q" and line["max_attempts"] for line in lines)

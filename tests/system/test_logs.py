@@ -35,9 +35,9 @@ def test_log_files_hold_json_with_ids_and_no_secrets(run: ServiceStarter, jobs: 
     assert running.stop() == 0
 
     lines = {name: read(path) for name, path in files.items()}
-    for name, said in lines.items():
-        assert said, name
-        assert all({"time", "level", "event", "pid"} <= set(line) for line in said), name
+    for name, result in lines.items():
+        assert result, name
+        assert all({"time", "level", "event", "pid"} <= set(line) for line in result), name
         assert SECRET not in files[name].read_text(), name
     assert SECRET not in running.process.text
     for name in ("metrics.log", "audit.log"):

@@ -120,10 +120,10 @@ def test_failing_module_is_named_and_others_work(run: ServiceStarter, jobs: Serv
 
     for one in running:
         one.wait_until_ready()
-        said = {line["module"]: line["error"] for line in one.log_lines("pipeline.import_failed")}
-        assert said == {"tests.support.etl_broken.crooked": "RuntimeError: the ruler is crooked"}
+        result = {line["module"]: line["error"] for line in one.log_lines("pipeline.import_failed")}
+        assert result == {"tests.support.etl_broken.crooked": "RuntimeError: the ruler is crooked"}
         one.process.wait_for_line("    tests.support.etl_broken.crooked: RuntimeError: the ruler is crooked")
-    assert running[0].get("/status")[1]["workers"]["broken_modules"] == sorted(said)
+    assert running[0].get("/status")[1]["workers"]["broken_modules"] == sorted(result)
     jobs.insert("test.straight")
     jobs.wait_for_counts({"succeeded": 1})
 

@@ -27,8 +27,8 @@ def status(url: str) -> int:
 
 def test_killed_workers_delivery_is_resent_with_same_id(dsn, start: Callable[..., Process], tmp_path):
     env = FAST_SETTINGS | {"DL_DB_DSN": dsn, "DL_WEBHOOK_ALLOWED_HOSTS": "127.0.0.0/8"}
-    desk = QueueFixture(dsn)
-    hooks = Webhooks(desk.session)
+    queue_db = QueueFixture(dsn)
+    hooks = Webhooks(queue_db.session)
     with WebhookReceiver(hang) as receiver:
         hooks.add(receiver.url)
         first = start("worker", env=env)
@@ -43,9 +43,9 @@ def test_killed_workers_delivery_is_resent_with_same_id(dsn, start: Callable[...
         start("worker", env=env)
         eventually(lambda: hooks.deliveries(state=DeliveryState.DELIVERED), 60, lambda: str(hooks.deliveries()))
 
-    desk.close()
-    assert [told.id for told in receiver.received] == [sent.id] * 2
-    assert {told.json["data"]["job_id"] for told in receiver.received} == {job}
+    queue_db.close()
+    assert [result.id for result in receiver.received] == [sent.id] * 2
+    assert {result.json["data"]["job_id"] for result in receiver.received} == {job}
 
 
 def test_worker_probes_report_an_outage_and_its_end(server: PrivateServer, start: Callable[..., Process]):

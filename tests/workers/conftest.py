@@ -11,7 +11,7 @@ from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 
 @pytest.fixture
-def plant(dsn: str) -> Iterator[WorkerPoolFixture]:
+def worker_pools(dsn: str) -> Iterator[WorkerPoolFixture]:
     """Yield a fixture that starts pools on an empty queue; after the test the events must agree with the rows."""
     made = WorkerPoolFixture(dsn)
     try:
@@ -26,7 +26,7 @@ def plant(dsn: str) -> Iterator[WorkerPoolFixture]:
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, object]]]:
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, object]]]:
     """Return a function that lists the fields of each log record of an event."""
     caplog.set_level(logging.DEBUG)
 

@@ -314,7 +314,7 @@ class Unspeakable(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "output"),
     [
         (ValueError("no good"), "ValueError: no good"),
         (ValueError(), "ValueError"),
@@ -325,13 +325,13 @@ class Unspeakable(Exception):
     ],
 )
 @pytest.mark.parametrize(("attempt", "status"), [(1, Status.QUEUED), (3, Status.FAILED)])
-def test_any_exception_uses_up_an_attempt(error, told, attempt, status):
+def test_any_exception_uses_up_an_attempt(error, output, attempt, status):
     def breaks(args):
         raise error
 
     end = settled(breaks, attempt_at(attempt=attempt))
 
-    assert (end.status, end.error) == (status, told)
+    assert (end.status, end.error) == (status, output)
     assert end.traceback is not None
     assert "breaks" in end.traceback
 
@@ -355,7 +355,7 @@ def test_coroutine_that_cancels_itself_fails():
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "output"),
     [
         ("1" + "0" * 5000, "cannot be decoded"),
         ('{"a": 1' + "0" * 5000 + "}", "cannot be decoded"),
@@ -364,8 +364,8 @@ def test_coroutine_that_cancels_itself_fails():
         ('"text"', "must be an object, not str"),
     ],
 )
-def test_undecodable_args_fail_the_job_without_retry(args: str, told: str):
+def test_undecodable_args_fail_the_job_without_retry(args: str, output: str):
     end = settled(lambda args: "ran", attempt_at(args_text=args))
 
     assert end.status is Status.FAILED
-    assert told in str(end.error)
+    assert output in str(end.error)

@@ -12,18 +12,18 @@ from tests.support import eventually
 from tests.support.worker_pool_fixture import RetryDelays, WorkerPoolFixture
 from workers.claimer import BackoffLog
 
-Said = Callable[[str], list[dict[str, object]]]
+Logged = Callable[[str], list[dict[str, object]]]
 
 
 def test_retry_is_a_warning_and_final_failure_an_error(
-    plant: WorkerPoolFixture, said: Said, caplog: pytest.LogCaptureFixture
+    worker_pools: WorkerPoolFixture, logged: Logged, caplog: pytest.LogCaptureFixture
 ):
-    plant.listening_pool(retry=RetryDelays(0.01))
-    job_id = plant.add_job("broken", max_attempts=2)
-    plant.wait_for_status(job_id, Status.FAILED)
+    worker_pools.listening_pool(retry=RetryDelays(0.01))
+    job_id = worker_pools.add_job("broken", max_attempts=2)
+    worker_pools.wait_for_status(job_id, Status.FAILED)
 
-    eventually(lambda: len(said("worker.complete.failed")) == 2)
-    first, last = said("worker.complete.failed")
+    eventually(lambda: len(logged("worker.complete.failed")) == 2)
+    first, last = logged("worker.complete.failed")
 
     assert (first["job"], first["attempt"], first["max_attempts"]) == (str(job_id), 1, 2)
     assert first["error"] == "ValueError: no good: {}"
@@ -33,46 +33,50 @@ def test_retry_is_a_warning_and_final_failure_an_error(
     assert levels == [logging.WARNING, logging.ERROR]
 
 
-def test_cancel_and_release_are_no_failures(plant: WorkerPoolFixture, said: Said, caplog: pytest.LogCaptureFixture):
-    pool = plant.listening_pool(stop_wait_sec=5.0)
-    canceled, handed_back = plant.add_job("held"), plant.add_job("held")
-    plant.gate.wait_for_inside(2)
-    plant.queue_fixture.queue.cancel(canceled)
-    plant.wait_for_status(canceled, Status.CANCELED)
+def test_cancel_and_release_are_no_failures(
+    worker_pools: WorkerPoolFixture, logged: Logged, caplog: pytest.LogCaptureFixture
+):
+    pool = worker_pools.listening_pool(stop_wait_sec=5.0)
+    canceled, handed_back = worker_pools.add_job("held"), worker_pools.add_job("held")
+    worker_pools.gate.wait_for_inside(2)
+    worker_pools.queue_fixture.queue.cancel(canceled)
+    worker_pools.wait_for_status(canceled, Status.CANCELED)
 
     assert pool.stop(grace=0) is True
 
-    assert plant.queue_fixture.status(handed_back) is Status.QUEUED
+    assert worker_pools.queue_fixture.status(handed_back) is Status.QUEUED
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_lost_key_is_logged_as_a_failed_attempt(plant: WorkerPoolFixture, said: Said):
-    plant.listening_pool({"q": 1})
-    job_id = plant.add_job("held", key="k")
-    plant.gate.wait_for_inside(1)
-    with plant.queue_fixture.open_transaction() as step:
-        plant.queue_fixture.sql("SELECT pg_terminate_backend(%s)", plant.connections()["claim"])
+def test_lost_key_is_logged_as_a_failed_attempt(worker_pools: WorkerPoolFixture, logged: Logged):
+    worker_pools.listening_pool({"q": 1})
+    job_id = worker_pools.add_job("held", key="k")
+    worker_pools.gate.wait_for_inside(1)
+    with worker_pools.queue_fixture.open_transaction() as step:
+        worker_pools.queue_fixture.sql("SELECT pg_terminate_backend(%s)", worker_pools.connections()["claim"])
         eventually(lambda: step("SELECT pg_try_advisory_xact_lock(hashtext('k'))")[0][0], interval_sec=0.001)
 
-        (line,) = eventually(lambda: said("worker.complete.failed"))
+        (line,) = eventually(lambda: logged("worker.complete.failed"))
 
     assert (line["job"], line["reason"], line["status"]) == (str(job_id), "key_lost", "queued")
 
 
-def test_blocking_key_is_logged_once(plant: WorkerPoolFixture, said: Said):
-    plant.listening_pool({"q": 3})
-    plant.add_job("held", key="hot")
-    plant.gate.wait_for_inside(1)
+def test_blocking_key_is_logged_once(worker_pools: WorkerPoolFixture, logged: Logged):
+    worker_pools.listening_pool({"q": 3})
+    worker_pools.add_job("held", key="hot")
+    worker_pools.gate.wait_for_inside(1)
     for _ in range(3):
-        plant.add_job("quick", key="hot")
+        worker_pools.add_job("quick", key="hot")
 
-    eventually(lambda: plant.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE wait_state = 'blocked'") == 3)
+    eventually(
+        lambda: worker_pools.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE wait_state = 'blocked'") == 3
+    )
 
-    (line,) = eventually(lambda: said("worker.claim.backoff"))
+    (line,) = eventually(lambda: logged("worker.claim.backoff"))
     assert (line["queue"], line["lock_key"], line["reason"]) == ("q", "hot", "key_busy")
 
 
-def test_blocking_key_is_logged_again_after_a_minute(said: Said, monkeypatch: pytest.MonkeyPatch):
+def test_blocking_key_is_logged_again_after_a_minute(logged: Logged, monkeypatch: pytest.MonkeyPatch):
     now = 1000.0
     monkeypatch.setattr("workers.claimer.clock", lambda: now)
     backoff = BackoffLog()
@@ -80,4 +84,4 @@ def test_blocking_key_is_logged_again_after_a_minute(said: Said, monkeypatch: py
         now = 1000.0 + step
         backoff.report("q", ["k"])
 
-    assert len(said("worker.claim.backoff")) == 3
+    assert len(logged("worker.claim.backoff")) == 3

@@ -33,20 +33,20 @@ def ctx() -> JobContext:
 
 
 @pytest.fixture
-def desk(dsn: str) -> Iterator[QueueFixture]:
+def queue_db(dsn: str) -> Iterator[QueueFixture]:
     made = QueueFixture(dsn)
     yield made
     made.close()
 
 
 @pytest.fixture
-def at_work(desk: QueueFixture) -> Iterator[JobContext]:
+def at_work(queue_db: QueueFixture) -> Iterator[JobContext]:
     """The context of a claimed job, with a database to write to."""
-    desk.sql("CREATE TABLE witness (said text)")
-    desk.enqueue("key")
-    (job,) = desk.claim()
+    queue_db.sql("CREATE TABLE witness (said text)")
+    queue_db.enqueue("key")
+    (job,) = queue_db.claim()
     claimed = JOB._replace(id_text=job.id_text, run_text=job.run_text, lock_key=job.lock_key, key_hash=job.key_hash)
-    settings = ContextSettings(connection_settings=ConnectionSettings(dsn=desk.dsn, schema="public", targets={}))
+    settings = ContextSettings(connection_settings=ConnectionSettings(dsn=queue_db.dsn, schema="public", targets={}))
     context = JobContext(claimed, settings)
     yield context
     close_connections(context)
@@ -62,8 +62,8 @@ def write(connection: Any, text: str) -> None:
         cursor.execute("INSERT INTO witness VALUES (%s)", (text,))
 
 
-def said(desk: Any) -> list[str]:
-    return [row[0] for row in desk.sql("SELECT said FROM witness ORDER BY 1")]
+def logged(queue_db: Any) -> list[str]:
+    return [row[0] for row in queue_db.sql("SELECT said FROM witness ORDER BY 1")]
 
 
 def beat(ctx: JobContext) -> tuple[Any, Any]:
@@ -81,8 +81,8 @@ def test_progress_is_merged_and_unsaved_until_marked(ctx):
     ctx.count(read=3)
     ctx.count(read=1, bad=1)
 
-    told, _ = beat(ctx)
-    assert told == {"processed": 2, "total": 10, "unit": "rows", "file": "a", "counts": {"read": 4, "bad": 1}}
+    output, _ = beat(ctx)
+    assert output == {"processed": 2, "total": 10, "unit": "rows", "file": "a", "counts": {"read": 4, "bad": 1}}
     assert ctx.reported.unsaved() == (None, None)
 
 
@@ -164,14 +164,14 @@ def test_none_clears_a_checkpoint(ctx):
     assert ctx.reported.unsaved()[1] is None
 
 
-def test_cleared_checkpoint_is_removed_from_the_row(desk, at_work):
+def test_cleared_checkpoint_is_removed_from_the_row(queue_db, at_work):
     with at_work.transaction():
         at_work.checkpoint({"page": 1})
-    assert desk.job(at_work.job_id).checkpoint == {"page": 1}
+    assert queue_db.job(at_work.job_id).checkpoint == {"page": 1}
     with at_work.transaction():
         at_work.checkpoint(None)
 
-    assert desk.job(at_work.job_id).checkpoint is None
+    assert queue_db.job(at_work.job_id).checkpoint is None
 
 
 def test_resume_returns_the_cursor_as_json_would(ctx):
@@ -185,7 +185,7 @@ def test_cursor_that_cannot_be_stored_is_refused(ctx):
         ctx.checkpoint("x" * 2_000_000)
 
 
-def test_checkpoint_of_an_open_transaction_is_not_saved(desk, at_work):
+def test_checkpoint_of_an_open_transaction_is_not_saved(queue_db, at_work):
     with at_work.transaction() as connection:
         write(connection, "a")
         at_work.checkpoint(1)
@@ -193,11 +193,11 @@ def test_checkpoint_of_an_open_transaction_is_not_saved(desk, at_work):
         assert at_work.resume == 1
         assert at_work.reported.unsaved()[1] is None  # the heartbeat would write it down, and the rows may yet be lost
 
-    assert desk.job(at_work.job_id).checkpoint == 1
+    assert queue_db.job(at_work.job_id).checkpoint == 1
     assert at_work.reported.unsaved()[1] is None
 
 
-def test_rollback_restores_the_checkpoint(desk, at_work):
+def test_rollback_restores_the_checkpoint(queue_db, at_work):
     at_work.checkpoint(1)
     with pytest.raises(ValueError, match="no"), at_work.transaction():
         at_work.checkpoint(2)
@@ -207,10 +207,10 @@ def test_rollback_restores_the_checkpoint(desk, at_work):
     assert at_work.reported.unsaved()[1] == 1
     with at_work.transaction():
         pass
-    assert desk.job(at_work.job_id).checkpoint == 1  # what waits goes with the next one
+    assert queue_db.job(at_work.job_id).checkpoint == 1  # what waits goes with the next one
 
 
-def test_committed_checkpoint_is_saved_after_an_older_one(desk, at_work):
+def test_committed_checkpoint_is_saved_after_an_older_one(queue_db, at_work):
     at_work.checkpoint("old")
     on_its_way = at_work.reported.unsaved()
     with at_work.transaction():
@@ -249,14 +249,14 @@ def test_stop_wakes_sleep_and_calls_back(ctx):
 
 def test_every_check_after_a_stop_raises(ctx):
     ctx.stop(StopReason.CANCEL)
-    told = 0
+    output = 0
     for _ in range(3):
         try:
             ctx.sleep(60)
         except BaseException:
-            told += 1
+            output += 1
 
-    assert told == 3
+    assert output == 3
 
 
 # ── effects ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -267,28 +267,28 @@ def test_context_without_database_refuses_connections(ctx):
         ctx.connect("here")
 
 
-def test_final_transaction_stores_last_result_and_progress(desk, at_work):
+def test_final_transaction_stores_last_result_and_progress(queue_db, at_work):
     result: dict[str, int] = {}
     with at_work.transaction(final=True, result=result) as connection:
         write(connection, "a")
         at_work.progress(9)
         result["rows"] = 9
 
-    job = desk.job(at_work.job_id)
+    job = queue_db.job(at_work.job_id)
     assert (job.status, job.result, job.progress) == (Status.SUCCEEDED, {"rows": 9}, {"processed": 9})
 
 
-def test_attempt_that_lost_its_job_enqueues_nothing(desk, at_work):
-    desk.expire_lease(at_work.job_id)
-    desk.queue.reap([(at_work.job_id, at_work.job.run_id, "key")], pause_sec=0)
+def test_attempt_that_lost_its_job_enqueues_nothing(queue_db, at_work):
+    queue_db.expire_lease(at_work.job_id)
+    queue_db.queue.reap([(at_work.job_id, at_work.job.run_id, "key")], pause_sec=0)
 
     with pytest.raises(Stop):
         at_work.enqueue("next")
     assert at_work.stop_reason is StopReason.LEASE_LOST
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE task = 'next'") == 0
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE task = 'next'") == 0
 
 
-def test_next_attempt_gets_the_same_follow_ups(desk, at_work):
+def test_next_attempt_gets_the_same_follow_ups(queue_db, at_work):
     with pytest.raises(ValueError, match="no"), at_work.transaction():
         at_work.enqueue("next", {"n": 1})
         raise ValueError("no")
@@ -300,24 +300,24 @@ def test_next_attempt_gets_the_same_follow_ups(desk, at_work):
     assert [again.enqueue("next", {"n": 1}), again.enqueue("next", {"n": 1})] == [first, second]
     close_connections(again)
     assert first != second
-    child = desk.job(first)
+    child = queue_db.job(first)
     assert (child.queue, child.lock_key, child.priority, child.parent_id) == ("q", "next", 7, at_work.job_id)
 
 
-def test_follow_up_has_the_lease_of_the_settings(desk, at_work):
+def test_follow_up_has_the_lease_of_the_settings(queue_db, at_work):
     at_work.settings = replace(at_work.settings, follow_up_lease_sec=90)
 
-    assert desk.job(at_work.enqueue("next")).lease_ttl_sec == 90
+    assert queue_db.job(at_work.enqueue("next")).lease_ttl_sec == 90
 
 
-def test_conflict_in_a_transaction_leaves_it_usable(desk, at_work):
+def test_conflict_in_a_transaction_leaves_it_usable(queue_db, at_work):
     at_work.enqueue("next", {"n": 1}, idempotency_key="mine")
     with at_work.transaction() as connection:
         with pytest.raises(IdempotencyConflict):
             at_work.enqueue("next", {"n": 2}, idempotency_key="mine")
         write(connection, "a")
 
-    assert said(desk) == ["a"]
+    assert logged(queue_db) == ["a"]
 
 
 def test_transactions_do_not_nest(at_work):
@@ -329,25 +329,25 @@ def test_transactions_do_not_nest(at_work):
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_released_attempt_resumes_at_its_checkpoint(plant, isolation):
+def test_released_attempt_resumes_at_its_checkpoint(worker_pools, isolation):
     task = f"hostile.resumes.{isolation}"
     apart = {"pipelines": registry, "packages": ("tests.support.hostile_tasks",)}
-    pool = plant.pool(**apart)
-    job_id = plant.add_job(task, lease_ttl_sec=20)
+    pool = worker_pools.pool(**apart)
+    job_id = worker_pools.add_job(task, lease_ttl_sec=20)
     eventually(
-        lambda: plant.queue_fixture.job(job_id).checkpoint == {"page": 3}
+        lambda: worker_pools.queue_fixture.job(job_id).checkpoint == {"page": 3}
     )  # by a heartbeat: a kill would not undo it
-    eventually(lambda: plant.queue_fixture.job(job_id).progress == {"processed": 3})
+    eventually(lambda: worker_pools.queue_fixture.job(job_id).progress == {"processed": 3})
 
     assert pool.stop(grace=0)
-    plant.pool(**apart)
-    job = plant.wait_for_status(job_id, Status.SUCCEEDED)
+    worker_pools.pool(**apart)
+    job = worker_pools.wait_for_status(job_id, Status.SUCCEEDED)
 
     assert job.result == {"began_at": {"page": 3}}
     assert (job.attempt, job.checkpoint) == (1, None)
 
 
-def test_older_checkpoint_does_not_replace_an_unknown_commit(desk, at_work, monkeypatch):
+def test_older_checkpoint_does_not_replace_an_unknown_commit(queue_db, at_work, monkeypatch):
     at_work.checkpoint(1)
     with pytest.raises(DatabaseUnavailable), at_work.transaction() as connection:
         at_work.checkpoint(2)

@@ -27,27 +27,29 @@ SOON = 20.0
 class Planted:
     """Another worker process, with a job of a minute's lease."""
 
-    def __init__(self, plant: WorkerPoolFixture, folder: Path) -> None:
-        self.plant, self.id = plant, uuid4()
+    def __init__(self, worker_pools: WorkerPoolFixture, folder: Path) -> None:
+        self.worker_pools, self.id = worker_pools, uuid4()
         self.lock = ProcessLock()
         self.lock.acquire(self.id, (folder,))
-        self._deaths = WorkerLiveness(plant.queue_fixture.session)
+        self._deaths = WorkerLiveness(worker_pools.queue_fixture.session)
 
     def registers(self, identity: Identity, **facts: Any) -> None:
         info = WorkerInfo(self.id, "planted:1", "1", ("planted",), ("quick", "apart"), 1)
-        told = HostFacts(**{**vars(identity), "lock_file": str(self.lock.path), **facts})
-        self._deaths.beat(info, told, heartbeat_sec=10)
+        result = HostFacts(**{**vars(identity), "lock_file": str(self.lock.path), **facts})
+        self._deaths.beat(info, result, heartbeat_sec=10)
 
     def claims(self, task: str = "quick", queue: str = "q") -> UUID:
-        job_id = self.plant.add_job(task, lease_ttl_sec=60, queue=queue)
-        claimed, _ = self.plant.queue_fixture.queue.claim(queue, [task], new_run_ids(1), "planted:1", worker_id=self.id)
+        job_id = self.worker_pools.add_job(task, lease_ttl_sec=60, queue=queue)
+        claimed, _ = self.worker_pools.queue_fixture.queue.claim(
+            queue, [task], new_run_ids(1), "planted:1", worker_id=self.id
+        )
         assert [job.id for job in claimed] == [job_id]
         return job_id
 
 
 @pytest.fixture
-def planted(plant: WorkerPoolFixture, tmp_path: Path) -> Iterator[Planted]:
-    made = Planted(plant, tmp_path)
+def planted(worker_pools: WorkerPoolFixture, tmp_path: Path) -> Iterator[Planted]:
+    made = Planted(worker_pools, tmp_path)
     yield made
     made.lock.release()
 
@@ -66,74 +68,76 @@ def dead(me: Identity) -> Identity:
     return replace(me, pid=process.pid)
 
 
-def test_job_of_a_reused_pid_is_taken_over(plant: WorkerPoolFixture, planted: Planted, me: Identity):
+def test_job_of_a_reused_pid_is_taken_over(worker_pools: WorkerPoolFixture, planted: Planted, me: Identity):
     """The pid is that of this very process, which started at another time."""
     planted.registers(replace(me, start_time=me.start_time - 1))
     job = planted.claims()
-    plant.pool()
-    assert plant.wait_for_status(job, Status.SUCCEEDED, SOON).attempt == 2
+    worker_pools.pool()
+    assert worker_pools.wait_for_status(job, Status.SUCCEEDED, SOON).attempt == 2
     eventually(
         lambda: (
-            plant.queue_fixture.sql("SELECT worker_id FROM dl_workers WHERE dead_at IS NOT NULL")
+            worker_pools.queue_fixture.sql("SELECT worker_id FROM dl_workers WHERE dead_at IS NOT NULL")
             == [(str(planted.id),)]
         )
     )
 
 
 def test_job_of_a_live_process_is_left_to_it(
-    plant: WorkerPoolFixture, planted: Planted, me: Identity, dead: Identity, tmp_path
+    worker_pools: WorkerPoolFixture, planted: Planted, me: Identity, dead: Identity, tmp_path
 ):
     planted.registers(me)
     job = planted.claims()
-    other = Planted(plant, tmp_path)
+    other = Planted(worker_pools, tmp_path)
     other.registers(dead)
     taken = other.claims()
-    plant.pool()
-    plant.wait_for_status(taken, Status.SUCCEEDED, SOON)
-    assert plant.queue_fixture.status(job) is Status.RUNNING
+    worker_pools.pool()
+    worker_pools.wait_for_status(taken, Status.SUCCEEDED, SOON)
+    assert worker_pools.queue_fixture.status(job) is Status.RUNNING
     other.lock.release()
-    plant.queue_fixture.settle(plant.queue_fixture.queue.recover_claim([_run(plant, job)])[0])
+    worker_pools.queue_fixture.settle(worker_pools.queue_fixture.queue.recover_claim([_run(worker_pools, job)])[0])
 
 
 @pytest.mark.parametrize("elsewhere", [{"boot_id": "x"}, {"pid_namespace": "x"}, {"time_namespace": "x"}])
 def test_job_of_another_host_is_left_to_its_lease(
-    plant: WorkerPoolFixture, planted: Planted, dead: Identity, tmp_path: Path, elsewhere: dict[str, Any]
+    worker_pools: WorkerPoolFixture, planted: Planted, dead: Identity, tmp_path: Path, elsewhere: dict[str, Any]
 ):
     planted.registers(replace(dead, **elsewhere))
     job = planted.claims()
-    near = Planted(plant, tmp_path)
+    near = Planted(worker_pools, tmp_path)
     near.registers(dead)
     taken = near.claims()
-    plant.pool()
-    plant.wait_for_status(taken, Status.SUCCEEDED, SOON)
-    assert plant.queue_fixture.status(job) is Status.RUNNING
+    worker_pools.pool()
+    worker_pools.wait_for_status(taken, Status.SUCCEEDED, SOON)
+    assert worker_pools.queue_fixture.status(job) is Status.RUNNING
     near.lock.release()
-    plant.queue_fixture.settle(plant.queue_fixture.queue.recover_claim([_run(plant, job)])[0])
+    worker_pools.queue_fixture.settle(worker_pools.queue_fixture.queue.recover_claim([_run(worker_pools, job)])[0])
 
 
-def _run(plant: WorkerPoolFixture, job: UUID) -> UUID:
-    return UUID(str(plant.queue_fixture.fetch_row("SELECT run_id FROM dl_jobs WHERE job_id = %s", str(job))))
+def _run(worker_pools: WorkerPoolFixture, job: UUID) -> UUID:
+    return UUID(str(worker_pools.queue_fixture.fetch_row("SELECT run_id FROM dl_jobs WHERE job_id = %s", str(job))))
 
 
 def test_sessions_of_a_dead_process_end_before_its_jobs_go_on(
-    plant: WorkerPoolFixture, planted: Planted, dead: Identity
+    worker_pools: WorkerPoolFixture, planted: Planted, dead: Identity
 ):
     """One of them may still be about to commit a claim."""
     planted.registers(dead)
-    session = plant.queue_fixture.new_session(application_name=f"dataloader-claim:{planted.id}")
+    session = worker_pools.queue_fixture.new_session(application_name=f"dataloader-claim:{planted.id}")
     session.execute_raw("BEGIN")
     ((pid,),) = session.execute_raw("SELECT pg_backend_pid()")
-    job = plant.add_job("quick", lease_ttl_sec=60)
+    job = worker_pools.add_job("quick", lease_ttl_sec=60)
     session.execute_raw(
         "UPDATE dl_jobs SET status = 'running', wait_state = 'scheduled', run_id = gen_random_uuid(), attempt = 1,"
         f" worker_id = '{planted.id}', lease_expires_at = now() + interval '1 min' WHERE job_id = '{job}'"
     )
-    plant.pool()
-    assert plant.wait_for_status(job, Status.SUCCEEDED, SOON).attempt == 1  # the claim has not come to pass
-    assert plant.queue_fixture.session_count(f"pid = {pid}") == 0
+    worker_pools.pool()
+    assert worker_pools.wait_for_status(job, Status.SUCCEEDED, SOON).attempt == 1  # the claim has not come to pass
+    assert worker_pools.queue_fixture.session_count(f"pid = {pid}") == 0
 
 
-def test_claim_that_commits_late_is_found(plant: WorkerPoolFixture, planted: Planted, dead: Identity, monkeypatch):
+def test_claim_that_commits_late_is_found(
+    worker_pools: WorkerPoolFixture, planted: Planted, dead: Identity, monkeypatch
+):
     """The first look finds no run; the claim is committed while the sessions are being ended."""
     planted.registers(dead)
     looks: list[int] = []
@@ -148,44 +152,50 @@ def test_claim_that_commits_late_is_found(plant: WorkerPoolFixture, planted: Pla
         return real(self, worker_id)
 
     monkeypatch.setattr(WorkerLiveness, "end_sessions", once_late)
-    plant.queue_fixture.new_session(application_name=f"dataloader-claim:{planted.id}").execute("ping")
-    plant.pool()
+    worker_pools.queue_fixture.new_session(application_name=f"dataloader-claim:{planted.id}").execute("ping")
+    worker_pools.pool()
     eventually(lambda: committed, SOON)
-    assert plant.wait_for_status(committed[0], Status.QUEUED, SOON).attempt == 1
-    assert plant.event_payloads(committed[0], "requeue")[0]["reason"] == "process_died"
+    assert worker_pools.wait_for_status(committed[0], Status.QUEUED, SOON).attempt == 1
+    assert worker_pools.event_payloads(committed[0], "requeue")[0]["reason"] == "process_died"
 
 
 def test_run_with_a_process_waits_for_the_lock_and_others_do_not(
-    plant: WorkerPoolFixture, planted: Planted, dead: Identity
+    worker_pools: WorkerPoolFixture, planted: Planted, dead: Identity
 ):
-    plant.pipelines.register("apart")(plant._run_quick)
+    worker_pools.pipelines.register("apart")(worker_pools._run_quick)
     planted.registers(dead, child_tasks=("apart",))
     apart, plain = planted.claims("apart"), planted.claims("quick")
-    plant.pool()
-    plant.wait_for_status(plain, Status.SUCCEEDED, SOON)
-    assert plant.queue_fixture.status(apart) is Status.RUNNING
+    worker_pools.pool()
+    worker_pools.wait_for_status(plain, Status.SUCCEEDED, SOON)
+    assert worker_pools.queue_fixture.status(apart) is Status.RUNNING
     assert planted.lock.descriptor is not None
     os.close(planted.lock.descriptor)
     planted.lock.descriptor = None
-    assert plant.wait_for_status(apart, Status.SUCCEEDED, SOON).attempt == 2
+    assert worker_pools.wait_for_status(apart, Status.SUCCEEDED, SOON).attempt == 2
 
 
-def test_run_without_a_lock_file_is_left_to_its_lease(plant: WorkerPoolFixture, planted: Planted, dead: Identity):
-    plant.pipelines.register("apart")(plant._run_quick)
+def test_run_without_a_lock_file_is_left_to_its_lease(
+    worker_pools: WorkerPoolFixture, planted: Planted, dead: Identity
+):
+    worker_pools.pipelines.register("apart")(worker_pools._run_quick)
     planted.registers(dead, child_tasks=("apart",), lock_file=None)
     apart, plain = planted.claims("apart"), planted.claims("quick")
-    plant.pool()
-    plant.wait_for_status(plain, Status.SUCCEEDED, SOON)
-    assert plant.queue_fixture.status(apart) is Status.RUNNING
-    plant.queue_fixture.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
-    plant.wait_for_status(apart, Status.SUCCEEDED, SOON)
-    assert plant.event_payloads(apart, "requeue")[0]["reason"] == "lease_expired"
+    worker_pools.pool()
+    worker_pools.wait_for_status(plain, Status.SUCCEEDED, SOON)
+    assert worker_pools.queue_fixture.status(apart) is Status.RUNNING
+    worker_pools.queue_fixture.sql(
+        "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'"
+    )
+    worker_pools.wait_for_status(apart, Status.SUCCEEDED, SOON)
+    assert worker_pools.event_payloads(apart, "requeue")[0]["reason"] == "lease_expired"
 
 
-def test_watch_asks_no_question_while_all_live(plant: WorkerPoolFixture, planted: Planted, me: Identity, monkeypatch):
+def test_watch_asks_no_question_while_all_live(
+    worker_pools: WorkerPoolFixture, planted: Planted, me: Identity, monkeypatch
+):
     """A look at the others is one at /proc."""
     planted.registers(me)
-    pool = plant.listening_pool(heartbeat_sec=30.0)
+    pool = worker_pools.listening_pool(heartbeat_sec=30.0)
     watch = pool._death_watch
     eventually(lambda: planted.id in watch._other_workers)
     asked: list[str] = []
@@ -196,9 +206,11 @@ def test_watch_asks_no_question_while_all_live(plant: WorkerPoolFixture, planted
     assert asked == []
 
 
-def test_takeover_that_fails_holds_up_no_other(plant: WorkerPoolFixture, dead: Identity, tmp_path: Path, monkeypatch):
+def test_takeover_that_fails_holds_up_no_other(
+    worker_pools: WorkerPoolFixture, dead: Identity, tmp_path: Path, monkeypatch
+):
     """One may wait for a key that is held, time after time."""
-    stuck, other = Planted(plant, tmp_path), Planted(plant, tmp_path)
+    stuck, other = Planted(worker_pools, tmp_path), Planted(worker_pools, tmp_path)
     stuck.registers(dead)
     other.registers(dead)
     job_id = other.claims(queue="planted")
@@ -210,8 +222,8 @@ def test_takeover_that_fails_holds_up_no_other(plant: WorkerPoolFixture, dead: I
         return runs_of(deaths, worker_id)
 
     monkeypatch.setattr(WorkerLiveness, "held_attempts", refuse)
-    plant.pool()
+    worker_pools.pool()
 
-    plant.wait_for_status(job_id, Status.QUEUED, SOON)
+    worker_pools.wait_for_status(job_id, Status.QUEUED, SOON)
     stuck.lock.release()
     other.lock.release()

@@ -24,20 +24,20 @@ INTERVAL = "client_connection_check_interval"
 SHOW = "import os; print(os.environ.get('PGAPPNAME'), os.environ.get('PGOPTIONS'), os.environ.get('PGHOST'))"
 
 
-def pool_with(plant: WorkerPoolFixture, tasks: dict[str, Any], **options: Any) -> WorkerPool:
+def pool_with(worker_pools: WorkerPoolFixture, tasks: dict[str, Any], **options: Any) -> WorkerPool:
     known = Pipelines()
     assert load_tasks([], tasks, known_tasks=known) == {}
-    return plant.pool(pipelines=known, tasks=tasks, **({"stop_step_sec": 0.3} | options))
+    return worker_pools.pool(pipelines=known, tasks=tasks, **({"stop_step_sec": 0.3} | options))
 
 
-def ended(plant: WorkerPoolFixture, task: str, status: Status = Status.SUCCEEDED, **args: Any) -> Job:
-    return plant.wait_for_status(plant.add_job(task, args=args, max_attempts=1), status)
+def ended(worker_pools: WorkerPoolFixture, task: str, status: Status = Status.SUCCEEDED, **args: Any) -> Job:
+    return worker_pools.wait_for_status(worker_pools.add_job(task, args=args, max_attempts=1), status)
 
 
 @pytest.mark.parametrize(("check", "interval"), [(True, "2s"), (False, "0")])
-def test_own_connection_carries_name_and_check(plant, check, interval):
-    pool_with(plant, {"show": {"call": f"{MODULE}:show_session", "connection_check": check}})
-    job = ended(plant, "show", dsn=plant.dsn, setting=INTERVAL)
+def test_own_connection_carries_name_and_check(worker_pools, check, interval):
+    pool_with(worker_pools, {"show": {"call": f"{MODULE}:show_session", "connection_check": check}})
+    job = ended(worker_pools, "show", dsn=worker_pools.dsn, setting=INTERVAL)
 
     assert job.run_id is not None
     assert job.result == [attempt_application_name(job.id, job.run_id), interval]
@@ -54,17 +54,17 @@ def test_call_loads_no_module_but_its_own():
 
 
 def program(code: str, **command: Any) -> tuple[Any, CapturedLines]:
-    said, known = CapturedLines(), Pipelines()
+    logged, known = CapturedLines(), Pipelines()
     known.command("t", [sys.executable, "-c", code], **command)
-    attempt = attempt_with(said, task="t")
-    return attempt.run(known.get("t")), said
+    attempt = attempt_with(logged, task="t")
+    return attempt.run(known.get("t")), logged
 
 
 def test_program_gets_our_name_and_its_own_options_last(monkeypatch):
     monkeypatch.setenv("PGOPTIONS", "-c of=service")
-    _, said = program(SHOW, env={"PGOPTIONS": "-c work_mem=1MB", "PGAPPNAME": "mine"})
+    _, logged = program(SHOW, env={"PGOPTIONS": "-c work_mem=1MB", "PGAPPNAME": "mine"})
 
-    (line,) = said.texts_of("stdout")
+    (line,) = logged.texts_of("stdout")
     assert line.startswith("dataloader:")
     assert INTERVAL in line
     assert line.endswith("-c work_mem=1MB None")
@@ -72,9 +72,9 @@ def test_program_gets_our_name_and_its_own_options_last(monkeypatch):
 
 
 def test_program_without_check_has_our_name_alone():
-    _, said = program(SHOW, connection_check=False)
+    _, logged = program(SHOW, connection_check=False)
 
-    (line,) = said.texts_of("stdout")
+    (line,) = logged.texts_of("stdout")
     assert line.startswith("dataloader:")
     assert line.endswith(" None None")
 
@@ -83,10 +83,10 @@ def test_failed_program_logs_names_of_withheld_variables(monkeypatch):
     monkeypatch.setenv("PGHOST", "db.internal")
     monkeypatch.setenv("PGPASSWORD", "hunter2")
     monkeypatch.setenv("PGUSER", "etl")
-    end, said = program("raise SystemExit(1)", inherit=["PGUSER"], env={"PGDATABASE": "x"})
+    end, logged = program("raise SystemExit(1)", inherit=["PGUSER"], env={"PGDATABASE": "x"})
 
     assert end.status is Status.QUEUED
-    (line,) = [line for line in said.texts_of("log") if "not given" in line]
+    (line,) = [line for line in logged.texts_of("log") if "not given" in line]
     assert "PGHOST, PGPASSWORD;" in line
     assert "hunter2" not in line
     assert not [name for name in ("PGUSER", "PGDATABASE", "PGAPPNAME", "PGOPTIONS") if name in line]
@@ -98,7 +98,7 @@ def test_program_that_succeeds_logs_no_withheld_variables(monkeypatch):
     assert program("pass")[1].texts_of("log") == []
 
 
-def test_server_that_does_not_answer_is_named_by_the_event(said):
+def test_server_that_does_not_answer_is_named_by_the_event(logged):
     gone = ConnectionSettings(dsn="", schema="public", targets={"gone": f"host=127.0.0.1 port={free_port()} dbname=x"})
     known = Pipelines()
     known.command("t", [sys.executable, "-c", SHOW])
@@ -108,19 +108,19 @@ def test_server_that_does_not_answer_is_named_by_the_event(said):
     assert isinstance(end, Settlement)
     assert end.event_fields is not None
     assert end.event_fields["sessions_left"] == ["gone"]
-    assert [fields["sessions_left"] for fields in said("sessions.left")] == [["gone"]]
-    assert said("connection_check.off") == [{"servers": {"gone": "unreachable"}}]
+    assert [fields["sessions_left"] for fields in logged("sessions.left")] == [["gone"]]
+    assert logged("connection_check.off") == [{"servers": {"gone": "unreachable"}}]
     assert job_log.texts_of("stdout")[0].endswith(" None None")
 
 
 # ── main() ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_main_parses_the_argv_of_its_task(plant):
-    pool_with(plant, {"main": {"call": f"{MODULE}:main", "argv": ["--day", "{day}", "--code={code}"]}})
+def test_main_parses_the_argv_of_its_task(worker_pools):
+    pool_with(worker_pools, {"main": {"call": f"{MODULE}:main", "argv": ["--day", "{day}", "--code={code}"]}})
 
-    assert ended(plant, "main", day="2026-11-22", code=0).result is None
-    assert ended(plant, "main", Status.FAILED, day="2026-11-22", code=3).error == "SystemExit: 3"
+    assert ended(worker_pools, "main", day="2026-11-22", code=0).result is None
+    assert ended(worker_pools, "main", Status.FAILED, day="2026-11-22", code=3).error == "SystemExit: 3"
 
 
 def test_main_has_its_argv_in_a_thread_of_a_terminal_or_test():
@@ -133,10 +133,10 @@ def test_main_has_its_argv_in_a_thread_of_a_terminal_or_test():
     assert sys.argv is before
 
 
-def test_main_without_argv_fails_with_a_hint(plant):
-    pool_with(plant, {"main": f"{MODULE}:main"})
+def test_main_without_argv_fails_with_a_hint(worker_pools):
+    pool_with(worker_pools, {"main": f"{MODULE}:main"})
 
-    error = ended(plant, "main", Status.FAILED).error
+    error = ended(worker_pools, "main", Status.FAILED).error
     assert error is not None
     assert error.startswith("SystemExit: 2; it has parsed a command line")
     assert "option argv" in error
@@ -172,36 +172,36 @@ def test_args_that_do_not_fit_are_not_retried():
 # ── its end ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sessions(plant: WorkerPoolFixture, job_id: UUID) -> list[int]:
+def sessions(worker_pools: WorkerPoolFixture, job_id: UUID) -> list[int]:
     """Backends that run a statement of the job."""
-    rows = plant.queue_fixture.sql(
+    rows = worker_pools.queue_fixture.sql(
         "SELECT pid FROM pg_stat_activity WHERE starts_with(application_name, %s) AND state = 'active'",
         f"dataloader:{job_id}:",
     )
     return [pid for (pid,) in rows]
 
 
-def test_cancel_ends_a_blocking_call_and_its_query(plant):
-    pool_with(plant, {"sleeps": f"{MODULE}:sleep_in_sql"})
-    job_id = plant.add_job("sleeps", args={"dsn": plant.dsn, "seconds": 600})
-    eventually(lambda: sessions(plant, job_id))
+def test_cancel_ends_a_blocking_call_and_its_query(worker_pools):
+    pool_with(worker_pools, {"sleeps": f"{MODULE}:sleep_in_sql"})
+    job_id = worker_pools.add_job("sleeps", args={"dsn": worker_pools.dsn, "seconds": 600})
+    eventually(lambda: sessions(worker_pools, job_id))
 
-    plant.queue_fixture.queue.cancel(job_id)
-    plant.wait_for_status(job_id, Status.CANCELED)
+    worker_pools.queue_fixture.queue.cancel(job_id)
+    worker_pools.wait_for_status(job_id, Status.CANCELED)
 
-    assert sessions(plant, job_id) == []
-    assert plant.event_payloads(job_id, "canceled")[0]["stopped_by"] in ("cancel_query", "sigterm")
+    assert sessions(worker_pools, job_id) == []
+    assert worker_pools.event_payloads(job_id, "canceled")[0]["stopped_by"] in ("cancel_query", "sigterm")
 
 
-def test_shutdown_ends_a_process_that_has_stop_steps_left(plant):
-    pool = pool_with(plant, {"sleeps": f"{MODULE}:sleep_in_sql"}, stop_step_sec=60, stop_wait_sec=0.2)
-    job_id = plant.add_job("sleeps", args={"dsn": plant.dsn, "seconds": 600}, lease_ttl_sec=60)
-    eventually(lambda: sessions(plant, job_id))
+def test_shutdown_ends_a_process_that_has_stop_steps_left(worker_pools):
+    pool = pool_with(worker_pools, {"sleeps": f"{MODULE}:sleep_in_sql"}, stop_step_sec=60, stop_wait_sec=0.2)
+    job_id = worker_pools.add_job("sleeps", args={"dsn": worker_pools.dsn, "seconds": 600}, lease_ttl_sec=60)
+    eventually(lambda: sessions(worker_pools, job_id))
 
     began = time.monotonic()
     assert pool.stop(grace=0.0)
 
     assert time.monotonic() - began < 30
-    assert sessions(plant, job_id) == []
-    assert plant.queue_fixture.job(job_id).status is Status.QUEUED
-    assert plant.queue_fixture.job(job_id).attempt == 0
+    assert sessions(worker_pools, job_id) == []
+    assert worker_pools.queue_fixture.job(job_id).status is Status.QUEUED
+    assert worker_pools.queue_fixture.job(job_id).attempt == 0

@@ -151,49 +151,52 @@ def test_follower_keeps_no_connection_open(queue):
     assert leader_connections(queue) == 1
 
 
-def test_one_pool_of_two_runs_bulk_and_statistics(plant: WorkerPoolFixture):
+def test_one_pool_of_two_runs_bulk_and_statistics(worker_pools: WorkerPoolFixture):
     for _ in range(2):
-        plant.listening_pool({"q": 1})
-    bulk, statistics = BulkOperations(plant.queue_fixture.session), Statistics(plant.queue_fixture.session)
+        worker_pools.listening_pool({"q": 1})
+    bulk, statistics = (
+        BulkOperations(worker_pools.queue_fixture.session),
+        Statistics(worker_pools.queue_fixture.session),
+    )
     for n in range(3):
-        plant.queue_fixture.enqueue(f"k{n}", queue="unused")
+        worker_pools.queue_fixture.enqueue(f"k{n}", queue="unused")
 
     operation = bulk.start(BulkAction.CANCEL, Filter(), expected=3)
 
     eventually(lambda: bulk.get(operation.bulk_id).state is BulkState.DONE, message="the operation is done")
     eventually(lambda: statistics.by_queue().get("unused"), message="events are aggregated")
-    assert leader_connections(plant.queue_fixture) == 1
+    assert leader_connections(worker_pools.queue_fixture) == 1
 
 
-def test_another_pool_takes_over_when_the_leader_stops(plant: WorkerPoolFixture):
-    first = plant.listening_pool({"q": 1})
-    eventually(lambda: leader_connections(plant.queue_fixture) == 1, message="one leads")
-    plant.listening_pool({"q": 1})
+def test_another_pool_takes_over_when_the_leader_stops(worker_pools: WorkerPoolFixture):
+    first = worker_pools.listening_pool({"q": 1})
+    eventually(lambda: leader_connections(worker_pools.queue_fixture) == 1, message="one leads")
+    worker_pools.listening_pool({"q": 1})
 
     first.stop(grace=1)
 
-    bulk = BulkOperations(plant.queue_fixture.session)
-    plant.queue_fixture.enqueue("k", queue="unused")
+    bulk = BulkOperations(worker_pools.queue_fixture.session)
+    worker_pools.queue_fixture.enqueue("k", queue="unused")
     operation = bulk.start(BulkAction.CANCEL, Filter(queue="unused"), expected=1)
     eventually(lambda: bulk.get(operation.bulk_id).state is BulkState.DONE, message="the other one does it")
 
 
-def test_event_that_cannot_be_aggregated_stops_statistics_only(plant: WorkerPoolFixture, caplog):
-    plant.queue_fixture.enqueue("k", queue="unused")
-    plant.queue_fixture.sql(
+def test_event_that_cannot_be_aggregated_stops_statistics_only(worker_pools: WorkerPoolFixture, caplog):
+    worker_pools.queue_fixture.enqueue("k", queue="unused")
+    worker_pools.queue_fixture.sql(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE data_exception USING MESSAGE = 'no such number'; END $$;"
         " CREATE TRIGGER refusing BEFORE INSERT ON dl_statistics FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
-    plant.listening_pool({"q": 1})
+    worker_pools.listening_pool({"q": 1})
     eventually(lambda: "maintenance.failed" in caplog.text, message="it is logged")
 
-    bulk = BulkOperations(plant.queue_fixture.session)
+    bulk = BulkOperations(worker_pools.queue_fixture.session)
     operation = bulk.start(BulkAction.CANCEL, Filter(queue="unused"), expected=1)
 
     eventually(lambda: bulk.get(operation.bulk_id).state is BulkState.DONE, message="bulk operations go on")
-    assert plant.crashes == []
-    plant.queue_fixture.sql("DROP TRIGGER refusing ON dl_statistics; DROP FUNCTION refuse()")
+    assert worker_pools.crashes == []
+    worker_pools.queue_fixture.sql("DROP TRIGGER refusing ON dl_statistics; DROP FUNCTION refuse()")
 
 
 # ── retention ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -212,7 +215,7 @@ def add_old_jobs(queue: QueueFixture, count: int) -> None:
     )
 
 
-def test_retention_deletes_a_batch_a_slice(queue, monkeypatch, said):
+def test_retention_deletes_a_batch_a_slice(queue, monkeypatch, logged):
     monkeypatch.setattr(maintenance, "_DELETE_BATCH", 2)
     add_old_jobs(queue, 5)
     retention = new_retention(queue)
@@ -266,8 +269,8 @@ def test_old_alerts_are_deleted(queue):
     assert queue.fetch_row("SELECT count(*) FROM dl_alerts") == 0
 
 
-def test_unserved_queue_fires_an_alert_that_resolves(plant: WorkerPoolFixture):
-    session = plant.queue_fixture.new_session()
+def test_unserved_queue_fires_an_alert_that_resolves(worker_pools: WorkerPoolFixture):
+    session = worker_pools.queue_fixture.new_session()
     webhooks, alerts = Webhooks(session), Alerts(session)
     with WebhookReceiver() as receiver:
         webhooks.add(receiver.url, events=[WebhookEvent.ALERT_FIRING, WebhookEvent.ALERT_RESOLVED])
@@ -276,13 +279,13 @@ def test_unserved_queue_fires_an_alert_that_resolves(plant: WorkerPoolFixture):
             "webhooks": WebhookOptions(allowed_hosts=AllowedHosts.parse(["127.0.0.0/8"])),
             "maintenance": MaintenanceOptions(alert_interval_sec=0.1),
         }
-        plant.pool({"q": 1}, **options)
-        job = plant.add_job(queue="other")
+        worker_pools.pool({"q": 1}, **options)
+        job = worker_pools.add_job(queue="other")
 
         (firing,) = receiver.wait_for(1)
         assert (firing.json["type"], firing.json["data"]["subject"]) == ("alert.firing", "other")
-        plant.pool({"other": 1}, **options)
-        plant.wait_for_status(job, Status.SUCCEEDED)
+        worker_pools.pool({"other": 1}, **options)
+        worker_pools.wait_for_status(job, Status.SUCCEEDED)
         _, resolved = receiver.wait_for(2)
 
     assert (resolved.json["type"], resolved.json["data"]["alert_id"]) == (

@@ -30,57 +30,57 @@ def test_no_metrics_without_a_pool():
     assert numbers(None) == {}
 
 
-def test_metrics_of_attempts_durations_and_pool_state(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 2})
-    plant.wait_for_all([plant.add_job() for _ in range(3)])
-    plant.wait_for_status(plant.add_job("broken", max_attempts=1), Status.FAILED)
+def test_metrics_of_attempts_durations_and_pool_state(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 2})
+    worker_pools.wait_for_all([worker_pools.add_job() for _ in range(3)])
+    worker_pools.wait_for_status(worker_pools.add_job("broken", max_attempts=1), Status.FAILED)
 
     eventually(lambda: numbers(pool).get(key("attempts_total", queue="q", task="broken", status="failed")) == 1)
-    told = numbers(pool)
+    result = numbers(pool)
 
-    assert told[key("attempts_total", queue="q", task="quick", status="succeeded")] == 3
-    assert told[key("job_run_seconds_count", queue="q", task="quick")] == 3
-    assert told[key("job_wait_seconds_count", queue="q", task="quick")] == 3
-    assert told[key("job_wait_seconds_bucket", queue="q", task="quick", le="+Inf")] == 3
-    assert told[key("job_wait_seconds_bucket", queue="q", task="quick", le="43200.0")] == 3
-    assert told[key("worker_threads", queue="q")] == 2
-    assert told[key("listener", state="listening")] == 1
-    assert told[key("listener", state="disconnected")] == 0
-    assert told[key("consuming")] == 1
-    assert told[key("leases_lost_total")] == told[key("fenced_writes_total")] == told[key("crashed_threads")] == 0
-    assert told[key("dispatch_age_seconds")] < 60
+    assert result[key("attempts_total", queue="q", task="quick", status="succeeded")] == 3
+    assert result[key("job_run_seconds_count", queue="q", task="quick")] == 3
+    assert result[key("job_wait_seconds_count", queue="q", task="quick")] == 3
+    assert result[key("job_wait_seconds_bucket", queue="q", task="quick", le="+Inf")] == 3
+    assert result[key("job_wait_seconds_bucket", queue="q", task="quick", le="43200.0")] == 3
+    assert result[key("worker_threads", queue="q")] == 2
+    assert result[key("listener", state="listening")] == 1
+    assert result[key("listener", state="disconnected")] == 0
+    assert result[key("consuming")] == 1
+    assert result[key("leases_lost_total")] == result[key("fenced_writes_total")] == result[key("crashed_threads")] == 0
+    assert result[key("dispatch_age_seconds")] < 60
 
 
-def test_lost_lease_and_fenced_write_are_counted(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 1})
-    job = plant.add_job("stubborn")
-    plant.gate.wait_for_inside(1)
-    plant.queue_fixture.sql(
+def test_lost_lease_and_fenced_write_are_counted(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 1})
+    job = worker_pools.add_job("stubborn")
+    worker_pools.gate.wait_for_inside(1)
+    worker_pools.queue_fixture.sql(
         "UPDATE dl_jobs SET run_id = gen_random_uuid() WHERE job_id = %s", str(job)
     )  # it is another's now
 
     eventually(lambda: numbers(pool)[key("leases_lost_total")] == 1, message="the lease is lost")
 
-    plant.gate.open()
+    worker_pools.gate.open()
     eventually(lambda: pool.state().busy == 0, message="the thread is free again")
-    plant.queue_fixture.sql("DELETE FROM dl_jobs")  # its journal does not tell what was done by hand
+    worker_pools.queue_fixture.sql("DELETE FROM dl_jobs")  # its journal does not tell what was done by hand
 
 
-def test_pool_with_all_threads_busy_is_consuming(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 1})
-    plant.add_job("held")
-    plant.gate.wait_for_inside(1)
+def test_pool_with_all_threads_busy_is_consuming(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 1})
+    worker_pools.add_job("held")
+    worker_pools.gate.wait_for_inside(1)
     pool._dispatcher.last_cycle_at -= 3600
 
     assert pool.state().consuming
 
-    plant.gate.open()
+    worker_pools.gate.open()
     eventually(lambda: pool.state().busy == 0, message="idle again")
     assert pool.state().consuming, "the time counts from when somebody waits again"
 
 
-def test_pool_with_hanging_dispatcher_is_not_consuming(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 1})
+def test_pool_with_hanging_dispatcher_is_not_consuming(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 1})
     pool._dispatcher.last_cycle_at -= 3600
 
     assert not pool.state().consuming

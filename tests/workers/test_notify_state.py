@@ -24,7 +24,7 @@ class Database(NotifyStateTable):
         return self.no_silent_insert.pop(0) if self.no_silent_insert else True
 
 
-def test_idle_process_requests_notifications_and_claims_once_more():
+def test_idle_process_requests_notifications_and_claims_again():
     database = Database()
     notify_state = NotifyState(database)
 

@@ -21,33 +21,33 @@ from workers.pool import WorkerPool
 SOON = 10.0  # seconds; polls come every 30, so that what starts by then was told by a notification
 
 
-def test_idle_worker_is_notified_of_plain_insert(plant: WorkerPoolFixture):
-    plant.listening_pool()
+def test_idle_worker_is_notified_of_plain_insert(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool()
     before = time.monotonic()
 
-    job = plant.queue_fixture.insert(task="quick", args='{"n": 7}')
+    job = worker_pools.queue_fixture.insert(task="quick", args='{"n": 7}')
 
-    done = plant.wait_for_status(job, Status.SUCCEEDED, SOON)
+    done = worker_pools.wait_for_status(job, Status.SUCCEEDED, SOON)
     assert time.monotonic() - before < SOON
     assert done.result == {"n": 7}
     assert done.attempt == 1
 
 
-def test_job_enqueued_before_the_pool_starts_runs(plant: WorkerPoolFixture):
-    job = plant.add_job()
+def test_job_enqueued_before_the_pool_starts_runs(worker_pools: WorkerPoolFixture):
+    job = worker_pools.add_job()
 
-    plant.pool()
+    worker_pools.pool()
 
-    plant.wait_for_status(job, Status.SUCCEEDED, SOON)
+    worker_pools.wait_for_status(job, Status.SUCCEEDED, SOON)
 
 
-def test_scheduled_job_starts_when_due_and_not_before(plant: WorkerPoolFixture):
-    plant.listening_pool()
+def test_scheduled_job_starts_when_due_and_not_before(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool()
     due = datetime.now(UTC) + timedelta(seconds=0.7)
 
-    job = plant.add_job(available_at=due)
+    job = worker_pools.add_job(available_at=due)
 
-    done = plant.wait_for_status(job, Status.SUCCEEDED, SOON)
+    done = worker_pools.wait_for_status(job, Status.SUCCEEDED, SOON)
     assert done.started_at is not None
     lateness = (done.started_at - due).total_seconds()
     assert 0 <= lateness < 5
@@ -55,10 +55,10 @@ def test_scheduled_job_starts_when_due_and_not_before(plant: WorkerPoolFixture):
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_worker_thread_leads_again_after_all_were_busy(
-    plant: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch, threads: int
+    worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch, threads: int
 ):
     """The heartbeat listens while nobody can; taken again and again, the lead would be nobody's who claims."""
-    pool = plant.listening_pool({"q": threads})
+    pool = worker_pools.listening_pool({"q": threads})
     stood_in: list[float] = []
     listen = pool._heartbeat._listen
 
@@ -69,233 +69,240 @@ def test_worker_thread_leads_again_after_all_were_busy(
     monkeypatch.setattr(pool._heartbeat, "_listen", counted)
     for _ in range(3):
         begun = len(stood_in)
-        jobs = [plant.add_job("held", key=f"busy {n}") for n in range(threads)]
+        jobs = [worker_pools.add_job("held", key=f"busy {n}") for n in range(threads)]
         eventually(lambda: pool._dispatcher.all_busy and len(stood_in) > begun + 1)  # noqa: B023
         for job in jobs:
-            plant.queue_fixture.queue.cancel(job)
-        plant.wait_for_all(jobs, Status.CANCELED)
+            worker_pools.queue_fixture.queue.cancel(job)
+        worker_pools.wait_for_all(jobs, Status.CANCELED)
         before = len(stood_in)
         due = datetime.now(UTC) + timedelta(seconds=0.7)
-        late = plant.wait_for_status(plant.add_job(available_at=due), Status.SUCCEEDED, SOON)
+        late = worker_pools.wait_for_status(worker_pools.add_job(available_at=due), Status.SUCCEEDED, SOON)
         assert late.started_at is not None
         assert 0 <= (late.started_at - due).total_seconds() < 5
         assert len(stood_in) - before < 50, "it does not turn without a pause"
 
 
-def test_job_overdue_at_commit_is_promoted_at_once(plant: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
+def test_job_overdue_at_commit_is_promoted_at_once(worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
     """Its transaction was open past its time. A ring alone sorts nothing in: the claim that finds it does."""
     monkeypatch.setattr(queue_buffer, "CONFLICT_RETRY_SEC", 3 * SOON)  # as after many of them
     monkeypatch.setattr(queue_buffer, "FALLBACK_POLL_SEC", 3 * SOON)
-    plant.listening_pool()
-    plant.wait_for_status(plant.add_job(), Status.SUCCEEDED, SOON)
+    worker_pools.listening_pool()
+    worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED, SOON)
 
-    with plant.queue_fixture.open_transaction() as step:
+    with worker_pools.queue_fixture.open_transaction() as step:
         (job,) = step(
             "INSERT INTO dl_jobs (queue, task, lock_key, available_at)"
             " VALUES ('q', 'quick', 'k', clock_timestamp() + interval '50 ms') RETURNING job_id::text"
         )[0]
         step("SELECT pg_sleep(0.1)")
 
-    plant.wait_for_status(UUID(job), Status.SUCCEEDED, SOON)
+    worker_pools.wait_for_status(UUID(job), Status.SUCCEEDED, SOON)
 
 
-def test_a_busy_queue_does_not_starve_another(plant: WorkerPoolFixture):
-    plant.listening_pool({"slow": 1, "swift": 2})
-    held = [plant.add_job("held", queue="slow") for _ in range(3)]
-    plant.gate.wait_for_inside(1)
+def test_a_busy_queue_does_not_starve_another(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool({"slow": 1, "swift": 2})
+    held = [worker_pools.add_job("held", queue="slow") for _ in range(3)]
+    worker_pools.gate.wait_for_inside(1)
 
-    jobs = [plant.add_job(queue="swift", args={"n": n}) for n in range(20)]
+    jobs = [worker_pools.add_job(queue="swift", args={"n": n}) for n in range(20)]
 
-    plant.wait_for_all(jobs, timeout=SOON)
-    assert plant.gate.inside_count == 1
-    plant.gate.open()
-    plant.wait_for_all(held, timeout=SOON)
-    assert plant.gate.max_inside == 1, "more than the queue's threads ran at once"
+    worker_pools.wait_for_all(jobs, timeout=SOON)
+    assert worker_pools.gate.inside_count == 1
+    worker_pools.gate.open()
+    worker_pools.wait_for_all(held, timeout=SOON)
+    assert worker_pools.gate.max_inside == 1, "more than the queue's threads ran at once"
 
 
-def test_queue_runs_as_many_jobs_as_it_has_threads(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"a": 1, "b": 3})
-    jobs = [plant.add_job("held", queue=queue) for queue in ("a", "b") for _ in range(4)]
+def test_queue_runs_as_many_jobs_as_it_has_threads(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"a": 1, "b": 3})
+    jobs = [worker_pools.add_job("held", queue=queue) for queue in ("a", "b") for _ in range(4)]
 
-    plant.gate.wait_for_inside(4)
+    worker_pools.gate.wait_for_inside(4)
 
     state = pool.state()
     assert state.queues == {"a": {"threads": 1, "busy": 1}, "b": {"threads": 3, "busy": 3}}
-    assert plant.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 4
-    plant.gate.open()
-    plant.wait_for_all(jobs, timeout=SOON)
+    assert worker_pools.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 4
+    worker_pools.gate.open()
+    worker_pools.wait_for_all(jobs, timeout=SOON)
 
 
-def test_slow_job_does_not_delay_prefetched_jobs(plant: WorkerPoolFixture):
-    first = plant.listening_pool({"q": 1})
-    plant.wait_for_all([plant.add_job(args={"n": n}) for n in range(60)])  # tiny ones, so that it claims ahead
+def test_slow_job_does_not_delay_prefetched_jobs(worker_pools: WorkerPoolFixture):
+    first = worker_pools.listening_pool({"q": 1})
+    worker_pools.wait_for_all(
+        [worker_pools.add_job(args={"n": n}) for n in range(60)]
+    )  # tiny ones, so that it claims ahead
     assert first.state().busy == 0
     with (
-        plant.queue_fixture.open_transaction() as step
+        worker_pools.queue_fixture.open_transaction() as step
     ):  # all become visible at once: the slow one is in front of the tiny ones
         step(
             "INSERT INTO dl_jobs (queue, task, lock_key, priority, lease_ttl_sec)"
             " SELECT 'q', CASE n WHEN 1 THEN 'held' ELSE 'quick' END, 'h' || n, n, 2 FROM generate_series(1, 4) n"
         )
-    plant.gate.wait_for_inside(1)
+    worker_pools.gate.wait_for_inside(1)
 
-    plant.pool({"q": 1})
+    worker_pools.pool({"q": 1})
 
     eventually(
         lambda: (
-            plant.queue_fixture.fetch_row(
+            worker_pools.queue_fixture.fetch_row(
                 "SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'h%%' AND status = 'succeeded'"
             )
             == 3
         ),
         SOON,
-        lambda: str(plant.queue_fixture.sql("SELECT task, status, worker FROM dl_jobs WHERE lock_key LIKE 'h%%'")),
+        lambda: str(
+            worker_pools.queue_fixture.sql("SELECT task, status, worker FROM dl_jobs WHERE lock_key LIKE 'h%%'")
+        ),
     )
-    assert plant.gate.inside_count == 1
+    assert worker_pools.gate.inside_count == 1
 
 
-def test_higher_priority_runs_first(plant: WorkerPoolFixture):
+def test_higher_priority_runs_first(worker_pools: WorkerPoolFixture):
     for n in (3, 1, 2):
-        plant.add_job(args={"n": n}, priority=n)
+        worker_pools.add_job(args={"n": n}, priority=n)
 
-    plant.pool({"q": 1})
+    worker_pools.pool({"q": 1})
 
-    eventually(lambda: len(plant.run_keys) == 3, SOON)
-    assert plant.run_keys == ["1", "2", "3"]
+    eventually(lambda: len(worker_pools.run_keys) == 3, SOON)
+    assert worker_pools.run_keys == ["1", "2", "3"]
 
 
-def test_jobs_of_one_key_run_in_order_and_delay_no_others(plant: WorkerPoolFixture):
-    plant.gate.open()
-    hot = [plant.add_job("held", "hot", args={"n": n}) for n in range(30)]
-    others = [plant.add_job(args={"n": n}) for n in range(30)]
+def test_jobs_of_one_key_run_in_order_and_delay_no_others(worker_pools: WorkerPoolFixture):
+    worker_pools.gate.open()
+    hot = [worker_pools.add_job("held", "hot", args={"n": n}) for n in range(30)]
+    others = [worker_pools.add_job(args={"n": n}) for n in range(30)]
 
-    plant.pool({"q": 4})
+    worker_pools.pool({"q": 4})
 
-    plant.wait_for_all([*hot, *others], timeout=20)
-    assert plant.gate.arrived == [str(n) for n in range(30)]
-    assert plant.gate.max_inside == 1
-    assert {plant.queue_fixture.job(job).attempt for job in hot} == {1}
-    assert plant.queue_fixture.fetch_row("SELECT count(*) FROM dl_job_events WHERE kind = 'picked'") == 60, (
+    worker_pools.wait_for_all([*hot, *others], timeout=20)
+    assert worker_pools.gate.arrived == [str(n) for n in range(30)]
+    assert worker_pools.gate.max_inside == 1
+    assert {worker_pools.queue_fixture.job(job).attempt for job in hot} == {1}
+    assert worker_pools.queue_fixture.fetch_row("SELECT count(*) FROM dl_job_events WHERE kind = 'picked'") == 60, (
         "claimed and put back"
     )
 
 
-def test_a_held_key_stops_none_of_the_others(plant: WorkerPoolFixture):
-    plant.listening_pool({"q": 2})
-    first, second = plant.add_job("held", "hot", args={"n": 1}), plant.add_job("held", "hot", args={"n": 2})
-    plant.gate.wait_for_inside(1)
+def test_a_held_key_stops_none_of_the_others(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool({"q": 2})
+    first, second = (
+        worker_pools.add_job("held", "hot", args={"n": 1}),
+        worker_pools.add_job("held", "hot", args={"n": 2}),
+    )
+    worker_pools.gate.wait_for_inside(1)
 
-    plant.wait_for_all([plant.add_job() for _ in range(5)], timeout=SOON)
+    worker_pools.wait_for_all([worker_pools.add_job() for _ in range(5)], timeout=SOON)
 
-    assert plant.queue_fixture.status(second) is Status.QUEUED
-    plant.gate.open()
-    plant.wait_for_all([first, second], timeout=SOON)
+    assert worker_pools.queue_fixture.status(second) is Status.QUEUED
+    worker_pools.gate.open()
+    worker_pools.wait_for_all([first, second], timeout=SOON)
 
 
-def test_a_running_job_is_canceled_by_notification(plant: WorkerPoolFixture):
-    plant.listening_pool(heartbeat_sec=30.0)
-    job = plant.add_job("held", lease_ttl_sec=90)
-    plant.gate.wait_for_inside(1)
+def test_a_running_job_is_canceled_by_notification(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool(heartbeat_sec=30.0)
+    job = worker_pools.add_job("held", lease_ttl_sec=90)
+    worker_pools.gate.wait_for_inside(1)
 
-    plant.queue_fixture.queue.cancel(job)
+    worker_pools.queue_fixture.queue.cancel(job)
 
-    canceled = plant.wait_for_status(job, Status.CANCELED, SOON)
+    canceled = worker_pools.wait_for_status(job, Status.CANCELED, SOON)
     assert canceled.error == "canceled on request"
-    assert plant.stop_reasons == ["cancel"]
+    assert worker_pools.stop_reasons == ["cancel"]
 
 
-def test_cancel_with_lost_notification_comes_by_heartbeat(plant: WorkerPoolFixture):
-    plant.listening_pool()
-    job = plant.add_job("held")
-    plant.gate.wait_for_inside(1)
+def test_cancel_with_lost_notification_comes_by_heartbeat(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool()
+    job = worker_pools.add_job("held")
+    worker_pools.gate.wait_for_inside(1)
 
-    plant.queue_fixture.sql("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", str(job))
+    worker_pools.queue_fixture.sql("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", str(job))
 
-    plant.wait_for_status(job, Status.CANCELED, SOON)
-
-
-def test_a_cancel_is_heard_while_every_thread_is_busy(plant: WorkerPoolFixture):
-    plant.listening_pool({"q": 1}, heartbeat_sec=30.0)
-    job = plant.add_job("held", lease_ttl_sec=90)
-    plant.gate.wait_for_inside(1)
-
-    plant.queue_fixture.queue.cancel(job)
-
-    plant.wait_for_status(job, Status.CANCELED, SOON)
+    worker_pools.wait_for_status(job, Status.CANCELED, SOON)
 
 
-def test_while_every_thread_is_busy_the_pool_goes_on_listening(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 1})
-    plant.add_job("held")
-    plant.gate.wait_for_inside(1)
+def test_cancel_arrives_while_every_thread_is_busy(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool({"q": 1}, heartbeat_sec=30.0)
+    job = worker_pools.add_job("held", lease_ttl_sec=90)
+    worker_pools.gate.wait_for_inside(1)
+
+    worker_pools.queue_fixture.queue.cancel(job)
+
+    worker_pools.wait_for_status(job, Status.CANCELED, SOON)
+
+
+def test_while_every_thread_is_busy_the_pool_goes_on_listening(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 1})
+    worker_pools.add_job("held")
+    worker_pools.gate.wait_for_inside(1)
     before = pool._listener.last_self_test_at
     assert before is not None
 
     eventually(lambda: (pool._listener.last_self_test_at or 0) > before + 0.5, SOON)
 
 
-def test_a_canceled_coroutine_ends_at_its_await(plant: WorkerPoolFixture):
-    plant.listening_pool()
-    job = plant.add_job("waits")
-    plant.gate.wait_for_arrivals(1)
+def test_a_canceled_coroutine_ends_at_its_await(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool()
+    job = worker_pools.add_job("waits")
+    worker_pools.gate.wait_for_arrivals(1)
 
-    plant.queue_fixture.queue.cancel(job)
+    worker_pools.queue_fixture.queue.cancel(job)
 
-    plant.wait_for_status(job, Status.CANCELED, SOON)
+    worker_pools.wait_for_status(job, Status.CANCELED, SOON)
 
 
-def test_failing_job_is_retried_until_attempts_are_used_up(plant: WorkerPoolFixture):
-    plant.listening_pool(retry=RetryDelays(0.05, 0.1))
+def test_failing_job_is_retried_until_attempts_are_used_up(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool(retry=RetryDelays(0.05, 0.1))
 
-    job = plant.add_job("broken", max_attempts=3)
+    job = worker_pools.add_job("broken", max_attempts=3)
 
-    failed = plant.wait_for_status(job, Status.FAILED, SOON)
+    failed = worker_pools.wait_for_status(job, Status.FAILED, SOON)
     assert failed.attempt == 3
     assert failed.error == "ValueError: no good: {}"
     assert failed.traceback is not None
     assert "_broken" in failed.traceback
-    assert [event["pause_sec"] for event in plant.event_payloads(job, "requeue")] == [0.05, 0.1]
+    assert [event["pause_sec"] for event in worker_pools.event_payloads(job, "requeue")] == [0.05, 0.1]
 
 
-def test_unknown_task_waits_for_a_worker_without_an_attempt(plant: WorkerPoolFixture):
-    plant.listening_pool()
-    job = plant.add_job("later")
-    shown = eventually(lambda: plant.queue_fixture.job(job).error, SOON)
+def test_unknown_task_waits_for_a_worker_without_an_attempt(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool()
+    job = worker_pools.add_job("later")
+    shown = eventually(lambda: worker_pools.queue_fixture.job(job).error, SOON)
     known = Pipelines()
     known.register("later")(lambda args: "at last")
 
-    plant.pool(pipelines=known)
+    worker_pools.pool(pipelines=known)
 
-    done = plant.wait_for_status(job, Status.SUCCEEDED, SOON)
+    done = worker_pools.wait_for_status(job, Status.SUCCEEDED, SOON)
     assert shown == "no live worker knows the task 'later'"
     assert done.attempt == 1
     assert done.error is None
 
 
-def test_task_known_to_another_live_worker_is_not_deferred(plant: WorkerPoolFixture):
+def test_task_known_to_another_live_worker_is_not_deferred(worker_pools: WorkerPoolFixture):
     known = Pipelines()
-    known.register("later")(plant.pipelines.get("held").call)  # type: ignore[union-attr]
-    plant.listening_pool({"q": 1}, pipelines=known)
-    first = plant.add_job("later")
-    plant.gate.wait_for_inside(1)
-    plant.listening_pool({"q": 1})
+    known.register("later")(worker_pools.pipelines.get("held").call)  # type: ignore[union-attr]
+    worker_pools.listening_pool({"q": 1}, pipelines=known)
+    first = worker_pools.add_job("later")
+    worker_pools.gate.wait_for_inside(1)
+    worker_pools.listening_pool({"q": 1})
 
-    second = plant.add_job("later")
-    plant.wait_for_status(plant.add_job("quick"), Status.SUCCEEDED, SOON)
+    second = worker_pools.add_job("later")
+    worker_pools.wait_for_status(worker_pools.add_job("quick"), Status.SUCCEEDED, SOON)
 
-    assert plant.queue_fixture.job(second).error is None
-    plant.gate.open()
-    plant.wait_for_all([first, second], timeout=SOON)
+    assert worker_pools.queue_fixture.job(second).error is None
+    worker_pools.gate.open()
+    worker_pools.wait_for_all([first, second], timeout=SOON)
 
 
 @pytest.mark.parametrize("threads", [1, 12])
-def test_pool_has_four_connections_whatever_its_threads(plant: WorkerPoolFixture, threads: int):
-    plant.listening_pool({"q": threads, "r": threads})
-    jobs = [plant.add_job("held", queue=queue) for queue in ("q", "r") for _ in range(threads)]
-    plant.gate.wait_for_inside(2 * threads)
-    eventually(lambda: plant.queue_fixture.fetch_row("SELECT count(*) FROM dl_workers") == 1)
+def test_pool_has_four_connections_whatever_its_threads(worker_pools: WorkerPoolFixture, threads: int):
+    worker_pools.listening_pool({"q": threads, "r": threads})
+    jobs = [worker_pools.add_job("held", queue=queue) for queue in ("q", "r") for _ in range(threads)]
+    worker_pools.gate.wait_for_inside(2 * threads)
+    eventually(lambda: worker_pools.queue_fixture.fetch_row("SELECT count(*) FROM dl_workers") == 1)
 
-    rows = plant.queue_fixture.sql(
+    rows = worker_pools.queue_fixture.sql(
         "SELECT application_name FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name LIKE 'dataloader-%%'"
         "   AND application_name NOT LIKE 'dataloader-maintenance:%%'"  # only the leader has it
@@ -304,50 +311,52 @@ def test_pool_has_four_connections_whatever_its_threads(plant: WorkerPoolFixture
     assert sorted(name.partition(":")[0] for (name,) in rows) == [
         f"dataloader-{role}" for role in ("claim", "listen", "renew", "settle")
     ]
-    plant.gate.open()
-    plant.wait_for_all(jobs, timeout=SOON)
+    worker_pools.gate.open()
+    worker_pools.wait_for_all(jobs, timeout=SOON)
 
 
-def test_two_pools_share_the_work_and_run_no_job_twice(plant: WorkerPoolFixture):
-    plant.pool({"q": 3})
-    plant.pool({"q": 3})
+def test_two_pools_share_the_work_and_run_no_job_twice(worker_pools: WorkerPoolFixture):
+    worker_pools.pool({"q": 3})
+    worker_pools.pool({"q": 3})
 
-    jobs = [plant.add_job(key=f"k{n % 40}", args={"n": n}) for n in range(150)]
+    jobs = [worker_pools.add_job(key=f"k{n % 40}", args={"n": n}) for n in range(150)]
 
-    plant.wait_for_all(jobs)
-    assert sorted(plant.run_keys, key=int) == [str(n) for n in range(150)]
-
-
-def test_progress_is_in_the_row_while_the_job_runs(plant: WorkerPoolFixture):
-    plant.listening_pool()
-
-    job = plant.add_job("steps", args={"n": 3})
-
-    eventually(lambda: plant.queue_fixture.job(job).progress == {"processed": 3}, SOON)
-    assert plant.queue_fixture.status(job) is Status.RUNNING
+    worker_pools.wait_for_all(jobs)
+    assert sorted(worker_pools.run_keys, key=int) == [str(n) for n in range(150)]
 
 
-def test_a_lease_is_kept_for_as_long_as_the_job_runs(plant: WorkerPoolFixture):
-    plant.listening_pool()
-    job = plant.add_job("held", lease_ttl_sec=1)
-    plant.gate.wait_for_inside(1)
-    first = plant.queue_fixture.job(job).lease_expires_at
+def test_progress_is_in_the_row_while_the_job_runs(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool()
+
+    job = worker_pools.add_job("steps", args={"n": 3})
+
+    eventually(lambda: worker_pools.queue_fixture.job(job).progress == {"processed": 3}, SOON)
+    assert worker_pools.queue_fixture.status(job) is Status.RUNNING
+
+
+def test_a_lease_is_kept_for_as_long_as_the_job_runs(worker_pools: WorkerPoolFixture):
+    worker_pools.listening_pool()
+    job = worker_pools.add_job("held", lease_ttl_sec=1)
+    worker_pools.gate.wait_for_inside(1)
+    first = worker_pools.queue_fixture.job(job).lease_expires_at
     assert first is not None
 
-    eventually(lambda: plant.queue_fixture.fetch_row("SELECT clock_timestamp() > %s + interval '1 second'", first), 15)
+    eventually(
+        lambda: worker_pools.queue_fixture.fetch_row("SELECT clock_timestamp() > %s + interval '1 second'", first), 15
+    )
 
-    assert plant.queue_fixture.status(job) is Status.RUNNING
-    assert plant.queue_fixture.job(job).attempt == 1
-    assert plant.stop_reasons == []
+    assert worker_pools.queue_fixture.status(job) is Status.RUNNING
+    assert worker_pools.queue_fixture.job(job).attempt == 1
+    assert worker_pools.stop_reasons == []
 
 
 # ── the state ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_pool_state_lists_threads_and_running_jobs(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 2})
-    job = plant.add_job("held")
-    plant.gate.wait_for_inside(1)
+def test_pool_state_lists_threads_and_running_jobs(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 2})
+    job = worker_pools.add_job("held")
+    worker_pools.gate.wait_for_inside(1)
 
     state = pool.state()
 
@@ -363,8 +372,8 @@ def test_pool_state_lists_threads_and_running_jobs(plant: WorkerPoolFixture):
     assert max(state.claim_age_sec, state.heartbeat_age_sec, state.reaper_age_sec, state.self_test_age_sec or 0) < SOON
 
 
-def test_a_pool_is_ready_from_its_start_to_its_stop(plant: WorkerPoolFixture):
-    pool = plant.pool(start=False)
+def test_a_pool_is_ready_from_its_start_to_its_stop(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.pool(start=False)
     before = pool.state()
     pool.start()
     during = pool.state()
@@ -373,87 +382,87 @@ def test_a_pool_is_ready_from_its_start_to_its_stop(plant: WorkerPoolFixture):
     assert [before.ready, during.ready, pool.state().ready] == [False, True, False]
 
 
-def test_the_state_can_be_asked_while_jobs_come_and_go(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 4})
+def test_the_state_can_be_asked_while_jobs_come_and_go(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 4})
     asked = 0
 
-    jobs = [plant.add_job() for _ in range(100)]
+    jobs = [worker_pools.add_job() for _ in range(100)]
     waiting = True
     while waiting:
         for _ in range(50):
             asked += pool.state().threads
-        waiting = bool(plant.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE status <> 'succeeded'"))
+        waiting = bool(worker_pools.queue_fixture.fetch_row("SELECT count(*) FROM dl_jobs WHERE status <> 'succeeded'"))
 
-    plant.wait_for_all(jobs)
+    worker_pools.wait_for_all(jobs)
     assert asked
 
 
-def test_pool_has_worker_row_until_it_stops(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 2, "r": 1}, version="1.2.3")
+def test_pool_has_worker_row_until_it_stops(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 2, "r": 1}, version="1.2.3")
 
-    (info,) = eventually(Queues(plant.queue_fixture.session).workers)
+    (info,) = eventually(Queues(worker_pools.queue_fixture.session).workers)
     pool.stop(grace=5)
 
     assert (info.worker_id, info.name, info.version, info.threads) == (pool.id, pool.name, "1.2.3", 3)
     assert info.alive
     assert set(info.queues) == {"q", "r"}
-    assert set(info.tasks) == set(plant.pipelines.names)
-    assert Queues(plant.queue_fixture.session).workers() == []
+    assert set(info.tasks) == set(worker_pools.pipelines.names)
+    assert Queues(worker_pools.queue_fixture.session).workers() == []
 
 
 # ── the stop ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_stop_lets_running_jobs_finish_and_begins_no_others(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 1})
-    running, waiting = plant.add_job("held"), plant.add_job("held")
-    plant.gate.wait_for_inside(1)
+def test_a_stop_lets_running_jobs_finish_and_begins_no_others(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 1})
+    running, waiting = worker_pools.add_job("held"), worker_pools.add_job("held")
+    worker_pools.gate.wait_for_inside(1)
 
     stopping = BackgroundCall(pool.stop, 30.0)
     eventually(lambda: pool._dispatcher._stopping)
-    plant.gate.open()
+    worker_pools.gate.open()
 
     assert stopping.result() is True
-    assert plant.queue_fixture.status(running) is Status.SUCCEEDED
-    assert plant.queue_fixture.status(waiting) is Status.QUEUED
-    eventually(lambda: plant.connections() == {}, message="all connections are closed")
+    assert worker_pools.queue_fixture.status(running) is Status.SUCCEEDED
+    assert worker_pools.queue_fixture.status(waiting) is Status.QUEUED
+    eventually(lambda: worker_pools.connections() == {}, message="all connections are closed")
 
 
-def test_after_the_grace_running_jobs_are_handed_back_at_no_cost(plant: WorkerPoolFixture):
-    pool = plant.listening_pool()
-    job = plant.add_job("held", max_attempts=1)
-    plant.gate.wait_for_inside(1)
+def test_after_the_grace_running_jobs_are_handed_back_at_no_cost(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool()
+    job = worker_pools.add_job("held", max_attempts=1)
+    worker_pools.gate.wait_for_inside(1)
 
     clean = pool.stop(grace=0.05)
 
-    back = plant.queue_fixture.job(job)
+    back = worker_pools.queue_fixture.job(job)
     assert clean is True
     assert (back.status, back.attempt) == (Status.QUEUED, 0)
-    assert plant.stop_reasons == ["shutdown"]
-    assert [event["reason"] for event in plant.event_payloads(job, "requeue")] == ["shutdown"]
+    assert worker_pools.stop_reasons == ["shutdown"]
+    assert [event["reason"] for event in worker_pools.event_payloads(job, "requeue")] == ["shutdown"]
 
 
-def test_stuck_job_is_released_and_its_key_stays_locked(plant: WorkerPoolFixture, said):
-    pool = plant.listening_pool(stop_wait_sec=0.1)
-    job = plant.add_job("stubborn", "its key", max_attempts=1)
-    plant.gate.wait_for_inside(1)
+def test_stuck_job_is_released_and_its_key_stays_locked(worker_pools: WorkerPoolFixture, logged):
+    pool = worker_pools.listening_pool(stop_wait_sec=0.1)
+    job = worker_pools.add_job("stubborn", "its key", max_attempts=1)
+    worker_pools.gate.wait_for_inside(1)
 
     clean = pool.stop(grace=0.05)
 
-    back = plant.queue_fixture.job(job)
+    back = worker_pools.queue_fixture.job(job)
     assert clean is False
     assert pool.stop(grace=1) is False, "asked again, it is still not clean"
     assert (back.status, back.attempt) == (Status.QUEUED, 0)
-    assert said("job.stop_timeout")
-    assert plant.queue_fixture.fetch_row("SELECT pg_try_advisory_lock(hashtext('its key'))") is False
-    plant.gate.open()
+    assert logged("job.stop_timeout")
+    assert worker_pools.queue_fixture.fetch_row("SELECT pg_try_advisory_lock(hashtext('its key'))") is False
+    worker_pools.gate.open()
     eventually(lambda: not any(worker.is_alive() for worker in pool._workers))
-    assert plant.queue_fixture.status(job) is Status.QUEUED, "what it still did was written down"
+    assert worker_pools.queue_fixture.status(job) is Status.QUEUED, "what it still did was written down"
 
 
-def test_a_stop_may_come_twice_and_before_the_start(plant: WorkerPoolFixture):
-    idle = plant.pool(start=False)
-    pool = plant.listening_pool()
+def test_a_stop_may_come_twice_and_before_the_start(worker_pools: WorkerPoolFixture):
+    idle = worker_pools.pool(start=False)
+    pool = worker_pools.listening_pool()
 
     assert idle.stop(grace=1) is True
     both = [BackgroundCall(pool.stop, 1.0) for _ in range(2)]
@@ -461,8 +470,8 @@ def test_a_stop_may_come_twice_and_before_the_start(plant: WorkerPoolFixture):
     pool.stop_claiming()
 
 
-def test_stop_wakes_an_idle_pool(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 3, "r": 2})
+def test_stop_wakes_an_idle_pool(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 3, "r": 2})
     began = time.monotonic()
 
     assert pool.stop(grace=30) is True
@@ -470,25 +479,27 @@ def test_stop_wakes_an_idle_pool(plant: WorkerPoolFixture):
     assert time.monotonic() - began < SOON
 
 
-def test_claim_in_progress_at_stop_is_released(plant: WorkerPoolFixture):
-    pool = plant.listening_pool({"q": 2})
-    plant.wait_for_status(plant.add_job(), Status.SUCCEEDED)
-    with plant.queue_fixture.open_transaction() as step:
+def test_claim_in_progress_at_stop_is_released(worker_pools: WorkerPoolFixture):
+    pool = worker_pools.listening_pool({"q": 2})
+    worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED)
+    with worker_pools.queue_fixture.open_transaction() as step:
         step("LOCK TABLE dl_job_events IN SHARE MODE")  # a claim that found a job waits here, before its commit
-        with plant.queue_fixture.open_transaction() as other:
+        with worker_pools.queue_fixture.open_transaction() as other:
             other("SET LOCAL session_replication_role = replica")  # no journal, no notification
             other("INSERT INTO dl_jobs (queue, task, lock_key, max_attempts) VALUES ('q', 'quick', 'late', 1)")
-        plant.queue_fixture.sql("SELECT pg_notify('dl_jobs', 'q')")
-        plant.queue_fixture.wait_for_lock_waiters()
+        worker_pools.queue_fixture.sql("SELECT pg_notify('dl_jobs', 'q')")
+        worker_pools.queue_fixture.wait_for_lock_waiters()
         stopping = BackgroundCall(pool.stop, 10.0)
         eventually(lambda: pool._dispatcher._stopping)
 
     assert stopping.result() is True
-    assert plant.queue_fixture.sql("SELECT status, attempt FROM dl_jobs WHERE lock_key = 'late'") == [("queued", 0)]
-    plant.queue_fixture.sql("DELETE FROM dl_jobs WHERE lock_key = 'late'")  # its journal has no first line
+    assert worker_pools.queue_fixture.sql("SELECT status, attempt FROM dl_jobs WHERE lock_key = 'late'") == [
+        ("queued", 0)
+    ]
+    worker_pools.queue_fixture.sql("DELETE FROM dl_jobs WHERE lock_key = 'late'")  # its journal has no first line
 
 
-def test_starting_pool_reports_no_crashed_thread(plant: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
+def test_starting_pool_reports_no_crashed_thread(worker_pools: WorkerPoolFixture, monkeypatch: pytest.MonkeyPatch):
     """Whoever watches it may look between the start of the first thread and that of the last."""
     starting, seen = [], []
     begin, logs = WorkerPool.start, JobLogWriter.start
@@ -503,7 +514,7 @@ def test_starting_pool_reports_no_crashed_thread(plant: WorkerPoolFixture, monke
 
     monkeypatch.setattr(WorkerPool, "start", watched)
     monkeypatch.setattr(JobLogWriter, "start", last)
-    pool = plant.pool()
+    pool = worker_pools.pool()
 
     assert [(state.crashed_threads, state.ready) for state in seen] == [((), False)]
     assert pool.state().ready

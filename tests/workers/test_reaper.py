@@ -104,8 +104,8 @@ def test_heartbeat_counts_from_answer_of_first_check(times, database, reaper):
 
 def test_run_renewed_between_checks_starts_over(times, database, reaper):
     dead = database.dead
-    nobody: list[tuple[UUID, UUID | None, str]] = []
-    for found in (dead, nobody, dead):
+    no_one: list[tuple[UUID, UUID | None, str]] = []
+    for found in (dead, no_one, dead):
         database.dead = found
         reaper.run_once()
         times.now += HEARTBEAT

@@ -31,7 +31,7 @@ CALLS: dict[str, Callable[[Context], Any]] = {
 
 
 @pytest.fixture
-def at_stop(plant: WorkerPoolFixture) -> Callable[[Callable[[Any], Any]], Status]:
+def at_stop(worker_pools: WorkerPoolFixture) -> Callable[[Callable[[Any], Any]], Status]:
     """Run a call as a pipeline that is stopped at its begin, and return how its job ended."""
 
     def run(call: Callable[[Any], Any]) -> Status:
@@ -42,8 +42,8 @@ def at_stop(plant: WorkerPoolFixture) -> Callable[[Callable[[Any], Any]], Status
             return call(ctx)
 
         tasks.register("work")(work)
-        plant.queue_fixture.enqueue("key", task="work")
-        (job,) = drain(plant.dsn, tasks, ["q"])
+        worker_pools.queue_fixture.enqueue("key", task="work")
+        (job,) = drain(worker_pools.dsn, tasks, ["q"])
         return job.status
 
     return run
@@ -84,7 +84,7 @@ def test_clean_up_after_a_stop_is_not_cut_short(at_stop: Callable[..., Status], 
     assert cleaned == ["to its end"]
 
 
-def test_clean_up_of_a_generator_is_not_cut_short(plant: WorkerPoolFixture):
+def test_clean_up_of_a_generator_is_not_cut_short(worker_pools: WorkerPoolFixture):
     cleaned = []
 
     def steps(args: dict[str, Any], ctx: Any) -> Iterator[Any]:
@@ -98,8 +98,8 @@ def test_clean_up_of_a_generator_is_not_cut_short(plant: WorkerPoolFixture):
 
     tasks = Pipelines()
     tasks.register("steps")(steps)
-    plant.queue_fixture.enqueue("key", task="steps")
-    (job,) = drain(plant.dsn, tasks, ["q"])
+    worker_pools.queue_fixture.enqueue("key", task="steps")
+    (job,) = drain(worker_pools.dsn, tasks, ["q"])
 
     assert (job.status, job.checkpoint, cleaned) == (Status.CANCELED, {"at": 1}, ["to its end"])
 
@@ -121,7 +121,9 @@ def test_refused_sessions_stop_even_clean_up(at_stop: Callable[..., Status], cal
     assert opened == []
 
 
-def test_connect_is_refused_once_the_lease_is_not_trusted(at_stop: Callable[..., Status], plant: WorkerPoolFixture):
+def test_connect_is_refused_once_the_lease_is_not_trusted(
+    at_stop: Callable[..., Status], worker_pools: WorkerPoolFixture
+):
     tasks, opened = Pipelines(), []
 
     def work(args: dict[str, Any], ctx: Any) -> None:
@@ -133,8 +135,8 @@ def test_connect_is_refused_once_the_lease_is_not_trusted(at_stop: Callable[...,
             opened.append("a session")
 
     tasks.register("late")(work)
-    plant.queue_fixture.enqueue("key", task="late")
-    drain(plant.dsn, tasks, ["q"])
+    worker_pools.queue_fixture.enqueue("key", task="late")
+    drain(worker_pools.dsn, tasks, ["q"])
 
     assert opened == []
 

@@ -37,8 +37,8 @@ def run(call, args, *, vault=VAULT, **more):
     return held, held.run(known.get("t"))
 
 
-def hidden(told: object) -> None:
-    text = told if isinstance(told, str) else json.dumps(told, default=str)
+def hidden(output: object) -> None:
+    text = output if isinstance(output, str) else json.dumps(output, default=str)
     assert not [form for form in FORMS if form in text], text
 
 
@@ -173,23 +173,28 @@ def test_attempt_without_secrets_is_unchanged():
     assert Redactor().redact_value(value) is value
 
 
-def test_isolated_process_gets_the_secret_redacted(plant):
-    plant.pool(pipelines=registry, packages=("tests.support.leaky_tasks",), secret_store=VAULT)
-    good = plant.add_job("indiscreet", args={"p": REFERENCE, "fail": False})
-    bad = plant.add_job("indiscreet", args={"p": REFERENCE, "fail": True})
+def test_isolated_process_gets_the_secret_redacted(worker_pools):
+    worker_pools.pool(pipelines=registry, packages=("tests.support.leaky_tasks",), secret_store=VAULT)
+    good = worker_pools.add_job("indiscreet", args={"p": REFERENCE, "fail": False})
+    bad = worker_pools.add_job("indiscreet", args={"p": REFERENCE, "fail": True})
 
-    done, failed = plant.wait_for_status(good, Status.SUCCEEDED), plant.wait_for_status(bad, Status.FAILED)
+    done, failed = (
+        worker_pools.wait_for_status(good, Status.SUCCEEDED),
+        worker_pools.wait_for_status(bad, Status.FAILED),
+    )
 
     assert done.result == {"had": "***", "long": len(SECRET)}
     assert failed.error == "Fail: not with ***"
     assert done.args == {"p": REFERENCE, "fail": False}
     eventually(
-        lambda: plant.queue_fixture.fetch_row("SELECT count(*) FROM dl_job_logs WHERE line LIKE 'printed%%'") == 2
+        lambda: (
+            worker_pools.queue_fixture.fetch_row("SELECT count(*) FROM dl_job_logs WHERE line LIKE 'printed%%'") == 2
+        )
     )
-    rows = plant.queue_fixture.sql("SELECT to_jsonb(j)::text FROM dl_jobs j") + plant.queue_fixture.sql(
+    rows = worker_pools.queue_fixture.sql("SELECT to_jsonb(j)::text FROM dl_jobs j") + worker_pools.queue_fixture.sql(
         "SELECT line FROM dl_job_logs"
     )
-    hidden(str(rows + plant.queue_fixture.sql("SELECT payload::text FROM dl_job_events")))
+    hidden(str(rows + worker_pools.queue_fixture.sql("SELECT payload::text FROM dl_job_events")))
 
 
 # ── programs ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -209,12 +214,12 @@ def test_command_inherits_no_settings_or_passwords(monkeypatch):
         monkeypatch.setenv(name, "kept back")
     monkeypatch.setenv("PG_USER", "given")
     monkeypatch.setenv("COMPANY_THING", "given")
-    said = CapturedLines()
+    answer = CapturedLines()
     known = Pipelines()
     known.command("t", SHOW, inherit=["PG_USER"], env={"TOKEN": REFERENCE, "PLAIN": "x"})
-    attempt_with(said, settings={"secret_store": VAULT}).run(known.get("t"))
+    attempt_with(answer, settings={"secret_store": VAULT}).run(known.get("t"))
 
-    (line,) = said.texts_of("stdout")
+    (line,) = answer.texts_of("stdout")
     found = json.loads(line)
     assert "kept back" not in found.values()
     assert {name: found.get(name) for name in ("PG_USER", "COMPANY_THING", "TOKEN", "PLAIN")} == {
@@ -234,7 +239,7 @@ def test_command_with_missing_secret_is_not_started():
 
 
 @pytest.mark.parametrize(
-    ("told", "kept"),
+    ("output", "kept"),
     [
         ('connection to "postgresql://app:hunter2@db/x" failed', "hunter2"),
         ("FATAL: host=db password='hunter 2' user=x", "hunter 2"),
@@ -244,9 +249,9 @@ def test_command_with_missing_secret_is_not_started():
         ("GET /x?token=abcdef&y=1", "abcdef"),
     ],
 )
-def test_passwords_in_driver_errors_are_redacted(told, kept):
+def test_passwords_in_driver_errors_are_redacted(output, kept):
     def fails(args):
-        raise RuntimeError(told)
+        raise RuntimeError(output)
 
     _, end = run(fails, {})
 
@@ -254,12 +259,12 @@ def test_passwords_in_driver_errors_are_redacted(told, kept):
     assert "***" in (end.error or "")
 
 
-@pytest.mark.parametrize("told", ["Unexpected token: '}'", "invalid key: 'abc'", "the secret of life is 42"])
-def test_error_without_credentials_is_unchanged(told):
+@pytest.mark.parametrize("output", ["Unexpected token: '}'", "invalid key: 'abc'", "the secret of life is 42"])
+def test_error_without_credentials_is_unchanged(output):
     def fails(args):
-        raise RuntimeError(told)
+        raise RuntimeError(output)
 
-    assert run(fails, {})[1].error == f"RuntimeError: {told}"
+    assert run(fails, {})[1].error == f"RuntimeError: {output}"
 
 
 # ── for whom they are ───────────────────────────────────────────────────────────────────────────────────────────────

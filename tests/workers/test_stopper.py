@@ -21,20 +21,22 @@ from workers.threads import clock
 OPTIONS: dict[str, Any] = {"stop_step_sec": 0.3, "packages": ("tests.support.stop_steps",)}
 
 
-def pool_with_stop_steps(plant: WorkerPoolFixture):
-    return plant.listening_pool(pipelines=registry, targets={"default": plant.dsn}, **OPTIONS)
+def pool_with_stop_steps(worker_pools: WorkerPoolFixture):
+    return worker_pools.listening_pool(pipelines=registry, targets={"default": worker_pools.dsn}, **OPTIONS)
 
 
-def has_begun(plant: WorkerPoolFixture, job_id):
+def has_begun(worker_pools: WorkerPoolFixture, job_id):
     """Wait until the pipeline runs, with its own session active if it has one."""
     eventually(
-        lambda: [attempt for pool in plant.pools for attempt in pool._running_attempts.all() if attempt.has_started]
+        lambda: [
+            attempt for pool in worker_pools.pools for attempt in pool._running_attempts.all() if attempt.has_started
+        ]
     )
-    if plant.queue_fixture.job(job_id).task.startswith("process."):
-        eventually(lambda: plant.queue_fixture.job(job_id).progress.get("begun"))
-    if plant.queue_fixture.job(job_id).task.rpartition(".")[2].startswith(("query", "copy")):
+    if worker_pools.queue_fixture.job(job_id).task.startswith("process."):
+        eventually(lambda: worker_pools.queue_fixture.job(job_id).progress.get("begun"))
+    if worker_pools.queue_fixture.job(job_id).task.rpartition(".")[2].startswith(("query", "copy")):
         eventually(
-            lambda: plant.queue_fixture.fetch_row(
+            lambda: worker_pools.queue_fixture.fetch_row(
                 "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND application_name LIKE %s",
                 f"dataloader:{job_id}:%",
             ),
@@ -58,97 +60,101 @@ def has_begun(plant: WorkerPoolFixture, job_id):
         ("process.hold_the_interpreter", "sigterm"),
     ],
 )
-def test_cancel_escalates_until_the_pipeline_stops(plant, task, stop_step):
-    pool_with_stop_steps(plant)
-    job_id = plant.add_job(task)
-    has_begun(plant, job_id)
+def test_cancel_escalates_until_the_pipeline_stops(worker_pools, task, stop_step):
+    pool_with_stop_steps(worker_pools)
+    job_id = worker_pools.add_job(task)
+    has_begun(worker_pools, job_id)
 
-    plant.queue_fixture.queue.cancel(job_id)
-    plant.wait_for_status(job_id, Status.CANCELED)
+    worker_pools.queue_fixture.queue.cancel(job_id)
+    worker_pools.wait_for_status(job_id, Status.CANCELED)
 
-    (end,) = plant.event_payloads(job_id, "canceled")
+    (end,) = worker_pools.event_payloads(job_id, "canceled")
     assert end["stopped_by"] == stop_step
     assert end["stop_reason"] == "cancel"
 
 
-def test_copy_that_ignores_cancel_ends_with_its_session(plant):
-    pool_with_stop_steps(plant)
-    job_id = plant.add_job("thread.copy_in")
-    has_begun(plant, job_id)
+def test_copy_that_ignores_cancel_ends_with_its_session(worker_pools):
+    pool_with_stop_steps(worker_pools)
+    job_id = worker_pools.add_job("thread.copy_in")
+    has_begun(worker_pools, job_id)
 
-    plant.queue_fixture.queue.cancel(job_id)
-    plant.wait_for_status(job_id, Status.CANCELED)
+    worker_pools.queue_fixture.queue.cancel(job_id)
+    worker_pools.wait_for_status(job_id, Status.CANCELED)
 
-    (end,) = plant.event_payloads(job_id, "canceled")
+    (end,) = worker_pools.event_payloads(job_id, "canceled")
     assert end["stopped_by"] == "terminate_session"
-    assert not plant.queue_fixture.fetch_row(
+    assert not worker_pools.queue_fixture.fetch_row(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s", f"dataloader:{job_id}:%"
     )
 
 
-def test_process_ignoring_sigterm_is_killed_with_children(plant):
-    pool_with_stop_steps(plant)
-    job_id = plant.add_job("process.deaf_to_sigterm")
-    has_begun(plant, job_id)
+def test_process_ignoring_sigterm_is_killed_with_children(worker_pools):
+    pool_with_stop_steps(worker_pools)
+    job_id = worker_pools.add_job("process.deaf_to_sigterm")
+    has_begun(worker_pools, job_id)
 
-    plant.queue_fixture.queue.cancel(job_id)
-    plant.wait_for_status(job_id, Status.CANCELED)
+    worker_pools.queue_fixture.queue.cancel(job_id)
+    worker_pools.wait_for_status(job_id, Status.CANCELED)
 
-    (end,) = plant.event_payloads(job_id, "canceled")
+    (end,) = worker_pools.event_payloads(job_id, "canceled")
     assert end["stopped_by"] in ("sigterm", "sigkill")  # the first, if it came before the child ignores signals
 
 
-def test_thread_that_does_not_stop_is_recorded_as_pending(plant):
-    pool_with_stop_steps(plant)
-    job_id = plant.add_job("thread.sleep", args={"seconds": 2.5})
-    has_begun(plant, job_id)
+def test_thread_that_does_not_stop_is_recorded_as_pending(worker_pools):
+    pool_with_stop_steps(worker_pools)
+    job_id = worker_pools.add_job("thread.sleep", args={"seconds": 2.5})
+    has_begun(worker_pools, job_id)
 
-    plant.queue_fixture.queue.cancel(job_id)
-    told = eventually(lambda: plant.event_payloads(job_id, "stop_pending"))
-    during = plant.queue_fixture.job(job_id)
+    worker_pools.queue_fixture.queue.cancel(job_id)
+    result = eventually(lambda: worker_pools.event_payloads(job_id, "stop_pending"))
+    during = worker_pools.queue_fixture.job(job_id)
 
-    assert told[0]["reason"] == "cancel"
+    assert result[0]["reason"] == "cancel"
     assert during.status is Status.RUNNING
     assert during.error is not None
     assert during.error.startswith("stop pending")
-    ended = plant.wait_for_status(job_id, Status.SUCCEEDED)  # it came to its end by itself: that is not hidden either
+    ended = worker_pools.wait_for_status(
+        job_id, Status.SUCCEEDED
+    )  # it came to its end by itself: that is not hidden either
     assert ended.error is None
 
 
-def test_time_limit_ends_the_attempt_as_an_error(plant):
-    pool_with_stop_steps(plant)
-    job_id = plant.add_job("thread.heed", time_limit_sec=1, max_attempts=1)
+def test_time_limit_ends_the_attempt_as_an_error(worker_pools):
+    pool_with_stop_steps(worker_pools)
+    job_id = worker_pools.add_job("thread.heed", time_limit_sec=1, max_attempts=1)
 
-    ended = plant.wait_for_status(job_id, Status.FAILED)
+    ended = worker_pools.wait_for_status(job_id, Status.FAILED)
 
     assert ended.error == "TimeoutError: the time limit of 1 s was reached"
-    assert plant.event_payloads(job_id, "failed")[0]["stop_reason"] == "time_limit"
+    assert worker_pools.event_payloads(job_id, "failed")[0]["stop_reason"] == "time_limit"
 
 
-def test_shutdown_escalates_as_a_cancel(plant):
-    pool = pool_with_stop_steps(plant)
-    job_id = plant.add_job("process.hold_the_interpreter")
-    has_begun(plant, job_id)
+def test_shutdown_escalates_as_a_cancel(worker_pools):
+    pool = pool_with_stop_steps(worker_pools)
+    job_id = worker_pools.add_job("process.hold_the_interpreter")
+    has_begun(worker_pools, job_id)
 
     assert pool.stop(grace=0.1)
 
-    job = plant.queue_fixture.job(job_id)
-    (handed_back,) = plant.event_payloads(job_id, "requeue")
+    job = worker_pools.queue_fixture.job(job_id)
+    (handed_back,) = worker_pools.event_payloads(job_id, "requeue")
     assert (job.status, job.attempt) == (Status.QUEUED, 0)
     assert (handed_back["reason"], handed_back["stopped_by"]) == ("shutdown", "sigterm")
 
 
-def test_lost_lease_ends_the_process(plant):
-    pool = pool_with_stop_steps(plant)
-    job_id = plant.add_job("process.hold_the_interpreter", max_attempts=1)
-    has_begun(plant, job_id)
+def test_lost_lease_ends_the_process(worker_pools):
+    pool = pool_with_stop_steps(worker_pools)
+    job_id = worker_pools.add_job("process.hold_the_interpreter", max_attempts=1)
+    has_begun(worker_pools, job_id)
     (attempt,) = pool._running_attempts.all()
 
     attempt.stop(StopReason.LEASE_LOST)
     eventually(lambda: not pool.state().busy)
 
-    plant.wait_for_status(job_id, Status.LOST)  # nothing was written for it, and nobody renewed it: the reaper took it
-    assert plant.event_payloads(job_id, "lost")[0]["reason"] == "lease_expired"
+    worker_pools.wait_for_status(
+        job_id, Status.LOST
+    )  # nothing was written for it, and nobody renewed it: the reaper took it
+    assert worker_pools.event_payloads(job_id, "lost")[0]["reason"] == "lease_expired"
 
 
 def test_every_pipeline_of_the_table_is_run():
@@ -157,33 +163,33 @@ def test_every_pipeline_of_the_table_is_run():
     }
 
 
-def test_silent_server_does_not_delay_other_stops(plant, monkeypatch):
-    pool = pool_with_stop_steps(plant)
+def test_silent_server_does_not_delay_other_stops(worker_pools, monkeypatch):
+    pool = pool_with_stop_steps(worker_pools)
     let_go = threading.Event()
     monkeypatch.setattr(
         "app.queue.task_connections.TaskConnections._cancel_backends", lambda *_, **__: let_go.wait(20) and 0
     )
     monkeypatch.setattr("app.queue.task_connections.end_sessions", lambda *_: let_go.wait(20) and SessionsEnded())
-    stuck = plant.add_job("thread.query")
-    has_begun(plant, stuck)
-    other = plant.add_job("thread.heed", time_limit_sec=1, max_attempts=1)
-    plant.queue_fixture.queue.cancel(stuck)
+    stuck = worker_pools.add_job("thread.query")
+    has_begun(worker_pools, stuck)
+    other = worker_pools.add_job("thread.heed", time_limit_sec=1, max_attempts=1)
+    worker_pools.queue_fixture.queue.cancel(stuck)
 
-    plant.wait_for_status(other, Status.FAILED)
+    worker_pools.wait_for_status(other, Status.FAILED)
     eventually(
         lambda: [attempt.job.id for attempt in pool._running_attempts.all()] == [stuck]
     )  # its end is written first
     let_go.set()
     monkeypatch.undo()
 
-    plant.queue_fixture.sql(
+    worker_pools.queue_fixture.sql(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE %s", f"dataloader:{stuck}:%"
     )
-    plant.wait_for_status(stuck, Status.CANCELED)
+    worker_pools.wait_for_status(stuck, Status.CANCELED)
 
 
-def test_failed_stop_step_is_logged_and_escalation_goes_on(said):
-    def unwell(job: ClaimedJob, reason: str, told: str) -> None:
+def test_failed_stop_step_is_logged_and_escalation_goes_on(logged):
+    def unwell(job: ClaimedJob, reason: str, result: str) -> None:
         raise RuntimeError("the session is broken")
 
     roster, attempt = RunningAttempts(), attempt_with(settings={"stop_step_sec": 0.0})
@@ -193,4 +199,4 @@ def test_failed_stop_step_is_logged_and_escalation_goes_on(said):
     StopEscalator(roster, record_pending=unwell, on_crash=print).run_once()
 
     assert attempt.stop_signal.step == "pending"
-    eventually(lambda: said("stop.failed"))
+    eventually(lambda: logged("stop.failed"))

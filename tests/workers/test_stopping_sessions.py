@@ -22,9 +22,9 @@ REFUSED = "refused"
 class Deaf:
     """Ignores every stop, while a thread of its own is in a statement; then it wants another connection."""
 
-    def __init__(self, plant: WorkerPoolFixture) -> None:
-        plant.queue_fixture.sql(TABLES)
-        self.plant, self.came = plant, list[str]()
+    def __init__(self, worker_pools: WorkerPoolFixture) -> None:
+        worker_pools.queue_fixture.sql(TABLES)
+        self.worker_pools, self.came = worker_pools, list[str]()
         self.tasks = Pipelines()
         self.tasks.register("deaf")(self._run)
 
@@ -33,7 +33,7 @@ class Deaf:
         connection.autocommit = True
         writer = threading.Thread(target=self._write, args=(connection, ctx.job_id))
         writer.start()
-        self.plant.gate.wait_inside("deaf")
+        self.worker_pools.gate.wait_inside("deaf")
         writer.join()
         try:
             ctx.connect("default")
@@ -47,30 +47,30 @@ class Deaf:
             connection.cursor().execute(SLOW_WRITES.format(job=job_id, commit="COMMIT;"))
 
     def begin(self, **options: Any) -> tuple[Any, UUID]:
-        pool = self.plant.pool(pipelines=self.tasks, targets={"default": self.plant.dsn}, **options)
-        job_id = self.plant.add_job("deaf", lease_ttl_sec=30)
-        eventually(lambda: self.plant.queue_fixture.fetch_row("SELECT count(*) FROM written"))
+        pool = self.worker_pools.pool(pipelines=self.tasks, targets={"default": self.worker_pools.dsn}, **options)
+        job_id = self.worker_pools.add_job("deaf", lease_ttl_sec=30)
+        eventually(lambda: self.worker_pools.queue_fixture.fetch_row("SELECT count(*) FROM written"))
         return pool, job_id
 
     def sessions(self) -> int:
-        return self.plant.queue_fixture.session_count("application_name LIKE 'dataloader:%%'")
+        return self.worker_pools.queue_fixture.session_count("application_name LIKE 'dataloader:%%'")
 
 
 @pytest.fixture
-def deaf(plant: WorkerPoolFixture) -> Deaf:
-    return Deaf(plant)
+def deaf(worker_pools: WorkerPoolFixture) -> Deaf:
+    return Deaf(worker_pools)
 
 
-def test_shutdown_ends_sessions_of_an_unresponsive_thread(plant: WorkerPoolFixture, deaf: Deaf):
+def test_shutdown_ends_sessions_of_an_unresponsive_thread(worker_pools: WorkerPoolFixture, deaf: Deaf):
     pool, job_id = deaf.begin(stop_wait_sec=0.3, stop_step_sec=60.0)
 
     assert not pool.stop(grace=0)
 
-    assert plant.event_payloads(job_id, "requeue")[0]["reason"] == "shutdown"
+    assert worker_pools.event_payloads(job_id, "requeue")[0]["reason"] == "shutdown"
     late = "SELECT count(*) FROM written WHERE at > (SELECT ts FROM dl_job_events WHERE kind = 'requeue')"
-    assert plant.queue_fixture.fetch_row(late) == 0
+    assert worker_pools.queue_fixture.fetch_row(late) == 0
     assert deaf.sessions() == 0
-    plant.gate.open()
+    worker_pools.gate.open()
     eventually(lambda: deaf.came == [REFUSED], message=lambda: str(deaf.came))
 
 
@@ -83,7 +83,7 @@ def test_shutdown_ends_sessions_of_an_unresponsive_thread(plant: WorkerPoolFixtu
     ids=["lease lost, without grace", "cancel, after its steps"],
 )
 def test_unresponsive_thread_has_no_session_after_stop(
-    plant: WorkerPoolFixture, deaf: Deaf, stop: Callable[[Any], None], grace_sec: float
+    worker_pools: WorkerPoolFixture, deaf: Deaf, stop: Callable[[Any], None], grace_sec: float
 ):
     pool, _ = deaf.begin(stop_step_sec=grace_sec)
     (attempt,) = pool._running_attempts.all()
@@ -93,5 +93,5 @@ def test_unresponsive_thread_has_no_session_after_stop(
     eventually(lambda: deaf.sessions() == 0, 20)
     eventually(lambda: attempt.refuses_sessions, 20)
     assert pool._running_attempts.all() == [attempt]  # its key stays with it
-    plant.gate.open()
+    worker_pools.gate.open()
     eventually(lambda: deaf.came == [REFUSED], message=lambda: str(deaf.came))

@@ -11,7 +11,7 @@ from workers.testing import drain
 
 
 @pytest.fixture
-def desk(dsn):
+def queue_db(dsn):
     made = QueueFixture(dsn)
     yield made
     made.check_invariants()
@@ -46,10 +46,10 @@ def tasks():
     return known
 
 
-def test_drain_runs_jobs_and_follow_ups_until_none_is_ready(desk, dsn, tasks):
-    parent = desk.enqueue("a", task="parent")
-    broken = desk.enqueue("b", task="broken")
-    desk.enqueue("c", task="parent", queue="elsewhere")
+def test_drain_runs_jobs_and_follow_ups_until_none_is_ready(queue_db, dsn, tasks):
+    parent = queue_db.enqueue("a", task="parent")
+    broken = queue_db.enqueue("b", task="broken")
+    queue_db.enqueue("c", task="parent", queue="elsewhere")
 
     ran = drain(dsn, tasks, ["q", "other"])
 
@@ -62,21 +62,21 @@ def test_drain_runs_jobs_and_follow_ups_until_none_is_ready(desk, dsn, tasks):
     assert ran[1].id == broken
     assert ran[1].error == "ValueError: no good"
     assert ran[2].result == "in one stroke"
-    assert desk.fetch_row("SELECT count(*) FROM made") == 0
+    assert queue_db.fetch_row("SELECT count(*) FROM made") == 0
     assert drain(dsn, tasks, ["q", "other"]) == []
 
 
-def test_drain_settles_a_stopped_job_by_its_reason(desk, dsn, tasks):
-    desk.enqueue("a", task="stops")
+def test_drain_settles_a_stopped_job_by_its_reason(queue_db, dsn, tasks):
+    queue_db.enqueue("a", task="stops")
 
     (job,) = drain(dsn, tasks, ["q"])
 
     assert job.status is Status.CANCELED
 
 
-def test_drain_leaves_a_job_with_a_locked_key(desk, dsn, tasks):
-    desk.enqueue("held", task="parent")
-    other = desk.connect(autocommit=True)
+def test_drain_leaves_a_job_with_a_locked_key(queue_db, dsn, tasks):
+    queue_db.enqueue("held", task="parent")
+    other = queue_db.connect(autocommit=True)
     other.cursor().execute("SELECT pg_advisory_lock(hashtext('held'))")
 
     (job,) = drain(dsn, tasks, ["q"])
@@ -84,8 +84,8 @@ def test_drain_leaves_a_job_with_a_locked_key(desk, dsn, tasks):
     assert (job.status, job.attempt) == (Status.QUEUED, 0)
 
 
-def test_drain_refuses_to_run_without_end(desk, dsn, tasks):
-    desk.enqueue("a", task="loops")
+def test_drain_refuses_to_run_without_end(queue_db, dsn, tasks):
+    queue_db.enqueue("a", task="loops")
 
     with pytest.raises(AssertionError, match="3 jobs were run"):
         drain(dsn, tasks, ["q"], max_jobs=3)

@@ -150,18 +150,18 @@ def test_stop_ends_the_thread_at_once(looping):
     assert steps.crashes == []
 
 
-def test_outage_is_logged_once_and_step_retried(looping, said):
+def test_outage_is_logged_once_and_step_retried(looping, logged):
     outage = DatabaseUnavailable("no answer")
     steps = Steps(outage, outage, outage, 0.0)
 
     looping(steps)
 
     eventually(lambda: steps.count == 5)
-    assert said("database.unavailable") == [{"error": "no answer"}]
-    assert said("database.available") == [{}]
+    assert logged("database.unavailable") == [{"error": "no answer"}]
+    assert logged("database.available") == [{}]
 
 
-def test_error_ends_the_background_thread_and_calls_on_crash(looping, said):
+def test_error_ends_the_background_thread_and_calls_on_crash(looping, logged):
     steps = Steps(ZeroDivisionError("a bug"))
 
     loop = looping(steps)
@@ -170,4 +170,4 @@ def test_error_ends_the_background_thread_and_calls_on_crash(looping, said):
     assert steps.crashes == ["test-thread"]
     loop.join(20)
     assert not loop.is_alive()
-    assert said("thread.crashed") == [{}]
+    assert logged("thread.crashed") == [{}]

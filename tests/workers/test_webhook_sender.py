@@ -39,8 +39,8 @@ def options(**more: Any) -> WebhookOptions:
 
 
 @pytest.fixture
-def hooks(plant: WorkerPoolFixture) -> Webhooks:
-    return Webhooks(plant.queue_fixture.new_session())
+def hooks(worker_pools: WorkerPoolFixture) -> Webhooks:
+    return Webhooks(worker_pools.queue_fixture.new_session())
 
 
 @pytest.fixture(scope="module")
@@ -57,64 +57,64 @@ def until(hooks: Webhooks, state: DeliveryState, count: int = 1) -> None:
     eventually(lambda: len(hooks.deliveries(state=state)) >= count, 20, lambda: str(hooks.deliveries()))
 
 
-def test_finished_job_is_delivered_signed(plant, hooks, verify):
-    plant.listening_pool(webhooks=options())
+def test_finished_job_is_delivered_signed(worker_pools, hooks, verify):
+    worker_pools.listening_pool(webhooks=options())
     with WebhookReceiver() as receiver:
         _, secret = hooks.add(receiver.url)
-        job = plant.add_job()
-        (told,) = receiver.wait_for(1)
+        job = worker_pools.add_job()
+        (result,) = receiver.wait_for(1)
         until(hooks, DeliveryState.DELIVERED)
 
-    assert told.json["data"]["job_id"] == str(job)
-    assert told.json["type"] == WebhookEvent.SUCCEEDED
-    assert verify(secret, told.headers, told.body)
-    assert not verify(secret, told.headers, told.body + b" ")
-    assert not verify("whsec_MDEyMw==", told.headers, told.body)
-    assert not verify(secret, told.headers | {"webhook-timestamp": "1"}, told.body)
+    assert result.json["data"]["job_id"] == str(job)
+    assert result.json["type"] == WebhookEvent.SUCCEEDED
+    assert verify(secret, result.headers, result.body)
+    assert not verify(secret, result.headers, result.body + b" ")
+    assert not verify("whsec_MDEyMw==", result.headers, result.body)
+    assert not verify(secret, result.headers | {"webhook-timestamp": "1"}, result.body)
     (delivery,) = [hooks.delivery(d.delivery_id) for d in hooks.deliveries()]
     assert (delivery.attempt_log[0].status, delivery.attempt_log[0].response, delivery.attempts) == (200, "thanks", 1)
 
 
-def test_delivery_is_retried_with_the_same_id(plant, hooks):
+def test_delivery_is_retried_with_the_same_id(worker_pools, hooks):
     with WebhookReceiver(
         respond_with(500, body="not yet"), drop_connection, respond_with(302, "Location: /"), OK
     ) as receiver:
         hook, _ = hooks.add(receiver.url)
-        plant.pool(webhooks=options())
-        plant.add_job()
+        worker_pools.pool(webhooks=options())
+        worker_pools.add_job()
 
         def hurried() -> bool:
-            plant.queue_fixture.sql("UPDATE dl_webhooks SET paused_until = NULL")
+            worker_pools.queue_fixture.sql("UPDATE dl_webhooks SET paused_until = NULL")
             return len(hooks.deliveries(state=DeliveryState.DELIVERED)) == 1
 
         eventually(hurried, 30, lambda: str(hooks.deliveries()))
 
-    assert len({told.id for told in receiver.received}) == 1
-    assert len({told.body for told in receiver.received}) == 1
+    assert len({result.id for result in receiver.received}) == 1
+    assert len({result.body for result in receiver.received}) == 1
     (delivery,) = hooks.deliveries()
     assert [one.status for one in hooks.delivery(delivery.delivery_id).attempt_log] == [500, None, 302, 200]
     assert hooks.get(hook.webhook_id).failures == 0
 
 
-def test_hanging_receiver_delays_no_other(plant, hooks):
+def test_hanging_receiver_delays_no_other(worker_pools, hooks):
     with WebhookReceiver(hang) as slow, WebhookReceiver() as quick:
         hooks.add(slow.url)
         hooks.add(quick.url)
-        plant.listening_pool(webhooks=options(timeout_sec=60))
-        plant.wait_for_all([plant.add_job() for _ in range(6)])
+        worker_pools.listening_pool(webhooks=options(timeout_sec=60))
+        worker_pools.wait_for_all([worker_pools.add_job() for _ in range(6)])
 
         quick.wait_for(6)
         assert len(slow.received) == 2
         eventually(
-            lambda: plant.pools[0].webhook_counts()["delivered"] >= 5
+            lambda: worker_pools.pools[0].webhook_counts()["delivered"] >= 5
         )  # which is counted when the answer has been read
 
 
-def test_private_address_is_refused_and_logged(plant, hooks):
+def test_private_address_is_refused_and_logged(worker_pools, hooks):
     with WebhookReceiver() as receiver:
         hooks.add(receiver.url)
-        plant.pool(webhooks=options(allowed_hosts=AllowedHosts(), retry_delays_sec=()))
-        plant.add_job()
+        worker_pools.pool(webhooks=options(allowed_hosts=AllowedHosts(), retry_delays_sec=()))
+        worker_pools.add_job()
         until(hooks, DeliveryState.FAILED)
 
         assert receiver.received == []
@@ -122,42 +122,42 @@ def test_private_address_is_refused_and_logged(plant, hooks):
     assert "not public; DL_WEBHOOK_ALLOWED_HOSTS" in (delivery.error or "")
 
 
-def test_webhook_of_a_job_is_signed_with_the_service_secret(plant, hooks, verify):
+def test_webhook_of_a_job_is_signed_with_the_service_secret(worker_pools, hooks, verify):
     secret = "whsec_c2VjcmV0LW9mLXRoZS1zZXJ2aWNl"
     with WebhookReceiver() as receiver:
-        plant.pool(webhooks=options(secret=secret))
-        plant.add_job(webhook={"url": receiver.url})
-        (told,) = receiver.wait_for(1)
+        worker_pools.pool(webhooks=options(secret=secret))
+        worker_pools.add_job(webhook={"url": receiver.url})
+        (result,) = receiver.wait_for(1)
 
-    assert verify(secret, told.headers, told.body)
+    assert verify(secret, result.headers, result.body)
 
 
-def test_webhook_of_a_job_waits_without_a_service_secret(plant, hooks):
+def test_webhook_of_a_job_waits_without_a_service_secret(worker_pools, hooks):
     with WebhookReceiver() as receiver:
-        plant.pool(webhooks=options(retry_delays_sec=RETRY_DELAYS_SEC))
-        plant.add_job(webhook={"url": receiver.url})
+        worker_pools.pool(webhooks=options(retry_delays_sec=RETRY_DELAYS_SEC))
+        worker_pools.add_job(webhook={"url": receiver.url})
         eventually(lambda: hooks.deliveries() and hooks.deliveries()[0].error, message="a try")
 
         assert receiver.received == []
     assert "DL_WEBHOOK_SECRET is not set" in (hooks.deliveries()[0].error or "")
 
 
-def test_webhook_answering_410_is_disabled(plant, hooks, said):
+def test_webhook_answering_410_is_disabled(worker_pools, hooks, logged):
     with WebhookReceiver(respond_with(410)) as receiver:
         hook, _ = hooks.add(receiver.url)
-        plant.pool(webhooks=options())
-        plant.add_job()
+        worker_pools.pool(webhooks=options())
+        worker_pools.add_job()
         eventually(lambda: hooks.get(hook.webhook_id).disabled_at is not None, message="switched off")
 
     assert hooks.get(hook.webhook_id).disabled_reason == "it answered 410 Gone"
-    eventually(lambda: said("webhook.disabled"), message="and said so")
+    eventually(lambda: logged("webhook.disabled"), message="and said so")
 
 
-def test_request_in_flight_at_shutdown_is_saved(plant, hooks):
+def test_request_in_flight_at_shutdown_is_saved(worker_pools, hooks):
     with WebhookReceiver(hang) as receiver:
         hooks.add(receiver.url)
-        pool = plant.listening_pool(webhooks=options(timeout_sec=30))
-        plant.wait_for_status(plant.add_job(), Status.SUCCEEDED)
+        pool = worker_pools.listening_pool(webhooks=options(timeout_sec=30))
+        worker_pools.wait_for_status(worker_pools.add_job(), Status.SUCCEEDED)
         receiver.wait_for(1)
         receiver.is_closed.set()  # it lets go, without an answer
 

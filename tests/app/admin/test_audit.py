@@ -109,7 +109,7 @@ def test_what_is_rolled_back_was_not_done(dsn, audit):
     assert audit.entries() == []
 
 
-def test_of_args_that_were_changed_the_names_are_told(pool, audit, dsn):
+def test_changed_args_are_listed_by_name(pool, audit, dsn):
     job_id = str(
         JobQueue(pool).enqueue(NewJob(queue="q", task="t", lock_key="k", args={"a": 1, "b": 1, "c": 1})).job_id
     )

@@ -17,9 +17,9 @@ ALL = Filter()
 
 
 @pytest.fixture
-def bulk(desk: QueueFixture) -> BulkOperations:
-    desk.sql("TRUNCATE dl_bulk")
-    return BulkOperations(desk.session)
+def bulk(queue_db: QueueFixture) -> BulkOperations:
+    queue_db.sql("TRUNCATE dl_bulk")
+    return BulkOperations(queue_db.session)
 
 
 @pytest.fixture(autouse=True)
@@ -35,78 +35,78 @@ def done(bulk: BulkOperations, operation: BulkOperation) -> BulkOperation:
     return bulk.get(operation.bulk_id)
 
 
-def statuses(desk: QueueFixture, *job_ids: UUID) -> list[Status]:
-    return [desk.status(job_id) for job_id in job_ids]
+def statuses(queue_db: QueueFixture, *job_ids: UUID) -> list[Status]:
+    return [queue_db.status(job_id) for job_id in job_ids]
 
 
-def test_bulk_cancel_covers_queued_and_running_not_later_jobs(desk, bulk):
-    running = desk.enqueue_and_claim("r")
-    parked = desk.enqueue("r")
-    desk.claim_once()
-    waiting = [desk.enqueue(f"k{n}") for n in range(7)]
-    ended = desk.enqueue_and_claim("e", queue="q2")
-    desk.settle(ended)
+def test_bulk_cancel_covers_queued_and_running_not_later_jobs(queue_db, bulk):
+    running = queue_db.enqueue_and_claim("r")
+    parked = queue_db.enqueue("r")
+    queue_db.claim_once()
+    waiting = [queue_db.enqueue(f"k{n}") for n in range(7)]
+    ended = queue_db.enqueue_and_claim("e", queue="q2")
+    queue_db.settle(ended)
     operation = bulk.start(BulkAction.CANCEL, ALL, expected=9, requested_by="somebody")
-    later = desk.enqueue("later")
-    control = desk.listener("dl_control")
+    later = queue_db.enqueue("later")
+    control = queue_db.listener("dl_control")
 
     over = done(bulk, operation)
 
     assert (over.state, over.matched, over.changed, over.requested_by) == (BulkState.DONE, 9, 9, "somebody")
-    assert set(statuses(desk, parked, *waiting)) == {Status.CANCELED}
-    assert desk.job(running.id).cancel_requested
+    assert set(statuses(queue_db, parked, *waiting)) == {Status.CANCELED}
+    assert queue_db.job(running.id).cancel_requested
     assert f"cancel {running.run_id}" in control.payloads()
-    assert statuses(desk, later, ended.id) == [Status.QUEUED, Status.SUCCEEDED]
-    desk.check_invariants()
+    assert statuses(queue_db, later, ended.id) == [Status.QUEUED, Status.SUCCEEDED]
+    queue_db.check_invariants()
 
 
-def test_bulk_cancel_of_ready_job_unblocks_next_of_its_key(desk, bulk):
-    first, other = desk.enqueue("k", task="t"), desk.enqueue("k", task="t2")
-    desk.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id = %s", str(other))
+def test_bulk_cancel_of_ready_job_unblocks_next_of_its_key(queue_db, bulk):
+    first, other = queue_db.enqueue("k", task="t"), queue_db.enqueue("k", task="t2")
+    queue_db.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id = %s", str(other))
 
     done(bulk, bulk.start(BulkAction.CANCEL, Filter(task="t"), expected=1))
 
-    assert desk.status(first) is Status.CANCELED
-    assert desk.wait_state(other) == "ready"
+    assert queue_db.status(first) is Status.CANCELED
+    assert queue_db.wait_state(other) == "ready"
 
 
-def test_bulk_retry_requeues_one_job_of_each_live_key(desk, bulk):
-    runs = [desk.enqueue_and_claim(f"k{n}") for n in range(4)]
+def test_bulk_retry_requeues_one_job_of_each_live_key(queue_db, bulk):
+    runs = [queue_db.enqueue_and_claim(f"k{n}") for n in range(4)]
     for run in runs:
-        desk.settle(run, Status.FAILED)
-    desk.sql("UPDATE dl_jobs SET live_key = 'one' WHERE lock_key IN ('k0', 'k1')")
+        queue_db.settle(run, Status.FAILED)
+    queue_db.sql("UPDATE dl_jobs SET live_key = 'one' WHERE lock_key IN ('k0', 'k1')")
 
     over = done(bulk, bulk.start(BulkAction.RETRY, Filter(status=frozenset({Status.FAILED})), expected=4))
 
     assert (over.matched, over.changed) == (4, 3)
-    assert sorted(statuses(desk, *(run.id for run in runs))) == ["failed", "queued", "queued", "queued"]
-    desk.check_invariants()
+    assert sorted(statuses(queue_db, *(run.id for run in runs))) == ["failed", "queued", "queued", "queued"]
+    queue_db.check_invariants()
 
 
-def test_bulk_deletes_finished_and_reprioritises_queued_jobs(desk, bulk):
-    run = desk.enqueue_and_claim("k")
-    desk.settle(run)
-    waiting = desk.enqueue("w")
+def test_bulk_deletes_finished_and_reprioritises_queued_jobs(queue_db, bulk):
+    run = queue_db.enqueue_and_claim("k")
+    queue_db.settle(run)
+    waiting = queue_db.enqueue("w")
 
     deleted = done(bulk, bulk.start(BulkAction.DELETE, ALL, expected=1))
     moved = done(bulk, bulk.start(BulkAction.REPRIORITISE, ALL, expected=1, priority=3))
 
     assert (deleted.changed, moved.changed) == (1, 1)
-    assert desk.queue.get(run.id) is None
-    assert desk.job(waiting).priority == 3
-    assert desk.queue.events(waiting)[-1].payload["before"] == {"priority": 100}
-    desk.check_invariants()
+    assert queue_db.queue.get(run.id) is None
+    assert queue_db.job(waiting).priority == 3
+    assert queue_db.queue.events(waiting)[-1].payload["before"] == {"priority": 100}
+    queue_db.check_invariants()
 
 
-def test_another_number_than_expected_changes_nothing(desk, bulk):
-    desk.enqueue("a")
+def test_another_number_than_expected_changes_nothing(queue_db, bulk):
+    queue_db.enqueue("a")
     with pytest.raises(BulkMismatch, match="found 1 job, expected 2"):
         bulk.start(BulkAction.CANCEL, ALL, expected=2)
     assert bulk.list() == []
 
 
-def test_bulk_stops_at_expected_number_when_count_is_estimated(desk, bulk, monkeypatch):
-    job_ids = [desk.enqueue(f"k{n}") for n in range(9)]
+def test_bulk_stops_at_expected_number_when_count_is_estimated(queue_db, bulk, monkeypatch):
+    job_ids = [queue_db.enqueue(f"k{n}") for n in range(9)]
     monkeypatch.setattr(job_search.JobSearch, "count", lambda *_, **__: MatchCount(5, False, 5))
 
     over = done(bulk, bulk.start(BulkAction.CANCEL, ALL, expected=5))
@@ -114,29 +114,29 @@ def test_bulk_stops_at_expected_number_when_count_is_estimated(desk, bulk, monke
     assert over.state is BulkState.STOPPED
     assert over.error is not None
     assert "more jobs match than the 5 expected" in over.error
-    assert statuses(desk, *job_ids).count(Status.CANCELED) == over.changed == 3
+    assert statuses(queue_db, *job_ids).count(Status.CANCELED) == over.changed == 3
 
 
-def test_bulk_resumes_after_crash_and_ends_when_canceled(desk, bulk):
-    job_ids = [desk.enqueue(f"k{n}") for n in range(9)]
+def test_bulk_resumes_after_crash_and_ends_when_canceled(queue_db, bulk):
+    job_ids = [queue_db.enqueue(f"k{n}") for n in range(9)]
     operation = bulk.start(BulkAction.CANCEL, ALL, expected=9)
     bulk.run_batch()
-    bulk = BulkOperations(desk.new_session())
+    bulk = BulkOperations(queue_db.new_session())
 
     bulk.run_batch()
     assert bulk.get(operation.bulk_id).changed == 6
     bulk.cancel(operation.bulk_id)
 
     assert done(bulk, operation).state is BulkState.CANCELED
-    assert statuses(desk, *job_ids).count(Status.CANCELED) == 6
+    assert statuses(queue_db, *job_ids).count(Status.CANCELED) == 6
     with pytest.raises(BulkNotFound):
         bulk.get(uuid4())
 
 
-def test_several_processes_do_each_batch_once(desk, bulk):
-    job_ids = [desk.enqueue(f"k{n}") for n in range(30)]
+def test_several_processes_do_each_batch_once(queue_db, bulk):
+    job_ids = [queue_db.enqueue(f"k{n}") for n in range(30)]
     operation = bulk.start(BulkAction.REPRIORITISE, ALL, expected=30, priority=1)
-    others = [BulkOperations(desk.new_session()) for _ in range(3)]
+    others = [BulkOperations(queue_db.new_session()) for _ in range(3)]
 
     def work(one: BulkOperations) -> None:
         while one.run_batch():
@@ -150,29 +150,29 @@ def test_several_processes_do_each_batch_once(desk, bulk):
 
     over = bulk.get(operation.bulk_id)
     assert (over.state, over.matched, over.changed) == (BulkState.DONE, 30, 30)
-    edits = desk.fetch_row("SELECT count(*) FROM dl_job_events WHERE kind = 'edited'")
+    edits = queue_db.fetch_row("SELECT count(*) FROM dl_job_events WHERE kind = 'edited'")
     assert edits == len(job_ids)
 
 
-def test_a_batch_that_always_fails_ends_the_operation(desk, bulk):
-    desk.enqueue("a")
+def test_a_batch_that_always_fails_ends_the_operation(queue_db, bulk):
+    queue_db.enqueue("a")
     operation = bulk.start(BulkAction.REPRIORITISE, ALL, expected=1, priority=1)
-    desk.sql("UPDATE dl_bulk SET priority = NULL")
-    desk.sql("ALTER TABLE dl_jobs ADD CONSTRAINT never CHECK (priority <> 1) NOT VALID")
-    desk.sql("UPDATE dl_bulk SET priority = 1")
+    queue_db.sql("UPDATE dl_bulk SET priority = NULL")
+    queue_db.sql("ALTER TABLE dl_jobs ADD CONSTRAINT never CHECK (priority <> 1) NOT VALID")
+    queue_db.sql("UPDATE dl_bulk SET priority = 1")
     try:
         over = done(bulk, operation)
     finally:
-        desk.sql("ALTER TABLE dl_jobs DROP CONSTRAINT never")
+        queue_db.sql("ALTER TABLE dl_jobs DROP CONSTRAINT never")
 
     assert over.state is BulkState.FAILED
     assert over.error is not None
 
 
-def test_operations_that_were_over_long_ago_are_forgotten(desk, bulk):
+def test_operations_that_were_over_long_ago_are_forgotten(queue_db, bulk):
     for age in ("1 day", "100 days"):
         operation = done(bulk, bulk.start(BulkAction.CANCEL, ALL, expected=0))
-        desk.sql(
+        queue_db.sql(
             "UPDATE dl_bulk SET finished_at = now() - %s::interval WHERE bulk_id = %s", age, str(operation.bulk_id)
         )
 

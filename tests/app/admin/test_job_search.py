@@ -19,14 +19,14 @@ BAD = frozenset({Status.FAILED, Status.LOST})
 
 
 @pytest.fixture
-def looking(desk: QueueFixture) -> JobSearch:
-    return JobSearch(desk.session)
+def looking(queue_db: QueueFixture) -> JobSearch:
+    return JobSearch(queue_db.session)
 
 
-def many(desk: QueueFixture, count: int, status: str = "succeeded", **columns: str) -> None:
+def many(queue_db: QueueFixture, count: int, status: str = "succeeded", **columns: str) -> None:
     """Jobs a second apart, the first at NOW, without a word in the journal."""
     given = {"queue": "'q'", "task": "'t'", "lock_key": "'k' || n", "args": "'{}'", **columns}
-    desk.sql(
+    queue_db.sql(
         "ALTER TABLE dl_jobs DISABLE TRIGGER USER;"
         f"INSERT INTO dl_jobs (status, created_at, {', '.join(given)})"
         f" SELECT '{status}', '{NOW.isoformat()}'::timestamptz + n * interval '1 s', {', '.join(given.values())}"
@@ -46,25 +46,25 @@ def all_of(looking: JobSearch, wanted: Filter, **how: object) -> list[UUID]:
 
 @pytest.mark.parametrize("sort", ["-created_at", "created_at"])
 @pytest.mark.parametrize("status", ["succeeded", "failed"])
-def test_pages_list_each_job_once_in_order_with_equal_times(desk, looking, monkeypatch, sort, status):
+def test_pages_list_each_job_once_in_order_with_equal_times(queue_db, looking, monkeypatch, sort, status):
     monkeypatch.setattr(job_search, "_FIRST_WINDOW_ROWS", 3)
     monkeypatch.setattr(job_search, "_MAX_WINDOW_ROWS", 3)
-    many(desk, 25, status)
-    desk.sql("UPDATE dl_jobs SET created_at = date_trunc('minute', created_at)")
+    many(queue_db, 25, status)
+    queue_db.sql("UPDATE dl_jobs SET created_at = date_trunc('minute', created_at)")
     wanted = Filter(status=frozenset({Status(status)}))
 
     found = all_of(looking, wanted, sort=sort, limit=4)
 
     direction = "DESC" if sort.startswith("-") else ""
-    ordered = desk.sql(f"SELECT job_id FROM dl_jobs ORDER BY created_at {direction}, job_id {direction}")
+    ordered = queue_db.sql(f"SELECT job_id FROM dl_jobs ORDER BY created_at {direction}, job_id {direction}")
     assert [str(job_id) for job_id in found] == [row[0] for row in ordered]
 
 
-def test_every_filter_finds_the_job_it_means_and_no_other(desk, looking):
-    first = desk.enqueue_and_claim("a", queue="q1", task="t", producer="cron", partition_key="p")
-    desk.settle(first, Status.FAILED, error="disk FULL")
-    second = desk.enqueue("b", queue="q2", args={"file": "Orders.csv"})
-    job = desk.job(first.id)
+def test_every_filter_finds_the_job_it_means_and_no_other(queue_db, looking):
+    first = queue_db.enqueue_and_claim("a", queue="q1", task="t", producer="cron", partition_key="p")
+    queue_db.settle(first, Status.FAILED, error="disk FULL")
+    second = queue_db.enqueue("b", queue="q2", args={"file": "Orders.csv"})
+    job = queue_db.job(first.id)
     assert job.started_at is not None
     assert job.finished_at is not None
     instant = timedelta(microseconds=1)
@@ -88,16 +88,16 @@ def test_every_filter_finds_the_job_it_means_and_no_other(desk, looking):
     assert looking.count(Filter(status=frozenset())).jobs == 0
 
 
-def test_a_filter_survives_being_kept_as_json(desk):
+def test_a_filter_survives_being_kept_as_json(queue_db):
     wanted = Filter(status=BAD, queue='q "1"', created_from=NOW, text="ä")
 
     assert Filter.from_json(wanted.to_json()) == wanted
 
 
-def test_search_stops_at_time_budget_and_returns_scanned_to(desk, looking, monkeypatch):
+def test_search_stops_at_time_budget_and_returns_scanned_to(queue_db, looking, monkeypatch):
     monkeypatch.setattr(job_search, "_FIRST_TEXT_WINDOW_ROWS", 10)
-    many(desk, 100)
-    desk.sql("UPDATE dl_jobs SET error = 'needle' WHERE created_at = %s", NOW)
+    many(queue_db, 100)
+    queue_db.sql("UPDATE dl_jobs SET error = 'needle' WHERE created_at = %s", NOW)
     wanted = Filter(text="needle")
 
     page = looking.page(wanted, time_budget_sec=0)
@@ -108,11 +108,11 @@ def test_search_stops_at_time_budget_and_returns_scanned_to(desk, looking, monke
     assert len(all_of(looking, wanted, time_budget_sec=0)) == 1
 
 
-def test_active_jobs_are_sorted_among_many_finished_ones(desk, looking):
-    old = desk.enqueue("old", priority=7)
-    desk.sql("UPDATE dl_jobs SET created_at = '2020-01-01'")
-    other = desk.enqueue("other", priority=3)
-    many(desk, 20)
+def test_active_jobs_are_sorted_among_many_finished_ones(queue_db, looking):
+    old = queue_db.enqueue("old", priority=7)
+    queue_db.sql("UPDATE dl_jobs SET created_at = '2020-01-01'")
+    other = queue_db.enqueue("other", priority=3)
+    many(queue_db, 20)
     wanted = Filter(status=frozenset({Status.QUEUED, Status.RUNNING}))
 
     assert [row.job_id for row in looking.page(wanted, time_budget_sec=0, limit=2).jobs] == [other, old]
@@ -120,10 +120,10 @@ def test_active_jobs_are_sorted_among_many_finished_ones(desk, looking):
     assert looking.count(wanted).exact
 
 
-def test_other_orders_are_for_a_few_waiting_and_running_jobs(desk, looking, monkeypatch):
+def test_other_orders_are_for_a_few_waiting_and_running_jobs(queue_db, looking, monkeypatch):
     monkeypatch.setattr(job_search, "MAX_ACTIVE", 2)
     for key in "abc":
-        desk.enqueue(key)
+        queue_db.enqueue(key)
     waiting = Filter(status=frozenset({Status.QUEUED}))
 
     with pytest.raises(TooManyActiveJobs):
@@ -133,25 +133,25 @@ def test_other_orders_are_for_a_few_waiting_and_running_jobs(desk, looking, monk
     assert len(all_of(looking, waiting, limit=2)) == 3
 
 
-def test_count_beyond_time_budget_is_marked_estimate(desk, looking, monkeypatch):
+def test_count_beyond_time_budget_is_marked_estimate(queue_db, looking, monkeypatch):
     monkeypatch.setattr(job_search, "_FIRST_COUNT_WINDOW_ROWS", 500)
-    many(desk, 4000, task="CASE WHEN n % 2 = 0 THEN 'even' ELSE 'odd' END")
-    desk.sql("ANALYZE dl_jobs")
+    many(queue_db, 4000, task="CASE WHEN n % 2 = 0 THEN 'even' ELSE 'odd' END")
+    queue_db.sql("ANALYZE dl_jobs")
 
-    told = looking.count(Filter(task="odd"), time_budget_sec=0)
+    result = looking.count(Filter(task="odd"), time_budget_sec=0)
 
-    assert not told.exact
-    assert told.scanned == 500
-    assert 1000 < told.jobs < 3000
+    assert not result.exact
+    assert result.scanned == 500
+    assert 1000 < result.jobs < 3000
     assert looking.count(Filter(task="odd"), time_budget_sec=60).jobs == 2000
 
 
-def test_detail_has_attempts_related_jobs_and_lock_holder(desk, looking):
-    run = desk.enqueue_and_claim("k", max_attempts=3)
-    desk.settle(run, Status.QUEUED, retry_in_sec=0)
-    (again,) = desk.claim()
-    waiting = desk.enqueue("k", parent_id=run.id)
-    desk.claim_once()
+def test_detail_has_attempts_related_jobs_and_lock_holder(queue_db, looking):
+    run = queue_db.enqueue_and_claim("k", max_attempts=3)
+    queue_db.settle(run, Status.QUEUED, retry_in_sec=0)
+    (again,) = queue_db.claim()
+    waiting = queue_db.enqueue("k", parent_id=run.id)
+    queue_db.claim_once()
 
     story = looking.detail(run.id)
     child = looking.detail(waiting)
@@ -165,26 +165,26 @@ def test_detail_has_attempts_related_jobs_and_lock_holder(desk, looking):
     assert child.parent.job_id == run.id
     assert child.lock_holder is not None
     assert child.lock_holder.job_id == run.id
-    desk.release(again, ReleaseReason.SHUTDOWN)
+    queue_db.release(again, ReleaseReason.SHUTDOWN)
     assert [a.outcome for a in looking.detail(run.id).attempts] == ["requeue", "requeue"]
     with pytest.raises(JobNotFound):
         looking.detail(uuid4())
 
 
-def test_a_journal_is_read_in_pages(desk, looking):
-    run = desk.enqueue_and_claim("k")
-    desk.settle(run)
-    every = desk.queue.events(run.id)
+def test_a_journal_is_read_in_pages(queue_db, looking):
+    run = queue_db.enqueue_and_claim("k")
+    queue_db.settle(run)
+    every = queue_db.queue.events(run.id)
 
     assert [event.kind for event in every] == ["queued", "picked", "done"]
-    assert desk.queue.events(run.id, after=every[0].event_id, limit=1) == [every[1]]
+    assert queue_db.queue.events(run.id, after=every[0].event_id, limit=1) == [every[1]]
 
 
-def test_version_changes_with_the_row(desk, looking):
-    job_id = desk.enqueue("a")
+def test_version_changes_with_the_row(queue_db, looking):
+    job_id = queue_db.enqueue("a")
     before = looking.get_with_version(job_id).version
 
-    desk.queue.cancel(job_id)
+    queue_db.queue.cancel(job_id)
 
     assert looking.get_with_version(job_id).version != before
 
@@ -219,11 +219,11 @@ LIVE = {"running": True, "queued": True, "queue": None, "max_active": 5000, "fil
         ("active_jobs", LIVE | {"queue": "q", "filter": '{"queue": "q"}'}),
     ],
 )
-def test_lists_are_read_along_indexes(desk, name, asked):
-    many(desk, 5_000)
-    desk.sql("ANALYZE dl_jobs")
+def test_lists_are_read_along_indexes(queue_db, name, asked):
+    many(queue_db, 5_000)
+    queue_db.sql("ANALYZE dl_jobs")
     *before, question = statements("public")[name].parts
-    with desk.connect() as connection, connection.cursor() as cursor:
+    with queue_db.connect() as connection, connection.cursor() as cursor:
         for part in before:
             cursor.execute(part.text, asked)
         cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + question.text, asked)

@@ -45,9 +45,9 @@ class Planned:
             for part in statements(self.schema)[name].parts:
                 if part.text.startswith(("WITH", "SELECT")) and "set_config" not in part.text:
                     cursor.execute(f"EXPLAIN (ANALYZE, FORMAT json, TIMING off) {part.text}", parameters or None)
-                    told = cursor.fetchone()
-                    assert told is not None
-                    self._note(name, (json.loads(told[0]) if isinstance(told[0], str) else told[0])[0]["Plan"])
+                    result = cursor.fetchone()
+                    assert result is not None
+                    self._note(name, (json.loads(result[0]) if isinstance(result[0], str) else result[0])[0]["Plan"])
                 cursor.execute(part.text, parameters or None)
             return cursor.fetchall()
 
@@ -66,8 +66,8 @@ class Planned:
 
 
 @pytest.fixture
-def planned(own_desk: QueueFixture) -> Iterator[Planned]:
-    own_desk.sql(
+def planned(own_queue_db: QueueFixture) -> Iterator[Planned]:
+    own_queue_db.sql(
         "ALTER TABLE dl_jobs DISABLE TRIGGER USER;"
         "INSERT INTO dl_jobs (queue, task, lock_key, status, wait_state, created_at, finished_at, args)"
         " SELECT 'q' || n % 4, 't' || n % 10, 'k' || n,"
@@ -89,13 +89,13 @@ def planned(own_desk: QueueFixture) -> Iterator[Planned]:
         f" SELECT 'trigger', 'somebody', 'key', 'job', n::text FROM generate_series(1, {ROWS}) n;"
         "ANALYZE"
     )
-    source = Planned(own_desk.dsn)
+    source = Planned(own_queue_db.dsn)
     yield source
     source.close()
 
 
 def questions(source: Planned, job: Any) -> Iterator[tuple[str, Callable[[], object]]]:
-    lists, rollups, audit, said = JobSearch(source), Statistics(source), AuditLog(source), JobLogSearch(source)  # type: ignore[arg-type]
+    lists, rollups, audit, output = JobSearch(source), Statistics(source), AuditLog(source), JobLogSearch(source)  # type: ignore[arg-type]
     middle = Cursor(MIDDLE, job, is_active=False)
     for wanted in (
         Filter(),
@@ -118,7 +118,7 @@ def questions(source: Planned, job: Any) -> Iterator[tuple[str, Callable[[], obj
     yield "one job", lambda: (lists.detail(job), lists.last_events(job, limit=50))
     yield "running jobs", lambda: lists.stalled(min_sec=60)
     yield "why", lambda: JobExplainer(source).explain(job)  # type: ignore[arg-type]
-    yield "a log", lambda: (said.page(job, text="line 7"), said.page(job, after=0, levels=["ERROR"]))
+    yield "a log", lambda: (output.page(job, text="line 7"), output.page(job, after=0, levels=["ERROR"]))
     yield "queues", lambda: Queues(source).statuses()  # type: ignore[arg-type]
     yield "tasks", lambda: (rollups.by_task("24h"), rollups.by_task("7d", task="t3"), rollups.recent_runs())
     for queue in (None, "q1"):
@@ -128,18 +128,23 @@ def questions(source: Planned, job: Any) -> Iterator[tuple[str, Callable[[], obj
     yield "a search in the audit", lambda: audit.entries(actor="nobody", after=audit.newest_id() - 1000, limit=100)
 
 
-def test_no_list_reads_a_large_table_from_end_to_end(planned, own_desk, monkeypatch):
+def test_no_list_reads_a_large_table_from_end_to_end(planned, own_queue_db, monkeypatch):
     monkeypatch.setattr(counts, "MAX_FULL_SCAN_PAGES", 0)
     monkeypatch.setattr(counts, "SAMPLED_PAGES", 50)
-    job = own_desk.fetch_row("SELECT job_id FROM dl_jobs ORDER BY created_at LIMIT 1")
-    waiting = own_desk.fetch_row("SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' LIMIT 1")
+    job = own_queue_db.fetch_row("SELECT job_id FROM dl_jobs ORDER BY created_at LIMIT 1")
+    waiting = own_queue_db.fetch_row(
+        "SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' LIMIT 1"
+    )
 
     asked = 0
-    for told, question in [*questions(planned, job), ("why it waits", lambda: JobExplainer(planned).explain(waiting))]:
+    for result, question in [
+        *questions(planned, job),
+        ("why it waits", lambda: JobExplainer(planned).explain(waiting)),
+    ]:
         planned.scans.clear()
         question()
         asked += 1
-        assert planned.scans == {}, told
+        assert planned.scans == {}, result
 
     assert asked > 40
     of_lists = {

@@ -11,67 +11,67 @@ from tests.support.queue_fixture import BackgroundCall, QueueFixture
 
 
 @pytest.fixture
-def queues(desk: QueueFixture) -> Queues:
-    desk.sql("TRUNCATE dl_queues, dl_queue_depths")
-    return Queues(desk.session)
+def queues(queue_db: QueueFixture) -> Queues:
+    queue_db.sql("TRUNCATE dl_queues, dl_queue_depths")
+    return Queues(queue_db.session)
 
 
-def worker(desk: QueueFixture, name: str = "worker-1", *queues: str) -> UUID:
+def worker(queue_db: QueueFixture, name: str = "worker-1", *queues: str) -> UUID:
     info = WorkerInfo(uuid4(), name, "1", queues or ("q",), ("t",), 2)
-    WorkerLiveness(desk.session).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
     return info.id
 
 
-def test_paused_queue_is_not_claimed_from_until_opened(desk, queues):
-    control = desk.listener("dl_control")
-    job_id = desk.enqueue("k")
+def test_paused_queue_is_not_claimed_from_until_opened(queue_db, queues):
+    control = queue_db.listener("dl_control")
+    job_id = queue_db.enqueue("k")
     for state in (QueueState.PAUSED, QueueState.DRAINING):
         queues.change_settings("q", state=state, changed_by="somebody")
-        assert desk.claim() == []
-    desk.enqueue("o", queue="other")
-    assert len(desk.claim(queue="other")) == 1
+        assert queue_db.claim() == []
+    queue_db.enqueue("o", queue="other")
+    assert len(queue_db.claim(queue="other")) == 1
 
     ruled = queues.change_settings("q", state=QueueState.OPEN)
 
     assert (ruled.state, ruled.changed_by) == (QueueState.OPEN, None)
     assert control.payloads() == ["queue q"] * 3
-    assert [run.id for run in desk.claim()] == [job_id]
+    assert [run.id for run in queue_db.claim()] == [job_id]
 
 
-def test_a_limit_holds_over_all_claims(desk, queues):
+def test_a_limit_holds_over_all_claims(queue_db, queues):
     for n in range(5):
-        desk.enqueue(f"k{n}")
+        queue_db.enqueue(f"k{n}")
     queues.change_settings("q", concurrency=2)
 
-    assert len(desk.claim(5)) == 2
-    assert desk.claim(5) == []
+    assert len(queue_db.claim(5)) == 2
+    assert queue_db.claim(5) == []
     queues.change_settings("q", concurrency=3, per_worker=1)
-    assert len(desk.claim(5)) == 1
+    assert len(queue_db.claim(5)) == 1
     ruled = queues.change_settings("q", remove_limits=["concurrency"])
 
     assert (ruled.concurrency, ruled.per_worker) == (None, 1)
-    assert len(desk.claim(5)) == 2
+    assert len(queue_db.claim(5)) == 2
 
 
-def test_two_claimers_never_both_take_the_last_place(desk, queues):
+def test_two_claimers_never_both_take_the_last_place(queue_db, queues):
     for n in range(4):
-        desk.enqueue(f"k{n}")
+        queue_db.enqueue(f"k{n}")
     queues.change_settings("q", concurrency=1)
-    with desk.open_transaction() as step:
+    with queue_db.open_transaction() as step:
         step("SELECT dl_free_slots('q')")
         step("UPDATE dl_jobs SET status = 'running', run_id = gen_random_uuid() WHERE lock_key = 'k0'")
-        blocked = BackgroundCall(desk.new_queue().claim, "q", ["t"], [uuid4()], "w")
-        desk.wait_for_lock_waiters()
+        blocked = BackgroundCall(queue_db.new_queue().claim, "q", ["t"], [uuid4()], "w")
+        queue_db.wait_for_lock_waiters()
     claimed, _ = blocked.result()
 
     assert claimed == []
 
 
-def test_a_line_tells_how_a_queue_does(desk, queues):
-    desk.enqueue_and_claim("k")
-    desk.enqueue("k2")
+def test_line_shows_state_of_queue(queue_db, queues):
+    queue_db.enqueue_and_claim("k")
+    queue_db.enqueue("k2")
     queues.change_settings("closed", state=QueueState.DRAINING, note="moving house")
-    worker(desk)
+    worker(queue_db)
 
     closed, line = queues.statuses()
 
@@ -84,10 +84,10 @@ def test_a_line_tells_how_a_queue_does(desk, queues):
     assert set(queues.settings()) == {"closed"}
 
 
-def test_workers_tell_what_they_run_and_one_can_be_drained(desk, queues):
-    worker_id = worker(desk)
-    run = desk.enqueue_and_claim("k")
-    control = desk.listener("dl_control")
+def test_workers_list_their_jobs_and_can_be_drained(queue_db, queues):
+    worker_id = worker(queue_db)
+    run = queue_db.enqueue_and_claim("k")
+    control = queue_db.listener("dl_control")
 
     line = queues.drain_worker(worker_id, draining=True)
 

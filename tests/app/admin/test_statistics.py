@@ -10,8 +10,8 @@ from tests.support.queue_fixture import QueueFixture
 
 
 @pytest.fixture
-def rollups(own_desk: QueueFixture) -> Statistics:
-    return Statistics(own_desk.session)
+def rollups(own_queue_db: QueueFixture) -> Statistics:
+    return Statistics(own_queue_db.session)
 
 
 def fold(rollups: Statistics) -> None:
@@ -19,87 +19,87 @@ def fold(rollups: Statistics) -> None:
         pass
 
 
-def ends(desk: QueueFixture) -> None:
+def ends(queue_db: QueueFixture) -> None:
     """One of each kind of end, and a try that failed before."""
-    first = desk.enqueue_and_claim("a", max_attempts=2)
-    desk.settle(first, Status.QUEUED, retry_in_sec=0)
-    (again,) = desk.claim()
-    desk.settle(again, Status.SUCCEEDED)
-    desk.settle(desk.enqueue_and_claim("b"), Status.FAILED)
-    desk.lose_attempt(desk.enqueue_and_claim("c", max_attempts=1))
-    desk.queue.cancel(desk.enqueue("d"))
+    first = queue_db.enqueue_and_claim("a", max_attempts=2)
+    queue_db.settle(first, Status.QUEUED, retry_in_sec=0)
+    (again,) = queue_db.claim()
+    queue_db.settle(again, Status.SUCCEEDED)
+    queue_db.settle(queue_db.enqueue_and_claim("b"), Status.FAILED)
+    queue_db.lose_attempt(queue_db.enqueue_and_claim("c", max_attempts=1))
+    queue_db.queue.cancel(queue_db.enqueue("d"))
 
 
-def test_each_event_is_counted_once_in_every_span(own_desk, rollups):
-    ends(own_desk)
+def test_each_event_is_counted_once_in_every_span(own_queue_db, rollups):
+    ends(own_queue_db)
     while rollups.aggregate(limit=3):
         pass
     fold(rollups)
 
     for period in ("1h", "24h", "7d"):
-        (told,) = rollups.by_queue(period).values()
-        assert (told.queued, told.started, told.retried) == (4, 4, 1)
-        assert (told.succeeded, told.failed, told.lost, told.canceled) == (1, 1, 1, 1)
-        assert (told.wait_time.count, told.run_time.count) == (4, 4)
-        assert told.failure_rate == pytest.approx(2 / 3, abs=1e-4)
+        (result,) = rollups.by_queue(period).values()
+        assert (result.queued, result.started, result.retried) == (4, 4, 1)
+        assert (result.succeeded, result.failed, result.lost, result.canceled) == (1, 1, 1, 1)
+        assert (result.wait_time.count, result.run_time.count) == (4, 4)
+        assert result.failure_rate == pytest.approx(2 / 3, abs=1e-4)
     assert rollups.by_queue().keys() == {"q"}
     assert rollups.by_task().keys() == {"t"}
     assert [run.outcome for run in rollups.recent_runs()["t"]] == ["lost", "failed", "succeeded", "retried"]
 
 
 @pytest.fixture
-def late(own_desk: QueueFixture, rollups: Statistics) -> QueueFixture:
+def late(own_queue_db: QueueFixture, rollups: Statistics) -> QueueFixture:
     """A job is inserted, not yet committed, and another one, with a later event, is there already."""
     fold(rollups)
-    with own_desk.open_transaction() as step:
+    with own_queue_db.open_transaction() as step:
         step("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 'late', 'l')")
-        own_desk.enqueue("early", task="early")
+        own_queue_db.enqueue("early", task="early")
         for _ in range(3):
             fold(rollups)
         assert rollups.by_task().keys() == {"early"}
-    return own_desk
+    return own_queue_db
 
 
 def test_an_event_that_is_committed_late_is_counted_too(late, rollups):
     fold(rollups)
 
-    assert {name: told.queued for name, told in rollups.by_task().items()} == {"early": 1, "late": 1}
+    assert {name: result.queued for name, result in rollups.by_task().items()} == {"early": 1, "late": 1}
 
 
-def test_missing_event_id_is_dropped_after_its_writers_end(own_desk, rollups):
-    connection = own_desk.connect()
+def test_missing_event_id_is_dropped_after_its_writers_end(own_queue_db, rollups):
+    connection = own_queue_db.connect()
     connection.cursor().execute("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'l')")
-    own_desk.enqueue("k")
+    own_queue_db.enqueue("k")
     fold(rollups)
-    assert own_desk.fetch_row("SELECT count(*) FROM dl_statistics_state, unnest(unread)") == 2
+    assert own_queue_db.fetch_row("SELECT count(*) FROM dl_statistics_state, unnest(unread)") == 2
     connection.rollback()
 
     fold(rollups)
     fold(rollups)
 
-    assert own_desk.fetch_row("SELECT count(*) FROM dl_statistics_state, unnest(unread)") == 1
+    assert own_queue_db.fetch_row("SELECT count(*) FROM dl_statistics_state, unnest(unread)") == 1
 
 
-def test_wait_counts_from_due_time_and_run_from_claim(own_desk, rollups):
-    job_id = own_desk.enqueue("k")
-    own_desk.sql("UPDATE dl_jobs SET available_at = clock_timestamp() - interval '20 s'")
-    own_desk.sql("UPDATE dl_job_events SET ts = ts - interval '100 s'")
-    (run,) = own_desk.claim()
-    own_desk.sql("UPDATE dl_job_events SET ts = ts - interval '5 s' WHERE kind = 'picked'")
-    own_desk.settle(run)
+def test_wait_counts_from_due_time_and_run_from_claim(own_queue_db, rollups):
+    job_id = own_queue_db.enqueue("k")
+    own_queue_db.sql("UPDATE dl_jobs SET available_at = clock_timestamp() - interval '20 s'")
+    own_queue_db.sql("UPDATE dl_job_events SET ts = ts - interval '100 s'")
+    (run,) = own_queue_db.claim()
+    own_queue_db.sql("UPDATE dl_job_events SET ts = ts - interval '5 s' WHERE kind = 'picked'")
+    own_queue_db.settle(run)
     fold(rollups)
 
-    told = rollups.by_task()["t"]
+    result = rollups.by_task()["t"]
 
     assert run.id == job_id
-    assert told.wait_time.mean == pytest.approx(15, abs=5)
-    assert told.run_time.mean == pytest.approx(5, abs=4)
+    assert result.wait_time.mean == pytest.approx(15, abs=5)
+    assert result.run_time.mean == pytest.approx(5, abs=4)
 
 
 @pytest.mark.parametrize("attempt", ['"one"', "1e99", "1.5", "-1", "null", "{}", '"99999999999"'])
-def test_event_with_invalid_attempt_is_aggregated(own_desk, rollups, attempt):
-    job_id = own_desk.enqueue("k")
-    own_desk.sql(
+def test_event_with_invalid_attempt_is_aggregated(own_queue_db, rollups, attempt):
+    job_id = own_queue_db.enqueue("k")
+    own_queue_db.sql(
         "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
         " VALUES (%s, 'q', 'picked', jsonb_build_object('attempt', %s::jsonb))",
         str(job_id),
@@ -111,22 +111,22 @@ def test_event_with_invalid_attempt_is_aggregated(own_desk, rollups, attempt):
     assert (rollups.by_task()["t"].queued, rollups.by_task()["t"].started) == (1, 1)
 
 
-def test_only_one_process_folds_at_a_time(own_desk, rollups):
-    with own_desk.open_transaction() as step:
+def test_only_one_process_folds_at_a_time(own_queue_db, rollups):
+    with own_queue_db.open_transaction() as step:
         step("SELECT pg_advisory_xact_lock(1684828527, 2)")
-        own_desk.enqueue("k")
+        own_queue_db.enqueue("k")
         assert not rollups.aggregate()
-        assert own_desk.fetch_row("SELECT count(*) FROM dl_statistics") == 0
+        assert own_queue_db.fetch_row("SELECT count(*) FROM dl_statistics") == 0
     fold(rollups)
-    assert own_desk.fetch_row("SELECT count(*) FROM dl_statistics WHERE span_sec = 60") == 1
+    assert own_queue_db.fetch_row("SELECT count(*) FROM dl_statistics WHERE span_sec = 60") == 1
 
 
-def test_depths_are_noted_once_a_minute_and_old_numbers_go(own_desk, rollups):
-    own_desk.enqueue_and_claim("a")
-    own_desk.enqueue("a")
-    own_desk.claim_once()
-    own_desk.enqueue("b")
-    own_desk.sql(
+def test_depths_are_noted_once_a_minute_and_old_numbers_go(own_queue_db, rollups):
+    own_queue_db.enqueue_and_claim("a")
+    own_queue_db.enqueue("a")
+    own_queue_db.claim_once()
+    own_queue_db.enqueue("b")
+    own_queue_db.sql(
         "INSERT INTO dl_statistics VALUES (60, now() - interval '1 day', 'q', 't', 'queued', 0, 1, 0),"
         " (3600, now() - interval '1 day', 'q', 't', 'queued', 0, 1, 0)"
     )
@@ -144,12 +144,14 @@ def test_depths_are_noted_once_a_minute_and_old_numbers_go(own_desk, rollups):
     assert len(chart.points) == 1
     assert chart.points[0].statistics.queued == 3
     assert rollups.by_queue("1h", queue=str(uuid4())) == {}
-    assert own_desk.sql("SELECT span_sec FROM dl_statistics WHERE started_at < now() - interval '12 h'") == [(3600,)]
+    assert own_queue_db.sql("SELECT span_sec FROM dl_statistics WHERE started_at < now() - interval '12 h'") == [
+        (3600,)
+    ]
 
 
-def test_a_percentile_is_a_fifth_off_at_most(own_desk):
+def test_a_percentile_is_a_fifth_off_at_most(own_queue_db):
     for seconds in (0.004, 0.03, 1.0, 7.7, 3600.0):
-        bucket = own_desk.fetch_row("SELECT dl_duration_bucket(%s::float8)", seconds)
+        bucket = own_queue_db.fetch_row("SELECT dl_duration_bucket(%s::float8)", seconds)
         assert DurationSummary.from_histogram({bucket: 10}, 0.0).p95 == pytest.approx(seconds, rel=0.5)
     summary = DurationSummary.from_histogram({0: 1, 10: 98, 30: 1}, 200.0)
     assert (summary.count, summary.mean) == (100, 2.0)

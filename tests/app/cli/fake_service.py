@@ -49,7 +49,7 @@ class Standin:
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.unruly: deque[Answer | str | None] = deque()  # None: behave this time
-        self.said: dict[str, list[str]] = {}  # the lines of each job's log
+        self.logged: dict[str, list[str]] = {}  # the lines of each job's log
         self.later: dict[str, list[list[str]]] = {}  # what it says before each further look; a job ends with the last
         self.jobs: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, deque[dict[str, Any] | Answer]] = {}  # what each look at a job finds next
@@ -68,13 +68,13 @@ class Standin:
         return job_id
 
     def say(self, job_id: str, *lines: str) -> None:
-        self.said.setdefault(job_id, []).extend(lines)
+        self.logged.setdefault(job_id, []).extend(lines)
 
     def _logs(self, job_id: str, query: dict[str, list[str]]) -> Answer:
         after, later = int(query.get("after", ["0"])[0]), self.later.get(job_id, [])
         if after and later:
             self.say(job_id, *later.pop(0))
-        known = list(enumerate(self.said.get(job_id, []), 1))[after:]
+        known = list(enumerate(self.logged.get(job_id, []), 1))[after:]
         known = known[-int(query["tail"][0]) :] if "tail" in query else known[:1000]
         lines = [
             {"log_id": n, "ts": AT, "attempt": 1, "level": "INFO", "stream": "log", "line": line} for n, line in known

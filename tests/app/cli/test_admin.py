@@ -36,7 +36,7 @@ def url(dsn: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def desk(dsn: str) -> Iterator[QueueFixture]:
+def queue_db(dsn: str) -> Iterator[QueueFixture]:
     made = QueueFixture(dsn)
     made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_bulk, dl_queues")
     yield made
@@ -51,10 +51,10 @@ def run(url: str) -> Run:
     return run
 
 
-def test_jobs_are_found_shown_and_explained(run, desk):
-    job = desk.enqueue_and_claim("k", args={"n": 1}, max_attempts=1)
-    desk.settle(job, Status.FAILED, error="disk full")
-    waiting = desk.enqueue("w", task="other")
+def test_jobs_are_found_shown_and_explained(run, queue_db):
+    job = queue_db.enqueue_and_claim("k", args={"n": 1}, max_attempts=1)
+    queue_db.settle(job, Status.FAILED, error="disk full")
+    waiting = queue_db.enqueue("w", task="other")
 
     assert (
         str(job.id)
@@ -79,9 +79,9 @@ def five_hours_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def test_times_of_all_commands_show_this_machines_zone(run, desk, five_hours_ahead):
-    job = desk.enqueue_and_claim("k", max_attempts=1)
-    desk.settle(job, Status.FAILED, error="disk full")
+def test_times_of_all_commands_show_this_machines_zone(run, queue_db, five_hours_ahead):
+    job = queue_db.enqueue_and_claim("k", max_attempts=1)
+    queue_db.settle(job, Status.FAILED, error="disk full")
     run("bulk", "retry", "--expected", 1)
 
     for words in (("status", job.id), ("show", job.id), ("jobs",), ("events", job.id), ("bulk", "list"), ("audit",)):
@@ -92,8 +92,8 @@ def test_times_of_all_commands_show_this_machines_zone(run, desk, five_hours_ahe
     assert json.loads(run("show", job.id, "--json").stdout)["created_at"].endswith("Z"), "JSON stays as it came"
 
 
-def test_jobs_are_edited_cloned_and_deleted(run, desk):
-    job_id = desk.enqueue("k")
+def test_jobs_are_edited_cloned_and_deleted(run, queue_db):
+    job_id = queue_db.enqueue("k")
 
     assert run("edit", job_id).exit_code == ExitCode.USAGE
     assert (
@@ -102,14 +102,14 @@ def test_jobs_are_edited_cloned_and_deleted(run, desk):
     )
     made = UUID(run("clone", job_id, "--priority", 9).output.split()[1])
     assert run("delete", made).exit_code == ExitCode.REFUSED
-    desk.queue.cancel(made)
+    queue_db.queue.cancel(made)
     assert run("delete", made).output == f"Job {made} is deleted.\n"
-    assert (desk.job(job_id).priority, desk.job(job_id).args) == (3, {"n": 2})
+    assert (queue_db.job(job_id).priority, queue_db.job(job_id).args) == (3, {"n": 2})
 
 
-def test_bulk_counts_confirms_lists_and_stops(run, desk):
+def test_bulk_counts_confirms_lists_and_stops(run, queue_db):
     for key in "ab":
-        desk.enqueue(key)
+        queue_db.enqueue(key)
 
     assert run("bulk", "cancel", "--dry-run").output == "It would be 2 jobs.\n"
     assert run("bulk", "cancel", input="n\n").exit_code == 1
@@ -121,10 +121,10 @@ def test_bulk_counts_confirms_lists_and_stops(run, desk):
     assert run("bulk", "cancel", "--expected", 5).exit_code == ExitCode.REFUSED
 
 
-def test_queues_and_workers_are_shown_and_ruled(run, desk):
-    desk.enqueue("k")
+def test_queues_and_workers_are_shown_and_ruled(run, queue_db):
+    queue_db.enqueue("k")
     info = WorkerInfo(uuid4(), "host:1", "1", ("q",), ("t",), 2)
-    WorkerLiveness(desk.session).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
 
     assert run("queue", "q").exit_code == ExitCode.USAGE
     ruled = run("queue", "q", "--pause", "--concurrency", 2, "--note", "later").output
@@ -136,9 +136,9 @@ def test_queues_and_workers_are_shown_and_ruled(run, desk):
     assert run("workers", "--undrain", info.id).output == "host:1 claims jobs again.\n"
 
 
-def test_the_numbers_of_tasks_are_a_line_each(run, desk):
-    desk.settle(desk.enqueue_and_claim("k"))
-    while Statistics(desk.session).aggregate():
+def test_the_numbers_of_tasks_are_a_line_each(run, queue_db):
+    queue_db.settle(queue_db.enqueue_and_claim("k"))
+    while Statistics(queue_db.session).aggregate():
         pass
 
     assert "t  " in run("task-numbers").output

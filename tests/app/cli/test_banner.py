@@ -20,21 +20,21 @@ def settings(**environ: str) -> Settings:
 
 
 def test_the_banner_says_what_runs_where_and_what_to_try():
-    told = serve_banner(settings(), Startup("embedded PostgreSQL 18 in .data"), workers=True)
+    result = serve_banner(settings(), Startup("embedded PostgreSQL 18 in .data"), workers=True)
 
-    assert "http://127.0.0.1:8081" in told
-    assert "/docs" in told
-    assert "embedded PostgreSQL 18 in .data" in told
-    assert "etl.default × 2 threads" in told
-    assert f"  {dataloader_command()} trigger noop --arg sleep1=1 --watch\n" in told
-    assert told.count("curl") == 4
+    assert "http://127.0.0.1:8081" in result
+    assert "/docs" in result
+    assert "embedded PostgreSQL 18 in .data" in result
+    assert "etl.default × 2 threads" in result
+    assert f"  {dataloader_command()} trigger noop --arg sleep1=1 --watch\n" in result
+    assert result.count("curl") == 4
 
 
 def test_the_suggested_command_finds_a_service_that_is_elsewhere():
-    told = serve_banner(settings(APP_PORT="9000", APP_HOST="0.0.0.0"), Startup("db"), workers=False)
+    result = serve_banner(settings(APP_PORT="9000", APP_HOST="0.0.0.0"), Startup("db"), workers=False)
 
-    assert "--watch --url http://127.0.0.1:9000" in told
-    assert "dataloader worker" in told
+    assert "--watch --url http://127.0.0.1:9000" in result
+    assert "dataloader worker" in result
 
 
 AWAY = "waiting for the database at db:5432: Connection refused"
@@ -118,12 +118,12 @@ def test_suggested_command_is_relative_to_folder_or_plain_name(tmp_path, monkeyp
 
 
 def test_a_worker_names_its_queues():
-    told = worker_banner(
+    result = worker_banner(
         settings(WORKERS_JSON='[{"queue":"a","concurrency":1},{"queue":"b","concurrency":3}]'), Startup("host=db")
     )
 
-    assert "a × 1 thread, b × 3 threads" in told
-    assert "host=db" in told
+    assert "a × 1 thread, b × 3 threads" in result
+    assert "host=db" in result
     assert "names no queue" in worker_banner(settings(WORKERS_JSON="[]"), Startup("host=db"))
 
 

@@ -66,15 +66,15 @@ def test_refused_lines_are_named_and_the_others_done(sent, queue):
 
     assert shown.exit_code == 4
     assert shown.stdout == "1 created, 4 invalid.\n"
-    for said in (
+    for output in (
         "line 1: it is not JSON",
         "line 2: a JSON object is needed",
         "line 3: priority:",
         "line 5: task: is req",
     ):
-        assert said in shown.stderr
-    told = json.loads(run(lines, "--json").stdout)
-    assert (told["lines"], told["invalid"], [one["line"] for one in told["rejected"]]) == (5, 4, [1, 2, 3, 5])
+        assert output in shown.stderr
+    result = json.loads(run(lines, "--json").stdout)
+    assert (result["lines"], result["invalid"], [one["line"] for one in result["rejected"]]) == (5, 4, [1, 2, 3, 5])
 
 
 def test_the_same_command_goes_on_where_it_was_interrupted(sent, queue, monkeypatch):

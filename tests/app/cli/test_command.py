@@ -74,7 +74,7 @@ def test_every_command_explains_itself(run):
         assert "Usage:" in shown.stdout
 
 
-def test_the_version_is_told(run, monkeypatch):
+def test_version_is_printed(run, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: f"1.2.3 of {name}")
 
     assert run("--version").stdout == "dataloader 1.2.3 of dataloader\n"

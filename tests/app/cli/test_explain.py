@@ -38,7 +38,7 @@ def url(dsn: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def desk(dsn: str) -> Iterator[QueueFixture]:
+def queue_db(dsn: str) -> Iterator[QueueFixture]:
     made = QueueFixture(dsn)
     made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_queues")
     yield made
@@ -50,137 +50,137 @@ def text_of(address: str) -> str:
         return str(response.read().decode())
 
 
-def worker(desk: QueueFixture, threads: int = 2, tasks: tuple[str, ...] = ("t",)) -> UUID:
+def worker(queue_db: QueueFixture, threads: int = 2, tasks: tuple[str, ...] = ("t",)) -> UUID:
     info = WorkerInfo(
         uuid4(), "worker-1", "1", ("q", "r"), tasks, 2 * threads, queue_threads={"q": threads, "r": threads}
     )
-    WorkerLiveness(desk.session).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
     return info.id
 
 
 def closed(state: QueueState) -> Callable[[QueueFixture], UUID]:
-    def make(desk: QueueFixture) -> UUID:
-        worker(desk)
-        Queues(desk.session).change_settings("q", state=state, changed_by="ann", note="maintenance")
-        return desk.enqueue()
+    def make(queue_db: QueueFixture) -> UUID:
+        worker(queue_db)
+        Queues(queue_db.session).change_settings("q", state=state, changed_by="ann", note="maintenance")
+        return queue_db.enqueue()
 
     return make
 
 
-def at_limit(desk: QueueFixture) -> UUID:
-    worker(desk)
-    Queues(desk.session).change_settings("q", concurrency=1)
-    desk.enqueue_and_claim("other")
-    return desk.enqueue()
+def at_limit(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    Queues(queue_db.session).change_settings("q", concurrency=1)
+    queue_db.enqueue_and_claim("other")
+    return queue_db.enqueue()
 
 
-def task_unknown(desk: QueueFixture) -> UUID:
-    worker(desk, tasks=("other",))
-    return desk.enqueue()
+def task_unknown(queue_db: QueueFixture) -> UUID:
+    worker(queue_db, tasks=("other",))
+    return queue_db.enqueue()
 
 
-def deferred(desk: QueueFixture) -> UUID:
-    job_id = task_unknown(desk)
-    desk.queue.defer_unknown_tasks("q", ["other"])
+def deferred(queue_db: QueueFixture) -> UUID:
+    job_id = task_unknown(queue_db)
+    queue_db.queue.defer_unknown_tasks("q", ["other"])
     return job_id
 
 
-def drained(desk: QueueFixture) -> UUID:
-    Queues(desk.session).drain_worker(worker(desk), draining=True)
-    return desk.enqueue()
+def drained(queue_db: QueueFixture) -> UUID:
+    Queues(queue_db.session).drain_worker(worker(queue_db), draining=True)
+    return queue_db.enqueue()
 
 
-def not_due(desk: QueueFixture) -> UUID:
-    worker(desk)
-    return desk.enqueue(available_at=datetime.now(UTC) + timedelta(hours=1))
+def not_due(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    return queue_db.enqueue(available_at=datetime.now(UTC) + timedelta(hours=1))
 
 
-def key_busy(desk: QueueFixture) -> UUID:
-    worker(desk)
-    desk.enqueue_and_claim("k")
-    job_id = desk.enqueue("k")
-    desk.claim_once()
+def key_busy(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    queue_db.enqueue_and_claim("k")
+    job_id = queue_db.enqueue("k")
+    queue_db.claim_once()
     return job_id
 
 
-def key_freed(desk: QueueFixture) -> UUID:
-    job_id = key_busy(desk)
-    desk.sql(
+def key_freed(queue_db: QueueFixture) -> UUID:
+    job_id = key_busy(queue_db)
+    queue_db.sql(
         "UPDATE dl_jobs SET status = 'canceled', finished_at = now(), lease_expires_at = NULL WHERE status = 'running'"
     )
     return job_id
 
 
-def key_locked(desk: QueueFixture) -> UUID:
-    job_id = key_freed(desk)
-    desk.sql("SELECT pg_advisory_lock(hashtext('k'))")  # until the desk is closed
+def key_locked(queue_db: QueueFixture) -> UUID:
+    job_id = key_freed(queue_db)
+    queue_db.sql("SELECT pg_advisory_lock(hashtext('k'))")  # until the session is closed
     return job_id
 
 
-def per_worker(desk: QueueFixture) -> UUID:
-    worker(desk)
-    Queues(desk.session).change_settings("q", per_worker=1)
-    desk.enqueue_and_claim("other")
-    return desk.enqueue()
+def per_worker(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    Queues(queue_db.session).change_settings("q", per_worker=1)
+    queue_db.enqueue_and_claim("other")
+    return queue_db.enqueue()
 
 
-def threads_busy(desk: QueueFixture) -> UUID:
-    worker(desk)
+def threads_busy(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
     for key in "ab":
-        desk.enqueue_and_claim(key)
-    return desk.enqueue()
+        queue_db.enqueue_and_claim(key)
+    return queue_db.enqueue()
 
 
-def jobs_ahead(desk: QueueFixture) -> UUID:
-    worker(desk)
-    desk.enqueue("first")
-    return desk.enqueue()
+def jobs_ahead(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    queue_db.enqueue("first")
+    return queue_db.enqueue()
 
 
-def next_one(desk: QueueFixture) -> UUID:
-    worker(desk)
-    return desk.enqueue()
+def next_one(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    return queue_db.enqueue()
 
 
-def running(desk: QueueFixture) -> UUID:
-    worker(desk)
-    return desk.enqueue_and_claim().id
+def running(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    return queue_db.enqueue_and_claim().id
 
 
-def expired(desk: QueueFixture) -> UUID:
-    job_id = running(desk)
-    desk.expire_lease(job_id)
+def expired(queue_db: QueueFixture) -> UUID:
+    job_id = running(queue_db)
+    queue_db.expire_lease(job_id)
     return job_id
 
 
-def stopping(desk: QueueFixture) -> UUID:
-    worker(desk)
-    run = desk.enqueue_and_claim()
-    desk.queue.cancel(run.id)
-    desk.sql("UPDATE dl_jobs SET progress = '{\"processed\": 3}'")
-    desk.sql("UPDATE dl_workers SET running_attempts = %s", DOING % run.run_id)
+def stopping(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    run = queue_db.enqueue_and_claim()
+    queue_db.queue.cancel(run.id)
+    queue_db.sql("UPDATE dl_jobs SET progress = '{\"processed\": 3}'")
+    queue_db.sql("UPDATE dl_workers SET running_attempts = %s", DOING % run.run_id)
     return run.id
 
 
-def old_progress(desk: QueueFixture) -> UUID:
-    job_id = stopping(desk)
-    desk.sql("UPDATE dl_workers SET running_attempts = jsonb_set(running_attempts, '{0,stop_reason}', 'null')")
-    desk.sql("UPDATE dl_jobs SET cancel_requested = false")
+def old_progress(queue_db: QueueFixture) -> UUID:
+    job_id = stopping(queue_db)
+    queue_db.sql("UPDATE dl_workers SET running_attempts = jsonb_set(running_attempts, '{0,stop_reason}', 'null')")
+    queue_db.sql("UPDATE dl_jobs SET cancel_requested = false")
     return job_id
 
 
 def ended(status: Status) -> Callable[[QueueFixture], UUID]:
-    def make(desk: QueueFixture) -> UUID:
-        run = desk.enqueue_and_claim(max_attempts=1)
-        desk.settle(run, status)
+    def make(queue_db: QueueFixture) -> UUID:
+        run = queue_db.enqueue_and_claim(max_attempts=1)
+        queue_db.settle(run, status)
         return run.id
 
     return make
 
 
-def lost(desk: QueueFixture) -> UUID:
-    run = desk.enqueue_and_claim(max_attempts=1)
-    desk.lose_attempt(run)
+def lost(queue_db: QueueFixture) -> UUID:
+    run = queue_db.enqueue_and_claim(max_attempts=1)
+    queue_db.lose_attempt(run)
     return run.id
 
 
@@ -188,7 +188,7 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.QUEUE_PAUSED, closed(QueueState.PAUSED)),
     (ReasonCode.QUEUE_DRAINING, closed(QueueState.DRAINING)),
     (ReasonCode.QUEUE_AT_LIMIT, at_limit),
-    (ReasonCode.NO_WORKER, lambda desk: desk.enqueue()),
+    (ReasonCode.NO_WORKER, lambda queue_db: queue_db.enqueue()),
     (ReasonCode.TASK_UNKNOWN, task_unknown),
     (ReasonCode.TASK_UNKNOWN, deferred),
     (ReasonCode.WORKERS_DRAINING, drained),
@@ -201,7 +201,7 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.JOBS_AHEAD, jobs_ahead),
     (ReasonCode.NEXT, next_one),
     (ReasonCode.LEASE_EXPIRED, expired),
-    (ReasonCode.WORKER_SILENT, lambda desk: desk.enqueue_and_claim().id),
+    (ReasonCode.WORKER_SILENT, lambda queue_db: queue_db.enqueue_and_claim().id),
     (ReasonCode.STOP_NOT_OBEYED, stopping),
     (ReasonCode.PROGRESS_OLD, old_progress),
     (ReasonCode.RUNNING, running),
@@ -215,8 +215,8 @@ def test_every_reason_code_has_a_case():
 
 
 @pytest.mark.parametrize(("code", "make"), CASES, ids=[f"{code}-{make.__name__}" for code, make in CASES])
-def test_reason_is_given_over_http_by_command_and_on_page(desk, url, code, make):
-    job_id = make(desk)
+def test_reason_is_given_over_http_by_command_and_on_page(queue_db, url, code, make):
+    job_id = make(queue_db)
 
     reason = json.loads(text_of(f"{url}/api/v1/jobs/{job_id}/why"))["reasons"][0]
     command = CliRunner().invoke(cli, ["why", str(job_id), "--url", url])

@@ -33,7 +33,7 @@ def test_a_failed_job_is_no_failed_command_unless_it_is_watched(run, service):
     assert run("status", job_id, "--watch").exit_code == 1
 
 
-def test_status_answers_in_json_with_all_that_the_service_said(run, service):
+def test_status_prints_the_whole_response_as_json(run, service):
     job_id = service.add(status="running", progress={"Банк": 1})
 
     shown = run("status", job_id, "--json")
@@ -110,7 +110,7 @@ def test_jobs_are_chosen_by_queue_status_and_task(run, service):
     assert service.asked[0].query == {"queue": ["q"], "status": ["lost"], "task": ["t"], "limit": ["3"]}
 
 
-def test_no_jobs_are_told_beside_the_output(run, service):
+def test_no_jobs_prints_note_to_stderr(run, service):
     shown = run("jobs")
 
     assert (shown.exit_code, shown.stdout) == (0, "")
@@ -121,11 +121,11 @@ def test_events_show_the_journal(run, service):
     job_id = service.add()
 
     shown = run("events", job_id)
-    said = json.loads(run("events", job_id, "--json").stdout)
+    result = json.loads(run("events", job_id, "--json").stdout)
 
     assert [line.split()[2] for line in shown.stdout.splitlines()[1:]] == ["queued", "picked"]
     assert shown.stdout.rstrip().endswith('{"n": 1}')
-    assert [event["kind"] for event in said["events"]] == ["queued", "picked"]
+    assert [event["kind"] for event in result["events"]] == ["queued", "picked"]
 
 
 def test_text_of_others_cannot_drive_the_terminal(run, service):
@@ -150,7 +150,7 @@ def test_a_service_that_is_away_is_69_with_advice(run, service):
     assert "dataloader serve" in shown.stderr
 
 
-def test_waiting_for_a_service_is_told_once_and_succeeds(run, service):
+def test_wait_for_service_is_reported_once_and_succeeds(run, service):
     service.unruly.extend([BUSY, BUSY])
 
     shown = run("jobs")
@@ -183,7 +183,7 @@ def test_an_address_that_is_none_is_a_mistake_in_usage(run):
     assert "http://127.0.0.1:8081" in shown.stderr
 
 
-def test_logs_show_what_a_job_said_behind_when_and_how_gravely(run, service):
+def test_logs_show_time_level_and_text(run, service):
     job_id = service.add()
     service.say(job_id, "page loaded", "  \x1b[31mred\tand a tab")
 
@@ -195,7 +195,7 @@ def test_logs_show_what_a_job_said_behind_when_and_how_gravely(run, service):
     assert second.endswith("INFO        [31mred\tand a tab")
 
 
-def test_logs_of_silent_job_say_so_beside_the_output(run, service):
+def test_logs_of_silent_job_print_note_to_stderr(run, service):
     job_id = service.add()
 
     shown = run("logs", job_id)

@@ -90,7 +90,7 @@ def test_a_key_is_revoked_by_its_name_and_by_its_id(run, dsn):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "result"),
     [
         (["x"], "--scope"),
         (["x", "--scope", "root"], "root"),
@@ -101,20 +101,20 @@ def test_a_key_is_revoked_by_its_name_and_by_its_id(run, dsn):
         (["a\x1b[2Jb", "--scope", "read"], "printable"),
     ],
 )
-def test_what_no_key_can_be_is_refused(run, args, told):
+def test_what_no_key_can_be_is_refused(run, args, result):
     refused = run("keys", "create", *args)
 
     assert refused.exit_code in (2, 4)
-    assert told in refused.stderr
+    assert result in refused.stderr
 
 
 def test_without_any_key_the_list_says_what_that_means(run):
     assert "its own machine" in run("keys", "list").stderr
 
 
-@pytest.mark.parametrize(("told", "seconds"), [("90m", 5400), ("12h", 43_200), ("1d", 86_400), ("52w", 31_449_600)])
-def test_a_span(told, seconds):
-    assert parse_duration(told) == seconds
+@pytest.mark.parametrize(("result", "seconds"), [("90m", 5400), ("12h", 43_200), ("1d", 86_400), ("52w", 31_449_600)])
+def test_a_span(result, seconds):
+    assert parse_duration(result) == seconds
 
 
 def test_a_key_on_the_command_line_is_refused_and_not_repeated(run):
@@ -126,7 +126,7 @@ def test_a_key_on_the_command_line_is_refused_and_not_repeated(run):
 
 
 @pytest.mark.parametrize("content", ["", "with blanks in it", "é"])
-def test_a_file_without_a_key_is_told_without_what_is_in_it(run, tmp_path, content):
+def test_file_without_key_is_reported_without_its_content(run, tmp_path, content):
     (tmp_path / "key").write_text(content, encoding="utf-8")
 
     refused = run("jobs", "--key-file", str(tmp_path / "key"))

@@ -145,7 +145,7 @@ def test_failure_shows_traceback_and_sets_exit_code(ran, dsn, where):
     assert "Traceback" in err
 
 
-def test_what_cannot_be_run_is_told_before_anything_is_begun(ran, dsn):
+def test_unrunnable_task_is_reported_before_start(ran, dsn):
     assert "there is no task 'nope'; expected one of: broken" in ran("nope", "--local")[1]
     assert "invalid args" in ran("broken", "--arg", "n=x", "--local")[1]
     _, err, code = ran("keyed", DL_DB_DSN=dsn)

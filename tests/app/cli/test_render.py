@@ -38,12 +38,12 @@ def terminal(service: Standin) -> Terminal:
         )  # fmt: skip
         os.close(screen)
         try:
-            said = b"".join(iter(lambda: _read(keyboard), b""))
+            result = b"".join(iter(lambda: _read(keyboard), b""))
         finally:
             os.close(keyboard)
             process.kill()
             process.wait(30)
-        return said.decode().replace("\r\n", "\n")
+        return result.decode().replace("\r\n", "\n")
 
     return shown
 

@@ -148,7 +148,7 @@ def test_migrate_answers_in_json(run, wiring):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_keeps_it_from_running_is_told_without_a_traceback(run, wiring, error, code):
+def test_start_error_is_reported_without_traceback(run, wiring, error, code):
     wiring.answer = error
 
     shown = run("migrate")
@@ -160,7 +160,7 @@ def test_what_keeps_it_from_running_is_told_without_a_traceback(run, wiring, err
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "migrate", "config", "tasks"])
-def test_all_faults_of_the_settings_are_told_together(run, wiring, monkeypatch, command):
+def test_all_setting_errors_are_reported_together(run, wiring, monkeypatch, command):
     monkeypatch.setenv("APP_PORT", "many")
     monkeypatch.setenv("WORKERS_JSON", "none")
 
@@ -175,13 +175,13 @@ def test_all_faults_of_the_settings_are_told_together(run, wiring, monkeypatch, 
 def test_config_shows_settings_with_source_and_no_secret(run, monkeypatch):
     monkeypatch.setenv("DL_DB_DSN", "postgresql://me:hunter2@db/etl")
 
-    shown, said = run("config"), json.loads(run("config", "--json").stdout)["settings"]
+    shown, result = run("config"), json.loads(run("config", "--json").stdout)["settings"]
 
     lines = {line.split()[0]: line for line in shown.stdout.splitlines()}
     assert "environment" in lines["DL_DB_DSN"]
     assert "default" in lines["APP_PORT"]
-    assert "hunter2" not in shown.stdout + json.dumps(said)
-    assert {knob["variable"] for knob in said} == lines.keys() - {"variable"}
+    assert "hunter2" not in shown.stdout + json.dumps(result)
+    assert {knob["variable"] for knob in result} == lines.keys() - {"variable"}
 
 
 def test_config_points_out_what_is_probably_not_meant(run, monkeypatch):
@@ -215,11 +215,11 @@ def company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_tasks_lists_what_the_packages_register(run, company):
-    shown, said = run("tasks"), json.loads(run("tasks", "--json").stdout)
+    shown, result = run("tasks"), json.loads(run("tasks", "--json").stdout)
 
     assert shown.exit_code == 0
     assert "company.good" in shown.stdout
-    assert {"task": "company.good", "kind": "function", "module": "company_loads.good"} in said["tasks"]
+    assert {"task": "company.good", "kind": "function", "module": "company_loads.good"} in result["tasks"]
 
 
 def test_packages_without_tasks_are_an_empty_list(run, company):

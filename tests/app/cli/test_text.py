@@ -27,7 +27,7 @@ from app.cli.parsing import parse_time
     ],
     ids=str,
 )
-def test_progress_is_told_with_numbers_where_there_are_any(progress, shown):
+def test_progress_has_numbers_if_known(progress, shown):
     assert text.format_progress(progress) == shown
 
 

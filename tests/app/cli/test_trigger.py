@@ -109,10 +109,10 @@ def test_a_trigger_whose_answer_is_lost_makes_one_job(run, service):
 
     shown = run("trigger", "noop", "--json")
 
-    said = json.loads(shown.stdout)
+    output = json.loads(shown.stdout)
     first, second = (asked.body["idempotency_key"] for asked in service.asked)
-    assert first == second == said["idempotency_key"]
-    assert said["status"] == "queued"
+    assert first == second == output["idempotency_key"]
+    assert output["status"] == "queued"
 
 
 def test_two_triggers_are_two_jobs(run, service):
@@ -189,8 +189,8 @@ def test_watching_in_json_gives_one_answer_with_the_key(run, service):
 
     shown = run("trigger", "noop", "--watch", "--json", "--idempotency-key", "k")
 
-    said = json.loads(shown.stdout)
-    assert (said["status"], said["idempotency_key"], shown.exit_code) == ("canceled", "k", 1)
+    output = json.loads(shown.stdout)
+    assert (output["status"], output["idempotency_key"], shown.exit_code) == ("canceled", "k", 1)
 
 
 def test_a_suggested_command_carries_the_address_that_was_typed(run, service):
@@ -223,7 +223,7 @@ def test_a_wrong_option_is_a_mistake_in_usage_and_sends_nothing(run, service, wr
 
 
 @pytest.mark.parametrize(
-    ("told", "value"),
+    ("result", "value"),
     [
         ("1", 1),
         ("true", True),
@@ -237,8 +237,8 @@ def test_a_wrong_option_is_a_mistake_in_usage_and_sends_nothing(run, service, wr
     ],
     ids=range(9),
 )
-def test_an_argument_is_json_if_it_can_be_and_text_if_not(told, value):
-    assert parse_pair(f"name={told}") == ("name", value)
+def test_an_argument_is_json_if_it_can_be_and_text_if_not(result, value):
+    assert parse_pair(f"name={result}") == ("name", value)
 
 
 def test_json_that_is_too_deep_is_refused():
@@ -247,19 +247,22 @@ def test_json_that_is_too_deep_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"), [("in 90s", 90), ("in 5m", 300), ("IN 1h 30m", 5400), ("in 2 d 1 h", 176_400), (" in 0s ", 0)]
+    ("result", "seconds"),
+    [("in 90s", 90), ("in 5m", 300), ("IN 1h 30m", 5400), ("in 2 d 1 h", 176_400), (" in 0s ", 0)],
 )
-def test_a_span_is_counted_from_now(told, seconds):
+def test_a_span_is_counted_from_now(result, seconds):
     before = datetime.now(UTC)
-    at = parse_time(told)
+    at = parse_time(result)
 
     assert before <= at - timedelta(seconds=seconds) <= datetime.now(UTC)
 
 
-@pytest.mark.parametrize("told", ["in", "in 5", "5m", "in 5 fortnights", "in 9999999999d", "0001-01-01T00:00:00+03:00"])
-def test_what_is_no_time_is_refused_with_examples(told):
+@pytest.mark.parametrize(
+    "result", ["in", "in 5", "5m", "in 5 fortnights", "in 9999999999d", "0001-01-01T00:00:00+03:00"]
+)
+def test_what_is_no_time_is_refused_with_examples(result):
     with pytest.raises(ValueError, match="in 5m"):
-        parse_time(told)
+        parse_time(result)
 
 
 def test_a_time_keeps_its_moment():

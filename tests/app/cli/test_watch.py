@@ -52,7 +52,7 @@ def test_ctrl_c_ends_the_showing_of_a_log(service, tmp_path):
     assert "Traceback" not in process.text
 
 
-def test_an_outage_is_told_once_and_outlived(service, capsys):
+def test_outage_is_reported_once_and_survived(service, capsys):
     job_id = service.add(RUNNING, BUSY, BUSY, {"progress": {"done": 3}}, BUSY, {"status": "succeeded"})
     client = Client(service.url, retry_timeout_sec=0, sleep=lambda _: None)
 
@@ -64,7 +64,7 @@ def test_an_outage_is_told_once_and_outlived(service, capsys):
     assert shown.out.splitlines() == ["running, attempt 1", "running, attempt 1, 3", "succeeded, attempt 1, 3"]
 
 
-def test_a_change_that_nobody_can_see_is_no_line(service, capsys):
+def test_invisible_change_writes_no_line(service, capsys):
     job_id = service.add(
         RUNNING, {"heartbeat_at": "2026-11-21T10:00:10Z"}, {"heartbeat_at": "2026-11-21T10:00:20Z"}, {"status": "lost"}
     )

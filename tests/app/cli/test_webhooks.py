@@ -24,14 +24,14 @@ URL = "https://hooks.example.com/x"
 
 
 @pytest.fixture(scope="module")
-def told_dsn(databases: Databases) -> Iterator[str]:
+def webhook_dsn(databases: Databases) -> Iterator[str]:
     with databases.fresh() as dsn:
         yield dsn
 
 
 @pytest.fixture(scope="module")
-def shell(told_dsn: str) -> Iterator[Shell]:
-    pool = Pool(told_dsn)
+def shell(webhook_dsn: str) -> Iterator[Shell]:
+    pool = Pool(webhook_dsn)
     app = create_app(JobQueue(pool), Pipelines(), WebOptions(version="1"), pool=pool)
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -76,10 +76,10 @@ def test_a_webhook_from_its_making_to_its_end(shell: Shell):
     shell("webhooks", "delivery", ping, code=3)
 
 
-def test_each_try_of_a_delivery_is_a_line(shell: Shell, told_dsn: str):
+def test_each_try_of_a_delivery_is_a_line(shell: Shell, webhook_dsn: str):
     hook = last_word(shell("webhooks", "add", URL))
     ping = last_word(shell("webhooks", "ping", hook))
-    connection = psycopg2.connect(told_dsn)
+    connection = psycopg2.connect(webhook_dsn)
     with connection, connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO dl_delivery_attempts (delivery_id, number, status, duration_ms, answer, error)"
@@ -94,14 +94,14 @@ def test_each_try_of_a_delivery_is_a_line(shell: Shell, told_dsn: str):
     assert second.endswith("200  3 ms  thanks")
 
 
-def test_what_is_wrong_with_a_wish_is_told(shell: Shell):
+def test_invalid_request_item_is_reported(shell: Shell):
     assert "not public" in shell("webhooks", "add", "http://10.0.0.1/", code=4).stderr
     shell("webhooks", "edit", "0b7e8f4e-9f5e-4a51-9a3a-0f0f5a1d7d11", code=2)
     shell("alerts", "edit", "0b7e8f4e-9f5e-4a51-9a3a-0f0f5a1d7d11", code=2)
     shell("webhooks", "add", URL, "--event", "job.exploded", code=2)
 
 
-def test_a_rule_and_what_it_fires(shell: Shell, told_dsn: str):
+def test_a_rule_and_what_it_fires(shell: Shell, webhook_dsn: str):
     assert "No rules" in shell("alerts", "rules").output
     rule = last_word(shell("alerts", "add", "rates fail", "failure_rate", "--threshold", "0.2", "--min-runs", "3"))
     shell("alerts", "add", "rates fail", "stalled", "--threshold", "60", code=4)
@@ -109,7 +109,7 @@ def test_a_rule_and_what_it_fires(shell: Shell, told_dsn: str):
     assert "is off" in shell("alerts", "edit", rule, "--off", "--threshold", "0.3").output
     assert "0.3" in shell("alerts", "rules").output
     assert "No alerts fire" in shell("alerts", "list").output
-    connection = psycopg2.connect(told_dsn)
+    connection = psycopg2.connect(webhook_dsn)
     with connection, connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO dl_alerts (kind, name, subject, detail, ended_at)"
@@ -122,19 +122,19 @@ def test_a_rule_and_what_it_fires(shell: Shell, told_dsn: str):
 
 
 @pytest.fixture
-def doctor(told_dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[..., Result]:
-    monkeypatch.setenv("DL_DB_DSN", told_dsn)
+def doctor(webhook_dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[..., Result]:
+    monkeypatch.setenv("DL_DB_DSN", webhook_dsn)
     monkeypatch.chdir(tmp_path)
     return lambda *words: CliRunner().invoke(cli, ["doctor", *words])
 
 
 def test_doctor_sorts_by_severity_and_exits_with_worst(doctor: Callable[..., Result]):
-    short, whole, said = doctor(), doctor("--all"), doctor("--json")
+    short, whole, report = doctor(), doctor("--all"), doctor("--json")
 
-    told = json.loads(said.output)
-    assert {short.exit_code, whole.exit_code, said.exit_code} == {1}, "the tests' own server has fsync off"
-    assert told["worst"] == told["findings"][0]["severity"] == "error"
-    assert told["findings"][0].keys() == {"check", "severity", "message", "remedy", "facts"}
+    answer = json.loads(report.output)
+    assert {short.exit_code, whole.exit_code, report.exit_code} == {1}, "the tests' own server has fsync off"
+    assert answer["worst"] == answer["findings"][0]["severity"] == "error"
+    assert answer["findings"][0].keys() == {"check", "severity", "message", "remedy", "facts"}
     assert short.output.splitlines()[0].startswith("ERROR")
     assert "--all shows them" in short.output
     assert "That was all." in whole.output

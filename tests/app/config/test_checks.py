@@ -71,7 +71,7 @@ def test_misspelt_variables_are_found_in_the_dotenv_file_too(tmp_path):
         load_settings({}, dotenv=dotenv)
 
 
-def test_warnings_are_kept_for_whoever_starts_the_service():
+def test_warnings_are_kept_for_start():
     assert load(WORKER_JSON="[]").warnings == (
         "WORKER_JSON is not a setting of dataloader; did you mean WORKERS_JSON?",
     )

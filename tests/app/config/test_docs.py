@@ -42,6 +42,6 @@ def test_the_example_as_it_is_changes_nothing():
 
 def test_the_example_uncommented_says_the_defaults():
     lines = [line.removeprefix("#") if line[:2] != "# " else line for line in docs.dotenv_example().splitlines()]
-    said = dotenv_values(stream=io.StringIO("\n".join(lines)))
+    result = dotenv_values(stream=io.StringIO("\n".join(lines)))
 
-    assert said == {knob.variable: knob.default for knob in Settings().describe()}
+    assert result == {knob.variable: knob.default for knob in Settings().describe()}

@@ -23,9 +23,9 @@ def faults(**environ: str) -> dict[str, str]:
     """Variable -> what was found, and what would do."""
     with pytest.raises(ConfigError) as caught:
         load(**environ)
-    told = {fault.variable: f"{fault.problem}; {fault.remedy}" for fault in caught.value.errors}
-    assert len(told) == len(caught.value.errors), "a variable was told of twice"
-    return told
+    result = {fault.variable: f"{fault.problem}; {fault.remedy}" for fault in caught.value.errors}
+    assert len(result) == len(caught.value.errors), "a variable was told of twice"
+    return result
 
 
 def test_nothing_given_is_a_service_on_the_embedded_server():
@@ -95,8 +95,8 @@ def test_a_dotenv_file_that_cannot_be_read_is_a_fault(tmp_path, monkeypatch):
         load_settings({}, dotenv=dotenv)
 
 
-def test_all_faults_are_told_at_once_each_by_its_variable():
-    told = faults(
+def test_all_errors_are_reported_at_once_by_variable():
+    result = faults(
         APP_PORT="99999",
         APP_HTTP_THREADS="many",
         TIMEZONE="Mars/Olympus",
@@ -110,29 +110,29 @@ def test_all_faults_are_told_at_once_each_by_its_variable():
         DL_HEARTBEET_SEC="3",
     )
 
-    assert told["APP_PORT"] == "'99999'; a whole number from 1 to 65535 would do"
-    assert told["APP_HTTP_THREADS"] == "'many'; a whole number from 1 to 256 would do"
-    assert told["DEBUG"] == "'release'; true or false would do"
-    assert told["DL_LOG_FORMAT"] == "'xml'; auto, json or text would do"
-    assert told["DL_CLAIM_BACKOFF_SEC"] == "'nan'; a number from 0.05 to 3600 would do"
-    assert "Europe/Moscow" in told["TIMEZONE"]
-    assert "identifier" in told["PG_SCHEMA_QUEUE"]
-    assert "without a folder" in told["LOG_FILE_NAME"]
-    assert "postgresql://" in told["DL_DB_DSN"]
-    assert "two heartbeats (80)" in told["DL_DEFAULT_LEASE_TTL_SEC"]
-    assert told["DL_HEARTBEET_SEC"].endswith("did you mean DL_HEARTBEAT_SEC?")
-    assert len(told) == 11
+    assert result["APP_PORT"] == "'99999'; a whole number from 1 to 65535 would do"
+    assert result["APP_HTTP_THREADS"] == "'many'; a whole number from 1 to 256 would do"
+    assert result["DEBUG"] == "'release'; true or false would do"
+    assert result["DL_LOG_FORMAT"] == "'xml'; auto, json or text would do"
+    assert result["DL_CLAIM_BACKOFF_SEC"] == "'nan'; a number from 0.05 to 3600 would do"
+    assert "Europe/Moscow" in result["TIMEZONE"]
+    assert "identifier" in result["PG_SCHEMA_QUEUE"]
+    assert "without a folder" in result["LOG_FILE_NAME"]
+    assert "postgresql://" in result["DL_DB_DSN"]
+    assert "two heartbeats (80)" in result["DL_DEFAULT_LEASE_TTL_SEC"]
+    assert result["DL_HEARTBEET_SEC"].endswith("did you mean DL_HEARTBEAT_SEC?")
+    assert len(result) == 11
 
 
-def test_a_contradiction_with_a_faulty_setting_is_not_told():
+def test_conflict_with_invalid_setting_is_not_reported():
     assert set(faults(DL_HEARTBEAT_SEC="-1", DL_DEFAULT_LEASE_TTL_SEC="1")) == {"DL_HEARTBEAT_SEC"}
 
 
 def test_a_long_faulty_text_is_shown_in_part():
-    told = faults(ENVIRONMENT="x" * 5000)["ENVIRONMENT"]
+    result = faults(ENVIRONMENT="x" * 5000)["ENVIRONMENT"]
 
-    assert "5000 characters" in told
-    assert len(told) < 200
+    assert "5000 characters" in result
+    assert len(result) < 200
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_no_secret_is_in_any_text_of_the_settings():
     assert settings.dsn.get_secret_value() == f"postgresql://etl:{SECRET}@db:6432/jobs?sslmode=require"
 
 
-def test_secrets_are_known_to_whoever_must_mask_them():
+def test_secrets_are_known_to_redaction():
     settings = load(DL_DB_DSN="postgresql://etl:p%40ss@db/jobs?sslpassword=key", PG_PASSWORD=SECRET)
 
     assert {SECRET, "p@ss", "key"} < set(settings.secrets)
 
 
-def test_secrets_of_pipelines_are_shown_to_nobody_but_pipelines():
+def test_secrets_of_pipelines_reach_pipelines_only():
     settings = load(
         DL_ENDPOINTS='{"llm": "http://models:8000/v1"}',
         DL_TARGETS=f'{{"default": "postgresql://etl:{SECRET}@db/dwh", "opu": "host=opu password=0pu"}}',
@@ -235,10 +235,10 @@ def test_dsn_overrides_its_parts_with_a_warning():
 
 @pytest.mark.parametrize("part", ["PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DATABASE"])
 def test_pg_variables_without_host_are_an_error(part):
-    told = faults(**{part: "5433"})
+    result = faults(**{part: "5433"})
 
-    assert set(told) == {"PG_HOST"}
-    assert part in told["PG_HOST"]
+    assert set(result) == {"PG_HOST"}
+    assert part in result["PG_HOST"]
 
 
 def test_values_are_described_the_way_they_are_written():

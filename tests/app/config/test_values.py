@@ -102,7 +102,7 @@ def test_an_empty_list_means_no_workers_here():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "result"),
     [
         ("etl.default:2", "it is not JSON"),
         ("[" * 100_000, "it is not JSON"),
@@ -123,14 +123,14 @@ def test_an_empty_list_means_no_workers_here():
         ('[{"queue": "a", "concurrency": 1}, {"queue": "a", "concurrency": 2}]', "queue 'a' is named twice"),
     ],
 )
-def test_other_workers_are_refused(text, told):
+def test_other_workers_are_refused(text, result):
     with pytest.raises(ConfigError, match="a JSON list of objects with queue and concurrency .* would do") as caught:
         parse("WORKERS_JSON", text)
 
-    assert told in str(caught.value)
+    assert result in str(caught.value)
 
 
-def test_all_faults_of_the_workers_are_told_together():
+def test_all_worker_errors_are_reported_together():
     with pytest.raises(ConfigError, match=r"entry 1\.concurrency: .*; entry 2\.queue: "):
         parse("WORKERS_JSON", '[{"queue": "a", "concurrency": 0}, {"concurrency": 1}]')
 

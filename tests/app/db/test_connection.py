@@ -27,11 +27,11 @@ def backend(session: Session) -> int:
 
 
 @pytest.fixture
-def session(desk):
-    return desk.new_session()
+def session(queue_db):
+    return queue_db.new_session()
 
 
-def test_it_connects_when_it_is_asked_first(desk, session):
+def test_it_connects_when_it_is_asked_first(queue_db, session):
     assert (session.connected, session.generation, session.fileno()) == (False, 0, None)
 
     session.execute("ping")
@@ -40,10 +40,10 @@ def test_it_connects_when_it_is_asked_first(desk, session):
     assert session.fileno() is not None
 
 
-def test_ended_connection_fails_once_and_reopens(desk, session):
+def test_ended_connection_fails_once_and_reopens(queue_db, session):
     first = backend(session)
-    desk.sql("SELECT pg_terminate_backend(%s)", first)
-    eventually(lambda: not desk.sql("SELECT FROM pg_stat_activity WHERE pid = %s", first))
+    queue_db.sql("SELECT pg_terminate_backend(%s)", first)
+    eventually(lambda: not queue_db.sql("SELECT FROM pg_stat_activity WHERE pid = %s", first))
 
     with pytest.raises(DatabaseUnavailable):
         session.execute("ping")
@@ -53,8 +53,8 @@ def test_ended_connection_fails_once_and_reopens(desk, session):
     assert backend(session) != first
 
 
-def test_a_command_on_a_broken_connection_is_told_likewise(desk, session):
-    desk.sql("SELECT pg_terminate_backend(%s)", backend(session))
+def test_command_on_broken_connection_raises_alike(queue_db, session):
+    queue_db.sql("SELECT pg_terminate_backend(%s)", backend(session))
 
     with pytest.raises(DatabaseUnavailable):
         eventually(lambda: session.execute_raw("SELECT 1") and False)
@@ -62,22 +62,22 @@ def test_a_command_on_a_broken_connection_is_told_likewise(desk, session):
     assert session.execute_raw("SELECT 1") == [(1,)]
 
 
-def test_what_listen_has_brought_is_told_and_a_lost_one_raises(desk, session):
+def test_notifications_are_returned_and_lost_connection_raises(queue_db, session):
     with pytest.raises(DatabaseUnavailable, match="not connected"):
         session.read_notifications()
     session.execute_raw("LISTEN dl_jobs")
-    desk.enqueue(queue="etl")
+    queue_db.enqueue(queue="etl")
 
     assert eventually(session.read_notifications) == [("dl_jobs", "etl")]
 
-    desk.sql("SELECT pg_terminate_backend(%s)", backend(session))
+    queue_db.sql("SELECT pg_terminate_backend(%s)", backend(session))
     with pytest.raises(DatabaseUnavailable):
         eventually(session.read_notifications)
     assert not session.connected
 
 
-def test_statement_timeout_ends_slow_statement(desk):
-    session = desk.new_session(command_timeout_sec=0.3)
+def test_statement_timeout_ends_slow_statement(queue_db):
+    session = queue_db.new_session(command_timeout_sec=0.3)
     began = time.monotonic()
 
     with pytest.raises(DatabaseUnavailable):
@@ -87,8 +87,8 @@ def test_statement_timeout_ends_slow_statement(desk):
     assert session.execute("ping") == [(1,)]
 
 
-def test_a_server_that_falls_silent_is_given_up_in_time(desk):
-    with SilentProxy(desk.dsn) as proxy:
+def test_a_server_that_falls_silent_is_given_up_in_time(queue_db):
+    with SilentProxy(queue_db.dsn) as proxy:
         session = Session(proxy.dsn, application_name="silent", connect_timeout_sec=0.4, command_timeout_sec=0.4)
         assert session.execute("ping") == [(1,)]
         proxy.silence()
@@ -105,9 +105,9 @@ def test_a_server_that_falls_silent_is_given_up_in_time(desk):
         session.close()
 
 
-def test_of_several_hosts_a_silent_one_is_passed_over(desk):
-    given = parse_dsn(desk.dsn)
-    with SilentProxy(desk.dsn) as proxy:
+def test_of_several_hosts_a_silent_one_is_passed_over(queue_db):
+    given = parse_dsn(queue_db.dsn)
+    with SilentProxy(queue_db.dsn) as proxy:
         proxy.silence()
         hosts = {
             "host": f"127.0.0.1,127.0.0.1,{given['host']}",
@@ -120,7 +120,7 @@ def test_of_several_hosts_a_silent_one_is_passed_over(desk):
         session.close()
 
 
-def test_where_nobody_listens_the_database_is_unavailable():
+def test_database_without_server_is_unavailable():
     session = Session(f"host=127.0.0.1 port={free_port()} dbname=x", application_name="nobody")
 
     with pytest.raises(DatabaseUnavailable):
@@ -128,58 +128,58 @@ def test_where_nobody_listens_the_database_is_unavailable():
     assert not session.connected
 
 
-def test_a_standby_is_refused_until_it_takes_writes(own_desk):
-    desk = own_desk
-    desk.session.execute("ping")
-    name = desk.fetch_row("SELECT current_database()")
-    desk.sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
-    fresh = desk.new_session()
+def test_a_standby_is_refused_until_it_takes_writes(own_queue_db):
+    queue_db = own_queue_db
+    queue_db.session.execute("ping")
+    name = queue_db.fetch_row("SELECT current_database()")
+    queue_db.sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    fresh = queue_db.new_session()
 
     with pytest.raises(DatabaseUnavailable, match="takes no writes"):
         fresh.execute("ping")
-    desk.session.execute_raw("SET default_transaction_read_only = on")
+    queue_db.session.execute_raw("SET default_transaction_read_only = on")
     with pytest.raises(DatabaseUnavailable, match="read-only"):
-        desk.enqueue()
+        queue_db.enqueue()
     with pytest.raises(DatabaseUnavailable, match="takes no writes"):  # it was dropped, to find the new primary
-        desk.enqueue()
+        queue_db.enqueue()
 
-    desk.sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+    queue_db.sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
     assert fresh.execute("ping") == [(1,)]
-    desk.enqueue()
+    queue_db.enqueue()
 
 
 @pytest.mark.parametrize(
     "command", ["DEALLOCATE ALL", "ALTER TABLE dl_jobs ALTER COLUMN consumer_group TYPE varchar(100)"]
 )
-def test_stale_prepared_statement_is_prepared_again(own_desk, command):
-    job_id = own_desk.enqueue()
-    own_desk.job(job_id)
-    own_desk.session.execute_raw(command)
+def test_stale_prepared_statement_is_prepared_again(own_queue_db, command):
+    job_id = own_queue_db.enqueue()
+    own_queue_db.job(job_id)
+    own_queue_db.session.execute_raw(command)
 
-    assert own_desk.job(job_id).id == job_id
-
-
-def test_statement_prepared_by_another_client_is_replaced(own_desk):
-    job_id = own_desk.enqueue()
-    own_desk.session.execute_raw(f"PREPARE {statements('public')['get_job'].parts[0].name} AS SELECT 2")
-
-    assert own_desk.job(job_id).id == job_id
+    assert own_queue_db.job(job_id).id == job_id
 
 
-def test_a_refused_value_leaves_the_connection_as_it_was(desk):
-    desk.queue.ping()
-    generation = desk.session.generation
+def test_statement_prepared_by_another_client_is_replaced(own_queue_db):
+    job_id = own_queue_db.enqueue()
+    own_queue_db.session.execute_raw(f"PREPARE {statements('public')['get_job'].parts[0].name} AS SELECT 2")
+
+    assert own_queue_db.job(job_id).id == job_id
+
+
+def test_a_refused_value_leaves_the_connection_as_it_was(queue_db):
+    queue_db.queue.ping()
+    generation = queue_db.session.generation
 
     for _ in range(3):
         with pytest.raises(InvalidJob):
-            desk.enqueue(priority=-1)
+            queue_db.enqueue(priority=-1)
 
-    assert desk.session.generation == generation
-    assert desk.session_count("state LIKE 'idle in transaction%'") == 0
+    assert queue_db.session.generation == generation
+    assert queue_db.session_count("state LIKE 'idle in transaction%'") == 0
 
 
-def test_statement_of_several_parts_is_atomic(desk):
-    desk.make_due(desk.insert("due", available_at="2999-01-01"))
+def test_statement_of_several_parts_is_atomic(queue_db):
+    queue_db.make_due(queue_db.insert("due", available_at="2999-01-01"))
     bad = {
         "queue": "q",
         "tasks": "{t}",
@@ -192,13 +192,13 @@ def test_statement_of_several_parts_is_atomic(desk):
     bad |= {"after": CURSOR_START, "min_lease_sec": 1, "worker_id": None}
 
     with pytest.raises(InvalidJob):
-        desk.session.execute("promote_and_claim", bad)
+        queue_db.session.execute("promote_and_claim", bad)
 
-    assert desk.fetch_row("SELECT wait_state FROM dl_jobs") == "scheduled"
-    assert len(desk.claim()) == 1
+    assert queue_db.fetch_row("SELECT wait_state FROM dl_jobs") == "scheduled"
+    assert len(queue_db.claim()) == 1
 
 
-def test_threads_may_share_it_one_at_a_time(desk, session):
+def test_threads_may_share_it_one_at_a_time(queue_db, session):
     queue = JobQueue(session)
     asking = [BackgroundCall(queue.enqueue, NewJob(queue="q", task="t", lock_key=str(n))) for n in range(12)]
 
@@ -223,10 +223,10 @@ def test_comments_and_notes_of_channels_are_left_alone():
     assert one.execute == f"EXECUTE {one.parts[0].name}"
 
 
-def test_only_statements_of_every_job_are_prepared(own_desk):
-    own_desk.enqueue("one")
-    own_desk.enqueue("other")
-    session = own_desk.new_session()
+def test_only_statements_of_every_job_are_prepared(own_queue_db):
+    own_queue_db.enqueue("one")
+    own_queue_db.enqueue("other")
+    session = own_queue_db.new_session()
     session.execute("ping")
 
     for promote_due in (False, True):
@@ -248,18 +248,18 @@ def settle_all(session: Session, count: int) -> float:
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
-def test_plan_of_empty_table_does_not_stay_slow(own_desk, monkeypatch, analyzed):
-    own_desk.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+def test_plan_of_empty_table_does_not_stay_slow(own_queue_db, monkeypatch, analyzed):
+    own_queue_db.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
     if analyzed:
-        own_desk.sql("VACUUM ANALYZE dl_jobs")  # the statistics say that there are no jobs, and stay
-    session = own_desk.new_session()
+        own_queue_db.sql("VACUUM ANALYZE dl_jobs")  # the statistics say that there are no jobs, and stay
+    session = own_queue_db.new_session()
     queue = JobQueue(session)
     queue.claim("q", ["t"], new_run_ids(1), "w")
     queue.settle([(claimed_job(), SUCCEEDED)])
-    own_desk.sql(
+    own_queue_db.sql(
         "INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 20000) n"
     )
-    fresh_sec = settle_all(own_desk.new_session(), 200)
+    fresh_sec = settle_all(own_queue_db.new_session(), 200)
 
     if analyzed:
         monkeypatch.setattr(connection, "_PLAN_LIFETIME_SEC", 0.0)  # a minute later

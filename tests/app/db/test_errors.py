@@ -25,8 +25,8 @@ from app.errors import DatabaseUnavailable, InvalidJob, RightsMissing, SchemaMis
         ("SET LOCAL ROLE pg_monitor; DELETE FROM dl_jobs", RightsMissing),
     ],
 )
-def test_each_error_has_one_meaning(desk, sql, ours):
-    connection = desk.connect()
+def test_each_error_has_one_meaning(queue_db, sql, ours):
+    connection = queue_db.connect()
 
     with pytest.raises(ours) as caught, translate_errors(), connection.cursor() as cursor:
         cursor.execute(sql)

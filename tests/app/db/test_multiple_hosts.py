@@ -52,13 +52,13 @@ WAYS = [by_session, by_pool, schema.check, schema.migrate, by_effects_at_home, b
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_goes_on_from_a_host_that_hangs_up(way: Callable[[str], object], first: HangUpServer, desk):
-    way(first.dsn_before(desk.dsn))
+def test_it_goes_on_from_a_host_that_hangs_up(way: Callable[[str], object], first: HangUpServer, queue_db):
+    way(first.dsn_before(queue_db.dsn))
 
     assert first.accepted_count > 0
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_with_no_other_host_it_is_told_as_what_it_is(way: Callable[[str], object], first: HangUpServer):
+def test_error_of_only_host_is_unchanged(way: Callable[[str], object], first: HangUpServer):
     with pytest.raises((DatabaseUnavailable, psycopg2.OperationalError)):
         way(f"host=127.0.0.1 port={first.port} dbname=x user=x")

@@ -25,11 +25,11 @@ REQUEST: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
 
 
 @pytest.fixture
-def made(desk: QueueFixture) -> Iterator[Any]:
+def made(queue_db: QueueFixture) -> Iterator[Any]:
     """Makes pools; they are closed at the end."""
     with ExitStack() as closing:
 
-        def make(dsn: str = desk.dsn, **settings: Any) -> Pool:
+        def make(dsn: str = queue_db.dsn, **settings: Any) -> Pool:
             pool = Pool(dsn, application_name="pooled", **settings)
             closing.callback(pool.close)
             return pool
@@ -37,62 +37,62 @@ def made(desk: QueueFixture) -> Iterator[Any]:
         yield make
 
 
-def backends(desk: QueueFixture) -> list[int]:
+def backends(queue_db: QueueFixture) -> list[int]:
     mine = "application_name = 'pooled' AND datname = current_database()"  # other tests run beside this one
-    return [row[0] for row in desk.sql(f"SELECT pid FROM pg_stat_activity WHERE {mine} ORDER BY pid")]
+    return [row[0] for row in queue_db.sql(f"SELECT pid FROM pg_stat_activity WHERE {mine} ORDER BY pid")]
 
 
 @contextmanager
-def all_busy(desk: QueueFixture, pool: Pool, count: int) -> Iterator[list[BackgroundCall]]:
+def all_busy(queue_db: QueueFixture, pool: Pool, count: int) -> Iterator[list[BackgroundCall]]:
     """So many askers of the pool wait for a row that is held."""
-    job_id = desk.enqueue()
-    with desk.open_transaction() as step:
+    job_id = queue_db.enqueue()
+    with queue_db.open_transaction() as step:
         step("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", str(job_id))
         askers = [BackgroundCall(JobQueue(pool).cancel, job_id) for _ in range(count)]
-        desk.wait_for_lock_waiters(count)
+        queue_db.wait_for_lock_waiters(count)
         yield askers
 
 
-def test_a_job_goes_all_its_way_through_a_pool(desk, made):
+def test_a_job_goes_all_its_way_through_a_pool(queue_db, made):
     queue = JobQueue(made())
     done = queue.enqueue(NewJob(**REQUEST, args={"a": "%s %(b)s"}, idempotency_key="%"))
-    (run,) = desk.claim()
-    desk.settle(run, Status.FAILED)
+    (run,) = queue_db.claim()
+    queue_db.settle(run, Status.FAILED)
 
     assert queue.retry(done.job_id).status is Status.QUEUED
     assert queue.cancel(done.job_id).status is Status.CANCELED
-    assert desk.job(done.job_id).args == {"a": "%s %(b)s"}
+    assert queue_db.job(done.job_id).args == {"a": "%s %(b)s"}
     with pytest.raises(IdempotencyConflict):
         queue.enqueue(NewJob(**REQUEST | {"task": "u"}, idempotency_key="%"))
-    desk.check_invariants()
+    queue_db.check_invariants()
 
 
-def test_pool_connects_on_first_use_and_keeps_connections(desk, made):
+def test_pool_connects_on_first_use_and_keeps_connections(queue_db, made):
     pool = made(size=2)
-    eventually(lambda: backends(desk) == [], message="those of the test before are gone")
+    eventually(lambda: backends(queue_db) == [], message="those of the test before are gone")
 
     for _ in range(5):
         pool.execute("ping")
 
-    assert len(backends(desk)) == 1
+    assert len(backends(queue_db)) == 1
     stats = pool.stats()
     assert (stats.in_use, stats.idle, stats.waiting, stats.exhausted) == (0, 1, 0, 0)
 
 
-def test_what_is_beyond_its_size_is_closed_when_it_is_given_back(desk, made):
+def test_what_is_beyond_its_size_is_closed_when_it_is_given_back(queue_db, made):
     pool = made(size=1, overflow=2)
-    with all_busy(desk, pool, 3) as askers:
+    with all_busy(queue_db, pool, 3) as askers:
         assert pool.stats().in_use == 3
 
     for asker in askers:
         asker.result()
     assert pool.stats().idle == 1
-    eventually(lambda: len(backends(desk)) == 1)
+    eventually(lambda: len(backends(queue_db)) == 1)
 
 
-def test_an_exhausted_pool_says_so_in_time(desk, made):
+def test_an_exhausted_pool_says_so_in_time(queue_db, made):
     pool = made(size=1, overflow=1, wait_sec=0.2)
-    with all_busy(desk, pool, 2) as askers:
+    with all_busy(queue_db, pool, 2) as askers:
         began = time.monotonic()
         with pytest.raises(PoolExhausted, match="all 2 connections are busy"):
             pool.execute("ping")
@@ -104,9 +104,9 @@ def test_an_exhausted_pool_says_so_in_time(desk, made):
     pool.execute("ping")
 
 
-def test_waiting_is_bounded_and_gets_returned_connection(desk, made):
+def test_waiting_is_bounded_and_gets_returned_connection(queue_db, made):
     pool = made(size=1, overflow=0, wait_sec=GENEROUS, max_waiting=1)
-    with all_busy(desk, pool, 1) as askers:
+    with all_busy(queue_db, pool, 1) as askers:
         waiting = BackgroundCall(pool.execute, "ping")
         eventually(lambda: pool.stats().waiting == 1)
         with pytest.raises(PoolExhausted):  # at once, though the wait is long
@@ -116,20 +116,20 @@ def test_waiting_is_bounded_and_gets_returned_connection(desk, made):
     askers[0].result()
 
 
-def test_ended_idle_connections_are_replaced_before_use(desk, made):
+def test_ended_idle_connections_are_replaced_before_use(queue_db, made):
     pool = made()
     for _ in range(3):
         pool.execute("ping")
-        (pid,) = backends(desk)
-        desk.sql("SELECT pg_terminate_backend(%s)", pid)
-        eventually(lambda: backends(desk) == [])
+        (pid,) = backends(queue_db)
+        queue_db.sql("SELECT pg_terminate_backend(%s)", pid)
+        eventually(lambda: backends(queue_db) == [])
 
     assert pool.execute("ping") == [(1,)]
 
 
-def test_long_idle_connection_is_checked_before_use(desk, made, monkeypatch):
+def test_long_idle_connection_is_checked_before_use(queue_db, made, monkeypatch):
     monkeypatch.setattr(pool_module, "_CHECK_AFTER_IDLE_SEC", 0.0)
-    with SilentProxy(desk.dsn) as proxy:
+    with SilentProxy(queue_db.dsn) as proxy:
         pool = made(proxy.dsn, connect_timeout_sec=0.4)
         pool.execute("ping")
         pool.execute("ping")
@@ -139,25 +139,25 @@ def test_long_idle_connection_is_checked_before_use(desk, made, monkeypatch):
         assert pool.stats().idle == 0
 
 
-def test_old_connections_are_not_kept(desk, made):
+def test_old_connections_are_not_kept(queue_db, made):
     pool = made(recycle_sec=0.0)
     pool.execute("ping")
 
     assert pool.stats().idle == 0
 
 
-def test_without_a_pool_each_question_has_its_own_connection(desk, made):
+def test_without_a_pool_each_question_has_its_own_connection(queue_db, made):
     pool = made(use_pool=False, size=3, overflow=1)
     for _ in range(3):
         pool.execute("ping")
         assert pool.stats().idle == 0
-    eventually(lambda: backends(desk) == [])
+    eventually(lambda: backends(queue_db) == [])
 
 
-def test_a_statement_that_takes_too_long_is_given_up(desk, made):
+def test_a_statement_that_takes_too_long_is_given_up(queue_db, made):
     pool = made(command_timeout_sec=0.3)
-    job_id = desk.enqueue()
-    with desk.open_transaction() as step:
+    job_id = queue_db.enqueue()
+    with queue_db.open_transaction() as step:
         step("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", str(job_id))
         with pytest.raises(DatabaseUnavailable):
             JobQueue(pool).cancel(job_id)
@@ -165,8 +165,8 @@ def test_a_statement_that_takes_too_long_is_given_up(desk, made):
     assert JobQueue(pool).cancel(job_id).status is Status.CANCELED
 
 
-def test_a_server_that_falls_silent_is_given_up_in_time(desk, made):
-    with SilentProxy(desk.dsn) as proxy:
+def test_a_server_that_falls_silent_is_given_up_in_time(queue_db, made):
+    with SilentProxy(queue_db.dsn) as proxy:
         pool = made(proxy.dsn, connect_timeout_sec=0.4, command_timeout_sec=0.4)
         pool.execute("ping")
         proxy.silence()
@@ -191,7 +191,7 @@ def test_while_the_database_is_away_only_the_first_finds_it_out(made, monkeypatc
     assert pool.stats().in_use == 0
 
 
-def test_a_slow_connect_keeps_nobody_else_waiting(desk, made):
+def test_slow_connect_delays_no_other_thread(queue_db, made):
     pool = made(size=2, overflow=2)
     pool.execute("ping")
     may_go, opening = threading.Event(), threading.Event()
@@ -203,7 +203,7 @@ def test_a_slow_connect_keeps_nobody_else_waiting(desk, made):
         return connect()
 
     pool._pool._open_connection = slowly
-    with all_busy(desk, pool, 1) as askers:  # has the one that is open
+    with all_busy(queue_db, pool, 1) as askers:  # has the one that is open
         slow = BackgroundCall(pool.execute, "ping")
         assert opening.wait(GENEROUS)
         assert pool.stats().in_use == 1  # answered though somebody is connecting
@@ -213,16 +213,16 @@ def test_a_slow_connect_keeps_nobody_else_waiting(desk, made):
     assert slow.result() == [(1,)]
 
 
-def test_a_refused_value_or_a_break_leaves_nothing_behind(desk, made):
+def test_a_refused_value_or_a_break_leaves_nothing_behind(queue_db, made):
     pool = made()
     queue = JobQueue(pool)
     for _ in range(3):
         with pytest.raises(InvalidJob):
             queue.enqueue(NewJob(**REQUEST, priority=-1))
-    assert desk.session_count("state LIKE 'idle in transaction%'") == 0
+    assert queue_db.session_count("state LIKE 'idle in transaction%'") == 0
 
-    with all_busy(desk, pool, 1) as askers:
-        desk.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pooled'")
+    with all_busy(queue_db, pool, 1) as askers:
+        queue_db.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pooled'")
         with pytest.raises(DatabaseUnavailable):
             askers[0].result()
     assert pool.stats().in_use == 0
@@ -233,22 +233,22 @@ def test_a_refused_value_or_a_break_leaves_nothing_behind(desk, made):
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_enqueue_in_caller_transaction_commits_with_it(desk, commits):
-    listener = desk.listener()
-    own = desk.connect()
+def test_enqueue_in_caller_transaction_commits_with_it(queue_db, commits):
+    listener = queue_db.listener()
+    own = queue_db.connect()
     queue = JobQueue(BorrowedConnection(own))
     job_id = queue.enqueue(NewJob(**REQUEST)).job_id
 
     assert [job.id for job in list_jobs(queue)] == [job_id]
-    assert (desk.queue.get(job_id), desk.claim(), listener.payloads()) == (None, [], [])
+    assert (queue_db.queue.get(job_id), queue_db.claim(), listener.payloads()) == (None, [], [])
     own.commit() if commits else own.rollback()
 
-    assert [run.id for run in desk.claim()] == ([job_id] if commits else [])
+    assert [run.id for run in queue_db.claim()] == ([job_id] if commits else [])
     assert listener.payloads() == (["q"] if commits else [])
 
 
-def test_refusal_in_caller_transaction_raises_our_error(desk):
-    own = desk.connect()
+def test_refusal_in_caller_transaction_raises_our_error(queue_db):
+    own = queue_db.connect()
 
     with pytest.raises(InvalidJob) as caught:
         JobQueue(BorrowedConnection(own)).enqueue(NewJob(**REQUEST, max_attempts=-1))

@@ -108,25 +108,25 @@ OLD_COLUMNS = (
 
 @pytest.fixture
 def old(empty_dsn) -> Iterator[QueueFixture]:
-    desk = QueueFixture(empty_dsn)
-    desk.sql(BEFORE)
-    desk.sql(ROWS)
-    yield desk
-    desk.close()
+    queue_db = QueueFixture(empty_dsn)
+    queue_db.sql(BEFORE)
+    queue_db.sql(ROWS)
+    yield queue_db
+    queue_db.close()
 
 
-def rows(desk: QueueFixture) -> dict[str, tuple[Any, ...]]:
-    return {row[0]: row for row in desk.sql(f"SELECT {OLD_COLUMNS} FROM dl_jobs")}
+def rows(queue_db: QueueFixture) -> dict[str, tuple[Any, ...]]:
+    return {row[0]: row for row in queue_db.sql(f"SELECT {OLD_COLUMNS} FROM dl_jobs")}
 
 
-def job_of(desk: QueueFixture, task: str) -> UUID:
-    return UUID(desk.fetch_row("SELECT job_id FROM dl_jobs WHERE task = %s", task))
+def job_of(queue_db: QueueFixture, task: str) -> UUID:
+    return UUID(queue_db.fetch_row("SELECT job_id FROM dl_jobs WHERE task = %s", task))
 
 
 # ── an upgrade ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_row_is_kept_but_for_the_second_run_of_a_key_and_a_missing_lease(old):
+def test_upgrade_keeps_rows_but_second_run_of_key(old):
     before = rows(old)
 
     migration = migrate(old.dsn)
@@ -141,15 +141,15 @@ def test_every_row_is_kept_but_for_the_second_run_of_a_key_and_a_missing_lease(o
     assert old.fetch_row("SELECT count(*) FROM dl_job_events WHERE kind = 'queued'") == len(before)
 
 
-def test_of_two_running_jobs_with_one_key_the_later_lease_stays_and_the_other_try_does_not_count(old):
+def test_of_two_runs_of_one_key_the_later_lease_stays(old):
     migrate(old.dsn)
 
-    told = {task: old.job(job_of(old, task)) for task in ("twin", "twin 2", "twin 3")}
+    result = {task: old.job(job_of(old, task)) for task in ("twin", "twin 2", "twin 3")}
 
-    assert [job.status for job in told.values()] == [Status.RUNNING, Status.QUEUED, Status.CANCELED]
-    assert [job.attempt for job in told.values()] == [1, 4, 2]
-    assert told["twin 3"].finished_at is not None
-    event = old.queue.events(told["twin 2"].id)[-1]
+    assert [job.status for job in result.values()] == [Status.RUNNING, Status.QUEUED, Status.CANCELED]
+    assert [job.attempt for job in result.values()] == [1, 4, 2]
+    assert result["twin 3"].finished_at is not None
+    event = old.queue.events(result["twin 2"].id)[-1]
     assert (event.kind, event.payload["reason"]) == ("requeue", "upgrade")
 
 
@@ -190,9 +190,9 @@ def test_an_upgraded_and_a_fresh_schema_are_the_same(old, dsn):
     fresh.close()
 
 
-def definitions(desk: QueueFixture) -> dict[str, str]:
+def definitions(queue_db: QueueFixture) -> dict[str, str]:
     """Tables, columns, constraints, indexes, triggers, functions and types, as the doctor compares them."""
-    return {name: item.definition for name, item in DatabaseFacts(desk.session).schema_objects().items()}
+    return {name: item.definition for name, item in DatabaseFacts(queue_db.session).schema_objects().items()}
 
 
 # ── from a release ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -216,85 +216,85 @@ UPDATE dl_jobs SET place = 'parked' WHERE task = 'behind';
 """
 
 
-def build_release(desk: QueueFixture, schema: str, *more: str) -> QueueFixture:
+def build_release(queue_db: QueueFixture, schema: str, *more: str) -> QueueFixture:
     """Tables of a release with jobs in every status, their events and their logs."""
-    desk.sql(schema)
-    desk.sql(re.sub(r"'(twin \d)', ( *)'q', 'h'", r"'\1', \2'q', '\1'", ROWS))  # one running job a key
-    desk.sql("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'picked' FROM dl_jobs")
-    desk.sql(
+    queue_db.sql(schema)
+    queue_db.sql(re.sub(r"'(twin \d)', ( *)'q', 'h'", r"'\1', \2'q', '\1'", ROWS))  # one running job a key
+    queue_db.sql("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'picked' FROM dl_jobs")
+    queue_db.sql(
         "INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line)"
         " SELECT job_id, 1, now(), 'INFO', 'log', 'line ' || n FROM dl_jobs, generate_series(1, 3) n"
     )
     for text in more:
-        desk.sql(text)
-    return desk
+        queue_db.sql(text)
+    return queue_db
 
 
 @pytest.fixture
 def version_1(empty_dsn) -> Iterator[QueueFixture]:
-    desk = QueueFixture(empty_dsn)
-    yield build_release(desk, SCHEMA_0_1_0.read_text(encoding="utf-8"))
-    desk.close()
+    queue_db = QueueFixture(empty_dsn)
+    yield build_release(queue_db, SCHEMA_0_1_0.read_text(encoding="utf-8"))
+    queue_db.close()
 
 
 @pytest.fixture
 def version_2(empty_dsn) -> Iterator[QueueFixture]:
-    desk = QueueFixture(empty_dsn)
-    yield build_release(desk, SCHEMA_0_2_0.read_text(encoding="utf-8"), ROWS_0_2_0)
-    desk.close()
+    queue_db = QueueFixture(empty_dsn)
+    yield build_release(queue_db, SCHEMA_0_2_0.read_text(encoding="utf-8"), ROWS_0_2_0)
+    queue_db.close()
 
 
-def contents(desk: QueueFixture) -> dict[str, list[tuple[Any, ...]]]:
+def contents(queue_db: QueueFixture) -> dict[str, list[tuple[Any, ...]]]:
     questions = {
         "jobs": f"SELECT {OLD_COLUMNS}, run_id, live_key FROM dl_jobs ORDER BY job_id",
         "events": "SELECT event_id, job_id, queue, ts, kind, payload FROM dl_job_events ORDER BY event_id",
         "logs": "SELECT log_id, job_id, attempt, ts, level, stream, line FROM dl_job_logs ORDER BY log_id",
     }
-    return {name: desk.sql(question) for name, question in questions.items()}
+    return {name: queue_db.sql(question) for name, question in questions.items()}
 
 
 def test_version_1_keeps_every_row_number_and_log_line(version_1, dsn):
-    desk, fresh = version_1, QueueFixture(dsn)
-    before = contents(desk)
+    queue_db, fresh = version_1, QueueFixture(dsn)
+    before = contents(queue_db)
     given_a_lease = {"no lease", "twin 3"}
     before["jobs"] = [row for row in before["jobs"] if row[0] not in given_a_lease]
 
-    migration = migrate(desk.dsn)
+    migration = migrate(queue_db.dsn)
 
-    after = contents(desk)
+    after = contents(queue_db)
     after["jobs"] = [row for row in after["jobs"] if row[0] not in given_a_lease]
     assert (migration.from_version, migration.to_version) == (1, SCHEMA_VERSION)
     assert after == before
-    assert definitions(desk) == definitions(fresh)
-    assert migrate(desk.dsn).steps == ()
-    desk.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
-    migrate(desk.dsn)
-    assert definitions(desk) == definitions(fresh)
+    assert definitions(queue_db) == definitions(fresh)
+    assert migrate(queue_db.dsn).steps == ()
+    queue_db.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
+    migrate(queue_db.dsn)
+    assert definitions(queue_db) == definitions(fresh)
     fresh.close()
 
 
 def test_version_2_keeps_every_row_under_the_new_names(version_2, dsn):
-    desk, fresh = version_2, QueueFixture(dsn)
-    before = contents(desk)["events"], contents(desk)["logs"]
+    queue_db, fresh = version_2, QueueFixture(dsn)
+    before = contents(queue_db)["events"], contents(queue_db)["logs"]
 
-    migration = migrate(desk.dsn)
+    migration = migrate(queue_db.dsn)
 
     assert (migration.from_version, migration.to_version) == (2, SCHEMA_VERSION)
-    assert (contents(desk)["events"], contents(desk)["logs"]) == before
-    assert definitions(desk) == definitions(fresh)
-    assert migrate(desk.dsn).steps == ()
-    assert desk.sql("SELECT events, disabled_reason FROM dl_webhooks") == [
+    assert (contents(queue_db)["events"], contents(queue_db)["logs"]) == before
+    assert definitions(queue_db) == definitions(fresh)
+    assert migrate(queue_db.dsn).steps == ()
+    assert queue_db.sql("SELECT events, disabled_reason FROM dl_webhooks") == [
         (["job.failed", "alert.resolved"], "by hand")
     ]
-    assert sorted(desk.sql("SELECT state, attempts FROM dl_deliveries")) == [
+    assert sorted(queue_db.sql("SELECT state, attempts FROM dl_deliveries")) == [
         ("delivered", 2),
         ("failed", 9),
         ("pending", 1),
     ]
-    assert desk.fetch_row("SELECT count(*) FROM dl_delivery_attempts WHERE number = 1") == 3
-    assert desk.sql("SELECT measure, count, total_sec FROM dl_statistics WHERE span_sec = 60") == [("ran", 7, 1.5)]
-    assert desk.sql("SELECT scanned, requested_by FROM dl_bulk") == [(5, "op")]
-    assert [desk.wait_state(job_of(desk, task)) for task in ("ready", "behind", "later")] == [
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_delivery_attempts WHERE number = 1") == 3
+    assert queue_db.sql("SELECT measure, count, total_sec FROM dl_statistics WHERE span_sec = 60") == [("ran", 7, 1.5)]
+    assert queue_db.sql("SELECT scanned, requested_by FROM dl_bulk") == [(5, "op")]
+    assert [queue_db.wait_state(job_of(queue_db, task)) for task in ("ready", "behind", "later")] == [
         "ready",
         "blocked",
         "scheduled",
@@ -303,15 +303,15 @@ def test_version_2_keeps_every_row_under_the_new_names(version_2, dsn):
 
 
 def test_version_3_becomes_the_same_schema(version_2, dsn):
-    desk, fresh = version_2, QueueFixture(dsn)
+    queue_db, fresh = version_2, QueueFixture(dsn)
     ((number, text), *_) = migration_files(after=2)
-    desk.sql(text)
-    desk.sql("INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (%s, 'x', 1)", number)
+    queue_db.sql(text)
+    queue_db.sql("INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (%s, 'x', 1)", number)
 
-    migration = migrate(desk.dsn)
+    migration = migrate(queue_db.dsn)
 
     assert (migration.from_version, len(migration.steps)) == (3, 2)
-    assert definitions(desk) == definitions(fresh)
+    assert definitions(queue_db) == definitions(fresh)
     fresh.close()
 
 
@@ -348,21 +348,21 @@ def test_schema_file_changes_no_older_tables(version_2):
     assert definitions(version_2) == before
 
 
-def test_what_is_journaled_after_an_upgrade_stands_behind_what_was_there_and_goes_with_its_job(version_1):
-    desk = version_1
-    migrate(desk.dsn)
-    job_id = job_of(desk, "ready")
-    lines = [line.line for line in desk.queue.logs(job_id).lines]
+def test_events_after_upgrade_follow_older_and_go_with_job(version_1):
+    queue_db = version_1
+    migrate(queue_db.dsn)
+    job_id = job_of(queue_db, "ready")
+    lines = [line.line for line in queue_db.queue.logs(job_id).lines]
 
-    (run,) = desk.claim(tasks=["ready"])
-    desk.settle(run)
-    desk.queue.write_logs([LogEntry(job_id, 1, 0.0, "INFO", "log", "and more")])
+    (run,) = queue_db.claim(tasks=["ready"])
+    queue_db.settle(run)
+    queue_db.queue.write_logs([LogEntry(job_id, 1, 0.0, "INFO", "log", "and more")])
 
-    assert desk.event_kinds(job_id) == ["queued", "queued", "picked", "picked", "done"]
-    assert [line.line for line in desk.queue.logs(job_id).lines] == [*lines, "and more"]
-    assert len({row[0] for row in desk.sql("SELECT tableoid FROM dl_job_events")}) == 2
-    desk.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(job_id))
-    assert desk.fetch_row("SELECT count(*) FROM dl_job_events WHERE job_id = %s", str(job_id)) == 0
+    assert queue_db.event_kinds(job_id) == ["queued", "queued", "picked", "picked", "done"]
+    assert [line.line for line in queue_db.queue.logs(job_id).lines] == [*lines, "and more"]
+    assert len({row[0] for row in queue_db.sql("SELECT tableoid FROM dl_job_events")}) == 2
+    queue_db.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(job_id))
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_job_events WHERE job_id = %s", str(job_id)) == 0
 
 
 # ── any migration ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -379,30 +379,30 @@ def test_a_second_migration_finds_nothing_to_do(old):
 
 
 def test_the_file_applied_again_does_no_harm_while_jobs_run(dsn):
-    desk = QueueFixture(dsn)
+    queue_db = QueueFixture(dsn)
     migrate(dsn)
-    run = desk.enqueue_and_claim()
-    before = desk.job(run.id), definitions(desk)
-    desk.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
+    run = queue_db.enqueue_and_claim()
+    before = queue_db.job(run.id), definitions(queue_db)
+    queue_db.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
 
     again = migrate(dsn)
 
     assert [step.split(" ")[0] for step in again.steps] == ["replaced"]
-    assert (desk.job(run.id), definitions(desk)) == before
-    assert desk.settle(run).outcome == "applied"
-    desk.check_invariants()
-    desk.close()
+    assert (queue_db.job(run.id), definitions(queue_db)) == before
+    assert queue_db.settle(run).outcome == "applied"
+    queue_db.check_invariants()
+    queue_db.close()
 
 
-def test_the_file_applied_again_waits_for_nobody_who_reads_the_journal(dsn):
-    desk = QueueFixture(dsn)
-    desk.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
+def test_schema_applied_again_does_not_wait_for_event_readers(dsn):
+    queue_db = QueueFixture(dsn)
+    queue_db.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
 
-    with desk.open_transaction() as step:
+    with queue_db.open_transaction() as step:
         step("LOCK TABLE dl_job_events IN ACCESS SHARE MODE")
         migrate(dsn, lock_timeout_sec=1)
 
-    desk.close()
+    queue_db.close()
 
 
 def test_an_empty_database_gets_the_tables_and_says_so(empty_dsn):
@@ -421,17 +421,17 @@ def test_another_schema_is_made_and_the_public_one_left_alone(empty_dsn):
     migrate(empty_dsn, name)
     check(empty_dsn, name)
     migrate(empty_dsn, name)
-    desk = QueueFixture(empty_dsn, schema=name)
+    queue_db = QueueFixture(empty_dsn, schema=name)
 
-    job_id = desk.enqueue()
-    (run,) = desk.claim()
-    desk.settle(run)
+    job_id = queue_db.enqueue()
+    (run,) = queue_db.claim()
+    queue_db.settle(run)
 
-    assert desk.event_kinds(job_id) == ["queued", "picked", "done"]
-    assert desk.fetch_row("SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace") == 0
+    assert queue_db.event_kinds(job_id) == ["queued", "picked", "done"]
+    assert queue_db.fetch_row("SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace") == 0
     with pytest.raises(SchemaMissing):
         check(empty_dsn)
-    desk.close()
+    queue_db.close()
 
 
 def test_tables_from_before_versions_are_outdated(old):
@@ -441,23 +441,23 @@ def test_tables_from_before_versions_are_outdated(old):
 
 def test_a_newer_database_is_refused_and_left_alone(dsn):
     migrate(dsn)
-    desk = QueueFixture(dsn)
-    desk.sql("INSERT INTO dl_schema (version, fingerprint) VALUES (%s, 'new')", SCHEMA_VERSION + 1)
-    before = definitions(desk)
+    queue_db = QueueFixture(dsn)
+    queue_db.sql("INSERT INTO dl_schema (version, fingerprint) VALUES (%s, 'new')", SCHEMA_VERSION + 1)
+    before = definitions(queue_db)
 
     for ask in (check, migrate):
         with pytest.raises(SchemaTooNew, match="upgrade dataloader"):
             ask(dsn)
 
-    assert definitions(desk) == before
-    desk.close()
+    assert definitions(queue_db) == before
+    queue_db.close()
 
 
-def test_a_newer_database_that_serves_this_version_is_worked_on_and_left_alone(dsn):
+def test_newer_compatible_database_is_used_and_not_migrated(dsn):
     migrate(dsn)
-    desk = QueueFixture(dsn)
-    desk.sql("INSERT INTO dl_schema VALUES (%s, 'new', now(), %s)", SCHEMA_VERSION + 1, SCHEMA_VERSION)
-    before = definitions(desk)
+    queue_db = QueueFixture(dsn)
+    queue_db.sql("INSERT INTO dl_schema VALUES (%s, 'new', now(), %s)", SCHEMA_VERSION + 1, SCHEMA_VERSION)
+    before = definitions(queue_db)
 
     check(dsn)
     migration = migrate(dsn)
@@ -467,11 +467,11 @@ def test_a_newer_database_that_serves_this_version_is_worked_on_and_left_alone(d
         SCHEMA_VERSION + 1,
         (),
     )
-    assert definitions(desk) == before
-    desk.close()
+    assert definitions(queue_db) == before
+    queue_db.close()
 
 
-def test_whom_the_tables_serve_is_said_the_same_by_hand_and_by_migrate(empty_dsn):
+def test_hand_applied_and_migrated_schema_name_same_versions(empty_dsn):
     with closing(psycopg2.connect(empty_dsn)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(schema_text())
         cursor.execute("SELECT version, serves_from FROM dl_schema")
@@ -497,7 +497,7 @@ def test_many_migrations_at_once_are_one(old):
     assert old.fetch_row("SELECT count(*) FROM dl_schema WHERE version > 0") == 1
 
 
-def test_a_migration_that_cannot_get_at_the_tables_gives_up_whole(old):
+def test_migration_that_cannot_lock_tables_changes_nothing(old):
     before = definitions(old)
     with old.open_transaction() as step:
         step("LOCK TABLE dl_jobs IN ACCESS SHARE MODE")
@@ -534,7 +534,7 @@ def test_a_role_that_owns_nothing_can_neither_harm_nor_hide(old):
         old.sql("DROP ROLE dl_nobody")
 
 
-def test_a_schema_that_was_applied_by_hand_serves_and_is_known_to_migrate(empty_dsn):
+def test_schema_applied_by_hand_is_known_to_migrate(empty_dsn):
     with closing(psycopg2.connect(empty_dsn)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(schema_text())
 

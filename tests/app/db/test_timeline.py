@@ -21,10 +21,10 @@ def test_lower_timeline_of_the_same_cluster_is_refused():
         met.check("1", "0000000A")
 
 
-def test_function_without_permission_leaves_timeline_unknown(desk, monkeypatch):
+def test_function_without_permission_leaves_timeline_unknown(queue_db, monkeypatch):
     denied = f"DO $$ BEGIN RAISE EXCEPTION 'not permitted' USING ERRCODE = '{INSUFFICIENT_PRIVILEGE}'; END $$"
     monkeypatch.setattr(room, "TIMELINE_QUERY", denied)
-    session = Session(desk.dsn, application_name="denied")
+    session = Session(queue_db.dsn, application_name="denied")
 
     assert session.execute("ping") == [(1,)]
     session.close()

@@ -87,37 +87,37 @@ BROKEN = [
 ]
 
 
-def test_what_was_changed_by_hand_is_found(own_desk, examined):
+def test_what_was_changed_by_hand_is_found(own_queue_db, examined):
     for statement, _, _ in BROKEN:
-        own_desk.sql(statement)
-    own_desk.sql("CREATE INDEX somebodys ON dl_jobs (producer)")
+        own_queue_db.sql(statement)
+    own_queue_db.sql("CREATE INDEX somebodys ON dl_jobs (producer)")
 
     found = [(one.message, one.remedy) for one in examined() if one.check == "schema"]
 
-    for _, told, remedy in BROKEN:
-        assert any(told in what and remedy in how for what, how in found), (told, found)
+    for _, result, remedy in BROKEN:
+        assert any(result in what and remedy in how for what, how in found), (result, found)
     assert any("the index somebodys is not of schema.sql" in what for what, _ in found)
 
 
 @pytest.mark.parametrize(
-    ("serves_from", "severity", "told"),
+    ("serves_from", "severity", "result"),
     [
         (SCHEMA_VERSION, Severity.INFO, "they are compatible with it"),
         (SCHEMA_VERSION + 1, Severity.ERROR, "not compatible with it"),
     ],
 )
-def test_what_a_newer_version_has_made_is_no_drift(own_desk, examined, serves_from, severity, told):
+def test_what_a_newer_version_has_made_is_no_drift(own_queue_db, examined, serves_from, severity, result):
     later = SCHEMA_VERSION + 1
-    own_desk.sql("INSERT INTO dl_schema VALUES (%s, 'of a later release', now(), %s)", later, serves_from)
-    own_desk.sql("DROP INDEX dl_jobs_blocked_idx")
+    own_queue_db.sql("INSERT INTO dl_schema VALUES (%s, 'of a later release', now(), %s)", later, serves_from)
+    own_queue_db.sql("DROP INDEX dl_jobs_blocked_idx")
 
     (finding,) = [one for one in examined() if one.check == "schema"]
 
     assert (finding.severity, finding.facts["version"]) == (severity, later)
-    assert told in finding.message
+    assert result in finding.message
 
 
-def test_without_tables_there_is_one_finding_about_that_and_the_rest_is_still_looked_at(empty_dsn):
+def test_missing_tables_are_one_finding_and_rest_is_checked(empty_dsn):
     pool = Pool(empty_dsn)
     findings = run_checks(DatabaseFacts(pool), Connections(empty_dsn, None, 5.0, 16))
     pool.close()
@@ -129,16 +129,16 @@ def test_without_tables_there_is_one_finding_about_that_and_the_rest_is_still_lo
     assert worst(findings) is Severity.ERROR
 
 
-def test_what_the_role_may_not_do_is_found_without_more_rights_than_its_own(own_desk, examined, dsn):
-    role = f"doctor_{own_desk.fetch_row('SELECT pg_backend_pid()')}"
-    own_desk.sql(f"CREATE ROLE {role} LOGIN")
+def test_missing_rights_are_found_with_own_rights_only(own_queue_db, examined, dsn):
+    role = f"doctor_{own_queue_db.fetch_row('SELECT pg_backend_pid()')}"
+    own_queue_db.sql(f"CREATE ROLE {role} LOGIN")
     try:
-        own_desk.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
-        own_desk.sql(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}")
-        own_desk.sql(f"REVOKE UPDATE ON dl_jobs FROM {role}; REVOKE DELETE ON dl_webhooks, dl_bulk FROM {role}")
+        own_queue_db.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
+        own_queue_db.sql(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}")
+        own_queue_db.sql(f"REVOKE UPDATE ON dl_jobs FROM {role}; REVOKE DELETE ON dl_webhooks, dl_bulk FROM {role}")
         findings = examined(make_dsn(dsn, user=role))
     finally:
-        own_desk.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        own_queue_db.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
     rights = {one.facts["on"]: one for one in findings if one.check == "rights"}
     assert rights["dl_jobs"].severity is Severity.ERROR
@@ -147,10 +147,10 @@ def test_what_the_role_may_not_do_is_found_without_more_rights_than_its_own(own_
     assert any(one.check == "sees_others" for one in findings)
 
 
-def test_transactions_that_are_in_the_way_are_named(own_desk, examined, monkeypatch):
+def test_transactions_that_are_in_the_way_are_named(own_queue_db, examined, monkeypatch):
     monkeypatch.setattr("app.doctor.examine.LONG_TRANSACTION_SEC", 0.0)
-    theirs = psycopg2.connect(make_dsn(own_desk.dsn, application_name="nightly-report"))
-    ours = psycopg2.connect(make_dsn(own_desk.dsn, application_name="dataloader-listen"))
+    theirs = psycopg2.connect(make_dsn(own_queue_db.dsn, application_name="nightly-report"))
+    ours = psycopg2.connect(make_dsn(own_queue_db.dsn, application_name="dataloader-listen"))
     for connection in (theirs, ours):
         connection.cursor().execute("LISTEN dl_jobs; SELECT 1")
     try:
@@ -165,25 +165,25 @@ def test_transactions_that_are_in_the_way_are_named(own_desk, examined, monkeypa
     assert "pg_terminate_backend" in found["dataloader-listen"].remedy
 
 
-def test_what_waits_in_vain_is_found(own_desk: QueueFixture, examined):
-    own_desk.sql(
+def test_what_waits_in_vain_is_found(own_queue_db: QueueFixture, examined):
+    own_queue_db.sql(
         "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
         " VALUES (gen_random_uuid(), 'w', '0', '{q}', '{t}', 1, 3600)"
     )
-    own_desk.enqueue("a", queue="nowhere")
-    own_desk.enqueue("b", task="nobody.knows")
+    own_queue_db.enqueue("a", queue="nowhere")
+    own_queue_db.enqueue("b", task="nobody.knows")
     expired, stuck, odd = (
-        own_desk.enqueue_and_claim("c"),
-        own_desk.enqueue_and_claim("d"),
-        own_desk.enqueue_and_claim("e"),
+        own_queue_db.enqueue_and_claim("c"),
+        own_queue_db.enqueue_and_claim("d"),
+        own_queue_db.enqueue_and_claim("e"),
     )
-    own_desk.sql("UPDATE dl_jobs SET lease_expires_at = 'infinity' WHERE job_id = %s", str(odd.id))
-    own_desk.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 h' WHERE job_id = %s", str(expired.id))
-    own_desk.sql("UPDATE dl_jobs SET error = 'stop pending: …' WHERE job_id = %s", str(stuck.id))
-    own_desk.insert("held", wait_state="blocked")
-    own_desk.sql("SELECT pg_advisory_lock(hashtext('held'))")
-    own_desk.sql("INSERT INTO dl_webhooks (url, secret, disabled_at) VALUES ('http://x.example', 's', now())")
-    own_desk.sql("INSERT INTO dl_alerts (kind, name, subject, detail) VALUES ('stalled', 'n', 's', 'd')")
+    own_queue_db.sql("UPDATE dl_jobs SET lease_expires_at = 'infinity' WHERE job_id = %s", str(odd.id))
+    own_queue_db.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 h' WHERE job_id = %s", str(expired.id))
+    own_queue_db.sql("UPDATE dl_jobs SET error = 'stop pending: …' WHERE job_id = %s", str(stuck.id))
+    own_queue_db.insert("held", wait_state="blocked")
+    own_queue_db.sql("SELECT pg_advisory_lock(hashtext('held'))")
+    own_queue_db.sql("INSERT INTO dl_webhooks (url, secret, disabled_at) VALUES ('http://x.example', 's', now())")
+    own_queue_db.sql("INSERT INTO dl_alerts (kind, name, subject, detail) VALUES ('stalled', 'n', 's', 'd')")
 
     found = {one.check: one for one in examined()}
 

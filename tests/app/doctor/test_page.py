@@ -37,33 +37,31 @@ def plain(text: str) -> str:
     return re.sub(r"# (min|h|s|ms)\b", "#", re.sub(r"[\d.,]*\d", "#", text))
 
 
-def test_the_page_tells_what_is_wrong_with_the_broken_database_and_what_was_done(
-    dsn: str, run_folder: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_page_shows_database_errors_and_repairs(dsn: str, run_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("app.doctor.examine.LONG_TRANSACTION_SEC", 0.0)
-    desk = QueueFixture(dsn)
-    desk.sql(
+    queue_db = QueueFixture(dsn)
+    queue_db.sql(
         "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec)"
         " VALUES (gen_random_uuid(), 'w', '0', '{etl}', '{noop}', 2, 3600)"
     )
-    desk.close()
+    queue_db.close()
     with broken_database(dsn, run_folder) as way:
         found = [one for one in examined(way) if one.severity > Severity.OK and one.check not in OF_TESTS]
 
     assert {(harm.check, harm.severity) for harm in DEFECTS} <= {(one.check, one.severity.word) for one in found}
     assert defect_table() in shown("harms"), "run `python -m tests.support.doctor_fixture`"
-    said = plain(shown("broken"))
+    output = plain(shown("broken"))
     for one in found:
         if one.check == "transactions" and one.facts["name"] != "nightly-report":
             continue  # of other tests, on the same server
-        assert plain(one.message) in said, one
-        assert plain(one.remedy) in said, one
+        assert plain(one.message) in output, one
+        assert plain(one.remedy) in output, one
 
 
 def test_the_page_names_every_finding_of_a_database_in_order(dsn: str):
-    told = [one.message for one in examined(dsn) if one.severity is Severity.OK and one.check not in OF_TESTS]
+    result = [one.message for one in examined(dsn) if one.severity is Severity.OK and one.check not in OF_TESTS]
 
-    said = plain(shown("healthy"))
-    assert len(told) > 12
-    assert [one for one in told if plain(one)[:12] not in said and "transaction" not in one] == []
+    output = plain(shown("healthy"))
+    assert len(result) > 12
+    assert [one for one in result if plain(one)[:12] not in output and "transaction" not in one] == []
     assert not re.search(r"^(ERROR|warning)", shown("healthy"), re.MULTILINE)

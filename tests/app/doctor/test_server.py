@@ -21,12 +21,12 @@ FINE: dict[str, str] = {
 
 
 def judged(
-    ahead: float = 0.0, budget: ConnectionBudget | None = None, settings: Any = None, **told: Any
+    ahead: float = 0.0, budget: ConnectionBudget | None = None, settings: Any = None, **result: Any
 ) -> dict[str, Severity]:
     server = {
         "version": 160000, "version_text": "16", "user": "dl", "database": "jobs", "superuser": False,
         "sees_others": True, "in_recovery": False, "connections": 5, "role_limit": -1, "database_limit": -1,
-        "frozen_age": 1000, "notification_queue_usage": 0.0, "settings": FINE | (settings or {}), **told,
+        "frozen_age": 1000, "notification_queue_usage": 0.0, "settings": FINE | (settings or {}), **result,
     }  # fmt: skip
     return {one.check: one.severity for one in check_server(server, ahead, budget or ConnectionBudget(2, 16))}
 
@@ -67,14 +67,14 @@ def test_what_is_not_in_order_is_found(change, check, severity):
     assert judged(**change)[check] is severity
 
 
-def test_bloat_is_told_by_its_share():
+def test_bloat_is_reported_by_share():
     found = list(check_tables([TableStats("dl_jobs", 10, 90_000, None, 1), TableStats("dl_queues", 1, 40, 60.0, 1)]))
 
     assert [(one.check, one.facts["table"]) for one in found] == [("bloat", "dl_jobs")]
     assert "last vacuum: never" in found[0].message
 
 
-def test_slots_prepared_and_foreign_transactions_have_remedies_of_their_own():
+def test_slots_and_prepared_transactions_have_own_remedies():
     found = list(
         check_transactions([
             Transaction("slot", "standby", "", "inactive", None, "", True),
@@ -90,8 +90,8 @@ def test_slots_prepared_and_foreign_transactions_have_remedies_of_their_own():
     assert found[3].severity is Severity.INFO
 
 
-def test_what_a_pooler_has_lost_is_said():
-    told = check_pooler(Pooler(False, True, True, True), "workers", needs_session=True)
+def test_settings_lost_by_pooler_are_reported():
+    result = check_pooler(Pooler(False, True, True, True), "workers", needs_session=True)
 
-    assert told.severity is Severity.ERROR
-    assert "settings and prepared statements" in told.message
+    assert result.severity is Severity.ERROR
+    assert "settings and prepared statements" in result.message

@@ -59,8 +59,8 @@ def test_a_full_file_is_put_aside_and_no_line_is_cut_or_lost(tmp_path, file):
     for number in range(20):
         say(log, f"line {number:03}")
 
-    said = sorted(line for text in texts(tmp_path).values() for line in text.splitlines())
-    assert said == [f"line {number:03}" for number in range(20)]
+    output = sorted(line for text in texts(tmp_path).values() for line in text.splitlines())
+    assert output == [f"line {number:03}" for number in range(20)]
     assert {path.stat().st_size for path in tmp_path.iterdir()} == {18}
     assert len(texts(tmp_path)) == 10
 
@@ -157,8 +157,8 @@ def test_many_processes_share_a_file_and_lose_no_line(tmp_path):
     ]
     assert [process.wait(timeout=60) for process in running] == [0, 0, 0, 0]
 
-    said = [line for text in texts(tmp_path).values() for line in text.splitlines()]
-    assert sorted(said) == sorted(f"{name} {n}" for name in "abcd" for n in range(500))
+    output = [line for text in texts(tmp_path).values() for line in text.splitlines()]
+    assert sorted(output) == sorted(f"{name} {n}" for name in "abcd" for n in range(500))
     assert len(texts(tmp_path)) > 2
 
 
@@ -194,7 +194,7 @@ def test_log_file_stays_after_chdir(tmp_path, file, monkeypatch):
     assert (tmp_path / "here.log").read_text() == "said\n"
 
 
-def test_a_disk_that_is_full_costs_lines_and_is_told_once(tmp_path):
+def test_full_disk_drops_lines_and_is_reported_once(tmp_path):
     out = io.StringIO()
     (tmp_path / "app.log").symlink_to("/dev/full")
     set_up(LogOptions(stream=out, file=tmp_path / "app.log", rotate_bytes=100_000, rotate_every_sec=DAY))
@@ -206,9 +206,9 @@ def test_a_disk_that_is_full_costs_lines_and_is_told_once(tmp_path):
     finally:
         tear_down()
 
-    told = [json.loads(line)["event"] for line in out.getvalue().splitlines()]
-    assert [event for event in told if event in ("said", "again")] == ["said"] * 5 + ["again"]
-    [trouble, recovery] = [event for event in told if event not in ("said", "again")]
+    result = [json.loads(line)["event"] for line in out.getvalue().splitlines()]
+    assert [event for event in result if event in ("said", "again")] == ["said"] * 5 + ["again"]
+    [trouble, recovery] = [event for event in result if event not in ("said", "again")]
     assert "cannot be written" in trouble
     assert "No space left on device" in trouble
     assert "is written again" in recovery

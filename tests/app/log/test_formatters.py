@@ -119,7 +119,7 @@ def test_a_traceback_is_a_field_in_json():
     assert "hunter2" not in out.getvalue()
 
 
-def test_an_error_told_by_the_caller_stays():
+def test_error_given_by_caller_stays():
     with speaking() as out:
         try:
             fail("inner")
@@ -202,7 +202,7 @@ def test_a_field_does_not_pass_for_a_part_of_the_line():
 
 
 @pytest.mark.parametrize("lines", [JsonLineFormatter(Masker(), UTC), TextLineFormatter(Masker(), UTC, colour=False)])
-def test_a_message_with_wrong_arguments_is_still_said(lines):
+def test_message_with_wrong_arguments_is_still_logged(lines):
     record = logging.LogRecord("theirs", logging.WARNING, __file__, 1, "%d rows", ("many",), None)
 
     assert "%d rows (with arguments that do not fit it)" in lines.format(record)

@@ -42,7 +42,7 @@ def test_other_names_are_no_secrets(name):
     assert mask({name: "x"}) == {name: "x"}
 
 
-def test_whether_there_is_a_secret_may_be_told():
+def test_presence_of_secret_is_shown():
     assert mask({"password": None, "token": True, "secret": 7}) == {"password": None, "token": True, "secret": "***"}
 
 
@@ -181,7 +181,7 @@ def test_a_text_that_is_spared_the_search_has_nothing_to_hide(text):
 
 
 def test_only_values_of_secret_names_are_masked():
-    told = {
+    result = {
         "password": "x",
         "a": [{"apiKey": 7, "n": 1}],
         "token": None,
@@ -189,7 +189,7 @@ def test_only_values_of_secret_names_are_masked():
         "note": "password=x",
     }
 
-    assert mask_secret_fields(told) == {
+    assert mask_secret_fields(result) == {
         "password": "***", "a": [{"apiKey": "***", "n": 1}], "token": None, "secret": {"$secret": "bank"},
         "note": "password=x",
     }  # fmt: skip

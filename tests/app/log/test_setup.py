@@ -101,9 +101,9 @@ def test_standard_error_is_the_default(capsys):
     set_up(LogOptions())
     get("x").info("said")
 
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert json.loads(told.err)["event"] == "said"
+    result = capsys.readouterr()
+    assert result.out == ""
+    assert json.loads(result.err)["event"] == "said"
 
 
 def test_a_closed_terminal_harms_nothing(capsys):
@@ -121,8 +121,8 @@ def test_without_set_up_records_are_ordinary(caplog):
         get("x").info("said", count=3)
         audit("job.cancel", who="operator")
 
-    said, audited = caplog.records
-    assert (said.name, said.getMessage(), said.__dict__["fields"]) == ("x", "said", {"count": 3})
+    output, audited = caplog.records
+    assert (output.name, output.getMessage(), output.__dict__["fields"]) == ("x", "said", {"count": 3})
     assert (audited.name, audited.getMessage()) == ("dataloader.audit", "job.cancel")
 
 

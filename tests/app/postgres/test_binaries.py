@@ -80,7 +80,7 @@ def test_the_newest_of_several_local_servers_comes_first(monkeypatch, only_on_pa
     assert chosen(account, folder) == "PostgreSQL 18 (a local server)"
 
 
-def test_every_server_that_will_not_do_is_told_with_its_reason(only_on_path, account, folder):
+def test_unsuitable_server_is_reported_with_reason(only_on_path, account, folder):
     put_programs(only_on_path, "14.9")
 
     with pytest.raises(EmbeddedServerError) as found:
@@ -91,21 +91,21 @@ def test_every_server_that_will_not_do_is_told_with_its_reason(only_on_path, acc
 
 
 @pytest.mark.parametrize(
-    ("initdb", "told"),
+    ("initdb", "result"),
     [
         ("echo 'libssl.so.9: cannot open shared object file' >&2; exit 127", "libssl.so.9"),
         ("exit 1", "no output"),
         ("echo hello", "initdb --version failed as me: hello"),
     ],
 )
-def test_a_program_that_does_not_run_is_told_in_its_own_words(only_on_path, account, folder, initdb, told):
+def test_failed_program_is_reported_with_its_output(only_on_path, account, folder, initdb, result):
     put_programs(only_on_path, "16.1", initdb=initdb)
 
-    with pytest.raises(EmbeddedServerError, match=told):
+    with pytest.raises(EmbeddedServerError, match=result):
         chosen(account, folder)
 
 
-def test_a_server_without_pg_ctl_is_told(only_on_path, account, folder):
+def test_missing_pg_ctl_is_reported(only_on_path, account, folder):
     put_programs(only_on_path, "16.1", names=("initdb",))
 
     with pytest.raises(EmbeddedServerError, match="pg_ctl"):

@@ -158,6 +158,6 @@ def test_without_proc_the_name_of_the_process_has_to_do(server: PrivateServer, m
     eventually(lambda: server.embedded.pid, message="the server runs again")
 
 
-def test_a_program_that_said_nothing_is_said_to_have():
+def test_program_without_output_is_reported():
     assert last_lines("") == "  (no output)"
     assert last_lines("\n".join("abcdefghij")).split() == list("cdefghij")

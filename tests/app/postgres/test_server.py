@@ -47,7 +47,7 @@ def test_server_has_private_socket_and_durable_settings(made, postgres_binaries)
         assert (made / "cluster").stat().st_mode & 0o777 == 0o700
 
 
-def test_it_tells_people_what_runs_where(quick, folder):
+def test_it_shows_what_runs_where(quick, folder):
     assert quick.describe() == f"embedded PostgreSQL, not started, data in {folder / 'data'}"
 
     quick.start()
@@ -150,7 +150,7 @@ def test_a_killed_server_is_started_again_with_its_data(server: PrivateServer):
     assert query_value(server.dsn, "SELECT number FROM kept") == "7"
 
 
-def test_a_lock_whose_pid_is_someone_elses_now_holds_nobody_up(server: PrivateServer):
+def test_lock_with_reused_pid_delays_no_start(server: PrivateServer):
     server.kill()
     server.embedded.stop()
     data = Path(server.dsn.split()[0].removeprefix("host=")).parent

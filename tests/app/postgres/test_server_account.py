@@ -38,7 +38,7 @@ def test_an_ordinary_user_does_not_open_a_strangers_cluster(monkeypatch, tmp_pat
         ServerAccount.choose(tmp_path)
 
 
-def test_root_without_an_account_to_lend_is_told_what_would_do(monkeypatch, tmp_path):
+def test_root_without_other_account_gets_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(app.postgres.server_account, "ROOT_SUBSTITUTES", ("no-such-account",))
 
@@ -114,16 +114,16 @@ class TestAsRoot:
             quick.start()
 
     def test_ordinary_users_cluster_is_continued_by_root(self, folder, tmp_path, postgres_binaries):
-        nobody = ServerAccount("nobody", 65534, 65534)
+        no_one = ServerAccount("nobody", 65534, 65534)
         (folder / "data").mkdir()
-        nobody.take_ownership(folder / "data")
+        no_one.take_ownership(folder / "data")
 
-        said = start_as_ordinary_user(folder, tmp_path, nobody, postgres_binaries)
-        assert "run as" not in said
-        assert {path.stat().st_uid for path in (folder / "data").iterdir()} == {nobody.uid}
+        result = start_as_ordinary_user(folder, tmp_path, no_one, postgres_binaries)
+        assert "run as" not in result
+        assert {path.stat().st_uid for path in (folder / "data").iterdir()} == {no_one.uid}
 
         with EmbeddedServer(folder / "data", binaries=postgres_binaries, settings=QUICK) as server:
-            assert Path(f"/proc/{server.pid}").stat().st_uid == nobody.uid
+            assert Path(f"/proc/{server.pid}").stat().st_uid == no_one.uid
 
 
 def start_as_ordinary_user(folder: Path, tmp_path: Path, user: ServerAccount, choice: Choice) -> str:

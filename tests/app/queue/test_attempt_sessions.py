@@ -31,12 +31,12 @@ def name() -> str:
 
 
 @pytest.fixture
-def other_role(desk):
+def other_role(queue_db):
     """A role that is no superuser, with a password; its DSN."""
     role = f"plain_{uuid4().hex[:8]}"
-    desk.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
-    yield make_dsn(desk.dsn, user=role, password="x")
-    desk.sql(f"DROP ROLE {role}")
+    queue_db.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    yield make_dsn(queue_db.dsn, user=role, password="x")
+    queue_db.sql(f"DROP ROLE {role}")
 
 
 class Busy:
@@ -58,30 +58,30 @@ class Busy:
         self.connection.close()
 
 
-def active(desk, name: str) -> int:
-    return int(desk.fetch_row("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", name))
+def active(queue_db, name: str) -> int:
+    return int(queue_db.fetch_row("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", name))
 
 
-def test_sessions_are_gone_when_ending_returns(desk, name):
-    sessions = [Busy(desk.dsn, name) for _ in range(3)]
-    eventually(lambda: active(desk, name) == 3)
+def test_sessions_are_gone_when_ending_returns(queue_db, name):
+    sessions = [Busy(queue_db.dsn, name) for _ in range(3)]
+    eventually(lambda: active(queue_db, name) == 3)
 
-    report = end_sessions({"warehouse": desk.dsn}, [name])
+    report = end_sessions({"warehouse": queue_db.dsn}, [name])
 
-    assert active(desk, name) == 0
+    assert active(queue_db, name) == 0
     assert (report.is_complete, report.ended, report.unresolved_targets) == (True, 3, [])
     for session in sessions:
         session.connection.close()
 
 
-def test_session_of_other_role_is_left_and_others_end(desk, name, other_role):
-    with closing(Busy(desk.dsn, name)):
+def test_session_of_other_role_is_left_and_others_end(queue_db, name, other_role):
+    with closing(Busy(queue_db.dsn, name)):
         mine = psycopg2.connect(other_role, application_name=name)
-        eventually(lambda: active(desk, name) == 2)
+        eventually(lambda: active(queue_db, name) == 2)
 
         report = end_sessions({"warehouse": other_role}, [name], timeout_sec=0.3)
 
-        assert active(desk, name) == 1
+        assert active(queue_db, name) == 1
         assert (report.ended, report.unresolved_targets, report.targets_with_session(name)) == (
             1,
             ["warehouse"],
@@ -91,17 +91,17 @@ def test_session_of_other_role_is_left_and_others_end(desk, name, other_role):
     mine.close()
 
 
-def test_silent_servers_together_cost_one_timeout(desk, name):
-    with SilentProxy(desk.dsn) as one, SilentProxy(desk.dsn) as two, closing(Busy(desk.dsn, name)):
+def test_silent_servers_together_cost_one_timeout(queue_db, name):
+    with SilentProxy(queue_db.dsn) as one, SilentProxy(queue_db.dsn) as two, closing(Busy(queue_db.dsn, name)):
         one.silence()
         two.silence()
-        eventually(lambda: active(desk, name) == 1)
+        eventually(lambda: active(queue_db, name) == 1)
         began = time.monotonic()
 
-        report = end_sessions({"one": one.dsn, "two": two.dsn, "three": desk.dsn}, [name], timeout_sec=1.0)
+        report = end_sessions({"one": one.dsn, "two": two.dsn, "three": queue_db.dsn}, [name], timeout_sec=1.0)
 
         assert time.monotonic() - began < 4
-        assert active(desk, name) == 0
+        assert active(queue_db, name) == 0
         assert report.unresolved_targets == ["one", "two"]
 
 
@@ -117,6 +117,6 @@ def test_every_host_of_a_target_is_a_server(dsn):
     assert list(foreign_server_dsns(places)) == ["two at 127.0.0.1", "other"]
 
 
-def test_name_fits_into_what_a_server_keeps(desk, name):
-    with closing(psycopg2.connect(desk.dsn, application_name=name)):
-        assert active(desk, name) == 1
+def test_name_fits_into_what_a_server_keeps(queue_db, name):
+    with closing(psycopg2.connect(queue_db.dsn, application_name=name)):
+        assert active(queue_db, name) == 1

@@ -18,10 +18,10 @@ from tests.support.queue_fixture import BackgroundCall
 FINE: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
 
 
-def many(desk, *requests, whole=False):
+def many(queue_db, *requests, whole=False):
     return [
         (row[0], row[1])
-        for row in desk.sql(
+        for row in queue_db.sql(
             "SELECT outcome, coalesce(field || ' ' || detail, detail) FROM dl_enqueue_many(%s, %s)",
             json.dumps(requests),
             whole,
@@ -29,37 +29,39 @@ def many(desk, *requests, whole=False):
     ]
 
 
-def test_one_from_sql_is_as_one_over_http(desk):
+def test_one_from_sql_is_as_one_over_http(queue_db):
     job_id = UUID(
-        desk.fetch_row("SELECT dl_enqueue('q', 't', 'k', '{\"n\": 1}', priority => 3, idempotency_key => 'once')")
+        queue_db.fetch_row("SELECT dl_enqueue('q', 't', 'k', '{\"n\": 1}', priority => 3, idempotency_key => 'once')")
     )
 
-    job = desk.job(job_id)
+    job = queue_db.job(job_id)
     assert (job.args, job.priority, job.max_attempts, job.lease_ttl_sec) == ({"n": 1}, 3, 5, 60)
-    assert desk.wait_state(job_id) == "ready"
-    assert desk.event_kinds(job_id) == ["queued"]
-    assert desk.queue.enqueue(NewJob(**FINE, args={"n": 1}, idempotency_key="once")).job_id == job_id
-    assert UUID(desk.fetch_row("SELECT dl_enqueue('q', 't', 'k', '{\"n\": 1}', idempotency_key => 'once')")) == job_id
+    assert queue_db.wait_state(job_id) == "ready"
+    assert queue_db.event_kinds(job_id) == ["queued"]
+    assert queue_db.queue.enqueue(NewJob(**FINE, args={"n": 1}, idempotency_key="once")).job_id == job_id
+    assert (
+        UUID(queue_db.fetch_row("SELECT dl_enqueue('q', 't', 'k', '{\"n\": 1}', idempotency_key => 'once')")) == job_id
+    )
     with pytest.raises(psycopg2.errors.UniqueViolation, match="belongs to job"):
-        desk.sql("SELECT dl_enqueue('q', 'u', 'k', idempotency_key => 'once')")
+        queue_db.sql("SELECT dl_enqueue('q', 'u', 'k', idempotency_key => 'once')")
     with pytest.raises(psycopg2.errors.InvalidParameterValue, match="priority must be 0 or more"):
-        desk.sql("SELECT dl_enqueue('q', 't', 'k', priority => -1)")
+        queue_db.sql("SELECT dl_enqueue('q', 't', 'k', priority => -1)")
 
 
-def test_what_is_enqueued_commits_or_not_with_its_caller(desk):
-    connection, listener = desk.connect(), desk.listener()
+def test_what_is_enqueued_commits_or_not_with_its_caller(queue_db):
+    connection, listener = queue_db.connect(), queue_db.listener()
     connection.cursor().execute("SELECT dl_enqueue('q', 't', 'k')")
     connection.rollback()
-    assert (desk.claim(), listener.payloads()) == ([], [])
+    assert (queue_db.claim(), listener.payloads()) == ([], [])
 
     connection.cursor().execute("SELECT dl_enqueue('q', 't', 'k')")
     connection.commit()
     assert listener.payloads() == ["q"]
-    assert len(desk.claim()) == 1
+    assert len(queue_db.claim()) == 1
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "output"),
     [
         ({"queue": " "}, "queue must be a text that is not empty"),
         ({"task": None}, "task must be a text"),
@@ -82,80 +84,82 @@ def test_what_is_enqueued_commits_or_not_with_its_caller(desk):
         ({"parent_id": "x"}, "invalid input syntax for type uuid"),
     ],
 )
-def test_what_is_wrong_with_one_is_told_and_the_others_are_made(desk, wrong, told):
-    (first, (outcome, why), last) = many(desk, FINE, FINE | wrong, FINE)
+def test_invalid_item_is_reported_and_others_are_enqueued(queue_db, wrong, output):
+    (first, (outcome, why), last) = many(queue_db, FINE, FINE | wrong, FINE)
 
     assert (first[0], outcome, last[0]) == ("created", "invalid", "created")
-    assert told in why
+    assert output in why
 
 
-def test_what_is_no_object_and_no_array_is_told(desk):
-    assert many(desk, 3, {}) == [("invalid", "is no JSON object"), ("invalid", "queue is required")]
+def test_neither_object_nor_array_is_reported(queue_db):
+    assert many(queue_db, 3, {}) == [("invalid", "is no JSON object"), ("invalid", "queue is required")]
     with pytest.raises(psycopg2.errors.InvalidParameterValue, match="array"):
-        desk.sql("SELECT * FROM dl_enqueue_many('{}')")
-    assert many(desk) == []
+        queue_db.sql("SELECT * FROM dl_enqueue_many('{}')")
+    assert many(queue_db) == []
 
 
-def test_with_whole_nothing_is_made_when_something_is_wrong(desk):
+def test_with_whole_nothing_is_made_when_something_is_wrong(queue_db):
     key = FINE | {"idempotency_key": "a"}
 
-    assert [one for one, _ in many(desk, key, key, FINE, FINE | {"priority": -1}, whole=True)] == [
+    assert [one for one, _ in many(queue_db, key, key, FINE, FINE | {"priority": -1}, whole=True)] == [
         "skipped",
         "skipped",
         "skipped",
         "invalid",
     ]
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 0
-    assert [one for one, _ in many(desk, key, key, FINE, whole=True)] == ["created", "exists", "created"]
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs") == 0
+    assert [one for one, _ in many(queue_db, key, key, FINE, whole=True)] == ["created", "exists", "created"]
 
 
-def test_a_key_that_somebody_is_about_to_commit_is_waited_for(desk):
+def test_uncommitted_key_is_waited_for(queue_db):
     requests = [NewJob(**FINE, idempotency_key=key) for key in "ab"]
-    with desk.open_transaction() as step:
+    with queue_db.open_transaction() as step:
         step("INSERT INTO dl_jobs (queue, task, lock_key, idempotency_key) VALUES ('q', 't', 'k', 'b')")
-        asking = BackgroundCall(enqueue_batch, desk.new_session(), requests)
-        desk.wait_for_lock_waiters()
+        asking = BackgroundCall(enqueue_batch, queue_db.new_session(), requests)
+        queue_db.wait_for_lock_waiters()
 
     assert [made.outcome for made in asking.result()] == [Outcome.CREATED, Outcome.EXISTS]
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 2
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs") == 2
 
 
-def test_all_fields_arrive_and_thousands_are_no_matter(desk):
+def test_all_fields_arrive_and_thousands_are_no_matter(queue_db):
     at = datetime(2100, 1, 1, tzinfo=UTC)
     full = NewJob(
         **FINE, args={"a": [None, "ж"]}, idempotency_key="i", partition_key="p", priority=1, available_at=at,
         max_attempts=2, lease_ttl_sec=30, producer="me", consumer_group="you", live_key="l", time_limit_sec=9,
         retry={"kind": "fixed", "seconds": 1},
     )  # fmt: skip
-    made = enqueue_batch(desk.session, [full, *(NewJob(queue="q", task="t", lock_key=f"k{n}") for n in range(3000))])
+    made = enqueue_batch(
+        queue_db.session, [full, *(NewJob(queue="q", task="t", lock_key=f"k{n}") for n in range(3000))]
+    )
 
     assert {one.outcome for one in made} == {Outcome.CREATED}
-    job = desk.job(made[0].job_id)
+    job = queue_db.job(made[0].job_id)
     for name, value in vars(full).items():
         if name not in ("webhook", "traceparent", "parent_id"):
             assert getattr(job, name) == value, name
-    assert desk.wait_state(job.id) == "scheduled"
-    again = enqueue_batch(desk.session, [full] * 3000)
+    assert queue_db.wait_state(job.id) == "scheduled"
+    again = enqueue_batch(queue_db.session, [full] * 3000)
     assert {(one.outcome, one.job_id) for one in again} == {(Outcome.EXISTS, job.id)}
 
 
-def test_what_postgresql_cannot_keep_is_refused_by_name(desk):
+def test_what_postgresql_cannot_keep_is_refused_by_name(queue_db):
     with pytest.raises(InvalidJob, match="NUL"):
-        enqueue_batch(desk.session, [NewJob(**FINE), NewJob(**FINE, args={"x": "\0"})])
-    assert enqueue_batch(desk.session, []) == []
+        enqueue_batch(queue_db.session, [NewJob(**FINE), NewJob(**FINE, args={"x": "\0"})])
+    assert enqueue_batch(queue_db.session, []) == []
 
 
-def test_a_role_that_may_only_enqueue_needs_no_right_to_the_tables(own_desk):
-    desk = own_desk
-    desk.sql("DROP ROLE IF EXISTS dl_only_enqueues; CREATE ROLE dl_only_enqueues")
+def test_enqueue_role_needs_no_right_to_tables(own_queue_db):
+    queue_db = own_queue_db
+    queue_db.sql("DROP ROLE IF EXISTS dl_only_enqueues; CREATE ROLE dl_only_enqueues")
     try:
-        connection = desk.connect()
+        connection = queue_db.connect()
         cursor = connection.cursor()
         cursor.execute("SET ROLE dl_only_enqueues")
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
             cursor.execute("SELECT dl_enqueue('q', 't', 'k')")
         connection.rollback()
-        desk.sql(
+        queue_db.sql(
             "GRANT EXECUTE ON FUNCTION dl_enqueue_many(jsonb, bool), dl_enqueue(text, text, text, jsonb, text, text,"
             " int, timestamptz, int, int, text, text, text, int, jsonb, uuid) TO dl_only_enqueues"
         )
@@ -166,7 +170,7 @@ def test_a_role_that_may_only_enqueue_needs_no_right_to_the_tables(own_desk):
             cursor.execute("SELECT FROM dl_jobs")
         connection.rollback()
     finally:
-        desk.sql("DROP OWNED BY dl_only_enqueues; DROP ROLE dl_only_enqueues")
+        queue_db.sql("DROP OWNED BY dl_only_enqueues; DROP ROLE dl_only_enqueues")
 
 
 ODD: tuple[Any, ...] = (
@@ -188,7 +192,7 @@ FIELDS = (
 )
 
 
-def test_batch_looked_at_as_a_whole_is_judged_as_row_by_row(desk):
+def test_batch_looked_at_as_a_whole_is_judged_as_row_by_row(queue_db):
     """Rows without keys are put in at once if nothing is wrong; a key of one sends all of them the longer way."""
     good: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
     rows: list[Any] = [good | {field: value} for field in FIELDS for value in ODD]
@@ -197,6 +201,6 @@ def test_batch_looked_at_as_a_whole_is_judged_as_row_by_row(desk):
     ask = "SELECT outcome, status, field, detail FROM dl_enqueue_many(%s) ORDER BY n LIMIT 1"
     keyed = good | {"live_key": "of another row"}
     for row in rows:
-        (at_once,) = desk.sql(ask, json.dumps([row]))
-        by_row, _ = desk.sql(ask.replace("LIMIT 1", "LIMIT 2"), json.dumps([row, keyed]))
+        (at_once,) = queue_db.sql(ask, json.dumps([row]))
+        by_row, _ = queue_db.sql(ask.replace("LIMIT 1", "LIMIT 2"), json.dumps([row, keyed]))
         assert at_once == by_row, row

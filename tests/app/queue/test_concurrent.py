@@ -12,12 +12,12 @@ PROCESSES, SECONDS = 4, 3
 CODE = "import sys; from tests.support.queue_load import main; main(*sys.argv[1:])"
 
 
-def test_after_a_storm_every_job_is_where_its_journal_says_and_nothing_is_stuck(own_desk, tmp_path):
-    desk = own_desk
+def test_concurrent_changes_agree_with_events(own_queue_db, tmp_path):
+    queue_db = own_queue_db
     with ExitStack() as running:
         storms = [
             running.enter_context(
-                Process.python(CODE, desk.dsn, str(seed), str(SECONDS), output=tmp_path / f"storm-{seed}.log")
+                Process.python(CODE, queue_db.dsn, str(seed), str(SECONDS), output=tmp_path / f"storm-{seed}.log")
             )
             for seed in range(PROCESSES)
         ]
@@ -25,25 +25,28 @@ def test_after_a_storm_every_job_is_where_its_journal_says_and_nothing_is_stuck(
             assert storm.wait(90) == 0, storm.text
 
     assert all(int(storm.lines[-1].split()[1]) > 50 for storm in storms)
-    told = desk.check_invariants()
-    moves = {move for life in told.values() for _, move, _ in life.transitions}
+    result = queue_db.check_invariants()
+    moves = {move for life in result.values() for _, move, _ in life.transitions}
     assert moves == set(Transition), "not everything was tried"
     deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-    assert desk.fetch_row(deadlocks) == 0
+    assert queue_db.fetch_row(deadlocks) == 0
 
     # What was held is given up by the reaper, and a single claimer drains the rest.
     eventually(
-        lambda: len(desk.reap()) == 0 and desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 0
+        lambda: (
+            len(queue_db.reap()) == 0
+            and queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 0
+        )
     )
-    left = desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'queued'")
+    left = queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'queued'")
     drained = 0
     while True:
-        runs = [run for queue in QUEUES for run in desk.claim(10, queue=queue)]
-        if not runs and not desk.repair_blocked():
+        runs = [run for queue in QUEUES for run in queue_db.claim(10, queue=queue)]
+        if not runs and not queue_db.repair_blocked():
             break
         for run in runs:
-            assert desk.settle(run).outcome == "applied"
+            assert queue_db.settle(run).outcome == "applied"
             drained += 1
 
     assert drained == left
-    assert {life.status.final for life in desk.check_invariants().values()} == {True}
+    assert {life.status.final for life in queue_db.check_invariants().values()} == {True}

@@ -21,23 +21,23 @@ BY_PROTOCOL = INTERNAL | {
 NEW_JOB = {field.name for field in fields(NewJob)}
 
 
-def job_columns(desk) -> set[str]:
+def job_columns(queue_db) -> set[str]:
     query = "SELECT attname FROM pg_attribute WHERE attrelid = 'dl_jobs'::regclass AND attnum > 0 AND NOT attisdropped"
-    return {name for (name,) in desk.sql(query)}
+    return {name for (name,) in queue_db.sql(query)}
 
 
-def function_parameters(desk, name: str) -> set[str]:
-    return set(desk.fetch_row("SELECT proargnames FROM pg_proc WHERE proname = %s", name))
+def function_parameters(queue_db, name: str) -> set[str]:
+    return set(queue_db.fetch_row("SELECT proargnames FROM pg_proc WHERE proname = %s", name))
 
 
-def test_every_column_is_a_field_of_the_job_or_internal(desk):
+def test_every_column_is_a_field_of_the_job_or_internal(queue_db):
     job = {"job_id" if field.name == "id" else field.name for field in fields(Job)}
 
-    assert job_columns(desk) - INTERNAL == job
+    assert job_columns(queue_db) - INTERNAL == job
 
 
-def test_every_column_is_requested_or_set_by_the_protocol(desk):
-    assert job_columns(desk) - BY_PROTOCOL == NEW_JOB
+def test_every_column_is_requested_or_set_by_the_protocol(queue_db):
+    assert job_columns(queue_db) - BY_PROTOCOL == NEW_JOB
 
 
 def test_get_job_selects_the_fields_in_their_order():
@@ -49,26 +49,26 @@ def test_get_job_selects_the_fields_in_their_order():
     assert columns == ["job_id" if field.name == "id" else field.name for field in fields(Job)]
 
 
-def test_every_requested_field_is_written_by_enqueue(desk):
+def test_every_requested_field_is_written_by_enqueue(queue_db):
     requested = {
         "queue": "q", "task": "t", "lock_key": "k", "args": {"a": 1}, "idempotency_key": "i", "partition_key": "p",
-        "priority": 7, "available_at": desk.fetch_row("SELECT now() + interval '1 h'"), "max_attempts": 3,
+        "priority": 7, "available_at": queue_db.fetch_row("SELECT now() + interval '1 h'"), "max_attempts": 3,
         "lease_ttl_sec": 90, "producer": "p", "consumer_group": "g", "live_key": "l", "time_limit_sec": 5,
         "retry": {"kind": "none"}, "parent_id": uuid4(), "webhook": {"url": "https://x"}, "traceparent": "00-1",
     }  # fmt: skip
     assert set(requested) == NEW_JOB, "the new field has a value here"
 
-    job = desk.job(JobQueue(desk.session).enqueue(NewJob(**requested)).job_id)
+    job = queue_db.job(JobQueue(queue_db.session).enqueue(NewJob(**requested)).job_id)
 
     assert {name: getattr(job, name) for name in requested} == requested
 
 
-def test_every_requested_field_is_accepted_by_the_functions_of_sql(desk):
+def test_every_requested_field_is_accepted_by_sql_functions(queue_db):
     columns = "SELECT attname FROM pg_attribute WHERE attrelid = 'dl_enqueue_request'::regclass AND attnum > 0"
-    request = {name for (name,) in desk.sql(columns)}
+    request = {name for (name,) in queue_db.sql(columns)}
 
     assert request - {"n", "job_id", "field", "problem"} == NEW_JOB
-    assert function_parameters(desk, "dl_enqueue") >= NEW_JOB - {"webhook", "traceparent"}
+    assert function_parameters(queue_db, "dl_enqueue") >= NEW_JOB - {"webhook", "traceparent"}
     (source,) = (s.text for s in schema_statements(schema_text()) if s.object_name == "function dl_enqueue_many")
     inserts = [set(re.findall(r"\w+", columns)) for columns in re.findall(r"INSERT INTO dl_jobs \(([^)]*)\)", source)]
     keys = {"idempotency_key", "live_key"}  # the first INSERT is for requests without keys

@@ -11,12 +11,12 @@ from app.queue.job import LogEntry
 
 
 @pytest.fixture
-def job_id(desk):
-    desk.sql("TRUNCATE dl_job_logs")
-    return desk.enqueue("key")
+def job_id(queue_db):
+    queue_db.sql("TRUNCATE dl_job_logs")
+    return queue_db.enqueue("key")
 
 
-def said(job_id, *lines, attempt=1, age=0.0, level="INFO", stream="log"):
+def logged(job_id, *lines, attempt=1, age=0.0, level="INFO", stream="log"):
     return [LogEntry(job_id, attempt, age, level, stream, line) for line in lines]
 
 
@@ -24,62 +24,62 @@ def texts(page):
     return [line.line for line in page.lines]
 
 
-def test_lines_come_back_as_they_were_said_and_in_their_order(desk, job_id):
+def test_lines_are_returned_unchanged_and_in_order(queue_db, job_id):
     strange = ["plain", "", "NULL", '{"a", \\n \\\\ %s %(x)s}', "Привет 😀"]
 
-    desk.queue.write_logs(said(job_id, *strange) + said(uuid4(), "of another job"))
+    queue_db.queue.write_logs(logged(job_id, *strange) + logged(uuid4(), "of another job"))
 
-    page = desk.queue.logs(job_id)
+    page = queue_db.queue.logs(job_id)
     assert texts(page) == strange
     assert [line.log_id for line in page.lines] == sorted(line.log_id for line in page.lines)
     assert (page.lines[0].attempt, page.lines[0].level, page.lines[0].stream) == (1, "INFO", "log")
 
 
-def test_a_line_is_as_old_as_it_was_when_it_was_written(desk, job_id):
-    desk.queue.write_logs(said(job_id, "old", age=3600.0) + said(job_id, "new"))
+def test_a_line_is_as_old_as_it_was_when_it_was_written(queue_db, job_id):
+    queue_db.queue.write_logs(logged(job_id, "old", age=3600.0) + logged(job_id, "new"))
 
-    old, new = desk.queue.logs(job_id).lines
+    old, new = queue_db.queue.logs(job_id).lines
     assert 3500 < (new.ts - old.ts).total_seconds() < 3700
 
 
-def test_a_page_begins_after_a_line_or_ends_with_the_last(desk, job_id):
-    desk.queue.write_logs(said(job_id, *"abcde"))
-    second = desk.queue.logs(job_id, limit=2).lines[1]
+def test_a_page_begins_after_a_line_or_ends_with_the_last(queue_db, job_id):
+    queue_db.queue.write_logs(logged(job_id, *"abcde"))
+    second = queue_db.queue.logs(job_id, limit=2).lines[1]
 
-    assert texts(desk.queue.logs(job_id, limit=2)) == ["a", "b"]
-    assert texts(desk.queue.logs(job_id, after=second.log_id, limit=2)) == ["c", "d"]
-    assert texts(desk.queue.logs(job_id, tail=True, limit=2)) == ["d", "e"]
-    assert texts(desk.queue.logs(job_id, tail=True, after=second.log_id)) == ["c", "d", "e"]
+    assert texts(queue_db.queue.logs(job_id, limit=2)) == ["a", "b"]
+    assert texts(queue_db.queue.logs(job_id, after=second.log_id, limit=2)) == ["c", "d"]
+    assert texts(queue_db.queue.logs(job_id, tail=True, limit=2)) == ["d", "e"]
+    assert texts(queue_db.queue.logs(job_id, tail=True, after=second.log_id)) == ["c", "d", "e"]
 
 
-def test_lines_are_chosen_by_level_attempt_and_stream(desk, job_id):
-    desk.queue.write_logs(
-        said(job_id, "first", attempt=1, level="ERROR") + said(job_id, "second", attempt=2, stream="stdout")
+def test_lines_are_chosen_by_level_attempt_and_stream(queue_db, job_id):
+    queue_db.queue.write_logs(
+        logged(job_id, "first", attempt=1, level="ERROR") + logged(job_id, "second", attempt=2, stream="stdout")
     )
 
-    assert texts(desk.queue.logs(job_id, levels=["ERROR", "CRITICAL"])) == ["first"]
-    assert texts(desk.queue.logs(job_id, attempt=2)) == ["second"]
-    assert texts(desk.queue.logs(job_id, stream="stdout")) == ["second"]
-    assert texts(desk.queue.logs(job_id, stream="stderr", tail=True)) == []
+    assert texts(queue_db.queue.logs(job_id, levels=["ERROR", "CRITICAL"])) == ["first"]
+    assert texts(queue_db.queue.logs(job_id, attempt=2)) == ["second"]
+    assert texts(queue_db.queue.logs(job_id, stream="stdout")) == ["second"]
+    assert texts(queue_db.queue.logs(job_id, stream="stderr", tail=True)) == []
 
 
-def test_a_log_is_complete_a_moment_after_its_job_has_ended(desk, job_id):
-    assert not desk.queue.logs(job_id).complete
+def test_a_log_is_complete_a_moment_after_its_job_has_ended(queue_db, job_id):
+    assert not queue_db.queue.logs(job_id).complete
 
-    desk.queue.cancel(job_id)
-    assert not desk.queue.logs(job_id).complete
+    queue_db.queue.cancel(job_id)
+    assert not queue_db.queue.logs(job_id).complete
 
-    desk.sql("UPDATE dl_jobs SET finished_at = finished_at - interval '1 minute'")
-    assert desk.queue.logs(job_id).complete
+    queue_db.sql("UPDATE dl_jobs SET finished_at = finished_at - interval '1 minute'")
+    assert queue_db.queue.logs(job_id).complete
 
 
-def test_an_unknown_job_has_no_log(desk):
+def test_an_unknown_job_has_no_log(queue_db):
     with pytest.raises(JobNotFound):
-        desk.queue.logs(uuid4())
+        queue_db.queue.logs(uuid4())
 
 
-def test_a_locked_table_does_not_hold_up_the_writer(own_desk):
-    own_desk.connect().cursor().execute("LOCK TABLE dl_job_logs")
+def test_a_locked_table_does_not_hold_up_the_writer(own_queue_db):
+    own_queue_db.connect().cursor().execute("LOCK TABLE dl_job_logs")
 
     with pytest.raises(DatabaseUnavailable, match="lock timeout"):
-        own_desk.queue.write_logs(said(uuid4(), "one"))
+        own_queue_db.queue.write_logs(logged(uuid4(), "one"))

@@ -14,158 +14,160 @@ from tests.support import eventually
 
 
 @pytest.fixture
-def hot(desk):
+def hot(queue_db):
     """A running job, and three that wait for its key in two queues: (running, best, middle, worst)."""
-    running = desk.enqueue_and_claim()
-    worst = desk.enqueue(priority=9)
-    best = desk.enqueue(queue="r", priority=1)
-    middle = desk.enqueue(priority=5)
-    assert desk.claim(5) == []
-    assert desk.claim(5, queue="r") == []
-    assert [desk.wait_state(job) for job in (worst, best, middle)] == ["blocked"] * 3
+    running = queue_db.enqueue_and_claim()
+    worst = queue_db.enqueue(priority=9)
+    best = queue_db.enqueue(queue="r", priority=1)
+    middle = queue_db.enqueue(priority=5)
+    assert queue_db.claim(5) == []
+    assert queue_db.claim(5, queue="r") == []
+    assert [queue_db.wait_state(job) for job in (worst, best, middle)] == ["blocked"] * 3
     return running, best, middle, worst
 
 
-def ready(desk) -> list:
-    return [row[0] for row in desk.sql("SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready'")]
+def ready(queue_db) -> list:
+    return [
+        row[0] for row in queue_db.sql("SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready'")
+    ]
 
 
 # ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_of_a_busy_key_is_parked_once_and_told_so(desk):
-    desk.enqueue_and_claim()
-    waiting = desk.enqueue()
+def test_job_of_busy_key_is_blocked_once_and_reported(queue_db):
+    queue_db.enqueue_and_claim()
+    waiting = queue_db.enqueue()
 
-    taken, outlook = desk.claim_once()
+    taken, outlook = queue_db.claim_once()
     assert (taken, outlook.skipped) == ([], 1)
-    version = desk.fetch_row("SELECT xmin::text FROM dl_jobs WHERE job_id = %s", str(waiting))
+    version = queue_db.fetch_row("SELECT xmin::text FROM dl_jobs WHERE job_id = %s", str(waiting))
     for _ in range(3):
-        assert desk.claim_once() == ([], type(outlook)(0, None))
+        assert queue_db.claim_once() == ([], type(outlook)(0, None))
 
-    assert desk.fetch_row("SELECT xmin::text FROM dl_jobs WHERE job_id = %s", str(waiting)) == version
-    assert desk.event_kinds(waiting) == ["queued"]
-    assert desk.job(waiting).attempt == 0
+    assert queue_db.fetch_row("SELECT xmin::text FROM dl_jobs WHERE job_id = %s", str(waiting)) == version
+    assert queue_db.event_kinds(waiting) == ["queued"]
+    assert queue_db.job(waiting).attempt == 0
 
 
-def test_other_keys_are_not_held_back_by_a_hot_one(desk):
+def test_other_keys_are_not_held_back_by_a_hot_one(queue_db):
     for n in range(20):
-        desk.enqueue("hot", priority=n)
-    others = [desk.enqueue(f"cold {n}") for n in range(3)]
+        queue_db.enqueue("hot", priority=n)
+    others = [queue_db.enqueue(f"cold {n}") for n in range(3)]
 
-    runs = desk.claim(4)
+    runs = queue_db.claim(4)
 
     assert [run.lock_key for run in runs] == ["hot", "cold 0", "cold 1", "cold 2"]
     assert [run.id for run in runs[1:]] == others
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE wait_state = 'blocked'") == 19
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE wait_state = 'blocked'") == 19
 
 
-def test_of_one_keys_jobs_in_one_batch_the_best_runs(desk):
-    desk.enqueue(priority=5)
-    best = desk.enqueue(priority=1)
+def test_of_one_keys_jobs_in_one_batch_the_best_runs(queue_db):
+    queue_db.enqueue(priority=5)
+    best = queue_db.enqueue(priority=1)
 
-    assert [run.id for run in desk.claim(10)] == [best]
+    assert [run.id for run in queue_db.claim(10)] == [best]
 
 
-def test_jobs_of_one_key_run_one_after_the_other_in_order_across_queues(desk, hot):
+def test_jobs_of_one_key_run_in_order_across_queues(queue_db, hot):
     running, best, middle, worst = hot
     order = []
     while True:
-        desk.settle(running)
-        runs = desk.claim(3) + desk.claim(3, queue="r")
+        queue_db.settle(running)
+        runs = queue_db.claim(3) + queue_db.claim(3, queue="r")
         if not runs:
             break
         (running,) = runs
         order.append(running.id)
 
     assert order == [best, middle, worst]
-    assert desk.fetch_row("SELECT count(*) FROM dl_job_events WHERE kind = 'picked'") == 4  # no claim in vain
-    desk.check_invariants()
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_job_events WHERE kind = 'picked'") == 4  # no claim in vain
+    queue_db.check_invariants()
 
 
 # ── waking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def retried(desk, run):
-    desk.settle(run, Status.QUEUED, retry_in_sec=3600)
+def retried(queue_db, run):
+    queue_db.settle(run, Status.QUEUED, retry_in_sec=3600)
 
 
-def settled(desk, run):
-    desk.settle(run)
+def settled(queue_db, run):
+    queue_db.settle(run)
 
 
-def released(desk, run):
-    desk.release(run)
-    desk.queue.cancel(run.id)
+def released(queue_db, run):
+    queue_db.release(run)
+    queue_db.queue.cancel(run.id)
 
 
-def reaped(desk, run):
-    desk.lose_attempt(run, pause_sec=3600)
+def reaped(queue_db, run):
+    queue_db.lose_attempt(run, pause_sec=3600)
 
 
-def canceled(desk, run):
-    desk.queue.cancel(run.id)
-    desk.settle(run, Status.CANCELED)
+def canceled(queue_db, run):
+    queue_db.queue.cancel(run.id)
+    queue_db.settle(run, Status.CANCELED)
 
 
 @pytest.mark.parametrize("free", [settled, retried, released, reaped, canceled])
-def test_whatever_frees_a_key_wakes_its_best_job_and_rings_its_queue(desk, hot, free):
+def test_freed_key_unblocks_best_job_and_notifies_queue(queue_db, hot, free):
     running, best, middle, worst = hot
-    listener = desk.listener()
+    listener = queue_db.listener()
 
-    free(desk, running)
+    free(queue_db, running)
 
-    assert desk.wait_state(best) == "ready"
+    assert queue_db.wait_state(best) == "ready"
     assert "r" in listener.payloads()
-    assert [run.id for run in desk.claim(queue="r")] == [best]
-    desk.settle(desk.queue.recover_claim([desk.job(best).run_id])[0])
-    assert desk.wait_state(middle) == "ready"
-    assert desk.wait_state(worst) in ("ready", "blocked")
-    desk.check_invariants()
+    assert [run.id for run in queue_db.claim(queue="r")] == [best]
+    queue_db.settle(queue_db.queue.recover_claim([queue_db.job(best).run_id])[0])
+    assert queue_db.wait_state(middle) == "ready"
+    assert queue_db.wait_state(worst) in ("ready", "blocked")
+    queue_db.check_invariants()
 
 
-def test_a_canceled_job_passes_its_turn_on(desk, hot):
+def test_a_canceled_job_passes_its_turn_on(queue_db, hot):
     running, best, middle, _ = hot
-    desk.settle(running)
-    assert desk.wait_state(best) == "ready"
+    queue_db.settle(running)
+    assert queue_db.wait_state(best) == "ready"
 
-    desk.queue.cancel(best)
+    queue_db.queue.cancel(best)
 
-    assert desk.wait_state(middle) == "ready"
+    assert queue_db.wait_state(middle) == "ready"
 
 
-def test_the_cancel_of_a_waiting_job_wakes_nobody_while_its_key_is_busy(desk, hot):
+def test_cancel_of_queued_job_unblocks_none_while_key_is_busy(queue_db, hot):
     _, best, middle, worst = hot
 
-    desk.queue.cancel(best)
+    queue_db.queue.cancel(best)
 
-    assert [desk.wait_state(job) for job in (middle, worst)] == ["blocked", "blocked"]
+    assert [queue_db.wait_state(job) for job in (middle, worst)] == ["blocked", "blocked"]
 
 
-def test_the_sweep_finds_what_nobody_woke(desk, hot):
+def test_sweep_unblocks_forgotten_jobs(queue_db, hot):
     running, best, middle, _ = hot
-    desk.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(running.id))
+    queue_db.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(running.id))
 
-    assert desk.claim(5) == []
-    assert desk.queue.repair_blocked(after="", recently_repaired=["k"]).unblocked == ()
-    sweep = desk.queue.repair_blocked(after="", recently_repaired=[])
+    assert queue_db.claim(5) == []
+    assert queue_db.queue.repair_blocked(after="", recently_repaired=["k"]).unblocked == ()
+    sweep = queue_db.queue.repair_blocked(after="", recently_repaired=[])
 
     assert (sweep.unblocked, sweep.cursor) == (("k",), "k")
-    assert [desk.wait_state(job) for job in (best, middle)] == ["ready", "blocked"]
-    assert [run.id for run in desk.claim(queue="r")] == [best]
+    assert [queue_db.wait_state(job) for job in (best, middle)] == ["ready", "blocked"]
+    assert [run.id for run in queue_db.claim(queue="r")] == [best]
 
 
-def test_the_sweep_leaves_busy_keys_alone_and_goes_through_all_in_turns(desk):
+def test_sweep_skips_busy_keys_and_visits_all_in_turn(queue_db):
     for key in ("", "a", "b", "c", "d"):
-        desk.enqueue_and_claim(key)
-        desk.enqueue(key)
-        assert desk.claim() == []
-    assert desk.queue.repair_blocked(after="", recently_repaired=[]).unblocked == ()
-    desk.sql("DELETE FROM dl_jobs WHERE status = 'running' AND lock_key <> 'c'")
+        queue_db.enqueue_and_claim(key)
+        queue_db.enqueue(key)
+        assert queue_db.claim() == []
+    assert queue_db.queue.repair_blocked(after="", recently_repaired=[]).unblocked == ()
+    queue_db.sql("DELETE FROM dl_jobs WHERE status = 'running' AND lock_key <> 'c'")
 
     woken, after = [], ""
     for _ in range(9):
-        sweep = desk.queue.repair_blocked(after=after, recently_repaired=[], limit=2)
+        sweep = queue_db.queue.repair_blocked(after=after, recently_repaired=[], limit=2)
         woken += sweep.unblocked
         after = sweep.cursor
         if not after:
@@ -175,41 +177,41 @@ def test_the_sweep_leaves_busy_keys_alone_and_goes_through_all_in_turns(desk):
     assert sorted(woken) == ["", "a", "b", "d"]
 
 
-def test_two_sweeps_do_not_work_at_the_same_time(desk, hot):
+def test_two_sweeps_do_not_work_at_the_same_time(queue_db, hot):
     running, *_ = hot
-    desk.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(running.id))
-    with desk.open_transaction() as step:
+    queue_db.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(running.id))
+    with queue_db.open_transaction() as step:
         step("SELECT pg_advisory_xact_lock(1684828527, 0)")
-        assert desk.repair_blocked() == ()
+        assert queue_db.repair_blocked() == ()
 
-    assert desk.repair_blocked() == ("k",)
+    assert queue_db.repair_blocked() == ("k",)
 
 
 # ── two at once ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_claim_that_meets_a_change_of_the_key_leaves_the_job_and_says_so(desk):
-    job_id = desk.enqueue()
-    with desk.open_transaction() as step:
+def test_claim_racing_key_change_skips_job_and_reports_it(queue_db):
+    job_id = queue_db.enqueue()
+    with queue_db.open_transaction() as step:
         step("SELECT pg_advisory_xact_lock(1684828526, hashtext('k'))")
 
-        taken, outlook = desk.claim_once()
+        taken, outlook = queue_db.claim_once()
 
         assert (taken, outlook.skipped) == ([], 1)
-        assert desk.wait_state(job_id) == "ready"
+        assert queue_db.wait_state(job_id) == "ready"
 
-    assert [run.id for run in desk.claim()] == [job_id]
+    assert [run.id for run in queue_db.claim()] == [job_id]
 
 
-def test_two_sessions_never_get_two_jobs_of_one_key(desk):
+def test_two_sessions_never_get_two_jobs_of_one_key(queue_db):
     for _ in range(40):
-        desk.enqueue("k")
-    queues = [desk.new_queue() for _ in range(4)]
+        queue_db.enqueue("k")
+    queues = [queue_db.new_queue() for _ in range(4)]
 
     def drain(queue) -> int:
         done = 0
-        while desk.fetch_row("SELECT EXISTS (SELECT FROM dl_jobs WHERE status <> 'succeeded')"):
-            runs, _ = desk.claim_once(3, by=queue)
+        while queue_db.fetch_row("SELECT EXISTS (SELECT FROM dl_jobs WHERE status <> 'succeeded')"):
+            runs, _ = queue_db.claim_once(3, by=queue)
             assert len(runs) <= 1
             queue.settle([(run, Settlement(Status.SUCCEEDED)) for run in runs])
             done += len(runs)
@@ -218,65 +220,65 @@ def test_two_sessions_never_get_two_jobs_of_one_key(desk):
     with ThreadPoolExecutor(4) as threads:
         assert sum(threads.map(drain, queues)) == 40
 
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE attempt <> 1") == 0
-    desk.check_invariants()  # no two of them ran at a time
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE attempt <> 1") == 0
+    queue_db.check_invariants()  # no two of them ran at a time
 
 
 # ── the session's lock ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_zombie_keeps_its_successor_out_until_its_session_is_gone(desk):
-    zombie = desk.new_session()
-    run = desk.enqueue_and_claim()
+def test_key_lock_of_zombie_keeps_successor_out(queue_db):
+    zombie = queue_db.new_session()
+    run = queue_db.enqueue_and_claim()
     assert JobQueue(zombie).lock_keys([run]) == [(True, True)]
-    desk.lose_attempt(run)
-    (successor,) = desk.claim()
+    queue_db.lose_attempt(run)
+    (successor,) = queue_db.claim()
 
-    assert desk.queue.lock_keys([successor]) == [(False, True)]
-    assert desk.release(successor, ReleaseReason.LOCK_BUSY).status is Status.QUEUED
-    assert (desk.wait_state(run.id), desk.job(run.id).attempt) == ("blocked", 1)
-    assert desk.repair_blocked() == ()
-    assert desk.claim() == []
+    assert queue_db.queue.lock_keys([successor]) == [(False, True)]
+    assert queue_db.release(successor, ReleaseReason.LOCK_BUSY).status is Status.QUEUED
+    assert (queue_db.wait_state(run.id), queue_db.job(run.id).attempt) == ("blocked", 1)
+    assert queue_db.repair_blocked() == ()
+    assert queue_db.claim() == []
 
     zombie.close()
-    assert eventually(desk.repair_blocked) == ("k",)  # the server takes a moment to see that it has gone
-    (successor,) = desk.claim()
-    assert desk.queue.lock_keys([successor]) == [(True, True)]
-    assert (successor.attempt, desk.settle(successor).outcome) == (2, "applied")
-    desk.check_invariants()
+    assert eventually(queue_db.repair_blocked) == ("k",)  # the server takes a moment to see that it has gone
+    (successor,) = queue_db.claim()
+    assert queue_db.queue.lock_keys([successor]) == [(True, True)]
+    assert (successor.attempt, queue_db.settle(successor).outcome) == (2, "applied")
+    queue_db.check_invariants()
 
 
-def test_a_guard_says_when_the_run_is_not_ours_any_more(desk):
-    kept, lost = desk.enqueue_and_claim("a"), desk.enqueue_and_claim("b")
-    desk.lose_attempt(lost)
+def test_a_guard_says_when_the_run_is_not_ours_any_more(queue_db):
+    kept, lost = queue_db.enqueue_and_claim("a"), queue_db.enqueue_and_claim("b")
+    queue_db.lose_attempt(lost)
 
-    assert desk.queue.lock_keys([lost, kept]) == [(True, False), (True, True)]
+    assert queue_db.queue.lock_keys([lost, kept]) == [(True, False), (True, True)]
 
 
 @pytest.mark.parametrize("end", ["settle", "release", "unguard"])
-def test_the_end_of_a_run_gives_its_sessions_lock_back(desk, end):
-    run = desk.enqueue_and_claim()
-    other = desk.new_queue()
-    desk.queue.lock_keys([run])
+def test_the_end_of_a_run_gives_its_sessions_lock_back(queue_db, end):
+    run = queue_db.enqueue_and_claim()
+    other = queue_db.new_queue()
+    queue_db.queue.lock_keys([run])
     assert other.lock_keys([run]) == [(False, True)]
 
     if end == "settle":
-        desk.settle(run, guards=[run.key_hash])
+        queue_db.settle(run, guards=[run.key_hash])
     elif end == "release":
-        desk.release(run, unlock_keys=[run.key_hash])
+        queue_db.release(run, unlock_keys=[run.key_hash])
     else:
-        desk.queue.unlock_keys([run.key_hash])
+        queue_db.queue.unlock_keys([run.key_hash])
 
     assert other.lock_keys([run])[0][0] is True
 
 
-def test_a_settlement_that_comes_too_late_still_gives_the_lock_back(desk):
-    run = desk.enqueue_and_claim()
-    desk.queue.lock_keys([run])
-    desk.lose_attempt(run)
+def test_late_settlement_still_unlocks_key(queue_db):
+    run = queue_db.enqueue_and_claim()
+    queue_db.queue.lock_keys([run])
+    queue_db.lose_attempt(run)
 
-    assert desk.settle(run, guards=[run.key_hash]).outcome == "not ours"
-    assert desk.new_queue().lock_keys([run])[0][0] is True
+    assert queue_db.settle(run, guards=[run.key_hash]).outcome == "not ours"
+    assert queue_db.new_queue().lock_keys([run])[0][0] is True
 
 
 # ── two keys with one hash ──────────────────────────────────────────────────────────────────────────────────────────
@@ -298,74 +300,74 @@ def twins(shared_dsn) -> tuple[str, str]:
         connection.close()
 
 
-def test_two_keys_with_one_hash_run_side_by_side_in_one_process(desk, twins):
-    runs = [desk.enqueue_and_claim(key) for key in twins]
+def test_two_keys_with_one_hash_run_side_by_side_in_one_process(queue_db, twins):
+    runs = [queue_db.enqueue_and_claim(key) for key in twins]
     assert runs[0].key_hash == runs[1].key_hash
 
-    assert desk.queue.lock_keys(runs) == [(True, True), (True, True)]
-    assert desk.settle(runs[0], guards=[runs[0].key_hash]).outcome == "applied"
-    assert desk.new_queue().lock_keys([runs[1]]) == [(False, True)]  # the lock was taken twice and given back once
-    assert desk.settle(runs[1], guards=[runs[1].key_hash]).outcome == "applied"
+    assert queue_db.queue.lock_keys(runs) == [(True, True), (True, True)]
+    assert queue_db.settle(runs[0], guards=[runs[0].key_hash]).outcome == "applied"
+    assert queue_db.new_queue().lock_keys([runs[1]]) == [(False, True)]  # the lock was taken twice and given back once
+    assert queue_db.settle(runs[1], guards=[runs[1].key_hash]).outcome == "applied"
 
 
-def test_two_keys_with_one_hash_cost_another_process_a_wait_and_nothing_else(desk, twins):
-    here = desk.enqueue_and_claim(twins[0])
-    desk.queue.lock_keys([here])
-    other = desk.new_queue()
-    job_id = desk.enqueue(twins[1])
-    ((there,), _) = desk.claim_once(by=other)
+def test_two_keys_with_one_hash_delay_another_process_only(queue_db, twins):
+    here = queue_db.enqueue_and_claim(twins[0])
+    queue_db.queue.lock_keys([here])
+    other = queue_db.new_queue()
+    job_id = queue_db.enqueue(twins[1])
+    ((there,), _) = queue_db.claim_once(by=other)
     assert other.lock_keys([there]) == [(False, True)]
     other.release([ReleaseRequest(there, ReleaseReason.LOCK_BUSY)])
-    assert desk.repair_blocked() == ()
+    assert queue_db.repair_blocked() == ()
 
-    desk.settle(here, guards=[here.key_hash])
-    assert desk.wait_state(job_id) == "blocked"  # its own key was never freed, for it was never busy
-    assert desk.repair_blocked() == (twins[1],)
-    ((there,), _) = desk.claim_once(by=other)
+    queue_db.settle(here, guards=[here.key_hash])
+    assert queue_db.wait_state(job_id) == "blocked"  # its own key was never freed, for it was never busy
+    assert queue_db.repair_blocked() == (twins[1],)
+    ((there,), _) = queue_db.claim_once(by=other)
 
     assert there.attempt == 1
     assert other.lock_keys([there]) == [(True, True)]
-    desk.check_invariants()
+    queue_db.check_invariants()
 
 
-def test_two_keys_with_one_hash_are_claimed_and_settled_in_one_batch(desk, twins):
+def test_two_keys_with_one_hash_settle_in_one_batch(queue_db, twins):
     for key in twins:
-        desk.enqueue(key)
-        desk.enqueue(key)
+        queue_db.enqueue(key)
+        queue_db.enqueue(key)
 
-    runs = desk.claim(4)
-    fates = desk.queue.settle([(run, Settlement(Status.SUCCEEDED)) for run in runs])
+    runs = queue_db.claim(4)
+    fates = queue_db.queue.settle([(run, Settlement(Status.SUCCEEDED)) for run in runs])
 
     assert sorted(run.lock_key for run in runs) == sorted(twins)
     assert [fate.outcome for fate in fates] == ["applied"] * 2
-    assert len(ready(desk)) == 2
+    assert len(ready(queue_db)) == 2
 
 
-def test_a_timed_job_of_a_busy_key_is_parked_when_it_falls_due(desk):
-    running = desk.enqueue_and_claim()
-    job_id = desk.enqueue(available_at=datetime.now(UTC) + timedelta(hours=1))
-    assert desk.claim() == []
-    assert desk.wait_state(job_id) == "scheduled"
+def test_a_timed_job_of_a_busy_key_is_parked_when_it_falls_due(queue_db):
+    running = queue_db.enqueue_and_claim()
+    job_id = queue_db.enqueue(available_at=datetime.now(UTC) + timedelta(hours=1))
+    assert queue_db.claim() == []
+    assert queue_db.wait_state(job_id) == "scheduled"
 
-    desk.make_due(job_id)
-    assert desk.promote() == 1
-    assert desk.claim() == []
-    assert desk.wait_state(job_id) == "blocked"
-    desk.settle(running)
+    queue_db.make_due(job_id)
+    assert queue_db.promote() == 1
+    assert queue_db.claim() == []
+    assert queue_db.wait_state(job_id) == "blocked"
+    queue_db.settle(running)
 
-    assert [run.id for run in desk.claim()] == [job_id]
+    assert [run.id for run in queue_db.claim()] == [job_id]
 
 
-def test_a_claim_that_looks_further_gets_past_a_long_row_of_one_busy_key(desk):
-    desk.enqueue("hot")
-    assert len(desk.claim_once(1)[0]) == 1
+def test_claim_with_larger_scan_passes_jobs_of_one_busy_key(queue_db):
+    queue_db.enqueue("hot")
+    assert len(queue_db.claim_once(1)[0]) == 1
     for _ in range(30):
-        desk.enqueue("hot")
-    desk.enqueue("cool")
+        queue_db.enqueue("hot")
+    queue_db.enqueue("cool")
 
-    nearby, outlook = desk.queue.claim("q", ["t"], new_run_ids(1), "w")
-    further, _ = desk.queue.claim("q", ["t"], new_run_ids(1), "w", scan=40)
+    nearby, outlook = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w")
+    further, _ = queue_db.queue.claim("q", ["t"], new_run_ids(1), "w", scan=40)
 
     assert (nearby, outlook.skipped) == ([], 1)
     assert [job.lock_key for job in further] == ["cool"]
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE wait_state = 'blocked'") == 30
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE wait_state = 'blocked'") == 30

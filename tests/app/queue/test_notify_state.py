@@ -17,108 +17,108 @@ BLOCKED = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT gra
 INSERT = "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')"
 
 
-def a_process(desk: QueueFixture, *queues: str) -> NotifyStateTable:
+def a_process(queue_db: QueueFixture, *queues: str) -> NotifyStateTable:
     """A live worker process that serves these queues, and has said nothing yet."""
     worker = uuid4()
     info = WorkerInfo(worker, "w", "0", queues or ("q",), ("t",), 1)
-    WorkerLiveness(desk.session).beat(info, heartbeat_sec=3600)
-    return NotifyStateTable(desk.new_session(), worker)
+    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=3600)
+    return NotifyStateTable(queue_db.new_session(), worker)
 
 
 @pytest.fixture
-def process(desk) -> NotifyStateTable:
-    return a_process(desk)
+def process(queue_db) -> NotifyStateTable:
+    return a_process(queue_db)
 
 
 @pytest.fixture
-def listener(desk):
-    return desk.listener()
+def listener(queue_db):
+    return queue_db.listener()
 
 
 # ── who is rung for ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_that_sleeps_is_rung_and_one_that_is_awake_is_not(desk, process, listener):
+def test_one_that_sleeps_is_rung_and_one_that_is_awake_is_not(queue_db, process, listener):
     process.set_needs_notification(["q"], needs_notification=True)
-    desk.insert()
+    queue_db.insert()
     assert listener.payloads() == ["q"]
 
     process.set_needs_notification(["q"], needs_notification=False)
-    desk.insert()
-    desk.enqueue()
-    desk.settle(desk.enqueue_and_claim("r", queue="q", priority=0), retry_in_sec=0)
+    queue_db.insert()
+    queue_db.enqueue()
+    queue_db.settle(queue_db.enqueue_and_claim("r", queue="q", priority=0), retry_in_sec=0)
     assert listener.payloads() == []
 
 
-def test_whoever_frees_a_key_rings_only_for_one_that_sleeps(desk, process, listener):
+def test_freed_key_notifies_only_idle_process(queue_db, process, listener):
     process.set_needs_notification(["q"], needs_notification=False)
-    first = desk.enqueue_and_claim("k")
+    first = queue_db.enqueue_and_claim("k")
     for _ in range(2):
-        desk.enqueue("k")
-    assert desk.claim() == []
+        queue_db.enqueue("k")
+    assert queue_db.claim() == []
     listener.payloads()
 
-    desk.settle(first)
+    queue_db.settle(first)
     assert listener.payloads() == []
-    (second,) = desk.claim()
+    (second,) = queue_db.claim()
     process.set_needs_notification(["q"], needs_notification=True)
-    desk.settle(second)
+    queue_db.settle(second)
     assert listener.payloads() == ["q"]
 
 
-def test_one_that_has_said_nothing_is_rung(desk, process, listener):
-    desk.insert()
+def test_process_without_state_is_notified(queue_db, process, listener):
+    queue_db.insert()
 
     assert listener.payloads() == ["q"]
 
 
-def test_of_two_that_serve_a_queue_each_must_be_awake(desk, process, listener):
+def test_of_two_that_serve_a_queue_each_must_be_awake(queue_db, process, listener):
     process.set_needs_notification(["q"], needs_notification=False)
-    other = a_process(desk)
-    desk.insert()
+    other = a_process(queue_db)
+    queue_db.insert()
     other.set_needs_notification(["q"], needs_notification=True)
-    desk.insert()
+    queue_db.insert()
     assert listener.payloads() == ["q", "q"]
 
     other.set_needs_notification(["q"], needs_notification=False)
-    desk.insert()
+    queue_db.insert()
     assert listener.payloads() == []
 
 
-def test_the_word_of_a_process_that_is_gone_counts_for_nothing(desk, process, listener):
+def test_the_word_of_a_process_that_is_gone_counts_for_nothing(queue_db, process, listener):
     process.set_needs_notification(["q"], needs_notification=False)
-    desk.sql("UPDATE dl_workers SET seen_at = now() - interval '1 day', heartbeat_sec = 1")
+    queue_db.sql("UPDATE dl_workers SET seen_at = now() - interval '1 day', heartbeat_sec = 1")
 
-    desk.insert()
+    queue_db.insert()
 
     assert listener.payloads() == ["q"]
     process.clear()
-    assert desk.fetch_row("SELECT count(*) FROM dl_notify_state") == 0
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_notify_state") == 0
 
 
-def test_a_queue_that_no_process_serves_is_rung_for_once_as_long_as_a_job_waits(desk, listener):
-    a_process(desk, "another").set_needs_notification(["another"], needs_notification=True)
-    desk.enqueue("a")
-    desk.enqueue("b")
-    desk.insert("c")
+def test_unserved_queue_is_notified_once_while_a_job_waits(queue_db, listener):
+    a_process(queue_db, "another").set_needs_notification(["another"], needs_notification=True)
+    queue_db.enqueue("a")
+    queue_db.enqueue("b")
+    queue_db.insert("c")
     assert listener.payloads() == ["q"]
 
-    desk.claim(3)
-    desk.enqueue("d")
-    assert listener.payloads() == ["q"]
-
-
-def test_plain_inserts_into_a_queue_that_no_process_serves_are_no_different(desk, listener):
-    a_process(desk, "another").set_needs_notification(["another"], needs_notification=False)
-    desk.insert("a")
-    desk.insert("b")
-
+    queue_db.claim(3)
+    queue_db.enqueue("d")
     assert listener.payloads() == ["q"]
 
 
-def test_where_no_process_lives_every_insert_rings(desk, listener):
-    desk.enqueue("a")
-    desk.enqueue("b")
+def test_plain_inserts_into_unserved_queue_notify_alike(queue_db, listener):
+    a_process(queue_db, "another").set_needs_notification(["another"], needs_notification=False)
+    queue_db.insert("a")
+    queue_db.insert("b")
+
+    assert listener.payloads() == ["q"]
+
+
+def test_where_no_process_lives_every_insert_rings(queue_db, listener):
+    queue_db.enqueue("a")
+    queue_db.enqueue("b")
 
     assert listener.payloads() == ["q", "q"]
 
@@ -126,23 +126,23 @@ def test_where_no_process_lives_every_insert_rings(desk, listener):
 # ── the orders in which they meet ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_insert_that_stayed_silent_is_waited_for_before_the_last_look(desk, process, listener):
+def test_silent_insert_is_waited_for_before_last_claim(queue_db, process, listener):
     """Insert sees `awake` … mark … insert commits."""
     process.set_needs_notification(["q"], needs_notification=False)
-    with desk.open_transaction() as step:
+    with queue_db.open_transaction() as step:
         step(INSERT)
         process.set_needs_notification(["q"], needs_notification=True)
-        assert desk.claim() == [], "the job cannot be seen yet"
+        assert queue_db.claim() == [], "the job cannot be seen yet"
         assert not process.has_no_silent_insert("q"), "so it must not be slept yet"
 
     assert listener.payloads() == []
     assert process.has_no_silent_insert("q")
-    assert len(desk.claim()) == 1
+    assert len(queue_db.claim()) == 1
 
 
-def test_an_insert_that_stayed_silent_and_fails_is_waited_for_too(desk, process):
+def test_failed_silent_insert_is_waited_for(queue_db, process):
     process.set_needs_notification(["q"], needs_notification=False)
-    connection = desk.connect()
+    connection = queue_db.connect()
     connection.cursor().execute(INSERT)
     process.set_needs_notification(["q"], needs_notification=True)
     assert not process.has_no_silent_insert("q")
@@ -150,15 +150,15 @@ def test_an_insert_that_stayed_silent_and_fails_is_waited_for_too(desk, process)
     connection.rollback()
 
     assert process.has_no_silent_insert("q")
-    assert desk.claim() == []
+    assert queue_db.claim() == []
 
 
-def test_an_insert_that_has_seen_awake_and_not_yet_the_lock_sees_the_mark_that_came_between(desk, process, listener):
+def test_insert_between_busy_check_and_lock_sees_idle_mark(queue_db, process, listener):
     """Insert sees `awake` … mark, lock, look … insert has the lock."""
     process.set_needs_notification(["q"], needs_notification=False)
-    with desk.open_transaction() as step:
+    with queue_db.open_transaction() as step:
         step(HELD)  # the process makes sure at this moment
-        inserting = BackgroundCall(desk.insert)
+        inserting = BackgroundCall(queue_db.insert)
         eventually(lambda: step(BLOCKED)[0][0] == 1, message="the insert waits for the lock")
         process.set_needs_notification(["q"], needs_notification=True)
 
@@ -166,27 +166,27 @@ def test_an_insert_that_has_seen_awake_and_not_yet_the_lock_sees_the_mark_that_c
     assert listener.payloads() == ["q"]
 
 
-def test_an_insert_after_the_mark_rings_whatever_the_process_does_meanwhile(desk, process, listener):
+def test_insert_after_idle_mark_always_notifies(queue_db, process, listener):
     """Mark … insert … quiet, look."""
     process.set_needs_notification(["q"], needs_notification=False)
     process.set_needs_notification(["q"], needs_notification=True)
-    with desk.open_transaction() as step:
+    with queue_db.open_transaction() as step:
         step(INSERT)
         assert process.has_no_silent_insert("q"), "it need not be waited for: it rings"
-        assert desk.claim() == []
+        assert queue_db.claim() == []
         assert listener.payloads() == []
 
     assert listener.payloads() == ["q"]
 
 
-def test_an_insert_of_a_transaction_with_an_old_view_rings(desk, process, listener):
+def test_an_insert_of_a_transaction_with_an_old_view_rings(queue_db, process, listener):
     process.set_needs_notification(["q"], needs_notification=False)
-    connection = desk.connect()
+    connection = queue_db.connect()
     connection.set_session(isolation_level="REPEATABLE READ")
     connection.cursor().execute("SELECT count(*) FROM dl_jobs")  # from now on it sees `awake`
     process.set_needs_notification(["q"], needs_notification=True)
     assert process.has_no_silent_insert("q")
-    assert desk.claim() == []
+    assert queue_db.claim() == []
 
     connection.cursor().execute(INSERT)
     connection.commit()
@@ -194,36 +194,36 @@ def test_an_insert_of_a_transaction_with_an_old_view_rings(desk, process, listen
     assert listener.payloads() == ["q"]
 
 
-def test_a_second_insert_that_relied_on_the_first_is_waited_for_by_a_process_that_starts(desk, listener):
+def test_starting_process_waits_for_second_silent_insert(queue_db, listener):
     """Nobody serves the queue; the first rings, the second does not; a process starts, takes the first, looks again."""
-    a_process(desk, "another").set_needs_notification(["another"], needs_notification=True)
-    desk.enqueue("a")
-    with desk.open_transaction() as step:
+    a_process(queue_db, "another").set_needs_notification(["another"], needs_notification=True)
+    queue_db.enqueue("a")
+    with queue_db.open_transaction() as step:
         step(INSERT)
-        starting = a_process(desk)
-        assert len(desk.claim()) == 1
+        starting = a_process(queue_db)
+        assert len(queue_db.claim()) == 1
         starting.set_needs_notification(["q"], needs_notification=True)
-        assert desk.claim() == []
+        assert queue_db.claim() == []
         assert not starting.has_no_silent_insert("q")
 
     assert listener.payloads() == ["q"]
     assert starting.has_no_silent_insert("q")
-    assert len(desk.claim()) == 1
+    assert len(queue_db.claim()) == 1
 
 
-def test_those_who_stay_silent_do_not_wait_for_each_other(desk, process):
+def test_those_who_stay_silent_do_not_wait_for_each_other(queue_db, process):
     process.set_needs_notification(["q"], needs_notification=False)
-    with desk.open_transaction() as step:
+    with queue_db.open_transaction() as step:
         step(INSERT)
-        BackgroundCall(desk.insert, "other").result()
+        BackgroundCall(queue_db.insert, "other").result()
 
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 2
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs") == 2
 
 
-def test_many_queues_of_one_statement_are_each_rung_or_not(desk, process, listener):
+def test_many_queues_of_one_statement_are_each_rung_or_not(queue_db, process, listener):
     process.set_needs_notification(["q"], needs_notification=False)
-    a_process(desk, "r").set_needs_notification(["r"], needs_notification=True)
+    a_process(queue_db, "r").set_needs_notification(["r"], needs_notification=True)
 
-    desk.sql("INSERT INTO dl_jobs (queue, task, lock_key) SELECT unnest('{q,r,q,r}'::text[]), 't', 'k'")
+    queue_db.sql("INSERT INTO dl_jobs (queue, task, lock_key) SELECT unnest('{q,r,q,r}'::text[]), 't', 'k'")
 
     assert listener.payloads() == ["r"]

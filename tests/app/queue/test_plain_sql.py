@@ -14,16 +14,16 @@ from tests.support.queue_fixture import QueueFixture
 
 
 @pytest.fixture
-def listener(desk):
-    return desk.listener()
+def listener(queue_db):
+    return queue_db.listener()
 
 
 @pytest.fixture
-def webhook(desk):
+def webhook(queue_db):
     """Something wants to know of every end."""
-    desk.sql("INSERT INTO dl_webhooks (url, secret) VALUES ('http://a', 'x')")
+    queue_db.sql("INSERT INTO dl_webhooks (url, secret) VALUES ('http://a', 'x')")
     yield
-    desk.sql("DELETE FROM dl_webhooks; DELETE FROM dl_deliveries")
+    queue_db.sql("DELETE FROM dl_webhooks; DELETE FROM dl_deliveries")
 
 
 # ── INSERT ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -41,190 +41,195 @@ def webhook(desk):
         ({"status": "succeeded"}, "scheduled"),
     ],
 )
-def test_a_job_that_is_due_when_it_comes_stands_among_the_ready_ones_at_once(desk, columns, wait_state):
-    assert desk.wait_state(desk.insert(**columns)) == wait_state
+def test_due_job_is_ready_at_once(queue_db, columns, wait_state):
+    assert queue_db.wait_state(queue_db.insert(**columns)) == wait_state
 
 
-def test_a_plain_insert_rings_is_journaled_and_is_found_by_the_next_claim(desk, listener):
-    job_id = desk.insert(producer="billing")
+def test_plain_insert_notifies_has_event_and_is_claimed(queue_db, listener):
+    job_id = queue_db.insert(producer="billing")
 
     assert listener.payloads() == ["q"]
-    assert desk.wait_state(job_id) == "ready"
-    event = desk.queue.events(job_id)[0]
+    assert queue_db.wait_state(job_id) == "ready"
+    event = queue_db.queue.events(job_id)[0]
     assert (event.kind, event.queue) == ("queued", "q")
     assert event.payload == {"status": "queued", "attempt": 0, "task": "t", "producer": "billing"}
-    (run,) = desk.claim()
+    (run,) = queue_db.claim()
     assert (run.id, run.args_text, run.priority, run.max_attempts, run.lease_ttl_sec) == (job_id, "{}", 100, 5, 60)
-    desk.settle(run)
-    desk.check_invariants()
+    queue_db.settle(run)
+    queue_db.check_invariants()
 
 
-def test_many_rows_of_one_insert_ring_once_a_queue(desk, listener):
-    desk.sql(
+def test_many_rows_of_one_insert_ring_once_a_queue(queue_db, listener):
+    queue_db.sql(
         "INSERT INTO dl_jobs (queue, task, lock_key)"
         " SELECT CASE WHEN n < 50 THEN 'a' ELSE 'b' END, 't', 'k' || n FROM generate_series(1, 100) n"
     )
 
     assert sorted(listener.payloads()) == ["a", "b"]
-    assert desk.fetch_row("SELECT count(*) FROM dl_job_events WHERE kind = 'queued'") == 100
-    assert len(desk.claim(100, queue="a")) == 49
-    assert len(desk.claim(100, queue="b")) == 51
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_job_events WHERE kind = 'queued'") == 100
+    assert len(queue_db.claim(100, queue="a")) == 49
+    assert len(queue_db.claim(100, queue="b")) == 51
 
 
-def test_plain_inserts_are_claimed_in_order_with_all_others(desk):
-    middle = desk.enqueue("a", priority=5)
-    last = desk.insert("b", priority=9)
-    first = desk.insert("c", priority=1)
+def test_plain_inserts_are_claimed_in_order_with_all_others(queue_db):
+    middle = queue_db.enqueue("a", priority=5)
+    last = queue_db.insert("b", priority=9)
+    first = queue_db.insert("c", priority=1)
 
-    assert [run.id for run in desk.claim(3)] == [first, middle, last]
+    assert [run.id for run in queue_db.claim(3)] == [first, middle, last]
 
 
-def test_a_finished_job_that_is_inserted_as_history_neither_rings_nor_waits(desk, listener):
-    job_id = desk.insert(status="succeeded", finished_at="2026-01-01")
+def test_inserted_finished_job_neither_notifies_nor_waits(queue_db, listener):
+    job_id = queue_db.insert(status="succeeded", finished_at="2026-01-01")
 
     assert listener.payloads() == []
-    assert desk.event_kinds(job_id) == []
-    assert desk.claim() == []
+    assert queue_db.event_kinds(job_id) == []
+    assert queue_db.claim() == []
 
 
-def test_a_service_that_may_only_insert_can_insert(own_desk):
-    desk = own_desk
+def test_a_service_that_may_only_insert_can_insert(own_queue_db):
+    queue_db = own_queue_db
     role = "dl_only_inserts"
-    desk.sql(f"DROP ROLE IF EXISTS {role}")
-    desk.sql(f"CREATE ROLE {role}")
+    queue_db.sql(f"DROP ROLE IF EXISTS {role}")
+    queue_db.sql(f"CREATE ROLE {role}")
     try:
-        desk.sql(f"GRANT INSERT ON dl_jobs TO {role}")
-        with desk.open_transaction() as step:
+        queue_db.sql(f"GRANT INSERT ON dl_jobs TO {role}")
+        with queue_db.open_transaction() as step:
             step(f"SET LOCAL ROLE {role}")
             step("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
 
-        (run,) = desk.claim()
-        assert desk.event_kinds(run.id) == ["queued", "picked"]
+        (run,) = queue_db.claim()
+        assert queue_db.event_kinds(run.id) == ["queued", "picked"]
     finally:
-        desk.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        queue_db.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_an_insert_that_is_rolled_back_leaves_neither_a_job_nor_a_ring(desk, listener):
-    connection = desk.connect()
+def test_rolled_back_insert_leaves_no_notification(queue_db, listener):
+    connection = queue_db.connect()
     connection.cursor().execute("INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
     connection.rollback()
 
     assert listener.payloads() == []
-    assert desk.fetch_row("SELECT count(*) FROM dl_job_events") == 0
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_job_events") == 0
 
 
-def test_what_claims_heartbeats_and_ends_change_rings_nobody(desk, listener):
-    run = desk.enqueue_and_claim()
+def test_claims_heartbeats_and_settlements_do_not_notify(queue_db, listener):
+    run = queue_db.enqueue_and_claim()
     listener.payloads()
 
-    desk.renew(run, {"done": 1})
-    desk.settle(run)
+    queue_db.renew(run, {"done": 1})
+    queue_db.settle(run)
 
     assert listener.payloads() == []
 
 
-def test_deleting_a_job_deletes_its_events(desk):
-    run = desk.enqueue_and_claim()
-    desk.sql("DELETE FROM dl_jobs")
+def test_deleting_a_job_deletes_its_events(queue_db):
+    run = queue_db.enqueue_and_claim()
+    queue_db.sql("DELETE FROM dl_jobs")
 
-    assert desk.fetch_row("SELECT count(*) FROM dl_job_events") == 0
-    assert desk.settle(run).outcome == "not ours"
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_job_events") == 0
+    assert queue_db.settle(run).outcome == "not ours"
 
 
 # ── UPDATE by an operator ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_operator_who_moves_a_time_moves_the_job(desk, listener):
-    job_id = desk.enqueue()
+def test_an_operator_who_moves_a_time_moves_the_job(queue_db, listener):
+    job_id = queue_db.enqueue()
     listener.payloads()
 
-    desk.sql("UPDATE dl_jobs SET available_at = now() + interval '1 hour'")
-    assert desk.wait_state(job_id) == "scheduled"
-    assert desk.claim() == []
-    desk.sql("UPDATE dl_jobs SET available_at = now()")
+    queue_db.sql("UPDATE dl_jobs SET available_at = now() + interval '1 hour'")
+    assert queue_db.wait_state(job_id) == "scheduled"
+    assert queue_db.claim() == []
+    queue_db.sql("UPDATE dl_jobs SET available_at = now()")
 
     assert listener.payloads() == ["q", "q"]
-    assert [run.id for run in desk.claim()] == [job_id]
+    assert [run.id for run in queue_db.claim()] == [job_id]
 
 
-def test_a_parked_job_whose_time_an_operator_moves_is_sorted_again(desk):
-    desk.enqueue_and_claim()
-    waiting = desk.enqueue()
-    assert desk.claim() == []
-    assert desk.wait_state(waiting) == "blocked"
+def test_blocked_job_with_changed_time_is_sorted_again(queue_db):
+    queue_db.enqueue_and_claim()
+    waiting = queue_db.enqueue()
+    assert queue_db.claim() == []
+    assert queue_db.wait_state(waiting) == "blocked"
 
-    desk.sql("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE job_id = %s", str(waiting))
-    assert desk.wait_state(waiting) == "ready"
-    assert desk.claim() == []
-    assert desk.wait_state(waiting) == "blocked"
+    queue_db.sql("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE job_id = %s", str(waiting))
+    assert queue_db.wait_state(waiting) == "ready"
+    assert queue_db.claim() == []
+    assert queue_db.wait_state(waiting) == "blocked"
 
 
-def test_an_operator_who_changes_the_priority_changes_the_turn(desk):
-    first, second = desk.enqueue("a"), desk.enqueue("b")
-    desk.sql("UPDATE dl_jobs SET priority = 1 WHERE job_id = %s", str(second))
+def test_an_operator_who_changes_the_priority_changes_the_turn(queue_db):
+    first, second = queue_db.enqueue("a"), queue_db.enqueue("b")
+    queue_db.sql("UPDATE dl_jobs SET priority = 1 WHERE job_id = %s", str(second))
 
-    assert [run.id for run in desk.claim(2)] == [second, first]
+    assert [run.id for run in queue_db.claim(2)] == [second, first]
 
 
 @pytest.mark.parametrize("end", [Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.LOST])
-def test_a_finished_job_put_back_by_hand_starts_afresh(desk, listener, end):
-    run = desk.enqueue_and_claim(max_attempts=1)
+def test_a_finished_job_put_back_by_hand_starts_afresh(queue_db, listener, end):
+    run = queue_db.enqueue_and_claim(max_attempts=1)
     if end is Status.CANCELED:
-        desk.queue.cancel(run.id)
+        queue_db.queue.cancel(run.id)
     if end is Status.LOST:
-        desk.lose_attempt(run)
+        queue_db.lose_attempt(run)
     else:
-        desk.settle(run, end)
-    assert desk.status(run.id) is end
+        queue_db.settle(run, end)
+    assert queue_db.status(run.id) is end
     listener.payloads()
 
-    desk.sql("UPDATE dl_jobs SET status = 'queued'")
+    queue_db.sql("UPDATE dl_jobs SET status = 'queued'")
 
-    job = desk.job(run.id)
-    assert (job.attempt, job.cancel_requested, job.finished_at, desk.wait_state(run.id)) == (0, False, None, "ready")
+    job = queue_db.job(run.id)
+    assert (job.attempt, job.cancel_requested, job.finished_at, queue_db.wait_state(run.id)) == (
+        0,
+        False,
+        None,
+        "ready",
+    )
     assert listener.payloads() == ["q"]
-    desk.check_invariants()
-    (again,) = desk.claim()
+    queue_db.check_invariants()
+    (again,) = queue_db.claim()
     assert (again.id, again.attempt) == (run.id, 1)
-    assert desk.renew(again) is False
-    assert desk.settle(again).outcome == "applied"
-    desk.check_invariants()
+    assert queue_db.renew(again) is False
+    assert queue_db.settle(again).outcome == "applied"
+    queue_db.check_invariants()
 
 
-def test_a_running_job_put_back_by_hand_is_its_owners_no_more(desk):
-    run = desk.enqueue_and_claim(max_attempts=1)
+def test_a_running_job_put_back_by_hand_is_its_owners_no_more(queue_db):
+    run = queue_db.enqueue_and_claim(max_attempts=1)
 
-    desk.sql("UPDATE dl_jobs SET status = 'queued'")
+    queue_db.sql("UPDATE dl_jobs SET status = 'queued'")
 
-    job = desk.job(run.id)
+    job = queue_db.job(run.id)
     assert (job.attempt, job.lease_expires_at) == (0, None)
-    assert desk.renew(run) is None
-    assert desk.settle(run).outcome == "not ours"
-    desk.check_invariants()
-    (again,) = desk.claim()
+    assert queue_db.renew(run) is None
+    assert queue_db.settle(run).outcome == "not ours"
+    queue_db.check_invariants()
+    (again,) = queue_db.claim()
     assert again.attempt == 1
-    desk.settle(again)
-    desk.check_invariants()
+    queue_db.settle(again)
+    queue_db.check_invariants()
 
 
-def test_a_running_job_that_was_ended_by_hand_is_its_owners_no_more(desk):
-    run = desk.enqueue_and_claim()
-    waiting = desk.enqueue()
-    assert desk.claim() == []
+def test_running_job_ended_by_sql_leaves_its_owner(queue_db):
+    run = queue_db.enqueue_and_claim()
+    waiting = queue_db.enqueue()
+    assert queue_db.claim() == []
 
-    desk.sql("UPDATE dl_jobs SET status = 'canceled', finished_at = now() WHERE job_id = %s", str(run.id))
+    queue_db.sql("UPDATE dl_jobs SET status = 'canceled', finished_at = now() WHERE job_id = %s", str(run.id))
 
-    assert desk.settle(run).outcome == "not ours"
-    assert desk.status(run.id) is Status.CANCELED
-    assert desk.repair_blocked() == ("k",)  # nobody freed the key, so the sweep finds its next job
-    assert [again.id for again in desk.claim()] == [waiting]
+    assert queue_db.settle(run).outcome == "not ours"
+    assert queue_db.status(run.id) is Status.CANCELED
+    assert queue_db.repair_blocked() == ("k",)  # nobody freed the key, so the sweep finds its next job
+    assert [again.id for again in queue_db.claim()] == [waiting]
 
 
-def test_the_key_of_a_running_job_cannot_be_given_to_a_second_one_by_hand(desk):
-    desk.enqueue_and_claim()
-    other = desk.enqueue("other")
+def test_sql_cannot_give_running_key_to_second_job(queue_db):
+    queue_db.enqueue_and_claim()
+    other = queue_db.enqueue("other")
 
-    connection = desk.connect(autocommit=True)
+    connection = queue_db.connect(autocommit=True)
     with pytest.raises(Exception, match="dl_jobs_running_key_idx"):
         connection.cursor().execute(
             "UPDATE dl_jobs SET status = 'running', lock_key = 'k' WHERE job_id = %s", (str(other),)
@@ -234,46 +239,46 @@ def test_the_key_of_a_running_job_cannot_be_given_to_a_second_one_by_hand(desk):
 # ── max_attempts = 0 ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ended_without_run(desk, job_id, status: Status) -> None:
-    job = desk.job(job_id)
-    assert (job.status, job.attempt, job.run_id, desk.wait_state(job_id)) == (status, 0, None, "scheduled")
+def ended_without_run(queue_db, job_id, status: Status) -> None:
+    job = queue_db.job(job_id)
+    assert (job.status, job.attempt, job.run_id, queue_db.wait_state(job_id)) == (status, 0, None, "scheduled")
     assert job.finished_at is not None
-    assert desk.claim() == []
-    desk.check_invariants()
+    assert queue_db.claim() == []
+    queue_db.check_invariants()
 
 
 @pytest.mark.parametrize("available_at", ["2001-02-03", "2999-01-01"])
-def test_job_without_attempts_fails_without_a_run(desk, webhook, available_at):
-    job_id = desk.insert(max_attempts=0, available_at=available_at)
+def test_job_without_attempts_fails_without_a_run(queue_db, webhook, available_at):
+    job_id = queue_db.insert(max_attempts=0, available_at=available_at)
 
-    ended_without_run(desk, job_id, Status.FAILED)
-    assert desk.job(job_id).error == "max_attempts is 0: the job may have no attempt"
-    assert desk.event_kinds(job_id) == ["queued", "failed"]
-    assert desk.queue.events(job_id)[-1].payload["error"] == desk.job(job_id).error
-    assert desk.sql("SELECT event FROM dl_deliveries") == [("job.failed",)]
+    ended_without_run(queue_db, job_id, Status.FAILED)
+    assert queue_db.job(job_id).error == "max_attempts is 0: the job may have no attempt"
+    assert queue_db.event_kinds(job_id) == ["queued", "failed"]
+    assert queue_db.queue.events(job_id)[-1].payload["error"] == queue_db.job(job_id).error
+    assert queue_db.sql("SELECT event FROM dl_deliveries") == [("job.failed",)]
 
 
-def test_jobs_with_attempts_of_the_same_insert_stay(desk):
-    desk.sql(
+def test_jobs_with_attempts_of_the_same_insert_stay(queue_db):
+    queue_db.sql(
         "INSERT INTO dl_jobs (queue, task, lock_key, max_attempts)"
         " SELECT 'q', 't', 'k' || n, n % 2 FROM generate_series(1, 10) n"
     )
 
-    assert desk.sql("SELECT status::text, count(*) FROM dl_jobs GROUP BY 1 ORDER BY 1") == [
+    assert queue_db.sql("SELECT status::text, count(*) FROM dl_jobs GROUP BY 1 ORDER BY 1") == [
         ("failed", 5),
         ("queued", 5),
     ]
-    assert len(desk.claim(10)) == 5
+    assert len(queue_db.claim(10)) == 5
 
 
-def test_attempts_taken_away_from_a_queued_job_fail_it(desk):
-    job_id = desk.enqueue()
+def test_attempts_taken_away_from_a_queued_job_fail_it(queue_db):
+    job_id = queue_db.enqueue()
 
-    desk.sql("UPDATE dl_jobs SET max_attempts = 0")
+    queue_db.sql("UPDATE dl_jobs SET max_attempts = 0")
 
-    ended_without_run(desk, job_id, Status.FAILED)
-    assert desk.queue.retry(job_id).status is Status.FAILED
-    desk.check_invariants()
+    ended_without_run(queue_db, job_id, Status.FAILED)
+    assert queue_db.queue.retry(job_id).status is Status.FAILED
+    queue_db.check_invariants()
 
 
 # ── cancel_requested ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -282,91 +287,91 @@ CANCEL = "UPDATE dl_jobs SET cancel_requested = true"
 
 
 @pytest.mark.parametrize("wait_state", ["scheduled", "ready", "blocked"])
-def test_cancel_by_update_ends_a_queued_job_at_once(desk, webhook, wait_state):
+def test_cancel_by_update_ends_a_queued_job_at_once(queue_db, webhook, wait_state):
     columns = {"available_at": "2999-01-01"} if wait_state == "scheduled" else {}
-    job_id = desk.insert(webhook='{"url": "http://b"}', **columns)
+    job_id = queue_db.insert(webhook='{"url": "http://b"}', **columns)
     if wait_state == "blocked":
-        desk.sql("UPDATE dl_jobs SET wait_state = 'blocked'")
-    assert desk.wait_state(job_id) == wait_state
+        queue_db.sql("UPDATE dl_jobs SET wait_state = 'blocked'")
+    assert queue_db.wait_state(job_id) == wait_state
 
-    desk.sql(CANCEL)
-    desk.sql(CANCEL)
+    queue_db.sql(CANCEL)
+    queue_db.sql(CANCEL)
 
-    ended_without_run(desk, job_id, Status.CANCELED)
-    assert desk.job(job_id).error is None
-    assert desk.event_kinds(job_id) == ["queued", "canceled"]
-    assert desk.sql("SELECT event, url FROM dl_deliveries ORDER BY url") == [
+    ended_without_run(queue_db, job_id, Status.CANCELED)
+    assert queue_db.job(job_id).error is None
+    assert queue_db.event_kinds(job_id) == ["queued", "canceled"]
+    assert queue_db.sql("SELECT event, url FROM dl_deliveries ORDER BY url") == [
         ("job.canceled", "http://b"),
         ("job.canceled", None),
     ]
 
 
-def test_cancel_by_update_unblocks_next_job_of_the_key(desk, listener):
-    first, second, third = desk.enqueue(priority=1), desk.enqueue(priority=2), desk.enqueue(priority=3)
-    desk.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id <> %s", str(first))
+def test_cancel_by_update_unblocks_next_job_of_the_key(queue_db, listener):
+    first, second, third = queue_db.enqueue(priority=1), queue_db.enqueue(priority=2), queue_db.enqueue(priority=3)
+    queue_db.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id <> %s", str(first))
     listener.payloads()
 
-    desk.sql(CANCEL + " WHERE job_id <> %s", str(third))
+    queue_db.sql(CANCEL + " WHERE job_id <> %s", str(third))
 
-    assert [desk.status(job_id) for job_id in (first, second)] == [Status.CANCELED] * 2
-    assert desk.wait_state(third) == "ready"
+    assert [queue_db.status(job_id) for job_id in (first, second)] == [Status.CANCELED] * 2
+    assert queue_db.wait_state(third) == "ready"
     assert listener.payloads() == ["q"]
-    assert [run.id for run in desk.claim()] == [third]
+    assert [run.id for run in queue_db.claim()] == [third]
 
 
-def test_cancel_by_update_unblocks_nothing_while_the_key_runs(desk):
-    desk.enqueue_and_claim()
-    second, third = desk.enqueue(), desk.enqueue()
-    assert desk.claim(2) == []
+def test_cancel_by_update_unblocks_nothing_while_the_key_runs(queue_db):
+    queue_db.enqueue_and_claim()
+    second, third = queue_db.enqueue(), queue_db.enqueue()
+    assert queue_db.claim(2) == []
 
-    desk.sql(CANCEL + " WHERE job_id = %s", str(second))
+    queue_db.sql(CANCEL + " WHERE job_id = %s", str(second))
 
-    assert (desk.status(second), desk.wait_state(third)) == (Status.CANCELED, "blocked")
+    assert (queue_db.status(second), queue_db.wait_state(third)) == (Status.CANCELED, "blocked")
 
 
-def test_open_transaction_with_a_cancel_holds_up_no_end(desk):
+def test_open_transaction_with_a_cancel_holds_up_no_end(queue_db):
     """A person may leave it open for long; all ends of the process would wait with this one."""
-    run, waiting, _ = desk.enqueue_and_claim(), desk.enqueue(), desk.enqueue()
-    assert desk.claim(2) == []
-    with desk.open_transaction() as step:
+    run, waiting, _ = queue_db.enqueue_and_claim(), queue_db.enqueue(), queue_db.enqueue()
+    assert queue_db.claim(2) == []
+    with queue_db.open_transaction() as step:
         step(CANCEL + f" WHERE job_id = '{waiting}'")
-        desk.session.execute_raw("SET statement_timeout = '2s'")
-        assert desk.settle(run).status is Status.SUCCEEDED
+        queue_db.session.execute_raw("SET statement_timeout = '2s'")
+        assert queue_db.settle(run).status is Status.SUCCEEDED
 
-    desk.check_invariants()
+    queue_db.check_invariants()
 
 
-def test_cancel_by_update_leaves_a_held_key_to_the_sweep(desk):
+def test_cancel_by_update_leaves_a_held_key_to_the_sweep(queue_db):
     """To wait for the key's lock with the row locked would be a deadlock with a transaction that waits for the row."""
-    first, second = desk.enqueue(), desk.enqueue()
-    desk.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id = %s", str(second))
-    with desk.open_transaction() as step:
+    first, second = queue_db.enqueue(), queue_db.enqueue()
+    queue_db.sql("UPDATE dl_jobs SET wait_state = 'blocked' WHERE job_id = %s", str(second))
+    with queue_db.open_transaction() as step:
         step("SELECT pg_advisory_xact_lock(1684828526, hashtext('k'))")
-        desk.sql(CANCEL + " WHERE job_id = %s", str(first))
+        queue_db.sql(CANCEL + " WHERE job_id = %s", str(first))
 
-    assert (desk.status(first), desk.wait_state(second)) == (Status.CANCELED, "blocked")
-    assert desk.repair_blocked() == ("k",)
+    assert (queue_db.status(first), queue_db.wait_state(second)) == (Status.CANCELED, "blocked")
+    assert queue_db.repair_blocked() == ("k",)
 
 
-def test_cancel_by_update_notifies_worker_of_a_running_job_once(desk):
-    control = desk.listener("dl_control")
-    run = desk.enqueue_and_claim()
+def test_cancel_by_update_notifies_worker_of_a_running_job_once(queue_db):
+    control = queue_db.listener("dl_control")
+    run = queue_db.enqueue_and_claim()
 
-    desk.sql(CANCEL)
-    desk.sql(CANCEL)
-    desk.queue.cancel(run.id)
+    queue_db.sql(CANCEL)
+    queue_db.sql(CANCEL)
+    queue_db.queue.cancel(run.id)
 
     assert control.payloads() == [f"cancel {run.run_id}"]
-    assert desk.event_kinds(run.id) == ["queued", "picked", "cancel_requested"]
-    assert desk.settle(run, Status.FAILED).status is Status.CANCELED
-    desk.check_invariants()
+    assert queue_db.event_kinds(run.id) == ["queued", "picked", "cancel_requested"]
+    assert queue_db.settle(run, Status.FAILED).status is Status.CANCELED
+    queue_db.check_invariants()
 
 
-def test_cancel_by_an_older_version_is_journaled_once(desk):
+def test_cancel_by_an_older_version_is_journaled_once(queue_db):
     """Its statement writes the event itself, and its processes may run beside ours."""
-    run = desk.enqueue_and_claim()
+    run = queue_db.enqueue_and_claim()
 
-    desk.sql(
+    queue_db.sql(
         "WITH canceled AS ("
         "    UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s RETURNING job_id, queue, attempt)"
         " INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)"
@@ -375,52 +380,52 @@ def test_cancel_by_an_older_version_is_journaled_once(desk):
         str(run.id),
     )
 
-    assert desk.event_kinds(run.id) == ["queued", "picked", "cancel_requested"]
+    assert queue_db.event_kinds(run.id) == ["queued", "picked", "cancel_requested"]
 
 
-def test_cancel_by_update_of_a_finished_job_changes_nothing(desk):
-    run = desk.enqueue_and_claim()
-    desk.settle(run)
+def test_cancel_by_update_of_a_finished_job_changes_nothing(queue_db):
+    run = queue_db.enqueue_and_claim()
+    queue_db.settle(run)
 
-    desk.sql(CANCEL)
+    queue_db.sql(CANCEL)
 
-    assert (desk.status(run.id), desk.event_kinds(run.id)) == (Status.SUCCEEDED, ["queued", "picked", "done"])
-
-
-def test_job_inserted_with_its_cancel_asked_for_is_canceled(desk):
-    ended_without_run(desk, desk.insert(cancel_requested=True), Status.CANCELED)
+    assert (queue_db.status(run.id), queue_db.event_kinds(run.id)) == (Status.SUCCEEDED, ["queued", "picked", "done"])
 
 
-def test_cancel_by_update_of_many_jobs_takes_no_lock_for_each_key(desk):
+def test_job_inserted_with_its_cancel_asked_for_is_canceled(queue_db):
+    ended_without_run(queue_db, queue_db.insert(cancel_requested=True), Status.CANCELED)
+
+
+def test_cancel_of_many_jobs_takes_no_lock_per_key(queue_db):
     """The server's lock table has room for some thousand."""
-    desk.sql("INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 300) n")
+    queue_db.sql("INSERT INTO dl_jobs (queue, task, lock_key) SELECT 'q', 't', 'k' || n FROM generate_series(1, 300) n")
 
-    with desk.open_transaction() as step:
+    with queue_db.open_transaction() as step:
         step(CANCEL)
         (held,) = step("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
     assert held == (0,)
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'canceled'") == 300
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'canceled'") == 300
 
 
 # ── in a schema of its own ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_inserted_from_any_search_path_is_journaled_in_the_queues_own_schema(empty_dsn):
+def test_insert_from_any_search_path_writes_event_in_own_schema(empty_dsn):
     from app.db.schema import migrate
 
     migrate(empty_dsn, 'The "queue"')
-    desk = QueueFixture(empty_dsn, schema='The "queue"')
-    desk.sql("INSERT INTO \"The \"\"queue\"\"\".dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
+    queue_db = QueueFixture(empty_dsn, schema='The "queue"')
+    queue_db.sql("INSERT INTO \"The \"\"queue\"\"\".dl_jobs (queue, task, lock_key) VALUES ('q', 't', 'k')")
 
-    (run,) = desk.claim()
-    desk.settle(run, Status.QUEUED, retry_in_sec=5)
+    (run,) = queue_db.claim()
+    queue_db.settle(run, Status.QUEUED, retry_in_sec=5)
 
-    assert desk.event_kinds(run.id) == ["queued", "picked", "requeue"]
-    assert desk.job(run.id).available_at - desk.queue.events(run.id)[-1].ts == timedelta(seconds=5)
-    desk.close()
+    assert queue_db.event_kinds(run.id) == ["queued", "picked", "requeue"]
+    assert queue_db.job(run.id).available_at - queue_db.queue.events(run.id)[-1].ts == timedelta(seconds=5)
+    queue_db.close()
 
 
-def test_a_pipeline_that_changes_how_psycopg2_reads_uuids_for_all_does_no_harm(desk):
+def test_global_uuid_adapter_of_pipeline_does_no_harm(queue_db):
     code = (
         "import psycopg2.extras, sys\n"
         "psycopg2.extras.register_uuid()\n"
@@ -435,6 +440,8 @@ def test_a_pipeline_that_changes_how_psycopg2_reads_uuids_for_all_does_no_harm(d
         "assert queue.get(made.job_id).status is Status.SUCCEEDED\n"
         "assert queue.events(made.job_id)[-1].job_id == made.job_id\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, desk.dsn], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, queue_db.dsn], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
     assert done.returncode == 0, done.stderr

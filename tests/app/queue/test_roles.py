@@ -65,7 +65,7 @@ def test_every_table_of_ours_is_somebodys(dsn):
     assert tables == set(re.findall(r"^ +\('(dl_\w+)'", roles_sql(), re.MULTILINE)), "say in roles.sql who may"
 
 
-def test_no_function_of_ours_can_be_led_astray_by_what_is_temporary(dsn):
+def test_functions_ignore_temporary_objects(dsn):
     """Temporary tables and types come before all others, unless the path says where; what hangs on them would run as
     the owner, also in a function that one with the owner's rights calls."""
     found = do(
@@ -160,7 +160,7 @@ def test_enqueuer_is_audited_under_its_own_name(roles, dsn, act):
     assert do(dsn, "SELECT DISTINCT db_user FROM dl_audit") == [(login,)]
 
 
-def test_account_that_may_insert_jobs_is_audited_under_its_own_name(roles, dsn):
+def test_inserting_account_is_audited_by_name(roles, dsn):
     login = parse_dsn(roles["enqueuer"])["user"]
     do(dsn, f"GRANT INSERT ON dl_jobs TO {login}")
     do(
@@ -202,7 +202,7 @@ def is_16(dsn: str) -> bool:
     return bool(do(dsn, "SELECT current_setting('server_version_num')::int >= 160000")[0][0])
 
 
-def test_an_account_that_may_only_insert_jobs_can_do_so_whether_or_not_there_are_roles(dsn, request):
+def test_insert_only_account_can_insert_with_or_without_roles(dsn, request):
     login = "only_" + re.sub(r"\W", "_", parse_dsn(dsn)["dbname"])[-30:]
     do(dsn, f"CREATE ROLE {login} LOGIN PASSWORD 'x'; GRANT INSERT (queue, task, lock_key) ON dl_jobs TO {login}")
     try:
@@ -264,7 +264,7 @@ def test_only_our_own_tables_stand_in_parts(dsn):
             do(dsn, f"SELECT * FROM {call}")
 
 
-def test_the_service_can_neither_fill_the_catalogue_with_parts_nor_drop_what_was_said_today(roles, dsn):
+def test_service_role_cannot_misuse_partition_functions(roles, dsn):
     for span, ahead in (("1 second", "1 hour"), ("1 hour", "10 years"), ("50 days", "1 day"), ("-1 day", "1 day")):
         with pytest.raises(errors.RaiseException, match="allowed are an hour to 31 days"):
             do(roles["service"], f"SELECT dl_create_partitions('dl_job_logs', '{span}', '{ahead}')")
@@ -273,10 +273,10 @@ def test_the_service_can_neither_fill_the_catalogue_with_parts_nor_drop_what_was
 
     do(dsn, "SELECT setval('dl_job_logs_log_id_seq', (SELECT max(high) FROM dl_partitions('dl_job_logs')))")
     (part, low), *_ = do(dsn, "SELECT part, low FROM dl_partitions('dl_job_logs')")
-    said = "ts, job_id, attempt, level, stream, line) VALUES"
+    result = "ts, job_id, attempt, level, stream, line) VALUES"
     do(
         dsn,
-        f"INSERT INTO {part} (log_id, {said}"
+        f"INSERT INTO {part} (log_id, {result}"
         f" ({low}, now() - interval '20 hours', gen_random_uuid(), 1, 'INFO', 'log', 'x')",
     )
     drop = "SELECT dl_drop_partitions('dl_job_logs', '1 second', false)"
@@ -284,7 +284,7 @@ def test_the_service_can_neither_fill_the_catalogue_with_parts_nor_drop_what_was
     assert do(dsn, drop) == [(part,)], "the owner may drop his tables anyway"
 
 
-def test_nothing_that_acts_with_the_owners_rights_is_everybodys_even_before_the_roles_are_made(dsn):
+def test_definer_functions_are_not_public_before_roles_exist(dsn):
     strong = do(
         dsn,
         "SELECT proname, has_function_privilege('public', oid, 'EXECUTE'), proconfig::text FROM pg_proc"
@@ -302,14 +302,14 @@ def test_nothing_that_acts_with_the_owners_rights_is_everybodys_even_before_the_
     assert [name for name, _, pinned in strong if "pg_temp" not in pinned] == []
 
 
-def test_rights_that_are_missing_are_told_with_what_would_do(roles):
+def test_missing_rights_are_reported_with_remedy(roles):
     pool = Pool(roles["enqueuer"], size=1, overflow=0)
     with pytest.raises(RightsMissing, match=r"permission denied for table dl_api_keys; .*--roles"):
         ApiKeys(pool).active()
     pool.close()
 
 
-def test_the_roles_are_printed_for_whoever_is_to_run_them(monkeypatch, tmp_path):
+def test_roles_statement_is_printed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PG_SCHEMA_QUEUE", "etl")
 

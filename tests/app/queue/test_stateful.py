@@ -58,12 +58,12 @@ def exists(*statuses: Status) -> Any:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    desk: QueueFixture
+    queue_db: QueueFixture
 
     @initialize()
     def begin(self) -> None:
         self.jobs: list[Modelled] = []
-        self.desk.sql("TRUNCATE dl_jobs, dl_job_events")
+        self.queue_db.sql("TRUNCATE dl_jobs, dl_job_events")
 
     def of(self, *statuses: Status) -> list[Modelled]:
         return [job for job in self.jobs if job.status in statuses]
@@ -84,8 +84,8 @@ class QueueMachine(RuleBasedStateMachine):
     def enqueue(self, key: str, queue: str, priority: int, most: int, due: bool, plain: bool) -> None:
         values: dict[str, Any] = {"priority": priority, "max_attempts": most}
         if not due:
-            values["available_at"] = self.desk.fetch_row("SELECT now() + interval '1 h'")
-        make = self.desk.insert if plain else self.desk.enqueue
+            values["available_at"] = self.queue_db.fetch_row("SELECT now() + interval '1 h'")
+        make = self.queue_db.insert if plain else self.queue_db.enqueue
         job_id = make(key, queue=queue, **values)
         self.jobs.append(Modelled(job_id, key, queue, priority, len(self.jobs), most, due=due))
 
@@ -93,7 +93,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         job = self.pick(data)
-        after = self.desk.queue.cancel(job.id)
+        after = self.queue_db.queue.cancel(job.id)
         if job.status is QUEUED:
             job.status = Status.CANCELED
         elif job.status is RUNNING:
@@ -105,11 +105,11 @@ class QueueMachine(RuleBasedStateMachine):
     def retry(self, data: st.DataObject) -> None:
         job = self.pick(data)
         if job.status in (Status.FAILED, Status.CANCELED, Status.LOST):
-            self.desk.queue.retry(job.id)
+            self.queue_db.queue.retry(job.id)
             job.status, job.attempt, job.flag, job.due = QUEUED, 0, False, True
         else:
             with pytest.raises(NotRetryable):
-                self.desk.queue.retry(job.id)
+                self.queue_db.queue.retry(job.id)
 
     # ── by workers ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,10 +125,10 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(queue=st.sampled_from(QUEUES), count=st.integers(1, 4))
     def claim(self, queue: str, count: int) -> None:
         # A job that was parked behind one of the other queue which has not started yet comes back by the sweep.
-        while self.desk.repair_blocked():
+        while self.queue_db.repair_blocked():
             pass
         expected = self.claimable(queue)[:count]
-        runs = self.desk.claim(count, queue=queue)
+        runs = self.queue_db.claim(count, queue=queue)
         by_id = {job.id: job for job in self.jobs}
         assert len(runs) == len(expected)
         for run in runs:
@@ -149,7 +149,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def settle(self, data: st.DataObject, end: Status, pause: float) -> None:
         job = self.pick(data, RUNNING)
-        fate = self.desk.settle(job.runs[-1], end, retry_in_sec=pause)
+        fate = self.queue_db.settle(job.runs[-1], end, retry_in_sec=pause)
         job.status = end
         if end is QUEUED and job.attempt >= job.most:
             job.status = Status.FAILED
@@ -162,7 +162,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data(), why=st.sampled_from(ReleaseReason))
     def release(self, data: st.DataObject, why: ReleaseReason) -> None:
         job = self.pick(data, RUNNING)
-        fate = self.desk.release(job.runs[-1], why)
+        fate = self.queue_db.release(job.runs[-1], why)
         if job.flag:
             job.status = Status.CANCELED
         else:
@@ -173,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         job = self.pick(data, RUNNING)
-        assert self.desk.renew(job.runs[-1], {"beat": job.attempt}) is job.flag
+        assert self.queue_db.renew(job.runs[-1], {"beat": job.attempt}) is job.flag
         job.expired = False
 
     @precondition(lambda self: any(job.runs for job in self.jobs))
@@ -183,9 +183,9 @@ class QueueMachine(RuleBasedStateMachine):
         stale = job.runs[:-1] if job.status is RUNNING else job.runs
         if stale:
             run = data.draw(st.sampled_from(stale))
-            assert self.desk.renew(run) is None
-            assert self.desk.release(run).outcome != "applied"
-            assert self.desk.settle(run, end).outcome != "applied"
+            assert self.queue_db.renew(run) is None
+            assert self.queue_db.release(run).outcome != "applied"
+            assert self.queue_db.settle(run, end).outcome != "applied"
 
     # ── for the dead ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -193,13 +193,13 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_worker_dies(self, data: st.DataObject) -> None:
         job = self.pick(data, RUNNING)
-        self.desk.expire_lease(job.id)
+        self.queue_db.expire_lease(job.id)
         job.expired = True
 
     @rule(pause=st.sampled_from([0.0, 3600.0]))
     def reap(self, pause: float) -> None:
         dead = [job for job in self.of(RUNNING) if job.expired]
-        reaped = self.desk.reap(pause_sec=pause)
+        reaped = self.queue_db.reap(pause_sec=pause)
         assert {one.job_id for one in reaped} == {job.id for job in dead}
         for job in dead:
             if job.flag:
@@ -213,34 +213,34 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def time_passes(self, data: st.DataObject) -> None:
         job = self.pick(data, QUEUED)
-        self.desk.make_due(job.id)
+        self.queue_db.make_due(job.id)
         job.due = True
 
     @rule()
     def promote(self) -> None:
-        self.desk.promote()
+        self.queue_db.promote()
 
     @rule()
     def sweep(self) -> None:
-        self.desk.repair_blocked()
+        self.queue_db.repair_blocked()
 
     # ── after each step ─────────────────────────────────────────────────────────────────────────────────────────
 
     @invariant()
     def rows_and_journal_and_model_agree(self) -> None:
-        told = self.desk.check_invariants()
+        result = self.queue_db.check_invariants()
         assert {job.id: (job.status, job.attempt) for job in self.jobs} == {
-            job_id: (life.status, life.attempt) for job_id, life in told.items()
+            job_id: (life.status, life.attempt) for job_id, life in result.items()
         }
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
         """A key with parked jobs has one that runs, or one that will wake them; else the sweep would find them now."""
-        parked = {row[0] for row in self.desk.sql("SELECT lock_key FROM dl_jobs WHERE wait_state = 'blocked'")}
+        parked = {row[0] for row in self.queue_db.sql("SELECT lock_key FROM dl_jobs WHERE wait_state = 'blocked'")}
         for key in parked:
             assert any(job.key == key and job.status is QUEUED for job in self.jobs)
         not_due = {job.id for job in self.of(QUEUED) if not job.due}
-        waiting = self.desk.sql(
+        waiting = self.queue_db.sql(
             "SELECT job_id FROM dl_jobs WHERE status = 'queued' AND available_at > clock_timestamp()"
         )
         assert not_due == {UUID(row[0]) for row in waiting}
@@ -257,7 +257,7 @@ def shared_desk(databases: Databases) -> Iterator[QueueFixture]:
 @pytest.mark.timeout(600)
 def test_the_queue_does_what_a_model_of_it_does(shared_desk):
     class Machine(QueueMachine):
-        desk = shared_desk
+        queue_db = shared_desk
 
     run_state_machine_as_test(
         Machine,

@@ -22,20 +22,20 @@ from tests.support.queue_fixture import BackgroundCall
 
 
 @pytest.fixture
-def run(desk):
+def run(queue_db):
     """A claimed job, and the effects of its run."""
-    desk.sql("CREATE TABLE IF NOT EXISTS witness (said text); TRUNCATE witness")
-    desk.enqueue("key")
-    (job,) = desk.claim()
+    queue_db.sql("CREATE TABLE IF NOT EXISTS witness (said text); TRUNCATE witness")
+    queue_db.enqueue("key")
+    (job,) = queue_db.claim()
     effects = TaskConnections(
-        ConnectionSettings(dsn=desk.dsn, schema="public", targets={"here": desk.dsn}), job.id, job.run_id
+        ConnectionSettings(dsn=queue_db.dsn, schema="public", targets={"here": queue_db.dsn}), job.id, job.run_id
     )
     yield job, effects
     effects.close()
 
 
-def said(desk):
-    return [row[0] for row in desk.sql("SELECT said FROM witness ORDER BY 1")]
+def logged(queue_db):
+    return [row[0] for row in queue_db.sql("SELECT said FROM witness ORDER BY 1")]
 
 
 def write(connection, text):
@@ -52,21 +52,21 @@ def success(job, result):
     return settle_parameters([(job.id, job.run_id, job.key_hash, end)], max_result_bytes=1000, unlock_keys=())
 
 
-def take_away(desk, job):
-    desk.expire_lease(job.id)
-    desk.queue.reap([(job.id, job.run_id, job.lock_key)], pause_sec=0)
+def take_away(queue_db, job):
+    queue_db.expire_lease(job.id)
+    queue_db.queue.reap([(job.id, job.run_id, job.lock_key)], pause_sec=0)
 
 
-def test_writes_and_checkpoint_commit_together(desk, run):
+def test_writes_and_checkpoint_commit_together(queue_db, run):
     job, effects = run
     with effects.transaction(checkpoint=lambda: {"at": 5}, final=None) as connection:
         write(connection, "a")
 
-    assert said(desk) == ["a"]
-    assert desk.job(job.id).checkpoint == {"at": 5}
+    assert logged(queue_db) == ["a"]
+    assert queue_db.job(job.id).checkpoint == {"at": 5}
 
 
-def test_an_error_within_takes_everything_back(desk, run):
+def test_an_error_within_takes_everything_back(queue_db, run):
     job, effects = run
     with (
         pytest.raises(ValueError, match="no"),
@@ -77,47 +77,47 @@ def test_an_error_within_takes_everything_back(desk, run):
     with effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "b")
 
-    assert said(desk) == ["b"]
-    assert desk.job(job.id).checkpoint is None
+    assert logged(queue_db) == ["b"]
+    assert queue_db.job(job.id).checkpoint is None
 
 
 @pytest.mark.parametrize("checkpoint", [None, {"at": 1}])
-def test_a_run_that_lost_its_job_cannot_commit(desk, run, checkpoint):
+def test_a_run_that_lost_its_job_cannot_commit(queue_db, run, checkpoint):
     job, effects = run
     with (
         pytest.raises(AttemptLost),
         effects.transaction(checkpoint=lambda: checkpoint, final=None) as connection,
     ):
         write(connection, "a zombie's")
-        take_away(desk, job)
+        take_away(queue_db, job)
 
-    assert said(desk) == []
-    assert desk.job(job.id).checkpoint is None
+    assert logged(queue_db) == []
+    assert queue_db.job(job.id).checkpoint is None
 
 
-def test_a_run_that_lost_its_job_cannot_end_it(desk, run):
+def test_a_run_that_lost_its_job_cannot_end_it(queue_db, run):
     job, effects = run
     with pytest.raises(AttemptLost), effects.transaction(checkpoint=none, final=lambda: success(job, 1)) as connection:
         write(connection, "a zombie's")
-        take_away(desk, job)
+        take_away(queue_db, job)
 
-    assert said(desk) == []
-    assert desk.job(job.id).status is Status.QUEUED
+    assert logged(queue_db) == []
+    assert queue_db.job(job.id).status is Status.QUEUED
     assert not effects.settled
 
 
-def test_the_last_writes_and_the_success_are_one(desk, run):
+def test_the_last_writes_and_the_success_are_one(queue_db, run):
     job, effects = run
     with effects.transaction(checkpoint=none, final=lambda: success(job, {"rows": 3})) as connection:
         write(connection, "a")
-        assert desk.job(job.id).status is Status.RUNNING
+        assert queue_db.job(job.id).status is Status.RUNNING
 
-    assert desk.job(job.id).status is Status.SUCCEEDED
-    assert desk.job(job.id).result == {"rows": 3}
+    assert queue_db.job(job.id).status is Status.SUCCEEDED
+    assert queue_db.job(job.id).result == {"rows": 3}
     assert effects.settled
 
 
-def test_a_follow_up_is_there_only_if_the_transaction_is(desk, run):
+def test_a_follow_up_is_there_only_if_the_transaction_is(queue_db, run):
     _, effects = run
     new = NewJob(queue="q", task="next", lock_key="n", idempotency_key="follow")
     with (
@@ -126,7 +126,7 @@ def test_a_follow_up_is_there_only_if_the_transaction_is(desk, run):
     ):
         effects.enqueue(new)
         raise ValueError("no")
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs WHERE task = 'next'") == 0
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE task = 'next'") == 0
 
     with effects.transaction(checkpoint=none, final=None):
         first = effects.enqueue(new)
@@ -146,7 +146,7 @@ def test_transactions_do_not_nest(run):
         pass
 
 
-def test_a_lost_connection_is_replaced_for_the_next_transaction(desk, run):
+def test_a_lost_connection_is_replaced_for_the_next_transaction(queue_db, run):
     job, effects = run
     with effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "a")
@@ -156,10 +156,10 @@ def test_a_lost_connection_is_replaced_for_the_next_transaction(desk, run):
     with effects.transaction(checkpoint=none, final=None) as connection:
         write(connection, "c")
 
-    assert said(desk) == ["a", "c"]
+    assert logged(queue_db) == ["a", "c"]
 
 
-def test_sessions_carry_the_job_and_can_be_cancelled_and_ended(desk, run):
+def test_sessions_carry_the_job_and_can_be_cancelled_and_ended(queue_db, run):
     job, effects = run
     connection = effects.connect("here")
 
@@ -169,7 +169,7 @@ def test_sessions_carry_the_job_and_can_be_cancelled_and_ended(desk, run):
     assert effects.terminate().ended == 1
     eventually(
         lambda: (
-            not desk.fetch_row(
+            not queue_db.fetch_row(
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s",
                 attempt_application_name(job.id, job.run_id),
             )
@@ -179,7 +179,7 @@ def test_sessions_carry_the_job_and_can_be_cancelled_and_ended(desk, run):
         connection.cursor().execute("SELECT 1")
 
 
-def test_closing_leaves_no_session(desk, run):
+def test_closing_leaves_no_session(queue_db, run):
     job, effects = run
     effects.connect("here").cursor().execute("SELECT 1")
     with effects.transaction(checkpoint=none, final=None):
@@ -189,7 +189,7 @@ def test_closing_leaves_no_session(desk, run):
     assert not effects.in_use
     eventually(
         lambda: (
-            not desk.fetch_row(
+            not queue_db.fetch_row(
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s",
                 attempt_application_name(job.id, job.run_id),
             )
@@ -205,16 +205,16 @@ def test_an_unknown_target_is_named_with_those_there_are(run):
         effects.connect("elsewhere")
 
 
-def test_unnamed_target_is_the_queue_database(desk):
+def test_unnamed_target_is_the_queue_database(queue_db):
     for name in ("default", "any"):
-        effects = TaskConnections(ConnectionSettings(dsn=desk.dsn, schema="public", targets={}), uuid4(), uuid4())
+        effects = TaskConnections(ConnectionSettings(dsn=queue_db.dsn, schema="public", targets={}), uuid4(), uuid4())
         cursor = effects.connect(name).cursor()
         cursor.execute("SELECT current_database()")
-        assert cursor.fetchone() == (desk.fetch_row("SELECT current_database()"),)
+        assert cursor.fetchone() == (queue_db.fetch_row("SELECT current_database()"),)
         effects.close()
 
 
-def test_stopping_a_server_that_is_not_there_reaches_nobody():
+def test_stopping_absent_server_signals_no_process():
     effects = TaskConnections(ConnectionSettings(dsn="host=/nowhere", schema="public", targets={}), uuid4(), uuid4())
 
     assert (effects.cancel(), effects.terminate().ended, effects.in_use) == (0, 0, False)
@@ -235,7 +235,7 @@ def cut_after_commit(effects):
     effects._queue_connection = effects._connect(effects._connection_settings.dsn, Lossy)
 
 
-def test_a_last_commit_whose_answer_was_lost_is_found_and_not_overruled(desk, run):
+def test_last_commit_with_lost_answer_is_found_and_kept(queue_db, run):
     job, effects = run
     cut_after_commit(effects)
     with (
@@ -243,14 +243,14 @@ def test_a_last_commit_whose_answer_was_lost_is_found_and_not_overruled(desk, ru
         effects.transaction(checkpoint=none, final=lambda: success(job, 1)) as connection,
     ):
         write(connection, "once")
-    (fate,) = desk.queue.settle([(job, Settlement(Status.QUEUED, error="lost the connection"))])
+    (fate,) = queue_db.queue.settle([(job, Settlement(Status.QUEUED, error="lost the connection"))])
 
     assert (fate.outcome, fate.status) == ("already", Status.SUCCEEDED)
-    assert desk.job(job.id).result == 1
-    assert said(desk) == ["once"]
+    assert queue_db.job(job.id).result == 1
+    assert logged(queue_db) == ["once"]
 
 
-def test_a_pipeline_that_tries_its_last_transaction_again_has_ended_well(desk, run):
+def test_pipeline_repeating_its_last_transaction_succeeds(queue_db, run):
     job, effects = run
     cut_after_commit(effects)
     for again in (False, True):
@@ -262,7 +262,7 @@ def test_a_pipeline_that_tries_its_last_transaction_again_has_ended_well(desk, r
             effects._queue_connection.close()
 
     assert effects.settled
-    assert said(desk) == ["once"]
+    assert logged(queue_db) == ["once"]
 
 
 # ── what a pipeline may do with its connection ──────────────────────────────────────────────────────────────────────
@@ -277,7 +277,7 @@ def test_a_pipeline_that_tries_its_last_transaction_again_has_ended_well(desk, r
         lambda c: c.set_isolation_level(0),
     ],
 )
-def test_nothing_is_committed_beside_the_fence(desk, run, beside):
+def test_nothing_is_committed_outside_the_fence(queue_db, run, beside):
     _, effects = run
     with (
         pytest.raises(RuntimeError, match="it commits at the end"),
@@ -285,10 +285,10 @@ def test_nothing_is_committed_beside_the_fence(desk, run, beside):
     ):
         beside(connection)
 
-    assert said(desk) == []
+    assert logged(queue_db) == []
 
 
-def test_what_was_done_with_it_outside_does_not_reach_the_next_transaction(desk, run):
+def test_session_changes_do_not_reach_next_transaction(queue_db, run):
     _, effects = run
     with effects.transaction(checkpoint=none, final=None) as connection:
         pass
@@ -302,7 +302,7 @@ def test_what_was_done_with_it_outside_does_not_reach_the_next_transaction(desk,
         write(same, "b")
 
     assert same is connection
-    assert said(desk) == ["b"]
+    assert logged(queue_db) == ["b"]
 
 
 def test_a_transaction_with_a_failed_statement_says_so(run):
@@ -315,7 +315,7 @@ def test_a_transaction_with_a_failed_statement_says_so(run):
         connection.cursor().execute("SELECT 1/0")
 
 
-def test_the_fence_is_found_whatever_the_search_path(desk, run):
+def test_the_fence_is_found_whatever_the_search_path(queue_db, run):
     _, effects = run
     with effects.transaction(checkpoint=lambda: 3, final=None) as connection:
         connection.cursor().execute("SET search_path = pg_catalog")
@@ -344,11 +344,11 @@ def test_session_watches_its_client_even_after_a_rollback(run):
         assert not connection.autocommit
 
 
-def test_server_that_refuses_the_check_is_done_without_it(monkeypatch, desk, run):
+def test_server_that_refuses_the_check_is_done_without_it(monkeypatch, queue_db, run):
     job, _ = run
     refused = []
     monkeypatch.setattr("app.queue.task_connections._SET_CLIENT_CHECK", "SET no_such_setting = '2s'")
-    places = ConnectionSettings(dsn=desk.dsn, schema="public", targets={"here": desk.dsn})
+    places = ConnectionSettings(dsn=queue_db.dsn, schema="public", targets={"here": queue_db.dsn})
     effects = TaskConnections(
         places, job.id, job.run_id, on_check_refused=lambda target, error: refused.append((target, error))
     )
@@ -359,7 +359,7 @@ def test_server_that_refuses_the_check_is_done_without_it(monkeypatch, desk, run
     assert refused == [("here", 'unrecognized configuration parameter "no_such_setting"')]
 
 
-def test_statement_of_a_broken_connection_is_gone_after_close(monkeypatch, desk, run):
+def test_statement_of_a_broken_connection_is_gone_after_close(monkeypatch, queue_db, run):
     """Its pipeline has even closed it: the server goes on until it is made to end."""
     job, effects = run
     monkeypatch.setattr(
@@ -369,24 +369,24 @@ def test_statement_of_a_broken_connection_is_gone_after_close(monkeypatch, desk,
     statement = BackgroundCall(connection.cursor().execute, "SELECT pg_sleep(60)")
     named = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
     eventually(
-        lambda: desk.fetch_row(f"{named} AND wait_event = 'PgSleep'", attempt_application_name(job.id, job.run_id))
+        lambda: queue_db.fetch_row(f"{named} AND wait_event = 'PgSleep'", attempt_application_name(job.id, job.run_id))
     )
     with socket.socket(fileno=socket.dup(connection.fileno())) as other:
         other.shutdown(socket.SHUT_RDWR)
     with pytest.raises(psycopg2.Error):
         statement.result()
     connection.close()
-    assert desk.fetch_row(named, attempt_application_name(job.id, job.run_id)) == 1
+    assert queue_db.fetch_row(named, attempt_application_name(job.id, job.run_id)) == 1
 
     assert effects.close().ended == 1
 
-    assert desk.fetch_row(named, attempt_application_name(job.id, job.run_id)) == 0
+    assert queue_db.fetch_row(named, attempt_application_name(job.id, job.run_id)) == 0
 
 
 # ── stopping what is at work ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_session_in_a_thread_that_was_left_behind_does_not_hold_up_the_end(desk, run):
+def test_session_of_abandoned_thread_does_not_delay_exit(queue_db, run):
     job, effects = run
     connection = effects.connect("here")
     broken = []
@@ -406,7 +406,7 @@ def test_a_session_in_a_thread_that_was_left_behind_does_not_hold_up_the_end(des
     assert broken
     eventually(
         lambda: (
-            not desk.fetch_row(
+            not queue_db.fetch_row(
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s",
                 attempt_application_name(job.id, job.run_id),
             )
@@ -428,7 +428,7 @@ def test_the_sessions_of_another_run_of_the_job_are_spared(run):
     successor.close()
 
 
-def test_a_server_that_says_nothing_is_waited_for_no_longer_than_patience(monkeypatch, run):
+def test_silent_server_times_out(monkeypatch, run):
     _, effects = run
     monkeypatch.setattr("app.queue.task_connections._SIGNAL_TIMEOUT_SEC", 0.1)
     effects.connect("here")
@@ -443,5 +443,5 @@ def test_a_server_that_says_nothing_is_waited_for_no_longer_than_patience(monkey
     ("error", "broke"),
     [(psycopg2.OperationalError("gone"), True), (psycopg2.DataError("odd"), False), (OSError(), False)],
 )
-def test_a_connection_that_broke_off_is_told_from_other_errors(error, broke):
+def test_broken_connection_differs_from_other_errors(error, broke):
     assert is_connection_loss(error) is broke

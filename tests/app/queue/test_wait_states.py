@@ -18,85 +18,85 @@ from tests.support.queue_fixture import QueueFixture
 
 NOTHING = "{NULL,NULL,NULL,NULL,NULL}"  # of five runs
 NO_PROCESS = {"worker_id": None, "server": None}  # a lease decides, over whichever connection
-NOBODY = "00000000-0000-0000-0000-000000000000"
+NO_ONE = "00000000-0000-0000-0000-000000000000"
 INDEXES = ("dl_jobs_ready_idx", "dl_jobs_scheduled_idx", "dl_jobs_blocked_idx")
 
 
-def in_indexes(desk: QueueFixture) -> dict[str, int]:
+def in_indexes(queue_db: QueueFixture) -> dict[str, int]:
     """How many rows each of the three indexes' own conditions hold."""
     counts = {}
     for index in INDEXES:
-        condition = desk.fetch_row(
+        condition = queue_db.fetch_row(
             "SELECT pg_get_expr(indpred, indrelid) FROM pg_index WHERE indexrelid = %s::regclass", index
         )
-        counts[index] = desk.fetch_row(f"SELECT count(*) FROM dl_jobs WHERE {condition}")
+        counts[index] = queue_db.fetch_row(f"SELECT count(*) FROM dl_jobs WHERE {condition}")
     return counts
 
 
-def test_through_its_life_a_job_stands_in_exactly_one_index_while_it_is_queued(desk):
+def test_queued_job_is_in_exactly_one_index(queue_db):
     def standing() -> tuple[int, ...]:
-        found = in_indexes(desk)
+        found = in_indexes(queue_db)
         return tuple(found[index] for index in INDEXES)
 
-    job_id = desk.enqueue("k", available_at=datetime.now(UTC) + timedelta(hours=1))
+    job_id = queue_db.enqueue("k", available_at=datetime.now(UTC) + timedelta(hours=1))
     assert standing() == (0, 1, 0)
-    desk.make_due(job_id)
-    assert desk.promote() == 1
+    queue_db.make_due(job_id)
+    assert queue_db.promote() == 1
     assert standing() == (1, 0, 0)
-    (run,) = desk.claim()
+    (run,) = queue_db.claim()
     assert standing() == (0, 0, 0)
-    other = desk.enqueue("k")
-    assert desk.claim() == []
+    other = queue_db.enqueue("k")
+    assert queue_db.claim() == []
     assert standing() == (0, 0, 1)
-    desk.settle(run, Status.QUEUED, retry_in_sec=60)
+    queue_db.settle(run, Status.QUEUED, retry_in_sec=60)
     assert standing() == (1, 1, 0)
-    (run,) = desk.claim()
+    (run,) = queue_db.claim()
     assert run.id == other
-    desk.release(run, ReleaseReason.LOCK_BUSY)
+    queue_db.release(run, ReleaseReason.LOCK_BUSY)
     assert standing() == (0, 1, 1)
-    desk.queue.cancel(other)
-    desk.queue.cancel(job_id)
+    queue_db.queue.cancel(other)
+    queue_db.queue.cancel(job_id)
     assert standing() == (0, 0, 0)
-    desk.queue.retry(job_id)
+    queue_db.queue.retry(job_id)
     assert standing() == (1, 0, 0)
 
 
-def test_what_is_due_is_promoted_in_every_queue_and_rings_there(desk):
+def test_what_is_due_is_promoted_in_every_queue_and_rings_there(queue_db):
     hour = datetime.now(UTC) + timedelta(hours=1)
     for n in range(5):
-        desk.make_due(desk.enqueue(f"due {n}", queue=f"q{n % 2}", available_at=hour))
-    later = desk.enqueue("later", available_at=hour)
-    listener = desk.listener()
+        queue_db.make_due(queue_db.enqueue(f"due {n}", queue=f"q{n % 2}", available_at=hour))
+    later = queue_db.enqueue("later", available_at=hour)
+    listener = queue_db.listener()
 
-    assert desk.promote() == 5
+    assert queue_db.promote() == 5
     assert sorted(listener.payloads()) == ["q0", "q1"]
-    assert desk.promote() == 0
+    assert queue_db.promote() == 0
     assert listener.payloads() == []
-    assert desk.wait_state(later) == "scheduled"
+    assert queue_db.wait_state(later) == "scheduled"
 
 
-def test_a_claim_sorts_what_is_due_and_rings_for_other_queues_only(desk):
+def test_claim_promotes_due_jobs_and_notifies_other_queues(queue_db):
     for queue in ("q", "r"):
-        desk.make_due(desk.insert(queue, queue=queue, available_at="2999-01-01"))
-    listener = desk.listener()
+        queue_db.make_due(queue_db.insert(queue, queue=queue, available_at="2999-01-01"))
+    listener = queue_db.listener()
 
-    (run,) = desk.claim()
+    (run,) = queue_db.claim()
 
     assert run.queue == "q"
     assert listener.payloads() == ["r"]
-    assert in_indexes(desk)["dl_jobs_ready_idx"] == 1
+    assert in_indexes(queue_db)["dl_jobs_ready_idx"] == 1
 
 
-def test_more_than_one_batch_of_due_jobs_is_told_as_due_already(desk):
-    desk.sql(
+def test_more_due_jobs_than_one_batch_are_reported_due(queue_db):
+    queue_db.sql(
         "INSERT INTO dl_jobs (queue, task, lock_key, available_at)"
         " SELECT 'q', 't', 'k' || n, '2999-01-01' FROM generate_series(1, 501) n"
     )
-    desk.make_due()
+    queue_db.make_due()
 
-    _, outlook = desk.claim_once()
+    _, outlook = queue_db.claim_once()
     assert outlook.next_due_sec <= 0
-    _, outlook = desk.claim_once()
+    _, outlook = queue_db.claim_once()
     assert outlook.next_due_sec is None
 
 
@@ -107,21 +107,21 @@ def test_more_than_one_batch_of_due_jobs_is_told_as_due_already(desk):
 def crowded(databases: Databases) -> Iterator[QueueFixture]:
     """10,000 running, 3,000 ready, 3,000 timed and 3,000 parked jobs, of which the statistics know nothing."""
     with databases.fresh() as dsn:
-        desk = QueueFixture(dsn)
-        desk.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
-        desk.sql("ANALYZE dl_jobs")  # while it is empty
-        crowd(desk)
-        yield desk
-        desk.close()
+        queue_db = QueueFixture(dsn)
+        queue_db.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+        queue_db.sql("ANALYZE dl_jobs")  # while it is empty
+        crowd(queue_db)
+        yield queue_db
+        queue_db.close()
 
 
-def crowd(desk: QueueFixture) -> None:
-    desk.sql(
+def crowd(queue_db: QueueFixture) -> None:
+    queue_db.sql(
         "INSERT INTO dl_jobs (queue, task, lock_key, status, attempt, run_id, lease_expires_at)"
         " SELECT 'q', 't', 'r' || n, 'running', 1, gen_random_uuid(), now() + interval '1 h'"
         "   FROM generate_series(1, 10000) n"
     )
-    desk.sql(
+    queue_db.sql(
         "INSERT INTO dl_jobs (queue, task, lock_key, wait_state, available_at)"
         " SELECT 'q', 't', 'k' || n, wait_state::dl_wait_state,"
         "        now() + CASE wait_state WHEN 'scheduled' THEN interval '1 h' ELSE '0' END"
@@ -130,20 +130,20 @@ def crowd(desk: QueueFixture) -> None:
 
 
 def plans(
-    desk: QueueFixture, name: str, parameters: dict[str, Any], *, fill: Callable[[], dict[str, Any]] | None = None
+    queue_db: QueueFixture, name: str, parameters: dict[str, Any], *, fill: Callable[[], dict[str, Any]] | None = None
 ) -> list[dict[str, Any]]:
     """The generic plan of each part of a statement, as a Session has it: its settings, prepared, then executed; after
     which everything is undone. With `fill` the plan is made before the table is filled, and run after it."""
     statement = statements("public")[name]
-    desk.session.close()
-    desk.queue.ping()  # a new connection: no plan is left from before
+    queue_db.session.close()
+    queue_db.queue.ping()  # a new connection: no plan is left from before
     settings: dict[str, str] = dict(
-        desk.session.execute_raw(
+        queue_db.session.execute_raw(
             "SELECT name, setting FROM pg_settings WHERE name IN"
             " ('enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit')"
         )
     )
-    connection = desk.connect()
+    connection = queue_db.connect()
     try:
         with connection.cursor() as cursor:
             for setting, value in settings.items():
@@ -188,12 +188,12 @@ def rows_read(plan: dict[str, Any]) -> int:
     return max([int(read), *map(rows_read, plan.get("Plans", ()))])
 
 
-def running(desk: QueueFixture, count: int) -> list[tuple[str, str, str]]:
-    return desk.sql("SELECT job_id, run_id, lock_key FROM dl_jobs WHERE status = 'running' LIMIT %s", count)
+def running(queue_db: QueueFixture, count: int) -> list[tuple[str, str, str]]:
+    return queue_db.sql("SELECT job_id, run_id, lock_key FROM dl_jobs WHERE status = 'running' LIMIT %s", count)
 
 
-def of_runs(desk: QueueFixture, **more: str) -> dict[str, Any]:
-    runs = running(desk, 5)
+def of_runs(queue_db: QueueFixture, **more: str) -> dict[str, Any]:
+    runs = running(queue_db, 5)
     columns = {
         name: "{" + ",".join(row[n] for row in runs) + "}" for n, name in enumerate(("job_ids", "run_ids", "lock_keys"))
     }
@@ -243,34 +243,36 @@ def test_a_claim_from_a_mark_begins_to_read_there(crowded):
     assert '"Index Cond": "((queue' in json.dumps(pick)
 
 
-def test_a_claim_goes_on_where_another_ended_and_finds_from_the_front_what_came_before(desk):
+def test_claim_continues_at_cursor_and_restarts_at_front(queue_db):
     """The order is that of priority and age, and of no clock: also where times are strange."""
-    jobs = {name: desk.enqueue(name, priority=priority) for name, priority in [("a", 5), ("b", 5), ("c", 6), ("d", 7)]}
+    jobs = {
+        name: queue_db.enqueue(name, priority=priority) for name, priority in [("a", 5), ("b", 5), ("c", 6), ("d", 7)]
+    }
     for name, at in [("a", "-infinity"), ("b", "4712-01-01 BC"), ("d", "infinity")]:
-        desk.sql("UPDATE dl_jobs SET created_at = %s WHERE job_id = %s", at, str(jobs[name]))
+        queue_db.sql("UPDATE dl_jobs SET created_at = %s WHERE job_id = %s", at, str(jobs[name]))
 
     order, mark = [], None
     for _ in jobs:
-        (run,), outlook = desk.claim_once(after=mark)
+        (run,), outlook = queue_db.claim_once(after=mark)
         order.append(run.id)
         mark = outlook.cursor
     assert order == list(jobs.values())
-    assert desk.claim_once(after=mark) == ([], ClaimHint(0, None, None))
+    assert queue_db.claim_once(after=mark) == ([], ClaimHint(0, None, None))
 
-    urgent = desk.enqueue("urgent", priority=0)
-    assert desk.claim_once(after=mark)[0] == []
-    assert [run.id for run in desk.claim_once()[0]] == [urgent]
+    urgent = queue_db.enqueue("urgent", priority=0)
+    assert queue_db.claim_once(after=mark)[0] == []
+    assert [run.id for run in queue_db.claim_once()[0]] == [urgent]
 
 
-def test_the_mark_is_the_last_that_was_taken_not_the_last_that_was_looked_at(desk):
-    desk.enqueue_and_claim("hot")
-    first, last = desk.enqueue("a"), desk.enqueue("b")
-    hot = desk.enqueue("hot")
+def test_cursor_is_last_claimed_job_not_last_scanned(queue_db):
+    queue_db.enqueue_and_claim("hot")
+    first, last = queue_db.enqueue("a"), queue_db.enqueue("b")
+    hot = queue_db.enqueue("hot")
 
-    taken, outlook = desk.claim_once(3)
+    taken, outlook = queue_db.claim_once(3)
     assert [run.id for run in taken] == [first, last]
     assert (outlook.skipped, outlook.cursor[2]) == (1, str(last))
-    assert desk.wait_state(hot) == "blocked"
+    assert queue_db.wait_state(hot) == "blocked"
 
 
 def test_what_is_due_is_found_by_the_timed_index(crowded):
@@ -337,26 +339,26 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
         ("repair_blocked", {"after": "", "max_keys": 5, "recently_repaired": "{}"}),
     ],
 )
-def test_a_plan_that_is_kept_from_when_there_were_no_jobs_serves_ten_thousand(own_desk, name, more, analysed):
-    desk = own_desk
-    desk.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+def test_plan_of_empty_table_serves_ten_thousand_jobs(own_queue_db, name, more, analysed):
+    queue_db = own_queue_db
+    queue_db.sql("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
     if analysed:
-        desk.sql("VACUUM ANALYZE dl_jobs")
+        queue_db.sql("VACUUM ANALYZE dl_jobs")
 
     def fill() -> dict[str, Any]:
-        crowd(desk)
-        desk.sql(
+        crowd(queue_db)
+        queue_db.sql(
             "UPDATE dl_jobs SET available_at = now() - interval '1 s', wait_state = 'scheduled', unknown_task = true"
             " WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'scheduled' LIMIT 5)"
         )
-        one, run, _ = running(desk, 1)[0]
+        one, run, _ = running(queue_db, 1)[0]
         single = {"job_id": one, "run_id": run}
         return of_runs(
-            desk, **({"statuses": "{" + ",".join(["succeeded"] * 5) + "}"} if name == "settle" else {}), **single
+            queue_db, **({"statuses": "{" + ",".join(["succeeded"] * 5) + "}"} if name == "settle" else {}), **single
         )
 
-    before = {"statuses": "{}", "job_id": NOBODY, "run_id": NOBODY}
-    for plan in plans(desk, name, before | more, fill=fill):
+    before = {"statuses": "{}", "job_id": NO_ONE, "run_id": NO_ONE}
+    for plan in plans(queue_db, name, before | more, fill=fill):
         assert not [node for node, _ in scans(plan) if node == "Seq Scan"]
         assert rows_read(plan) <= 20, json.dumps(plan, indent=1)
         if not analysed:  # else it may be taken for the primary key: decision 39 says what is left

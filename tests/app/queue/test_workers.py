@@ -15,8 +15,8 @@ HERE = HostFacts("boot", "pid:[1]", "time:[2]", 4711, 1000, lock_file="/run/x.lo
 
 
 @pytest.fixture
-def deaths(desk: QueueFixture) -> WorkerLiveness:
-    return WorkerLiveness(desk.session)
+def deaths(queue_db: QueueFixture) -> WorkerLiveness:
+    return WorkerLiveness(queue_db.session)
 
 
 @pytest.fixture
@@ -28,18 +28,18 @@ def beat(deaths: WorkerLiveness) -> Callable[..., BeatResult]:
     return beats
 
 
-def claimed_by(desk: QueueFixture, worker: UUID | None, key: str = "k", task: str = "t") -> ClaimedJob:
-    desk.enqueue(key, task=task)
-    return claim_again(desk, worker, task)
+def claimed_by(queue_db: QueueFixture, worker: UUID | None, key: str = "k", task: str = "t") -> ClaimedJob:
+    queue_db.enqueue(key, task=task)
+    return claim_again(queue_db, worker, task)
 
 
-def claim_again(desk: QueueFixture, worker: UUID | None, task: str = "t") -> ClaimedJob:
-    ((run,), _) = desk.queue.claim("q", [task], new_run_ids(1), "host:1", worker_id=worker)
+def claim_again(queue_db: QueueFixture, worker: UUID | None, task: str = "t") -> ClaimedJob:
+    ((run,), _) = queue_db.queue.claim("q", [task], new_run_ids(1), "host:1", worker_id=worker)
     return run
 
 
-def reap(desk: QueueFixture, run: ClaimedJob, worker: UUID | None) -> list[ReapedJob]:
-    return desk.queue.reap([(run.id, run.run_id, run.lock_key)], pause_sec=5.0, worker_id=worker)
+def reap(queue_db: QueueFixture, run: ClaimedJob, worker: UUID | None) -> list[ReapedJob]:
+    return queue_db.queue.reap([(run.id, run.run_id, run.lock_key)], pause_sec=5.0, worker_id=worker)
 
 
 def test_beat_names_processes_of_its_host_and_its_name(beat: Callable[..., BeatResult]):
@@ -64,126 +64,126 @@ def test_process_without_identity_meets_only_its_namesakes(beat: Callable[..., B
     assert beat(uuid4(), HostFacts()).others == ()
 
 
-def test_deregistering_deletes_the_row_and_those_unseen_for_a_day(desk: QueueFixture, beat: Callable[..., BeatResult]):
+def test_deregistering_deletes_the_row_and_old_rows(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
     worker, silent, recent = uuid4(), uuid4(), uuid4()
     for each in (worker, silent, recent):
         beat(each)
-    desk.sql("UPDATE dl_workers SET seen_at = now() - interval '2 days' WHERE worker_id = %s", str(silent))
-    desk.sql("UPDATE dl_workers SET seen_at = now() - interval '2 hours' WHERE worker_id = %s", str(recent))
+    queue_db.sql("UPDATE dl_workers SET seen_at = now() - interval '2 days' WHERE worker_id = %s", str(silent))
+    queue_db.sql("UPDATE dl_workers SET seen_at = now() - interval '2 hours' WHERE worker_id = %s", str(recent))
 
-    WorkerLiveness(desk.session).deregister(worker)
+    WorkerLiveness(queue_db.session).deregister(worker)
 
-    assert desk.sql("SELECT worker_id FROM dl_workers") == [(str(recent),)]
+    assert queue_db.sql("SELECT worker_id FROM dl_workers") == [(str(recent),)]
 
 
-def test_first_beat_is_announced_once(desk: QueueFixture, beat: Callable[..., BeatResult]):
-    listener, worker = desk.listener("dl_control"), uuid4()
+def test_first_beat_is_announced_once(queue_db: QueueFixture, beat: Callable[..., BeatResult]):
+    listener, worker = queue_db.listener("dl_control"), uuid4()
     beat(worker)
     beat(worker)
     assert listener.payloads() == ["started boot"]
 
 
-def test_proof_takes_only_runs_of_the_dead_process(desk: QueueFixture):
+def test_proof_takes_only_runs_of_the_dead_process(queue_db: QueueFixture):
     dead, alive = uuid4(), uuid4()
-    run, other = claimed_by(desk, dead, "a"), claimed_by(desk, alive, "b")
+    run, other = claimed_by(queue_db, dead, "a"), claimed_by(queue_db, alive, "b")
 
-    assert reap(desk, other, dead) == []
-    assert reap(desk, run, alive) == []
-    (reaped,) = reap(desk, run, dead)
+    assert reap(queue_db, other, dead) == []
+    assert reap(queue_db, run, alive) == []
+    (reaped,) = reap(queue_db, run, dead)
 
     assert (reaped.job_id, reaped.status, reaped.attempt) == (run.id, Status.QUEUED, 1)
-    event = desk.queue.events(run.id)[-1]
+    event = queue_db.queue.events(run.id)[-1]
     assert (event.kind, event.payload["reason"]) == ("requeue", "process_died")
-    desk.check_invariants()
+    queue_db.check_invariants()
 
 
-def test_former_run_of_the_dead_process_is_left_to_its_new_owner(desk: QueueFixture):
+def test_former_run_of_the_dead_process_is_left_to_its_new_owner(queue_db: QueueFixture):
     dead, alive = uuid4(), uuid4()
-    former = claimed_by(desk, dead)
-    desk.release(former)
-    claim_again(desk, alive)
-    assert reap(desk, former, dead) == []
+    former = claimed_by(queue_db, dead)
+    queue_db.release(former)
+    claim_again(queue_db, alive)
+    assert reap(queue_db, former, dead) == []
 
 
-def test_first_death_costs_no_pause_and_the_second_does(desk: QueueFixture):
+def test_first_death_costs_no_pause_and_the_second_does(queue_db: QueueFixture):
     pauses: list[float] = []
     for _ in range(2):
         worker = uuid4()
-        run = claim_again(desk, worker) if pauses else claimed_by(desk, worker)
-        reap(desk, run, worker)
+        run = claim_again(queue_db, worker) if pauses else claimed_by(queue_db, worker)
+        reap(queue_db, run, worker)
         pauses.append(
-            desk.fetch_row("SELECT extract(epoch FROM available_at - clock_timestamp())::float8 FROM dl_jobs")
+            queue_db.fetch_row("SELECT extract(epoch FROM available_at - clock_timestamp())::float8 FROM dl_jobs")
         )
     assert pauses[0] <= 0
     assert 8 < pauses[1] <= 10
-    desk.check_invariants()
+    queue_db.check_invariants()
 
 
-def test_retry_by_a_person_forgets_earlier_deaths(desk: QueueFixture):
+def test_retry_by_a_person_forgets_earlier_deaths(queue_db: QueueFixture):
     first, second = uuid4(), uuid4()
-    run = claimed_by(desk, first)
-    reap(desk, run, first)
-    desk.settle(claim_again(desk, uuid4()), Status.FAILED)
-    desk.queue.retry(run.id)
-    reap(desk, claim_again(desk, second), second)
-    assert desk.fetch_row("SELECT available_at <= clock_timestamp() FROM dl_jobs")
-    desk.check_invariants()
+    run = claimed_by(queue_db, first)
+    reap(queue_db, run, first)
+    queue_db.settle(claim_again(queue_db, uuid4()), Status.FAILED)
+    queue_db.queue.retry(run.id)
+    reap(queue_db, claim_again(queue_db, second), second)
+    assert queue_db.fetch_row("SELECT available_at <= clock_timestamp() FROM dl_jobs")
+    queue_db.check_invariants()
 
 
-def test_deaths_use_up_the_attempts(desk: QueueFixture):
+def test_deaths_use_up_the_attempts(queue_db: QueueFixture):
     worker = uuid4()
-    run = claimed_by(desk, worker)
-    desk.sql("UPDATE dl_jobs SET max_attempts = 1")
-    (reaped,) = reap(desk, run, worker)
+    run = claimed_by(queue_db, worker)
+    queue_db.sql("UPDATE dl_jobs SET max_attempts = 1")
+    (reaped,) = reap(queue_db, run, worker)
     assert reaped.status is Status.LOST
-    desk.check_invariants()
+    queue_db.check_invariants()
 
 
-def test_death_of_a_canceled_run_ends_it_as_canceled(desk: QueueFixture):
+def test_death_of_a_canceled_run_ends_it_as_canceled(queue_db: QueueFixture):
     worker = uuid4()
-    run = claimed_by(desk, worker)
-    desk.queue.cancel(run.id)
-    (reaped,) = reap(desk, run, worker)
+    run = claimed_by(queue_db, worker)
+    queue_db.queue.cancel(run.id)
+    (reaped,) = reap(queue_db, run, worker)
     assert reaped.status is Status.CANCELED
-    desk.check_invariants()
+    queue_db.check_invariants()
 
 
-def test_claim_of_an_older_version_is_not_the_dead_process_run(desk: QueueFixture):
+def test_claim_of_an_older_version_is_not_the_dead_process_run(queue_db: QueueFixture):
     """It sets run_id and leaves worker_id as it was; its own end of a run leaves it, too."""
     dead = uuid4()
-    run = claimed_by(desk, dead)
+    run = claimed_by(queue_db, dead)
     old = uuid4()
-    desk.sql("UPDATE dl_jobs SET run_id = %s", str(old))  # as its claim does after its reaper
-    assert desk.fetch_row("SELECT worker_id FROM dl_jobs") is None
-    assert desk.queue.reap([(run.id, old, run.lock_key)], pause_sec=5.0, worker_id=dead) == []
+    queue_db.sql("UPDATE dl_jobs SET run_id = %s", str(old))  # as its claim does after its reaper
+    assert queue_db.fetch_row("SELECT worker_id FROM dl_jobs") is None
+    assert queue_db.queue.reap([(run.id, old, run.lock_key)], pause_sec=5.0, worker_id=dead) == []
 
 
 @pytest.mark.parametrize("end", ["settle", "release", "reap"])
-def test_end_of_a_run_clears_its_process(desk: QueueFixture, end: str):
+def test_end_of_a_run_clears_its_process(queue_db: QueueFixture, end: str):
     worker = uuid4()
-    run = claimed_by(desk, worker)
+    run = claimed_by(queue_db, worker)
     ends: dict[str, Callable[[ClaimedJob], object]] = {
-        "settle": desk.settle,
-        "release": desk.release,
-        "reap": lambda run: reap(desk, run, worker),
+        "settle": queue_db.settle,
+        "release": queue_db.release,
+        "reap": lambda run: reap(queue_db, run, worker),
     }
     ends[end](run)
-    assert desk.fetch_row("SELECT worker_id FROM dl_jobs") is None
+    assert queue_db.fetch_row("SELECT worker_id FROM dl_jobs") is None
 
 
-def test_settlement_of_a_taken_over_run_is_not_ours(desk: QueueFixture):
+def test_settlement_of_a_taken_over_run_is_not_ours(queue_db: QueueFixture):
     worker = uuid4()
-    run = claimed_by(desk, worker)
-    reap(desk, run, worker)
-    assert desk.settle(run).outcome == "not ours"
+    run = claimed_by(queue_db, worker)
+    reap(queue_db, run, worker)
+    assert queue_db.settle(run).outcome == "not ours"
 
 
 def test_runs_with_a_process_of_their_own_are_marked(
-    desk: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult]
+    queue_db: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult]
 ):
     worker = uuid4()
     beat(worker)
-    apart, plain = claimed_by(desk, worker, "a", "apart"), claimed_by(desk, worker, "b")
+    apart, plain = claimed_by(queue_db, worker, "a", "apart"), claimed_by(queue_db, worker, "b")
     assert {run.run_id: run.may_have_child for run in deaths.held_attempts(worker)} == {
         apart.run_id: True,
         plain.run_id: False,
@@ -207,16 +207,16 @@ def test_name_is_not_taken_from_a_process_that_beats(
 
 
 def test_name_taken_from_a_silent_process_is_found_at_its_beat(
-    desk: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult], predecessor: UUID
+    queue_db: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult], predecessor: UUID
 ):
-    listener = desk.listener("dl_control")
+    listener = queue_db.listener("dl_control")
     asked_at = deaths.request_beat(predecessor)
     assert listener.payloads() == [f"beat {predecessor}"]
     assert deaths.supersede(predecessor, by=uuid4(), requested_at=asked_at) is True
     deaths.end_takeover(predecessor)
     found = beat(predecessor)
     assert (found.is_superseded, found.is_new) == (True, False)
-    desk.sql("DELETE FROM dl_workers")
+    queue_db.sql("DELETE FROM dl_workers")
     assert deaths.supersede(predecessor, by=uuid4(), requested_at=asked_at) is None
 
 
@@ -231,36 +231,36 @@ def test_one_process_at_a_time_takes_over(deaths: WorkerLiveness, beat: Callable
     assert beat(uuid4()).others == ()
 
 
-def test_sessions_of_one_process_alone_are_ended(desk: QueueFixture, deaths: WorkerLiveness):
+def test_sessions_of_one_process_alone_are_ended(queue_db: QueueFixture, deaths: WorkerLiveness):
     worker, other = uuid4(), uuid4()
-    theirs = desk.new_session(application_name=f"dataloader-claim:{worker}")
-    others = desk.new_session(application_name=f"dataloader-claim:{other}")
+    theirs = queue_db.new_session(application_name=f"dataloader-claim:{worker}")
+    others = queue_db.new_session(application_name=f"dataloader-claim:{other}")
     theirs.execute("ping")
     others.execute("ping")
     assert deaths.end_sessions(worker) == 1
     while deaths.end_sessions(worker):
         pass
-    assert desk.session_count(f"application_name = 'dataloader-claim:{other}'") == 1
+    assert queue_db.session_count(f"application_name = 'dataloader-claim:{other}'") == 1
 
 
 def test_process_whose_name_was_taken_claims_nothing(
-    desk: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult]
+    queue_db: QueueFixture, deaths: WorkerLiveness, beat: Callable[..., BeatResult]
 ):
     """It may have been frozen meanwhile, and claim before its next beat."""
     frozen, successor = uuid4(), uuid4()
     beat(frozen, HostFacts("boot", "pid:[1]", "time:[2]", 11, 1, worker_name="etl-0"))
     assert deaths.supersede(frozen, by=successor, requested_at=deaths.request_beat(frozen))
-    desk.enqueue()
+    queue_db.enqueue()
 
-    assert desk.queue.claim("q", ["t"], new_run_ids(1), "host:1", worker_id=frozen)[0] == []
-    assert claim_again(desk, successor)
+    assert queue_db.queue.claim("q", ["t"], new_run_ids(1), "host:1", worker_id=frozen)[0] == []
+    assert claim_again(queue_db, successor)
 
 
-def test_reap_over_another_connection_takes_nothing(desk: QueueFixture):
-    run = claimed_by(desk, uuid4())
-    desk.expire_lease(run.id)
-    found = desk.queue.expired_runs()
+def test_reap_over_another_connection_takes_nothing(queue_db: QueueFixture):
+    run = claimed_by(queue_db, uuid4())
+    queue_db.expire_lease(run.id)
+    found = queue_db.queue.expired_runs()
     dead = [(run.id, run.run_id, run.lock_key)]
 
-    assert desk.new_queue().reap(dead, pause_sec=0, server=found.server) == []
-    assert desk.queue.reap(dead, pause_sec=0, server=found.server)
+    assert queue_db.new_queue().reap(dead, pause_sec=0, server=found.server) == []
+    assert queue_db.queue.reap(dead, pause_sec=0, server=found.server)

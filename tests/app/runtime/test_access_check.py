@@ -56,7 +56,7 @@ def test_a_key_will_do(settings, dsn):
     require_key_if_public(settings, Database(settings), ["0.0.0.0"])
 
 
-def test_so_does_saying_aloud_that_nobody_is_asked(dsn, caplog):
+def test_explicit_public_access_is_accepted(dsn, caplog):
     settings = load_settings({"DL_DB_DSN": dsn, "DL_AUTH": "none"}, dotenv=None)
 
     require_key_if_public(settings, Database(settings), ["0.0.0.0"])

@@ -60,11 +60,11 @@ def test_it_is_answered_over_the_net_until_the_end():
         url = f"http://127.0.0.1:{port}"
         assert asked(f"{url}/health") == (200, '{"status": "healthy"}')
         assert asked(f"{url}/health/ready?x=1") == (200, '{"ready": true}')
-        status, told = asked(f"{url}/metrics")
+        status, result = asked(f"{url}/metrics")
         assert status == 200
-        assert 'role="workers"' in told
-        status, told = asked(f"{url}/nothing")
-        assert (status, json.loads(told)["code"]) == (404, "not_found")
+        assert 'role="workers"' in result
+        status, result = asked(f"{url}/nothing")
+        assert (status, json.loads(result)["code"]) == (404, "not_found")
         with (
             pytest.raises(PortTaken, match=str(port)),
             probe_server("127.0.0.1", port, lambda: ProbeEndpoints(lambda: WELL, [])),

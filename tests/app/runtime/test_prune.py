@@ -13,7 +13,7 @@ from tests.support.queue_fixture import QueueFixture
 
 
 @pytest.fixture
-def desk(dsn):
+def queue_db(dsn):
     made = QueueFixture(dsn)
     for key, age in (("old", 20), ("older", 30), ("young", 1)):
         run = made.enqueue_and_claim(key)
@@ -24,25 +24,25 @@ def desk(dsn):
     made.close()
 
 
-def pruned(desk: QueueFixture, *options: str) -> str:
-    done = CliRunner().invoke(cli, ["prune", *options], env={"DL_DB_DSN": desk.dsn, "DL_KEEP_FAILED_DAYS": "20"})
+def pruned(queue_db: QueueFixture, *options: str) -> str:
+    done = CliRunner().invoke(cli, ["prune", *options], env={"DL_DB_DSN": queue_db.dsn, "DL_KEEP_FAILED_DAYS": "20"})
     assert done.exit_code == 0, done.output
     return done.stdout
 
 
-def test_a_dry_run_tells_what_a_real_one_then_deletes(desk):
-    assert "Would delete 2 jobs of t that ended as succeeded." in pruned(desk, "--dry-run")
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 4
+def test_dry_run_lists_what_real_run_deletes(queue_db):
+    assert "Would delete 2 jobs of t that ended as succeeded." in pruned(queue_db, "--dry-run")
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs") == 4
 
-    assert json.loads(pruned(desk, "--json"))["jobs"] == [{"status": "succeeded", "task": "t", "jobs": 2}]
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 2
-    assert "Nothing is older than its retention period." in pruned(desk)
+    assert json.loads(pruned(queue_db, "--json"))["jobs"] == [{"status": "succeeded", "task": "t", "jobs": 2}]
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs") == 2
+    assert "Nothing is older than its retention period." in pruned(queue_db)
 
 
-def test_parts_are_told_and_dropped_too(desk):
-    part = desk.fetch_row("SELECT part FROM dl_partitions('dl_job_events') ORDER BY low LIMIT 1")
-    desk.sql("UPDATE dl_job_events SET ts = ts - interval '40 days'")
-    desk.sql("SELECT setval('dl_job_events_event_id_seq', (SELECT max(high) FROM dl_partitions('dl_job_events')))")
+def test_partitions_are_listed_and_dropped(queue_db):
+    part = queue_db.fetch_row("SELECT part FROM dl_partitions('dl_job_events') ORDER BY low LIMIT 1")
+    queue_db.sql("UPDATE dl_job_events SET ts = ts - interval '40 days'")
+    queue_db.sql("SELECT setval('dl_job_events_event_id_seq', (SELECT max(high) FROM dl_partitions('dl_job_events')))")
 
-    assert f"Would drop {part}." in pruned(desk, "--dry-run")
-    assert f"Dropped {part}." in pruned(desk)
+    assert f"Would drop {part}." in pruned(queue_db, "--dry-run")
+    assert f"Dropped {part}." in pruned(queue_db)

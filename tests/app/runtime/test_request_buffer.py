@@ -150,7 +150,7 @@ def test_chunks_are_merged_before_the_next_request(sent: bytes, whole: bytes):
     assert arrival.normalized() == CHUNKED + whole
 
 
-def test_how_much_is_to_come_is_known_or_taken_to_be_the_most():
+def test_remaining_size_is_known_or_maximum():
     known, unknown = RequestBuffer(SIZES), RequestBuffer(SIZES)
     known.feed(POST + b"Content-Length: 7\r\n\r\n")
     unknown.feed(CHUNKED)

@@ -28,7 +28,7 @@ def test_what_was_listened_on_is_free_again():
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_a_host_nobody_knows_is_told():
+def test_unknown_host_is_reported():
     with pytest.raises(PortTaken, match=r"nowhere\.invalid"):
         serve._bind_socket("nowhere.invalid", free_port()).__enter__()
 

@@ -74,7 +74,7 @@ def test_without_workers_only_the_tables_are_prepared(made: Made, empty_dsn: str
     assert answer["workers"] is None
 
 
-def test_a_fault_of_the_database_is_told_and_outlived(made: Made, server: PrivateServer, monkeypatch):
+def test_database_error_is_reported_and_survived(made: Made, server: PrivateServer, monkeypatch):
     monkeypatch.setattr(services, "_SCHEMA_RETRY_SEC", 0.02)
     server.stop()
     service = made(DL_DB_DSN=server.dsn)
@@ -114,7 +114,7 @@ def test_a_bug_at_the_start_is_beyond_repair(made: Made, dsn: str, monkeypatch):
     assert service.stop()
 
 
-def test_doubtful_settings_are_said_when_logging_is_set_up(caplog):
+def test_setting_warnings_are_logged_after_setup(caplog):
     settings = load_settings({"DL_DB_DSN": "host=here", "PG_HOST": "there"}, dotenv=None)
     assert settings.warnings
 

@@ -18,21 +18,21 @@ class Service:
     clean: bool = True
     fault: Exception | None = None
     let_go: threading.Event = field(default_factory=threading.Event)
-    said: list[str] = field(default_factory=list)
+    logged: list[str] = field(default_factory=list)
 
     def stop(self) -> bool:
-        self.said.append("stop")
+        self.logged.append("stop")
         self.let_go.wait(30)
         if self.fault is not None:
             raise self.fault
         return self.clean
 
     def stop_now(self) -> None:
-        self.said.append("hurry")
+        self.logged.append("hurry")
         self.let_go.set()
 
     def close(self) -> None:
-        self.said.append("close")
+        self.logged.append("close")
 
 
 @pytest.fixture
@@ -55,14 +55,14 @@ def test_nothing_ends_before_a_note_comes(left):
     waiting = ending(service, left)
 
     assert not waiting.stopped.wait(0.05)
-    assert service.said == []
+    assert service.logged == []
 
 
 def test_a_note_ends_the_service_within_its_grace(left):
     service = Service()
     stopping = ending(service, left, grace=600)
     stopping.request(signal.SIGTERM)
-    eventually(lambda: service.said == ["stop"])
+    eventually(lambda: service.logged == ["stop"])
     assert not stopping.stopped.is_set()
 
     service.let_go.set()
@@ -77,13 +77,13 @@ def test_second_ctrl_c_forces_stop_and_second_sigterm_does_not(left):
     stopping = ending(service, left, grace=600)
     stopping.request(signal.SIGTERM)
     stopping.request(signal.SIGTERM)
-    eventually(lambda: service.said == ["stop"])
+    eventually(lambda: service.logged == ["stop"])
     assert not service.let_go.is_set()
 
     stopping.request(signal.SIGINT)
 
     assert stopping.stopped.wait(20)
-    assert service.said[:2] == ["stop", "hurry"]
+    assert service.logged[:2] == ["stop", "hurry"]
 
 
 def test_sigquit_is_in_a_hurry_at_once(left):
@@ -93,7 +93,7 @@ def test_sigquit_is_in_a_hurry_at_once(left):
     stopping.request(signal.SIGQUIT)
 
     assert stopping.stopped.wait(20)
-    assert "hurry" in service.said
+    assert "hurry" in service.logged
 
 
 def test_a_process_that_is_held_up_after_the_end_is_left(left):
@@ -130,4 +130,4 @@ def test_leaving_now_lets_go_of_the_database_first(left):
 
     Shutdown(service, grace_sec=0, exit_process=left.append).exit_now(70)
 
-    assert (service.said, left) == (["close"], [70])
+    assert (service.logged, left) == (["close"], [70])

@@ -8,7 +8,7 @@ from app.runtime import worker
 from app.runtime.shutdown import Shutdown
 
 
-def test_a_worker_without_a_queue_is_told_what_would_do():
+def test_worker_without_queue_gets_remedy():
     with pytest.raises(ConfigError, match="WORKERS_JSON"):
         worker.run_worker(load_settings({"WORKERS_JSON": "[]"}, dotenv=None), banner=lambda text: None)
 

@@ -90,8 +90,8 @@ def app_without_database(pipelines: Pipelines) -> AppMaker:
         source: Any = None, *, probe: Any = None, pool: Pool | None = None, collectors: Any = (), **options: Any
     ) -> FlaskClient:
         queue = JobQueue(source or Pool("host=127.0.0.1 port=1"))
-        told = WebOptions(**{"version": "1.2.3", **options})
-        return create_app(queue, pipelines, told, probe=probe, pool=pool, collectors=collectors).test_client()
+        result = WebOptions(**{"version": "1.2.3", **options})
+        return create_app(queue, pipelines, result, probe=probe, pool=pool, collectors=collectors).test_client()
 
     return make
 
@@ -114,7 +114,7 @@ def broken() -> type[Broken]:
 
 
 @pytest.fixture
-def heard(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+def captured(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     """All that is said, once, whatever was set up before. pytest itself listens to whoever tells the root nothing."""
     for name in ("", "dataloader.audit", "dataloader.metric"):
         caplog.set_level(logging.DEBUG, name or None)

@@ -29,7 +29,7 @@ def test_a_whole_surrogate_pair_is_a_character():
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "result"),
     [
         (b"", "empty"),
         (b" \n", "empty"),
@@ -46,13 +46,13 @@ def test_a_whole_surrogate_pair_is_a_character():
         (b"\x00", "not JSON"),
     ],
 )
-def test_invalid_json_error_names_its_position(body, told):
-    with pytest.raises(InvalidJson, match=told):
+def test_invalid_json_error_names_its_position(body, result):
+    with pytest.raises(InvalidJson, match=result):
         parse(body, max_depth=64)
 
 
 @pytest.mark.parametrize(
-    ("text", "field", "told"),
+    ("text", "field", "result"),
     [
         (r'{"a": "x\u0000y"}', "a", "NUL"),
         (r'{"a": {"b\u0000": 1}}', r'a["b\u0000"]', "NUL"),
@@ -77,11 +77,11 @@ def test_invalid_json_error_names_its_position(body, told):
         (r'"\ud800"', "body", "surrogate"),
     ],
 )
-def test_rejected_value_is_named_by_its_path(text, field, told):
+def test_rejected_value_is_named_by_its_path(text, field, result):
     found = faults(text)
 
     assert list(found) == [field]
-    assert told in found[field]
+    assert result in found[field]
 
 
 def test_nesting_beyond_pythons_recursion_limit_is_rejected():

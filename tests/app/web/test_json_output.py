@@ -19,9 +19,9 @@ class Answer:
 
 
 def test_values_keep_their_order_and_nest():
-    told = dump_json(Answer(UUID(int=7), [Answer(1)]))
+    result = dump_json(Answer(UUID(int=7), [Answer(1)]))
 
-    assert told == ('{"first": "00000000-0000-0000-0000-000000000007", "second": [{"first": 1, "second": null}]}')
+    assert result == ('{"first": "00000000-0000-0000-0000-000000000007", "second": [{"first": 1, "second": null}]}')
 
 
 def test_times_are_encoded_in_utc():
@@ -32,9 +32,9 @@ def test_times_are_encoded_in_utc():
 
 
 def test_non_finite_numbers_are_encoded_as_strings():
-    told = json.loads(dump_json(Answer({"a": [float("inf"), 1.5]}, float("-inf"))))
+    result = json.loads(dump_json(Answer({"a": [float("inf"), 1.5]}, float("-inf"))))
 
-    assert told == {"first": {"a": ["inf", 1.5]}, "second": "-inf"}
+    assert result == {"first": {"a": ["inf", 1.5]}, "second": "-inf"}
 
 
 def test_unknown_type_raises():

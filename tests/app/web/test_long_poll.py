@@ -129,8 +129,8 @@ def test_event_stream_resumes_after_the_last_event_id(service, trigger):
     lines = lines_of(stream, lambda line: line.startswith("data:"))
     stream.close()
 
-    told = json.loads(next(line for line in lines if line.startswith("data:")).removeprefix("data:"))
-    assert (told["job_id"], told["kind"], told["queue"]) == (job_id, "queued", "etl")
+    result = json.loads(next(line for line in lines if line.startswith("data:")).removeprefix("data:"))
+    assert (result["job_id"], result["kind"], result["queue"]) == (job_id, "queued", "etl")
     assert "event: queued" in lines
     place = lines[0 if lines[0].startswith("id:") else 1].removeprefix("id: ")
     resumed = client.get("/api/v1/stream?seconds=1", headers={"Last-Event-ID": place}).text

@@ -11,23 +11,23 @@ from app import log
 
 
 @pytest.fixture
-def said(heard):
+def logged(captured):
     """The lines said under a name: (event, fields)."""
 
-    def told(logger: str) -> list[tuple[str, dict[str, object]]]:
-        return [(record.message, dict(record.fields)) for record in heard.records if record.name == logger]
+    def result(logger: str) -> list[tuple[str, dict[str, object]]]:
+        return [(record.message, dict(record.fields)) for record in captured.records if record.name == logger]
 
-    return told
-
-
-@pytest.mark.parametrize("told", ["abc", "A-1_2.3:4+5/6=7@8", "0" * 128])
-def test_a_request_id_that_is_given_is_kept(client, told):
-    assert client.get("/health", headers={"X-Request-ID": told}).headers["X-Request-ID"] == told
+    return result
 
 
-@pytest.mark.parametrize("told", ["", " ", "a b", "x" * 129, "é", '"', "<script>", "-x"])
-def test_a_request_id_that_could_do_harm_is_replaced(client, told):
-    given = client.get("/health", headers={"X-Request-ID": told}).headers["X-Request-ID"]
+@pytest.mark.parametrize("result", ["abc", "A-1_2.3:4+5/6=7@8", "0" * 128])
+def test_a_request_id_that_is_given_is_kept(client, result):
+    assert client.get("/health", headers={"X-Request-ID": result}).headers["X-Request-ID"] == result
+
+
+@pytest.mark.parametrize("result", ["", " ", "a b", "x" * 129, "é", '"', "<script>", "-x"])
+def test_a_request_id_that_could_do_harm_is_replaced(client, result):
+    given = client.get("/health", headers={"X-Request-ID": result}).headers["X-Request-ID"]
 
     assert re.fullmatch(r"[0-9a-f]{32}", given)
 
@@ -57,11 +57,11 @@ def test_nothing_stays_bound_after_an_error(app_without_database, broken):
     assert log.bound_fields() == {}
 
 
-def test_every_request_has_a_line_with_its_route_and_outcome(client, said):
+def test_every_request_has_a_line_with_its_route_and_outcome(client, logged):
     client.get("/api/v1/jobs/7/status?x=s3cret")
     client.get("/nowhere")
 
-    lines = [fields for event, fields in said("app.web") if event == "http.request"]
+    lines = [fields for event, fields in logged("app.web") if event == "http.request"]
     assert [(line["method"], line["path"], line["route"], line["status"]) for line in lines] == [
         ("GET", "/api/v1/jobs/7/status", "/api/v1/jobs/{job_id}/status", 404),
         ("GET", "/nowhere", "unknown", 404),
@@ -79,12 +79,12 @@ def test_polled_paths_are_not_logged_at_level_info(client, caplog):
     assert [record for record in caplog.records if record.name == "dataloader.audit"] == []
 
 
-def test_audit_file_has_caller_request_and_status(client, said, trigger):
+def test_audit_file_has_caller_request_and_status(client, logged, trigger):
     job_id = trigger(producer="me")
     client.post(f"/api/v1/jobs/{job_id}/cancel", headers={"User-Agent": "curl"})
     client.post(f"/api/v1/jobs/{job_id}/retry")
 
-    lines = said("dataloader.audit")
+    lines = logged("dataloader.audit")
     assert [event for event, _ in lines] == [
         *("request.started", "job.triggered", "request.finished"),
         *("request.started", "job.canceled", "request.finished"),
@@ -97,10 +97,10 @@ def test_audit_file_has_caller_request_and_status(client, said, trigger):
     assert (canceled["remote"], canceled["agent"], canceled["status"]) == ("127.0.0.1", "curl", "canceled")
 
 
-def test_each_request_has_a_line_among_the_numbers(client, said):
+def test_each_request_has_a_line_among_the_numbers(client, logged):
     client.get("/health")
 
-    ((event, fields),) = said("dataloader.metric")
+    ((event, fields),) = logged("dataloader.metric")
     assert event == "request.finished"
     assert (fields["route"], fields["status"]) == ("/health", 200)
 

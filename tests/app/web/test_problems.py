@@ -106,9 +106,9 @@ def test_internal_error_shows_only_its_code(app_without_database, broken, caplog
 
     assert is_problem(response, status, code)
     assert "s3cret" not in response.text
-    (told,) = [record for record in caplog.records if record.message == "api.error"]
-    assert told.fields["status"] == status
-    assert bool(told.exc_info) == (status == 500)
+    (result,) = [record for record in caplog.records if record.message == "api.error"]
+    assert result.fields["status"] == status
+    assert bool(result.exc_info) == (status == 500)
 
 
 def test_retry_after_is_shorter_for_a_busy_pool_than_an_outage(app_without_database, broken):

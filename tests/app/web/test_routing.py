@@ -95,10 +95,10 @@ def test_unusual_values_are_stored_and_returned(lasting_client, extra):
     response = send(lasting_client, body(extra))
     assert response.status_code == 200, response.text
 
-    told = lasting_client.get(f"/api/v1/jobs/{response.json['job_id']}")
-    assert told.status_code == 200, told.text
-    assert told.json["args"] == sent.get("args", {})
-    assert told.json["partition_key"] == sent.get("partition_key", "")
+    result = lasting_client.get(f"/api/v1/jobs/{response.json['job_id']}")
+    assert result.status_code == 200, result.text
+    assert result.json["args"] == sent.get("args", {})
+    assert result.json["partition_key"] == sent.get("partition_key", "")
 
 
 def test_errors_of_a_request_are_reported_together(lasting_client):

@@ -166,7 +166,7 @@ def test_a_time_is_rfc_3339_with_a_zone(bad):
 
 
 @pytest.mark.parametrize(
-    ("told", "meant"),
+    ("result", "meant"),
     [
         ("2030-01-31T08:00:00Z", datetime(2030, 1, 31, 8, tzinfo=UTC)),
         ("2030-01-31t08:00:00z", datetime(2030, 1, 31, 8, tzinfo=UTC)),
@@ -176,8 +176,8 @@ def test_a_time_is_rfc_3339_with_a_zone(bad):
         ("9998-12-31T23:59:59Z", datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)),
     ],
 )
-def test_time_with_offset_is_converted_to_utc(told, meant):
-    assert MODEL.model_validate({**NEEDED, "available_at": told}).to_new_job().available_at == meant
+def test_time_with_offset_is_converted_to_utc(result, meant):
+    assert MODEL.model_validate({**NEEDED, "available_at": result}).to_new_job().available_at == meant
 
 
 def test_an_unknown_field_is_refused_by_its_name():
@@ -190,7 +190,7 @@ def test_args_are_an_object(bad):
 
 
 def test_a_fault_never_repeats_the_callers_value():
-    told = faults(queue=["s3cret"], priority="s3cret", available_at="s3cret", lock_key="s3cret" * 200)
+    result = faults(queue=["s3cret"], priority="s3cret", available_at="s3cret", lock_key="s3cret" * 200)
 
-    assert set(told) == {"queue", "priority", "available_at", "lock_key"}
-    assert "s3cret" not in str(told)
+    assert set(result) == {"queue", "priority", "available_at", "lock_key"}
+    assert "s3cret" not in str(result)

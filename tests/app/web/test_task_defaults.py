@@ -158,10 +158,10 @@ def test_job_has_the_options_of_its_trigger(client):
     body = {"task": "plain", "queue": "q", "lock_key": "k", "live_key": "l", "time_limit_sec": 90, "retry": policy}
 
     job_id = client.post(TRIGGER, json=body).json["job_id"]
-    told = client.get(f"/api/v1/jobs/{job_id}").json
+    result = client.get(f"/api/v1/jobs/{job_id}").json
 
-    assert (told["live_key"], told["time_limit_sec"], told["retry"]) == ("l", 90, policy)
-    assert (told["parent_id"], told["crashes"], told["checkpoint"]) == (None, 0, None)
+    assert (result["live_key"], result["time_limit_sec"], result["retry"]) == ("l", 90, policy)
+    assert (result["parent_id"], result["crashes"], result["checkpoint"]) == (None, 0, None)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ JOB: dict[str, Any] = {"queue": "etl", "task": "noop", "lock_key": "k"}
 
 
 @pytest.fixture
-def desk(dsn: str) -> Iterator[QueueFixture]:
+def queue_db(dsn: str) -> Iterator[QueueFixture]:
     made = QueueFixture(dsn)
     made.sql("TRUNCATE dl_workers, dl_queues")
     yield made
@@ -34,9 +34,9 @@ def desk(dsn: str) -> Iterator[QueueFixture]:
     made.close()
 
 
-def worker(desk: QueueFixture, *, tasks: tuple[str, ...] = ("noop", "load.invoices")) -> UUID:
+def worker(queue_db: QueueFixture, *, tasks: tuple[str, ...] = ("noop", "load.invoices")) -> UUID:
     info = WorkerInfo(uuid4(), "w", "1", ("etl",), tasks, 2)
-    WorkerLiveness(desk.session).beat(info, heartbeat_sec=60)
+    WorkerLiveness(queue_db.session).beat(info, heartbeat_sec=60)
     return info.id
 
 
@@ -75,9 +75,9 @@ def test_suggestion_among_thousands_of_names_compares_few(monkeypatch: pytest.Mo
 
 
 def test_trigger_looks_for_a_similar_name_once(
-    client: FlaskClient, desk: QueueFixture, monkeypatch: pytest.MonkeyPatch
+    client: FlaskClient, queue_db: QueueFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    worker(desk)
+    worker(queue_db)
     client.post("/api/v1/jobs/trigger", json=JOB)  # the workers are known
     calls: list[str] = []
 
@@ -110,8 +110,8 @@ def test_doubts_suggest_no_name_that_the_caller_may_not_know():
     assert found == ["no live worker knows 'load.invoice'"]
 
 
-def test_trigger_of_a_misspelt_task_is_answered_with_a_warning(client: FlaskClient, desk: QueueFixture):
-    worker(desk)
+def test_trigger_of_a_misspelt_task_is_answered_with_a_warning(client: FlaskClient, queue_db: QueueFixture):
+    worker(queue_db)
 
     wrong = client.post(PATH, json={**JOB, "task": "load.invoice"})
     right = client.post(PATH, json=JOB)
@@ -123,8 +123,8 @@ def test_trigger_of_a_misspelt_task_is_answered_with_a_warning(client: FlaskClie
     assert right.json.keys() == {"job_id", "status"}
 
 
-def test_strict_trigger_puts_nothing_into_the_queue(client: FlaskClient, desk: QueueFixture):
-    worker(desk)
+def test_strict_trigger_puts_nothing_into_the_queue(client: FlaskClient, queue_db: QueueFixture):
+    worker(queue_db)
 
     refused = client.post(f"{PATH}?strict=true", json={**JOB, "task": "zzz"})
     taken = client.post(f"{PATH}?strict=true", json=JOB)
@@ -134,13 +134,13 @@ def test_strict_trigger_puts_nothing_into_the_queue(client: FlaskClient, desk: Q
     assert (refused.json["code"], refused.json["warnings"]) == ("would_not_run", ["no live worker knows 'zzz'"])
     assert refused.json["detail"] == "no live worker knows 'zzz'"
     assert taken.status_code == 200
-    assert desk.fetch_row("SELECT count(*) FROM dl_jobs") == 1
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs") == 1
 
 
-def test_worker_that_appears_ends_the_warnings_at_once(client: FlaskClient, desk: QueueFixture):
+def test_worker_that_appears_ends_the_warnings_at_once(client: FlaskClient, queue_db: QueueFixture):
     first = client.post(PATH, json=JOB).json
-    worker(desk)
-    desk.sql("SELECT pg_sleep(0.25)")  # what is known may be 0.2 s old
+    worker(queue_db)
+    queue_db.sql("SELECT pg_sleep(0.25)")  # what is known may be 0.2 s old
     second = client.post(PATH, json=JOB).json
 
     assert first is not None
@@ -150,7 +150,7 @@ def test_worker_that_appears_ends_the_warnings_at_once(client: FlaskClient, desk
 
 
 def test_unregistered_own_workers_cause_no_warning(
-    queue: JobQueue, pool: Pool, pipelines: Pipelines, desk: QueueFixture
+    queue: JobQueue, pool: Pool, pipelines: Pipelines, queue_db: QueueFixture
 ):
     options = WebOptions(version="1", queues=("etl",))
     app = create_app(queue, pipelines, options, probe=lambda: {"ready": True}, pool=pool)
@@ -164,19 +164,19 @@ def test_unregistered_own_workers_cause_no_warning(
     assert other["warnings"] == ["no live worker serves queue 'other'"]
 
 
-def test_job_that_is_there_and_over_has_no_warning(client: FlaskClient, desk: QueueFixture):
+def test_job_that_is_there_and_over_has_no_warning(client: FlaskClient, queue_db: QueueFixture):
     body = {**JOB, "idempotency_key": "i"}
     client.post(PATH, json=body)
-    desk.sql("UPDATE dl_jobs SET status = 'canceled', finished_at = now()")
+    queue_db.sql("UPDATE dl_jobs SET status = 'canceled', finished_at = now()")
 
     assert client.post(PATH, json=body).json == {
-        "job_id": desk.fetch_row("SELECT job_id::text FROM dl_jobs"),
+        "job_id": queue_db.fetch_row("SELECT job_id::text FROM dl_jobs"),
         "status": "canceled",
     }
 
 
-def test_batch_names_each_reason_once(client: FlaskClient, desk: QueueFixture):
-    worker(desk)
+def test_batch_names_each_reason_once(client: FlaskClient, queue_db: QueueFixture):
+    worker(queue_db)
     answer = client.post("/api/v1/jobs/batch", json={"jobs": [{**JOB, "task": "zzz"}] * 3 + [JOB]}).json
 
     assert answer is not None
@@ -184,9 +184,9 @@ def test_batch_names_each_reason_once(client: FlaskClient, desk: QueueFixture):
     assert answer["warnings"] == ["no live worker knows 'zzz'"]
 
 
-def test_paused_queue_is_a_warning(client: FlaskClient, desk: QueueFixture):
-    worker(desk)
-    Queues(desk.session).change_settings("etl", state=QueueState.PAUSED)
+def test_paused_queue_is_a_warning(client: FlaskClient, queue_db: QueueFixture):
+    worker(queue_db)
+    Queues(queue_db.session).change_settings("etl", state=QueueState.PAUSED)
 
     answer = client.post(PATH, json=JOB).json
 

@@ -146,7 +146,7 @@ def test_two_records_of_one_key_are_named(source, rows):
     assert caught.value.permanent
 
 
-def test_fewer_records_than_the_service_said_leave_the_old_table(source, rows, old):
+def test_fewer_records_than_announced_keep_old_table(source, rows, old):
     serve(source, archive(map(record, range(9))), rows=10)
 
     with pytest.raises(ExportIncomplete, match="was to have 10 records, and its archive had 9") as caught:

@@ -119,7 +119,7 @@ def test_more_bad_records_than_allowed_end_the_reading():
         read({**GOOD, "ok": 1})
 
 
-def test_fields_that_nobody_declared_are_told():
+def test_undeclared_fields_are_reported():
     rows = RowDecoder(SOME, Rejects(0))
 
     list(rows.decode([(1, {**GOOD, "new": 1, "also": 2}), (2, {**GOOD, "late": 1})]))

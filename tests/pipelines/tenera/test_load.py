@@ -114,7 +114,7 @@ def test_names_may_be_written_as_people_do(tenera, rows):
     assert set(load(sources=["Investing.com", "CBR"])) == {"Investing.com", "CBR"}
 
 
-def test_bad_records_are_told_and_the_others_loaded(tenera, rows):
+def test_bad_records_are_reported_and_others_loaded(tenera, rows):
     payload = copy.deepcopy(PAYLOADS["investing"])
     payload["data"] += [{"symbol": "X"}, None]
     tenera.add_route("GET", "/quotes/investing", Reply.from_json(payload))

@@ -129,7 +129,7 @@ def test_bomb_is_refused_by_bytes_ratio_and_member_count(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "none", "flipped"])
-def test_what_is_damaged_or_none_is_told(tmp_path, damage):
+def test_damaged_archive_is_reported(tmp_path, damage):
     data = bytearray(as_zip(tmp_path / "a", {"a": bytes(range(256)) * 1000}).read_bytes())
     if damage == "flipped":
         data[60] ^= 0xFF
@@ -139,6 +139,6 @@ def test_what_is_damaged_or_none_is_told(tmp_path, damage):
         list(extract(tmp_path / "a", tmp_path / "out"))
 
 
-def test_a_stop_is_heard_between_pieces(tmp_path, fake_context):
+def test_stop_arrives_between_pieces(tmp_path, fake_context):
     with pytest.raises(Stop):
         list(extract(as_zip(tmp_path / "a", {"a": bytes(10_000_000)}), tmp_path / "out", ctx=fake_context(stop_at=3)))

@@ -235,7 +235,7 @@ def test_too_many_rejects_end_the_load_and_show_the_first():
             rejects.add(f"line {line}", "bad")
 
 
-def test_no_rejects_are_told_as_none():
+def test_no_rejects_are_reported_as_none():
     assert str(Rejects(limit=0)) == "none"
 
 

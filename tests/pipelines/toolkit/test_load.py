@@ -63,7 +63,7 @@ def test_no_rows_are_no_fault(items):
     assert upsert(items.conn, "items", ["id"], ["id"], []) == Loaded(rows=0, inserted=0)
 
 
-def test_every_batch_is_told(items):
+def test_every_batch_is_reported(items):
     fake_context: list[int] = []
 
     copy_rows(items.conn, "items", ["id", "name"], numbers(12_500), on_batch=fake_context.append, batch=5_000)
@@ -131,7 +131,7 @@ def test_a_connection_lost_in_the_middle_is_the_drivers_error(items, another):
     assert another.value("SELECT count(*) FROM items") == 0
 
 
-def test_a_connection_lost_in_autocommit_is_told_as_what_it_is(items, another):
+def test_connection_lost_in_autocommit_is_reported(items, another):
     items.conn.autocommit = True
 
     def cut_off():

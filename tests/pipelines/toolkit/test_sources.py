@@ -114,19 +114,19 @@ def test_an_answer_comes_whole_with_its_status_and_headers(site):
 
 
 def test_it_says_who_it_is_and_sends_what_it_is_given(site):
-    heard: dict[str, object] = {}
+    result: dict[str, object] = {}
 
     @site.at("/start")
     def start(handler):
-        heard.update(handler.headers, body=handler.rfile.read(int(handler.headers["Content-Length"])))
+        result.update(handler.headers, body=handler.rfile.read(int(handler.headers["Content-Length"])))
         answer(handler, b"{}", 201)
 
     with HttpSource(headers={"X-Token": "t"}, user_agent="loader/1") as source:
         source.post(site.url("/start"), json={"date": "2024-01-31"}, headers={"X-More": "m"})
 
-    assert heard["User-Agent"] == "loader/1"
-    assert (heard["X-Token"], heard["X-More"]) == ("t", "m")
-    assert (heard["Content-Type"], heard["body"]) == ("application/json", b'{"date":"2024-01-31"}')
+    assert result["User-Agent"] == "loader/1"
+    assert (result["X-Token"], result["X-More"]) == ("t", "m")
+    assert (result["Content-Type"], result["body"]) == ("application/json", b'{"date":"2024-01-31"}')
 
 
 def test_an_answer_that_is_no_json_is_named(site):
@@ -148,7 +148,7 @@ def test_error_status_has_status_and_body_excerpt(site):
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_source_is_asked_again_when_it_said_to(site, fake_context, status):
+def test_busy_source_is_retried_after_its_retry_after(site, fake_context, status):
     site.at("/a")(lambda h: answer(h, b"ok") if len(site.requests) > 2 else answer(h, b"", status, Retry_After="7"))
     ctx = fake_context()
     with HttpSource(ctx=ctx, timeouts=HASTY) as source:
@@ -197,7 +197,7 @@ def test_unsafe_request_is_repeated_only_if_allowed(site, fake_context):
         assert len(site.requests) == 4
 
 
-def test_nobody_there_is_told_and_tried_again(fake_context):
+def test_refused_connection_is_reported_and_retried(fake_context):
     ctx = fake_context()
     url = f"http://127.0.0.1:{free_port()}/a?key=secret"
 
@@ -208,7 +208,7 @@ def test_nobody_there_is_told_and_tried_again(fake_context):
     assert "secret" not in str(gone.value)
 
 
-def test_a_name_that_does_not_exist_is_told():
+def test_missing_name_is_reported():
     with HttpSource(timeouts=ONCE) as source, pytest.raises(SourceUnreachable, match="no connection"):
         source.get("http://nowhere.invalid/")
 
@@ -307,7 +307,7 @@ def test_a_chunked_body_cut_short_is_truncated(site):
         source.get(site.url("/a"))
 
 
-def test_a_source_that_hangs_up_without_a_word_is_told(site):
+def test_source_closing_without_response_is_reported(site):
     site.at("/a")(hang_up)
 
     with HttpSource(timeouts=ONCE) as source, pytest.raises(SourceTruncated, match="closed the connection"):
@@ -356,7 +356,7 @@ class TestDownload:
         assert fake_context[-1] == (len(body), len(body))
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
-    def test_a_length_not_said_is_not_known(self, site, tmp_path):
+    def test_missing_length_is_unknown(self, site, tmp_path):
         fake_context = []
 
         @site.at("/a")
@@ -422,12 +422,12 @@ class TestRedirects:
         assert len(site.requests) == 1
 
     def test_allowed_private_redirect_carries_no_secrets(self, site):
-        heard = []
+        result = []
         with serving() as inner:
 
             @inner.at("/b")
             def hear(handler):
-                heard.append(dict(handler.headers))
+                result.append(dict(handler.headers))
                 answer(handler, b"ok")
 
             site.at("/a")(lambda h: answer(h, b"", 302, Location=inner.url("/b")))
@@ -435,8 +435,8 @@ class TestRedirects:
                 got = source.get(site.url("/a"), headers={"Authorization": "Bearer t"})
 
         assert got.body == b"ok"
-        assert heard[0]["Accept"] == "text/x"
-        assert not {"X-Token", "Authorization"} & set(heard[0])
+        assert result[0]["Accept"] == "text/x"
+        assert not {"X-Token", "Authorization"} & set(result[0])
 
     @pytest.mark.parametrize(("status", "then"), [(302, "GET /b"), (303, "GET /b"), (307, "POST /b"), (308, "POST /b")])
     def test_post_is_redirected_as_post_only_by_307_and_308(self, site, status, then):

@@ -41,7 +41,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED)
-def test_an_archive_is_told_by_its_content_and_read_whole(packed, tmp_path):
+def test_archive_is_detected_by_content_and_read_whole(packed, tmp_path):
     path = tmp_path / "archive"
     path.write_bytes(packed)
     expanded = list(pieces(path))

@@ -30,15 +30,15 @@ PACKAGES: dict[str, Any] = {"packages": ("tests.support.hostile_tasks",)}
 
 
 @pytest.fixture
-def said() -> CapturedLines:
+def logged() -> CapturedLines:
     return CapturedLines()
 
 
 def settled(
-    task: str, said: CapturedLines | None = None, tools: dict[str, Any] | None = None, **row: Any
+    task: str, logged: CapturedLines | None = None, tools: dict[str, Any] | None = None, **row: Any
 ) -> Settlement:
     args = row.pop("args", {})
-    attempt = attempt_with(said, settings={**PACKAGES, **(tools or {})}, task=task, args_text=json.dumps(args), **row)
+    attempt = attempt_with(logged, settings={**PACKAGES, **(tools or {})}, task=task, args_text=json.dumps(args), **row)
     end = attempt.run(registry.get(task))
     assert isinstance(end, Settlement), end
     return end
@@ -100,43 +100,43 @@ def test_open_streams_and_threads_do_not_change_the_outcome(task: str):
     assert end.status is Status.SUCCEEDED
 
 
-def test_output_in_any_encoding_is_logged(said: CapturedLines):
-    settled("hostile.says_odd_things", said)
+def test_output_in_any_encoding_is_logged(logged: CapturedLines):
+    settled("hostile.says_odd_things", logged)
 
-    assert said.texts_of("stdout") == ["caf\N{REPLACEMENT CHARACTER}", "half a surrogate \\udc80"]
-    assert said.texts_of("log")[0] == "'%d' (with arguments that do not fit it)"
-    assert len(said.texts_of("log")[1]) < 20_000
+    assert logged.texts_of("stdout") == ["caf\N{REPLACEMENT CHARACTER}", "half a surrogate \\udc80"]
+    assert logged.texts_of("log")[0] == "'%d' (with arguments that do not fit it)"
+    assert len(logged.texts_of("log")[1]) < 20_000
 
 
-def test_threads_finalizers_and_handlers_can_log_at_once(said: CapturedLines):
-    end = settled("hostile.logs_at_once", said)
+def test_threads_finalizers_and_handlers_can_log_at_once(logged: CapturedLines):
+    end = settled("hostile.logs_at_once", logged)
 
     assert end.result == "all said"
-    told = said.texts_of("log")
-    assert len([line for line in told if line.startswith("line ")]) == 800
-    assert told.count("gone") > 100  # one thread collects at a time
-    assert set(told) <= {f"line {n}" for n in range(200)} | {"gone", "alarm"}
+    output = logged.texts_of("log")
+    assert len([line for line in output if line.startswith("line ")]) == 800
+    assert output.count("gone") > 100  # one thread collects at a time
+    assert set(output) <= {f"line {n}" for n in range(200)} | {"gone", "alarm"}
 
 
-def test_output_of_a_fork_is_logged(said: CapturedLines):
-    end = settled("hostile.forks", said)
+def test_output_of_a_fork_is_logged(logged: CapturedLines):
+    end = settled("hostile.forks", logged)
 
     assert end.result == [0, 1, 2, 3]
-    assert sorted(said.texts_of("stderr")) == [f"from a fork {n}" for n in range(4)]
+    assert sorted(logged.texts_of("stderr")) == [f"from a fork {n}" for n in range(4)]
 
 
-def test_flood_of_output_uses_bounded_memory(said: CapturedLines):
+def test_flood_of_output_uses_bounded_memory(logged: CapturedLines):
     tasks = Pipelines()
     tasks.command("flood", [sys.executable, "-c", "import sys\nfor n in range(40): sys.stdout.write('y\\n' * 10_000)"])
-    end = attempt_with(said, task="flood").run(tasks.get("flood"))
+    end = attempt_with(logged, task="flood").run(tasks.get("flood"))
 
     assert isinstance(end, Settlement)
     assert end.status is Status.SUCCEEDED
-    assert len(said.lines) == 400_000
+    assert len(logged.lines) == 400_000
 
 
-def test_long_error_is_truncated(said: CapturedLines):
-    end = settled("hostile.huge_error", said)
+def test_long_error_is_truncated(logged: CapturedLines):
+    end = settled("hostile.huge_error", logged)
 
     assert end.error is not None
     assert end.error.startswith("ValueError: xxx")
@@ -184,11 +184,11 @@ def test_many_short_processes_leave_no_resources():
 
 
 def test_child_has_folder_and_path_but_no_pythonpath():
-    told = settled("hostile.path").result
+    output = settled("hostile.path").result
 
-    assert told["cwd"] == os.getcwd()
-    assert told["path"][: len(sys.path)] == [entry or os.getcwd() for entry in sys.path]
-    assert told["inherited"] == os.environ.get("PYTHONPATH")
+    assert output["cwd"] == os.getcwd()
+    assert output["path"][: len(sys.path)] == [entry or os.getcwd() for entry in sys.path]
+    assert output["inherited"] == os.environ.get("PYTHONPATH")
 
 
 def test_exit_status_collected_by_other_code_is_an_exit():
@@ -364,19 +364,19 @@ def start_watchdog(*argv: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 def ends(process: subprocess.Popen[bytes], ours: socket.socket) -> tuple[bytes, int]:
     with ours, process:
-        told = ours.recv(100)
+        output = ours.recv(100)
         process.communicate(timeout=20)
-        return told, process.returncode
+        return output, process.returncode
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "output"),
     [("import sys; sys.exit(7)", b"exit 7 "), ("import os; os.kill(os.getpid(), 11)", b"exit -11 ")],
 )
-def test_watchdog_reports_exit_code_and_memory(code: str, told: bytes):
-    said, returned = ends(*start_watchdog(sys.executable, "-c", code))
+def test_watchdog_reports_exit_code_and_memory(code: str, output: bytes):
+    logged, returned = ends(*start_watchdog(sys.executable, "-c", code))
 
-    assert said.startswith(told)
+    assert logged.startswith(output)
     assert returned == 0
 
 

@@ -70,12 +70,12 @@ def test_answers_are_kept():
     assert sorted(probe.probed) == ["a", "b"]
 
 
-def test_one_server_that_refuses_is_logged_once(said):
+def test_one_server_that_refuses_is_logged_once(logged):
     check = check_with(Probe(a=OptionSupport.ACCEPTED, b=OptionSupport.REFUSED), "a", "b")
 
     assert not check.is_accepted()
     assert not check.is_accepted()
-    assert said("connection_check.off") == [{"servers": {"b": "refused"}}]
+    assert logged("connection_check.off") == [{"servers": {"b": "refused"}}]
 
 
 def test_unreachable_server_is_probed_again(monkeypatch):

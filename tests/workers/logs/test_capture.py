@@ -24,7 +24,7 @@ JOB = UUID(int=1)
 class Kept:
     def __init__(self):
         self.lines: list[Any] = []
-        self.capture = Capture(lambda *said: self.lines.append(said))
+        self.capture = Capture(lambda *result: self.lines.append(result))
 
     @contextmanager
     def speaking(self):

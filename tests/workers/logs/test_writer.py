@@ -179,7 +179,7 @@ def test_old_quotas_are_dropped(make, monkeypatch):
 
 
 def test_write_never_raises(make, table):
-    def broken(*said):
+    def broken(*logged):
         raise RuntimeError("the terminal is gone")
 
     logs = make(echo=broken)
@@ -187,15 +187,15 @@ def test_write_never_raises(make, table):
     logs.write(JOB, 1, "LOUD", "stdout", None)
     assert table.texts == []
 
-    heard = []
-    logs = make(echo=lambda *said: heard.append(said))
+    output = []
+    logs = make(echo=lambda *logged: output.append(logged))
     logs.write(JOB, 1, "LOUD", "stderr", "kept")
     logs.flush()
-    assert heard == [(JOB, 1, "LOUD", "stderr", "kept")]
+    assert output == [(JOB, 1, "LOUD", "stderr", "kept")]
     assert table.lines[0].level == "INFO"
 
 
-def test_missing_tables_are_logged_once(make, table, time, said):
+def test_missing_tables_are_logged_once(make, table, time, logged):
     logs = make()
     say(logs, "one")
     table.failing = [SchemaMissing("no such table"), SchemaMissing("no such table")]
@@ -204,7 +204,7 @@ def test_missing_tables_are_logged_once(make, table, time, said):
     time.now += 1
     logs.run_once()
 
-    assert said("job_logs.failed") == [{"error": "no such table"}]
+    assert logged("job_logs.failed") == [{"error": "no such table"}]
     assert table.texts == ["one"]
 
 
@@ -227,7 +227,7 @@ def test_many_lines_are_written_in_batches(make, table, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("told", "kept"),
+    ("result", "kept"),
     [
         ("plain\twith a tab", "plain\twith a tab"),
         ("\x1b[1;31mred\x1b[0m \x1b]0;title\x07text", "red text"),
@@ -236,8 +236,8 @@ def test_many_lines_are_written_in_batches(make, table, monkeypatch):
         ("pass\x1b[0mword=hunter22", "password=***"),
     ],
 )
-def test_control_characters_are_escaped(told, kept):
-    assert sanitize_line(told) == kept
+def test_control_characters_are_escaped(result, kept):
+    assert sanitize_line(result) == kept
 
 
 def test_line_is_truncated_at_8_kb(make, table):
@@ -252,36 +252,36 @@ def test_line_is_truncated_at_8_kb(make, table):
 # ── with real workers ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def lines_of(plant, job_id):
-    return [line.line for line in plant.queue_fixture.queue.logs(job_id).lines]
+def lines_of(worker_pools, job_id):
+    return [line.line for line in worker_pools.queue_fixture.queue.logs(job_id).lines]
 
 
-def test_each_attempt_has_its_lines_in_the_table(plant):
-    @plant.pipelines.register("talks")
+def test_each_attempt_has_its_lines_in_the_table(worker_pools):
+    @worker_pools.pipelines.register("talks")
     def talks(args, ctx):
         print(f"try {ctx.attempt}")
         ctx.log.info("loaded", rows=5)
         if ctx.attempt == 1:
             raise ValueError("once more")
 
-    plant.pool()
-    job_id = plant.add_job("talks")
-    plant.wait_for_status(job_id, Status.SUCCEEDED)
+    worker_pools.pool()
+    job_id = worker_pools.add_job("talks")
+    worker_pools.wait_for_status(job_id, Status.SUCCEEDED)
 
-    eventually(lambda: len(lines_of(plant, job_id)) == 4)
-    assert lines_of(plant, job_id) == ["try 1", "loaded rows=5", "try 2", "loaded rows=5"]
+    eventually(lambda: len(lines_of(worker_pools, job_id)) == 4)
+    assert lines_of(worker_pools, job_id) == ["try 1", "loaded rows=5", "try 2", "loaded rows=5"]
 
 
-def test_stopping_pool_writes_the_last_lines(plant):
-    @plant.pipelines.register("talks")
+def test_stopping_pool_writes_the_last_lines(worker_pools):
+    @worker_pools.pipelines.register("talks")
     def talks(args, ctx):
-        plant.gate.wait_inside("talks")
+        worker_pools.gate.wait_inside("talks")
         print("the last word")
 
-    pool = plant.pool()
-    job_id = plant.add_job("talks")
-    plant.gate.wait_for_inside()
-    plant.gate.open()
+    pool = worker_pools.pool()
+    job_id = worker_pools.add_job("talks")
+    worker_pools.gate.wait_for_inside()
+    worker_pools.gate.open()
     assert pool.stop(grace=20)
 
-    assert lines_of(plant, job_id) == ["the last word"]
+    assert lines_of(worker_pools, job_id) == ["the last word"]

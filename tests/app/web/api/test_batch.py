@@ -38,9 +38,15 @@ def test_each_request_has_an_outcome_in_its_order(client, queue):
 
     assert response.status_code == 200, response.text
     assert outcomes(response) == ["created", "exists", "conflict", "invalid", "invalid", "created", "exists"]
-    told = response.json
-    assert (told["created"], told["exists"], told["conflict"], told["invalid"], told["skipped"]) == (2, 2, 1, 2, 0)
-    first, again, conflict, invalid, *_, late = told["items"]
+    result = response.json
+    assert (result["created"], result["exists"], result["conflict"], result["invalid"], result["skipped"]) == (
+        2,
+        2,
+        1,
+        2,
+        0,
+    )
+    first, again, conflict, invalid, *_, late = result["items"]
     assert first["job_id"] == again["job_id"] == conflict["job_id"]
     assert conflict["problem"]["code"] == "idempotency_conflict"
     assert {error["field"] for error in invalid["problem"]["errors"]} == {"priority", "colour"}
@@ -58,9 +64,9 @@ def test_all_or_none_does_nothing_when_something_is_wrong(client, queue, trigger
     response = client.post(URL, json=body)
 
     assert (response.status_code, response.json["code"]) == (409, "batch_refused")
-    told = outcomes(response)
-    assert (told[0], told[2]) == ("skipped", "skipped")
-    assert told[1] in ("invalid", "conflict")
+    result = outcomes(response)
+    assert (result[0], result[2]) == ("skipped", "skipped")
+    assert result[1] in ("invalid", "conflict")
     assert len(list_jobs(queue)) == 1
 
 

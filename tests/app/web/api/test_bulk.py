@@ -27,8 +27,8 @@ def test_all_that_fit_are_counted_confirmed_done_and_watched(client, trigger, po
 
     assert (refused.status_code, refused.json["code"], refused.json["matching_count"]) == (409, "bulk_mismatch", 3)
     assert (started["state"], started["filter"]) == ("waiting", {"queue": "etl", "status": ["queued", "running"]})
-    told = client.get(f"/api/v1/bulk/{started['bulk_id']}").json
-    assert (told["state"], told["changed"]) == ("done", 3)
+    result = client.get(f"/api/v1/bulk/{started['bulk_id']}").json
+    assert (result["state"], result["changed"]) == ("done", 3)
     assert [one["bulk_id"] for one in client.get("/api/v1/bulk").json["operations"]] == [started["bulk_id"]]
     assert {client.get(f"/api/v1/jobs/{job}/status").json["status"] for job in jobs} == {"canceled"}
     assert client.post(f"/api/v1/bulk/{started['bulk_id']}/cancel").json["state"] == "done"
@@ -45,6 +45,6 @@ def test_what_cannot_be_done_in_bulk_is_a_400(lasting_client, wrong):
 
 
 def test_an_operation_that_is_not_there_is_a_404(lasting_client):
-    told = lasting_client.get("/api/v1/bulk/00000000-0000-0000-0000-000000000000")
+    result = lasting_client.get("/api/v1/bulk/00000000-0000-0000-0000-000000000000")
 
-    assert (told.status_code, told.json["code"]) == (404, "bulk_not_found")
+    assert (result.status_code, result.json["code"]) == (404, "bulk_not_found")

@@ -26,7 +26,7 @@ def test_a_waiting_job_is_changed_if_it_still_is_what_was_seen(client, trigger):
     [({}, "body"), ({"queue": "x"}, "queue"), ({"priority": -1}, "priority"), ({"lease_ttl_sec": 1}, "lease_ttl_sec"),
      ({"retry": {"kind": "x"}}, "retry")],
 )  # fmt: skip
-def test_a_change_that_cannot_be_is_told_by_field(client, trigger, change, field):
+def test_impossible_change_has_field_errors(client, trigger, change, field):
     response = client.patch(f"/api/v1/jobs/{trigger()}", json=change)
 
     assert response.status_code == 400
@@ -39,10 +39,10 @@ def test_a_job_is_cloned_with_what_is_given(client, trigger):
     made = client.post(f"/api/v1/jobs/{job_id}/clone", json={"args": {"n": 2}, "idempotency_key": "twice"}).json
     again = client.post(f"/api/v1/jobs/{job_id}/clone", json={"args": {"n": 2}, "idempotency_key": "twice"}).json
 
-    told = client.get(f"/api/v1/jobs/{made['job_id']}").json
+    result = client.get(f"/api/v1/jobs/{made['job_id']}").json
     assert made == again
     assert made["job_id"] != job_id
-    assert (told["args"], told["priority"], told["live_key"]) == ({"n": 2}, 7, None)
+    assert (result["args"], result["priority"], result["live_key"]) == ({"n": 2}, 7, None)
 
 
 def test_only_finished_is_deleted_and_only_queued_edited(client, trigger):

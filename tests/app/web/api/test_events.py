@@ -50,14 +50,14 @@ def app(queue: JobQueue, pipelines: Pipelines, pool: Pool, keys: ApiKeys, monkey
 def begun(client: Any, **how: Any) -> Iterator[bytes]:
     answer = client.get(f"{STREAM}?seconds={how.pop('seconds', LONG)}", **how)
     assert answer.status_code == 200, answer.text
-    told: Iterator[bytes] = iter(answer.response)
-    assert next(told).startswith(b"retry:")
-    return told
+    result: Iterator[bytes] = iter(answer.response)
+    assert next(result).startswith(b"retry:")
+    return result
 
 
-def ends_early(told: Iterator[bytes]) -> bool:
+def ends_early(result: Iterator[bytes]) -> bool:
     began = time.monotonic()
-    list(told)
+    list(result)
     return time.monotonic() - began < LONG / 2
 
 
@@ -102,11 +102,11 @@ def test_it_ends_with_the_key_of_a_session_and_with_the_session(app, make, keys,
 
 
 def test_without_keys_it_lasts_until_there_is_one(app, make):
-    told = begun(app.test_client())
+    result = begun(app.test_client())
 
     make(Scope.READ)
 
-    assert ends_early(told)
+    assert ends_early(result)
 
 
 def test_stream_in_outage_lasts_while_key_is_trusted(queue, pipelines, pool, keys, make, monkeypatch):
@@ -124,11 +124,11 @@ def test_stream_in_outage_lasts_while_key_is_trusted(queue, pipelines, pool, key
     times = KeyCacheTimes(refresh_after_sec=0.0, max_age_sec=0.0, max_outage_sec=1.0, retry_interval_sec=0.0)
     monkeypatch.setattr("app.web.app.KeyCache", lambda keys: KeyCache(keys, times))
     client = create_app(queue, pipelines, WebOptions(version="1"), pool=pool, keys=Shaky(pool)).test_client()
-    told = begun(client, headers=bearer(token))
+    result = begun(client, headers=bearer(token))
 
     away.set()
 
-    assert ends_early(told)
+    assert ends_early(result)
 
 
 def test_stream_with_auth_disabled_is_not_revalidated(queue, pipelines, pool, keys, make, monkeypatch):

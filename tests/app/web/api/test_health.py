@@ -92,7 +92,7 @@ def test_without_a_database_it_is_not_ready_and_says_so(app_without_database):
 
 
 @pytest.mark.parametrize(
-    ("change", "found", "told"),
+    ("change", "found", "result"),
     [
         ("UPDATE dl_schema SET version = 0", 0, "dataloader migrate"),
         ("DELETE FROM dl_schema", None, "dataloader migrate"),
@@ -100,7 +100,7 @@ def test_without_a_database_it_is_not_ready_and_says_so(app_without_database):
         ("DROP TABLE dl_schema", None, "dataloader migrate"),
     ],
 )
-def test_other_schema_version_is_not_ready_and_names_remedy(databases, change, found, told):
+def test_other_schema_version_is_not_ready_and_names_remedy(databases, change, found, result):
     with databases.fresh() as dsn:
         migrate(dsn)
         _execute(dsn, change)
@@ -113,10 +113,10 @@ def test_other_schema_version_is_not_ready_and_names_remedy(databases, change, f
     assert response.json["database"]["ready"] is True
     assert response.json["schema"]["ready"] is False
     assert response.json["schema"]["version"] == found
-    assert told in response.json["schema"]["detail"]
+    assert result in response.json["schema"]["detail"]
 
 
-def test_a_database_that_is_silent_holds_nobody_for_long():
+def test_silent_database_times_out():
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and never says a word
         port = silent.getsockname()[1]
         pool = Pool(f"host=127.0.0.1 port={port} user=x dbname=x", connect_timeout_sec=5)
@@ -143,7 +143,7 @@ def _execute(dsn: str, statement: str) -> None:
         connection.close()
 
 
-def test_status_while_starting_is_no_error_in_the_log(queue, pool, heard):
+def test_status_while_starting_is_no_error_in_the_log(queue, pool, captured):
     answers = [{"ready": False, "detail": "the worker pool is starting"}] * 3 + [{"ready": True}, {"ready": False}]
     client: Any = create_app(
         queue, Pipelines(), WebOptions(version="1"), probe=lambda: answers.pop(0), pool=pool
@@ -155,4 +155,4 @@ def test_status_while_starting_is_no_error_in_the_log(queue, pool, heard):
     assert [response.status_code for response in starting] == [503, 503, 503]
     assert starting[0].json["state"] == "starting"
     assert (ready.json["state"], gone.status_code, gone.json["state"]) == ("ready", 503, "not_ready")
-    assert [record.getMessage() for record in heard.records if record.levelno > logging.INFO] == []
+    assert [record.getMessage() for record in captured.records if record.levelno > logging.INFO] == []

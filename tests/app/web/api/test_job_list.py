@@ -7,7 +7,7 @@ from tests.support.queue_fixture import QueueFixture
 
 
 @pytest.fixture
-def desk(dsn):
+def queue_db(dsn):
     made = QueueFixture(dsn)
     yield made
     made.close()
@@ -51,16 +51,18 @@ def test_list_filters_sorts_selects_fields_counts_and_pages(client, trigger):
         ({"text": ""}, "text"),
     ],
 )
-def test_what_a_list_cannot_be_asked_is_told_by_field(lasting_client, query, field):
+def test_invalid_list_query_has_field_errors(lasting_client, query, field):
     response = lasting_client.get("/api/v1/jobs", query_string=query)
 
     assert response.status_code == 400
     assert [error["field"] for error in response.json["errors"]] == [field]
 
 
-def test_lists_and_details_mask_secrets_in_progress(client, desk):
-    run = desk.enqueue_and_claim("k")
-    desk.sql(f'UPDATE dl_jobs SET progress = \'{{"token": "hunter2", "processed": 1}}\' WHERE job_id = \'{run.id}\'')
+def test_lists_and_details_mask_secrets_in_progress(client, queue_db):
+    run = queue_db.enqueue_and_claim("k")
+    queue_db.sql(
+        f'UPDATE dl_jobs SET progress = \'{{"token": "hunter2", "processed": 1}}\' WHERE job_id = \'{run.id}\''
+    )
 
     (job,) = listed(client, fields="job_id,progress")["jobs"]
 
@@ -77,25 +79,25 @@ def test_a_cursor_belongs_to_its_order(client, trigger):
     assert client.get("/api/v1/jobs", query_string={"after": cursor, "sort": "created_at"}).status_code == 400
 
 
-def test_job_detail_has_attempts_related_jobs_and_lock_holder(client, desk):
-    run = desk.enqueue_and_claim("k", max_attempts=2)
-    desk.settle(run, Status.QUEUED, error="first", retry_in_sec=0)
-    (again,) = desk.claim()
-    child = desk.enqueue("k", parent_id=run.id)
-    desk.claim_once()
+def test_job_detail_has_attempts_related_jobs_and_lock_holder(client, queue_db):
+    run = queue_db.enqueue_and_claim("k", max_attempts=2)
+    queue_db.settle(run, Status.QUEUED, error="first", retry_in_sec=0)
+    (again,) = queue_db.claim()
+    child = queue_db.enqueue("k", parent_id=run.id)
+    queue_db.claim_once()
 
-    told = client.get(f"/api/v1/jobs/{run.id}").json
+    result = client.get(f"/api/v1/jobs/{run.id}").json
     waiting = client.get(f"/api/v1/jobs/{child}").json
 
-    assert [(one["attempt"], one["error"]) for one in told["attempts"]] == [(1, "first"), (2, None)]
-    assert [one["job_id"] for one in told["follow_up_jobs"]] == [str(child)]
+    assert [(one["attempt"], one["error"]) for one in result["attempts"]] == [(1, "first"), (2, None)]
+    assert [one["job_id"] for one in result["follow_up_jobs"]] == [str(child)]
     assert (waiting["wait_state"], waiting["parent"]["job_id"], waiting["lock_holder"]["job_id"]) == (
         "blocked", str(run.id), str(again.id),
     )  # fmt: skip
 
 
-def test_a_journal_is_paged(client, desk):
-    run = desk.enqueue_and_claim("k")
+def test_a_journal_is_paged(client, queue_db):
+    run = queue_db.enqueue_and_claim("k")
     address = f"/api/v1/jobs/{run.id}/events"
     first = client.get(address, query_string={"limit": 1}).json["events"]
     rest = client.get(address, query_string={"after": first[0]["event_id"]}).json["events"]
@@ -103,16 +105,16 @@ def test_a_journal_is_paged(client, desk):
     assert [event["kind"] for event in first + rest] == ["queued", "picked"]
 
 
-def test_why_tells_reasons_for_programs_and_sentences_for_people(client, desk):
-    holder = desk.enqueue_and_claim("k")
-    waiting = desk.enqueue("k")
-    desk.claim_once()
+def test_why_has_reason_codes_and_sentences(client, queue_db):
+    holder = queue_db.enqueue_and_claim("k")
+    waiting = queue_db.enqueue("k")
+    queue_db.claim_once()
 
-    told = client.get(f"/api/v1/jobs/{waiting}/why").json
+    result = client.get(f"/api/v1/jobs/{waiting}/why").json
 
-    assert [reason["code"] for reason in told["reasons"]] == ["no_worker", "key_busy"]
-    assert told["reasons"][1]["details"]["job_id"] == str(holder.id)
-    assert told["position"] == 1
+    assert [reason["code"] for reason in result["reasons"]] == ["no_worker", "key_busy"]
+    assert result["reasons"][1]["details"]["job_id"] == str(holder.id)
+    assert result["position"] == 1
     assert client.get("/api/v1/jobs/x/why").status_code == 404
 
 

@@ -78,7 +78,7 @@ def test_who_waits_gets_the_next_line_when_it_comes(client, queue, job_id):
     assert lines(answers[0]) == ["at last"]
 
 
-def test_nobody_waits_for_a_job_that_has_ended(client, queue, job_id):
+def test_no_thread_waits_for_ended_job(client, queue, job_id):
     queue.cancel(UUID(job_id))
     assert not ask(client, job_id)["complete"]
 

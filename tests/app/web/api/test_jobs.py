@@ -10,7 +10,7 @@ from tests.support import eventually
 from tests.support.queue_fixture import list_jobs
 
 STATUS_KEYS = ["job_id", "status", "attempt", "started_at", "finished_at", "heartbeat_at", "error", "progress"]
-NOBODY = "00000000-0000-0000-0000-000000000000"
+NO_ONE = "00000000-0000-0000-0000-000000000000"
 
 
 def test_a_triggered_job_is_in_the_queue(client, queue, trigger):
@@ -31,7 +31,7 @@ def test_the_answer_to_a_trigger_is_the_job_and_its_status(client, request_body)
     assert response.json["warnings"] == ["no worker process is live; the job waits until one is started"]
 
 
-def test_a_task_that_nobody_here_knows_is_accepted(client, request_body):
+def test_task_unknown_here_is_accepted(client, request_body):
     assert client.post("/api/v1/jobs/trigger", json={**request_body, "task": "elsewhere"}).status_code == 200
 
 
@@ -77,14 +77,14 @@ def test_a_status_has_the_keys_of_the_contract_in_their_order(client, trigger):
     }
 
 
-def test_times_are_told_with_a_zone(client, trigger, dsn):
+def test_times_have_a_zone(client, trigger, dsn):
     job_id = trigger()
     _update(dsn, "started_at = '2030-01-31 08:00:00.5+03', heartbeat_at = '1900-01-01 00:00:00+00'")
 
-    told = client.get(f"/api/v1/jobs/{job_id}/status").json
+    result = client.get(f"/api/v1/jobs/{job_id}/status").json
 
-    assert told["started_at"] == "2030-01-31T05:00:00.500000Z"
-    assert told["heartbeat_at"] == "1900-01-01T00:00:00Z"
+    assert result["started_at"] == "2030-01-31T05:00:00.500000Z"
+    assert result["heartbeat_at"] == "1900-01-01T00:00:00Z"
 
 
 def test_a_waiting_job_is_canceled_at_once(client, trigger):
@@ -135,7 +135,7 @@ def test_a_canceled_job_can_be_retried_once(client, trigger):
     ("method", "path"), [("get", "/status"), ("post", "/cancel"), ("post", "/retry"), ("get", ""), ("get", "/events")]
 )
 @pytest.mark.parametrize(
-    "job_id", [NOBODY, "7", "{" + NOBODY + "}", NOBODY.replace("-", ""), "urn:uuid:" + NOBODY, "٠" * 36]
+    "job_id", [NO_ONE, "7", "{" + NO_ONE + "}", NO_ONE.replace("-", ""), "urn:uuid:" + NO_ONE, "٠" * 36]
 )
 def test_an_id_of_no_job_is_a_404(lasting_client, method, path, job_id):
     response = getattr(lasting_client, method)(f"/api/v1/jobs/{job_id}{path}")
@@ -165,15 +165,15 @@ def test_the_newest_jobs_come_first_and_can_be_chosen(client, trigger):
     assert found("task=load&queue=other") == []
 
 
-def test_everything_about_a_job_is_told(client, trigger):
+def test_job_page_shows_every_field(client, trigger):
     job_id = trigger(args={"a": [1, None]}, idempotency_key="i", lease_ttl_sec=20)
 
-    told = client.get(f"/api/v1/jobs/{job_id}").json
+    result = client.get(f"/api/v1/jobs/{job_id}").json
 
-    assert told["args"] == {"a": [1, None]}
-    assert told["idempotency_key"] == "i"
-    assert told["lease_ttl_sec"] == 20
-    assert {"result", "traceback", "worker", "run_id", "lease_expires_at", "created_at"} <= set(told)
+    assert result["args"] == {"a": [1, None]}
+    assert result["idempotency_key"] == "i"
+    assert result["lease_ttl_sec"] == 20
+    assert {"result", "traceback", "worker", "run_id", "lease_expires_at", "created_at"} <= set(result)
 
 
 def test_any_number_of_another_service_can_be_shown(client, trigger, dsn):
@@ -190,12 +190,12 @@ def test_the_journal_is_read_from_the_beginning(client, trigger):
     job_id = trigger()
     client.post(f"/api/v1/jobs/{job_id}/cancel")
 
-    told = client.get(f"/api/v1/jobs/{job_id}/events").json
+    result = client.get(f"/api/v1/jobs/{job_id}/events").json
 
-    assert told["job_id"] == job_id
-    assert [event["kind"] for event in told["events"]] == ["queued", "canceled"]
-    assert list(told["events"][0]) == ["event_id", "job_id", "queue", "ts", "kind", "payload"]
-    assert told["events"][0]["ts"].endswith("Z")
+    assert result["job_id"] == job_id
+    assert [event["kind"] for event in result["events"]] == ["queued", "canceled"]
+    assert list(result["events"][0]) == ["event_id", "job_id", "queue", "ts", "kind", "payload"]
+    assert result["events"][0]["ts"].endswith("Z")
 
 
 def _update(dsn: str, change: str) -> None:

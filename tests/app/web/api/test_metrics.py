@@ -42,14 +42,14 @@ def test_without_a_database_there_are_the_numbers_of_the_pool():
 
 
 def test_a_bug_costs_no_other_number(pool, monkeypatch, caplog):
-    monkeypatch.setattr(pool, "execute", lambda *told: [])
+    monkeypatch.setattr(pool, "execute", lambda *result: [])
 
     assert "dataloader_pool_waiting" in collected(pool, timeout_sec=20)
     assert "metrics.failed" in caplog.text
 
 
 def test_a_pool_that_is_exhausted_says_so(pool, monkeypatch):
-    def refuse(*told: object) -> None:
+    def refuse(*result: object) -> None:
         raise PoolExhausted("x")
 
     monkeypatch.setattr(pool, "execute", refuse)

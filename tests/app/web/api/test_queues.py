@@ -18,7 +18,7 @@ def none_before(dsn):
     connection.close()
 
 
-def test_a_queue_is_ruled_and_its_line_tells_so(client, trigger):
+def test_queue_settings_are_changed_and_shown(client, trigger):
     trigger()
     ruled = client.patch(
         "/api/v1/queues", json={"queue": "etl", "state": "paused", "concurrency": 3, "per_worker": 1, "note": "later"}
@@ -70,7 +70,7 @@ def test_workers_are_listed_and_drained(client, queue):
     assert client.post(f"/api/v1/workers/{uuid4()}/drain").json["code"] == "worker_not_found"
 
 
-def test_charts_and_tasks_tell_what_happened(client, trigger, pool, queue):
+def test_charts_and_tasks_show_what_happened(client, trigger, pool, queue):
     trigger()
     trigger(task="elsewhere", lock_key="e")
     while Statistics(pool).aggregate():

@@ -40,7 +40,7 @@ def add(client: Any, **fields: Any) -> dict[str, Any]:
     return made
 
 
-def test_the_secret_is_told_once_and_never_again(hooks):
+def test_secret_is_returned_once(hooks):
     made = add(hooks, description="on call")
 
     assert made["secret"].startswith("whsec_")
@@ -67,7 +67,7 @@ def test_the_secret_is_told_once_and_never_again(hooks):
         ({"surprise": 1}, "surprise"),
     ],
 )
-def test_what_cannot_be_told_is_refused_with_the_reason(hooks, fields, field):
+def test_unencodable_value_is_refused_with_reason(hooks, fields, field):
     response = hooks.post("/api/v1/webhooks", json={"url": URL, **fields})
 
     assert response.status_code == 400
@@ -94,7 +94,7 @@ def test_it_is_changed_switched_off_and_removed(hooks):
     assert hooks.get("/api/v1/webhooks/7").status_code == 404
 
 
-def test_what_is_told_of_a_job_is_found_and_sent_once_more(hooks, trigger):
+def test_delivery_of_job_is_found_and_sent_again(hooks, trigger):
     hook = add(hooks)["webhook_id"]
     job = trigger()
     hooks.post(f"/api/v1/jobs/{job}/cancel")

@@ -186,10 +186,10 @@ def test_rebound_host_name_is_rejected_with_auth_disabled(queue, pipelines, keys
 
 
 def test_such_a_page_learns_no_more_than_a_stranger(app):
-    told = app.get("/status", headers={"Host": "rebound.example"}).json
+    result = app.get("/status", headers={"Host": "rebound.example"}).json
 
-    assert told["ready"] is True
-    assert (told["database"]["round_trip_ms"], told["pool"]) == (None, None)
+    assert result["ready"] is True
+    assert (result["database"]["round_trip_ms"], result["pool"]) == (None, None)
     assert app.get("/status").json["pool"]
 
 
@@ -225,14 +225,14 @@ def test_scope_allows_its_operations(app, make, request_body, queue, scope, read
     headers = bearer(make(scope))
     job_id = str(queue.enqueue(_job()).job_id)
 
-    told = {
+    result = {
         "read": app.get(JOBS, headers=headers).status_code,
         "trigger": app.post(TRIGGER, json=request_body, headers=headers).status_code,
         "cancel": app.post(f"{JOBS}/{job_id}/cancel", headers=headers).status_code,
         "audit": app.get("/api/v1/audit", headers=headers).status_code,
     }
 
-    assert told == {"read": read, "trigger": trigger, "cancel": cancel, "audit": audit}
+    assert result == {"read": read, "trigger": trigger, "cancel": cancel, "audit": audit}
     assert app.get(f"{JOBS}/{job_id}/status", headers=headers).status_code == 200
 
 
@@ -273,9 +273,9 @@ def test_trigger_only_key_sees_only_its_tasks_and_runs(app, make, dsn, pipelines
     connection.close()
 
     def seen(*scopes: Scope, **limits: Any) -> tuple[set[str], set[tuple[str, str]]]:
-        told = app.get("/api/v1/tasks", headers=bearer(make(*scopes, **limits))).json
-        runs = {(task["name"], run["queue"]) for task in told["statistics"] for run in task["last_runs"]}
-        return {task["name"] for task in told["tasks"]}, runs
+        result = app.get("/api/v1/tasks", headers=bearer(make(*scopes, **limits))).json
+        runs = {(task["name"], run["queue"]) for task in result["statistics"] for run in task["last_runs"]}
+        return {task["name"] for task in result["tasks"]}, runs
 
     everything = {task.name for task in pipelines}
     all_runs = {("noop", "mine"), ("noop", "theirs"), ("other", "mine")}
@@ -292,8 +292,8 @@ def test_key_limited_to_queues_sees_only_these(app, make, request_body):
         app.post(TRIGGER, json=request_body | {"queue": queue, "lock_key": queue})
 
     def seen(*scopes: Scope, **limits: Any) -> set[str]:
-        told = app.get("/api/v1/queues", headers=bearer(make(*scopes, **limits))).json
-        return {line["queue"] for line in told["queues"]} & {"mine", "theirs"}
+        result = app.get("/api/v1/queues", headers=bearer(make(*scopes, **limits))).json
+        return {line["queue"] for line in result["queues"]} & {"mine", "theirs"}
 
     assert seen(Scope.TRIGGER) == seen(Scope.READ) == {"mine", "theirs"}
     assert seen(Scope.TRIGGER, queues=frozenset({"mine"})) == {"mine"}
@@ -341,11 +341,11 @@ def test_key_expires_between_two_refreshes(make, keys):
 def test_status_without_key_shows_readiness_only(app, make):
     token = make(Scope.READ)
 
-    told = app.get("/status", environ_base={"REMOTE_ADDR": ELSEWHERE}).json
+    result = app.get("/status", environ_base={"REMOTE_ADDR": ELSEWHERE}).json
     more = app.get("/status", environ_base={"REMOTE_ADDR": ELSEWHERE}, headers=bearer(token)).json
 
-    assert told["ready"] is True
-    assert (told["database"]["round_trip_ms"], told["pool"]) == (None, None)
+    assert result["ready"] is True
+    assert (result["database"]["round_trip_ms"], result["pool"]) == (None, None)
     assert more["pool"]["size"] > 0
     assert app.get("/status").json["pool"]
 
@@ -369,10 +369,10 @@ def test_failed_logins_are_limited_by_network(app, make, caplog):
     assert codes[-1] == (429, "too_many_login_attempts")
     assert int(answers[-1].headers["Retry-After"]) >= 1
     assert app.get(JOBS, headers=good).status_code == 200, "from the very same address"
-    told = [
+    result = [
         record for record in caplog.records if record.message == "auth.rejected" and record.name == "app.web.auth.guard"
     ]
-    assert len(told) == codes.count((401, "key_invalid")) < 30
+    assert len(result) == codes.count((401, "key_invalid")) < 30
 
 
 def test_one_site_of_ipv6_is_one_address():
@@ -399,7 +399,7 @@ def test_rate_limit_memory_is_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("peer", "told", "meant"),
+    ("peer", "result", "meant"),
     [
         ("10.0.0.1", None, "10.0.0.1"),
         ("10.0.0.1", "203.0.113.9", "203.0.113.9"),
@@ -411,9 +411,9 @@ def test_rate_limit_memory_is_bounded(monkeypatch):
         ("192.0.2.7", "203.0.113.9", "192.0.2.7"),
     ],
 )
-def test_only_trusted_proxies_are_believed(peer, told, meant):
+def test_only_trusted_proxies_are_believed(peer, result, meant):
     guard = Authenticator(None, None, proxies=parse_networks(["10.0.0.0/8"]))
-    environ = {"REMOTE_ADDR": peer} | ({} if told is None else {"HTTP_X_FORWARDED_FOR": told})
+    environ = {"REMOTE_ADDR": peer} | ({} if result is None else {"HTTP_X_FORWARDED_FOR": result})
 
     assert guard.client_address(environ) == meant
 
@@ -604,15 +604,15 @@ def test_audit_is_paged_and_filtered(app, make, request_body, pool):
 
     assert [len(first["entries"]), len(rest["entries"]), rest["next"]] == [3, 2, None]
     assert len({line["audit_id"] for line in first["entries"] + rest["entries"]}) == 5
-    for nobody in ("actor=you", "key_id=x", "subject=queue", "until=2001-01-01T00:00:00Z", "request_id=none",
+    for no_one in ("actor=you", "key_id=x", "subject=queue", "until=2001-01-01T00:00:00Z", "request_id=none",
                    "since=2199-01-01T00:00:00%2B03:00"):  # fmt: skip
-        assert app.get(f"/api/v1/audit?{nobody}", headers=headers).json["entries"] == []
+        assert app.get(f"/api/v1/audit?{no_one}", headers=headers).json["entries"] == []
     assert code(app.get("/api/v1/audit?since=yesterday", headers=headers)) == (400, "invalid_request")
     assert AuditLog(pool).prune(keep_sec=0, limit=100) == 0, "nothing of the last day goes"
 
 
-def test_audit_file_names_the_caller(app, make, heard, request_body):
+def test_audit_file_names_the_caller(app, make, captured, request_body):
     app.post(TRIGGER, json=request_body, headers=bearer(make(Scope.TRIGGER, name="billing")))
 
-    told = [record.fields for record in heard.records if record.name == "dataloader.audit"]
-    assert [fields.get("actor") for fields in told] == [None, "billing", "billing"]
+    result = [record.fields for record in captured.records if record.name == "dataloader.audit"]
+    assert [fields.get("actor") for fields in result] == [None, "billing", "billing"]

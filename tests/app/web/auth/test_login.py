@@ -44,8 +44,8 @@ def log_in(browser: FlaskClient, token: str, **more: Any) -> Any:
 
 
 def csrf(browser: FlaskClient) -> dict[str, str]:
-    (told,) = re.findall(r'name="csrf-token" content="([\w-]+)"', browser.get("/").text)
-    return {"X-CSRF-Token": told}
+    (result,) = re.findall(r'name="csrf-token" content="([\w-]+)"', browser.get("/").text)
+    return {"X-CSRF-Token": result}
 
 
 def test_a_page_leads_to_the_login_and_the_login_back(browser, token):

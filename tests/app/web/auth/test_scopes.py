@@ -47,7 +47,7 @@ def test_document_lists_the_scopes(client):
     assert paths["/api/v1/jobs/trigger"]["post"]["security"] == [{"key": ["trigger"]}, {"session": ["trigger"]}]
     for operation in client.application.extensions[OPERATIONS]:
         path = route_template(operation.path)
-        told = {
+        result = {
             scope for way in paths[path][operation.method.lower()]["security"] for of in way.values() for scope in of
         }
-        assert told == {scope.value for scope in operation.required_scopes}, path
+        assert result == {scope.value for scope in operation.required_scopes}, path
