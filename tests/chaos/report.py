@@ -111,7 +111,7 @@ def _collect_evidence(history: History, violations: Sequence[Violation]) -> list
             "journal": [asdict(line) for line in history.events.get(row.job_id, ())],
             "words": [asdict(word) for word in history.run_reports if word.job_id == row.job_id],
             "target": [asdict(written) for written in history.target if written.job_id == row.job_id],
-            "told": [asdict(result) for result in history.responses if result.job_id == str(row.job_id)],
+            "responses": [asdict(result) for result in history.responses if result.job_id == str(row.job_id)],
         }
         for row in history.rows.values()
         if str(row.job_id) in jobs
