@@ -81,7 +81,7 @@ def not_ended(history: History) -> Findings:
 def canceled_and_begun(history: History) -> Findings:
     """A run began after a response had confirmed the cancel of its job.
 
-    Of a job that was answered as running, one run had been claimed before: it is told to stop, and may begin first.
+    Of a job that was answered as running, one run had been claimed before: it gets a stop request, and may begin first.
     """
     first = _first_cancels(history)
     for word in history.run_reports:

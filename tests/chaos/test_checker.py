@@ -87,7 +87,7 @@ def test_run_claimed_after_the_answer_to_the_cancel_is_found(tale, answer):
 @pytest.mark.parametrize(
     ("answer", "after", "rules"),
     [
-        pytest.param("running", 0.1, set(), id="told to stop"),
+        pytest.param("running", 0.1, set(), id="gets a stop request"),
         pytest.param("running", 3.1, {"canceled and ran on"}, id="too late"),
         pytest.param("canceled", 0.1, {"canceled and begun"}, id="there was no run to stop"),
     ],
