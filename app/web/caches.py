@@ -7,10 +7,11 @@ import math
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from app import log
@@ -250,10 +251,10 @@ def run_warnings(
     serving = [worker for worker in workers if queue in worker.queues]
     knowing = [worker for worker in serving if task in worker.tasks]
     if not serving:
-        names = {name for worker in workers for name in worker.queues if can_see_queue(name)}
+        names = frozenset(name for worker in workers for name in worker.queues if can_see_queue(name))
         found.append(f"no live worker serves queue {queue!r}{_suggestion(queue, names)}")
     if not any(task in worker.tasks for worker in workers):
-        names = {name for worker in serving or workers for name in worker.tasks if can_see_task(name)}
+        names = frozenset(name for worker in serving or workers for name in worker.tasks if can_see_task(name))
         found.append(f"no live worker knows {task!r}{_suggestion(task, names)}")
     elif serving and not knowing:
         found.append(f"no live worker of queue {queue!r} knows {task!r}")
@@ -262,7 +263,8 @@ def run_warnings(
     return found
 
 
-def _suggestion(name: str, names: Iterable[str]) -> str:
+@lru_cache(maxsize=256)
+def _suggestion(name: str, names: frozenset[str]) -> str:
     if len(name) > _MAX_NAME_LENGTH:
         return ""
     short = [other for other in names if len(other) <= _MAX_NAME_LENGTH]
