@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -55,20 +56,21 @@ class _DuplicateKeys(dict[str, Any]):
         self.duplicate_keys = tuple(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
 
 
-@dataclass
-class _StrictDecoder:
-    """Decodes JSON and records whether the result must be searched for rejected values."""
+class _StrictDecoder(threading.local):
+    """Decodes JSON and records whether the result must be searched for rejected values. Each thread has one."""
 
-    needs_check: bool = False
-    decoder: json.JSONDecoder = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.decoder = json.JSONDecoder(
+    def __init__(self) -> None:
+        self.needs_check = False
+        self._decoder = json.JSONDecoder(
             object_pairs_hook=self._object,
             parse_constant=self._constant,
             parse_float=self._float,
             parse_int=self._int,
         )
+
+    def decode(self, text: str) -> Any:
+        self.needs_check = False
+        return self._decoder.decode(text)
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         tree = dict(pairs)
@@ -97,6 +99,9 @@ class _StrictDecoder:
         return _RejectedNumber(reason)
 
 
+_STRICT = _StrictDecoder()
+
+
 def parse(body: bytes, *, max_depth: int) -> ParsedJson:
     """Parse a JSON text. Raises InvalidJson; rejected values are listed in `errors` of the result."""
     if not body.strip():
@@ -105,15 +110,14 @@ def parse(body: bytes, *, max_depth: int) -> ParsedJson:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidJson(f"the body is not UTF-8: byte {error.start} cannot be decoded") from None
-    strict = _StrictDecoder()
     try:
-        value = strict.decoder.decode(text)
+        value = _STRICT.decode(text)
     except json.JSONDecodeError as error:
         raise InvalidJson(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         return ParsedJson({}, (_too_deep(_field_exceeding_depth(text, max_depth), max_depth),))
     # NUL and lone surrogates occur as escapes only, and depth needs brackets: other bodies need no search.
-    if strict.needs_check or "\\u" in text or text.count("[") + text.count("{") > max_depth:
+    if _STRICT.needs_check or "\\u" in text or text.count("[") + text.count("{") > max_depth:
         return ParsedJson(value, tuple(islice(_find_errors(value, "", 1, max_depth), MAX_ERRORS)))
     return ParsedJson(value)
 

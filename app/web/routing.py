@@ -144,10 +144,11 @@ def _check_scope(operation: Operation, view: Callable[..., Response]) -> Callabl
     required_scopes, is_page = operation.required_scopes, operation.media_type == HTML
 
     def checked_view(**path: Any) -> Response:
-        actor = authorize(required_scopes, is_page=is_page)
+        environ = request.environ
+        actor = authorize(environ, required_scopes, is_page=is_page)
         if actor is None or operation.method == "GET":
             return view(**path)
-        with acting_as(actor.audit_context(operation.name, request.environ[REQUEST_ID])):
+        with acting_as(actor.audit_context(operation.name, environ[REQUEST_ID])):
             return view(**path)
 
     return checked_view
@@ -174,12 +175,12 @@ def parse_body(model: type[Model], data: bytes, max_depth: int) -> Model:
 
 
 def _require_json() -> None:
-    content_type = request.environ.get("CONTENT_TYPE", "")
-    if content_type not in JSON_CONTENT_TYPES:
+    environ = request.environ
+    if environ.get("CONTENT_TYPE") not in JSON_CONTENT_TYPES:
         charset = request.mimetype_params.get("charset", "utf-8").lower()
         if request.mimetype != JSON or charset not in ("utf-8", "utf8"):
             raise UnsupportedMediaType(ProblemCode.UNSUPPORTED_MEDIA_TYPE.description)
-    if request.environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
+    if environ.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
         raise UnsupportedMediaType(ProblemCode.UNSUPPORTED_MEDIA_TYPE.description)
 
 

@@ -317,17 +317,17 @@ def cookie_name(*, secure: bool) -> str:
     return "__Host-dl_session" if secure else "dl_session"
 
 
-def authorize(required_scopes: tuple[Scope, ...], *, is_page: bool) -> Actor | None:
+def authorize(environ: WSGIEnvironment, required_scopes: tuple[Scope, ...], *, is_page: bool) -> Actor | None:
     """Authenticate the caller and check its scopes; None if the operation is open to everyone."""
-    environ = request.environ
+    is_safe = environ["REQUEST_METHOD"] in _SAFE_METHODS
     authenticator: Authenticator = environ[AUTHENTICATOR]
     environ[IS_PAGE] = is_page
     if not required_scopes:
-        if request.method not in _SAFE_METHODS:
+        if not is_safe:
             authenticator.check_csrf(environ, None)
         return None
     actor = environ[ACTOR] = authenticator.authenticate(environ)
-    if request.method not in _SAFE_METHODS:
+    if not is_safe:
         authenticator.check_csrf(environ, actor)
     if not actor.has_scope(required_scopes):
         challenge = f'{_CHALLENGE}, error="insufficient_scope", scope="{" ".join(required_scopes)}"'
