@@ -117,9 +117,8 @@ def change_statement(name: str, actual: str, expected: str) -> str | None:
         return f"ALTER TABLE {table} DROP CONSTRAINT {member}; ALTER TABLE {table} ADD CONSTRAINT {member} {expected}"
     if kind == "index":
         return f"DROP INDEX {table}; {expected}"
-    if kind == "type" and expected.startswith(
-        "("
-    ):  # CASCADE drops the function that returns it; `migrate` restores that
+    if kind == "type" and expected.startswith("("):
+        # CASCADE drops the function that returns it; `migrate` restores that.
         return f"DROP TYPE {table} CASCADE; CREATE TYPE {table} AS {expected}"
     if kind == "type" and set(actual.split()) < set(expected.split()):
         absent = [label for label in expected.split() if label not in actual.split()]

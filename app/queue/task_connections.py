@@ -101,16 +101,14 @@ class TaskConnections:
         job_id: UUID,
         run_id: UUID,
         *,
-        on_check_refused: Callable[[str, str], None]
-        | None = None,  # target and error: the server does not check clients
+        on_check_refused: Callable[[str, str], None] | None = None,
     ) -> None:
+        """`on_check_refused` gets the target and the error of a server that does not check its clients."""
         self._connection_settings, self._job_id, self._run_id = settings, job_id, run_id
         self._on_check_refused = on_check_refused
         self._application_name = attempt_application_name(job_id, run_id)
         self._lock = threading.Lock()
-        self._open_connections: dict[
-            int, OpenConnection
-        ] = {}  # by the connection's id; under the lock, as the next two
+        self._open_connections: dict[int, OpenConnection] = {}  # by the object's id; under the lock, as the next two
         # By DSN, the targets on whose server a statement may still run although its connection is gone.
         self._broken_servers: dict[str, str] = {}
         self._connections_refused = False
@@ -261,12 +259,9 @@ class TaskConnections:
         with self._lock:
             self._connections_refused = True
             self._discard_closed()
-            open_connections, self._open_connections, self._queue_connection = (
-                list(self._open_connections.values()),
-                {},
-                None,
-            )
+            open_connections, self._open_connections = list(self._open_connections.values()), {}
             servers, self._broken_servers = self._broken_servers, {}
+            self._queue_connection = None
         for opened in open_connections:
             if not _close_cleanly(opened.connection):
                 servers[opened.dsn] = opened.target
@@ -320,10 +315,8 @@ def _close_cleanly(connection: Any) -> bool:
     """Close it; False: the server may not notice, and continue with a statement."""
     try:
         if connection.info.transaction_status == ext.TRANSACTION_STATUS_ACTIVE:
-            with socket.socket(
-                fileno=socket.dup(connection.fileno())
-            ) as duplicate:  # close() would wait for the thread
-                duplicate.shutdown(socket.SHUT_RDWR)
+            with socket.socket(fileno=socket.dup(connection.fileno())) as duplicate:
+                duplicate.shutdown(socket.SHUT_RDWR)  # else close() would wait for the thread
             connection.close()
             return False
         connection.close()

@@ -228,9 +228,7 @@ class Authenticator:
         address = client_address(environ, self._proxies)
         if self._auth_disabled:
             if is_local(environ) and not is_local_host_header(environ.get("HTTP_HOST", "")):
-                raise RequestRejected(
-                    ProblemCode.HOST_REFUSED
-                )  # the page of another site, in a browser on this machine
+                raise RequestRejected(ProblemCode.HOST_REFUSED)  # a page of another site, in a browser on this machine
             return Actor(name=_ANONYMOUS, auth_method="none", address=address, scopes=_ALL_SCOPES)
         key_cache = self.key_cache
         if key_cache is not None and self.sessions is not None:
