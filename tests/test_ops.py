@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 
 from app.db.pool import Pool
 from app.queue.jobs import JobQueue
-from app.runtime.metrics import ProcessCollector
+from app.runtime.service import process_metrics
 from app.web import WebOptions
 from app.web.api.metrics import DatabaseCollector, QueueCollector
 from app.web.middleware import RequestMetrics
@@ -77,7 +77,7 @@ def families(databases) -> Iterator[dict[str, Metric]]:
             for collector in (
                 QueueCollector(JobQueue(pool), options),
                 DatabaseCollector(pool, timeout_sec=20),
-                ProcessCollector(has_workers=True, has_api=True),
+                *process_metrics(has_workers=True, has_api=True),
                 PoolCollector(lambda: working),
             ):
                 registry.register(collector)

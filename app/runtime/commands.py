@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 
 from app.admin.api_keys import ApiKeys, NewApiKey, Scope
+from app.admin.retention import Retention
 from app.config import Settings, load_settings
-from app.config import dsn as dsn_text
+from app.config.dsn import parse_dsn
+from app.config.loading import inherited_environment
 from app.db.roles import roles_sql
 from app.db.schema import SCHEMA_VERSION, Migration
 from app.db.statements import AuditContext, acting_as
@@ -18,31 +21,34 @@ from app.doctor.examine import Connections, run_checks
 from app.doctor.facts import DatabaseFacts
 from app.doctor.findings import UNREACHABLE, Finding, error
 from app.doctor.schema import expected_schema, find_repairs
-from app.errors import DatabaseUnavailable
+from app.errors import DatabaseUnavailable, ProgramMissing
 from app.log import redact_text
+from app.postgres.binaries import find_program
 from app.runtime.database import Database
-from app.runtime.prune import preview_held_retention, prune
-from app.runtime.psql import psql_command
 from app.runtime.serve import serve
-from app.runtime.service import set_up_logging
+from app.runtime.service import retention_periods, set_up_logging
 from app.runtime.worker import run_worker
 
 __all__ = [
     "ApiKeys", "NewApiKey", "Scope", "audited_api_keys", "database_dsn", "migrate", "preview_held_retention", "prune",
     "psql_command", "roles_sql", "run_doctor", "run_worker", "serve",
 ]  # fmt: skip
+_PRUNE_BATCH_SIZE = 500
+_MAX_COUNTED = 100_000  # jobs that a dry run counts at most, of each batch
+# Of libpq's parameters those whose variable is not PG and the name without underscores.
+_PSQL_VARIABLES = {"application_name": "PGAPPNAME", "connect_timeout": "PGCONNECT_TIMEOUT", "dbname": "PGDATABASE"}
 
 
 def database_dsn(settings: Settings) -> str:
     """Return the connection string, with its password. An embedded server is started for it."""
-    with Database.opened(settings) as database:
+    with closing(Database(settings)) as database:
         return database.dsn()
 
 
 def migrate(settings: Settings) -> Migration:
     """Apply schema.sql, then compare each object with what it creates, and restore what differs."""
     set_up_logging(settings)
-    with Database.opened(settings) as database:
+    with closing(Database(settings)) as database:
         migration = database.migrate()
         if migration.to_version > SCHEMA_VERSION:
             return migration  # what a newer version has made on purpose is no difference
@@ -62,7 +68,7 @@ def audited_api_keys(action: str) -> Iterator[tuple[ApiKeys, str]]:
     set_up_logging(settings)
     context = AuditContext(action=action, actor=f"account {_os_user()}", via="command", address=os.uname().nodename)
     with (
-        Database.opened(settings) as database,
+        closing(Database(settings)) as database,
         database.pool("dataloader-keys") as pool,
         acting_as(context),
     ):
@@ -78,11 +84,57 @@ def _os_user() -> str:
         return str(user_id)
 
 
+@dataclass(frozen=True)
+class PruneResult:
+    """What was deleted, or what a dry run would delete."""
+
+    jobs: dict[tuple[str, str], int]  # (status, task) → how many
+    partitions: list[str]
+    is_truncated: bool = False  # there are more jobs than a dry run counts
+
+
+def preview_held_retention(settings: Settings) -> PruneResult | None:
+    """Return what workers would delete were retention not paused since the upgrade from version 0; None if it is not."""
+    if not settings.retention_enabled or settings.is_retention_requested:
+        return None
+    with _open_retention(settings) as retention:
+        return _preview(retention) if retention.is_paused else None
+
+
+def prune(settings: Settings, *, dry_run: bool) -> PruneResult:
+    """Delete all that is older than its retention period, batch by batch."""
+    with _open_retention(settings) as retention:
+        if dry_run:
+            return _preview(retention)
+        jobs: Counter[tuple[str, str]] = Counter()
+        has_more = True
+        while has_more:
+            batch = retention.prune(limit=_PRUNE_BATCH_SIZE)
+            jobs.update(batch.jobs)
+            has_more = batch.has_more
+        partitions: list[str] = []
+        while dropped := retention.drop_partitions():
+            partitions += dropped
+        retention.prune_audit()
+        return PruneResult(dict(jobs), partitions)
+
+
+@contextmanager
+def _open_retention(settings: Settings) -> Iterator[Retention]:
+    with closing(Database(settings)) as database, database.pool("dataloader-prune") as pool:
+        yield Retention(pool, retention_periods(settings))
+
+
+def _preview(retention: Retention) -> PruneResult:
+    due = retention.prune(limit=_MAX_COUNTED, dry_run=True)
+    return PruneResult(dict(due.jobs), retention.drop_partitions(dry_run=True), due.has_more)
+
+
 def run_doctor(settings: Settings) -> list[Finding]:
     """Return all findings; of a database that does not answer, that alone."""
     set_up_logging(settings)
     try:
-        with Database.opened(settings) as database, database.pool("dataloader-doctor", direct=False) as pool:
+        with closing(Database(settings)) as database, database.pool("dataloader-doctor", direct=False) as pool:
             connections = Connections(
                 api_dsn=database.dsn(),
                 worker_dsn=None if settings.worker_dsn is None else settings.worker_dsn.get_secret_value(),
@@ -96,7 +148,7 @@ def run_doctor(settings: Settings) -> list[Finding]:
 
 
 def _unreachable_finding(settings: Settings, reason: str) -> Finding:
-    parameters = dsn_text.parse_dsn("" if settings.dsn is None else settings.dsn.get_secret_value())
+    parameters = parse_dsn("" if settings.dsn is None else settings.dsn.get_secret_value())
     host = parameters.get("host") or parameters.get("hostaddr") or "the local socket"
     port = parameters.get("port") or "5432"
     lines = [line.strip() for line in reason.splitlines()]
@@ -110,4 +162,29 @@ def _unreachable_finding(settings: Settings, reason: str) -> Finding:
         host=host,
         port=port,
         reason=reason,
+    )
+
+
+@contextmanager
+def psql_command(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
+    """The program and its environment; an embedded server runs at least until the end of the block."""
+    program = find_program("psql")
+    if program is None:
+        raise ProgramMissing(
+            "there is no psql on PATH, in the usual folders of PostgreSQL or with the embedded server; install it "
+            "(Debian, Ubuntu: apt install postgresql-client), or use another client with what `dataloader config "
+            "--dsn` prints"
+        )
+    with closing(Database(settings)) as database:
+        yield str(program), psql_environment(parse_dsn(database.dsn()), settings.schema)
+
+
+def psql_environment(parameters: Mapping[str, str], schema: str) -> dict[str, str]:
+    """This process's environment with the parameters by libpq's names, and the schema first in the search path."""
+    quoted_schema = '"' + schema.replace('"', '""') + '",public'
+    path = "-c search_path=" + quoted_schema.replace("\\", "\\\\").replace(" ", "\\ ")
+    options = f"{parameters['options']} {path}" if "options" in parameters else path
+    parameters = {"application_name": "dataloader-psql", **parameters, "options": options}
+    return inherited_environment(
+        {_PSQL_VARIABLES.get(name, f"PG{name.replace('_', '').upper()}"): value for name, value in parameters.items()}
     )

@@ -8,7 +8,6 @@ import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self
 
 from app import log
 from app.config import Settings
@@ -33,15 +32,6 @@ class Database:
         self._embedded: EmbeddedServer | None = None  # under the lock, as the next two
         self._dsn: str | None = None
         self._closed = False
-
-    @classmethod
-    @contextmanager
-    def opened(cls, settings: Settings) -> Iterator[Self]:
-        database = cls(settings)
-        try:
-            yield database
-        finally:
-            database.close()
 
     @contextmanager
     def pool(self, application_name: str, *, direct: bool = True) -> Iterator[Pool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -13,20 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from flask import Flask
+from prometheus_client import Gauge
 from prometheus_client.registry import Collector
 
 from app import log, tracing
 from app.admin.api_keys import ApiKeys
+from app.admin.retention import DAY_SEC, RetentionPeriods
 from app.config import Settings
 from app.config.loading import is_colour_disabled
+from app.db.connection import translate_errors
 from app.db.pool import Pool
+from app.doctor.facts import detect_pooler
 from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, SchemaError, SettingError
 from app.net import AllowedHosts
 from app.queue.jobs import JobQueue
 from app.runtime.database import Database
-from app.runtime.metrics import ProcessCollector
-from app.runtime.pooler import describe_pooler
-from app.runtime.prune import retention_periods
 from app.runtime.startup import last_error, version
 from app.tracing import Tracer
 from app.web import WebOptions, create_app
@@ -45,6 +47,9 @@ _log = log.get(__name__)
 _MAX_STOP_SEC = 10.0  # for jobs that were asked to stop; less with a shorter grace
 _SCHEMA_RETRY_SEC = 2.0
 _POOLER_CHECK_INTERVAL_SEC = 30.0
+_POOLER_REMEDY = (
+    "DL_WORKER_DSN must name PostgreSQL itself, or a pooler with pool_mode = session; `dataloader doctor` looks again"
+)
 MAX_BATCH_BYTES = 4 * 1024**2
 _METRICS_MAX_AGE_SEC = 15.0
 
@@ -149,7 +154,7 @@ class Service:
 
     def collectors(self, pool: Pool | None = None) -> list[Collector]:
         """Return the collectors of this process: all metrics but those of the queue and of requests."""
-        found: list[Collector] = [ProcessCollector(has_workers=self._runs_workers, has_api=pool is not None)]
+        found: list[Collector] = [*process_metrics(has_workers=self._runs_workers, has_api=pool is not None)]
         if self._runs_workers:
             found.append(PoolCollector(lambda: self._pool))
         if pool is not None:
@@ -199,7 +204,7 @@ class Service:
         """Wait until workers have sessions of their own: without them two attempts could hold one key."""
         timeout = self.settings.pg_connect_timeout
         while not self._stopping.is_set():
-            fault = describe_pooler(self._worker_dsn(), timeout_sec=timeout)
+            fault = _describe_pooler(self._worker_dsn(), timeout_sec=timeout)
             if fault is None:
                 self._not_ready_reason = None
                 return
@@ -285,7 +290,7 @@ class Service:
         return f"threads have died: {', '.join(dead)}" if dead and not self._stopping.is_set() else None
 
     def stop(self) -> bool:
-        """Stop the worker pool within the grace. Return False if a pipeline does not stop: the process must exit then."""
+        """Stop the worker pool within the grace; return whether it stopped. If not the process must exit."""
         self._stopping.set()
         with self._lock:
             pool = self._pool
@@ -315,3 +320,51 @@ def _as_database_error(dsn: Callable[[], str]) -> str:
         return dsn()
     except EmbeddedServerError as error:
         raise DatabaseUnavailable(str(error)) from error
+
+
+def _describe_pooler(dsn: str, *, timeout_sec: float) -> str | None:
+    """Return why workers cannot use this connection; None if they can, or if the database does not answer."""
+    try:
+        with translate_errors():
+            found = detect_pooler(dsn, timeout_sec=timeout_sec)
+    except DatabaseUnavailable:
+        return None
+    if not (found.shared or found.wandered or found.lost_state or found.lost_prepared):
+        return None
+    lost = ["LISTEN", "session locks"]
+    lost += ["settings"] if found.lost_state else []
+    lost += ["prepared statements"] if found.lost_prepared else []
+    return (
+        f"workers reach the database through a pooler in transaction mode, which loses {', '.join(lost)}: no job is "
+        f"started; {_POOLER_REMEDY}"
+    )
+
+
+def retention_periods(settings: Settings) -> RetentionPeriods:
+    """Return the retention periods of the settings, in seconds."""
+    return RetentionPeriods(
+        succeeded=settings.keep_succeeded_days * DAY_SEC,
+        canceled=settings.keep_canceled_days * DAY_SEC,
+        failed=settings.keep_failed_days * DAY_SEC,
+        lost=settings.keep_lost_days * DAY_SEC,
+        tasks={
+            task: {status: days * DAY_SEC for status, days in ages.items()}
+            for task, ages in settings.keep_tasks.items()
+        },
+        events=settings.keep_events_days * DAY_SEC,
+        logs=settings.job_log_keep_days * DAY_SEC,
+        audit=settings.keep_history_days * DAY_SEC,
+    )
+
+
+def process_metrics(*, has_workers: bool, has_api: bool) -> list[Gauge]:
+    """Each process has its own: of several processes behind one port, one answers a scrape."""
+    process = Gauge(
+        "dataloader_process", "The answering process and its role; always 1.", ("pid", "role"), registry=None
+    )
+    process.labels(os.getpid(), "both" if has_workers and has_api else "workers" if has_workers else "api").set(1)
+    started_at = Gauge(
+        "dataloader_process_start_time_seconds", "When the process started, in seconds since 1970.", registry=None
+    )
+    started_at.set_to_current_time()
+    return [process, started_at]

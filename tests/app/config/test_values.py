@@ -9,7 +9,7 @@ import pytest
 
 from app.config import QueueWorkers, Rotation, Settings, load_settings, values
 from app.errors import ConfigError
-from app.runtime.prune import retention_periods
+from app.runtime.service import retention_periods
 
 
 def parse(variable: str, text: str) -> Any:

@@ -11,8 +11,8 @@ from urllib.request import urlopen
 import pytest
 
 from app.errors import PortTaken
-from app.runtime.metrics import ProcessCollector
 from app.runtime.probe_server import ProbeEndpoints, probe_server
+from app.runtime.service import process_metrics
 from tests.support import free_port
 
 WELL = {"ready": True, "connected": True, "consuming": True}
@@ -55,7 +55,7 @@ def test_what_has_started_once_stays_so():
 def test_it_is_answered_over_the_net_until_the_end():
     port = free_port()
     with probe_server(
-        "127.0.0.1", port, lambda: ProbeEndpoints(lambda: WELL, [ProcessCollector(has_workers=True, has_api=False)])
+        "127.0.0.1", port, lambda: ProbeEndpoints(lambda: WELL, process_metrics(has_workers=True, has_api=False))
     ):
         url = f"http://127.0.0.1:{port}"
         assert asked(f"{url}/health") == (200, '{"status": "healthy"}')
