@@ -13,13 +13,13 @@ exit_on(signal.SIGTERM)  # the arbiter's handler replaces it
 from app.config import load_settings
 from app.config.checks import check_worker_name
 from app.errors import ConfigError
-from app.runtime.access_check import require_key_if_public
 from app.runtime.database import Database
-from app.runtime.gunicorn_worker import (
+from app.runtime.serve import (
     SIGNALS_BLOCKED_AT_FORK,
     ServiceWorker,
     block_signals_at_fork,
     gunicorn_settings,
+    require_key_if_public,
 )
 from app.runtime.service import set_up_logging
 

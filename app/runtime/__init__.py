@@ -3,8 +3,8 @@
 database.py         where the queue is, and whether its tables fit
 service.py          the parts of a process, built from the settings
 shutdown.py         stops a process after a signal, within a time limit
-gunicorn_worker.py  the service inside a gunicorn worker, for `dataloader serve` and `gunicorn wsgi:app`
-serve.py            `dataloader serve`: gunicorn for a terminal
+serve.py            gunicorn, for `dataloader serve` and `gunicorn wsgi:app`
+buffered_worker.py  its worker class, which reads requests whole before a thread answers them
 worker.py           `dataloader worker`: no HTTP
 early_signals.py    signals during the imports
 """

@@ -1,13 +1,15 @@
-"""`dataloader serve`: gunicorn for a terminal, with the API and the worker pool in one process."""
+"""gunicorn with the API and the worker pool: for `dataloader serve`, and for gunicorn.conf.py."""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -15,63 +17,76 @@ from flask import Flask
 from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 from gunicorn.errors import AppImportError  # type: ignore[import-untyped]
+from gunicorn.glogging import Logger  # type: ignore[import-untyped]
+from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
+from app import log
+from app.admin.api_keys import ApiKeys
 from app.config import Settings
-from app.errors import ConfigError, PortTaken
-from app.runtime.access_check import require_key_if_public
+from app.errors import ConfigError, DatabaseUnavailable, PortTaken, SchemaError, SettingError
+from app.runtime.buffered_worker import BufferedWorker, ConnectionLimits
 from app.runtime.database import Database
-from app.runtime.gunicorn_worker import SIGNALS_BLOCKED_AT_FORK, ServiceWorker, gunicorn_settings
-from app.runtime.service import Service, set_up_logging
+from app.runtime.request_buffer import RequestLimits
+from app.runtime.service import MAX_BATCH_BYTES, Service, set_up_logging
+from app.runtime.shutdown import STOP_MARGIN_SEC, Shutdown
 from app.runtime.startup import Startup
+from app.web.middleware import handle_error
+from app.web.problems import UnreadableBody
 
 EXIT_STARTUP_FAILED = 70  # a bug keeps the service from starting; the log names it
+# Between the fork and its own handlers a worker has the arbiter's.
+SIGNALS_BLOCKED_AT_FORK = (signal.SIGTERM, signal.SIGQUIT)
+_WORKER_TIMEOUT_SEC = 120.0  # far above any pause in which a pipeline holds the interpreter
+_NO_KEY_REMEDY = (
+    "make one with `dataloader keys create NAME --scope admin`, or listen on 127.0.0.1, or allow every caller that "
+    "can reach it with DL_AUTH=none"
+)
+_log = log.get(__name__)
 
 
 def serve(settings: Settings, *, workers: bool, banner: Callable[[Startup], None]) -> int:
     """Run until a stop signal; return the exit code. Raises errors that an operator can fix before anything starts."""
     set_up_logging(settings)
-    with _hold_signals() as early, _bind_socket(settings.app_host, settings.app_port) as listening_socket:
+    with _hold_signals() as received, _bind_socket(settings.app_host, settings.app_port) as listening_socket:
         database = Database(settings)
         try:
             outage = database.prepare_or_describe_outage()
             starting = None if outage is None else Startup(database.describe(), outage)
             require_key_if_public(settings, database, [settings.app_host])
-            if early.received:
+            if received:
                 return 0
             # Its parts are made after the fork, where they are first asked for.
             service = Service(settings, workers=workers)
             service.on_ready = lambda: banner(Startup(service.database.describe(), None, service.pipeline_failures))
             return _run_gunicorn(
-                service, listening_socket, early, database, lambda: None if starting is None else banner(starting)
+                service, listening_socket, received, database, lambda: None if starting is None else banner(starting)
             )
         finally:
             database.close()
 
 
-class StartupSignals:
-    """Signals that came before gunicorn handles them."""
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-        self.hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
-
-    def record(self, signal_number: int, frame: FrameType | None) -> None:
-        if signal_number == signal.SIGINT and self.received:
-            raise KeyboardInterrupt  # a second Ctrl-C: the operator does not want to wait
-        self.received.append(signal_number)
-
-
 @contextmanager
-def _hold_signals() -> Iterator[StartupSignals]:
-    """Record signals until the database is ready, so that nothing is left half started."""
-    early = StartupSignals()
-    numbers = [signal.SIGTERM, signal.SIGINT] + [signal.SIGHUP] * (not early.hangup_ignored)
-    before = {number: signal.signal(number, early.record) for number in numbers}
+def _hold_signals() -> Iterator[list[int]]:
+    """Record signals until gunicorn handles them, so that nothing is left half started."""
+    received: list[int] = []
+
+    def _record(signal_number: int, frame: FrameType | None) -> None:
+        if signal_number == signal.SIGINT and received:
+            raise KeyboardInterrupt  # a second Ctrl-C: the operator does not want to wait
+        received.append(signal_number)
+
+    numbers = [signal.SIGTERM, signal.SIGINT] + [signal.SIGHUP] * (not _is_hangup_ignored())
+    before = {number: signal.signal(number, _record) for number in numbers}
     try:
-        yield early
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_hangup_ignored() -> bool:
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
 
 
 @contextmanager
@@ -93,7 +108,7 @@ def _bind_socket(host: str, port: int) -> Iterator[socket.socket]:
 def _run_gunicorn(
     service: Service,
     listening_socket: socket.socket,
-    startup_signals: StartupSignals,
+    startup_signals: list[int],
     database: Database,
     on_listening: Callable[[], None],
 ) -> int:
@@ -112,8 +127,9 @@ def _run_gunicorn(
         "post_worker_init": _post_worker_init,
     }
     arbiter = os.getpid()
+    block_signals_at_fork()
     try:
-        GunicornApp(options, lambda: _load_app(service), startup_signals).run()
+        GunicornApp(options, service, startup_signals).run()
     except SystemExit as end:
         if os.getpid() != arbiter:
             raise  # of a worker: the arbiter expects gunicorn's codes
@@ -123,21 +139,11 @@ def _run_gunicorn(
     return 0
 
 
-def _load_app(service: Service) -> Flask:
-    """gunicorn prints the text of this one error, and ends with its own code for it."""
-    try:
-        return service.app
-    except ConfigError as error:
-        raise AppImportError(f"Error: {error}") from error
-
-
 class GunicornApp(BaseApplication):  # type: ignore[misc]
     """gunicorn as `dataloader serve` runs it."""
 
-    def __init__(
-        self, options: Mapping[str, Any], load_app: Callable[[], Flask], startup_signals: StartupSignals
-    ) -> None:
-        self._options, self._load_app, self._startup_signals = options, load_app, startup_signals
+    def __init__(self, options: dict[str, Any], service: Service, startup_signals: list[int]) -> None:
+        self._options, self._service, self._startup_signals = options, service, startup_signals
         super().__init__()
 
     def load_config(self) -> None:
@@ -145,7 +151,10 @@ class GunicornApp(BaseApplication):  # type: ignore[misc]
             self.cfg.set(name, value)
 
     def load(self) -> Flask:
-        return self._load_app()
+        try:
+            return self._service.app
+        except ConfigError as error:  # gunicorn prints the text of this one error, and ends with its own code for it
+            raise AppImportError(f"Error: {error}") from error
 
     def run(self) -> None:
         TerminalArbiter(self, self._startup_signals).run()
@@ -154,30 +163,160 @@ class GunicornApp(BaseApplication):  # type: ignore[misc]
 class TerminalArbiter(Arbiter):  # type: ignore[misc]
     """An arbiter for a terminal: Ctrl-C and hanging up stop it as cleanly as SIGTERM."""
 
-    def __init__(self, app: GunicornApp, startup_signals: StartupSignals) -> None:
-        self._startup_signals = startup_signals
+    def __init__(self, app: GunicornApp, startup_signals: list[int]) -> None:
+        self._startup_signals, self._is_hangup_ignored = startup_signals, _is_hangup_ignored()
         super().__init__(app)
 
     def init_signals(self) -> None:
         super().init_signals()
-        for number in self._startup_signals.received:
+        for number in self._startup_signals:
             self.signal(number, None)
-
-    def spawn_worker(self) -> int:
-        """The worker lifts the block when it has handlers of its own."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_BLOCKED_AT_FORK)
-        try:
-            pid: int = super().spawn_worker()
-            return pid
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS_BLOCKED_AT_FORK)
 
     def handle_int(self) -> None:
         raise StopIteration
 
     def handle_hup(self) -> None:
-        if not self._startup_signals.hangup_ignored:
+        if not self._is_hangup_ignored:
             raise StopIteration
 
     def handle_usr2(self) -> None:
         """Not offered: a second `dataloader serve` would find the port taken."""
+
+
+# ── also for gunicorn.conf.py ───────────────────────────────────────────────────────────────────────────────────
+
+
+def gunicorn_settings(settings: Settings) -> dict[str, Any]:
+    """For `dataloader serve` and gunicorn.conf.py alike."""
+    host = settings.app_host
+    longest_end = settings.shutdown_grace_sec + STOP_MARGIN_SEC
+    return {
+        "bind": f"[{host}]:{settings.app_port}" if ":" in host else f"{host}:{settings.app_port}",
+        "worker_class": BufferedServiceWorker if settings.buffering else ServiceWorker,
+        "workers": 1,
+        "threads": settings.http_threads,
+        "timeout": int(max(_WORKER_TIMEOUT_SEC, longest_end + 10)),  # a worker that stops sends no heartbeat
+        "graceful_timeout": int(longest_end),
+        "max_requests": 0,
+        "preload_app": False,
+        "control_socket_disable": True,
+        "keepalive": 5,
+        "sendfile": False,  # files too are sent without waiting for the client
+        "logger_class": GunicornLog,
+        "errorlog": None,
+        "loglevel": "warning",
+    }
+
+
+def block_signals_at_fork() -> None:
+    """Block them around each fork of the arbiter of `gunicorn wsgi:app`. The worker's copy of the arbiter's handler
+    would swallow a SIGTERM before `init_signals`, and the arbiter would wait for that worker for the whole grace."""
+    arbiter = os.getpid()
+
+    def set_mask(operation: int) -> None:
+        if os.getpid() == arbiter:  # a worker that forks has this hook too
+            signal.pthread_sigmask(operation, SIGNALS_BLOCKED_AT_FORK)
+
+    os.register_at_fork(
+        before=partial(set_mask, signal.SIG_BLOCK), after_in_parent=partial(set_mask, signal.SIG_UNBLOCK)
+    )
+
+
+class GunicornLog(Logger):  # type: ignore[misc]
+    """Sends gunicorn's own lines to the handlers of all others, and only there."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        self.error_log.propagate = True
+
+
+class ServiceWorker(ThreadWorker):  # type: ignore[misc]
+    """gunicorn's threaded worker with the service attached; for TLS, and behind a proxy that buffers requests.
+
+    Ctrl-C and a closed terminal reach every process of the group: the arbiter decides what they mean, and sends SIGTERM
+    or, for a second Ctrl-C, SIGQUIT.
+    """
+
+    shutdown: Shutdown | None = None
+
+    def init_signals(self) -> None:
+        super().init_signals()
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS_BLOCKED_AT_FORK)
+
+    def attach_service(self, service: Service) -> None:
+        """Start the service; called when the app is loaded, before requests are accepted."""
+        answer_unreadable_bodies(service.app)
+        self.shutdown = Shutdown(service, grace_sec=service.settings.shutdown_grace_sec)
+        self.shutdown.start()
+        service.start()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            if self.shutdown is not None:
+                self.shutdown.request(signal.SIGTERM)  # gunicorn also ends by itself, when its arbiter has gone
+                self.shutdown.finish()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.shutdown is not None:
+            self.shutdown.request(sig)  # claims stop now, not when gunicorn has answered its requests
+        super().handle_exit(sig, frame)
+
+    handle_quit = handle_exit  # gunicorn's own leaves from wherever the main thread is, with jobs still running
+
+
+class BufferedServiceWorker(ServiceWorker, BufferedWorker):
+    """Reads a request whole before a thread answers it."""
+
+    def attach_service(self, service: Service) -> None:
+        max_body_bytes = max(MAX_BATCH_BYTES, service.settings.max_body_bytes)
+        self.limits = ConnectionLimits(request_limits=RequestLimits(max_body_bytes=max_body_bytes))
+        super().attach_service(service)
+
+
+def answer_unreadable_bodies(app: Flask) -> None:
+    """What gunicorn finds wrong in a body while the app reads it is the client's error, not the app's."""
+    app.register_error_handler(ParseException, lambda error: handle_error(UnreadableBody()))
+
+
+def require_key_if_public(settings: Settings, database: Database, hosts: Iterable[str]) -> None:
+    """Raise ConfigError for a service that others can reach if there is no API key.
+
+    While the database does not answer, the service starts and answers callers on this machine only.
+    """
+    if settings.auth == "none":
+        _log.warning(
+            "auth.disabled",
+            detail="DL_AUTH=none: every caller that can reach this service may do everything, without a key",
+        )
+        return
+    public = [host for host in hosts if is_public(host)]
+    if public and _has_no_api_key(settings, database):
+        raise ConfigError(
+            [SettingError("APP_HOST", f"{public[0]!r}, which others can reach, and no API key", _NO_KEY_REMEDY)]
+        )
+
+
+def is_public(host: str) -> bool:
+    """Return whether other machines can reach a listener at this address; socket paths and localhost are local."""
+    if host == "localhost" or host.startswith(("unix:", "/")):
+        return False
+    try:
+        return not ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return True
+
+
+def _has_no_api_key(settings: Settings, database: Database) -> bool:
+    """Return False also if the database does not answer."""
+    try:
+        with database.pool("dataloader-keys", direct=settings.worker_dsn is None) as pool:
+            return not ApiKeys(pool).active().has_any_key
+    except SchemaError:  # no tables yet, or those of a time before keys
+        return True
+    except DatabaseUnavailable as error:
+        _log.warning("auth.keys_unknown", error=str(error), detail="only callers with a key will be let in")
+        return False

@@ -8,28 +8,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from app import log
+from app.runtime.service import Service
 
 _log = log.get(__name__)
-STOP_MARGIN_SEC = (
-    60.0  # seconds beyond the grace: jobs that are asked to stop, settlements on their way, a dead database
-)
-_REQUEST_DRAIN_SEC = 5.0  # seconds that requests have when the jobs have ended, and the grace is over
+# Beyond the grace: for jobs that are asked to stop, settlements on their way, a dead database.
+STOP_MARGIN_SEC = 60.0
+_REQUEST_DRAIN_SEC = 5.0  # that requests have when the jobs have ended, and the grace is over
 _FORCED_TIMEOUT_SEC = 1.5  # gunicorn kills two seconds after a second Ctrl-C
 _DONE = 0  # no signal's number
 EXIT_STOP_TIMEOUT = 70  # exit code: a part of the process hangs
-
-
-class Stoppable(Protocol):
-    """A service that can be stopped."""
-
-    def stop(self) -> bool: ...
-
-    def stop_now(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Shutdown:
@@ -39,7 +28,7 @@ class Shutdown:
     class ends the process.
     """
 
-    def __init__(self, service: Stoppable, *, grace_sec: float, exit_process: Callable[[int], None] = os._exit) -> None:
+    def __init__(self, service: Service, *, grace_sec: float, exit_process: Callable[[int], None] = os._exit) -> None:
         self.stopped = threading.Event()
         self.clean = True  # False: a pipeline does not stop; the process must be left without waiting for its thread
         self._service, self._grace_sec, self._exit_process = service, grace_sec, exit_process
@@ -52,6 +41,13 @@ class Shutdown:
     def request(self, signal_number: int) -> None:
         """Record a signal. Safe in a signal handler: it neither waits nor takes a lock."""
         self._signals.put(signal_number)
+
+    def finish(self) -> None:
+        """Wait until the service has stopped, and close it."""
+        self.stopped.wait()
+        if not self.clean:
+            self.exit_now()
+        self._service.close()
 
     def exit_now(self, code: int = 0) -> None:
         """Exit without waiting for any thread, and without finalizing the interpreter while threads run."""

@@ -12,8 +12,8 @@ from app.admin.api_keys import ApiKeys, NewApiKey, Scope
 from app.config import load_settings
 from app.db.pool import Pool
 from app.errors import ConfigError
-from app.runtime.access_check import is_public, require_key_if_public
 from app.runtime.database import Database
+from app.runtime.serve import is_public, require_key_if_public
 from tests.support import eventually, free_port
 from tests.support.processes import Process
 

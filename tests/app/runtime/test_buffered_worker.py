@@ -15,10 +15,12 @@ from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]
 from gunicorn.util import close_graceful  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
+from app.config import load_settings
 from app.runtime.buffered_worker import BufferedSocket, BufferedWorker, Connection, ConnectionLimits
-from app.runtime.gunicorn_worker import ReadableBody
 from app.runtime.request_buffer import Rejection, RequestLimits
-from app.web.problems import ProblemCode, UnreadableBody
+from app.runtime.serve import answer_unreadable_bodies
+from app.runtime.service import Service
+from app.web.problems import ProblemCode
 
 
 @pytest.fixture
@@ -131,20 +133,18 @@ BODIES = {
 def test_parser_error_in_a_body_is_a_bad_request(body: bytes):
     """As the app meets it behind TLS of gunicorn's own, where nothing is gathered first."""
     head = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    request = next(RequestParser(Config(), iter([head + body]), ("127.0.0.1", 1)))
+    parsed = next(RequestParser(Config(), iter([head + body]), ("127.0.0.1", 1)))
+    service = Service(load_settings({"DL_PIPELINES": "pipelines.noop", "DL_AUTH": "none"}, dotenv=None))
+    answer_unreadable_bodies(service.app)
+    environ = {"wsgi.input": parsed.body, "wsgi.input_terminated": True}
 
-    with pytest.raises(UnreadableBody):
-        ReadableBody(request.body).read()
+    response = service.app.test_client().post(
+        "/api/v1/jobs/trigger", content_type="application/json", environ_overrides=environ
+    )
 
-    assert request.body.failed, "the connection is not used again"
-
-
-def test_readable_body_gives_lines_and_rest_unchanged():
-    head = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n"
-    request = next(RequestParser(Config(), iter([head + b"a\nbb\nccc"]), ("127.0.0.1", 1)))
-    body = ReadableBody(request.body)
-
-    assert (body.readline(), body.read(2), list(body), body.read()) == (b"a\n", b"bb", [b"\n", b"ccc"], b"")
+    assert response.status_code == 400
+    assert "chunks or trailers" in response.get_json()["detail"]
+    assert parsed.body.failed, "the connection is not used again"
 
 
 def test_gunicorn_has_every_private_name_in_use(pair):

@@ -45,7 +45,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def ending(service: Service, left: list[int], *, grace: float = 0.0) -> Shutdown:
-    made = Shutdown(service, grace_sec=grace, exit_process=left.append)
+    made = Shutdown(service, grace_sec=grace, exit_process=left.append)  # type: ignore[arg-type]
     made.start()
     return made
 
@@ -128,6 +128,6 @@ def test_an_end_that_fails_is_an_end_all_the_same(left):
 def test_leaving_now_lets_go_of_the_database_first(left):
     service = Service()
 
-    Shutdown(service, grace_sec=0, exit_process=left.append).exit_now(70)
+    Shutdown(service, grace_sec=0, exit_process=left.append).exit_now(70)  # type: ignore[arg-type]
 
     assert (service.logged, left) == (["close"], [70])

@@ -27,7 +27,7 @@ class Broken:
 def test_a_service_whose_threads_have_died_is_ended_with_a_code(monkeypatch):
     monkeypatch.setattr(worker, "_CHECK_INTERVAL_SEC", 0.01)
     service = Broken()
-    ending = Shutdown(service, grace_sec=0, exit_process=lambda code: None)
+    ending = Shutdown(service, grace_sec=0, exit_process=lambda code: None)  # type: ignore[arg-type]
     ending.start()
 
     assert worker._supervise(service, ending) == 70  # type: ignore[arg-type]
