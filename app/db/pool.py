@@ -123,7 +123,9 @@ class Pool:
 
     @contextmanager
     def _borrowed(self) -> Iterator[AsyncConnection]:
-        with self._slot():
+        if not self._free_slots.acquire(blocking=False):
+            self._wait_for_slot()
+        try:
             connection = self._checkout()
             try:
                 yield connection
@@ -133,31 +135,25 @@ class Pool:
                 raise
             finally:
                 self._checkin(connection)
+        finally:
+            self._free_slots.release()
 
-    @contextmanager
-    def _slot(self) -> Iterator[None]:
-        if not self._free_slots.acquire(blocking=False) and not self._wait_for_slot():
+    def _wait_for_slot(self) -> None:
+        """Raises PoolExhausted. Few may wait: the web server keeps threads for health checks."""
+        is_free = False
+        if self._wait_slots.acquire(blocking=False):
+            with self._pool.lock:
+                self._waiting += 1
+            is_free = self._free_slots.acquire(timeout=self._max_wait_sec)
+            with self._pool.lock:
+                self._waiting -= 1
+            self._wait_slots.release()
+        if not is_free:
             with self._pool.lock:
                 self._exhausted_count += 1
             raise PoolExhausted(
                 f"all {self._max_connections} connections are busy; PG_POOL_SIZE and PG_MAX_OVERFLOW bound them"
             )
-        try:
-            yield
-        finally:
-            self._free_slots.release()
-
-    def _wait_for_slot(self) -> bool:
-        if not self._wait_slots.acquire(blocking=False):
-            return False
-        try:
-            with self._pool.lock:
-                self._waiting += 1
-            return self._free_slots.acquire(timeout=self._max_wait_sec)
-        finally:
-            with self._pool.lock:
-                self._waiting -= 1
-            self._wait_slots.release()
 
     def _checkout(self) -> AsyncConnection:
         while True:
