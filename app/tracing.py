@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from app.errors import ConfigError, SettingError
 
@@ -23,9 +23,9 @@ _NS_PER_SEC = 1_000_000_000
 SpanAttributes = Mapping[str, str | int | float | bool]
 
 
-def parse_traceparent(header: str | None) -> str | None:
-    """Parse the trace context that a caller has sent; None if there is no valid one."""
-    found = _TRACEPARENT.fullmatch(header.strip()) if header else None
+def parse_traceparent(header: str) -> str | None:
+    """Parse the trace context that a caller has sent; None if it is not valid."""
+    found = _TRACEPARENT.fullmatch(header.strip())
     if found is None:
         return None
     version, trace, span, flags, more = found.groups()
@@ -39,38 +39,16 @@ class Span:
     """A span, with the trace context that its children continue."""
 
     traceparent: str | None
-    otel_span: Any = None
+    otel_span: Any
 
     def end(self, status: str, error: str | None = None) -> None:
-        if self.otel_span is not None:
-            self.otel_span.set_attribute("dataloader.status", status)
-            if error is not None:
-                trace = import_module("opentelemetry.trace")
-                self.otel_span.set_status(trace.Status(trace.StatusCode.ERROR, error[:1000]))
+        self.otel_span.set_attribute("dataloader.status", status)
+        if error is not None:
+            trace = import_module("opentelemetry.trace")
+            self.otel_span.set_status(trace.Status(trace.StatusCode.ERROR, error[:1000]))
 
 
-class Tracer(Protocol):
-    def enqueue_span(self, traceparent: str | None, attributes: SpanAttributes) -> Any: ...
-    def record_wait_span(self, traceparent: str | None, seconds: float, attributes: SpanAttributes) -> str | None: ...
-    def attempt_span(self, traceparent: str | None, attributes: SpanAttributes) -> Any: ...
-
-
-class NoTracing:
-    """Sends no spans, and passes the trace context on."""
-
-    @contextmanager
-    def enqueue_span(self, traceparent: str | None, attributes: SpanAttributes) -> Iterator[Span]:
-        yield Span(traceparent)
-
-    def record_wait_span(self, traceparent: str | None, seconds: float, attributes: SpanAttributes) -> str | None:
-        return traceparent
-
-    @contextmanager
-    def attempt_span(self, traceparent: str | None, attributes: SpanAttributes) -> Iterator[Span]:
-        yield Span(traceparent)
-
-
-class OpenTelemetry:
+class Tracer:
     """Sends spans with OpenTelemetry, by default through the provider of the process."""
 
     def __init__(self, provider: Any = None, *, version: str = "0") -> None:
@@ -84,7 +62,7 @@ class OpenTelemetry:
             yield part
 
     def record_wait_span(self, traceparent: str | None, seconds: float, attributes: SpanAttributes) -> str | None:
-        """Record the time that a job has waited until now. Return the parent of its attempt's span, a new one if it has none."""
+        """Record the time that a job has waited until now; return the parent of its attempt's span."""
         now = time.time_ns()
         span = self._tracer.start_span(
             "dataloader.wait",
@@ -124,10 +102,8 @@ def _format_traceparent(context: Any) -> str | None:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
-def create_tracer(*, enabled: bool, version: str) -> Tracer:
-    """Create the tracer. Raises ConfigError if the packages are missing."""
-    if not enabled:
-        return NoTracing()
+def create_tracer(version: str) -> Tracer:
+    """Raises ConfigError if the packages are missing."""
     try:
         trace = import_module("opentelemetry.trace")
         sdk = import_module("opentelemetry.sdk.trace")
@@ -135,8 +111,8 @@ def create_tracer(*, enabled: bool, version: str) -> Tracer:
         problem = f"true, and {error.name} is not installed"
         raise ConfigError([SettingError("DL_TRACING", problem, "pip install 'dataloader[otel]'")]) from error
     if isinstance(trace.get_tracer_provider(), sdk.TracerProvider):
-        return OpenTelemetry(version=version)  # the embedding process has set one up
-    return OpenTelemetry(_create_provider(sdk, version), version=version)
+        return Tracer(version=version)  # the embedding process has set one up
+    return Tracer(_create_provider(sdk, version), version=version)
 
 
 def _create_provider(sdk: ModuleType, version: str) -> Any:

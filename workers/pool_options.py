@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from app.queue.jobs import JobLimits
-from app.tracing import NoTracing, Tracer
+from app.tracing import Tracer
 from workers.attempt import AttemptSettings
 from workers.logs.writer import JobLogLimits
 from workers.maintenance import MaintenanceOptions
@@ -36,7 +36,7 @@ class PoolOptions:
     log_limits: JobLogLimits = field(default_factory=JobLogLimits)  # of captured output
     maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
     webhooks: WebhookOptions = field(default_factory=WebhookOptions)
-    tracer: Tracer = field(default_factory=NoTracing)
+    tracer: Tracer | None = None
 
 
 @dataclass(frozen=True)

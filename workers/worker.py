@@ -9,7 +9,7 @@ from typing import Any
 from app import log
 from app.queue.attempt_sessions import END_SESSIONS_TIMEOUT_SEC
 from app.queue.job import ReleaseReason, Settlement
-from app.tracing import NoTracing, SpanAttributes, Tracer
+from app.tracing import SpanAttributes, Tracer
 from pipelines.contract import Pipelines, StopReason
 from workers.attempt import Attempt, RunningAttempts
 from workers.claimer import KeyLocks
@@ -39,7 +39,7 @@ class Worker(threading.Thread):
         logs: JobLogWriter,
         process_name: str,
         on_crash: Callable[[str], None],
-        tracer: Tracer,
+        tracer: Tracer | None,
         registered: threading.Event,
     ) -> None:
         super().__init__(name=name, daemon=True)
@@ -47,7 +47,6 @@ class Worker(threading.Thread):
         self._dispatcher, self._settler, self._pipelines, self._logs = dispatcher, settler, pipelines, logs
         self._process_name, self._on_crash, self._tracer = process_name, on_crash, tracer
         self._registered = registered  # without a row the death of the process could not be proved
-        self._tracing_off = isinstance(tracer, NoTracing)
         self._buffer = dispatcher.queues[queue]
 
     def run(self) -> None:
@@ -67,7 +66,7 @@ class Worker(threading.Thread):
             if log.file_logging_enabled():
                 log.metric("job.started")
                 log.audit("job.started")
-            outcome = self._run(attempt) if self._tracing_off else self._run_traced(attempt, self._tracer)
+            outcome = self._run(attempt) if self._tracer is None else self._run_traced(attempt, self._tracer)
         finally:
             log.unbind(bound)
         self._logs.finish(attempt.job_id, attempt.attempt)

@@ -17,7 +17,7 @@ from flask import Flask
 from prometheus_client import Gauge
 from prometheus_client.registry import Collector
 
-from app import log, tracing
+from app import log
 from app.admin.api_keys import ApiKeys
 from app.admin.retention import DAY_SEC, RetentionPeriods
 from app.config import Settings
@@ -30,7 +30,7 @@ from app.net import AllowedHosts
 from app.queue.jobs import JobQueue
 from app.runtime.database import Database
 from app.runtime.startup import last_error, version
-from app.tracing import Tracer
+from app.tracing import Tracer, create_tracer
 from app.web import WebOptions, create_app
 from app.web.api.metrics import DatabaseCollector
 from pipelines import contract
@@ -149,8 +149,8 @@ class Service:
         )
 
     @cached_property
-    def tracer(self) -> Tracer:
-        return tracing.create_tracer(enabled=self.settings.tracing, version=version())
+    def tracer(self) -> Tracer | None:
+        return create_tracer(version()) if self.settings.tracing else None
 
     def collectors(self, pool: Pool | None = None) -> list[Collector]:
         """Return the collectors of this process: all metrics but those of the queue and of requests."""

@@ -14,7 +14,7 @@ from app.admin.audit import AuditLog
 from app.admin.queues import LiveWorker, Queues
 from app.db.pool import Pool
 from app.queue.jobs import JobQueue
-from app.tracing import NoTracing, Tracer
+from app.tracing import Tracer
 from app.web.api.alerts import create_alerts_blueprint
 from app.web.api.audit import create_audit_blueprint
 from app.web.api.batch import create_batch_blueprint
@@ -62,7 +62,7 @@ def create_app(
     `pool` is the pool of `queue`, whose state and schema version `/status` shows.
     `keys` are required of callers; without them only local callers are accepted, with all scopes.
     `collectors` add metrics of other components, such as the worker pool, to `/metrics`.
-    `tracer` creates a span for each triggered job.
+    `tracer` creates a span for each triggered job; None: tracing is off.
     `closing` ends waiting requests and streams once it is set.
     """
     app = Flask(__name__)
@@ -85,7 +85,7 @@ def create_app(
     queue_settings = QueueSettingsCache(Queues(executor), own_worker)
     watcher, check_readiness = JobWatcher(options.max_waiters, closing), ReadinessCheck(queue, options, probe, pool)
     blueprints = [
-        create_jobs_blueprint(queue, pipelines, trigger_model, tracer or NoTracing(), watcher, queue_settings),
+        create_jobs_blueprint(queue, pipelines, trigger_model, tracer, watcher, queue_settings),
         create_batch_blueprint(executor, pipelines, options, queue_settings),
         create_job_list_blueprint(executor),
         create_edits_blueprint(queue, pipelines, options),

@@ -11,7 +11,7 @@ import pytest
 
 from app.errors import ConfigError
 from app.queue.job import Status
-from app.tracing import NoTracing, OpenTelemetry, create_tracer, parse_traceparent
+from app.tracing import Tracer, create_tracer, parse_traceparent
 from app.web import WebOptions, create_app
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
@@ -33,7 +33,6 @@ GIVEN = f"00-{TRACE}-{SPAN}-01"
         (GIVEN.upper(), None),
         ("nonsense", None),
         ("", None),
-        (None, None),
     ],
 )
 def test_a_trace_context_is_one_or_none(result, kept):
@@ -72,7 +71,7 @@ def triggered(worker_pools: WorkerPoolFixture, tracer: Any, **headers: str) -> A
 
 def test_trace_context_passes_without_opentelemetry(worker_pools):
     result = of_context(worker_pools)
-    triggered(worker_pools, NoTracing(), traceparent=GIVEN)
+    triggered(worker_pools, None, traceparent=GIVEN)
 
     worker_pools.pool()
     worker_pools.wait_for_all([job[0] for job in worker_pools.queue_fixture.sql("SELECT job_id FROM dl_jobs")])
@@ -92,7 +91,7 @@ def test_spans_continue_the_callers_trace(worker_pools):
     kept = exporters.InMemorySpanExporter()
     provider = sdk.TracerProvider()
     provider.add_span_processor(export.SimpleSpanProcessor(kept))
-    telemetry = OpenTelemetry(provider, version="1")
+    telemetry = Tracer(provider, version="1")
     result = of_context(worker_pools)
     job = triggered(worker_pools, telemetry, traceparent=GIVEN)["job_id"]
 
@@ -122,7 +121,7 @@ def test_spans_continue_the_callers_trace(worker_pools):
 
 def test_untraced_job_begins_trace_when_it_runs():
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
-    telemetry = OpenTelemetry(sdk.TracerProvider())
+    telemetry = Tracer(sdk.TracerProvider())
 
     began = telemetry.record_wait_span(None, 1.0, {})
 
@@ -134,14 +133,14 @@ def test_untraced_job_begins_trace_when_it_runs():
 
 def test_without_a_provider_the_text_goes_through_as_it_came():
     trace = pytest.importorskip("opentelemetry.trace")
-    telemetry = OpenTelemetry(trace.NoOpTracerProvider())
+    telemetry = Tracer(trace.NoOpTracerProvider())
 
     with telemetry.attempt_span(GIVEN, {}) as part:
         assert part.traceparent == GIVEN
 
 
 def test_tracing_is_not_imported_unless_configured():
-    code = "import sys, app.tracing, app.runtime.service; app.tracing.create_tracer(enabled=False, version='1')"
+    code = "import sys, app.tracing, app.runtime.service"
     code += "; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
@@ -151,19 +150,19 @@ def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'dataloader\[otel\]'"):
-        create_tracer(enabled=True, version="1")
+        create_tracer("1")
 
 
 def test_provider_is_created_if_none_is_set_up():
     """In a process of its own: OpenTelemetry keeps one for good."""
     pytest.importorskip("opentelemetry.sdk.trace")
     code = (
-        "from app.tracing import OpenTelemetry, create_tracer\n"
         "from opentelemetry import trace; from opentelemetry.sdk.trace import *\n"
-        "one = create_tracer(enabled=True, version='1'); assert isinstance(one, OpenTelemetry)\n"
+        "from app.tracing import Tracer, create_tracer\n"
+        "one = create_tracer('1'); assert isinstance(one, Tracer)\n"
         "with one.enqueue_span(None, {}) as part: assert part.traceparent, part\n"
         "trace.set_tracer_provider(TracerProvider())\n"
-        "assert isinstance(create_tracer(enabled=True, version='1'), OpenTelemetry)\n"
+        "assert isinstance(create_tracer('1'), Tracer)\n"
         "import os; os._exit(0)"  # not waiting for a collector that is not there
     )
 

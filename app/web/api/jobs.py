@@ -13,12 +13,11 @@ from flask import request
 from pydantic import BaseModel, ConfigDict, Field
 from werkzeug.routing import BaseConverter
 
-from app import tracing
 from app.admin.api_keys import Scope
 from app.errors import JobNotFound
-from app.queue.job import Job, Status
+from app.queue.job import Enqueued, Job, Status
 from app.queue.jobs import JobQueue
-from app.tracing import Tracer
+from app.tracing import Tracer, parse_traceparent
 from app.web.auth.guard import current_actor
 from app.web.caches import QueueSettingsCache
 from app.web.json_io import dump_json
@@ -97,7 +96,7 @@ def create_jobs_blueprint(
     queue: JobQueue,
     pipelines: Pipelines,
     request_model: type[TriggerRequest],
-    tracer: Tracer,
+    tracer: Tracer | None,
     watcher: JobWatcher,
     queue_settings: QueueSettingsCache,
 ) -> ApiBlueprint:
@@ -139,9 +138,7 @@ def create_jobs_blueprint(
         )
         if warnings and query.strict:
             raise RequestRejected(ProblemCode.WOULD_NOT_RUN, "; ".join(warnings), fields={"warnings": warnings})
-        attributes = {"dataloader.queue": body.queue, "dataloader.task": body.task}
-        with tracer.enqueue_span(tracing.parse_traceparent(request.headers.get("traceparent")), attributes) as span:
-            enqueued = queue.enqueue(body.to_new_job(span.traceparent))
+        enqueued = _enqueue(body)
         audit_action(
             "job.triggered",
             job_id=enqueued.job_id,
@@ -152,6 +149,16 @@ def create_jobs_blueprint(
         )
         is_queued = enqueued.status is Status.QUEUED
         return TriggerResponse(enqueued.job_id, enqueued.status, warnings if is_queued else []).to_dict()
+
+    def _enqueue(body: TriggerRequest) -> Enqueued:
+        """Enqueue the job within the caller's trace, if the request names one."""
+        header = request.headers.get("traceparent")
+        traceparent = parse_traceparent(header) if header else None
+        if tracer is None:
+            return queue.enqueue(body.to_new_job(traceparent))
+        attributes = {"dataloader.queue": body.queue, "dataloader.task": body.task}
+        with tracer.enqueue_span(traceparent, attributes) as span:
+            return queue.enqueue(body.to_new_job(span.traceparent))
 
     @blueprint.get(
         "/jobs/<job:job_id>/status",
