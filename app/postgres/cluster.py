@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -15,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import EmbeddedServerError
-from app.postgres.binaries import Binaries
-from app.postgres.server_account import ServerAccount
+from app.postgres.binaries import Binaries, ServerAccount
 
 USER = "dataloader"
 DATABASE = "postgres"
@@ -24,9 +21,6 @@ PROC = Path("/proc")
 PORT = 5432  # only the socket's name: no server of ours listens on TCP
 SOCKET = f".s.PGSQL.{PORT}"
 INITDB_TIMEOUT_SEC = 120
-PROBE_TIMEOUT_SEC = 5
-PROTOCOL_3 = 196608
-CANNOT_CONNECT_NOW = b"C57P03"  # the error field "cannot connect now": starting, recovering or stopping
 
 
 @dataclass(frozen=True)
@@ -43,16 +37,12 @@ class Cluster:
     account: ServerAccount
 
     @property
-    def exists(self) -> bool:
-        return self.folder.exists()
-
-    @property
     def major(self) -> int | None:
         """The only major version that may open it; None before it is made."""
         try:
             return int((self.folder / "PG_VERSION").read_text(encoding="ascii").strip())
         except FileNotFoundError:
-            if self.exists:
+            if self.folder.exists():
                 raise EmbeddedServerError(
                     f"{self.folder} is there, but is no PostgreSQL data folder (it has no PG_VERSION); move it away"
                 ) from None
@@ -69,11 +59,9 @@ class Cluster:
         staging = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}.new-", dir=self.folder.parent))
         self.account.take_ownership(staging)
         locale = "C" if sys.platform == "darwin" else "C.UTF-8"
-        argv: list[str | Path] = [binaries.program("initdb"), "-D", staging, "-U", USER, "-A", "trust", "-E", "UTF8"]
-        argv += [f"--locale={locale}", "--no-instructions"]
-        if not sync:
-            argv.append("--no-sync")
-        done = self.account.run(argv, timeout_sec=INITDB_TIMEOUT_SEC)
+        options = ["-U", USER, "-A", "trust", "-E", "UTF8", f"--locale={locale}", "--no-instructions"]
+        options += [] if sync else ["--no-sync"]
+        done = binaries.run("initdb", "-D", staging, *options, timeout_sec=INITDB_TIMEOUT_SEC)
         if done.returncode != 0:
             shutil.rmtree(staging)
             raise EmbeddedServerError(
@@ -120,45 +108,6 @@ class Cluster:
             (self.folder / "postmaster.pid").unlink()
         for name in (SOCKET, f"{SOCKET}.lock"):
             (socket_folder / name).unlink(missing_ok=True)
-
-
-def accepts_connections(socket_folder: Path) -> bool:
-    """Return whether a connection succeeds: a pid, a file or a socket may all outlive their server."""
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(PROBE_TIMEOUT_SEC)
-            line.connect(str(socket_folder / SOCKET))
-            line.sendall(_startup_message())
-            kind, body = _receive_message(line)
-            if kind == b"E":
-                # Refused for any other reason, such as too many connections, is still a server that works.
-                return CANNOT_CONNECT_NOW not in body.split(b"\0")
-            while kind != b"Z":
-                kind, body = _receive_message(line)
-            line.sendall(b"X" + struct.pack("!I", 4))
-            return True
-    except OSError:
-        return False
-
-
-def _startup_message() -> bytes:
-    words = f"user\0{USER}\0database\0{DATABASE}\0application_name\0dataloader probe\0\0".encode()
-    return struct.pack("!II", len(words) + 8, PROTOCOL_3) + words
-
-
-def _receive_message(connection: socket.socket) -> tuple[bytes, bytes]:
-    head = _receive_exactly(connection, 5)
-    return head[:1], _receive_exactly(connection, struct.unpack("!I", head[1:])[0] - 4)
-
-
-def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        part = connection.recv(size - len(received))
-        if not part:
-            raise ConnectionResetError("the server closed the connection")
-        received += part
-    return received
 
 
 def _working_folder(pid: int, account: ServerAccount) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import hashlib
 import os
 import re
@@ -11,17 +12,17 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import EmbeddedServerError
-from app.postgres.binaries import Binaries, Choice, choose_binaries
-from app.postgres.cluster import DATABASE, PORT, USER, Cluster, accepts_connections, last_lines, setting_options
-from app.postgres.ownership import UsageLock, exclusive
-from app.postgres.server_account import ServerAccount
+from app.postgres.binaries import Binaries, Choice, ServerAccount, choose_binaries
+from app.postgres.cluster import DATABASE, PORT, USER, Cluster, last_lines, setting_options
 
 START_TIMEOUT_SEC = 60
+PROBE_TIMEOUT_SEC = 5
 STOP_TIMEOUT_SEC = 60
 EXCLUSIVE_TIMEOUT_SEC = START_TIMEOUT_SEC + STOP_TIMEOUT_SEC + 60  # for an initdb, a recovery and a stop
 MAX_SOCKET_PATH_BYTES = 80  # with its file name a socket's path may have about 100
@@ -45,10 +46,6 @@ class _RunningServer:
     @property
     def data_folder(self) -> Path:
         return self.cluster.folder.parent
-
-    @property
-    def account(self) -> ServerAccount:
-        return self.cluster.account
 
 
 class EmbeddedServer:
@@ -99,7 +96,7 @@ class EmbeddedServer:
             # Another process may have started it meanwhile, and this one may have stopped it.
             if stopping.is_set() or self._running is not running or running.cluster.postmaster() is not None:
                 return False
-            if not running.cluster.exists:
+            if not running.cluster.folder.exists():
                 raise EmbeddedServerError(f"{running.cluster.folder} is gone; put it back, or start the service again")
             self._ensure_running(running.cluster, running.binaries)
             return True
@@ -137,19 +134,14 @@ class EmbeddedServer:
         postmaster = self._require_running().cluster.postmaster()
         return postmaster.pid if postmaster else None
 
-    @property
-    def log(self) -> Path:
-        """The file with the server's own log."""
-        return self._require_running().data_folder / "server.log"
-
     def describe(self) -> str:
         """Describe the server in one line for people."""
         if self._running is None:
             return f"embedded PostgreSQL, not started, data in {self._data_dir}"
         running = self._running
         text = f"{running.binaries}, data in {running.data_folder}"
-        if running.account.borrowed:
-            text += f", run as {running.account.name}"
+        if running.cluster.account.borrowed:
+            text += f", run as {running.cluster.account.name}"
         if running.data_folder != self._data_dir:
             text += f", which may not reach {self._data_dir}"
         return text
@@ -178,7 +170,7 @@ class EmbeddedServer:
             return _RunningServer(cluster, binaries, socket_folder, usage_lock, os.getpid())
 
     def _choose_folder(self) -> tuple[Path, ServerAccount]:
-        """Return the cluster's folder and its owner: the data folder, unless the account that root lends cannot enter it."""
+        """Return the cluster's folder and its owner: the data folder, if the account that root lends can enter it."""
         pointer = self._data_dir / "elsewhere"
         if pointer.exists():
             place = Path(pointer.read_text(encoding="utf-8").strip())
@@ -212,11 +204,11 @@ class EmbeddedServer:
 
     def _ensure_running(self, cluster: Cluster, binaries: Binaries) -> Path:
         """Make sure that a server runs on the cluster, and return the folder of its socket."""
-        if not cluster.exists:
+        if not cluster.folder.exists():
             cluster.create(binaries, sync=self._settings.get("fsync") != "off")
         deadline = time.monotonic() + START_TIMEOUT_SEC
         while (found := cluster.read_pid_file()) is not None:
-            if accepts_connections(found.socket_folder):
+            if _accepts_connections(binaries, found.socket_folder):
                 return found.socket_folder  # of another process, or left behind by a killed one
             if cluster.postmaster() is None:
                 break
@@ -245,10 +237,19 @@ class EmbeddedServer:
         size_before = log.stat().st_size
         settings = {"listen_addresses": "", "port": str(PORT), **self._settings}
         words = [*setting_options(settings), "-k", str(socket_folder)]
-        argv: list[str | Path] = [binaries.program("pg_ctl"), "start", "-w", "-t", str(START_TIMEOUT_SEC)]
-        argv += ["-D", cluster.folder, "-l", log, "-o", shlex.join(words)]
-        done = account.run(argv, timeout_sec=START_TIMEOUT_SEC + 30)
-        if done.returncode != 0 or not accepts_connections(socket_folder):
+        options: list[str | Path] = [
+            "-w",
+            "-t",
+            str(START_TIMEOUT_SEC),
+            "-D",
+            cluster.folder,
+            "-l",
+            log,
+            "-o",
+            shlex.join(words),
+        ]
+        done = binaries.run("pg_ctl", "start", *options, timeout_sec=START_TIMEOUT_SEC + 30)
+        if done.returncode != 0 or not _accepts_connections(binaries, socket_folder):
             with log.open(encoding="utf-8", errors="replace") as file:
                 file.seek(size_before)
                 output = file.read() or done.stderr or done.stdout
@@ -282,16 +283,88 @@ def _open_log(data_folder: Path, account: ServerAccount) -> Path:
     return log
 
 
+def _accepts_connections(binaries: Binaries, socket_folder: Path) -> bool:
+    """Return whether a server answers: a pid, a file or a socket may all outlive theirs.
+
+    One that refuses this connection, because it has too many for example, works too; one that starts or stops does not.
+    """
+    if not socket_folder.is_absolute():
+        return False  # not written to the pid file yet
+    options: list[str | Path] = [
+        "-h",
+        socket_folder,
+        "-p",
+        str(PORT),
+        "-U",
+        USER,
+        "-d",
+        DATABASE,
+        "-t",
+        str(PROBE_TIMEOUT_SEC),
+    ]
+    return binaries.run("pg_isready", *options, timeout_sec=PROBE_TIMEOUT_SEC + 30).returncode == 0
+
+
 def _stop_server(running: _RunningServer) -> None:
     cluster = running.cluster
     if cluster.postmaster() is not None:
-        argv: list[str | Path] = [running.binaries.program("pg_ctl"), "stop", "-w", "-t", str(STOP_TIMEOUT_SEC)]
-        argv += ["-D", cluster.folder]
-        done = running.account.run([*argv, "-m", "fast"], timeout_sec=STOP_TIMEOUT_SEC + 30)
+        options: list[str | Path] = ["-w", "-t", str(STOP_TIMEOUT_SEC), "-D", cluster.folder]
+        done = running.binaries.run("pg_ctl", "stop", *options, "-m", "fast", timeout_sec=STOP_TIMEOUT_SEC + 30)
         if done.returncode != 0 and cluster.postmaster() is not None:
             # The cluster recovers at the next start; an unused server must not stay behind.
-            running.account.run([*argv, "-m", "immediate"], timeout_sec=STOP_TIMEOUT_SEC + 30)
+            running.binaries.run("pg_ctl", "stop", *options, "-m", "immediate", timeout_sec=STOP_TIMEOUT_SEC + 30)
     if running.socket_folder.parent != running.data_folder:
         for left in running.socket_folder.iterdir():
             left.unlink()
         running.socket_folder.rmdir()
+
+
+# ── which processes use the server: the kernel releases their locks when they are killed ───────────────────────────
+
+
+class UsageLock:
+    """A shared lock of a process that uses the server. A child of fork() shares its parent's."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def release(self) -> bool:
+        """Release the lock. Return whether no other process has one. Call only inside `exclusive`."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # not left to close(): a forked child keeps the file open
+            is_last = _try_lock(self._fd)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            return is_last
+        finally:
+            os.close(self._fd)
+
+    def detach(self) -> None:
+        """Close the copy of a forked child, so that the lock ends with the parent."""
+        os.close(self._fd)
+
+
+@contextmanager
+def exclusive(path: Path, *, timeout_sec: float) -> Iterator[None]:
+    """Let one process at a time start or stop the server."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + timeout_sec
+        while not _try_lock(fd):
+            if time.monotonic() > deadline:
+                raise EmbeddedServerError(
+                    f"another process has been starting or stopping the server for over {timeout_sec:.0f} s; "
+                    f"see who has {path} open (`fuser {path}`), end it, and start again"
+                )
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

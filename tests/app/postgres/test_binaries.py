@@ -7,8 +7,7 @@ import pytest
 
 import app.postgres.binaries
 from app.errors import EmbeddedServerError
-from app.postgres.binaries import Choice, choose_binaries
-from app.postgres.server_account import ServerAccount
+from app.postgres.binaries import Choice, ServerAccount, choose_binaries
 
 
 @pytest.fixture
@@ -26,7 +25,9 @@ def only_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     return path
 
 
-def put_programs(path: Path, version: str, *, initdb: str = "", names: tuple[str, ...] = ("initdb", "pg_ctl")) -> None:
+def put_programs(
+    path: Path, version: str, *, initdb: str = "", names: tuple[str, ...] = ("initdb", "pg_ctl", "pg_isready")
+) -> None:
     """Programs that tell a version, as PostgreSQL's do, and do nothing else."""
     for name in ("postgres", *names):
         program = path / name

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import app.postgres.cluster
+import app.postgres.server
 from app.errors import EmbeddedServerError
-from app.postgres.binaries import Binaries, choose_binaries
-from app.postgres.cluster import SOCKET, Cluster, accepts_connections, last_lines
-from app.postgres.server_account import ServerAccount
+from app.postgres.binaries import Binaries, Choice, ServerAccount, choose_binaries
+from app.postgres.cluster import SOCKET, Cluster, last_lines
 from tests.support import PrivateServer, eventually
 
 
@@ -23,6 +23,12 @@ from tests.support import PrivateServer, eventually
 def cluster(folder: Path) -> Cluster:
     """Not made yet, and nobody's but ours."""
     return Cluster(folder / "cluster", ServerAccount("me", os.geteuid(), os.getegid()))
+
+
+@pytest.fixture
+def programs(folder: Path, postgres_binaries: Choice) -> Binaries:
+    account = ServerAccount("me", os.geteuid(), os.getegid())
+    return choose_binaries(postgres_binaries, account=account, data_folder=folder, major=None)
 
 
 @contextmanager
@@ -54,16 +60,17 @@ def refusal(code: bytes) -> bytes:
     [(refusal(b"57P03"), False), (refusal(b"53300"), True), (b"", False), (b"R", False)],
     ids=["starting up", "too many connections", "hangs up", "hangs up in the middle"],
 )
-def test_a_server_works_when_it_speaks_to_us(folder, reply, works):
+def test_a_server_works_when_it_speaks_to_us(programs, folder, reply, works):
     with listener(folder, reply):
-        assert accepts_connections(folder) is works
+        assert app.postgres.server._accepts_connections(programs, folder) is works
 
 
-def test_a_socket_without_a_listener_does_not_work(folder):
+def test_a_socket_without_a_listener_does_not_work(programs, folder):
     with socket.socket(socket.AF_UNIX) as line:
         line.bind(str(folder / SOCKET))
 
-    assert accepts_connections(folder) is False
+    assert app.postgres.server._accepts_connections(programs, folder) is False
+    assert app.postgres.server._accepts_connections(programs, Path()) is False
 
 
 def test_a_folder_that_is_no_cluster_is_left_alone(cluster):
@@ -88,7 +95,7 @@ def test_failed_initdb_leaves_nothing_and_shows_its_error(cluster, folder):
     (programs / "initdb").chmod(0o755)
 
     with pytest.raises(EmbeddedServerError, match="(?s)initdb of PostgreSQL 16.1 .* failed .*no space left"):
-        cluster.create(Binaries(programs, "local", "16.1"), sync=True)
+        cluster.create(Binaries(programs, "local", "16.1", cluster.account), sync=True)
 
     assert list(folder.iterdir()) == [programs]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import subprocess
@@ -11,8 +12,8 @@ import pytest
 import app.postgres.server
 from app.errors import EmbeddedServerError
 from app.postgres import EmbeddedServer
-from app.postgres.cluster import accepts_connections
-from app.postgres.server_account import ServerAccount
+from app.postgres.binaries import ServerAccount
+from app.postgres.server import UsageLock, exclusive
 from tests.support import PrivateServer, Process, eventually
 from tests.support.databases import query_value
 
@@ -89,18 +90,18 @@ def test_the_last_sharer_stops_the_server(quick, share, folder):
 
     first.signal(signal.SIGTERM)
     assert first.wait() == 0
-    assert accepts_connections(folder / "data" / "run")
+    assert query_value(quick.dsn, "SELECT 1") == "1"
 
     quick.stop()
     assert not alive(pid)
 
 
 def test_two_sharers_in_one_process_are_two(quick, made, postgres_binaries):
-    with EmbeddedServer(made, binaries=postgres_binaries, settings=QUICK):
+    with EmbeddedServer(made, binaries=postgres_binaries, settings=QUICK) as other:
         quick.start()
         quick.stop()
 
-        assert accepts_connections(made / "run")
+        assert query_value(other.dsn, "SELECT 1") == "1"
 
 
 def test_exit_without_stop_leaves_no_server(share, made):
@@ -191,7 +192,7 @@ def test_processes_that_outlive_a_killed_server_are_named(server: PrivateServer,
 def test_server_that_does_not_answer_is_reported(quick, made, postgres_binaries, monkeypatch):
     with EmbeddedServer(made, binaries=postgres_binaries, settings=QUICK) as frozen:
         monkeypatch.setattr(app.postgres.server, "START_TIMEOUT_SEC", 0.2)
-        monkeypatch.setattr(app.postgres.cluster, "PROBE_TIMEOUT_SEC", 0.2)
+        monkeypatch.setattr(app.postgres.server, "PROBE_TIMEOUT_SEC", 1)
         pid = frozen.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -217,10 +218,12 @@ def test_a_stop_that_hangs_becomes_an_immediate_one(server: PrivateServer, monke
 
 def test_a_forked_child_does_not_stop_its_parents_server(made, tmp_path, postgres_binaries):
     code = f"""
-import os
+import os, socket
 from pathlib import Path
 from app.postgres import EmbeddedServer
-from app.postgres.cluster import accepts_connections
+def answers():
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(data / "run/.s.PGSQL.5432")) == 0
 data = Path({str(made)!r})
 with EmbeddedServer(data, binaries={postgres_binaries!r}, settings={QUICK!r}) as server:
     child = os.fork()
@@ -228,8 +231,8 @@ with EmbeddedServer(data, binaries={postgres_binaries!r}, settings={QUICK!r}) as
         server.stop()
         os._exit(0)
     os.waitpid(child, 0)
-    print("still answers:", accepts_connections(data / "run"))
-print("at the end:", accepts_connections(data / "run"))
+    print("still answers:", answers())
+print("at the end:", answers())
 """
     with Process.python(code, output=tmp_path / "out") as process:
         assert process.wait() == 0
@@ -292,13 +295,14 @@ def test_a_folder_that_cannot_be_made_is_named(folder, postgres_binaries):
 
 def test_a_log_that_grew_large_is_put_aside(server: PrivateServer, monkeypatch):
     monkeypatch.setattr(app.postgres.server, "MAX_LOG_BYTES", 10)
-    old = server.embedded.log.read_text()
+    log = Path(server.dsn.split()[0].removeprefix("host=")).parent / "server.log"
+    old = log.read_text()
 
     server.restart()
 
-    aside = server.embedded.log.with_name("server.log.1").read_text()
+    aside = log.with_name("server.log.1").read_text()
     assert aside.startswith(old)
-    assert "ready to accept connections" in server.embedded.log.read_text()
+    assert "ready to accept connections" in log.read_text()
 
 
 def test_a_data_folder_of_another_major_version_is_not_opened(server: PrivateServer):
@@ -319,3 +323,39 @@ def test_the_data_folder_decides_which_of_two_versions_opens_it(folder, postgres
 
     with EmbeddedServer(folder / "data", binaries="auto", settings=QUICK) as opened:
         assert query_value(opened.dsn, "SHOW server_version_num")[:2] == made_by
+
+
+def test_only_the_last_share_given_up_is_the_last(tmp_path):
+    first, second, third = (UsageLock(tmp_path / "shares") for _ in range(3))
+
+    assert [second.release(), first.release(), third.release()] == [False, False, True]
+
+
+def test_a_share_can_be_taken_again_after_the_last(tmp_path):
+    assert UsageLock(tmp_path / "shares").release()
+    assert UsageLock(tmp_path / "shares").release()
+
+
+def test_forked_child_leaves_its_parents_share(tmp_path):
+    parent, other = UsageLock(tmp_path / "shares"), UsageLock(tmp_path / "shares")
+    child = copy.copy(parent)
+    child._fd = os.dup(parent._fd)  # what fork() does
+
+    child.detach()
+    assert other.release() is False
+
+    os.close(parent._fd)  # what the kernel does when it kills the parent
+    assert UsageLock(tmp_path / "shares").release() is True
+
+
+def test_lock_timeout_names_the_holder(tmp_path):
+    lock = tmp_path / "turn"
+    with (
+        exclusive(lock, timeout_sec=1),
+        pytest.raises(EmbeddedServerError, match=f"see who has {lock} open"),
+        exclusive(lock, timeout_sec=0.05),
+    ):
+        pass
+
+    with exclusive(lock, timeout_sec=0.05):
+        pass

@@ -12,16 +12,14 @@ from pathlib import Path
 import pytest
 
 import app.postgres.binaries
-import app.postgres.server_account
 from app.errors import EmbeddedServerError
 from app.postgres import EmbeddedServer
-from app.postgres.binaries import Choice
-from app.postgres.server_account import ServerAccount
+from app.postgres.binaries import Choice, ServerAccount
 from tests.support import Process
 from tests.support.databases import query_value
 
 QUICK = {"fsync": "off"}
-ROOM = Path(app.postgres.server_account.__file__).parent
+ROOM = Path(app.postgres.binaries.__file__).parent
 
 
 def test_an_ordinary_user_runs_the_server_as_oneself(monkeypatch, tmp_path):
@@ -40,7 +38,7 @@ def test_an_ordinary_user_does_not_open_a_strangers_cluster(monkeypatch, tmp_pat
 
 def test_root_without_other_account_gets_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(app.postgres.server_account, "ROOT_SUBSTITUTES", ("no-such-account",))
+    monkeypatch.setattr(app.postgres.binaries, "ROOT_SUBSTITUTES", ("no-such-account",))
 
     with pytest.raises(EmbeddedServerError, match="no account no-such-account to lend it; start as an ordinary user"):
         ServerAccount.choose(tmp_path / "new")
