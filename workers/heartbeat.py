@@ -13,7 +13,7 @@ from app.queue.jobs import JobQueue
 from app.queue.workers import WorkerInfo, WorkerLiveness
 from pipelines.contract import StopReason
 from workers.attempt import Attempt, RunningAttempts
-from workers.counters import AttemptCounters
+from workers.metrics import PoolCounters
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
@@ -34,7 +34,7 @@ class Heartbeat:
         register: Callable[[], object],
         listen: Callable[[float], bool],
         on_crash: Callable[[str], None],
-        counters: AttemptCounters,
+        counters: PoolCounters,
     ) -> None:
         self._queue, self._running, self._counters = queue, running, counters
         self._interval_sec, self._info, self._register, self._listen = interval_sec, info, register, listen
@@ -110,7 +110,7 @@ class Heartbeat:
         (renewal,) = self._queue.renew([RenewalRequest(job.id, job.run_id)], late_sec=3 * self._interval_sec)
         if not renewal.owned and self._is_unsettled(attempt):
             _log.info("lease.lost", job=str(job.id), run=str(job.run_id), reason="no longer the owner")
-            self._counters.record_lease_lost()
+            self._counters.leases_lost.inc()
             attempt.stop(StopReason.LEASE_LOST)
 
     def _is_unsettled(self, attempt: Attempt) -> bool:
@@ -129,7 +129,7 @@ class Heartbeat:
                 _log.info(
                     "lease.lost", job=str(attempt.job.id), run=str(attempt.job.run_id), reason="not renewed in time"
                 )
-                self._counters.record_lease_lost()
+                self._counters.leases_lost.inc()
                 attempt.stop(StopReason.LEASE_LOST)
 
     def _register_worker(self) -> None:

@@ -1,14 +1,91 @@
-"""Prometheus metrics of this process's worker pool."""
+"""The state of a worker pool, the counters of its attempts, and both as Prometheus metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from workers.listener import ListenState
-from workers.pool import PoolState, WorkerPool
+
+if TYPE_CHECKING:
+    from workers.pool import WorkerPool
+
+_BUCKETS_SEC = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
+    *(1800, 3600, 7200, 14_400, 43_200, math.inf),
+)
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """The state of a pool, read without a query."""
+
+    ready: bool
+    worker_id: UUID
+    name: str
+    listener: str
+    self_test_age_sec: float | None
+    claim_age_sec: float
+    dispatch_age_sec: float
+    consuming: bool
+    heartbeat_age_sec: float
+    reaper_age_sec: float
+    threads: int
+    busy: int
+    queues: Mapping[str, Mapping[str, int]]
+    running: Sequence[Mapping[str, Any]]
+    crashed_threads: Sequence[str]
+
+
+class PoolCounters:
+    """What became of attempts and webhooks. May be used by any thread."""
+
+    def __init__(self) -> None:
+        self._attempts = Counter(
+            "dataloader_attempts",
+            "Attempts that ended, by the status of the job after them; queued: it is retried.",
+            ("queue", "task", "status"),
+            registry=None,
+        )
+        self._runs, self._waits = (
+            Histogram(name, documentation, ("queue", "task"), buckets=_BUCKETS_SEC, registry=None)
+            for name, documentation in (
+                ("dataloader_job_run_seconds", "How long attempts ran."),
+                ("dataloader_job_wait_seconds", "From when a job was last due until it was claimed."),
+            )
+        )
+        self.leases_lost = Counter(
+            "dataloader_leases_lost", "Attempts that were stopped because their lease was lost.", registry=None
+        )
+        self.fenced_writes = Counter(
+            "dataloader_fenced_writes", "Settlements refused because another run owns the job.", registry=None
+        )
+        webhooks = Counter("dataloader_webhooks_sent", "Webhooks sent, by outcome.", ("outcome",), registry=None)
+        self.webhooks_delivered, self.webhooks_failed = webhooks.labels("delivered"), webhooks.labels("failed")
+        self._all = (self._attempts, self._runs, self._waits, self.leases_lost, self.fenced_writes, webhooks)
+
+    def record(
+        self, queue: str, task: str, status: str, *, run_durations: Collection[float], wait_durations: Collection[float]
+    ) -> None:
+        """Count attempts that ended with this status: one for each run duration."""
+        self._attempts.labels(queue, task, status).inc(len(run_durations))
+        for histogram, durations in ((self._runs, run_durations), (self._waits, wait_durations)):
+            series = histogram.labels(queue, task)
+            for seconds in durations:
+                series.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        for counter in self._all:
+            for metric in counter.collect():
+                metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+                yield metric
 
 
 class PoolCollector(Collector):
@@ -25,10 +102,6 @@ class PoolCollector(Collector):
         if pool is not None:
             yield from _state_metrics(pool.state())
             yield from pool.counters.collect()
-            sent = CounterMetricFamily("dataloader_webhooks_sent", "Webhooks sent, by outcome.", labels=("outcome",))
-            for outcome, count in pool.webhook_counts().items():
-                sent.add_metric((outcome,), count)
-            yield sent
 
 
 def _state_metrics(state: PoolState) -> Iterator[Metric]:

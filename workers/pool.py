@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -16,34 +16,56 @@ from app.admin.queues import Queues
 from app.admin.webhooks import Webhooks
 from app.db.connection import Session
 from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.jobs import JobQueue
+from app.queue.jobs import JobLimits, JobQueue
 from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
+from app.tracing import Tracer
 from pipelines.contract import Pipelines, StopReason
 from workers.attempt import Attempt, AttemptSettings, RunningAttempts, may_have_child
 from workers.claimer import Claimer, KeyLocks, NotifyState
-from workers.counters import AttemptCounters
 from workers.death_watch import DeathWatch
 from workers.dispatcher import Dispatcher
 from workers.heartbeat import Heartbeat
 from workers.isolation.run import run_isolated
 from workers.listener import Listener, ListenState
-from workers.logs.writer import JobLogWriter, LogSink
-from workers.maintenance import Maintenance, duties
-from workers.pool_options import PoolOptions, PoolState
+from workers.logs.writer import JobLogLimits, JobLogWriter, LogSink
+from workers.maintenance import Maintenance, MaintenanceOptions, duties
+from workers.metrics import PoolCounters, PoolState
 from workers.reaper import Reaper
 from workers.registration import NameClaim, Registration
 from workers.settler import Settler
 from workers.stopper import StopEscalator
 from workers.threads import BackgroundThread, clock
-from workers.webhook_sender import WebhookSender
+from workers.webhook_sender import WebhookOptions, WebhookSender
 from workers.worker import Worker, WorkerStopper
 from workers.worker_control import WorkerControl
-
-__all__ = ["EXIT_THREAD_CRASHED", "PoolOptions", "PoolState", "WorkerPool", "exit_on_crash"]
 
 _log = log.get(__name__)
 _MAX_THREADS = 500  # of one queue, whatever its limit
 EXIT_THREAD_CRASHED = 70
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """The options of a worker process. `queues` has the number of jobs of each queue that run at once."""
+
+    dsn: str
+    queues: Mapping[str, int]
+    schema: str = "public"
+    heartbeat_sec: float = 10.0
+    reaper_period_sec: float = 10.0
+    claim_backoff_sec: float = 15.0
+    connect_timeout_sec: float = 5.0
+    command_timeout_sec: float = 30.0
+    stop_wait_sec: float = 10.0  # for jobs that were asked to stop at shutdown
+    version: str = "0"
+    worker_name: str | None = None  # that at most one process has
+    targets: Mapping[str, str] = field(default_factory=dict)
+    limits: JobLimits = field(default_factory=JobLimits)
+    attempts: AttemptSettings = field(default_factory=AttemptSettings)  # the pool adds what it makes itself
+    log_limits: JobLogLimits = field(default_factory=JobLogLimits)  # of captured output
+    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
+    webhooks: WebhookOptions = field(default_factory=WebhookOptions)
+    tracer: Tracer | None = None
 
 
 def exit_on_crash(thread: str) -> None:
@@ -111,7 +133,7 @@ class WorkerPool:
             on_crash=self._on_crash,
             echo=echo,
         )
-        self._running_attempts, self.counters = RunningAttempts(), AttemptCounters()
+        self._running_attempts, self.counters = RunningAttempts(), PoolCounters()
         self._key_locks = KeyLocks(sessions["claim"], queue["claim"])
         self._settler = Settler(
             queue["settle"], self._running_attempts, self._key_locks, on_crash=self._on_crash, counters=self.counters
@@ -200,7 +222,9 @@ class WorkerPool:
     def _build_database_threads(self) -> None:
         """Make the threads that serve operators and webhook receivers, and the maintenance duties."""
         options, session = self._options, self._sessions["settle"]
-        self._webhooks = WebhookSender(Webhooks(session), options.webhooks, on_crash=self._on_crash)
+        self._webhooks = WebhookSender(
+            Webhooks(session), options.webhooks, on_crash=self._on_crash, counters=self.counters
+        )
         self._worker_control = WorkerControl(
             Queues(session),
             self._dispatcher,
@@ -386,10 +410,6 @@ class WorkerPool:
             running=[_describe_running(attempt) for attempt in running],
             crashed_threads=crashed,
         )
-
-    def webhook_counts(self) -> Mapping[str, int]:
-        """Return how many webhooks were sent, by outcome."""
-        return self._webhooks.counts()
 
     def _on_listen_state_change(self) -> None:
         self._worker_control.sync_now()

@@ -20,7 +20,7 @@ from app.queue.job import SUCCEEDED, ReapedJob, ReleaseReason, Settlement, Settl
 from app.queue.jobs import JobQueue
 from workers.attempt import Attempt, RunningAttempts
 from workers.claimer import KeyLocks
-from workers.counters import AttemptCounters
+from workers.metrics import PoolCounters
 from workers.outcome import LeaseLost, Outcome, Released, SettledByTask
 from workers.threads import BackgroundThread, clock
 
@@ -52,7 +52,7 @@ class Settler:
         key_locks: KeyLocks,
         *,
         on_crash: Callable[[str], None],
-        counters: AttemptCounters,
+        counters: PoolCounters,
     ) -> None:
         self._queue, self._running, self._key_locks, self._counters = queue, running, key_locks, counters
         self._lock = threading.Lock()
@@ -167,7 +167,7 @@ class Settler:
                 settled.append((attempt, result.status))
                 log_settled(attempt, outcome, result.status)
                 continue
-            self._counters.record_fenced()
+            self._counters.fenced_writes.inc()
             log_abandoned(attempt, "not_ours")
         self._record(settled)
 

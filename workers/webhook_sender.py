@@ -31,6 +31,7 @@ from app.admin.webhooks import DeliveryResult, DeliveryState, LeasedDelivery, We
 from app.errors import DatabaseUnavailable
 from app.log import Alert
 from app.net import AllowedHosts, ForbiddenAddress, ParsedUrl, Resolver, parse_url, resolve
+from workers.metrics import PoolCounters
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
@@ -112,12 +113,13 @@ def next_delivery_state(
 class WebhookSender:
     """One thread leases due deliveries; a short-lived thread sends each."""
 
-    def __init__(self, webhooks: Webhooks, options: WebhookOptions, *, on_crash: Callable[[str], None]) -> None:
-        self._webhooks, self._options = webhooks, options
+    def __init__(
+        self, webhooks: Webhooks, options: WebhookOptions, *, on_crash: Callable[[str], None], counters: PoolCounters
+    ) -> None:
+        self._webhooks, self._options, self._counters = webhooks, options, counters
         self._lock = threading.Lock()
         self._in_flight: Counter[str] = Counter()  # requests by target; under the lock
         self._drained = threading.Condition(self._lock)
-        self._counts: Counter[str] = Counter(delivered=0, failed=0)  # under the lock
         self.thread = BackgroundThread("webhooks", self.run_once, on_crash=on_crash)
 
     def run_once(self) -> float:
@@ -181,8 +183,7 @@ class WebhookSender:
 
     def _save_result(self, delivery: LeasedDelivery, claim_id: UUID, result: DeliveryResult) -> None:
         is_delivered = result.state is DeliveryState.DELIVERED
-        with self._lock:
-            self._counts["delivered" if is_delivered else "failed"] += 1
+        (self._counters.webhooks_delivered if is_delivered else self._counters.webhooks_failed).inc()
         self._webhooks.save_result(delivery, claim_id, result)
         fields: Mapping[str, object] = {
             "delivery": str(delivery.id), "webhook": delivery.webhook_id and str(delivery.webhook_id),
@@ -201,11 +202,6 @@ class WebhookSender:
             reason = "it answered 410 Gone" if is_gone else f"it has failed for {limit_sec / 3600:.10g} hours"
             if self._webhooks.disable(webhook_id, reason=reason, failing_for_sec=limit_sec, immediately=is_gone):
                 _log.error(Alert.WEBHOOK_DISABLED, webhook=str(webhook_id), reason=reason)
-
-    def counts(self) -> Mapping[str, int]:
-        """Deliveries sent by this process, by outcome."""
-        with self._lock:
-            return dict(self._counts)
 
     def drain(self, timeout: float) -> bool:
         """Wait until the results of all requests are saved; return False if some are not, and will be sent again."""

@@ -8,8 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.queue.job import Status
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.counters import AttemptCounters
-from workers.metrics import PoolCollector
+from workers.metrics import PoolCollector, PoolCounters
 
 
 def numbers(pool) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -87,7 +86,7 @@ def test_pool_with_hanging_dispatcher_is_not_consuming(worker_pools: WorkerPoolF
 
 
 def test_durations_beyond_the_last_bucket_are_counted():
-    counters = AttemptCounters()
+    counters = PoolCounters()
     counters.record("q", "t", "failed", run_durations=[100_000.0], wait_durations=[])
 
     samples = [sample for metric in counters.collect() for sample in metric.samples]
