@@ -23,7 +23,7 @@ from app.web.api.metrics import DatabaseCollector, QueueCollector
 from app.web.middleware import RequestMetrics
 from tests.support.processes import ROOT
 from tests.support.worker_pool_fixture import WorkerPoolFixture
-from workers.metrics import PoolCollector
+from workers.pool import PoolCollector
 
 OPS = ROOT / "docs" / "ops"
 RULES = yaml.safe_load((OPS / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from workers.listener import ListenState
-
-if TYPE_CHECKING:
-    from workers.pool import WorkerPool
 
 _BUCKETS_SEC = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
@@ -88,23 +84,7 @@ class PoolCounters:
                 yield metric
 
 
-class PoolCollector(Collector):
-    """Reads the pool, and never the database. Without a pool there are no metrics."""
-
-    def __init__(self, pool: Callable[[], WorkerPool | None]) -> None:
-        self._pool = pool
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        pool = self._pool()
-        if pool is not None:
-            yield from _state_metrics(pool.state())
-            yield from pool.counters.collect()
-
-
-def _state_metrics(state: PoolState) -> Iterator[Metric]:
+def state_metrics(state: PoolState) -> Iterator[Metric]:
     threads = GaugeMetricFamily("dataloader_worker_threads", "Worker threads.", labels=("queue",))
     busy = GaugeMetricFamily("dataloader_worker_busy_threads", "Worker threads that run a job.", labels=("queue",))
     for queue, counts in state.queues.items():

@@ -6,10 +6,13 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from app import log
 from app.admin.queues import Queues
@@ -29,12 +32,12 @@ from workers.isolation.run import run_isolated
 from workers.listener import Listener, ListenState
 from workers.logs.writer import JobLogLimits, JobLogWriter, LogSink
 from workers.maintenance import Maintenance, MaintenanceOptions, duties
-from workers.metrics import PoolCounters, PoolState
+from workers.metrics import PoolCounters, PoolState, state_metrics
 from workers.reaper import Reaper
 from workers.registration import NameClaim, Registration
 from workers.settler import Settler
 from workers.stopper import StopEscalator
-from workers.threads import BackgroundThread, clock
+from workers.threads import clock
 from workers.webhook_sender import WebhookOptions, WebhookSender
 from workers.worker import Worker, WorkerStopper
 from workers.worker_control import WorkerControl
@@ -88,6 +91,12 @@ class WorkerPool:
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._pipelines, self._options, self._crash_callback = pipelines, options, on_crash
         self._crashed_threads: list[str] = []
+        self._connection_settings = ConnectionSettings(
+            dsn=options.dsn,
+            schema=options.schema,
+            targets=dict(options.targets),
+            connect_timeout_sec=options.connect_timeout_sec,
+        )
         self._sessions = {role: self._make_session(role) for role in ("listen", "claim", "settle", "renew")}
         self._build(echo)
         self._has_started = False
@@ -144,6 +153,16 @@ class WorkerPool:
         self._workers = [
             self._make_worker(name, n) for name, threads in options.queues.items() for n in range(1, threads + 1)
         ]
+        owners = (
+            self._settler,
+            self._heartbeat,
+            self._reaper,
+            self._stopper,
+            self._webhooks,
+            self._worker_control,
+            self._maintenance,
+        )
+        self._background_threads = [owner.thread for owner in owners]
         self._worker_stopper = WorkerStopper(
             self._workers,
             self._running_attempts,
@@ -154,16 +173,24 @@ class WorkerPool:
 
     def _build_dispatcher(self, queue: JobQueue, info: WorkerInfo) -> None:
         options, sessions = self._options, self._sessions
+        attempt_settings = replace(
+            options.attempts,
+            connection_settings=self._connection_settings,
+            max_result_bytes=options.limits.max_result_bytes,
+            process_lock=self._registration.process_lock,
+            run_isolated=run_isolated,
+            log=self._logs.write,
+        )
         self._listener = Listener(
             sessions["listen"],
             self_test_interval_sec=options.heartbeat_sec,
-            on_state_change=self._on_listen_state_change,
+            on_state_change=lambda: self._worker_control.sync_now(),  # noqa: PLW0108 - it is made later
         )
         self._dispatcher = Dispatcher(
             dict(options.queues),
             claimer=Claimer(
                 info,
-                self._attempt_settings(),
+                attempt_settings,
                 queue=queue,
                 key_locks=self._key_locks,
                 running=self._running_attempts,
@@ -178,7 +205,7 @@ class WorkerPool:
 
     def _build_lease_threads(self, queue: Mapping[str, JobQueue], info: WorkerInfo) -> None:
         """Make what renews leases, stops attempts and takes jobs from dead processes."""
-        options, connections = self._options, self._connection_settings()
+        options, connections = self._options, self._connection_settings
         pause_sec = min(5.0, options.heartbeat_sec / 2)
         self._heartbeat = Heartbeat(
             queue["renew"],
@@ -281,25 +308,6 @@ class WorkerPool:
         finally:
             self._stop_lock.release()
 
-    def _connection_settings(self) -> ConnectionSettings:
-        options = self._options
-        return ConnectionSettings(
-            dsn=options.dsn,
-            schema=options.schema,
-            targets=dict(options.targets),
-            connect_timeout_sec=options.connect_timeout_sec,
-        )
-
-    def _attempt_settings(self) -> AttemptSettings:
-        return replace(
-            self._options.attempts,
-            connection_settings=self._connection_settings(),
-            max_result_bytes=self._options.limits.max_result_bytes,
-            process_lock=self._registration.process_lock,
-            run_isolated=run_isolated,
-            log=self._logs.write,
-        )
-
     # ── start and stop ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
@@ -344,19 +352,6 @@ class WorkerPool:
         """Ask running jobs to stop now: a `stop` in progress does not wait for the end of the grace period."""
         self._worker_stopper.stop_now()
 
-    @property
-    def _background_threads(self) -> list[BackgroundThread]:
-        owners = (
-            self._settler,
-            self._heartbeat,
-            self._reaper,
-            self._stopper,
-            self._webhooks,
-            self._worker_control,
-            self._maintenance,
-        )
-        return [owner.thread for owner in owners]
-
     def _stop_background_threads(self) -> None:
         for thread in self._background_threads:
             thread.stop()
@@ -375,7 +370,7 @@ class WorkerPool:
             self._sessions["settle"].close()
             self._dispatcher.close()
 
-    # ── state ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── state ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state(self) -> PoolState:
         """Return the state of the pool, without asking the database."""
@@ -411,9 +406,6 @@ class WorkerPool:
             crashed_threads=crashed,
         )
 
-    def _on_listen_state_change(self) -> None:
-        self._worker_control.sync_now()
-
     def _on_control(self, command: str) -> None:
         verb, _, argument = command.partition(" ")
         if verb == "deliver":
@@ -433,6 +425,22 @@ class WorkerPool:
         self._crashed_threads.append(thread)
         with self._crash_lock:
             self._crash_callback(thread)
+
+
+class PoolCollector(Collector):
+    """Reads the pool, and never the database. Without a pool there are no metrics."""
+
+    def __init__(self, pool: Callable[[], WorkerPool | None]) -> None:
+        self._pool = pool
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        pool = self._pool()
+        if pool is not None:
+            yield from state_metrics(pool.state())
+            yield from pool.counters.collect()
 
 
 def _describe_running(attempt: Attempt) -> Mapping[str, Any]:

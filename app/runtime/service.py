@@ -38,8 +38,7 @@ from pipelines import targets as places
 from workers.attempt import AttemptSettings
 from workers.logs.writer import JobLogLimits
 from workers.maintenance import MaintenanceOptions
-from workers.metrics import PoolCollector
-from workers.pool import PoolOptions, WorkerPool
+from workers.pool import PoolCollector, PoolOptions, WorkerPool
 from workers.secrets import SecretStore
 from workers.webhook_sender import WebhookOptions
 

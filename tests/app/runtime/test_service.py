@@ -14,10 +14,8 @@ from app.log import tear_down
 from app.runtime import service as services
 from app.runtime import startup
 from app.runtime.service import Service, set_up_logging
-from pipelines.contract import Pipelines
 from tests.support import PrivateServer, eventually
 from tests.support.databases import query_value
-from workers.pool import WorkerPool
 
 Made = Callable[..., Service]
 
@@ -139,4 +137,4 @@ def test_a_version_is_always_known(monkeypatch):
 def test_follow_ups_have_the_lease_of_the_settings(made: Made):
     options = made(DL_DB_DSN="host=nowhere", DL_DEFAULT_LEASE_TTL_SEC="90").pool_options({"q": 1})
 
-    assert WorkerPool(Pipelines(), options)._attempt_settings().follow_up_lease_sec == 90
+    assert options.attempts.follow_up_lease_sec == 90
