@@ -31,7 +31,7 @@ from gunicorn.workers.gthread import TConn, ThreadWorker  # type: ignore[import-
 
 from app import log
 from app.runtime import request_buffer
-from app.runtime.request_buffer import BufferState, Rejection, RequestBuffer, RequestLimits
+from app.runtime.request_buffer import Progress, Rejection, RequestBuffer, RequestLimits
 
 _log = log.get(__name__)
 _RECV_BYTES = 65_536
@@ -41,7 +41,6 @@ _HEALTH_PREFIXES = (b"GET /health ", b"HEAD /health ")
 _SWEEP_INTERVAL_SEC = 0.5
 _ACCEPT_BATCH = 64
 _STOP_LINGER_SEC = 2.0  # for clients of a worker that stops
-_PARSER_TIMEOUT_SEC = 1.0  # should gunicorn's parser want more bytes than the buffer has found to be the request
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BY_PARSE_ERROR: dict[type[Exception], Rejection] = {
     errors.LimitRequestLine: request_buffer.URI_TOO_LONG,
@@ -87,7 +86,6 @@ class Connection(TConn):  # type: ignore[misc]
 
     phase = Phase.READING
     request_buffer: RequestBuffer
-    parser_deadline = 0.0
     pending_output = bytearray()  # the part of the response that the client has not taken
     phase_started_at = 0.0
     deadline = 0.0  # of the phase
@@ -108,17 +106,10 @@ class Connection(TConn):  # type: ignore[misc]
             self.init()
             self.sock.setblocking(False)
             self.parser.unreader.sock = self
-        self.parser_deadline = time.monotonic() + _PARSER_TIMEOUT_SEC
         self.parser.unreader.unread(self.request_buffer.normalized())
 
-    def recv(self, size: int) -> bytes:
-        """Read for the parser, should it want more than was buffered; for a moment only."""
-        self.sock.settimeout(max(0.001, self.parser_deadline - time.monotonic()))
-        try:
-            received: bytes = self.sock.recv(size)
-            return received
-        finally:
-            self.sock.setblocking(False)
+    def recv(self, _size: int) -> bytes:
+        raise BlockingIOError(errno.EAGAIN, "the parser wants more bytes than the buffer has found to be the request")
 
     @property
     def address(self) -> str:
@@ -260,13 +251,13 @@ class BufferedWorker(ThreadWorker):  # type: ignore[misc]
             conn.deadline = time.monotonic() + self.limits.head_timeout_sec
         state = buffer.feed(chunk)
         self._account(conn, len(buffer.data))
-        if state in request_buffer.BY_STATE:
-            self._reject(conn, request_buffer.BY_STATE[state])
-        elif state is BufferState.COMPLETE:
+        if isinstance(state, Rejection):
+            self._reject(conn, state)
+        elif state is Progress.COMPLETE:
             self._dispatch(conn)
         elif self.buffered_bytes > self.limits.buffered_limit:
             self._reject(conn, request_buffer.OVERLOADED)
-        elif state is BufferState.BODY and before is BufferState.HEAD:
+        elif state is Progress.BODY and before is Progress.HEAD:
             conn.deadline += self.limits.body_timeout_sec + buffer.expected_body_bytes / self.limits.min_bytes_per_sec
             if buffer.expect_continue:
                 with suppress(OSError):
@@ -279,7 +270,7 @@ class BufferedWorker(ThreadWorker):  # type: ignore[misc]
     # ── handle ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _dispatch(self, conn: Connection) -> None:
-        conn.is_health = conn.request_buffer.first_line.startswith(_HEALTH_PREFIXES)
+        conn.is_health = conn.request_buffer.data.startswith(_HEALTH_PREFIXES)
         if self._handling[conn.is_health] >= self.limits.max_pending + self.cfg.threads:
             self._reject(conn, request_buffer.OVERLOADED)
             return
@@ -301,7 +292,7 @@ class BufferedWorker(ThreadWorker):  # type: ignore[misc]
             if conn.request_buffer.body_declared_too_large:
                 request.force_close()  # its body will never be read
             is_kept_alive = self._respond(request, conn)
-            return is_kept_alive and conn.parser.finish_body(deadline=time.monotonic() + _PARSER_TIMEOUT_SEC)
+            return is_kept_alive and conn.parser.finish_body()
         except (StopIteration, errors.NoMoreData):
             pass
         except OSError as error:  # the client hung up, or does not read its response

@@ -34,7 +34,6 @@ _CHUNK_LINE = re.compile(
     + _QUOTED_STRING
     + rb"))?)*"
 )
-_CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]+")
 _TRAILER = re.compile(rb"(" + _TOKEN + rb"):[\t -~\x80-\xff]*")
 _FORBIDDEN_TRAILERS = frozenset({b"authorization", b"content-length", b"host", b"te", b"trailer", b"transfer-encoding"})
 _MAX_TRAILER_COUNT = 100
@@ -50,21 +49,6 @@ _CHUNK_OVERHEAD_FLOOR = 65_536  # bytes: small bodies may come in any chunks
 _CHUNK_COUNT_FLOOR = 1_000
 _MIN_CHUNK_BYTES = 1_024  # on average, of the chunks after those
 _MAX_EMPTY_LINES = 2  # before a request line; RFC 9112 2.2 asks for one at least
-
-
-class BufferState(Enum):
-    """What must happen next with a request."""
-
-    HEAD = auto()  # its head is not all here
-    BODY = auto()  # its head is, and its body may come
-    COMPLETE = auto()  # it can be answered
-    HEAD_TOO_LARGE = auto()  # the rest: it is refused
-    BODY_TOO_LARGE = auto()
-    BAD_CHUNKING = auto()
-    TOO_MANY_CHUNKS = auto()
-    AMBIGUOUS_FRAMING = auto()
-    UNKNOWN_CODING = auto()
-    NO_REQUEST_LINE = auto()
 
 
 @dataclass(frozen=True)
@@ -99,30 +83,31 @@ OVERLOADED = Rejection(HTTPStatus.SERVICE_UNAVAILABLE, ProblemCode.OVERLOADED.de
 REQUEST_TIMEOUT = Rejection(HTTPStatus.REQUEST_TIMEOUT, "The request did not come whole in time.")
 UNSUPPORTED_EXPECTATION = Rejection(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected.")
 URI_TOO_LONG = Rejection(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long.")
-BY_STATE = {
-    BufferState.HEAD_TOO_LARGE: HEAD_TOO_LARGE,
-    BufferState.BODY_TOO_LARGE: Rejection(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, ProblemCode.BODY_TOO_LARGE.description, ProblemCode.BODY_TOO_LARGE
-    ),
-    BufferState.BAD_CHUNKING: Rejection(
-        HTTPStatus.BAD_REQUEST, "The body's chunks or trailers are not framed as RFC 9112 has it."
-    ),
-    BufferState.TOO_MANY_CHUNKS: Rejection(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        "The body comes in too many small chunks; send it in chunks of 1 kB or more, or with a Content-Length.",
-        ProblemCode.BODY_TOO_LARGE,
-    ),
-    BufferState.AMBIGUOUS_FRAMING: Rejection(
-        HTTPStatus.BAD_REQUEST,
-        "The end of the body cannot be known; send one Content-Length, or the one Transfer-Encoding chunked.",
-    ),
-    BufferState.UNKNOWN_CODING: Rejection(
-        HTTPStatus.NOT_IMPLEMENTED, "The only Transfer-Encoding that is understood is chunked, and chunked alone."
-    ),
-    BufferState.NO_REQUEST_LINE: Rejection(
-        HTTPStatus.BAD_REQUEST, "More than two empty lines came in place of a request."
-    ),
-}
+BODY_TOO_LARGE = Rejection(
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, ProblemCode.BODY_TOO_LARGE.description, ProblemCode.BODY_TOO_LARGE
+)
+BAD_CHUNKING = Rejection(HTTPStatus.BAD_REQUEST, "The body's chunks or trailers are not framed as RFC 9112 has it.")
+TOO_MANY_CHUNKS = Rejection(
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "The body comes in too many small chunks; send it in chunks of 1 kB or more, or with a Content-Length.",
+    ProblemCode.BODY_TOO_LARGE,
+)
+AMBIGUOUS_FRAMING = Rejection(
+    HTTPStatus.BAD_REQUEST,
+    "The end of the body cannot be known; send one Content-Length, or the one Transfer-Encoding chunked.",
+)
+UNKNOWN_CODING = Rejection(
+    HTTPStatus.NOT_IMPLEMENTED, "The only Transfer-Encoding that is understood is chunked, and chunked alone."
+)
+NO_REQUEST_LINE = Rejection(HTTPStatus.BAD_REQUEST, "More than two empty lines came in place of a request.")
+
+
+class Progress(Enum):
+    """How far a request has come that is not rejected."""
+
+    HEAD = auto()  # its head is not all here
+    BODY = auto()  # its head is, and its body may come
+    COMPLETE = auto()  # it can be answered
 
 
 @dataclass(frozen=True)
@@ -148,7 +133,7 @@ class RequestBuffer:
 
     def __init__(self, limits: RequestLimits) -> None:
         self.data = bytearray()
-        self.state = BufferState.HEAD
+        self.state: Progress | Rejection = Progress.HEAD
         self.expect_continue = False  # its sender waits for a word before the body
         self.body_declared_too_large = False  # its body is not waited for: the app refuses it by its length
         self._limits = limits
@@ -157,40 +142,30 @@ class RequestBuffer:
         self._body_end: int | None = None  # None: the body is chunked
         self._chunk_start = 0
         self._next_request_start = 0  # where a chunked one ends
+        self._chunks: list[slice] = []  # where their content is
         self._content_bytes = 0  # bytes of all chunks
-        self._chunk_count = 0
         self._empty_line_count = 0
 
-    def feed(self, chunk: bytes) -> BufferState:
+    def feed(self, chunk: bytes) -> Progress | Rejection:
         self.data += chunk
-        if self.state is BufferState.HEAD:
+        if self.state is Progress.HEAD:
             self._find_head()
-        if self.state is BufferState.BODY:
+        if self.state is Progress.BODY:
             self._find_end()
         return self.state
 
     def normalized(self) -> bytes:
         """The request as the parser is to see it, and what came behind it."""
-        data, at, content = self.data, self._body_start, bytearray()
-        if self._body_end is not None:
-            return bytes(data)
-        while at < self._chunk_start:
-            begin = data.index(b"\r\n", at) + 2
-            size = int(_CHUNK_SIZE.match(data, at)[0], 16)  # type: ignore[index] # it was passed over before
-            content += memoryview(data)[begin : begin + size]
-            at = begin + size + 2
+        if not self.is_chunked:
+            return bytes(self.data)
+        content = b"".join(self.data[chunk] for chunk in self._chunks)
         one_chunk = b"%x\r\n%s\r\n" % (len(content), content) if content else b""
-        return b"".join((data[: self._body_start], one_chunk, b"0\r\n\r\n", data[self._next_request_start :]))
+        return b"".join((self.data[: self._body_start], one_chunk, b"0\r\n\r\n", self.data[self._next_request_start :]))
 
     @property
     def is_chunked(self) -> bool:
-        """Does its body come in chunks? Known once the head has been read."""
+        """Known once the head has been read."""
         return self._body_end is None
-
-    @property
-    def first_line(self) -> bytes:
-        """The beginning of its first line."""
-        return bytes(self.data[:64])
 
     @property
     def expected_body_bytes(self) -> int:
@@ -203,12 +178,12 @@ class RequestBuffer:
             self._searched_bytes = 0
             self._empty_line_count += 1
             if self._empty_line_count > _MAX_EMPTY_LINES:
-                self.state = BufferState.NO_REQUEST_LINE
+                self.state = NO_REQUEST_LINE
                 return
         found = self.data.find(_HEAD_END, max(0, self._searched_bytes - 3))
         self._searched_bytes = len(self.data)
         if found > self._limits.max_head_bytes or (found < 0 and len(self.data) > self._limits.max_head_bytes):
-            self.state = BufferState.HEAD_TOO_LARGE
+            self.state = HEAD_TOO_LARGE
         elif found >= 0:
             self._body_start = self._chunk_start = found + len(_HEAD_END)
             self._read_head(bytes(self.data[:found]))
@@ -225,19 +200,19 @@ class RequestBuffer:
                     self.expect_continue = value.rstrip(b" \t").lower() == b"100-continue"
             sound = sound and not blank  # a blank before the colon: some read it as the field, others do not
         if not sound:
-            self.state = BufferState.AMBIGUOUS_FRAMING
+            self.state = AMBIGUOUS_FRAMING
         elif codings:
-            self.state = BufferState.AMBIGUOUS_FRAMING if lengths else _state_for_codings(codings)
+            self.state = AMBIGUOUS_FRAMING if lengths else _state_for_codings(codings)
         else:
             self._read_length(lengths)
 
     def _read_length(self, lengths: list[bytes]) -> None:
         if len(lengths) > 1 or not all(map(_DIGITS.fullmatch, lengths)):
-            self.state = BufferState.AMBIGUOUS_FRAMING
+            self.state = AMBIGUOUS_FRAMING
         elif lengths and len(lengths[0]) > _MAX_LENGTH_DIGITS:
-            self.state = BufferState.BODY_TOO_LARGE
+            self.state = BODY_TOO_LARGE
         else:
-            self.state = BufferState.BODY
+            self.state = Progress.BODY
             length = int(lengths[0]) if lengths else 0
             self.body_declared_too_large = length > self._limits.max_body_bytes
             self._body_end = self._body_start + (0 if self.body_declared_too_large else length)
@@ -245,12 +220,12 @@ class RequestBuffer:
     def _find_end(self) -> None:
         if self._body_end is not None:
             if len(self.data) >= self._body_end:
-                self.state = BufferState.COMPLETE
+                self.state = Progress.COMPLETE
             return
-        while self.state is BufferState.BODY and self._next_chunk():
+        while self.state is Progress.BODY and self._next_chunk():
             pass
-        if self.state is BufferState.BODY and len(self.data) - self._body_start > self._limits.max_chunked_bytes:
-            self.state = BufferState.BODY_TOO_LARGE
+        if self.state is Progress.BODY and len(self.data) - self._body_start > self._limits.max_chunked_bytes:
+            self.state = BODY_TOO_LARGE
 
     def _next_chunk(self) -> bool:
         """Pass over one chunk; False: it is not all here."""
@@ -259,29 +234,28 @@ class RequestBuffer:
         if line is None:
             begun = len(self.data) - self._chunk_start
             if end >= 0 or begun >= _MAX_CHUNK_LINE_BYTES or b"\n" in self.data[self._chunk_start :]:
-                self.state = BufferState.BAD_CHUNKING
+                self.state = BAD_CHUNKING
             return False
         size = int(line[1], 16)
         if size == 0:
             return self._find_trailers(end)
         if self._content_bytes + size > self._limits.max_body_bytes:
-            self.state = BufferState.BODY_TOO_LARGE
+            self.state = BODY_TOO_LARGE
             return False
         after = end + 2 + size
         if len(self.data) < after + 2:
             return False
         if self.data[after : after + 2] != b"\r\n":
-            self.state = BufferState.BAD_CHUNKING
+            self.state = BAD_CHUNKING
             return False
+        self._chunks.append(slice(end + 2, after))
         self._chunk_start, self._content_bytes = after + 2, self._content_bytes + size
-        self._chunk_count += 1
-        if self._chunk_count > _CHUNK_COUNT_FLOOR + self._content_bytes // _MIN_CHUNK_BYTES:
-            self.state = BufferState.TOO_MANY_CHUNKS
+        if len(self._chunks) > _CHUNK_COUNT_FLOOR + self._content_bytes // _MIN_CHUNK_BYTES:
+            self.state = TOO_MANY_CHUNKS
             return False
-        if self._chunk_start - self._body_start - self._content_bytes > self._limits.chunk_overhead(
-            self._content_bytes
-        ):
-            self.state = BufferState.BODY_TOO_LARGE
+        overhead = self._chunk_start - self._body_start - self._content_bytes
+        if overhead > self._limits.chunk_overhead(self._content_bytes):
+            self.state = BODY_TOO_LARGE
             return False
         return True
 
@@ -292,21 +266,21 @@ class RequestBuffer:
             end - last_line_end > self._limits.max_head_bytes
             or self.data.count(b"\r\n", last_line_end, end) > _MAX_TRAILER_COUNT
         ):
-            self.state = BufferState.HEAD_TOO_LARGE
+            self.state = HEAD_TOO_LARGE
         elif found >= 0:
             trailers = bytes(self.data[last_line_end + 2 : found]).split(b"\r\n") if found > last_line_end else []
-            self.state = BufferState.COMPLETE if all(map(_is_allowed_trailer, trailers)) else BufferState.BAD_CHUNKING
+            self.state = Progress.COMPLETE if all(map(_is_allowed_trailer, trailers)) else BAD_CHUNKING
             self._next_request_start = found + len(_HEAD_END)
         return False
 
 
-def _state_for_codings(codings: list[bytes]) -> BufferState:
+def _state_for_codings(codings: list[bytes]) -> Progress | Rejection:
     """What must happen next with a body of these transfer codings (RFC 9112, 6.1 and 6.3)."""
     if codings == [b"chunked"]:
-        return BufferState.BODY
+        return Progress.BODY
     if codings[-1] == b"chunked" and codings.count(b"chunked") == 1:
-        return BufferState.UNKNOWN_CODING
-    return BufferState.AMBIGUOUS_FRAMING  # its end cannot be known
+        return UNKNOWN_CODING
+    return AMBIGUOUS_FRAMING  # its end cannot be known
 
 
 def _is_allowed_trailer(line: bytes) -> bool:
