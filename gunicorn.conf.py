@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-from app.runtime.early_signals import exit_on
+from app.__main__ import exit_on
 
 exit_on(signal.SIGTERM)  # the arbiter's handler replaces it
 

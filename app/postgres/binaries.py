@@ -219,17 +219,9 @@ def _copy_wheel(pginstall: Path, copy: Path) -> None:
     shutil.copytree(pginstall, staging / package.name / pginstall.name, symlinks=True, ignore=without_headers)
     if libraries.exists():  # the programs look for them next to the package
         shutil.copytree(libraries, staging / libraries.name, symlinks=True)
-    _make_world_readable(staging)
+    subprocess.run(["/bin/chmod", "-R", "a+rX", staging], check=True)
     copy.parent.chmod(0o755)
     staging.rename(copy)
-
-
-def _make_world_readable(root: Path) -> None:
-    for folder, _, files in os.walk(root):
-        Path(folder).chmod(0o755)
-        for path in (Path(folder) / name for name in files):
-            if not path.is_symlink():
-                path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
 
 
 def _check_binaries(origin: Origin, folder: Path, account: ServerAccount) -> Binaries | str:

@@ -6,5 +6,4 @@ shutdown.py         stops a process after a signal, within a time limit
 serve.py            gunicorn, for `dataloader serve` and `gunicorn wsgi:app`
 buffered_worker.py  its worker class, which reads requests whole before a thread answers them
 worker.py           `dataloader worker`: no HTTP
-early_signals.py    signals during the imports
 """

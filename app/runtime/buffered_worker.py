@@ -113,8 +113,7 @@ class Connection(TConn):  # type: ignore[misc]
 
     @property
     def address(self) -> str:
-        address = self.client[0] if isinstance(self.client, tuple) else self.client
-        return address.decode() if isinstance(address, bytes) else str(address)
+        return str(self.client[0] if isinstance(self.client, tuple) else self.client)  # of a Unix socket mostly empty
 
 
 class BufferedSocket:

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from app import log
 from app.config import Settings
@@ -47,10 +47,8 @@ class Database:
             schema=settings.schema,
             transactions_only=not direct,
         )
-        try:
+        with closing(pool):
             yield pool
-        finally:
-            pool.close()
 
     @property
     def is_embedded(self) -> bool:
@@ -61,21 +59,18 @@ class Database:
             if self._closed:
                 raise DatabaseUnavailable("the service is ending")  # a late request must not start the server again
             if self._dsn is None:
-                self._dsn = self._resolve_dsn()
+                if self._settings.dsn is not None:
+                    self._dsn = self._settings.dsn.get_secret_value()
+                else:
+                    embedded = EmbeddedServer(self._settings.data_dir / "postgres")
+                    self._dsn = embedded.start()
+                    self._embedded = embedded
             return self._dsn
 
     def worker_dsn(self) -> str:
         """The workers' connection string: past a pooler, if there is one."""
         worker_dsn = self._settings.worker_dsn
         return self.dsn() if worker_dsn is None else worker_dsn.get_secret_value()
-
-    def _resolve_dsn(self) -> str:
-        if self._settings.dsn is not None:
-            return self._settings.dsn.get_secret_value()
-        embedded = EmbeddedServer(self._settings.data_dir / "postgres")
-        dsn = embedded.start()
-        self._embedded = embedded
-        return dsn
 
     def migrate(self) -> schema.Migration:
         return schema.migrate(
@@ -110,7 +105,7 @@ class Database:
         return None
 
     def watch_embedded_server(self, stopping: threading.Event) -> None:
-        """Start the embedded server again when it is gone, until `stopping` is set. After a failure the pause doubles."""
+        """Start the embedded server again when it is gone, until `stopping` is set; a failure doubles the pause."""
         pause = _CHECK_INTERVAL_SEC
         while not stopping.wait(pause):
             try:
@@ -147,7 +142,10 @@ def describe_outage(error: str, dsn: str) -> str:
     place = _format_hosts(parameters)
     missing = _MISSING_DATABASE.search(error)
     if missing is not None:
-        return f"database {missing[1]!r} does not exist at {place}: create it with: {_createdb_command(parameters, missing[1])}"
+        options = {"-h": parameters.get("host"), "-p": parameters.get("port"), "-U": parameters.get("user")}
+        words = [word for option, value in options.items() if value for word in (option, value)]
+        command = shlex.join(["createdb", *words, missing[1]])
+        return f"database {missing[1]!r} does not exist at {place}: create it with: {command}"
     first = error.strip().splitlines()[0] if error.strip() else "no answer"
     reason = re.sub(r"^(FATAL|ERROR): +", "", first.rpartition(" failed: ")[2])
     return f"waiting for the database at {place}: {reason}"
@@ -158,9 +156,3 @@ def _format_hosts(parameters: Mapping[str, str]) -> str:
     ports = (parameters.get("port") or _DEFAULT_PORT).split(",")
     ports = ports * len(hosts) if len(ports) == 1 else ports
     return ", ".join(f"{host}:{port or _DEFAULT_PORT}" for host, port in zip(hosts, ports, strict=False))
-
-
-def _createdb_command(parameters: Mapping[str, str], name: str) -> str:
-    options = {"-h": parameters.get("host"), "-p": parameters.get("port"), "-U": parameters.get("user")}
-    given = [word for option, value in options.items() if value for word in (option, value)]
-    return shlex.join(["createdb", *given, name])

@@ -25,15 +25,8 @@ _HEAD_END = b"\r\n\r\n"
 # As strict as RFC 9112: no other parser reads these lines after this one.
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _QUOTED_STRING = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'
-_CHUNK_LINE = re.compile(
-    rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[ \t]*"
-    + _TOKEN
-    + rb"(?:[ \t]*=[ \t]*(?:"
-    + _TOKEN
-    + rb"|"
-    + _QUOTED_STRING
-    + rb"))?)*"
-)
+_CHUNK_EXTENSION = rb"[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b))?" % (_TOKEN, _TOKEN, _QUOTED_STRING)
+_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:%b)*" % _CHUNK_EXTENSION)
 _TRAILER = re.compile(rb"(" + _TOKEN + rb"):[\t -~\x80-\xff]*")
 _FORBIDDEN_TRAILERS = frozenset({b"authorization", b"content-length", b"host", b"te", b"trailer", b"transfer-encoding"})
 _MAX_TRAILER_COUNT = 100

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -48,22 +48,27 @@ _log = log.get(__name__)
 def serve(settings: Settings, *, workers: bool, banner: Callable[[Startup], None]) -> int:
     """Run until a stop signal; return the exit code. Raises errors that an operator can fix before anything starts."""
     set_up_logging(settings)
-    with _hold_signals() as received, _bind_socket(settings.app_host, settings.app_port) as listening_socket:
-        database = Database(settings)
-        try:
-            outage = database.prepare_or_describe_outage()
-            starting = None if outage is None else Startup(database.describe(), outage)
-            require_key_if_public(settings, database, [settings.app_host])
-            if received:
-                return 0
-            # Its parts are made after the fork, where they are first asked for.
-            service = Service(settings, workers=workers)
-            service.on_ready = lambda: banner(Startup(service.database.describe(), None, service.pipeline_failures))
-            return _run_gunicorn(
-                service, listening_socket, received, database, lambda: None if starting is None else banner(starting)
-            )
-        finally:
-            database.close()
+    with (
+        _hold_signals() as received,
+        _bind_socket(settings.app_host, settings.app_port) as listening_socket,
+        closing(Database(settings)) as database,
+    ):
+        outage = database.prepare_or_describe_outage()
+        starting = None if outage is None else Startup(database.describe(), outage)
+        require_key_if_public(settings, database, [settings.app_host])
+        if received:
+            return 0
+        # Its parts are made after the fork, where they are first asked for.
+        service = Service(settings, workers=workers)
+        service.on_ready = lambda: banner(Startup(service.database.describe(), None, service.pipeline_failures))
+        options = gunicorn_settings(settings) | {
+            "bind": f"fd://{listening_socket.detach()}",  # gunicorn's from here on: it closes it
+            "when_ready": lambda arbiter: None if starting is None else banner(starting),
+            # The worker's share in an embedded server is its own, for it may outlive the arbiter.
+            "post_fork": lambda arbiter, worker: database.close(),
+            "post_worker_init": lambda worker: worker.attach_service(service),
+        }
+        return _run_gunicorn(GunicornApp(options, service), received)
 
 
 @contextmanager
@@ -105,31 +110,11 @@ def _bind_socket(host: str, port: int) -> Iterator[socket.socket]:
         yield listening_socket
 
 
-def _run_gunicorn(
-    service: Service,
-    listening_socket: socket.socket,
-    startup_signals: list[int],
-    database: Database,
-    on_listening: Callable[[], None],
-) -> int:
-    def _post_fork(arbiter: Arbiter, worker: ServiceWorker) -> None:
-        database.close()  # the worker's share in an embedded server is its own, for it may outlive the arbiter
-
-    def _post_worker_init(worker: ServiceWorker) -> None:
-        if worker.age > 1:  # in place of one that died: the terminal knows already what is where
-            service.on_ready = lambda: None
-        worker.attach_service(service)
-
-    options = gunicorn_settings(service.settings) | {
-        "bind": f"fd://{listening_socket.detach()}",  # gunicorn's from here on: it closes it
-        "when_ready": lambda arbiter: on_listening(),
-        "post_fork": _post_fork,
-        "post_worker_init": _post_worker_init,
-    }
+def _run_gunicorn(app: GunicornApp, startup_signals: list[int]) -> int:
     arbiter = os.getpid()
     block_signals_at_fork()
     try:
-        GunicornApp(options, service, startup_signals).run()
+        TerminalArbiter(app, startup_signals).run()
     except SystemExit as end:
         if os.getpid() != arbiter:
             raise  # of a worker: the arbiter expects gunicorn's codes
@@ -142,8 +127,8 @@ def _run_gunicorn(
 class GunicornApp(BaseApplication):  # type: ignore[misc]
     """gunicorn as `dataloader serve` runs it."""
 
-    def __init__(self, options: dict[str, Any], service: Service, startup_signals: list[int]) -> None:
-        self._options, self._service, self._startup_signals = options, service, startup_signals
+    def __init__(self, options: dict[str, Any], service: Service) -> None:
+        self._options, self._service = options, service
         super().__init__()
 
     def load_config(self) -> None:
@@ -155,9 +140,6 @@ class GunicornApp(BaseApplication):  # type: ignore[misc]
             return self._service.app
         except ConfigError as error:  # gunicorn prints the text of this one error, and ends with its own code for it
             raise AppImportError(f"Error: {error}") from error
-
-    def run(self) -> None:
-        TerminalArbiter(self, self._startup_signals).run()
 
 
 class TerminalArbiter(Arbiter):  # type: ignore[misc]
@@ -247,6 +229,8 @@ class ServiceWorker(ThreadWorker):  # type: ignore[misc]
 
     def attach_service(self, service: Service) -> None:
         """Start the service; called when the app is loaded, before requests are accepted."""
+        if self.age > 1:  # in place of one that died: the terminal knows already what is where
+            service.on_ready = lambda: None
         answer_unreadable_bodies(service.app)
         self.shutdown = Shutdown(service, grace_sec=service.settings.shutdown_grace_sec)
         self.shutdown.start()

@@ -95,9 +95,10 @@ class Service:
             sys.path.append(here)  # packages of the settings may be in the working directory
         places.configure(*self.settings.pipeline_connections(), fallback_dsn=self._worker_dsn)
         failures = contract.load_tasks(self.settings.pipelines, self.settings.tasks)
-        faults = [_import_error(name, failures[name]) for name in self.settings.pipelines if name in failures]
-        if faults:
-            raise ConfigError(faults)
+        if broken := [name for name in self.settings.pipelines if name in failures]:
+            remedy = "correct it (`dataloader tasks` shows the whole traceback), or leave it out"
+            found = [f"{name!r}, which cannot be imported: {last_error(failures[name])}" for name in broken]
+            raise ConfigError([SettingError("DL_PIPELINES", text, remedy) for text in found])
         for module, trace in failures.items():
             _log.error("pipeline.import_failed", module=module, error=last_error(trace), traceback=trace)
         return failures
@@ -201,15 +202,13 @@ class Service:
 
     def _wait_for_direct_connection(self) -> None:
         """Wait until workers have sessions of their own: without them two attempts could hold one key."""
-        timeout = self.settings.pg_connect_timeout
-        while not self._stopping.is_set():
-            fault = _describe_pooler(self._worker_dsn(), timeout_sec=timeout)
-            if fault is None:
-                self._not_ready_reason = None
-                return
+        timeout_sec = self.settings.pg_connect_timeout
+        while (fault := _describe_pooler(self._worker_dsn(), timeout_sec=timeout_sec)) is not None:
             _log.error("worker.pooler_refused", error=fault)
             self._not_ready_reason = fault
-            self._stopping.wait(_POOLER_CHECK_INTERVAL_SEC)
+            if self._stopping.wait(_POOLER_CHECK_INTERVAL_SEC):
+                return
+        self._not_ready_reason = None
 
     def _dsn(self) -> str:
         return _as_database_error(self.database.dsn)
@@ -297,20 +296,12 @@ class Service:
 
     def stop_now(self) -> None:
         """Stop without waiting for the end of the grace."""
-        pool = self._pool
-        if pool is not None:
-            pool.stop_now()
+        if self._pool is not None:
+            self._pool.stop_now()
 
     def close(self) -> None:
         """Close the database: the last step."""
         self.database.close()
-
-
-def _import_error(package: str, traceback: str) -> SettingError:
-    found = f"{package!r}, which cannot be imported: {last_error(traceback)}"
-    return SettingError(
-        "DL_PIPELINES", found, "correct it (`dataloader tasks` shows the whole traceback), or leave it out"
-    )
 
 
 def _as_database_error(dsn: Callable[[], str]) -> str:

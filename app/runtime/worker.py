@@ -1,21 +1,38 @@
-"""`dataloader worker`: a worker pool alone. The main thread waits for a signal and checks the other threads."""
+"""`dataloader worker`: a worker pool alone, with probes and metrics over HTTP."""
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Callable
-from types import FrameType
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from app import log
 from app.config import Settings
-from app.errors import ConfigError, SettingError
-from app.runtime.probe_server import ProbeEndpoints, probe_server
+from app.errors import ConfigError, PortTaken, SettingError
 from app.runtime.service import Service, set_up_logging
 from app.runtime.shutdown import EXIT_STOP_TIMEOUT, Shutdown
 from app.runtime.startup import Startup
+from app.web.api.health import Probes
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 _log = log.get(__name__)
 _CHECK_INTERVAL_SEC = 1.0
+_PROBE_TIMEOUT_SEC = 5.0
+_MAX_CONCURRENT_PROBES = 8
+ProbeResponse = tuple[HTTPStatus, str, bytes]
 
 
 def run_worker(settings: Settings, *, banner: Callable[[Startup], None]) -> int:
@@ -25,32 +42,23 @@ def run_worker(settings: Settings, *, banner: Callable[[Startup], None]) -> int:
     set_up_logging(settings)
     service = Service(settings)
     shutdown = Shutdown(service, grace_sec=settings.shutdown_grace_sec)
-    _install_signal_handlers(shutdown)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, frame: shutdown.request(number))
     try:
         outage = service.database.prepare_or_describe_outage()
         _ = service.pipeline_failures  # by the main thread, as some libraries ask for it
         if outage is not None:
             banner(Startup(service.database.describe(), outage))
         service.on_ready = lambda: banner(Startup(service.database.describe(), None, service.pipeline_failures))
-        with probe_server(
-            settings.app_host, settings.probe_port, lambda: ProbeEndpoints(service.probe, service.collectors())
-        ):
+        endpoints = ProbeEndpoints(service.probe, service.collectors())
+        with probe_server(settings.app_host, settings.probe_port, endpoints):
             shutdown.start()
             service.start()
             return _supervise(service, shutdown)
     finally:
         service.close()
         log.tear_down()
-
-
-def _install_signal_handlers(shutdown: Shutdown) -> None:
-    def _on_signal(signal_number: int, frame: FrameType | None) -> None:
-        shutdown.request(signal_number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # nohup: a closed terminal means nothing
-        signal.signal(number, _on_signal)
 
 
 def _supervise(service: Service, shutdown: Shutdown) -> int:
@@ -64,3 +72,105 @@ def _supervise(service: Service, shutdown: Shutdown) -> int:
     if code or not shutdown.clean:
         shutdown.exit_now(code)
     return code
+
+
+class ProbeEndpoints:
+    """The WSGI app of the probe server."""
+
+    def __init__(self, probe: Callable[[], Mapping[str, Any]], collectors: Iterable[Collector]) -> None:
+        def is_ready() -> bool:
+            """The pool's threads run, and its last heartbeat reached the database in time."""
+            state = probe()
+            return bool(state["ready"]) and bool(state.get("connected", True))
+
+        probes = Probes(is_ready, probe)
+        registry = CollectorRegistry()
+        for collector in collectors:
+            registry.register(collector)
+        self._routes: Mapping[str, Callable[[], ProbeResponse]] = {
+            "/health": lambda: _json_response(HTTPStatus.OK, {"status": "healthy"}),
+            "/health/started": lambda: _probe_response(probes.started()),
+            "/health/ready": lambda: _probe_response(probes.ready()),
+            "/health/consuming": lambda: _probe_response(probes.consuming()),
+            "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry)),
+        }
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        status, media_type, body = self.respond(environ["PATH_INFO"])
+        headers = [("Content-Type", media_type), ("Content-Length", str(len(body))), ("Server", "dataloader")]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    def respond(self, path: str) -> ProbeResponse:
+        route = self._routes.get(path)
+        if route is None:
+            detail = f"expected one of: {', '.join(self._routes)}"
+            return _json_response(HTTPStatus.NOT_FOUND, {"code": "not_found", "detail": detail})
+        try:
+            return route()
+        except Exception:  # a failing probe is reported as one
+            _log.exception(log.Alert.API_ERROR, path=path)
+            return _json_response(HTTPStatus.INTERNAL_SERVER_ERROR, {"code": "internal"})
+
+
+def _probe_response(reason: str | None) -> ProbeResponse:
+    if reason is None:
+        return _json_response(HTTPStatus.OK, {"ready": True})
+    return _json_response(HTTPStatus.SERVICE_UNAVAILABLE, {"code": "not_ready", "ready": False, "detail": reason})
+
+
+def _json_response(status: HTTPStatus, payload: Mapping[str, Any]) -> ProbeResponse:
+    return status, "application/json", json.dumps(payload).encode()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], endpoints: ProbeEndpoints) -> None:
+        self._slots = threading.BoundedSemaphore(_MAX_CONCURRENT_PROBES)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+        self.set_app(endpoints)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._slots.acquire(timeout=_PROBE_TIMEOUT_SEC):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a client that has disconnected; the endpoints raise nothing."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _PROBE_TIMEOUT_SEC
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: probes come every few seconds."""
+
+
+@contextmanager
+def probe_server(host: str, port: int | None, endpoints: ProbeEndpoints) -> Iterator[None]:
+    """Run the server while the block lasts, if there is a port. Raises PortTaken."""
+    if port is None:
+        yield
+        return
+    try:
+        server = _Server((host, port), endpoints)
+    except OSError as error:
+        raise PortTaken(host, port, reason=error.strerror or str(error)) from error
+    thread = threading.Thread(target=server.serve_forever, name="probe-server", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(_PROBE_TIMEOUT_SEC)
