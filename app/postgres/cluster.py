@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,8 +105,11 @@ class Cluster:
         PostgreSQL itself removes locks whose pid belongs to no process, after checks of its own.
         """
         found = self.read_pid_file()
-        if found is not None and not _is_unused_pid(found.pid):
-            (self.folder / "postmaster.pid").unlink()
+        if found is not None:
+            with suppress(ProcessLookupError):
+                with suppress(PermissionError):  # a process of another account
+                    os.kill(found.pid, 0)
+                (self.folder / "postmaster.pid").unlink()
         for name in (SOCKET, f"{SOCKET}.lock"):
             (socket_folder / name).unlink(missing_ok=True)
 
@@ -125,16 +129,6 @@ def _working_folder(pid: int, account: ServerAccount) -> str | None:
     # In a container even root may not look into the processes of others; the account may look into its own.
     done = account.run(["readlink", path], timeout_sec=10)
     return done.stdout.strip() or ("" if done.returncode == 1 else None)
-
-
-def _is_unused_pid(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass  # a process of another account
-    return False
 
 
 def _iter_pids(uid: int) -> Iterator[int]:

@@ -46,9 +46,6 @@ _log = log.get(__name__)
 _MAX_STOP_SEC = 10.0  # for jobs that were asked to stop; less with a shorter grace
 _SCHEMA_RETRY_SEC = 2.0
 _POOLER_CHECK_INTERVAL_SEC = 30.0
-_POOLER_REMEDY = (
-    "DL_WORKER_DSN must name PostgreSQL itself, or a pooler with pool_mode = session; `dataloader doctor` looks again"
-)
 MAX_BATCH_BYTES = 4 * 1024**2
 _METRICS_MAX_AGE_SEC = 15.0
 
@@ -326,7 +323,8 @@ def _describe_pooler(dsn: str, *, timeout_sec: float) -> str | None:
     lost += ["prepared statements"] if found.lost_prepared else []
     return (
         f"workers reach the database through a pooler in transaction mode, which loses {', '.join(lost)}: no job is "
-        f"started; {_POOLER_REMEDY}"
+        "started; DL_WORKER_DSN must name PostgreSQL itself, or a pooler with pool_mode = session; `dataloader doctor` "
+        "looks again"
     )
 
 
