@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from uuid import UUID
@@ -19,19 +19,17 @@ from app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
 from app.queue.task_connections import is_connection_loss
 from pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions
 from pipelines.job_args import SECRET_KEY
-from pipelines.retry import DEFAULT, Policy
+from pipelines.retry import DEFAULT
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext, StopStep
 from workers.isolation.environment import ConnectionCheck
 from workers.outcome import (
-    UNCHANGED,
     LeaseLost,
     Outcome,
     Released,
-    RemainingState,
     SettledByTask,
+    add_event_fields,
     caused_by_stop,
-    decide_failure,
     describe_error,
     failed,
     stopped,
@@ -71,7 +69,6 @@ class Lease:
 class AttemptSettings(ContextSettings):
     """What all attempts of a pool are run with."""
 
-    retry: Policy = DEFAULT
     stop_step_sec: float = 5.0
     packages: tuple[str, ...] = ()  # imported by isolated processes
     tasks: dict[str, Any] = field(default_factory=dict)
@@ -171,15 +168,19 @@ class Attempt(JobContext):
         return self.connections is not None and self.connections.settled
 
     @property
-    def has_started(self) -> bool:
-        return self.started_at is not None
-
-    @property
     def time_limit(self) -> float | None:
         return self.job.time_limit_sec or self.options.time_limit
 
-    def remaining_state(self) -> RemainingState:
+    def complete(self, outcome: Outcome) -> Outcome:
+        """Return the outcome to write: with what is not saved yet, and without secrets. That the job is settled, or its
+        lease lost, counts however the pipeline ended."""
+        if self.is_settled_by_task or isinstance(outcome, SettledByTask):
+            return SettledByTask()
+        if self.stop_reason is StopReason.LEASE_LOST or isinstance(outcome, LeaseLost):
+            return LeaseLost()
         progress, checkpoint = self.reported.unsaved()
+        if progress is not None or checkpoint is not None:
+            outcome = replace(outcome, progress=progress, checkpoint=checkpoint)
         fields: dict[str, Any] = {}
         signal = self.stop_signal
         if signal.reason is not None and signal.requested_at is not None:
@@ -187,9 +188,7 @@ class Attempt(JobContext):
             fields = {"stop_reason": signal.reason.value, "stopped_by": signal.step, "stopped_after_sec": after}
         if self.sessions_left:
             fields["sessions_left"] = list(self.sessions_left)
-        if progress is None and checkpoint is None and not fields:
-            return UNCHANGED
-        return RemainingState(progress, checkpoint, fields or None)
+        return self.redactor.redact_outcome(add_event_fields(outcome, fields))
 
     # ── for the worker ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -199,7 +198,7 @@ class Attempt(JobContext):
         if self.stop_reason is StopReason.LEASE_LOST or not self.lease.is_trusted(now):
             return LeaseLost()  # this process was frozen since the claim, and another may have claimed the job
         if self.stop_reason is not None:
-            return self.stop_outcome()
+            return self.complete(self.stop_outcome())
         if task is None:
             return Released(ReleaseReason.NOT_STARTED)
         self.options = task.options
@@ -213,11 +212,10 @@ class Attempt(JobContext):
             return self.refuse(str(error))
         self.started_at = now
         try:
-            return self.redactor.redact_outcome(self._execute(task, args))
+            return self.complete(self._execute(task, args))
         except Exception as error:  # a bug of ours, or in a method of the error raised: other jobs must go on
             _log.exception("attempt.internal_error")
-            outcome = Settlement(Status.QUEUED, error=describe_error(error), retry_in_sec=DEFAULT.pause(1))
-            return self._superseding_outcome() or self.redactor.redact_outcome(outcome)
+            return self.complete(Settlement(Status.QUEUED, error=describe_error(error), retry_in_sec=DEFAULT.pause(1)))
         finally:
             self.ended_at = clock()
             if self.connections is not None:
@@ -238,8 +236,7 @@ class Attempt(JobContext):
         return Settlement(Status.FAILED, error=reason)
 
     def stop_outcome(self) -> Outcome:
-        reason = self.stop_reason or StopReason.CANCEL
-        return stopped(reason, self.job, self.options, self.settings.retry, self.remaining_state())
+        return stopped(self.stop_reason or StopReason.CANCEL, self.job, self.options)
 
     def _execute(self, task: Task, args: dict[str, Any]) -> Outcome:
         if not self.in_thread:
@@ -254,31 +251,25 @@ class Attempt(JobContext):
                 self._thread.leave()
         except Interrupt:  # raised just after the pipeline ended by itself; there is no second one
             self._thread.leave()
-        return outcome or self._superseding_outcome() or self.stop_outcome()
+        return outcome or self.stop_outcome()
 
     def _run_task(self, task: Task, args: dict[str, Any]) -> Outcome:
         try:
             with _NO_COMMAND_LINE if task.options.argv is None else _command_line(task, args):
                 result = run_task(task, args, self)
         except BaseException as error:
-            return self._superseding_outcome() or self._outcome_of_error(error)
-        return self._superseding_outcome() or success(result, self.remaining_state())
-
-    def _superseding_outcome(self) -> Outcome | None:
-        """An outcome that counts however the pipeline ended."""
-        if self.is_settled_by_task:
-            return SettledByTask()
-        return LeaseLost() if self.stop_reason is StopReason.LEASE_LOST else None
+            return self._outcome_of_error(error)
+        return success(result)
 
     def _outcome_of_error(self, error: BaseException) -> Outcome:
         if isinstance(error, SystemExit) and error.code in (None, 0):
-            return success(None, self.remaining_state())
+            return success(None)
         is_stop = self.stop_reason is not None and (
             caused_by_stop(error) or (self.stop_signal.step is StopStep.TERMINATE_SESSION and is_connection_loss(error))
         )
         if is_stop or isinstance(error, Stop):
             return self.stop_outcome()
-        return failed(decide_failure(self.job, error, self.options, self.settings.retry), self.remaining_state())
+        return failed(self.job, error, self.options)
 
     # ── for the stop escalation ─────────────────────────────────────────────────────────────────────────────────
 

@@ -11,27 +11,12 @@ from typing import Any
 
 from app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, ReleaseRequest, Settlement, Status
 from pipelines.contract import Stop, StopReason, TaskOptions
-from pipelines.retry import DEFAULT, Policy, RetryAction, decide, policy_from_json
+from pipelines.retry import Policy, RetryAction, decide, policy_from_json
 
 _MAX_CRASHES = 2  # of a job's process; then the job fails
 _CANCELLATION_SQLSTATES = ("57014", "57P01")  # a statement was canceled, a session terminated
 _COMMAND_LINE_PARSERS = ("argparse", "optparse", "click")
 _USAGE_ERROR = 2  # their exit code
-
-
-@dataclass(frozen=True)
-class RemainingState:
-    """What an attempt leaves to be saved with its end. None: as the last heartbeat saved it."""
-
-    progress: Mapping[str, Any] | None = None
-    checkpoint: Any = None
-    event_fields: Mapping[str, Any] | None = None
-
-    def with_fields(self, **fields: Any) -> RemainingState:
-        return replace(self, event_fields={**(self.event_fields or {}), **fields})
-
-
-UNCHANGED = RemainingState()
 
 
 @dataclass(frozen=True)
@@ -49,91 +34,82 @@ class Released:
     """The attempt ends and does not count."""
 
     reason: ReleaseReason
-    remaining: RemainingState = UNCHANGED
+    progress: Mapping[str, Any] | None = None  # None: as the last heartbeat saved it
+    checkpoint: Any = None  # None: likewise
+    event_fields: Mapping[str, Any] | None = None
 
     def request_for(self, job: ClaimedJob) -> ReleaseRequest:
-        remaining = self.remaining
-        return ReleaseRequest(job, self.reason, remaining.progress, remaining.checkpoint, remaining.event_fields)
+        return ReleaseRequest(job, self.reason, self.progress, self.checkpoint, self.event_fields)
 
 
 Outcome = Settlement | Released | LeaseLost | SettledByTask
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An error and what it means for the job; can be sent from an isolated process."""
-
-    message: str
-    traceback: str | None
-    decision: RetryAction
-    pause_sec: float
+def success(result: Any) -> Settlement:
+    return SUCCEEDED if result is None else Settlement(Status.SUCCEEDED, result=result)
 
 
-def success(result: Any, remaining: RemainingState) -> Settlement:
-    if result is None and remaining is UNCHANGED:
-        return SUCCEEDED
-    return _with_state(Settlement(Status.SUCCEEDED, result=result), remaining)
-
-
-def decide_failure(job: ClaimedJob, error: BaseException, options: TaskOptions, default_policy: Policy) -> Failure:
+def failed(job: ClaimedJob, error: BaseException, options: TaskOptions, *, has_traceback: bool = True) -> Settlement:
     """Decide whether and when to retry after an error."""
-    policy = retry_policy_of(job, options, default_policy)
+    policy = retry_policy_of(job, options)
     decision = decide(error, attempt=job.attempt, max_attempts=job.max_attempts, policy=policy, rules=options.rules)
     message = describe_error(error) + usage_hint(error, options)
-    return Failure(message, "".join(traceback.format_exception(error)), decision.action, decision.delay_sec)
+    text = "".join(traceback.format_exception(error)) if has_traceback else None
+    return failure(decision.action, decision.delay_sec, message, text)
 
 
-def retry_policy_of(job: ClaimedJob, options: TaskOptions, default_policy: Policy) -> Policy:
-    """The job's own policy, else its task's, else the default. One that cannot be parsed (another service may have
-    written the row) does not count."""
+def failure(action: RetryAction, delay_sec: float, message: str, traceback_text: str | None = None) -> Settlement:
+    if action is RetryAction.FAIL:
+        return Settlement(Status.FAILED, error=message, traceback=traceback_text)
+    return Settlement(
+        Status.QUEUED,
+        error=message,
+        traceback=traceback_text,
+        retry_in_sec=delay_sec,
+        refund_attempt=action is RetryAction.SNOOZE,
+    )
+
+
+def retry_policy_of(job: ClaimedJob, options: TaskOptions) -> Policy:
+    """The job's own policy, else its task's. One that cannot be parsed (another service may have written the row) does
+    not count."""
     if job.retry_text is not None:
         with suppress(ValueError, TypeError, AttributeError):
             return policy_from_json(json.loads(job.retry_text))
-    return default_policy if options.retry is DEFAULT else options.retry
+    return options.retry
 
 
-def failed(failure: Failure, remaining: RemainingState) -> Settlement:
-    if failure.decision is RetryAction.FAIL:
-        return _with_state(Settlement(Status.FAILED, error=failure.message, traceback=failure.traceback), remaining)
-    settlement = Settlement(
-        Status.QUEUED,
-        error=failure.message,
-        traceback=failure.traceback,
-        retry_in_sec=failure.pause_sec,
-        refund_attempt=failure.decision is RetryAction.SNOOZE,
-    )
-    return _with_state(settlement, remaining)
-
-
-def crashed(
-    job: ClaimedJob, message: str, options: TaskOptions, default_policy: Policy, remaining: RemainingState
-) -> Settlement:
+def crashed(job: ClaimedJob, message: str, options: TaskOptions) -> Settlement:
     """The isolated process died without a result. A job whose processes keep dying fails."""
     crashes = job.crashes + 1
     if crashes >= _MAX_CRASHES:
         error = f"poison: its process died {crashes} times, the last time: {message}"
-        return _with_state(Settlement(Status.FAILED, error=error, crashed=True), remaining.with_fields(code="poison"))
-    failure = decide_failure(job, RuntimeError(message), options, default_policy)
-    settlement = failed(failure, remaining.with_fields(code="crash"))
-    return replace(settlement, error=message, traceback=None, crashed=True)
+        return Settlement(Status.FAILED, error=error, crashed=True, event_fields={"code": "poison"})
+    settlement = failed(job, RuntimeError(message), options, has_traceback=False)
+    return replace(settlement, error=message, crashed=True, event_fields={"code": "crash"})
 
 
-def stopped(
-    reason: StopReason, job: ClaimedJob, options: TaskOptions, default_policy: Policy, remaining: RemainingState
-) -> Outcome:
+def stopped(reason: StopReason, job: ClaimedJob, options: TaskOptions) -> Outcome:
     """The pipeline ended because it was stopped."""
     match reason:
         case StopReason.CANCEL:
-            return _with_state(Settlement(Status.CANCELED, error="canceled on request"), remaining)
+            return Settlement(Status.CANCELED, error="canceled on request")
         case StopReason.SHUTDOWN:
-            return Released(ReleaseReason.SHUTDOWN, remaining)
+            return Released(ReleaseReason.SHUTDOWN)
         case StopReason.LEASE_LOST:
             return LeaseLost()
         case StopReason.KEY_LOST:  # the job is still ours, but another process holds its key: wait for it
-            return Released(ReleaseReason.LOCK_BUSY, remaining)
+            return Released(ReleaseReason.LOCK_BUSY)
         case StopReason.TIME_LIMIT:
             error = TimeoutError(f"the time limit of {job.time_limit_sec or options.time_limit:g} s was reached")
-            return failed(replace(decide_failure(job, error, options, default_policy), traceback=None), remaining)
+            return failed(job, error, options, has_traceback=False)
+
+
+def add_event_fields(outcome: Outcome, fields: Mapping[str, Any]) -> Outcome:
+    """Add how the attempt ended, if anything is to be written."""
+    if not fields or not isinstance(outcome, Settlement | Released):
+        return outcome
+    return replace(outcome, event_fields={**fields, **(outcome.event_fields or {})})
 
 
 def caused_by_stop(error: BaseException) -> bool:
@@ -170,12 +146,4 @@ def usage_hint(error: BaseException, options: TaskOptions) -> str:
     return (
         "; it has parsed a command line, and as a task it has none of its own: give it one by the option"
         ' argv, such as ["--date", "{date}"]'
-    )
-
-
-def _with_state(settlement: Settlement, remaining: RemainingState) -> Settlement:
-    if remaining is UNCHANGED:
-        return settlement
-    return replace(
-        settlement, progress=remaining.progress, checkpoint=remaining.checkpoint, event_fields=remaining.event_fields
     )

@@ -145,8 +145,8 @@ class Redactor:
                     result=self.redact_value(outcome.result),
                     event_fields=self.redact_value(outcome.event_fields),
                 )
-            case Released(reason, state) if self:
-                return Released(reason, replace(state, event_fields=self.redact_value(state.event_fields)))
+            case Released(event_fields=fields) if self:
+                return replace(outcome, event_fields=self.redact_value(fields))
             case _:
                 return outcome
 

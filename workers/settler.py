@@ -209,7 +209,7 @@ def _duration(attempt: Attempt) -> float:
 def log_settled(attempt: Attempt, outcome: Outcome, status: Status) -> None:
     """Log an attempt of this process that is settled, if it failed: not if it was canceled or snoozed."""
     match outcome:
-        case Released(ReleaseReason.LOCK_BUSY) if attempt.has_started:
+        case Released(ReleaseReason.LOCK_BUSY) if attempt.started_at is not None:
             reason, retry_in_sec = "key_lost", 0.0
             error: str | None = "the connection that held its key was lost, and another session has the key now"
         case Settlement(error=error, retry_in_sec=retry_in_sec) if status in (Status.FAILED, Status.QUEUED):

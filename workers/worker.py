@@ -147,7 +147,7 @@ class WorkerStopper:
         for attempt in stuck:
             _log.error("job.stop_timeout", job=str(attempt.job.id), task=attempt.job.task)
             self._key_locks.discard([attempt])  # forgotten, not unlocked: the session keeps it
-            self._settler.submit(attempt, Released(ReleaseReason.SHUTDOWN, attempt.remaining_state()))
+            self._settler.submit(attempt, attempt.complete(Released(ReleaseReason.SHUTDOWN)))
         return False
 
     def _join(self, timeout_sec: Callable[[], float]) -> bool:

@@ -21,7 +21,7 @@ from app.queue.job import Job, Status
 from app.web.json_io import dump_json
 from pipelines.contract import Checkpoint, Context
 from tests.support import Databases, eventually
-from tests.support.worker_pool_fixture import RetryDelays, WorkerPoolFixture
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 ENDED = (Status.SUCCEEDED, Status.FAILED)
 
@@ -166,7 +166,7 @@ def worker_pools(databases: Databases) -> Iterator[WorkerPoolFixture]:
 
         made.pipelines.register("report")(report)
         made.tell = tell  # type: ignore[attr-defined]
-        made.listening_pool({"q": 1}, retry=RetryDelays(0.01))
+        made.listening_pool({"q": 1})
         yield made
         made.close()
 

@@ -20,18 +20,6 @@ from workers.pool import PoolOptions, WorkerPool
 CONNECTION_ROLES = ("claim", "listen", "renew", "settle")
 
 
-class RetryDelays:
-    """Between the tries of a job: so many seconds after each."""
-
-    def __init__(self, *seconds: float) -> None:
-        self._seconds = seconds
-
-    def pause(self, attempt: int) -> float:
-        return self._seconds[min(attempt, len(self._seconds)) - 1]
-
-    __call__ = pause
-
-
 class WorkerPoolFixture:
     """Pools that poll so seldom that only a notification can start a job in time; they end when the test ends."""
 
@@ -102,7 +90,6 @@ class WorkerPoolFixture:
             "reaper_period_sec": 0.2,
             "claim_backoff_sec": 30.0,
             "stop_wait_sec": 5.0,
-            "retry": RetryDelays(0.01),
             **options,
         }
         attempt_fields = {field.name for field in fields(AttemptSettings)}
@@ -150,8 +137,8 @@ class WorkerPoolFixture:
         """A job of a key of its own, unless one is named."""
         with self._lock:
             self._number = getattr(self, "_number", 0) + 1
-        lease = {"lease_ttl_sec": more.pop("lease_ttl_sec", 2)}
-        return self.queue_fixture.enqueue(key if key is not None else f"key-{self._number}", task=task, **lease, **more)
+        values = {"lease_ttl_sec": 2, "retry": {"kind": "fixed", "seconds": 0.01}, **more}
+        return self.queue_fixture.enqueue(key if key is not None else f"key-{self._number}", task=task, **values)
 
     def wait_for_status(self, job_id: UUID, status: Status, timeout: float = 60) -> Job:
         def has_status() -> Job | None:

@@ -277,7 +277,7 @@ def test_attempt_frozen_before_its_start_does_not_start():
 
     assert run(ran.append, attempt) == LeaseLost()
     assert ran == []
-    assert not attempt.has_started
+    assert not attempt.started_at
 
 
 @pytest.mark.parametrize("reason", [StopReason.CANCEL, StopReason.SHUTDOWN, StopReason.LEASE_LOST])

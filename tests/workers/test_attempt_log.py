@@ -9,7 +9,7 @@ import pytest
 
 from app.queue.job import Status
 from tests.support import eventually
-from tests.support.worker_pool_fixture import RetryDelays, WorkerPoolFixture
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers.claimer import BackoffLog
 
 Logged = Callable[[str], list[dict[str, object]]]
@@ -18,7 +18,7 @@ Logged = Callable[[str], list[dict[str, object]]]
 def test_retry_is_a_warning_and_final_failure_an_error(
     worker_pools: WorkerPoolFixture, logged: Logged, caplog: pytest.LogCaptureFixture
 ):
-    worker_pools.listening_pool(retry=RetryDelays(0.01))
+    worker_pools.listening_pool()
     job_id = worker_pools.add_job("broken", max_attempts=2)
     worker_pools.wait_for_status(job_id, Status.FAILED)
 

@@ -28,7 +28,7 @@ def tasks(call: Any) -> Pipelines:
 
 def test_busy_pipeline_is_interrupted_once():
     attempt = attempt_with()
-    stop = threading.Thread(target=lambda: (eventually(lambda: attempt.has_started), interrupt(attempt)))
+    stop = threading.Thread(target=lambda: (eventually(lambda: attempt.started_at), interrupt(attempt)))
 
     def spin(args: dict[str, Any]) -> None:
         stop.start()

@@ -13,7 +13,7 @@ from app.queue.job import Status
 from pipelines.contract import Pipelines
 from tests.support.queue_fixture import BackgroundCall
 from tests.support.waiting import eventually
-from tests.support.worker_pool_fixture import RetryDelays, WorkerPoolFixture
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import queue_buffer
 from workers.logs.writer import JobLogWriter
 from workers.pool import WorkerPool
@@ -252,9 +252,9 @@ def test_a_canceled_coroutine_ends_at_its_await(worker_pools: WorkerPoolFixture)
 
 
 def test_failing_job_is_retried_until_attempts_are_used_up(worker_pools: WorkerPoolFixture):
-    worker_pools.listening_pool(retry=RetryDelays(0.05, 0.1))
+    worker_pools.listening_pool()
 
-    job = worker_pools.add_job("broken", max_attempts=3)
+    job = worker_pools.add_job("broken", max_attempts=3, retry={"kind": "table", "seconds": [0.05, 0.1]})
 
     failed = worker_pools.wait_for_status(job, Status.FAILED, SOON)
     assert failed.attempt == 3

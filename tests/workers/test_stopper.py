@@ -29,7 +29,7 @@ def has_begun(worker_pools: WorkerPoolFixture, job_id):
     """Wait until the pipeline runs, with its own session active if it has one."""
     eventually(
         lambda: [
-            attempt for pool in worker_pools.pools for attempt in pool._running_attempts.all() if attempt.has_started
+            attempt for pool in worker_pools.pools for attempt in pool._running_attempts.all() if attempt.started_at
         ]
     )
     if worker_pools.queue_fixture.job(job_id).task.startswith("process."):

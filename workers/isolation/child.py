@@ -25,7 +25,7 @@ from app import log
 from app.queue.attempt_sessions import attempt_application_name, end_sessions, server_dsns
 from workers.attempt import Attempt
 from workers.context import StopStep
-from workers.outcome import RemainingState
+from workers.outcome import Outcome, add_event_fields
 from workers.threads import WakeupPipe, clock
 
 _log = log.get(__name__)
@@ -77,8 +77,8 @@ class Exit:
         }.get(name, "")
         return f"the process was killed by {name}{reason}{peak}"
 
-    def remaining(self, attempt: Attempt) -> RemainingState:
-        return attempt.remaining_state().with_fields(exit_code=self.code, peak_kb=self.peak_kb)
+    def add_to(self, outcome: Outcome) -> Outcome:
+        return add_event_fields(outcome, {"exit_code": self.code, "peak_kb": self.peak_kb})
 
 
 class _LineReader:

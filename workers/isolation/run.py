@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from app.db.connection import CHECK_OPTIONS
@@ -22,15 +22,13 @@ from pipelines.retry import RetryAction
 from workers.attempt import Attempt
 from workers.isolation.child import ChildProcess, Exit, StartFailed
 from workers.outcome import (
-    Failure,
-    LeaseLost,
     Outcome,
-    RemainingState,
     SettledByTask,
+    add_event_fields,
     crashed,
-    decide_failure,
     describe_error,
     failed,
+    failure,
     retry_policy_of,
     success,
 )
@@ -47,11 +45,11 @@ def run_isolated(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
     try:
         return _run_command(attempt, task, args) if task.kind is TaskKind.COMMAND else _run_child(attempt, task)
     except StartFailed as start:
-        error, remaining = start.error, attempt.remaining_state()
+        error = start.error
         if isinstance(error, OSError) and error.errno in _RESOURCE_ERRNOS:  # the machine's fault, not the job's
-            snooze = Failure(describe_error(error), None, RetryAction.SNOOZE, _RESOURCE_RETRY_SEC)
-            return failed(snooze, remaining.with_fields(code="out_of_resources"))
-        return failed(decide_failure(attempt.job, error, attempt.options, attempt.settings.retry), remaining)
+            snooze = failure(RetryAction.SNOOZE, _RESOURCE_RETRY_SEC, describe_error(error))
+            return add_event_fields(snooze, {"code": "out_of_resources"})
+        return failed(attempt.job, error, attempt.options)
 
 
 def _run_child(attempt: Attempt, task: Task) -> Outcome:
@@ -72,7 +70,8 @@ def _run_child(attempt: Attempt, task: Task) -> Outcome:
             attempt, [sys.executable, "-c", code], channel=ours, inherited_descriptors=(theirs.fileno(),), env=env
         )
     child.send(_child_spec(attempt, task, parent_pid=child.pid))
-    return _outcome_of(attempt, child.wait())
+    exit_ = child.wait()
+    return exit_.add_to(_outcome_of(attempt, exit_))
 
 
 def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, Any]:
@@ -112,12 +111,10 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
     }
     child = ChildProcess(attempt, list(argv), cwd=task.command.cwd, env=env)
     exit_ = child.wait()
-    if attempt.stop_reason is StopReason.LEASE_LOST:
-        return LeaseLost()
     if exit_.stopped_by_us:
-        return attempt.stop_outcome()
+        return exit_.add_to(attempt.stop_outcome())
     if exit_.code == 0:
-        return success({"exit_code": 0}, exit_.remaining(attempt))
+        return exit_.add_to(success({"exit_code": 0}))
     withheld = sorted(name for name in os.environ if name.startswith("PG") and name not in env)
     if withheld:  # it may have needed them to find its server
         attempt.settings.log(
@@ -125,7 +122,7 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
             f"the program was not given these variables of the worker: {', '.join(withheld)}; name those that it needs"
             " in the task's inherit, or set its own in env",
         )  # fmt: skip
-    return _failed_without_traceback(attempt, f"{exit_.describe()}{child.stderr_tail()}", exit_.remaining(attempt))
+    return exit_.add_to(_failed_without_traceback(attempt, f"{exit_.describe()}{child.stderr_tail()}"))
 
 
 def session_variables(attempt: Attempt, options: TaskOptions, own_options: str) -> dict[str, str]:
@@ -151,46 +148,37 @@ def _command_environment(attempt: Attempt, command: Command) -> dict[str, str]:
 
 
 def _outcome_of(attempt: Attempt, exit_: Exit) -> Outcome:
-    message, remaining = exit_.result_message, exit_.remaining(attempt)
-    if message is not None and message["kind"] == "settled":
-        return SettledByTask()
-    if attempt.stop_reason is StopReason.LEASE_LOST:
-        return LeaseLost()
+    message = exit_.result_message
     if message is None:
-        return _outcome_without_result(attempt, exit_, remaining)
+        return _outcome_without_result(attempt, exit_)
     match message["kind"]:
+        case "settled":
+            return SettledByTask()
         case "success":
-            return success(message["result"], remaining)
+            return success(message["result"])
         case "stopped":
             if attempt.stop_reason is None:  # it found out by itself, as one does that cannot commit any more
                 attempt.stop(StopReason(message["reason"]))
             return attempt.stop_outcome()
         case "unknown_task":  # this process knows it: a module may be in the middle of its replacement
-            return _failed_without_traceback(attempt, message["message"], remaining)
-        case _:
-            if message["stopped"] and attempt.stop_reason is not None:
-                return attempt.stop_outcome()
-            return failed(_failure_from_message(attempt, message), remaining)
+            return _failed_without_traceback(attempt, message["message"])
+    if message["stopped"] and attempt.stop_reason is not None:
+        return attempt.stop_outcome()
+    # The child decided whether to retry; the job's policy says how long to wait at least.
+    action, delay_sec = RetryAction(message["decision"]), message["pause"]
+    if action is RetryAction.RETRY:
+        delay_sec = max(delay_sec, retry_policy_of(attempt.job, attempt.options).pause(attempt.job.attempt))
+    return failure(action, delay_sec, message["message"], message["traceback"])
 
 
-def _outcome_without_result(attempt: Attempt, exit_: Exit, remaining: RemainingState) -> Outcome:
+def _outcome_without_result(attempt: Attempt, exit_: Exit) -> Outcome:
     if exit_.stopped_by_us:
         return attempt.stop_outcome()
     if -exit_.code in _TERMINATION_SIGNALS:  # from another program, such as a service manager: not the job's fault
-        return _failed_without_traceback(attempt, exit_.describe(), remaining)
-    return crashed(attempt.job, exit_.describe(), attempt.options, attempt.settings.retry, remaining)
+        return _failed_without_traceback(attempt, exit_.describe())
+    return crashed(attempt.job, exit_.describe(), attempt.options)
 
 
-def _failed_without_traceback(attempt: Attempt, message: str, remaining: RemainingState) -> Outcome:
+def _failed_without_traceback(attempt: Attempt, message: str) -> Outcome:
     """A traceback would show this module alone."""
-    failure = decide_failure(attempt.job, RuntimeError(message), attempt.options, attempt.settings.retry)
-    return failed(replace(failure, traceback=None), remaining)
-
-
-def _failure_from_message(attempt: Attempt, message: dict[str, Any]) -> Failure:
-    """The child decided whether to retry; the job's policy says how long to wait at least."""
-    decision, pause_sec = RetryAction(message["decision"]), message["pause"]
-    if decision is RetryAction.RETRY:
-        policy = retry_policy_of(attempt.job, attempt.options, attempt.settings.retry)
-        pause_sec = max(pause_sec, policy.pause(attempt.job.attempt))
-    return Failure(message["message"], message["traceback"], decision, pause_sec)
+    return failed(attempt.job, RuntimeError(message), attempt.options, has_traceback=False)
