@@ -25,7 +25,7 @@ from app.tracing import Tracer
 from pipelines.contract import Pipelines, StopReason
 from workers.attempt import Attempt, AttemptSettings, RunningAttempts, may_have_child
 from workers.claimer import Claimer, KeyLocks, NotifyState
-from workers.death_watch import DeathWatch
+from workers.death_watch import DeathWatch, NameClaim, Registration
 from workers.dispatcher import Dispatcher
 from workers.heartbeat import Heartbeat
 from workers.isolation.run import run_isolated
@@ -34,7 +34,6 @@ from workers.logs.writer import JobLogLimits, JobLogWriter, LogSink
 from workers.maintenance import Maintenance, MaintenanceOptions, duties
 from workers.metrics import PoolCounters, PoolState, state_metrics
 from workers.reaper import Reaper
-from workers.registration import NameClaim, Registration
 from workers.settler import Settler
 from workers.stopper import StopEscalator
 from workers.threads import clock
@@ -242,7 +241,7 @@ class WorkerPool:
             queue["settle"],
             pause_sec=pause_sec,
             connection_settings=connections,
-            identity=lambda: self._registration.identity,
+            registration=self._registration,
             name_claim=name_claim,
         )
 

@@ -58,25 +58,6 @@ class Identity:
         return replace(self, pid=other.pid, start_time=other.start_time) == other
 
 
-class SignalResult(StrEnum):
-    """The result of `kill(pid, 0)`."""
-
-    DELIVERED = "delivered"
-    NO_SUCH_PROCESS = "no such process"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What an observer could read of a pid. None: it could not be read."""
-
-    observer: Identity | None
-    signal: SignalResult
-    state: str | None = None
-    start_time: int | None = None
-    other_threads: int | None = None  # without the leading one
-
-
 class Proof(StrEnum):
     """Why a process is known to be dead."""
 
@@ -84,22 +65,6 @@ class Proof(StrEnum):
     REPLACED = "its pid belongs to another process"
     DEFUNCT = "it has ended, and its parent has not reaped it"
     NAME_TAKEN = "a new process holds its name"
-
-
-def find_proof(identity: Identity, observation: Observation) -> Proof | None:
-    """Return the proof that the process of this identity is dead, or None if only its lease can decide."""
-    if observation.observer is None or not observation.observer.shares_host(identity):
-        return None
-    if observation.signal is SignalResult.NO_SUCH_PROCESS:
-        return Proof.GONE
-    if observation.signal is SignalResult.REFUSED or observation.start_time is None or observation.state is None:
-        return None
-    if observation.start_time != identity.start_time:
-        return Proof.REPLACED
-    # A leading thread that ends alone is defunct too, while the others run.
-    if observation.state in _DEAD_STATES and observation.other_threads == 0:
-        return Proof.DEFUNCT
-    return None
 
 
 def read_identity(proc: Path = PROC) -> Identity | None:
@@ -116,34 +81,26 @@ def read_identity(proc: Path = PROC) -> Identity | None:
     return Identity(boot_id.strip(), pid_namespace, time_namespace, pid, stat[1])
 
 
-def observe(pid: int, observer: Identity | None, proc: Path = PROC) -> Observation:
-    """Read what can be known of a pid now."""
-    if observer is None or not _shows_own_namespace(proc, os.getpid()):
-        return Observation(None, SignalResult.REFUSED)
-    signal = _send_null_signal(pid)
-    if signal is not SignalResult.DELIVERED:
-        return Observation(observer, signal)
-    stat = _read_stat(proc, pid)
-    if stat is None:
-        return Observation(observer, signal)
-    return Observation(
-        observer, signal, state=stat[0], start_time=stat[1], other_threads=_count_other_threads(proc, pid)
-    )
-
-
 def prove_death(identity: Identity, observer: Identity | None, proc: Path = PROC) -> Proof | None:
-    """Observe a process and return the proof of its death, if there is one."""
-    return find_proof(identity, observe(identity.pid, observer, proc))
-
-
-def _send_null_signal(pid: int) -> SignalResult:
+    """Return the proof that the process of this identity is dead, or None if only its lease can decide."""
+    if observer is None or not observer.shares_host(identity) or not _shows_own_namespace(proc, os.getpid()):
+        return None
     try:
-        os.kill(pid, 0)
+        os.kill(identity.pid, 0)
     except ProcessLookupError:
-        return SignalResult.NO_SUCH_PROCESS
+        return Proof.GONE
     except (OSError, OverflowError):
-        return SignalResult.REFUSED
-    return SignalResult.DELIVERED
+        return None
+    stat = _read_stat(proc, identity.pid)
+    if stat is None:  # there is no entry, as under hidepid
+        return None
+    state, start_time = stat
+    if start_time != identity.start_time:
+        return Proof.REPLACED
+    # A leading thread that ends alone is defunct too, while the others run.
+    if state in _DEAD_STATES and _count_other_threads(proc, identity.pid) == 0:
+        return Proof.DEFUNCT
+    return None
 
 
 def _shows_own_namespace(proc: Path, pid: int) -> bool:

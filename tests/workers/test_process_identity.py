@@ -9,55 +9,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.waiting import eventually
-from workers.process_identity import (
-    Identity,
-    Observation,
-    Proof,
-    SignalResult,
-    find_proof,
-    observe,
-    prove_death,
-    read_identity,
-)
+from workers.process_identity import Identity, Proof, prove_death, read_identity
 
 THEM = Identity("boot", "pid:[1]", "time:[2]", 4711, 1000)
 OBSERVER = replace(THEM, pid=1, start_time=5)
-ALIVE = Observation(OBSERVER, SignalResult.DELIVERED, state="S", start_time=1000, other_threads=3)
-
-
-@pytest.mark.parametrize(
-    ("seen", "proof"),
-    [
-        (Observation(OBSERVER, SignalResult.NO_SUCH_PROCESS), Proof.GONE),
-        (replace(ALIVE, start_time=1001), Proof.REPLACED),
-        (replace(ALIVE, start_time=1001, state="T"), Proof.REPLACED),
-        (replace(ALIVE, state="Z", other_threads=0), Proof.DEFUNCT),
-        (replace(ALIVE, state="X", other_threads=0), Proof.DEFUNCT),
-        (ALIVE, None),
-        (replace(ALIVE, state="T"), None),
-        (replace(ALIVE, state="Z", other_threads=1), None),  # the leading thread has ended, others run
-        (replace(ALIVE, state="Z", other_threads=None), None),
-        (Observation(OBSERVER, SignalResult.DELIVERED), None),  # no entry, as under hidepid
-        (replace(ALIVE, state=None), None),
-        (replace(ALIVE, start_time=None), None),
-        (Observation(OBSERVER, SignalResult.REFUSED), None),
-        (replace(ALIVE, signal=SignalResult.REFUSED, start_time=1001), None),
-        (Observation(None, SignalResult.NO_SUCH_PROCESS), None),
-    ],
-)
-def test_only_certain_observations_are_proof(seen: Observation, proof: Proof | None):
-    assert find_proof(THEM, seen) is proof
-
-
-@pytest.mark.parametrize("other", [{"boot_id": "x"}, {"pid_namespace": "x"}, {"time_namespace": "x"}])
-def test_observer_of_another_host_proves_nothing(other: dict[str, Any]):
-    seen = Observation(replace(OBSERVER, **other), SignalResult.NO_SUCH_PROCESS)
-    assert find_proof(THEM, seen) is None
 
 
 class PlantedProc:
@@ -125,6 +84,46 @@ def test_proc_of_another_namespace_proves_nothing(proc: PlantedProc):
     assert prove_death(replace(THEM, pid=2**22 + 1), OBSERVER, proc.root) is Proof.GONE
 
 
+@pytest.mark.parametrize(
+    ("state", "start_time", "proof"),
+    [
+        ("S", 1000, None),
+        ("T", 1000, None),
+        ("S", 1001, Proof.REPLACED),
+        ("T", 1001, Proof.REPLACED),
+        ("Z", 1000, Proof.DEFUNCT),
+        ("X", 1000, Proof.DEFUNCT),
+    ],
+)
+def test_state_and_start_time_of_an_answering_pid(
+    proc: PlantedProc, answering: None, state: str, start_time: int, proof: Proof | None
+):
+    proc.stat(THEM.pid, state=state, start_time=start_time)
+    assert prove_death(THEM, OBSERVER, proc.root) is proof
+
+
+@pytest.mark.parametrize(
+    "observer",
+    [
+        None,
+        replace(OBSERVER, boot_id="x"),
+        replace(OBSERVER, pid_namespace="x"),
+        replace(OBSERVER, time_namespace="x"),
+    ],
+)
+def test_observer_of_another_host_proves_nothing(proc: PlantedProc, observer: Identity | None):
+    them = replace(THEM, pid=2**22 + 1)
+    assert prove_death(them, OBSERVER, proc.root) is Proof.GONE
+    assert prove_death(them, observer, proc.root) is None
+
+
+def test_unreadable_threads_of_a_defunct_leader_are_no_proof(proc: PlantedProc, answering: None):
+    proc.stat(THEM.pid, state="Z")
+    (proc.root / f"{THEM.pid}/task/{THEM.pid}").rmdir()
+    (proc.root / f"{THEM.pid}/task").rmdir()
+    assert prove_death(THEM, OBSERVER, proc.root) is None
+
+
 def test_missing_proc_entry_of_an_answering_pid_is_no_proof(proc: PlantedProc, answering: None):
     assert prove_death(THEM, OBSERVER, proc.root) is None
 
@@ -172,9 +171,8 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 def identity_of(process: subprocess.Popen[bytes]) -> Identity:
     me = read_identity()
     assert me is not None
-    start_time = observe(process.pid, me).start_time
-    assert start_time is not None
-    return replace(me, pid=process.pid, start_time=start_time)
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return replace(me, pid=process.pid, start_time=int(fields[19]))
 
 
 @linux
