@@ -6,24 +6,19 @@ or a file of that name in a folder, as containers mount them. Files are read at 
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, quote_plus
 
 from app import log
 from app.queue.job import Settlement
 from pipelines.job_args import SECRET_KEY, BadReference, find_references, substitute
 from workers.outcome import Outcome, Released
 
-MASK = "***"
 _MIN_LENGTH = 4  # a shorter one cannot be redacted: many texts contain it
-_MIN_LINE_LENGTH = 8  # of one line of a secret
 _MAX_FILE_BYTES = 65_536
 
 
@@ -87,7 +82,7 @@ class Redactor:
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         self.secrets = dict(secrets or {})  # by name
-        encodings = {form for value in self.secrets.values() for form in _encodings(value)}
+        encodings = {form for value in self.secrets.values() for form in log.secret_forms(value)}
         self.encodings = sorted(encodings, key=len, reverse=True)  # one may contain another
         log.register_secret(self.encodings, self)  # as long as this lives, the process's own logs are redacted too
 
@@ -96,7 +91,7 @@ class Redactor:
 
     def redact_text(self, text: str) -> str:
         for encoding in self.encodings:
-            text = text.replace(encoding, MASK)
+            text = text.replace(encoding, log.MASK)
         return text
 
     def redact_value(self, value: Any) -> Any:
@@ -110,7 +105,7 @@ class Redactor:
         if isinstance(value, list | tuple | set | frozenset):
             return [self.redact_value(item) for item in value]
         text = str(value)  # a number may be a secret; other objects are stored as text
-        redacted = MASK if text in self.encodings else text
+        redacted = log.MASK if text in self.encodings else text
         if not isinstance(value, int | float):
             redacted = self.redact_text(redacted)
         return value if redacted == text else redacted
@@ -164,13 +159,3 @@ def resolve_references(args: dict[str, Any], secret_store: SecretStore, task: st
         return args, NO_REDACTION
     secrets = {name: secret_store.resolve_for_task(name, task) for name in sorted(names)}
     return substitute(args, secrets.__getitem__), Redactor(secrets)
-
-
-def _encodings(value: str) -> set[str]:
-    """The secret as it is, line by line, and as in JSON, URLs, tracebacks and base64."""
-    forms: set[str] = set()
-    for text in (value, *(line.strip() for line in value.splitlines() if len(line.strip()) >= _MIN_LINE_LENGTH)):
-        in_json, in_json_utf8 = json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]
-        in_base64 = base64.b64encode(text.encode()).decode().rstrip("=")
-        forms |= {text, in_json, in_json_utf8, quote(text, safe=""), quote_plus(text), repr(text)[1:-1], in_base64}
-    return {form for form in forms if len(form) >= _MIN_LENGTH}

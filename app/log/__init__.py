@@ -22,10 +22,11 @@ from app.log.api import (
     metric,
     unbind,
 )
-from app.log.masking import mask, mask_secret_fields, redact_text, register_secret
+from app.log.masking import MASK, mask, mask_secret_fields, redact_text, register_secret, secret_forms
 from app.log.setup import LogOptions, set_up, tear_down
 
 __all__ = [
+    "MASK",
     "Alert",
     "Log",
     "LogOptions",
@@ -41,6 +42,7 @@ __all__ = [
     "metric",
     "redact_text",
     "register_secret",
+    "secret_forms",
     "set_up",
     "tear_down",
     "unbind",

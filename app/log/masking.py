@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import math
 import re
@@ -18,6 +20,7 @@ from urllib.parse import quote, quote_plus
 MASK = "***"
 # Masking a shorter value would mask parts of many lines.
 _MIN_SECRET_LENGTH = 4
+_MIN_SECRET_LINE_LENGTH = 8  # of one line of a secret
 _MAX_DEPTH = 12
 _MAX_INT = 2**63  # JSON readers, and Python's own int-to-text limit, end somewhere beyond
 
@@ -132,7 +135,7 @@ class Masker:
 
     def __init__(self, secrets: Iterable[str] = (), names: Iterable[str] = ()) -> None:
         self._extra_names = tuple(names)  # more words that mark a name as a secret's
-        known = {form for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH for form in _encodings(secret)}
+        known = {form for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH for form in secret_forms(secret)}
         # The longest first: one secret may be a part of another.
         self._known_forms = sorted(known, key=len, reverse=True)
 
@@ -237,9 +240,15 @@ def _mask_shapes(text: str) -> str:
 _mask_name_shapes = lru_cache(maxsize=1024)(_mask_shapes)
 
 
-def _encodings(secret: str) -> Iterable[str]:
-    """Return a secret as it is, as a URL encodes it, and as a traceback quotes it."""
-    return {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1]}
+def secret_forms(secret: str) -> set[str]:
+    """Return a secret as it is, line by line, and as in JSON, URLs, tracebacks and base64."""
+    lines = (line.strip() for line in secret.splitlines())
+    forms: set[str] = set()
+    for text in (secret, *(line for line in lines if len(line) >= _MIN_SECRET_LINE_LENGTH)):
+        in_json, in_json_utf8 = json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]
+        in_base64 = base64.b64encode(text.encode()).decode().rstrip("=")
+        forms |= {text, in_json, in_json_utf8, quote(text, safe=""), quote_plus(text), repr(text)[1:-1], in_base64}
+    return {form for form in forms if len(form) >= _MIN_SECRET_LENGTH}
 
 
 @lru_cache(maxsize=1024)
