@@ -41,6 +41,7 @@ _HEALTH_PREFIXES = (b"GET /health ", b"HEAD /health ")
 _SWEEP_INTERVAL_SEC = 0.5
 _ACCEPT_BATCH = 64
 _STOP_LINGER_SEC = 2.0  # for clients of a worker that stops
+_MAX_UNREAD_BYTES = 65_536  # of a body that the app leaves: the parser copies all of it to pass over a kilobyte
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BY_PARSE_ERROR: dict[type[Exception], Rejection] = {
     errors.LimitRequestLine: request_buffer.URI_TOO_LONG,
@@ -291,7 +292,7 @@ class BufferedWorker(ThreadWorker):  # type: ignore[misc]
             if conn.request_buffer.body_declared_too_large:
                 request.force_close()  # its body will never be read
             is_kept_alive = self._respond(request, conn)
-            return is_kept_alive and conn.parser.finish_body()
+            return is_kept_alive and conn.parser.finish_body(max_bytes=_MAX_UNREAD_BYTES)
         except (StopIteration, errors.NoMoreData):
             pass
         except OSError as error:  # the client hung up, or does not read its response

@@ -251,6 +251,24 @@ def test_body_in_two_thousand_chunks_is_read_at_once(service: RunningService):
     assert (reply.status, reply.json()["code"]) == (400, "invalid_json")
 
 
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+def test_connection_ends_after_a_large_unread_body(service: RunningService, framing: str):
+    """To pass over such a body would keep a thread for seconds."""
+    size = 4 * MB - 200_000
+    if framing == "length":
+        first = request_head("POST", "/nothing", f"Content-Length: {size}", close=False) + b"x" * size
+    else:
+        first = request_head("POST", "/nothing", "Transfer-Encoding: chunked", close=False)
+        first += b"%x\r\n%s\r\n0\r\n\r\n" % (size, b"x" * size)
+
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as client:
+        client.sendall(first + request_head("GET", "/info"))
+        came = b"".join(iter(lambda: client.recv(65_536), b""))
+
+    assert came.startswith(b"HTTP/1.1 404")
+    assert came.count(b"HTTP/1.1 ") == 1
+
+
 def test_body_in_too_many_chunks_is_413_and_closed(service: RunningService):
     with socket.create_connection(("127.0.0.1", service.port), timeout=30) as client:
         client.sendall(
