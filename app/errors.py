@@ -1,9 +1,9 @@
-"""The errors a caller can act on. Everything else is a bug and may be loud.
+"""The errors a caller can act on. Any other exception is a bug.
 
 DataloaderError
 ├── ConfigError               settings that cannot work: exit code 78
 ├── DatabaseUnavailable       no answer from PostgreSQL: try again later
-│   └── PoolExhausted         every connection is busy: try again sooner
+│   └── PoolExhausted         every connection is busy: try again after a short delay
 ├── SchemaError               the tables are not what this version needs
 │   ├── SchemaMissing         run `dataloader migrate`
 │   ├── SchemaOutdated        run `dataloader migrate`
@@ -15,14 +15,14 @@ DataloaderError
 ├── PortTaken                 another process listens there: exit code 69
 ├── JobNotFound
 ├── WebhookNotFound
-├── DeliveryNotFound          no webhook was ever sent, or is to be sent, under this id
+├── DeliveryNotFound          no delivery has this id
 ├── RuleNotFound              no alert rule has this id
 ├── RuleExists                an alert rule of this name is there already
 ├── AttemptLost               the attempt does not own its job any more
 ├── UnknownTarget             DL_TARGETS names no such database
 ├── SessionsRefused           an attempt that was stopped or has ended opens no more connections
 ├── InvalidApiKey             an API key cannot be made like this
-├── NoOperatorKey             with this API key there would be keys, and none that may operate
+├── NoOperatorKey             the first API key must have the scope operate or admin
 ├── ApiKeyNotFound
 ├── NotRetryable              only a failed, canceled or lost job can be retried
 ├── NotEditable               only a waiting job can be changed

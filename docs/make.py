@@ -31,13 +31,13 @@ TRANSITION_TEXTS = {
     Transition.RELEASE: "by the owning run: back to the queue with the attempt refunded; `canceled` if requested",
     Transition.CANCEL: "by a caller: at once while it is queued, also when a plain `UPDATE` sets `cancel_requested`. A "
     "running job only gets that flag, and its worker is notified",
-    Transition.REAP: "by any reaper: the lease expired; `queued` with attempts left, else `lost` or `canceled`",
+    Transition.REAP: "by any worker process: the lease expired, or the process is proved dead; `queued` with attempts left, else `lost` or `canceled`",
     Transition.REFUSE: "by the database: `max_attempts` is 0, so the job may have no attempt",
     Transition.RETRY: "by an operator: the same job under the same id, with all its attempts again",
 }
 
 RELEASE_TEXTS = {
-    ReleaseReason.SHUTDOWN: "the worker stops, and the job did not end within the drain time",
+    ReleaseReason.SHUTDOWN: "the worker stops, and the job did not end within `DL_SHUTDOWN_GRACE_SEC`",
     ReleaseReason.LOCK_BUSY: "another process still holds the session lock of its key; the job becomes blocked",
     ReleaseReason.NOT_STARTED: "claimed, but no thread was free, or the connection broke before its key was locked",
 }
@@ -123,6 +123,8 @@ _INTRODUCTION = """\
 
 This page is generated from `TRANSITIONS` in `app/queue/job.py` by `python -m docs.make`. A test drives every statement
 from every status and compares the result with the same table.
+
+A *run* is one claim of a job: it has a `run_id`. It counts as an *attempt* unless it is released.
 """
 
 _RULES = """\

@@ -1,1 +1,1 @@
-"""What runs jobs. `pool.py` is the door: a WorkerPool starts the threads and keepers, and ends them."""
+"""Runs jobs. `WorkerPool` in pool.py is the entry point: it starts and stops the worker and background threads."""

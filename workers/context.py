@@ -382,11 +382,8 @@ class JobContext:
     def _success_parameters(self, result: Any) -> dict[str, Any]:
         job, result = self.job, self.redactor.redact_value(result)
         settlement = Settlement(Status.SUCCEEDED, result=result, progress=self.reported.progress)
-        return settle_parameters(
-            [(job.id, job.run_id, job.key_hash, settlement)],
-            max_result_bytes=self.settings.max_result_bytes,
-            unlock_keys=(),
-        )
+        values = [(job.id, job.run_id, job.key_hash, settlement)]
+        return settle_parameters(values, max_result_bytes=self.settings.max_result_bytes)
 
     # ── for the runner, the heartbeat and stopping threads ──────────────────────────────────────────────────────
 

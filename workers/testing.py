@@ -71,10 +71,9 @@ def _run(queue: JobQueue, job: ClaimedJob, pipelines: Pipelines, settings: Attem
     if not (is_locked and is_owned):
         queue.release([ReleaseRequest(job, ReleaseReason.LOCK_BUSY)])
         return
-    match Attempt(job, claimed_at=clock(), settings=settings).run(pipelines.get(job.task)):
-        case Settlement() as settlement:
-            queue.settle([(job, settlement)], unlock_keys=[job.key_hash])
-        case Released() as released:
-            queue.release([released.request_for(job)], unlock_keys=[job.key_hash])
-        case _:  # the pipeline settled the job, or lost it
-            queue.unlock_keys([job.key_hash])
+    outcome = Attempt(job, claimed_at=clock(), settings=settings).run(pipelines.get(job.task))
+    queue.unlock_keys([job.key_hash])
+    if isinstance(outcome, Settlement):
+        queue.settle([(job, outcome)])
+    elif isinstance(outcome, Released):
+        queue.release([outcome.request_for(job)])

@@ -163,8 +163,8 @@ def prune(*, dry_run: bool, as_json: bool) -> None:
 def config(*, docs: bool, dsn: bool, as_json: bool) -> None:
     """Show every setting with its value, where it comes from and its default. Secrets are masked.
 
-    --dsn shows what is masked elsewhere, for a program that is to reach the same database; `dataloader psql` needs no
-    such thing. The embedded server's socket is there while the service runs.
+    --dsn prints the connection string with its password, for other programs; for psql there is `dataloader psql`. The
+    embedded server's socket exists while the service runs.
     """
     from app.config.docs import configuration_page
 

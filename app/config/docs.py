@@ -20,8 +20,8 @@ says wins over it, and a variable without a text counts as not given. `dataloade
 where it came from. This page is made by `dataloader config --docs`.
 
 With an error nothing starts: all errors are reported together, each with its variable, its value and what is accepted,
-and the exit code is {_EXIT_CODE}. A `DL_…` variable that is nearly one of these is such a fault; other names that are
-nearly right are only pointed out. Passwords are never shown, neither alone nor within `DL_DB_DSN`.
+and the exit code is {_EXIT_CODE}. A `DL_…` variable whose name is nearly that of a setting is an error; other variables with
+such a name cause a warning. Passwords are never shown, neither alone nor within `DL_DB_DSN`.
 
 **Passwords in a connection string.** Within `postgresql://…` write `%` as `%25`, `@` as `%40`, `:` as `%3A` and `/` as
 `%2F`. Within `host=… password=…` put a value with blanks between `'` and `'`. What libpq cannot read, in `DL_DB_DSN`,
@@ -31,11 +31,11 @@ nearly right are only pointed out. Passwords are never shown, neither alone nor 
 data in `DL_DATA_DIR`. `PG_PORT`, `PG_USER`, `PG_PASSWORD` or `PG_DATABASE` without a server is a fault. libpq's own
 variables (`PGSSLMODE`, `PGPASSFILE`, …) do what they always do, yet do not choose the server.
 
-**API and workers apart.** `WORKERS_JSON=[]` answers HTTP and runs nothing; `dataloader worker` runs jobs and answers
-nothing.
+**API and workers apart.** With `WORKERS_JSON=[]` a process only answers HTTP. `dataloader worker` only runs jobs; with
+`DL_PROBE_PORT` it also answers probes and `/metrics`.
 
 **Log files.** Each of the three exists only if its folder is named. Several processes may share them, and a tool such
-as logrotate may move them at any time. A disk that cannot be written costs log lines, never a job.
+as logrotate may move them at any time. If the disk cannot be written, log lines are lost and jobs continue.
 """
 
 

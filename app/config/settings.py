@@ -154,7 +154,7 @@ class Settings(BaseSettings):
         0.05, 3600,
     )  # fmt: skip
     claim_backoff_sec: float = number_setting(
-        "DL_CLAIM_BACKOFF_SEC", 15.0, "How long an idle worker waits for a notification before it polls, in seconds.",
+        "DL_CLAIM_BACKOFF_SEC", 15.0, "The poll interval of an idle worker, in case a notification is lost, in seconds.",
         0.05, 3600,
     )  # fmt: skip
     shutdown_grace_sec: float = number_setting(
@@ -174,8 +174,8 @@ class Settings(BaseSettings):
         'a JSON object such as {"llm": "https://models.example"}, without credentials',
     )  # fmt: skip
     targets: values.Targets = setting(
-        "DL_TARGETS", {}, "The databases that pipelines write to, by name; default is used for every other name, and "
-        "is the queue's own database if it is not given.",
+        "DL_TARGETS", {}, "The databases that pipelines write to, by name; the entry default is used for names "
+        "without an entry; without it the queue's own database is used.",
         'a JSON object such as {"default": "postgresql://user:password@host/database"}',
     )  # fmt: skip
     tokens: values.Tokens = setting(

@@ -240,13 +240,11 @@ class JobQueue:
         columns = ("job_ids", "attempts", "ages", "levels", "streams", "lines")
         self._execute("write_logs", {name: array(line[n] for line in lines) for n, name in enumerate(columns)})
 
-    def settle(
-        self, settlements: Sequence[tuple[ClaimedJob, Settlement]], *, unlock_keys: Sequence[int] = ()
-    ) -> list[SettleResult]:
-        """End runs and release the session locks in `unlock_keys`, in one transaction."""
+    def settle(self, settlements: Sequence[tuple[ClaimedJob, Settlement]]) -> list[SettleResult]:
+        """End runs, in one transaction."""
         values = [(job.id_text, job.run_text, job.key_hash, settlement) for job, settlement in settlements]
         ((applied_count, changed_statuses, applied_runs, *_),) = self._execute(
-            "settle", settle_parameters(values, max_result_bytes=self._limits.max_result_bytes, unlock_keys=unlock_keys)
+            "settle", settle_parameters(values, max_result_bytes=self._limits.max_result_bytes)
         )
         if applied_count == len(settlements) and not changed_statuses:
             return [_APPLIED_SUCCESS if end is SUCCEEDED else _APPLIED_BY_STATUS[end.status] for _, end in settlements]
@@ -261,7 +259,7 @@ class JobQueue:
         }
         return self._settle_results([job for job, _ in settlements], statuses)
 
-    def release(self, requests: Sequence[ReleaseRequest], *, unlock_keys: Sequence[int] = ()) -> list[SettleResult]:
+    def release(self, requests: Sequence[ReleaseRequest]) -> list[SettleResult]:
         """Release runs; they do not count as attempts."""
         max_bytes = self._limits.max_result_bytes
         rows = self._execute(
@@ -274,10 +272,9 @@ class JobQueue:
                 "progress": array(_limited_json(run.progress, _MAX_PROGRESS_BYTES) for run in requests),
                 "checkpoints": array(_limited_json(run.checkpoint, max_bytes) for run in requests),
                 "event_fields": array(_limited_json(run.event_fields, max_bytes) for run in requests),
-                "unlock_hashes": unquoted_array(unlock_keys),
             },
         )
-        statuses = {str(row[0]): row[1] for row in rows if row[0] is not None}
+        statuses = {str(row[0]): row[1] for row in rows}
         return self._settle_results([run.job for run in requests], statuses)
 
     def _settle_results(self, jobs: Sequence[ClaimedJob], applied: Mapping[str, str]) -> list[SettleResult]:
@@ -343,10 +340,7 @@ class JobQueue:
 
 
 def settle_parameters(
-    settlements: Sequence[tuple[str | UUID, str | UUID, int, Settlement]],
-    *,
-    max_result_bytes: int,
-    unlock_keys: Sequence[int],
+    settlements: Sequence[tuple[str | UUID, str | UUID, int, Settlement]], *, max_result_bytes: int
 ) -> dict[str, Any]:
     """The parameters of the statement `settle`, for tuples of (job, run, hash of the lock key, settlement)."""
     plain = [values for values in settlements if values[3] is SUCCEEDED]
@@ -368,7 +362,6 @@ def settle_parameters(
         "refunds": array(int(end.refund_attempt) for end in ends),
         "crashes": array(int(end.crashed) for end in ends),
         "event_fields": array(_limited_json(end.event_fields, max_result_bytes) for end in ends),
-        "unlock_hashes": unquoted_array(unlock_keys),
     }
 
 

@@ -301,9 +301,9 @@ UPDATE dl_jobs
 RETURNING 1;
 
 -- name: settle
--- running -> succeeded | failed | canceled | queued: the only way out that a worker has. An error after a cancel request ends
--- as canceled; a success stays one; without attempts left a retry ends as failed. The next blocked job of each freed key
--- becomes ready. The session locks in `unlock_hashes` are released last.
+-- running -> succeeded | failed | canceled | queued: how an attempt that counts ends. An error after a cancel request ends as
+-- canceled; a success stays one; without attempts left a retry ends as failed. The next blocked job of each freed key becomes
+-- ready. The sender has released the keys' session locks before.
 -- Plain successes, which leave no value, come as `plain_jobs` and `plain_runs` alone. The result is one row: how many were
 -- applied; the runs whose status differs from the requested one, with their status; and, if not all were applied, which.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
@@ -354,15 +354,12 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
                'reason', CASE WHEN status = 'queued' THEN 'error' END,
                'pause_sec', CASE WHEN status = 'queued' THEN pause END))
       FROM settled
-), unlocked AS (
-    SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(unlock_hashes)s::bigint[]) AS k (hash)
 )
 SELECT count(*)::int AS applied,
        array_agg(run_id || ' ' || status) FILTER (WHERE status <> requested_status) AS changed_statuses,
        CASE WHEN count(*) < cardinality(%(plain_runs)s::uuid[]) + cardinality(%(run_ids)s::uuid[])
             THEN array_agg(run_id::text) END AS applied_runs,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM settled))) AS unblocked,
-       (SELECT locks FROM unlocked) AS locks,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM settled
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
   FROM settled;
@@ -408,15 +405,12 @@ WITH owned AS MATERIALIZED (
            coalesce(event_fields::jsonb, '{}')
            || jsonb_build_object('status', status, 'attempt', attempt, 'run_id', run_id, 'reason', reason)
       FROM released
-), unlocked AS (
-    SELECT count(pg_advisory_unlock(hash)) AS locks FROM unnest(%(unlock_hashes)s::bigint[]) AS k (hash)
 )
 SELECT r.run_id, r.status::text,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM released WHERE reason <> 'lock_busy'))) AS unblocked,
-       unlocked.locks,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM released WHERE status = 'canceled'
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries
-  FROM unlocked LEFT JOIN released r ON true;
+  FROM released r;
 
 -- name: expired_runs
 -- The runs whose lease has expired, and the server: how long it has been up, and an identifier that another server,

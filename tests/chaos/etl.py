@@ -162,11 +162,12 @@ def zombie(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
                 if writes:
                     _write_late(args, ctx, part, run, min(args["holds"], max(0.2, until - time.monotonic())))
                     part += 1
-            except (Stop, Exception) as error:
-                ctx.log.warning("swallowed", error=repr(error))
+            except (Stop, Exception):
                 writes = False  # whether that was committed is not known: to write it again would be its own fault
-            if ctx.attempt % 2:  # every other one talks on: what it says must not stand in its successor's row
-                ctx.progress(run=run, at=time.monotonic())
+            if (
+                ctx.attempt % 2
+            ):  # every other one reports on, past the safe points: its successor's row must not have it
+                ctx.record_progress({"run": run, "at": time.monotonic()})  # type: ignore[attr-defined]  # as above
             time.sleep(0.1)
             OBSERVER.report(ctx, "wrote")
     return {"run": run}

@@ -82,8 +82,8 @@ def _check_lease_once() -> None:
 
     look = Reaper._check_leases
 
-    def reap_at_once(self: Any, now: float) -> None:
-        self._heartbeat = -3600.0  # the answer, from which it is counted, comes after the look began
+    def reap_at_once(self: Reaper, now: float) -> None:
+        self._heartbeat_sec = -3600.0  # the answer, from which it is counted, comes after the look began
         look(self, now)
 
     Reaper._check_leases = reap_at_once  # type: ignore[method-assign]
@@ -145,9 +145,10 @@ MUTANTS: Mapping[str, Mutant] = {
     for mutant in (
         Mutant(
             "settle-without-fence",
-            "a settlement names the job and not the run",
+            "a settlement names the job and not the run, and a dead attempt's sessions are not ended",
             "zombies",
             edits=[StatementEdit("settle", r"AND j\.run_id = settlements\.run_id", "")],
+            patch=_keep_dead_sessions,
             expects=("words of another run", "impossible journal", "overlapping runs"),
         ),
         Mutant(
@@ -184,12 +185,13 @@ MUTANTS: Mapping[str, Mutant] = {
         ),
         Mutant(
             "effects-without-fence",
-            "what a run writes commits whether it owns its job or not",
+            "what a run writes commits whether it owns its job or not, and a dead attempt's sessions are not ended",
             "zombies",
             edits=[
                 StatementEdit("save_checkpoint", r"AND run_id = %\(run_id\)s::uuid\s+AND status::text = 'running'", ""),
                 StatementEdit("assert_owned", r"SELECT 1\s.*", "SELECT 1 WHERE %(job_id)s <> %(run_id)s"),
             ],
+            patch=_keep_dead_sessions,
             expects=("written twice",),
         ),
         Mutant(

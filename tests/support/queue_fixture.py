@@ -128,12 +128,10 @@ class QueueFixture:
         assert run.id == job_id, "another job was in front"
         return run
 
-    def settle(
-        self, run: ClaimedJob, status: Status = Status.SUCCEEDED, *, guards: Sequence[int] = (), **more: Any
-    ) -> SettleResult:
+    def settle(self, run: ClaimedJob, status: Status = Status.SUCCEEDED, **more: Any) -> SettleResult:
         if status in (Status.FAILED, Status.QUEUED):
             more.setdefault("error", "it broke")
-        (fate,) = self.queue.settle([(run, Settlement(status, **more))], unlock_keys=guards)
+        (fate,) = self.queue.settle([(run, Settlement(status, **more))])
         return fate
 
     def release(
@@ -141,9 +139,8 @@ class QueueFixture:
         run: ClaimedJob,
         reason: ReleaseReason = ReleaseReason.SHUTDOWN,
         progress: Mapping[str, Any] | None = None,
-        **more: Any,
     ) -> SettleResult:
-        (fate,) = self.queue.release([ReleaseRequest(run, reason, progress)], **more)
+        (fate,) = self.queue.release([ReleaseRequest(run, reason, progress)])
         return fate
 
     def renew(self, run: ClaimedJob, progress: Mapping[str, Any] | None = None) -> bool | None:

@@ -255,30 +255,15 @@ def test_a_guard_says_when_the_run_is_not_ours_any_more(queue_db):
     assert queue_db.queue.lock_keys([lost, kept]) == [(True, False), (True, True)]
 
 
-@pytest.mark.parametrize("end", ["settle", "release", "unguard"])
-def test_the_end_of_a_run_gives_its_sessions_lock_back(queue_db, end):
+def test_session_lock_is_held_until_it_is_released(queue_db):
     run = queue_db.enqueue_and_claim()
     other = queue_db.new_queue()
     queue_db.queue.lock_keys([run])
     assert other.lock_keys([run]) == [(False, True)]
 
-    if end == "settle":
-        queue_db.settle(run, guards=[run.key_hash])
-    elif end == "release":
-        queue_db.release(run, unlock_keys=[run.key_hash])
-    else:
-        queue_db.queue.unlock_keys([run.key_hash])
+    queue_db.queue.unlock_keys([run.key_hash])
 
-    assert other.lock_keys([run])[0][0] is True
-
-
-def test_late_settlement_still_unlocks_key(queue_db):
-    run = queue_db.enqueue_and_claim()
-    queue_db.queue.lock_keys([run])
-    queue_db.lose_attempt(run)
-
-    assert queue_db.settle(run, guards=[run.key_hash]).outcome == "not ours"
-    assert queue_db.new_queue().lock_keys([run])[0][0] is True
+    assert other.lock_keys([run]) == [(True, True)]
 
 
 # ── two keys with one hash ──────────────────────────────────────────────────────────────────────────────────────────
@@ -305,9 +290,10 @@ def test_two_keys_with_one_hash_run_side_by_side_in_one_process(queue_db, twins)
     assert runs[0].key_hash == runs[1].key_hash
 
     assert queue_db.queue.lock_keys(runs) == [(True, True), (True, True)]
-    assert queue_db.settle(runs[0], guards=[runs[0].key_hash]).outcome == "applied"
+    queue_db.queue.unlock_keys([runs[0].key_hash])
+    assert queue_db.settle(runs[0]).outcome == "applied"
     assert queue_db.new_queue().lock_keys([runs[1]]) == [(False, True)]  # the lock was taken twice and given back once
-    assert queue_db.settle(runs[1], guards=[runs[1].key_hash]).outcome == "applied"
+    assert queue_db.settle(runs[1]).outcome == "applied"
 
 
 def test_two_keys_with_one_hash_delay_another_process_only(queue_db, twins):
@@ -320,7 +306,8 @@ def test_two_keys_with_one_hash_delay_another_process_only(queue_db, twins):
     other.release([ReleaseRequest(there, ReleaseReason.LOCK_BUSY)])
     assert queue_db.repair_blocked() == ()
 
-    queue_db.settle(here, guards=[here.key_hash])
+    queue_db.queue.unlock_keys([here.key_hash])
+    queue_db.settle(here)
     assert queue_db.wait_state(job_id) == "blocked"  # its own key was never freed, for it was never busy
     assert queue_db.repair_blocked() == (twins[1],)
     ((there,), _) = queue_db.claim_once(by=other)

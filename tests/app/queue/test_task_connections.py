@@ -49,7 +49,7 @@ def none():
 
 def success(job, result):
     end = Settlement(Status.SUCCEEDED, result=result)
-    return settle_parameters([(job.id, job.run_id, job.key_hash, end)], max_result_bytes=1000, unlock_keys=())
+    return settle_parameters([(job.id, job.run_id, job.key_hash, end)], max_result_bytes=1000)
 
 
 def take_away(queue_db, job):

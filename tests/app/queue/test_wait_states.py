@@ -292,10 +292,9 @@ def test_what_is_due_is_found_by_the_timed_index(crowded):
             {
                 "statuses": "{" + ",".join(["succeeded"] * 5) + "}",
                 **dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}"),
-                "unlock_hashes": "{}",
             },
         ),
-        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}", "unlock_hashes": "{}"}),
+        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}"}),
         ("reap", {"pause_sec": 1}),
     ],
 )
@@ -326,8 +325,8 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
             },
         ),
         ("renew", {"late_sec": 60, "min_lease_sec": 1}),
-        ("settle", {"unlock_hashes": "{}"} | dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
-        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}", "unlock_hashes": "{}"}),
+        ("settle", dict.fromkeys(("pauses", "refunds", "crashes"), "{0,0,0,0,0}")),
+        ("release", {"reasons": "{" + ",".join(["shutdown"] * 5) + "}"}),
         ("reap", {"pause_sec": 1}),
         ("lock_keys", {"key_hashes": "{1,2,3,4,5}"}),
         ("promote_due", {"queue": "q"}),
