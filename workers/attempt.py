@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -89,9 +89,6 @@ class AttemptSettings(ContextSettings):
         return ConnectionCheck({**({QUEUE_DATABASE: settings.dsn} if settings.dsn else {}), **settings.targets})
 
 
-_DEFAULT_SETTINGS = AttemptSettings()
-
-
 def may_have_child(task: Task) -> bool:
     """Whether the task's attempts run in a process of their own."""
     return task.kind is TaskKind.COMMAND or task.options.isolation != "thread"
@@ -141,21 +138,18 @@ class _InterruptibleThread:
             pass
 
 
-_DEFAULT_OPTIONS = TaskOptions()
-
-
 class Attempt(JobContext):
     """Each field is written by the worker's thread, and before the pipeline starts unless it says otherwise."""
 
     settings: AttemptSettings
-    options = _DEFAULT_OPTIONS
+    options = TaskOptions()
     in_thread = True  # False: the worker's thread watches an isolated process and stops it
     started_at: float | None = None
     ended_at: float | None = None  # set when the pipeline has ended
     sessions_left: Sequence[str] = ()  # servers on which a statement of its process may still run
 
-    def __init__(self, job: ClaimedJob, *, claimed_at: float, settings: AttemptSettings | None = None) -> None:
-        super().__init__(job, settings or _DEFAULT_SETTINGS)
+    def __init__(self, job: ClaimedJob, *, claimed_at: float, settings: AttemptSettings) -> None:
+        super().__init__(job, settings)
         self.lease = Lease(job.lease_ttl_sec, claimed_at)  # renewed by the heartbeat
         self._thread = _InterruptibleThread()
 
@@ -255,7 +249,7 @@ class Attempt(JobContext):
 
     def _run_task(self, task: Task, args: dict[str, Any]) -> Outcome:
         try:
-            with _NO_COMMAND_LINE if task.options.argv is None else _command_line(task, args):
+            with _command_line(task, args):
                 result = run_task(task, args, self)
         except BaseException as error:
             return self._outcome_of_error(error)
@@ -301,12 +295,12 @@ def _load_json(name: str, text: str) -> Any:
     return value
 
 
-_NO_COMMAND_LINE = nullcontext()
-
-
 @contextmanager
 def _command_line(task: Task, args: dict[str, Any]) -> Iterator[None]:
     """Set sys.argv for a `main()` that runs without a process of its own: on a terminal or in a test."""
+    if task.options.argv is None:
+        yield
+        return
     before = sys.argv
     sys.argv = [task.name, *task.command_line(args)]
     try:

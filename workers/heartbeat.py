@@ -76,7 +76,10 @@ class Heartbeat:
         ]
         if now >= self._next_beat_at:
             self._renew(held)  # first: no lease may wait for the registration
-            self._register_worker()
+            self._register()
+            if not self._is_registered:
+                self._queue.restore_unknown_tasks(self._info.queues, self._info.tasks)
+                self._is_registered = True
             self._next_beat_at = now + self._interval_sec
             self.last_beat_at = now
         else:
@@ -131,12 +134,6 @@ class Heartbeat:
                 )
                 self._counters.leases_lost.inc()
                 attempt.stop(StopReason.LEASE_LOST)
-
-    def _register_worker(self) -> None:
-        self._register()
-        if not self._is_registered:
-            self._queue.restore_unknown_tasks(self._info.queues, self._info.tasks)
-            self._is_registered = True
 
     def deregister(self) -> None:
         with suppress(DatabaseUnavailable):  # its row expires

@@ -40,10 +40,8 @@ class Listener:
         self._session, self._self_test_interval_sec = session, self_test_interval_sec
         self._on_state_change = on_state_change
         self._unreturned: list[tuple[str, str]] = []  # read by a self-test, not yet returned
-        self._channel = ""
-        self._generation = -1
-        self._next_connect_at = 0.0
-        self._next_self_test_at = 0.0
+        self._channel, self._generation = "", -1
+        self._next_connect_at = self._next_self_test_at = 0.0
 
     def listen(self, timeout: float, wakeup: WakeupPipe) -> Notifications:
         """Wait for a notification, the wake-up or the timeout."""
@@ -52,7 +50,8 @@ class Listener:
         notifications = self._read_notifications()
         if notifications.queues or notifications.commands:
             return notifications
-        wakeup.wait(min(timeout, self._until_next_check()), self._session.fileno())
+        next_check_at = self._next_self_test_at if self.state is ListenState.LISTENING else self._next_connect_at
+        wakeup.wait(min(timeout, max(0.0, next_check_at - clock())), self._session.fileno())
         return self._read_notifications()
 
     def _ensure_listening(self) -> bool:
@@ -92,23 +91,15 @@ class Listener:
                 _log.info("listener.connected")
                 self._on_state_change()
         else:
-            self._session.close()
-            self._set_state(ListenState.UNRESPONSIVE, "the self-test notification did not arrive")
+            self._disconnect("the self-test notification did not arrive", ListenState.UNRESPONSIVE)
 
-    def _disconnect(self, reason: str) -> None:
+    def _disconnect(self, reason: str, state: ListenState = ListenState.DISCONNECTED) -> None:
         self._session.close()
-        self._set_state(ListenState.DISCONNECTED, reason)
-
-    def _set_state(self, state: ListenState, reason: str) -> None:
         if self.state is not state:
             _log.warning("listener.disconnected", state=state.value, error=reason)
             self.state = state
             self._on_state_change()
         self._next_connect_at = clock() + _RECONNECT_INTERVAL_SEC
-
-    def _until_next_check(self) -> float:
-        due = self._next_self_test_at if self.state is ListenState.LISTENING else self._next_connect_at
-        return max(0.0, due - clock())
 
     def _read_notifications(self) -> Notifications:
         try:

@@ -218,9 +218,7 @@ class WorkerPool:
         )
         self._stopper = StopEscalator(
             self._running_attempts,
-            record_pending=lambda job, reason, error: queue["renew"].record_stop_pending(
-                job, reason=reason, error=error
-            ),
+            record_pending=queue["renew"].record_stop_pending,
             on_crash=self._on_crash,
         )
         self._reaper = Reaper(

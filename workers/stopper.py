@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 
 from app import log
-from app.queue.job import ClaimedJob
 from pipelines.contract import StopReason
 from workers.attempt import Attempt, RunningAttempts
 from workers.context import StopStep
@@ -27,10 +26,10 @@ class StopEscalator:
         self,
         running: RunningAttempts,
         *,
-        record_pending: Callable[[ClaimedJob, str, str], None],
+        record_pending: Callable[..., None],  # of JobQueue
         on_crash: Callable[[str], None],
     ) -> None:
-        self._running, self._save_pending = running, record_pending
+        self._running, self._record_pending = running, record_pending
         self._last_step_at: dict[str, float] = {}  # by run id
         self.thread = BackgroundThread("stop-escalation", self.run_once, on_crash=on_crash)
 
@@ -72,19 +71,19 @@ class StopEscalator:
                 self._end_sessions(attempt)
             case _:
                 self._end_sessions(attempt)
-                self._record_pending(attempt)
+                self._give_up(attempt)
 
     def _end_sessions(self, attempt: Attempt) -> None:
         attempt.refuse_sessions()
         if attempt.connections is not None:
             self._in_background(attempt.end_sessions)
 
-    def _record_pending(self, attempt: Attempt) -> None:
+    def _give_up(self, attempt: Attempt) -> None:
         """Record that the thread does not stop: a thread cannot be ended from outside."""
         job, reason = attempt.job, str(attempt.stop_reason)
         _log.error("stop.pending", job=str(job.id), task=job.task, reason=reason)
         error = f"stop pending ({reason}): the pipeline does not react; only the end of its worker process will end it"
-        self._in_background(lambda: self._save_pending(job, reason, error))
+        self._in_background(lambda: self._record_pending(job, reason=reason, error=error))
 
     def _in_background(self, call: Callable[[], object]) -> None:
         """A call that waits for a server must not delay the stops and time limits of other attempts."""

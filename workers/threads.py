@@ -86,23 +86,19 @@ class BackgroundThread(threading.Thread):
     def run(self) -> None:
         try:
             while not self._stop_requested.is_set():
-                pause = self._run_step()
+                try:
+                    pause = self._step()
+                    if self._outage_logged:
+                        _log.info("database.available")
+                        self._outage_logged = False
+                except DatabaseUnavailable as error:
+                    if not self._outage_logged:
+                        _log.warning("database.unavailable", error=str(error))
+                        self._outage_logged = True
+                    pause = self._outage_retry_sec
                 self.last_step_at = clock()
                 self._wakeup.wait(pause)
                 self._wakeup.clear()
         except BaseException:
             _log.exception("thread.crashed")
             self._on_crash(self.name)
-
-    def _run_step(self) -> float:
-        try:
-            pause = self._step()
-        except DatabaseUnavailable as error:
-            if not self._outage_logged:
-                _log.warning("database.unavailable", error=str(error))
-            self._outage_logged = True
-            return self._outage_retry_sec
-        if self._outage_logged:
-            _log.info("database.available")
-            self._outage_logged = False
-        return pause

@@ -14,7 +14,7 @@ import pytest
 
 from app.queue.job import ClaimedJob, Settlement, Status
 from pipelines.contract import Pipelines, Stop, StopReason
-from workers.attempt import Attempt
+from workers.attempt import Attempt, AttemptSettings
 from workers.outcome import LeaseLost, Outcome, Released
 from workers.threads import clock
 
@@ -30,7 +30,7 @@ def claimed(**more: Any) -> ClaimedJob:
 
 
 def attempt_at(**more: Any) -> Attempt:
-    return Attempt(claimed(**more), claimed_at=clock())
+    return Attempt(claimed(**more), claimed_at=clock(), settings=AttemptSettings())
 
 
 def run(call: Callable[..., Any] | None, attempt: Attempt | None = None) -> Outcome:

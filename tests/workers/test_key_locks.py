@@ -14,7 +14,7 @@ from app.queue.jobs import JobQueue
 from pipelines.contract import StopReason
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
-from workers.attempt import Attempt, RunningAttempts
+from workers.attempt import Attempt, AttemptSettings, RunningAttempts
 from workers.claimer import KeyLocks
 from workers.threads import clock
 
@@ -29,7 +29,7 @@ class LockHolder:
 
     def attempt(self, key: str) -> Attempt:
         self.queue_db.enqueue(key)
-        return Attempt(self._claimed(), claimed_at=clock())
+        return Attempt(self._claimed(), claimed_at=clock(), settings=AttemptSettings())
 
     def _claimed(self) -> ClaimedJob:
         (run,) = self.queue_db.claim()
@@ -82,7 +82,7 @@ def test_key_held_by_zombie_of_same_process_refuses_successor(lock_holder: LockH
     zombie = lock_holder.attempt("k")
     lock_holder.keys.lock([zombie])
     lock_holder.queue_db.lose_attempt(zombie.job)
-    successor = Attempt(lock_holder._claimed(), claimed_at=clock())
+    successor = Attempt(lock_holder._claimed(), claimed_at=clock(), settings=AttemptSettings())
 
     assert lock_holder.keys.lock([successor]) == []
     lock_holder.keys.unlock([zombie])

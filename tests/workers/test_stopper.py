@@ -189,7 +189,7 @@ def test_silent_server_does_not_delay_other_stops(worker_pools, monkeypatch):
 
 
 def test_failed_stop_step_is_logged_and_escalation_goes_on(logged):
-    def unwell(job: ClaimedJob, reason: str, result: str) -> None:
+    def unwell(job: ClaimedJob, *, reason: str, error: str) -> None:
         raise RuntimeError("the session is broken")
 
     roster, attempt = RunningAttempts(), attempt_with(settings={"stop_step_sec": 0.0})
