@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -14,22 +12,9 @@ from app.errors import JobChanged, JobNotFound, NotDeletable, NotEditable
 from app.queue.job import Status
 from app.queue.jobs import Executor
 
+_VALUES = ("priority", "available_at", "max_attempts", "lease_ttl_sec", "time_limit_sec", "partition_key")
+_CLEARABLE = ("time_limit_sec", "retry")  # null selects the task's default
 _MAX_CONFLICT_RETRIES = 5  # while other sessions change the job
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobEdit:
-    """New values of a queued job; None leaves a value as it is."""
-
-    priority: int | None = None
-    available_at: datetime | None = None
-    args: Mapping[str, Any] | None = None
-    max_attempts: int | None = None
-    lease_ttl_sec: int | None = None
-    time_limit_sec: int | None = None
-    retry: Mapping[str, Any] | None = None
-    partition_key: str | None = None
-    clear: frozenset[str] = frozenset()  # of time_limit_sec and retry: use the task's defaults
 
 
 class JobEditor:
@@ -39,17 +24,15 @@ class JobEditor:
         self._execute = executor.execute
         self._job_search = JobSearch(executor)
 
-    def edit(self, job_id: UUID, edit: JobEdit, *, if_version: str | None = None) -> None:
-        """Raises JobNotFound, NotEditable if the job is not queued, and JobChanged if it has another version."""
-        parameters = (
-            vars(edit)
-            | validate_texts({"partition_key": edit.partition_key})
-            | {
-                "args": None if edit.args is None else validate_json("args", dict(edit.args)),
-                "retry": None if edit.retry is None else validate_json("retry", dict(edit.retry)),
-                "clear": array(sorted(edit.clear)),
-            }
-        )
+    def edit(self, job_id: UUID, changes: Mapping[str, Any], *, if_version: str | None = None) -> None:
+        """Change the named columns. None in time_limit_sec and retry selects the task's default; in others it changes
+        nothing. Raises JobNotFound, NotEditable if the job is not queued, and JobChanged if it has another version."""
+        parameters = {name: changes.get(name) for name in _VALUES}
+        parameters |= validate_texts({"partition_key": changes.get("partition_key")})
+        for name in ("args", "retry"):
+            value = changes.get(name)
+            parameters[name] = None if value is None else validate_json(name, dict(value))
+        parameters["clear"] = array(name for name in _CLEARABLE if name in changes and changes[name] is None)
         for _ in range(_MAX_CONFLICT_RETRIES):
             found = self._job_search.get_with_version(job_id)
             if if_version is not None and found.version != if_version:

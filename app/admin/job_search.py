@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from app.admin.counts import SAMPLED_PAGES, UNSUCCESSFUL
+from app.admin.statistics import SAMPLED_PAGES, UNSUCCESSFUL
 from app.db.encoding import array, as_uuid, from_row, validate_text
 from app.errors import JobNotFound
 from app.queue.job import Job, JobEvent, Status

@@ -10,8 +10,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from app.admin.counts import JobCounts
-from app.admin.statistics import PeriodStatistics, Statistics
+from app.admin.statistics import JobCounts, PeriodStatistics, Statistics
 from app.db.encoding import array, from_row, validate_texts
 from app.errors import WorkerNotFound
 from app.queue.jobs import Executor

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
-from app.admin.edits import JobEdit, JobEditor
+from app.admin.edits import JobEditor
 from app.admin.job_search import JobDetail, JobSearch
 from app.queue.job import NewJob
 from app.queue.jobs import JobQueue
@@ -37,12 +37,10 @@ from app.web.schemas import (
 )
 from pipelines.contract import Pipelines
 
-_NULLABLE = ("time_limit_sec", "retry")  # null selects the task's default
-
 
 class JobEditRequest(BodyModel):
-    """Fields of a queued job to change; those left out stay as they are. Null in `time_limit_sec` and `retry` selects the
-    task's default."""
+    """Fields of a queued job to change; those left out stay as they are. Null in `time_limit_sec` and `retry` selects
+    the task's default."""
 
     model_config = ConfigDict(json_schema_extra=require_one_field(null_is_change=True))
 
@@ -60,10 +58,6 @@ class JobEditRequest(BodyModel):
         if not self.model_fields_set:
             raise PydanticCustomError("change", "there is no change; send at least one field")
         return self
-
-    def to_edit(self) -> JobEdit:
-        clear = frozenset(field for field in _NULLABLE if field in self.model_fields_set and vars(self)[field] is None)
-        return JobEdit(**vars(self), clear=clear)
 
 
 class JobClone(BodyModel):
@@ -113,7 +107,7 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
         """
         job = search.get_with_version(parse_job_id(job_id)).job
         _validate_edit(body, job.task, pipelines, options)
-        editor.edit(job.id, body.to_edit(), if_version=if_match_version())
+        editor.edit(job.id, {name: vars(body)[name] for name in body.model_fields_set}, if_version=if_match_version())
         audit_action("job.edited", job_id=job.id, fields=sorted(body.model_fields_set))
         return detail_response(search, job.id)
 

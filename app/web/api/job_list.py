@@ -113,8 +113,8 @@ class EventsQuery(QueryModel):
 
 @dataclass(frozen=True)
 class JobList:
-    """A page of jobs. With `next` there may be more, even if this page is not full: a search stops after a moment, at jobs
-    created at `scanned_to`."""
+    """A page of jobs. With `next` there may be more, even if this page is not full: a search stops after a moment, at
+    jobs created at `scanned_to`."""
 
     jobs: list[dict[str, Any]]
     next: str | None
@@ -159,7 +159,10 @@ def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
 
     @blueprint.get("/jobs/<job:job_id>/why", response=JobExplanation, problems=job_problems, scope=Scope.READ)
     def explain_job(job_id: str) -> JobExplanation:
-        """Explain why a job waits, still runs, or ended as it did. Each reason has a stable `code`, details, and a message."""
+        """Explain why a job waits, still runs, or ended as it did.
+
+        Each reason has a stable `code`, details, and a message.
+        """
         return explainer.explain(parse_job_id(job_id))
 
     return blueprint

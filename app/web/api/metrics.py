@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 from app import log
 from app.admin.alerts import Alerts, RuleKind
 from app.admin.api_keys import Scope
-from app.admin.counts import JobCounts
 from app.admin.database_health import DatabaseMetrics, read_database_metrics
+from app.admin.statistics import JobCounts
 from app.admin.webhooks import DeliveryBacklog, Webhooks
 from app.db.pool import Pool
 from app.errors import DataloaderError

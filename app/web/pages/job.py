@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from flask import Response
 from pydantic import Field, ValidationError
 
-from app.admin.edits import JobEdit, JobEditor
+from app.admin.edits import JobEditor
 from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.job_search import JobSearch
 from app.log.masking import mask_secret_fields
@@ -78,6 +78,7 @@ class LogPageQuery(FormModel):
 def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("job_page", options)
     search, explainer, editor = JobSearch(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
+    request_model, apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
 
     @pages.page("/jobs/<job:job_id>", problems=_NOT_FOUND)
     def show_job(job_id: str) -> Response:
@@ -126,20 +127,13 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) 
         """Change this queued job."""
         parsed_id = parse_job_id(job_id)
         original = search.get_with_version(parsed_id).job
-        edit = JobEdit(
-            priority=parse_priority(form.priority),
-            available_at=parse_time("available_at", form.available_at, options.timezone),
-            args=_parse_args(form.args, options, original.args) if form.args else None,
-        )
-        editor.edit(parsed_id, edit, if_version=form.version)
+        changes = {
+            "priority": parse_priority(form.priority),
+            "available_at": parse_time("available_at", form.available_at, options.timezone),
+            "args": _parse_args(form.args, original.args) if form.args else None,
+        }
+        editor.edit(parsed_id, changes, if_version=form.version)
 
-    _add_clone_action(pages, queue, pipelines)
-    return pages.blueprint
-
-
-def _add_clone_action(pages: PageRenderer, queue: JobQueue, pipelines: Pipelines) -> None:
-    search = JobSearch(queue.executor)
-    request_model, apply_defaults = trigger_request_model(pages.options, pipelines), apply_task_defaults(pipelines)
     problems = (*_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS)
 
     @pages.action("/jobs/<job:job_id>/clone", form=CloneForm, page_url=_PAGE_URL, problems=problems)
@@ -150,7 +144,7 @@ def _add_clone_action(pages: PageRenderer, queue: JobQueue, pipelines: Pipelines
         changes = {
             "queue": form.queue,
             "lock_key": form.lock_key,
-            "args": _parse_args(form.args, pages.options, original.args),
+            "args": _parse_args(form.args, original.args),
             "priority": parse_priority(form.priority),
             "producer": current_actor().name,
         }
@@ -163,6 +157,8 @@ def _add_clone_action(pages: PageRenderer, queue: JobQueue, pipelines: Pipelines
         if errors := validate_args(pipelines.get(clone.task), clone.args):
             raise InvalidForm.from_errors(errors)
         return redirect_to(f"/jobs/{queue.enqueue(clone.to_new_job()).job_id}")
+
+    return pages.blueprint
 
 
 def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
@@ -202,7 +198,7 @@ def _stalled_sec(explanation: JobExplanation) -> float | None:
     return None
 
 
-def _parse_args(raw: str, options: WebOptions, original: dict[str, Any]) -> dict[str, Any]:
+def _parse_args(raw: str, original: dict[str, Any]) -> dict[str, Any]:
     """Parse edited args; masked secrets keep their original values."""
     args, errors = parse_json_object("args", raw, MAX_JSON_DEPTH)
     if errors:

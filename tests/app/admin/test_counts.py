@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.admin import counts as module
-from app.admin.counts import JobCounts
+from app.admin import statistics as module
+from app.admin.statistics import JobCounts
 from app.queue.job import Status
 from tests.support.queue_fixture import QueueFixture
 

@@ -10,13 +10,12 @@ from typing import Any
 import psycopg2
 import pytest
 
-from app.admin import counts
+from app.admin import statistics as module
 from app.admin.audit import AuditLog
-from app.admin.counts import JobCounts
 from app.admin.explain import JobExplainer
 from app.admin.job_search import Cursor, Filter, JobSearch
 from app.admin.queues import Queues
-from app.admin.statistics import Statistics
+from app.admin.statistics import JobCounts, Statistics
 from app.db.statements import statements
 from app.queue.job import Status
 from app.queue.job_logs import JobLogSearch
@@ -129,8 +128,8 @@ def questions(source: Planned, job: Any) -> Iterator[tuple[str, Callable[[], obj
 
 
 def test_no_list_reads_a_large_table_from_end_to_end(planned, own_queue_db, monkeypatch):
-    monkeypatch.setattr(counts, "MAX_FULL_SCAN_PAGES", 0)
-    monkeypatch.setattr(counts, "SAMPLED_PAGES", 50)
+    monkeypatch.setattr(module, "MAX_FULL_SCAN_PAGES", 0)
+    monkeypatch.setattr(module, "SAMPLED_PAGES", 50)
     job = own_queue_db.fetch_row("SELECT job_id FROM dl_jobs ORDER BY created_at LIMIT 1")
     waiting = own_queue_db.fetch_row(
         "SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' LIMIT 1"
