@@ -98,7 +98,6 @@ class ApiKeys:
     """Creates, lists and revokes keys."""
 
     def __init__(self, executor: Executor) -> None:
-        self.executor = executor
         self._execute = executor.execute
 
     def create(self, request: NewApiKey, *, allow_lockout: bool = True) -> tuple[ApiKey, str]:

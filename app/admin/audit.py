@@ -76,7 +76,3 @@ class AuditLog:
     def newest_id(self) -> int:
         """The id of the newest entry, or 0."""
         return int(self._execute("newest_audit_id")[0][0])
-
-    def prune(self, *, keep_sec: float, limit: int) -> int:
-        """Delete entries older than `keep_sec`, but none of the last day; return their number."""
-        return int(self._execute("prune_audit", {"keep_sec": keep_sec, "limit": limit})[0][0])

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.admin.audit import AuditLog
 from app.db.encoding import array
 from app.queue.job import Status
 from app.queue.jobs import Executor
@@ -44,7 +43,7 @@ class Retention:
     """Deletes what is older than its retention period. Several processes may do so at once."""
 
     def __init__(self, executor: Executor, periods: RetentionPeriods) -> None:
-        self._executor, self._execute, self._periods = executor, executor.execute, periods
+        self._execute, self._periods = executor.execute, periods
         self._partitioned_tables = ((EVENTS_TABLE, periods.events), (LOGS_TABLE, periods.logs))
 
     @property
@@ -67,8 +66,8 @@ class Retention:
         return PrunedBatch(Counter((row[1], row[2]) for row in deleted), has_more)
 
     def prune_audit(self, *, limit: int = 5_000) -> int:
-        """Delete old audit entries; return their number."""
-        return AuditLog(self._executor).prune(keep_sec=self._periods.audit, limit=limit)
+        """Delete old audit entries, but none of the last day; return their number."""
+        return int(self._execute("prune_audit", {"keep_sec": self._periods.audit, "limit": limit})[0][0])
 
     def create_partitions(self) -> list[str]:
         """Create future partitions, and switch to the current one; return the created partitions."""

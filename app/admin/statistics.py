@@ -1,4 +1,5 @@
-"""Job statistics over time, aggregated from job events by the maintenance leader; and counts of jobs by queue and status.
+"""Job statistics over time, aggregated from job events by the maintenance leader; counts of jobs by queue and status;
+and metrics of the database.
 
 A small table is counted. In a large one queued, running and unsuccessful jobs are counted along partial indexes up to a
 limit; beyond it, and for succeeded jobs, counts are estimated from a sample of the pages and marked so.
@@ -122,6 +123,18 @@ class RecentRun:
     duration_sec: float | None
 
 
+@dataclass(frozen=True)
+class DatabaseMetrics:
+    """Dead and live rows by table, and what holds up vacuum and notifications."""
+
+    dead_rows: dict[str, int]  # by table
+    live_rows: dict[str, int]
+    oldest_transaction_sec: float
+    oldest_snapshot_xids: int
+    notification_queue_usage: float  # from 0 to 1
+    live_workers: int
+
+
 class JobCounts:
     """Counts jobs. Every call queries the database; callers cache the result."""
 
@@ -215,6 +228,9 @@ class Statistics:
         """The last attempts of each task, newest first."""
         runs = _group_by_first(self._execute("recent_runs", {"task": task, "limit": MAX_RECENT_RUNS}))
         return {name: [from_row(RecentRun, row) for row in rows] for name, rows in runs.items()}
+
+    def database_metrics(self) -> DatabaseMetrics:
+        return from_row(DatabaseMetrics, self._execute("database_metrics", {"schema": self._executor.schema})[0])
 
     def _totals(self, period: Period, *, task: str | None = None, **parameters: Any) -> dict[str, PeriodStatistics]:
         bucket_sec, length = PERIODS[period]

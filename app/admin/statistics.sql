@@ -327,3 +327,20 @@ WITH RECURSIVE heads AS (
              ORDER BY available_at LIMIT 1000) not_promoted
 )
 SELECT queue, extract(epoch FROM clock_timestamp() - min(at))::float8 FROM due GROUP BY queue;
+
+-- name: database_metrics
+-- Dead and live rows of the queue's tables, the oldest transaction and snapshot, the use of the notification queue, and the
+-- number of live workers. Without pg_read_all_stats a role does not see the transactions of other roles.
+WITH tables AS (
+    SELECT coalesce(jsonb_object_agg(relname, n_dead_tup), '{}') AS dead, coalesce(jsonb_object_agg(relname, n_live_tup), '{}') AS live
+      FROM pg_stat_all_tables
+     WHERE schemaname = %(schema)s::text AND relname IN ('dl_jobs', 'dl_job_events', 'dl_deliveries')
+)
+SELECT tables.dead::text, tables.live::text,
+       coalesce((SELECT extract(epoch FROM clock_timestamp() - min(a.xact_start))::float8
+                   FROM pg_stat_activity a
+                  WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'), 0),
+       (SELECT coalesce(max(age(a.backend_xmin)), 0) FROM pg_stat_activity a WHERE a.pid <> pg_backend_pid()),
+       pg_notification_queue_usage(),
+       (SELECT count(*) FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec))
+  FROM tables;

@@ -17,7 +17,7 @@ from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel
 
 MAX_WAIT_SEC = 10  # a shutdown waits for pending requests
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Stream = Literal["log", "stdout", "stderr", "note"]
@@ -67,22 +67,20 @@ def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBluepr
         To follow it, repeat the request with `after` set to the last `next`, and with `wait`, until a response is
         `complete` and has no lines.
         """
-        job = parse_job_id(job_id)
-        page = watcher.wait(
-            lambda: _fetch_page(queue, job, query), lambda page: bool(page.lines) or page.complete, query.wait
-        )
+        job, levels = parse_job_id(job_id), None if query.level is None else LEVELS[LEVELS.index(query.level) :]
+
+        def fetch_page() -> LogPage:
+            return queue.logs(
+                job,
+                after=query.after,
+                tail=query.tail is not None,
+                levels=levels,
+                attempt=query.attempt,
+                stream=query.stream,
+                limit=query.tail or query.limit,
+            )
+
+        page = watcher.wait(fetch_page, lambda page: bool(page.lines) or page.complete, query.wait)
         return JobLogs(job, page.lines, page.lines[-1].log_id if page.lines else query.after, page.complete)
 
     return blueprint
-
-
-def _fetch_page(queue: JobQueue, job_id: UUID, query: LogsQuery) -> LogPage:
-    return queue.logs(
-        job_id,
-        after=query.after,
-        tail=query.tail is not None,
-        levels=None if query.level is None else _LEVELS[_LEVELS.index(query.level) :],
-        attempt=query.attempt,
-        stream=query.stream,
-        limit=query.tail or query.limit,
-    )

@@ -15,8 +15,7 @@ from prometheus_client.registry import Collector
 from app import log
 from app.admin.alerts import Alerts, RuleKind
 from app.admin.api_keys import Scope
-from app.admin.database_health import DatabaseMetrics, read_database_metrics
-from app.admin.statistics import JobCounts
+from app.admin.statistics import DatabaseMetrics, JobCounts, Statistics
 from app.admin.webhooks import DeliveryBacklog, Webhooks
 from app.db.pool import Pool
 from app.errors import DataloaderError
@@ -100,7 +99,6 @@ class QueueCollector(Collector):
         return queue if queue in self._registered_queues else OTHER_QUEUES
 
 
-_Snapshot = tuple[DatabaseMetrics, DeliveryBacklog, dict[str, int]]
 _ALERT_KINDS = (*RuleKind, "webhook_disabled")
 
 
@@ -108,7 +106,12 @@ class DatabaseCollector(Collector):
     """Reads the database on a scrape, at most once per `max_age_sec`: the statements are bounded, but not free."""
 
     def __init__(self, pool: Pool, *, max_age_sec: float = 15.0, timeout_sec: float = 1.5) -> None:
-        self._pool, self._webhooks, self._alerts = pool, Webhooks(pool), Alerts(pool)
+        self._pool, self._webhooks, self._alerts, self._statistics = (
+            pool,
+            Webhooks(pool),
+            Alerts(pool),
+            Statistics(pool),
+        )
         self._snapshot = RefreshingValue(
             self._read, name="refresh-database-metrics", timeout_sec=timeout_sec, max_age_sec=max_age_sec
         )
@@ -128,71 +131,52 @@ class DatabaseCollector(Collector):
             return
         yield from _database_metrics(numbers, backlog, firing)
 
-    def _read(self) -> _Snapshot:
-        return read_database_metrics(self._pool), self._webhooks.backlog(), self._alerts.counts()
+    def _read(self) -> tuple[DatabaseMetrics, DeliveryBacklog, dict[str, int]]:
+        return self._statistics.database_metrics(), self._webhooks.backlog(), self._alerts.counts()
 
     def _pool_metrics(self) -> Iterator[Metric]:
         stats = self._pool.stats()
-        yield _labeled_gauge(
-            "dataloader_pool_connections",
-            "The API's connections: in use, idle, and the most there may be.",
-            "state",
-            {"in_use": stats.in_use, "idle": stats.idle, "most": stats.size},
-        )
+        connections = {"in_use": stats.in_use, "idle": stats.idle, "most": stats.size}
+        about = "The API's connections: in use, idle, and the most there may be."
+        yield _gauge("dataloader_pool_connections", about, connections, label="state")
         yield GaugeMetricFamily("dataloader_pool_waiting", "Requests that wait for a connection.", stats.waiting)
         yield CounterMetricFamily(
             "dataloader_pool_exhausted", "Requests that got no connection in time.", stats.exhausted
         )
 
 
-def _labeled_gauge(name: str, meaning: str, label: str, values: Mapping[str, float]) -> Metric:
+def _gauge(name: str, meaning: str, values: Mapping[str, float] | float, *, label: str = "") -> Metric:
+    """A gauge of one value, or with a value for each of the label's."""
+    if not isinstance(values, Mapping):
+        return GaugeMetricFamily(name, meaning, float(values))
     family = GaugeMetricFamily(name, meaning, labels=(label,))
-    for value, number in values.items():
-        family.add_metric((value,), number)
+    for label_value, value in values.items():
+        family.add_metric((label_value,), value)
     return family
 
 
 def _database_metrics(
     numbers: DatabaseMetrics, backlog: DeliveryBacklog, firing: Mapping[str, int]
 ) -> Iterator[Metric]:
-    for name, meaning, label, values in (
-        ("dataloader_dead_rows", "Dead rows that vacuum has not taken away yet.", "table", numbers.dead_rows),
-        ("dataloader_live_rows", "Live rows, as the server estimates them.", "table", numbers.live_rows),
-        (
-            "dataloader_webhook_backlog",
-            "Webhooks that wait to be sent: new ones, and such that failed.",
-            "state",
-            {"new": backlog.pending - backlog.failing, "failing": backlog.failing},
-        ),
-        (
-            "dataloader_alerts_firing",
-            "Alerts that fire, by the kind of their rule.",
-            "kind",
-            {str(kind): firing.get(kind, 0) for kind in _ALERT_KINDS},
-        ),
-    ):
-        yield _labeled_gauge(name, meaning, label, values)
-    for name, meaning, number in (
-        (
-            "dataloader_oldest_transaction_seconds",
-            "Age of the oldest transaction in the database that this role may see.",
-            numbers.oldest_transaction_sec,
-        ),
-        (
-            "dataloader_oldest_snapshot_transactions",
-            "The age, in transactions, of the oldest snapshot that delays vacuum.",
-            numbers.oldest_snapshot_xids,
-        ),
-        (
-            "dataloader_notification_queue_usage",
-            "The used share of the server's notification queue, from 0 to 1.",
-            numbers.notification_queue_usage,
-        ),
-        ("dataloader_workers_alive", "Worker processes with a recent heartbeat.", numbers.live_workers),
-        ("dataloader_webhook_oldest_seconds", "Age of the oldest webhook that was not delivered.", backlog.oldest_sec),
-        ("dataloader_webhooks_disabled", "Webhooks that are switched off.", backlog.disabled_webhooks),
-    ):
-        yield GaugeMetricFamily(name, meaning, float(number))
+    yield _gauge(
+        "dataloader_dead_rows", "Dead rows that vacuum has not taken away yet.", numbers.dead_rows, label="table"
+    )
+    yield _gauge("dataloader_live_rows", "Live rows, as the server estimates them.", numbers.live_rows, label="table")
+    deliveries = {"new": backlog.pending - backlog.failing, "failing": backlog.failing}
+    about = "Webhooks that wait to be sent: new ones, and such that failed."
+    yield _gauge("dataloader_webhook_backlog", about, deliveries, label="state")
+    alerts = {str(kind): firing.get(kind, 0) for kind in _ALERT_KINDS}
+    yield _gauge("dataloader_alerts_firing", "Alerts that fire, by the kind of their rule.", alerts, label="kind")
+    about = "Age of the oldest transaction in the database that this role may see."
+    yield _gauge("dataloader_oldest_transaction_seconds", about, numbers.oldest_transaction_sec)
+    about = "The age, in transactions, of the oldest snapshot that delays vacuum."
+    yield _gauge("dataloader_oldest_snapshot_transactions", about, numbers.oldest_snapshot_xids)
+    about = "The used share of the server's notification queue, from 0 to 1."
+    yield _gauge("dataloader_notification_queue_usage", about, numbers.notification_queue_usage)
+    yield _gauge("dataloader_workers_alive", "Worker processes with a recent heartbeat.", numbers.live_workers)
+    about = "Age of the oldest webhook that was not delivered."
+    yield _gauge("dataloader_webhook_oldest_seconds", about, backlog.oldest_sec)
+    yield _gauge("dataloader_webhooks_disabled", "Webhooks that are switched off.", backlog.disabled_webhooks)
 
 
 def create_metrics_blueprint(registry: CollectorRegistry) -> ApiBlueprint:

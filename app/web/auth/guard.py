@@ -51,20 +51,6 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
 
 
-def client_address(environ: WSGIEnvironment, proxies: tuple[Network, ...]) -> str:
-    """The address of the peer, or of the client for which trusted proxies have forwarded the request."""
-    peer = str(environ.get("REMOTE_ADDR", ""))
-    if not proxies or not _in_networks(peer, proxies):
-        return peer
-    for entry in reversed(environ.get("HTTP_X_FORWARDED_FOR", "").split(",")):
-        hop = str(entry).strip()
-        if _parse_address(hop) is None:
-            return peer
-        if not _in_networks(hop, proxies):
-            return hop
-    return peer
-
-
 def is_local(environ: WSGIEnvironment) -> bool:
     """Whether a program on this machine sent the request itself; a proxy on this machine only forwards."""
     return (
@@ -103,13 +89,6 @@ def is_cross_site(environ: WSGIEnvironment) -> bool:
         return urlsplit(origin).netloc.lower() != environ.get("HTTP_HOST", "").lower() or not origin.startswith("http")
     except ValueError:
         return True
-
-
-def is_https(environ: WSGIEnvironment, proxies: tuple[Network, ...]) -> bool:
-    if environ.get("wsgi.url_scheme") == "https":
-        return True
-    protocol = environ.get("HTTP_X_FORWARDED_PROTO", "")
-    return bool(protocol == "https" and proxies and _in_networks(str(environ.get("REMOTE_ADDR", "")), proxies))
 
 
 def _parse_address(text: str) -> Address | None:
@@ -209,10 +188,23 @@ class Authenticator:
         self._throttle = throttle or LoginThrottle()
 
     def client_address(self, environ: WSGIEnvironment) -> str:
-        return client_address(environ, self._proxies)
+        """The address of the peer, or of the client for which trusted proxies have forwarded the request."""
+        peer = str(environ.get("REMOTE_ADDR", ""))
+        if not self._proxies or not _in_networks(peer, self._proxies):
+            return peer
+        for entry in reversed(environ.get("HTTP_X_FORWARDED_FOR", "").split(",")):
+            hop = str(entry).strip()
+            if _parse_address(hop) is None:
+                return peer
+            if not _in_networks(hop, self._proxies):
+                return hop
+        return peer
 
     def is_https(self, environ: WSGIEnvironment) -> bool:
-        return is_https(environ, self._proxies)
+        if environ.get("wsgi.url_scheme") == "https":
+            return True
+        from_proxy = _in_networks(str(environ.get("REMOTE_ADDR", "")), self._proxies)
+        return from_proxy and environ.get("HTTP_X_FORWARDED_PROTO", "") == "https"
 
     def authenticate(self, environ: WSGIEnvironment) -> Actor:
         """Raises RequestRejected or DatabaseUnavailable."""
@@ -220,12 +212,12 @@ class Authenticator:
         if actor is not None:
             return actor
         if _has_bearer(environ):
-            raise self.reject_key(client_address(environ, self._proxies))
+            raise self.reject_key(self.client_address(environ))
         raise RequestRejected(ProblemCode.KEY_REQUIRED, headers={"WWW-Authenticate": _CHALLENGE})
 
     def _find_actor(self, environ: WSGIEnvironment) -> Actor | None:
         """Return the caller, or None if it is not accepted. Raises RequestRejected or DatabaseUnavailable."""
-        address = client_address(environ, self._proxies)
+        address = self.client_address(environ)
         if self._auth_disabled:
             if is_local(environ) and not is_local_host_header(environ.get("HTTP_HOST", "")):
                 raise RequestRejected(ProblemCode.HOST_REFUSED)  # a page of another site, in a browser on this machine

@@ -14,6 +14,7 @@ from app.admin.job_search import JobSearch
 from app.log.masking import mask_secret_fields
 from app.queue.job_logs import JobLogSearch
 from app.queue.jobs import Executor, JobQueue
+from app.web.api.job_logs import LEVELS
 from app.web.api.jobs import parse_job_id
 from app.web.auth.guard import current_actor
 from app.web.json_io import MAX_JSON_DEPTH
@@ -41,7 +42,6 @@ MAX_EVENTS = 200
 PAGE_LINES = 500  # of the full log
 _PAGE_URL = "/jobs/{job_id}"
 _NOT_FOUND = (ProblemCode.JOB_NOT_FOUND,)
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
 _CLONED_FIELDS = (
     "task", "queue", "lock_key", "partition_key", "priority", "max_attempts", "lease_ttl_sec", "time_limit_sec", "retry"
@@ -169,7 +169,7 @@ def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
     def show_job_log(query: LogPageQuery, job_id: str) -> Response:
         """Show and search the full log of a job."""
         job = search.get_with_version(parse_job_id(job_id)).job
-        levels = _LEVELS[_LEVELS.index(query.level) :] if query.level else None
+        levels = LEVELS[LEVELS.index(query.level) :] if query.level else None
         page = log_search.page(
             job.id, text=query.search or None, levels=levels, after=query.after, before=query.before, limit=PAGE_LINES
         )

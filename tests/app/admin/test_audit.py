@@ -145,5 +145,5 @@ def test_prune_keeps_audit_entries_of_the_last_day(pool, audit, dsn):
     audit.record(ANNA, "session")
 
     assert Retention(pool, RetentionPeriods()).prune_audit() == 1
-    assert audit.prune(keep_sec=0, limit=10) == 1
-    assert audit.prune(keep_sec=-DAY_SEC, limit=10) == 0
+    assert Retention(pool, RetentionPeriods(audit=0)).prune_audit() == 1
+    assert Retention(pool, RetentionPeriods(audit=-DAY_SEC)).prune_audit() == 0

@@ -12,7 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from app.admin.api_keys import ApiKeys, NewApiKey, Scope
-from app.admin.audit import AuditLog
+from app.admin.retention import Retention, RetentionPeriods
 from app.db.pool import Pool
 from app.errors import DatabaseUnavailable, SchemaMissing
 from app.queue.jobs import JobQueue
@@ -608,7 +608,7 @@ def test_audit_is_paged_and_filtered(app, make, request_body, pool):
                    "since=2199-01-01T00:00:00%2B03:00"):  # fmt: skip
         assert app.get(f"/api/v1/audit?{no_one}", headers=headers).json["entries"] == []
     assert code(app.get("/api/v1/audit?since=yesterday", headers=headers)) == (400, "invalid_request")
-    assert AuditLog(pool).prune(keep_sec=0, limit=100) == 0, "nothing of the last day goes"
+    assert Retention(pool, RetentionPeriods(audit=0)).prune_audit() == 0, "nothing of the last day goes"
 
 
 def test_audit_file_names_the_caller(app, make, captured, request_body):
