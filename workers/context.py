@@ -118,18 +118,22 @@ class ReportedState:
     _saved_checkpoint: Any = None
 
     def __init__(self) -> None:
+        self.progress_at = clock()  # when progress last changed
         self._lock = threading.Lock()  # a pipeline may report from several threads
+
+    def replace_progress(self, progress: dict[str, Any]) -> None:
+        self.progress, self.progress_at = progress, clock()
 
     def merge_progress(self, fields: Mapping[str, Any]) -> None:
         with self._lock:
-            self.progress = {**(self.progress or {}), **fields}
+            self.replace_progress({**(self.progress or {}), **fields})
 
     def add_counts(self, numbers: Mapping[str, int | float]) -> None:
         with self._lock:
             counts = dict((self.progress or {}).get("counts") or {})
             for name, number in numbers.items():
                 counts[name] = counts.get(name, 0) + number
-            self.progress = {**(self.progress or {}), "counts": counts}
+            self.replace_progress({**(self.progress or {}), "counts": counts})
 
     def record_checkpoint(self, checkpoint: Any) -> None:
         self.checkpoint = checkpoint
@@ -400,7 +404,7 @@ class JobContext:
 
     def set_progress(self, progress: dict[str, Any]) -> None:
         """Replace the progress with what an isolated process reported."""
-        self.reported.progress = self.redactor.redact_value(progress)
+        self.reported.replace_progress(self.redactor.redact_value(progress))
 
 
 _logged_targets: set[str] = set()  # added to by any attempt's thread

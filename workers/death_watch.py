@@ -35,7 +35,7 @@ _CHECK_INTERVAL_SEC = 0.25
 _TAKEOVER_INTERVAL_SEC = 0.5  # between two checks of a dead process that has sessions or runs left
 _TAKEOVER_RETRY_SEC = 2.0  # after an error: later than the next step, which then serves another dead process
 _TAKEOVER_LEASE_SEC = 5.0  # after which another process may take over
-_HELD_LOCK_INTERVAL_SEC = 5.0  # between two queries about runs whose isolated processes live
+_HELD_LOCK_INTERVAL_SEC = 1.0  # between two checks for the end of isolated processes that outlive their worker
 _STUCK_SESSIONS_INTERVAL_SEC = 5.0
 _SESSIONS_TIMEOUT_SEC = 2.0
 _SESSIONS_POLL_SEC = 0.02
@@ -182,16 +182,13 @@ class Takeover:
     other: OtherWorker
     proof: Proof
     is_ours: bool = False  # no other process does it
-    waits_for_lock: bool = False
-    next_check_at: float = 0.0  # when to check again
-    next_lock_check_at: float = 0.0  # likewise, while the lock is held
+    next_check_at: float = 0.0
 
     def lock_state(self) -> LockState:
         """Return whether a process that the dead one started may live. A taken name is the operator's promise that none
         does, unless the lock shows one."""
-        state = (
-            LockState.UNKNOWN if self.other.lock_file is None else probe_lock(Path(self.other.lock_file), self.other.id)
-        )
+        lock_file, worker_id = self.other.lock_file, self.other.id
+        state = LockState.UNKNOWN if lock_file is None else probe_lock(Path(lock_file), worker_id)
         if state is LockState.UNKNOWN and self.proof is Proof.NAME_TAKEN:
             return LockState.FREE
         return state
@@ -257,12 +254,6 @@ class DeathWatch:
         """End the sessions, reap the runs, and check again until neither is left: a claim that the process had sent may
         commit after the first check."""
         other = takeover.other
-        if (
-            takeover.waits_for_lock
-            and takeover.lock_state() is not LockState.FREE
-            and clock() < takeover.next_lock_check_at
-        ):
-            return
         if not takeover.is_ours:
             if not self._deaths.begin_takeover(other.id, exclusive_sec=_TAKEOVER_LEASE_SEC):
                 return
@@ -274,15 +265,14 @@ class DeathWatch:
         free = [run for run in runs if lock is LockState.FREE or not run.may_have_child]
         if free:
             self._reap_runs(other.id, free)
-        takeover.waits_for_lock = len(free) < len(runs)
-        if takeover.waits_for_lock:
-            takeover.next_lock_check_at = clock() + _HELD_LOCK_INTERVAL_SEC
-        elif not sessions_left and not free:
-            self._end_takeover(takeover)
-        elif sessions_left and not free:
-            takeover.next_check_at = clock() + _STUCK_SESSIONS_INTERVAL_SEC  # this account may not end them
-        else:
+        if free and len(free) == len(runs):
             takeover.next_check_at = 0.0  # check once more, now that the sessions are gone
+        elif sessions_left:
+            takeover.next_check_at = clock() + _STUCK_SESSIONS_INTERVAL_SEC  # this account may not end them
+        elif runs:
+            takeover.next_check_at = clock() + _HELD_LOCK_INTERVAL_SEC
+        else:
+            self._end_takeover(takeover)
 
     def _end_takeover(self, takeover: Takeover) -> None:
         other = takeover.other

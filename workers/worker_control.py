@@ -45,7 +45,6 @@ class WorkerControl:
         self._interval_sec, self._listen_state, self._add_threads = interval_sec, listen_state, add_threads
         self._watch_deaths = watch_deaths
         self._next_sync_at = self._next_report_at = 0.0
-        self._progress_since: dict[str, tuple[Any, float]] = {}  # run id → its progress, and since when
         self.is_draining = False  # read by any thread
         self._reported_state = ""
         self._is_stopping = False  # set by the thread that stops the pool
@@ -82,7 +81,7 @@ class WorkerControl:
             {name: buffer.threads for name, buffer in self._dispatcher.queues.items()},
             listener=listen_state,
             rss_bytes=rss_bytes(),
-            attempts=self._running_summary(now) if is_due else None,
+            attempts=[_summary_of(attempt, now) for attempt in self._running.all()] if is_due else None,
             is_stopping=self._is_stopping,
         )
         if is_due:
@@ -97,22 +96,12 @@ class WorkerControl:
             {name: _limits_of(settings.get(name), is_draining) for name in self._dispatcher.queues}
         )
 
-    def _running_summary(self, now: float) -> list[Mapping[str, Any]]:
-        held = self._running.all()
-        since: dict[str, tuple[Any, float]] = {}
-        for attempt in held:
-            progress, run = attempt.reported.progress, attempt.job.run_text  # replaced whole whenever it changes
-            previous = self._progress_since.get(run)
-            since[run] = previous if previous is not None and previous[0] is progress else (progress, now)
-        self._progress_since = since
-        return [_summary_of(attempt, now - since[attempt.job.run_text][1]) for attempt in held]
 
-
-def _summary_of(attempt: Attempt, progress_age_sec: float) -> Mapping[str, Any]:
+def _summary_of(attempt: Attempt, now: float) -> Mapping[str, Any]:
     return {
         "run_id": attempt.job.run_text,
         "queue": attempt.job.queue,
-        "progress_age_sec": round(progress_age_sec, 1),
+        "progress_age_sec": round(now - attempt.reported.progress_at, 1),
         "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,
         "stop_step": attempt.stop_signal.step,
     }
