@@ -62,7 +62,7 @@ class Lease:
         return self.renewed_at + self._trusted_for
 
     def is_trusted(self, now: float) -> bool:
-        return now < self.renewed_at + self._trusted_for
+        return now < self.trusted_until
 
 
 @dataclass(frozen=True, kw_only=True)

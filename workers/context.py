@@ -402,10 +402,6 @@ class JobContext:
     def on_stop(self, callback: Callable[[], object]) -> AbstractContextManager[None]:
         return self.stop_signal.on_request(callback)
 
-    def set_progress(self, progress: dict[str, Any]) -> None:
-        """Replace the progress with what an isolated process reported."""
-        self.reported.replace_progress(self.redactor.redact_value(progress))
-
 
 _logged_targets: set[str] = set()  # added to by any attempt's thread
 

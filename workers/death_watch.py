@@ -26,8 +26,7 @@ from pipelines.contract import StopReason
 from workers import process_identity
 from workers.attempt import RunningAttempts
 from workers.process_identity import Identity, LockState, ProcessLock, Proof, probe_lock, remove_lock
-from workers.reaper import servers_to_search
-from workers.settler import log_reaped
+from workers.reaper import reap_runs, servers_to_search
 from workers.threads import clock
 
 _log = log.get(__name__)
@@ -149,16 +148,17 @@ class NameClaim:
         found alive keeps its jobs, even if it does not answer later."""
         while self._former_holders:
             if self._former_holders[0].id not in dead_workers:
-                self._request_beat(self._former_holders[0])
+                other, timeout_sec = self._former_holders[0], _ANSWER_TIMEOUT_SEC
+                if other.listener != _LISTENING:  # it reads the request at its next beat
+                    timeout_sec += other.heartbeat_sec
+                self._requests[other.id] = BeatRequest(
+                    other, self._deaths.request_beat(other.id), clock() + timeout_sec
+                )
             with self._lock:
                 del self._former_holders[0]
         now = clock()
         due = [request for request in self._requests.values() if now >= request.deadline]
         return [request.other for request in due if self._try_supersede(request)]
-
-    def _request_beat(self, other: OtherWorker) -> None:
-        wait = _ANSWER_TIMEOUT_SEC if other.listener == _LISTENING else other.heartbeat_sec + _ANSWER_TIMEOUT_SEC
-        self._requests[other.id] = BeatRequest(other, self._deaths.request_beat(other.id), clock() + wait)
 
     def _try_supersede(self, request: BeatRequest) -> bool:
         other = request.other
@@ -291,17 +291,10 @@ class DeathWatch:
         return left
 
     def _reap_runs(self, worker_id: UUID, runs: Sequence[HeldAttempt]) -> None:
-        names = {run.run_id: attempt_application_name(run.job_id, run.run_id) for run in runs}
-        servers = servers_to_search(self._queue, self._connection_settings, list(names.values()))
-        ended = end_sessions(servers, names.values())
-        reaped = self._queue.reap(
-            [(run.job_id, run.run_id, run.lock_key) for run in runs],
-            pause_sec=self._pause_sec,
-            sessions_left={run_id: ended.targets_with_session(name) for run_id, name in names.items()},
-            worker_id=worker_id,
-        )
-        for job in reaped:
-            log_reaped(job, reason="process_died", sessions_ended=ended.ended, sessions_left=ended.unresolved_targets)
+        names = [attempt_application_name(run.job_id, run.run_id) for run in runs]
+        sessions = end_sessions(servers_to_search(self._queue, self._connection_settings, names), names)
+        dead = [(run.job_id, run.run_id, run.lock_key) for run in runs]
+        reap_runs(self._queue, dead, sessions, reason="process_died", pause_sec=self._pause_sec, worker_id=worker_id)
 
 
 def identity_of(other: OtherWorker) -> Identity | None:

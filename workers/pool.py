@@ -6,9 +6,9 @@ import math
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 from uuid import uuid4
 
 from prometheus_client.core import Metric
@@ -23,7 +23,7 @@ from app.queue.jobs import JobLimits, JobQueue
 from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from app.tracing import Tracer
 from pipelines.contract import Pipelines, StopReason
-from workers.attempt import Attempt, AttemptSettings, RunningAttempts, may_have_child
+from workers.attempt import AttemptSettings, RunningAttempts, may_have_child
 from workers.claimer import Claimer, KeyLocks, NotifyState
 from workers.death_watch import DeathWatch, NameClaim, Registration
 from workers.dispatcher import Dispatcher
@@ -377,10 +377,8 @@ class WorkerPool:
         crashed = (*self._crashed_threads, *ended)
         is_listening, tested_at = self._listener.state is ListenState.LISTENING, self._listener.last_self_test_at
         # `current_attempt` is read once for each worker, because it changes meanwhile.
-        running = [attempt for worker in self._workers if (attempt := worker.current_attempt) is not None]
-        busy = dict.fromkeys(self._options.queues, 0)
-        for attempt in running:
-            busy[attempt.job.queue] += 1
+        running = [attempt.job for worker in self._workers if (attempt := worker.current_attempt) is not None]
+        busy = Counter(job.queue for job in running)
         ready = self._all_threads_started and not self._stopped.is_set() and not crashed
         dispatch_age_sec = now - self._dispatcher.last_cycle_at
         # An idle dispatcher completes a cycle after each poll or heartbeat, whichever is longer; one may fail.
@@ -397,9 +395,11 @@ class WorkerPool:
             heartbeat_age_sec=round(now - self._heartbeat.last_beat_at, 1),
             reaper_age_sec=round(now - self._reaper.last_check_at, 1),
             threads=len(self._workers),
-            busy=sum(busy.values()),
+            busy=len(running),
             queues={name: {"threads": n, "busy": busy[name]} for name, n in self._options.queues.items()},
-            running=[_describe_running(attempt) for attempt in running],
+            running=[
+                {"job_id": str(job.id), "task": job.task, "queue": job.queue, "attempt": job.attempt} for job in running
+            ],
             crashed_threads=crashed,
         )
 
@@ -438,8 +438,3 @@ class PoolCollector(Collector):
         if pool is not None:
             yield from state_metrics(pool.state())
             yield from pool.counters.collect()
-
-
-def _describe_running(attempt: Attempt) -> Mapping[str, Any]:
-    job = attempt.job
-    return {"job_id": str(job.id), "task": job.task, "queue": job.queue, "attempt": job.attempt}

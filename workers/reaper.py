@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 from app import log
@@ -42,6 +43,19 @@ def servers_to_search(queue: JobQueue, settings: ConnectionSettings | None, name
         return {}
     servers, targets = server_dsns(settings), foreign_server_dsns(settings)
     return targets if len(servers) - len(targets) == 1 and not queue.open_sessions(names) else servers
+
+
+def reap_runs(
+    queue: JobQueue, runs: Sequence[DeadRun], sessions: SessionsEnded, *, reason: str, **options: Any
+) -> None:
+    """Reap runs whose sessions were ended, and log each; the options are those of `JobQueue.reap`."""
+    left = {
+        run_id: sessions.targets_with_session(attempt_application_name(job_id, run_id))
+        for job_id, run_id, _ in runs
+        if run_id is not None
+    }
+    for reaped in queue.reap(runs, sessions_left=left, **options):
+        log_reaped(reaped, reason=reason, sessions_ended=sessions.ended, sessions_left=sessions.unresolved_targets)
 
 
 class Reaper:
@@ -139,13 +153,7 @@ class Reaper:
         self._runs_in_progress -= {run[:2] for run in runs}  # those not reaped below are found again
         for job_id, run_id, _ in runs:
             self._expired_leases.pop((job_id, run_id), None)
-        left = {
-            run_id: sessions.targets_with_session(attempt_application_name(job_id, run_id))
-            for job_id, run_id, _ in runs
-            if run_id is not None
-        }
-        for reaped in self._queue.reap(runs, pause_sec=self._pause_sec, sessions_left=left, server=server):
-            log_reaped(reaped, sessions_ended=sessions.ended, sessions_left=sessions.unresolved_targets)
+        reap_runs(self._queue, runs, sessions, reason="lease_expired", pause_sec=self._pause_sec, server=server)
 
     def _repair_blocked(self, now: float) -> None:
         self._recently_repaired = {

@@ -297,7 +297,7 @@ class ChildProcess:
         attempt = self._attempt
         match message:
             case {"progress": dict(progress)}:
-                attempt.set_progress(progress)
+                attempt.reported.replace_progress(attempt.redactor.redact_value(progress))
             case {"checkpoint": cursor}:
                 with suppress(ValueError):
                     attempt.record_checkpoint(cursor)
