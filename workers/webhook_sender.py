@@ -69,7 +69,6 @@ class PostResult:
     excerpt: str = ""  # the beginning of the response body
     error: str | None = None
     retry_after_sec: float | None = None
-    is_permanent: bool = False  # a retry would not help
 
     @property
     def ok(self) -> bool:
@@ -103,7 +102,7 @@ def next_delivery_state(
     if response.ok:
         return result
     attempts = delivery.attempts - delivery.earlier_attempts
-    if response.is_permanent or attempts > len(retry_delays_sec):
+    if response.status == HTTPStatus.GONE or attempts > len(retry_delays_sec):
         return replace(result, state=DeliveryState.FAILED)
     delay = retry_delays_sec[attempts - 1] * (1 + RETRY_JITTER * jitter)
     delay = max(delay, min(response.retry_after_sec or 0.0, retry_delays_sec[-1]))
@@ -294,7 +293,6 @@ def _read_response(response: http.client.HTTPResponse) -> PostResult:
         excerpt.decode("utf-8", "replace"),
         error=None if response.status < HTTPStatus.MULTIPLE_CHOICES else error,
         retry_after_sec=float(retry_after) if is_seconds else None,
-        is_permanent=response.status == HTTPStatus.GONE,
     )
 
 

@@ -8,29 +8,19 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import wraps
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from app.queue.job import ClaimedJob, Settlement, Status
+from app.queue.job import Settlement, Status
 from pipelines.contract import Pipelines, Stop, StopReason
-from workers.attempt import Attempt, AttemptSettings
+from tests.support.claimed_jobs import claimed_job
+from workers.attempt import Attempt, AttemptSettings, Lease
 from workers.outcome import LeaseLost, Outcome, Released
 from workers.threads import clock
 
 
-def claimed(**more: Any) -> ClaimedJob:
-    row: dict[str, Any] = {
-        "id_text": str(uuid4()), "run_text": str(uuid4()), "queue": "q", "task": "t", "args_text": "{}",
-        "lock_key": "k", "key_hash": 1,
-        "priority": 100, "attempt": 1, "max_attempts": 3, "lease_ttl_sec": 60, "producer": None, "progress_text": "{}",
-        "checkpoint_text": None, "time_limit_sec": None, "retry_text": None, "crashes": 0,
-    }  # fmt: skip
-    return ClaimedJob(**{**row, **more})
-
-
 def attempt_at(**more: Any) -> Attempt:
-    return Attempt(claimed(**more), claimed_at=clock(), settings=AttemptSettings())
+    return Attempt(claimed_job(**more), claimed_at=clock(), settings=AttemptSettings())
 
 
 def run(call: Callable[..., Any] | None, attempt: Attempt | None = None) -> Outcome:
@@ -369,3 +359,18 @@ def test_undecodable_args_fail_the_job_without_retry(args: str, output: str):
 
     assert end.status is Status.FAILED
     assert output in str(end.error)
+
+
+@pytest.mark.parametrize(("ttl", "trusted_for"), [(60, 58), (10, 8), (5, 4), (1, 0.8)])
+def test_a_lease_is_trusted_until_a_margin_before_its_end(ttl: float, trusted_for: float):
+    lease = Lease(ttl, renewed_at=100.0)
+
+    assert lease.is_trusted(100 + trusted_for - 0.001)
+    assert not lease.is_trusted(100 + trusted_for)
+
+
+def test_lease_is_trusted_from_when_the_renewal_was_sent():
+    lease = Lease(10, renewed_at=100.0)
+    lease.renewed_at = 105.0
+
+    assert lease.trusted_until == 113.0

@@ -212,10 +212,7 @@ def test_retry_delay_has_jitter_and_respects_retry_after():
         next_delivery_state(due(1), PostResult(429, retry_after_sec=999_999), 1.0, RETRY_DELAYS_SEC, 0.0).retry_in_sec
         == RETRY_DELAYS_SEC[-1]
     )
-    assert (
-        next_delivery_state(due(1), PostResult(410, is_permanent=True), 1.0, RETRY_DELAYS_SEC, 0.0).state
-        is DeliveryState.FAILED
-    )
+    assert next_delivery_state(due(1), PostResult(410), 1.0, RETRY_DELAYS_SEC, 0.0).state is DeliveryState.FAILED
     assert not next_delivery_state(due(1), PostResult(400), 1.0, RETRY_DELAYS_SEC, 0.0).receiver_down
 
 
@@ -305,7 +302,7 @@ def test_retry_after_and_gone_are_parsed():
         answers = [send(receiver.url) for _ in range(3)]
 
     assert [answer.retry_after_sec for answer in answers] == [120.0, None, None]
-    assert [answer.is_permanent for answer in answers] == [False, False, True]
+    assert [answer.status for answer in answers] == [503, 503, 410]
 
 
 def test_private_address_gets_no_connection():
