@@ -53,14 +53,14 @@ Findings = Iterator[tuple[object, str]]
 # ── what callers were promised ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def accepted_and_gone(history: History) -> Findings:
+def job_missing_after_acceptance(history: History) -> Findings:
     """A caller got a job id, and the job does not exist."""
     for response in history.responses:
         if response.what == "accepted" and UUID(response.job_id) not in history.rows:
             yield response.job_id, f"accepted as {response.task} with the key {response.key!r}; no such job"
 
 
-def one_request_two_jobs(history: History) -> Findings:
+def two_jobs_for_one_key(history: History) -> Findings:
     """The same request was answered with two jobs."""
     answers: dict[str, set[str]] = defaultdict(set)
     for response in history.responses:
@@ -71,14 +71,14 @@ def one_request_two_jobs(history: History) -> Findings:
             yield " ".join(sorted(jobs)), f"all were the answer to the request {key!r}"
 
 
-def not_ended(history: History) -> Findings:
+def job_not_finished(history: History) -> Findings:
     """After quiet, a job is in no final state."""
     for row in history.rows.values():
         if not Status(row.status).final:
             yield row.job_id, f"{row.task} of the key {row.lock_key!r} is still {row.status}"
 
 
-def canceled_and_begun(history: History) -> Findings:
+def run_started_after_cancel(history: History) -> Findings:
     """A run began after a response had confirmed the cancel of its job.
 
     Of a job that was answered as running, one run had been claimed before: it gets a stop request, and may begin first.
@@ -102,7 +102,7 @@ def _claim_time(history: History, report: RunReport) -> float | None:
     return None
 
 
-def canceled_and_ran_on(history: History) -> Findings:
+def run_continued_after_cancel(history: History) -> Findings:
     """An obedient run began or passed a safe point when its lease could no longer be the one it had before the answer:
     had it been renewed since, the flag would have come with it."""
     first = _first_cancels(history)
@@ -153,7 +153,7 @@ def overlapping_runs(history: History) -> Findings:
                 last = acts[-1]
 
 
-def effects_after_a_successor_began(history: History) -> Findings:
+def effects_after_successor_start(history: History) -> Findings:
     """A statement of an attempt still committed when the next run of its job or key had begun.
 
     A target that did not answer when its sessions were to be ended is named in the event; of it nothing is promised.
@@ -192,7 +192,7 @@ def _has_unreached_target(history: History, word: RunReport) -> bool:
     )
 
 
-def proved_dead_and_acting(history: History) -> Findings:
+def active_after_proof_of_death(history: History) -> Findings:
     """A run was taken from a process that was proved dead, and reported something afterwards."""
     taken = {
         UUID(line.payload["run_id"]): line.at.timestamp() - history.wall
@@ -206,7 +206,7 @@ def proved_dead_and_acting(history: History) -> Findings:
             yield words[0].job_id, f"run {run_id} lived {late:.3f} s after its process had been proved dead"
 
 
-def run_without_a_claim(history: History) -> Findings:
+def run_without_claim(history: History) -> Findings:
     """A run began that the journal knows nothing of, or with another attempt than it was claimed for."""
     for run_id, words in history.reports_by_run().items():
         claims = [line for line in history.events.get(words[0].job_id, ()) if _is_claim_of(line, run_id)]
@@ -225,7 +225,7 @@ def _is_claim_of(event: Event, run_id: UUID) -> bool:
     return event.kind == "picked" and event.payload.get("run_id") == str(run_id)
 
 
-def attempt_count_off(history: History) -> Findings:
+def wrong_attempt_count(history: History) -> Findings:
     """The attempt is not the number of tries that began and were not given back, or is above the most."""
     for row in history.rows.values():
         if not 0 <= row.attempt <= row.max_attempts:
@@ -253,7 +253,7 @@ def _is_release(before: Event, event: Event) -> bool:
 # ── the journal ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def impossible_journal(history: History) -> Findings:
+def invalid_event_sequence(history: History) -> Findings:
     """The events do not follow from each other by TRANSITIONS, or do not end in the status of the row."""
     for row in history.rows.values():
         life = _replay_row(history, row)
@@ -263,7 +263,7 @@ def impossible_journal(history: History) -> Findings:
             yield row.job_id, f"the journal ends with {life.status}, the row says {row.status}"
 
 
-def overlap_in_the_journal(history: History) -> Findings:
+def overlapping_runs_in_events(history: History) -> Findings:
     """By the journal alone, two runs of a key were live at once."""
     spans: dict[str, list[tuple[datetime, datetime | None, UUID]]] = defaultdict(list)
     for row in history.rows.values():
@@ -284,7 +284,7 @@ def _replay_row(history: History, row: Row) -> ReplayedJob | str:
         return f"{type(error).__name__}: {error}"
 
 
-def taken_at_the_first_look(history: History) -> Findings:
+def reaped_too_early(history: History) -> Findings:
     """A reaper took a run sooner than a heartbeat after its lease had run out: it cannot have looked twice."""
     least = timedelta(seconds=history.heartbeat_sec)
     for lines in history.events.values():
@@ -299,7 +299,7 @@ def taken_at_the_first_look(history: History) -> Findings:
 # ── what runs have written ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def words_of_another_run(history: History) -> Findings:
+def result_of_another_run(history: History) -> Findings:
     """The row's result, error or progress was written by a run that did not own the job when it ended."""
     for row in history.rows.values():
         owner = _last_claim(history, row)
@@ -319,7 +319,7 @@ def _last_claim(history: History, row: Row) -> str | None:
     return str(claims[-1].payload.get("run_id")) if claims else None
 
 
-def written_twice(history: History) -> Findings:
+def part_written_twice(history: History) -> Findings:
     """A part is in the target twice: a run committed that had lost the job."""
     for (job_id, part), count in Counter((row.job_id, row.part) for row in history.target).items():
         if count > 1:
@@ -328,7 +328,7 @@ def written_twice(history: History) -> Findings:
             yield job_id, f"part {part} of this {task} is in the target {count} times, by {' and '.join(runs)}"
 
 
-def written_in_part(history: History) -> Findings:
+def incomplete_load(history: History) -> Findings:
     """A load has succeeded, and not all of it is there."""
     parts: dict[UUID, set[int]] = defaultdict(set)
     for written in history.target:
@@ -338,7 +338,7 @@ def written_in_part(history: History) -> Findings:
             yield row.job_id, f"succeeded with the parts {sorted(parts[row.job_id])} of {PARTS}"
 
 
-def follow_ups_off(history: History) -> Findings:
+def wrong_follow_ups(history: History) -> Findings:
     """A follow-up exists twice, or a parent has succeeded without one."""
     children: dict[UUID, Counter[object]] = defaultdict(Counter)
     for row in history.rows.values():
@@ -353,7 +353,7 @@ def follow_ups_off(history: History) -> Findings:
             yield row.job_id, f"succeeded with {len(children[row.job_id])} follow-ups of {FOLLOW_UPS}"
 
 
-def untrue_row(history: History) -> Findings:
+def inconsistent_row(history: History) -> Findings:
     """A row says things of itself that cannot be true together."""
     for row in history.rows.values():
         final = Status(row.status).final
@@ -370,22 +370,22 @@ def untrue_row(history: History) -> Findings:
 
 
 RULES: Sequence[Callable[[History], Findings]] = (
-    accepted_and_gone,
-    one_request_two_jobs,
-    not_ended,
-    canceled_and_begun,
-    canceled_and_ran_on,
+    job_missing_after_acceptance,
+    two_jobs_for_one_key,
+    job_not_finished,
+    run_started_after_cancel,
+    run_continued_after_cancel,
     overlapping_runs,
-    effects_after_a_successor_began,
-    proved_dead_and_acting,
-    run_without_a_claim,
-    attempt_count_off,
-    impossible_journal,
-    overlap_in_the_journal,
-    taken_at_the_first_look,
-    words_of_another_run,
-    written_twice,
-    written_in_part,
-    follow_ups_off,
-    untrue_row,
+    effects_after_successor_start,
+    active_after_proof_of_death,
+    run_without_claim,
+    wrong_attempt_count,
+    invalid_event_sequence,
+    overlapping_runs_in_events,
+    reaped_too_early,
+    result_of_another_run,
+    part_written_twice,
+    incomplete_load,
+    wrong_follow_ups,
+    inconsistent_row,
 )

@@ -41,7 +41,7 @@ class Scene:
 
 
 SCENES = {
-    "zombies": Scene(
+    "stubborn runs": Scene(
         replace(
             _NO_MIX,
             zombie=5,
@@ -57,7 +57,7 @@ SCENES = {
         per_sec=4.0,
         threads=24,
     ),
-    "frozen zombies": Scene(
+    "frozen stubborn runs": Scene(
         replace(_NO_MIX, zombie=5, lease_sec=(2,), zombie_sec=(8.0, 9.0), zombie_holds=1.0, tombs=0.0),
         5.0,
         [(3.0, 4.0, faults.WorkerFrozen)],
@@ -65,9 +65,11 @@ SCENES = {
         threads=24,
     ),
     "hot": Scene(replace(_NO_MIX, hot=10, long=1), 8.0, per_sec=30.0),
-    "pairs": Scene(replace(_NO_MIX, pair=10), 14.0, [(1.0, 13.0, faults.DatabaseSlow)], per_sec=40.0, workers=3),
-    "crowd": Scene(replace(_NO_MIX, hot=30, short=30, bulk=1), 12.0, workers=3, per_sec=60.0),
-    "deaths": Scene(
+    "key freed during a claim": Scene(
+        replace(_NO_MIX, pair=10), 14.0, [(1.0, 13.0, faults.DatabaseSlow)], per_sec=40.0, workers=3
+    ),
+    "concurrent claims": Scene(replace(_NO_MIX, hot=30, short=30, bulk=1), 12.0, workers=3, per_sec=60.0),
+    "killed workers": Scene(
         replace(_NO_MIX, long=5, short=5, max_attempts=1, long_sec=(2.0, 4.0)),
         10.0,
         [(2.5, 1.0, faults.WorkerKilled), (6.0, 1.0, faults.WorkerKilled)],
@@ -79,7 +81,7 @@ SCENES = {
         [(4.0, 4.0, faults.WorkerFrozen), (9.0, 1.0, faults.WorkerTerminated)],
         per_sec=4.0,
     ),
-    "sql deaths": Scene(
+    "killed workers with SQL": Scene(
         replace(_NO_MIX, sql=6, sql_apart=2, legacy=2, lease_sec=(2,), sql_sec=(6.0, 8.0), max_attempts=20),
         6.0,
         [(3.0, 0.5, faults.WorkerKilled), (5.0, 5.0, faults.WorkerFrozenSessionsEnded)],
@@ -153,7 +155,7 @@ def _lock_first_row(environment: Environment) -> psycopg2.extensions.connection:
 
 def _without_locked_job(report: Report) -> Report:
     """The job whose row is held cannot end; every other one can."""
-    left = [violation for violation in report.violations if violation.rule == "not ended"]
+    left = [violation for violation in report.violations if violation.rule == "job not finished"]
     if len(left) != 1:
         return report
     return replace(report, violations=[violation for violation in report.violations if violation is not left[0]])

@@ -128,8 +128,10 @@ def _job_counts(history: History, rules: Mapping[str, int]) -> dict[str, int]:
         **{f"ended {status}": count for status, count in sorted(statuses.items())},
         "cancels answered": result["canceled"],
         "retried by a person": result["retried"],
-        "lost": rules.get("accepted and gone", 0) + rules.get("not ended", 0),
-        "doubled": sum(rules.get(rule, 0) for rule in ("one request two jobs", "written twice", "follow ups off")),
+        "lost": rules.get("job missing after acceptance", 0) + rules.get("job not finished", 0),
+        "doubled": sum(
+            rules.get(rule, 0) for rule in ("two jobs for one key", "part written twice", "wrong follow ups")
+        ),
     }
 
 

@@ -49,7 +49,7 @@ def test_edit_without_a_match_is_refused():
         edit_statements("-- name: ping\nSELECT 1;\n", [StatementEdit("ping", "nothing of it", "")])
 
 
-@pytest.mark.parametrize("name", ["no-exclusion", "cancel-unheard", "no-reaper"])
+@pytest.mark.parametrize("name", ["no-exclusion", "cancel-not-delivered", "no-reaper"])
 def test_a_mutant_breaks_its_own_process_alone(name, tmp_path):
     code = """
 import json, sys
@@ -69,6 +69,8 @@ print("changed", json.dumps(sorted(name for name in before if after[name].text !
 
 
 def test_outcome_table_lists_rules_that_caught_each_mutant():
-    result = outcome_table([Outcome("no-reaper", "deaths", caught=True, rules=["not ended"], seconds=12.3)])
+    result = outcome_table(
+        [Outcome("no-reaper", "killed workers", caught=True, rules=["job not finished"], seconds=12.3)]
+    )
 
-    assert "| no-reaper | no process reaps dead runs | deaths | not ended | 1 | 12 s |" in result
+    assert "| no-reaper | no process reaps dead runs | killed workers | job not finished | 1 | 12 s |" in result

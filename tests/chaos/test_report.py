@@ -88,7 +88,7 @@ def test_a_violation_or_a_complaint_fails_it(killed):
     broken = report(killed)
 
     assert not broken.passed
-    assert "VIOLATED 1 times: accepted and gone" in broken.text()
+    assert "VIOLATED 1 times: job missing after acceptance" in broken.text()
     assert broken.jobs["lost"] == 1
     assert broken.text().endswith("FAILED")
 
