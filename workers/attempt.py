@@ -146,7 +146,7 @@ class Attempt(JobContext):
     in_thread = True  # False: the worker's thread watches an isolated process and stops it
     started_at: float | None = None
     ended_at: float | None = None  # set when the pipeline has ended
-    sessions_left: Sequence[str] = ()  # servers on which a statement of its process may still run
+    sessions_left: Sequence[str] = ()  # servers on which a statement of the attempt may still run
 
     def __init__(self, job: ClaimedJob, *, claimed_at: float, settings: AttemptSettings) -> None:
         super().__init__(job, settings)
@@ -206,14 +206,16 @@ class Attempt(JobContext):
             return self.refuse(str(error))
         self.started_at = now
         try:
-            return self.complete(self._execute(task, args))
+            try:
+                outcome = self._execute(task, args)
+            finally:
+                self.ended_at = clock()
+                if self.connections is not None:
+                    self.record_ended_sessions(self.connections.close())  # before the job is settled
+            return self.complete(outcome)
         except Exception as error:  # a bug of ours, or in a method of the error raised: other jobs must go on
             _log.exception("attempt.internal_error")
             return self.complete(Settlement(Status.QUEUED, error=describe_error(error), retry_in_sec=DEFAULT.pause(1)))
-        finally:
-            self.ended_at = clock()
-            if self.connections is not None:
-                self.log_ended_sessions(self.connections.close())  # before the job is settled and its key unlocked
 
     def _load_args(self) -> dict[str, Any]:
         value = _load_json("args", self.job.args_text)
@@ -275,11 +277,12 @@ class Attempt(JobContext):
         """End its database sessions and refuse new ones. May take seconds where a server does not answer."""
         self.refuse_sessions()
         if self.connections is not None:
-            self.log_ended_sessions(self.connections.terminate())
+            self.record_ended_sessions(self.connections.terminate())
 
-    def log_ended_sessions(self, sessions: SessionsEnded) -> None:
+    def record_ended_sessions(self, sessions: SessionsEnded) -> None:
+        """Log which sessions were ended, and keep for the event on which servers a statement may still run."""
         if not sessions.is_complete:
-            left = sessions.unresolved_targets
+            self.sessions_left = left = sessions.unresolved_targets
             _log.warning("sessions.left", job=str(self.job_id), task=self.job.task, sessions_left=left)
         elif sessions.ended:
             _log.info("sessions.ended", job=str(self.job_id), task=self.job.task, ended=sessions.ended)

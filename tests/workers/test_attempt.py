@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app.queue.attempt_sessions import ServerSessions, SessionsEnded
 from app.queue.job import Settlement, Status
 from pipelines.contract import Pipelines, Stop, StopReason
 from tests.support.claimed_jobs import claimed_job
@@ -374,3 +375,19 @@ def test_lease_is_trusted_from_when_the_renewal_was_sent():
     lease.renewed_at = 105.0
 
     assert lease.trusted_until == 113.0
+
+
+class _UnreachedConnections:
+    """Connections to a server that does not answer when its sessions are to be ended."""
+
+    settled = commit_unknown = False
+
+    def close(self) -> SessionsEnded:
+        return SessionsEnded((ServerSessions("warehouse", is_reached=False),))
+
+
+def test_event_names_the_server_whose_sessions_may_be_left():
+    def opens_connections(args: dict[str, Any], ctx: Any) -> None:
+        ctx.connections = _UnreachedConnections()
+
+    assert settled(opens_connections).event_fields == {"sessions_left": ["warehouse"]}

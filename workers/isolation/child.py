@@ -350,6 +350,5 @@ class ChildProcess:
         attempt, settings = self._attempt, self._attempt.settings.connection_settings
         if settings is not None:  # its code may have opened connections of its own, which a statement keeps open
             report = end_sessions(server_dsns(settings), [attempt_application_name(attempt.job_id, attempt.job.run_id)])
-            attempt.sessions_left = report.unresolved_targets
             if not report.is_complete:
-                attempt.log_ended_sessions(report)
+                attempt.record_ended_sessions(report)
