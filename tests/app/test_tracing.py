@@ -63,7 +63,10 @@ def of_context(worker_pools: WorkerPoolFixture) -> list[str | None]:
 
 def triggered(worker_pools: WorkerPoolFixture, tracer: Any, **headers: str) -> Any:
     app = create_app(worker_pools.queue_fixture.queue, worker_pools.pipelines, WebOptions(version="1"), tracer=tracer)
-    body = {"queue": "q", "task": "says", "lock_key": "k", "args": {"tries": 2, "follow": True}}
+    body = {
+        "queue": "q", "task": "says", "lock_key": "k", "args": {"tries": 2, "follow": True},
+        "retry": {"kind": "fixed", "seconds": 0.01},
+    }  # fmt: skip
     response = app.test_client().post("/api/v1/jobs/trigger", json=body, headers=headers)
     assert response.status_code == 200, response.text
     return response.json
