@@ -12,6 +12,11 @@ from app.errors import JobChanged, JobNotFound, NotDeletable, NotEditable
 from app.queue.job import Status
 from app.queue.jobs import Executor
 
+# What a clone takes over from its original.
+CLONED_FIELDS = (
+    "queue", "task", "lock_key", "args", "partition_key", "priority", "max_attempts", "lease_ttl_sec", "producer",
+    "consumer_group", "time_limit_sec", "retry", "webhook",
+)  # fmt: skip
 _VALUES = ("priority", "available_at", "max_attempts", "lease_ttl_sec", "time_limit_sec", "partition_key")
 _CLEARABLE = ("time_limit_sec", "retry")  # null selects the task's default
 _MAX_CONFLICT_RETRIES = 5  # while other sessions change the job

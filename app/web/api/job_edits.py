@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
-from app.admin.edits import JobEditor
+from app.admin.edits import CLONED_FIELDS, JobEditor
 from app.admin.job_search import JobDetail, JobSearch
 from app.queue.job import NewJob
 from app.queue.jobs import JobQueue
@@ -80,13 +80,6 @@ class JobDeleted:
     deleted: bool
 
 
-# What a clone takes over from its original.
-_CLONED_FIELDS = (
-    "queue", "task", "lock_key", "args", "partition_key", "priority", "max_attempts", "lease_ttl_sec", "producer",
-    "consumer_group", "time_limit_sec", "retry", "webhook",
-)  # fmt: skip
-
-
 def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     blueprint = ApiBlueprint("job_edits", "/api/v1", problems=DATABASE_PROBLEMS)
     editor, search = JobEditor(queue.executor), JobSearch(queue.executor)
@@ -125,7 +118,7 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
         """
         original = search.get_with_version(parse_job_id(job_id)).job
         changes = {name: value for name, value in vars(body).items() if value is not None}
-        new_job = NewJob(**{**{name: getattr(original, name) for name in _CLONED_FIELDS}, **changes})
+        new_job = NewJob(**{**{name: getattr(original, name) for name in CLONED_FIELDS}, **changes})
         current_actor().require_trigger(new_job.task, new_job.queue)
         errors = validate_args(pipelines.get(new_job.task), dict(new_job.args))
         if errors:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from flask import Response
 from pydantic import Field, ValidationError
 
-from app.admin.edits import JobEditor
+from app.admin.edits import CLONED_FIELDS, JobEditor
 from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.job_search import JobSearch
 from app.log.masking import mask_secret_fields
@@ -43,9 +44,6 @@ PAGE_LINES = 500  # of the full log
 _PAGE_URL = "/jobs/{job_id}"
 _NOT_FOUND = (ProblemCode.JOB_NOT_FOUND,)
 _LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
-_CLONED_FIELDS = (
-    "task", "queue", "lock_key", "partition_key", "priority", "max_attempts", "lease_ttl_sec", "time_limit_sec", "retry"
-)  # fmt: skip
 
 
 class CloneForm(FormModel):
@@ -148,7 +146,7 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) 
             "priority": parse_priority(form.priority),
             "producer": current_actor().name,
         }
-        fields = {name: getattr(original, name) for name in _CLONED_FIELDS}
+        fields = {name: getattr(original, name) for name in CLONED_FIELDS if name != "webhook"}
         fields |= {name: value for name, value in changes.items() if value not in (None, "")}
         try:
             clone = request_model.model_validate(apply_defaults(fields))
@@ -156,7 +154,8 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) 
             raise InvalidForm.from_errors(field_errors(error)) from None
         if errors := validate_args(pipelines.get(clone.task), clone.args):
             raise InvalidForm.from_errors(errors)
-        return redirect_to(f"/jobs/{queue.enqueue(clone.to_new_job()).job_id}")
+        new_job = replace(clone.to_new_job(), webhook=original.webhook)
+        return redirect_to(f"/jobs/{queue.enqueue(new_job).job_id}")
 
     return pages.blueprint
 

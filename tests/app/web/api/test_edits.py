@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
+
+from app.queue.job import NewJob
 
 
 def test_a_waiting_job_is_changed_if_it_still_is_what_was_seen(client, trigger):
@@ -55,3 +59,18 @@ def test_only_finished_is_deleted_and_only_queued_edited(client, trigger):
     assert client.delete(address, headers={"If-Match": '"1.x"'}).status_code == 412
     assert client.delete(address).json == {"job_id": job_id, "deleted": True}
     assert client.get(address).status_code == 404
+
+
+def test_dashboard_clones_what_the_api_clones(client, queue):
+    webhook = {"url": "https://hooks.example.com/x", "events": ["job.failed"]}
+    original = NewJob(queue="etl", task="noop", lock_key="k", consumer_group="reports", webhook=webhook)
+    job_id = queue.enqueue(original).job_id
+
+    clones = [
+        client.post(f"/api/v1/jobs/{job_id}/clone", json={}).json["job_id"],
+        client.post(f"/jobs/{job_id}/clone", data={"args": "{}"}).headers["Location"].rpartition("/")[2],
+    ]
+
+    for clone in clones:
+        job = queue.get(UUID(clone))
+        assert (job.consumer_group, job.webhook) == ("reports", webhook)
