@@ -365,7 +365,10 @@ def _atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 def _redact_url(url: str) -> str:
     """Return the URL without user, password and query, which may be secret."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as http://[::1
+        return "the URL"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
