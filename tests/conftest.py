@@ -41,7 +41,11 @@ UNSAFE_FAST_SETTINGS = {
     "max_connections": "200",
 }
 RUN_FOLDER_VARIABLE = "DL_TEST_FOLDER"
-FULL_FOLDERS = ("tests/benchmarks/test_commands.py", "tests/hostile/test_document.py", "tests/hostile/test_soak.py")
+FULL_FOLDERS = (
+    "tests/app/queue/test_stateful.py", "tests/benchmarks/test_commands.py", "tests/hostile/test_document.py",
+    "tests/hostile/test_reports.py", "tests/hostile/test_rows.py", "tests/hostile/test_soak.py",
+    "tests/test_tutorial.py",
+)  # fmt: skip
 MIN_MEMORY_FOLDER_BYTES = 6 * 1024**3
 
 # How long an example takes depends on the machine: on a busy one slow examples and slow input are no fault. Every
