@@ -60,7 +60,6 @@ class Settler:
         self._is_writing = False  # under the lock: a batch is being written
         self._drained = threading.Condition(self._lock)
         self.thread = BackgroundThread("settler", self.run_once, on_crash=on_crash, outage_retry_sec=0.2)
-        self.settled_count = 0  # written by the settler alone
 
     def submit(self, attempt: Attempt, outcome: Outcome) -> None:
         """Queue an outcome to be written. Returns at once; at most all attempts of the process are queued."""
@@ -146,7 +145,6 @@ class Settler:
             batch = [batch[0]._replace(outcome=settlement)]
             results = self._settle(batch)
         self._running.remove(pending.attempt for pending in batch)
-        self.settled_count += len(batch)
         self._process_results(batch, results)
 
     def _settle(self, batch: Sequence[PendingOutcome]) -> list[SettleResult]:

@@ -25,9 +25,8 @@ from app import log
 from app.admin.api_keys import ApiKeys
 from app.config import Settings
 from app.errors import ConfigError, DatabaseUnavailable, PortTaken, SchemaError, SettingError
-from app.runtime.buffered_worker import BufferedWorker, ConnectionLimits
+from app.runtime.buffered_worker import BufferedWorker, ConnectionLimits, RequestLimits
 from app.runtime.database import Database
-from app.runtime.request_buffer import RequestLimits
 from app.runtime.service import MAX_BATCH_BYTES, Service, set_up_logging
 from app.runtime.shutdown import STOP_MARGIN_SEC, Shutdown
 from app.runtime.startup import Startup

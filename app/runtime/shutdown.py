@@ -33,7 +33,6 @@ class Shutdown:
         self.clean = True  # False: a pipeline does not stop; the process must be left without waiting for its thread
         self._service, self._grace_sec, self._exit_process = service, grace_sec, exit_process
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._exit_code = 0
 
     def start(self) -> None:
         threading.Thread(target=self._wait_and_stop, name="shutdown", daemon=True).start()

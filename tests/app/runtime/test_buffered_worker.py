@@ -16,8 +16,14 @@ from gunicorn.util import close_graceful  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
 from app.config import load_settings
-from app.runtime.buffered_worker import BufferedSocket, BufferedWorker, Connection, ConnectionLimits
-from app.runtime.request_buffer import Rejection, RequestLimits
+from app.runtime.buffered_worker import (
+    BufferedSocket,
+    BufferedWorker,
+    Connection,
+    ConnectionLimits,
+    Rejection,
+    RequestLimits,
+)
 from app.runtime.serve import answer_unreadable_bodies
 from app.runtime.service import Service
 from app.web.problems import ProblemCode
