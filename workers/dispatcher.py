@@ -338,7 +338,7 @@ class Dispatcher:
                 with suppress(IndexError):  # a thread took it a moment ago
                     while buffer.attempts and now - buffer.attempts[0][1] > _MAX_PREFETCH_AGE_SEC:
                         stale.append(buffer.attempts.popleft()[0])
-                        buffer.mean_run_sec = max(buffer.mean_run_sec, PREFETCH_BELOW_SEC)
+                        buffer.longest_run_sec = max(buffer.longest_run_sec, PREFETCH_BELOW_SEC)
         for attempt in stale:
             self._release(attempt, Released(ReleaseReason.NOT_STARTED))
 

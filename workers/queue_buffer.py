@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from app.queue.job import ClaimHint
 from workers.attempt import Attempt
 
-PREFETCH_BELOW_SEC = 0.020  # jobs that run longer are not prefetched
+PREFETCH_BELOW_SEC = 0.020  # a queue whose recent jobs ran longer is not prefetched
 _PREFETCH_PER_THREAD = 40
 _MAX_PREFETCH = 400  # beyond that a claim gets no cheaper per job
-_RUN_AVERAGE_WEIGHT = 0.2  # of the latest run in the mean
+_LONGEST_RUN_DECAY = 0.98  # with each run: one of a second keeps two hundred short ones from being prefetched
 _SCAN_GROWTH = 4
 _MAX_SCAN = 500  # ready jobs that one claim looks at
 _FRONT_INTERVAL_SEC = 0.05  # a claim starts at the front of the queue at least so often
@@ -73,14 +73,14 @@ class QueueBuffer:
     retry_at: float | None = None
     next_unknown_task_check_at: float = 0.0
     cursor: ClaimCursor = field(default_factory=ClaimCursor)
-    mean_run_sec: float = 0.1  # a rough mean of the last runs: a lost update between threads does no harm
+    longest_run_sec: float = 0.1  # of the recent runs; an update that is lost between threads does no harm
     limits: QueueLimits = field(default_factory=QueueLimits)
 
     @property
     def prefetch(self) -> int:
         """How many jobs to claim beyond the idle threads: a crash delays them, and no other process can start them."""
         is_limited = self.limits.has_global_limit or self.limits.max_in_process is not None
-        if is_limited or self.mean_run_sec >= PREFETCH_BELOW_SEC:
+        if is_limited or self.longest_run_sec >= PREFETCH_BELOW_SEC:
             return 0
         return min(_MAX_PREFETCH, _PREFETCH_PER_THREAD * self.threads)
 
@@ -109,7 +109,7 @@ class QueueBuffer:
         self.attempts.extend([(attempt, now) for attempt in attempts])
 
     def record_run(self, duration_sec: float) -> None:
-        self.mean_run_sec += (duration_sec - self.mean_run_sec) * _RUN_AVERAGE_WEIGHT
+        self.longest_run_sec = max(duration_sec, self.longest_run_sec * _LONGEST_RUN_DECAY)
 
 
 @dataclass
