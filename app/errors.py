@@ -236,8 +236,8 @@ class BulkNotFound(DataloaderError):
 class BulkMismatch(DataloaderError):
     def __init__(self, expected: int, actual: int) -> None:
         super().__init__(
-            f"found {actual} job{'' if actual == 1 else 's'}, expected {expected}; nothing was changed: count again with "
-            "a dry run, and ask with its number"
+            f"found {actual} job{'' if actual == 1 else 's'}, expected {expected}; nothing was changed: count again "
+            "with a dry run, and ask with its number"
         )
         self.actual = actual
 

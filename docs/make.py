@@ -31,7 +31,8 @@ TRANSITION_TEXTS = {
     Transition.RELEASE: "by the owning run: back to the queue with the attempt refunded; `canceled` if requested",
     Transition.CANCEL: "by a caller: at once while it is queued, also when a plain `UPDATE` sets `cancel_requested`. A "
     "running job only gets that flag, and its worker is notified",
-    Transition.REAP: "by any worker process: the lease expired, or the process is proved dead; `queued` with attempts left, else `lost` or `canceled`",
+    Transition.REAP: "by any worker process: the lease expired, or the process is proved dead; `queued` with attempts "
+    "left, else `lost` or `canceled`",
     Transition.REFUSE: "by the database: `max_attempts` is 0, so the job may have no attempt",
     Transition.RETRY: "by an operator: the same job under the same id, with all its attempts again",
 }

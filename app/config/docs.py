@@ -20,8 +20,8 @@ says wins over it, and a variable without a text counts as not given. `dataloade
 where it came from. This page is made by `dataloader config --docs`.
 
 With an error nothing starts: all errors are reported together, each with its variable, its value and what is accepted,
-and the exit code is {_EXIT_CODE}. A `DL_…` variable whose name is nearly that of a setting is an error; other variables with
-such a name cause a warning. Passwords are never shown, neither alone nor within `DL_DB_DSN`.
+and the exit code is {_EXIT_CODE}. A `DL_…` variable whose name is nearly that of a setting is an error; other
+variables with such a name cause a warning. Passwords are never shown, neither alone nor within `DL_DB_DSN`.
 
 **Passwords in a connection string.** Within `postgresql://…` write `%` as `%25`, `@` as `%40`, `:` as `%3A` and `/` as
 `%2F`. Within `host=… password=…` put a value with blanks between `'` and `'`. What libpq cannot read, in `DL_DB_DSN`,

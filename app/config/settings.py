@@ -154,8 +154,8 @@ class Settings(BaseSettings):
         0.05, 3600,
     )  # fmt: skip
     claim_backoff_sec: float = number_setting(
-        "DL_CLAIM_BACKOFF_SEC", 15.0, "The poll interval of an idle worker, in case a notification is lost, in seconds.",
-        0.05, 3600,
+        "DL_CLAIM_BACKOFF_SEC", 15.0,
+        "The poll interval of an idle worker, in case a notification is lost, in seconds.", 0.05, 3600,
     )  # fmt: skip
     shutdown_grace_sec: float = number_setting(
         "DL_SHUTDOWN_GRACE_SEC", 30.0, "How long running jobs may continue after a stop signal, in seconds.", 0, 3600

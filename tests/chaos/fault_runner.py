@@ -71,7 +71,5 @@ class FaultRunner:
         with self._lock:
             self._injected.append(injected)
         result = f" ({injected.detail})" if injected.detail else ""
-        self._log(
-            f"{time.monotonic() - self._started_at:7.1f} s  {step.fault}{result}, {injected.ended_at - started_at:.1f} s"
-            + (f"  NOT DONE: {failed}" if failed else "")
-        )
+        result += f", {injected.ended_at - started_at:.1f} s" + (f"  NOT DONE: {failed}" if failed else "")
+        self._log(f"{time.monotonic() - self._started_at:7.1f} s  {step.fault}{result}")

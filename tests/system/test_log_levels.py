@@ -56,6 +56,8 @@ def test_healthy_day_has_no_line_of_warning_or_above(starting: RunningService, r
     running = client.trigger("test.until", lasting, queue="q", lock_key="u")["job_id"]
     queued = client.trigger("test.until", lasting, queue="q", lock_key="u")["job_id"]
     jobs.wait_for_starts(43)
+    is_blocked = "SELECT wait_state = 'blocked' FROM dl_jobs WHERE job_id = %s"
+    eventually(lambda: query_rows(jobs.dsn, is_blocked, str(queued))[0][0])
     for job_id in (queued, running):
         client.cancel(job_id)
     jobs.wait_for_counts({"succeeded": 42, "canceled": 2})

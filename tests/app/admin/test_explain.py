@@ -129,8 +129,8 @@ def test_key_locked_by_session_without_job_is_explained(queue_db, why):
     holder = queue_db.enqueue_and_claim("k")
     job_id = queue_db.enqueue("k")
     queue_db.claim_once()
-    queue_db.sql("UPDATE dl_jobs SET status = 'canceled', finished_at = now(), lease_expires_at = NULL WHERE job_id = %s",
-             str(holder.id))  # fmt: skip
+    end = "UPDATE dl_jobs SET status = 'canceled', finished_at = now(), lease_expires_at = NULL WHERE job_id = %s"
+    queue_db.sql(end, str(holder.id))
     assert codes(why.explain(job_id)) == ["key_freed"]
     with queue_db.open_transaction() as step:
         step("SET application_name = 'a zombie'; SELECT pg_advisory_xact_lock(hashtext('k'))")

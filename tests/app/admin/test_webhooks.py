@@ -150,8 +150,9 @@ def test_rolled_back_end_is_not_delivered(queue_db, hooks):
 
 
 def test_job_webhook_gets_its_final_events(queue_db, hooks):
+    own = {"url": "https://a.example/x?y=z"}
     queue_db.queue.settle([
-        (queue_db.enqueue_and_claim("a", webhook={"url": "https://a.example/x?y=z"}), Settlement(Status.FAILED, error="x")),
+        (queue_db.enqueue_and_claim("a", webhook=own), Settlement(Status.FAILED, error="x")),
         (
             queue_db.enqueue_and_claim("b", webhook={"url": URL, "events": ["job.succeeded"]}),
             Settlement(Status.FAILED, error="x"),
