@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,7 +29,6 @@ REMOVED = frozenset({
     "DL_WEBHOOK_TIMEOUT_SEC",
 })  # fmt: skip
 _MAX_SHOWN_LENGTH = 80
-_USER_INFO = re.compile(r"://[^/\s\"]*@")  # of a URL in a setting that should have none
 
 
 def load_settings(
@@ -104,7 +102,6 @@ def _setting_error(variable: str, text: str, problems: list[str]) -> SettingErro
     if is_secret(field):
         value = f"a text of {len(text)} characters (hidden)"
     else:
-        text = _USER_INFO.sub("://***@", text)
         is_long = len(text) > _MAX_SHOWN_LENGTH
         value = f"{text[:_MAX_SHOWN_LENGTH]!r}… ({len(text)} characters)" if is_long else repr(text)
     remedy = "; ".join([*filter(None, problems), f"{accepted_values(field)} would do"])

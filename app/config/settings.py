@@ -171,7 +171,7 @@ class Settings(BaseSettings):
 
     endpoints: values.Endpoints = setting(
         "DL_ENDPOINTS", {}, "The addresses that pipelines fetch from, by name; docs/pipelines lists the names.",
-        'a JSON object such as {"llm": "https://models.example"}, without credentials',
+        'a JSON object such as {"llm": "https://models.example"}, without credentials', hidden=True,
     )  # fmt: skip
     targets: values.Targets = setting(
         "DL_TARGETS", {}, "The databases that pipelines write to, by name; the entry default is used for names "
