@@ -118,6 +118,8 @@ def _upgrade(cursor: Any, version: int, text: str) -> list[str]:
     for number, migration in migration_files(after=version):
         _apply(cursor, migration, f"apply migration {number}")
         steps.append(f"migrated to version {number}: {migration.splitlines()[0].removeprefix('-- ').rstrip('.')}")
+    # Workers lock this table before those of events and workers; the triggers of these come before its own in the file.
+    _apply(cursor, "LOCK TABLE dl_jobs IN SHARE ROW EXCLUSIVE MODE", "lock dl_jobs")
     replaced = [s for s in schema_statements(text) if s.is_replaceable]
     for statement in replaced:
         _apply(cursor, statement.text, f"replace {statement.object_name}")

@@ -405,6 +405,22 @@ def test_schema_applied_again_does_not_wait_for_event_readers(dsn):
     queue_db.close()
 
 
+def test_migration_and_an_open_claim_do_not_deadlock(dsn):
+    queue_db = QueueFixture(dsn)
+    job_id = str(queue_db.enqueue())
+    queue_db.sql("UPDATE dl_schema SET fingerprint = 'of another file'")
+
+    with ThreadPoolExecutor(1) as threads:
+        with queue_db.open_transaction() as step:
+            step("UPDATE dl_jobs SET consumer_group = 'x' WHERE job_id = %s", job_id)
+            migration = threads.submit(migrate, dsn)
+            queue_db.wait_for_lock_waiters()
+            step("INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'default', 'noted')", job_id)
+        assert migration.result().steps
+
+    queue_db.close()
+
+
 def test_an_empty_database_gets_the_tables_and_says_so(empty_dsn):
     with pytest.raises(SchemaMissing, match="dataloader migrate"):
         check(empty_dsn)
