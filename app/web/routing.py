@@ -25,6 +25,8 @@ FORM = "application/x-www-form-urlencoded"
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Model = TypeVar("Model", bound=BaseModel)
 
+_NO_ARGS: MultiDict[str, str] = MultiDict()  # spares parsing an empty query string
+
 # The scopes of which a caller needs one.
 RequiredScopes = tuple[Scope, ...]
 OPEN: RequiredScopes = ()
@@ -133,7 +135,7 @@ class ApiBlueprint:
                 _require_json()
                 models.append(parse_body(operation.body, _request_body(), self.max_json_depth))
             if operation.query is not None:
-                models.append(_validate_flat(operation.query, request.args))
+                models.append(_validate_flat(operation.query, request.args if request.query_string else _NO_ARGS))
             return respond(handler(*models, **path))
 
         return view
