@@ -28,21 +28,22 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (4, 'by hand', 4);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (5, 'by hand', 4);
 
 -- ── Types ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canceled', 'lost');
 
--- What a queued job waits for. scheduled: its time, or to be promoted; ready: a worker; blocked: its lock key.
-CREATE TYPE dl_wait_state AS ENUM ('scheduled', 'ready', 'blocked');
+-- What a queued job waits for. scheduled: its time, or to be promoted; ready: a worker; blocked: its lock key; waiting:
+-- other jobs; limited: the limit `waits_on`.
+CREATE TYPE dl_wait_state AS ENUM ('scheduled', 'ready', 'blocked', 'waiting', 'limited');
 
 -- A request of dl_enqueue_many: its fields, position, job id, and the field with a problem.
 CREATE TYPE dl_enqueue_request AS (
     n bigint, job_id uuid, queue text, task text, lock_key text, args jsonb, idempotency_key text,
     partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
     producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid,
-    webhook jsonb, traceparent text, field text, problem text
+    webhook jsonb, traceparent text, field text, problem text, limits jsonb
 );
 
 -- A job id begins with the time (RFC 9562, version 7, to a quarter of a microsecond), so that jobs created together are
@@ -95,6 +96,8 @@ CREATE TABLE dl_jobs (
     parent_id        uuid,          -- the job whose attempt enqueued this one
     webhook          jsonb,         -- this job's own webhook: {"url": …, "events": […]}
     traceparent      text,          -- W3C trace context of the request: the attempts are part of its trace
+    limits           jsonb,         -- {"name": weight}: what the job counts in each limit while it runs
+    waits_on         text,          -- the limit that a limited job waits for, or that a ready job has been woken for
     CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
     -- What fits into every index. Without it a job that no index holds yet would fail each statement that promotes it.
     CONSTRAINT dl_jobs_chk_sizes
@@ -113,13 +116,16 @@ CREATE TABLE dl_jobs (
     toast.autovacuum_vacuum_cost_delay = 0
 );
 
--- A queued job is in exactly one of these three. The order of the first is the order of claims.
+-- A queued job is in exactly one of the first three, or waits for a limit. The order of the first is the order of claims.
 CREATE INDEX dl_jobs_ready_idx ON dl_jobs (queue, priority, created_at, job_id)
     WHERE status = 'queued' AND wait_state = 'ready';
 CREATE INDEX dl_jobs_scheduled_idx ON dl_jobs (available_at)
     WHERE status = 'queued' AND wait_state = 'scheduled';
 CREATE INDEX dl_jobs_blocked_idx ON dl_jobs (lock_key, priority, created_at, job_id)
     WHERE status = 'queued' AND wait_state = 'blocked';
+
+CREATE INDEX dl_jobs_limited_idx ON dl_jobs (waits_on, queue, wait_state, priority, created_at, job_id)
+    WHERE status = 'queued' AND waits_on IS NOT NULL;
 
 -- No two running jobs share a lock key, whatever else goes wrong.
 CREATE UNIQUE INDEX dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
@@ -567,6 +573,312 @@ BEGIN
     SELECT u.lock_key FROM unblocked u, notified;
 END $$;
 
+-- ── Limits ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- How many jobs may run, and how many may start in a time. A job names limits in its column `limits`; `queue:NAME` and
+-- `task:NAME` apply to all jobs of the queue or task. A name that ends in `:*` is the default of the names that begin so. A
+-- name without a row has no limit.
+--
+-- What counts are the running rows: no counter has to be kept, and the statement that ends a run frees its place. Counting
+-- and starting are under the limit's lock, (1684828529, hashtext(name)), which is taken after keys and rows. Its holder waits
+-- for no row: it skips locked ones.
+CREATE TABLE dl_limits (
+    name        text        PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 200),
+    concurrency int         CHECK (concurrency >= 0),  -- weight of the jobs that run; 0: none may start; NULL: any
+    rate        int         CHECK (rate >= 1),         -- weight of the jobs that start in `per_sec`; NULL: any
+    per_sec     float8      CHECK (per_sec > 0 AND per_sec <= 2678400),
+    burst       int         CHECK (burst >= 1),        -- of these, how many may start at once; NULL: 1
+    note        text,
+    changed_by  text,
+    changed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT dl_limits_chk_rate CHECK ((rate IS NULL) = (per_sec IS NULL) AND (burst IS NULL OR rate IS NOT NULL))
+);
+
+-- When the next start of a rate would be due if all were evenly spaced (GCRA: theoretical arrival time).
+CREATE TABLE dl_limit_starts (
+    name text        PRIMARY KEY,
+    tat  timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+-- A limit's name, and those whose row is its default: the longest first.
+CREATE OR REPLACE FUNCTION dl_limit_names(limit_name text) RETURNS text[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ARRAY[limit_name]
+           || ARRAY(SELECT array_to_string((string_to_array(limit_name, ':'))[:n], ':') || ':*'
+                      FROM generate_series(cardinality(string_to_array(limit_name, ':')) - 1, 1, -1) AS n);
+
+-- The names under which a job counts, and its weight in each.
+CREATE OR REPLACE FUNCTION dl_job_limits(limits jsonb, queue text, task text) RETURNS TABLE (name text, weight int)
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE ROWS 3 AS $$
+    SELECT key, value::int FROM jsonb_each_text(limits)
+    UNION ALL
+    VALUES ('queue:' || queue, 1), ('task:' || task, 1)
+$$;
+
+-- What is wrong with the limits of a request; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_limits_problem(limits jsonb) RETURNS text
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    requested record;
+    setting   record;
+BEGIN
+    IF limits IS NULL THEN
+        RETURN NULL;
+    ELSIF jsonb_typeof(limits) <> 'object' OR (SELECT count(*) FROM jsonb_object_keys(limits)) > 4
+          OR jsonb_path_exists(limits, '$.* ? (@.type() <> "number" || @ < 1 || @ > 1000000 || @.floor() <> @)') THEN
+        RETURN 'must be an object of at most 4 names with whole numbers from 1 to 1000000, such as {"warehouse": 2}';
+    END IF;
+    FOR requested IN SELECT key, value::int AS weight FROM jsonb_each_text(limits) ORDER BY key LOOP
+        IF requested.key = '' OR octet_length(requested.key) > 200 OR requested.key LIKE '%*' THEN
+            RETURN format('has the name %s: names have 1 to 200 bytes and no * at the end',
+                          to_jsonb(left(requested.key, 100)));
+        ELSIF requested.key LIKE ANY ('{queue:%,task:%}') THEN
+            RETURN format('names %s, which applies by itself to the jobs of that queue or task', to_jsonb(requested.key));
+        END IF;
+        SELECT l.name, l.concurrency, l.rate, coalesce(l.burst, 1) AS burst INTO setting
+          FROM dl_limits l
+         WHERE l.name = ANY (dl_limit_names(requested.key))
+         ORDER BY l.name = requested.key DESC, length(l.name) DESC
+         LIMIT 1;
+        -- A limit of 0 is closed for a time: jobs may wait for it.
+        IF setting.concurrency > 0 AND requested.weight > setting.concurrency THEN
+            RETURN format('asks for %s of %s, which has %s', requested.weight, to_jsonb(requested.key), setting.concurrency);
+        ELSIF setting.rate IS NOT NULL AND requested.weight > setting.burst THEN
+            RETURN format('asks for %s starts of %s at once, which allows a burst of %s',
+                          requested.weight, to_jsonb(requested.key), setting.burst);
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION dl_jobs_check_limits() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    problem text := dl_limits_problem(NEW.limits);
+BEGIN
+    IF problem IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'limits ' || problem, COLUMN = 'limits';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_check_limits BEFORE INSERT OR UPDATE OF limits ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.limits IS NOT NULL)
+    EXECUTE FUNCTION dl_jobs_check_limits();
+
+-- The state of those of these limits that have a row, their own or a default: what they allow, and what is used.
+CREATE OR REPLACE FUNCTION dl_limit_states(limit_names text[])
+    RETURNS TABLE (name text, concurrency int, used int, spacing float8, burst int, tat float8)
+    LANGUAGE plpgsql VOLATILE ROWS 4 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH asked AS MATERIALIZED (
+        SELECT n.name, s.concurrency, s.rate, s.per_sec, coalesce(s.burst, 1) AS burst
+          FROM unnest(limit_names) AS n (name)
+               CROSS JOIN LATERAL (SELECT * FROM dl_limits l
+                                    WHERE l.name = ANY (dl_limit_names(n.name))
+                                    ORDER BY l.name = n.name DESC, length(l.name) DESC
+                                    LIMIT 1) s
+    ), running AS MATERIALIZED (
+        SELECT c.name, sum(c.weight)::int AS used
+          FROM dl_jobs r
+               CROSS JOIN LATERAL dl_job_limits(r.limits, r.queue, r.task) c
+         WHERE r.status = 'running' AND c.name = ANY (limit_names)
+           AND EXISTS (SELECT FROM asked WHERE asked.concurrency IS NOT NULL)
+         GROUP BY c.name
+    )
+    SELECT a.name, a.concurrency, coalesce(r.used, 0), a.per_sec / a.rate, a.burst,
+           date_part('epoch', (SELECT s.tat FROM dl_limit_starts s WHERE s.name = a.name))
+      FROM asked a LEFT JOIN running r ON r.name = a.name;
+END $$;
+
+-- Takes the locks of these limits, in the order of their hashes, until the transaction ends.
+CREATE OR REPLACE FUNCTION dl_lock_limits(limit_names text[]) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(1684828529, hash)
+       FROM (SELECT DISTINCT hashtext(n) AS hash FROM unnest(limit_names) n ORDER BY 1 OFFSET 0) ordered;
+END $$;
+
+-- Of jobs that a claim has locked, in the order of their claim, those that may not start now: they become limited, each by the
+-- first of its limits that is full. Starts of rates are recorded for the others. A job that was woken for another limit
+-- hands that on to the next one.
+CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[]) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT SET dl.events_checked = 'yes'
+    SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    names  text[];
+    states jsonb;
+    job    record;
+    counts record;
+    state  jsonb;
+    full_limit text;
+    due    float8;
+    now_at float8;
+    woken_for text[] := '{}';
+BEGIN
+    SELECT array_agg(DISTINCT c.name) INTO names
+      FROM unnest(job_ids) AS i (job_id)
+           JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+           CROSS JOIN LATERAL dl_job_limits(j.limits, j.queue, j.task) c
+     WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)));
+    IF names IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM dl_lock_limits(names);
+    -- In a snapshot taken under the locks: what others committed while they were waited for is counted.
+    SELECT coalesce(jsonb_object_agg(s.name, to_jsonb(s)), '{}') INTO states FROM dl_limit_states(names) s;
+    now_at := date_part('epoch', clock_timestamp());
+    FOR job IN
+        SELECT j.job_id, j.queue, j.task, j.limits, j.attempt, j.waits_on
+          FROM unnest(job_ids) WITH ORDINALITY AS i (job_id, n) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+         ORDER BY i.n
+    LOOP
+        full_limit := NULL;
+        FOR counts IN SELECT c.name, sum(c.weight)::int AS weight FROM dl_job_limits(job.limits, job.queue, job.task) c
+                       WHERE states ? c.name GROUP BY c.name ORDER BY c.name LOOP
+            state := states -> counts.name;
+            due := greatest((state ->> 'tat')::float8, now_at) + (state ->> 'spacing')::float8 * counts.weight;
+            IF (state ->> 'used')::int + counts.weight > (state ->> 'concurrency')::int
+               OR due - now_at > (state ->> 'burst')::int * (state ->> 'spacing')::float8 * 1.000001 THEN
+                full_limit := counts.name;
+                EXIT;
+            END IF;
+        END LOOP;
+        IF full_limit IS NULL THEN
+            FOR counts IN SELECT c.name, sum(c.weight)::int AS weight FROM dl_job_limits(job.limits, job.queue, job.task) c
+                           WHERE states ? c.name GROUP BY c.name LOOP
+                state := states -> counts.name;
+                due := greatest((state ->> 'tat')::float8, now_at) + (state ->> 'spacing')::float8 * counts.weight;
+                states := jsonb_set(states, ARRAY[counts.name], state || jsonb_build_object(
+                    'used', (state ->> 'used')::int + counts.weight, 'tat', due, 'is_started', due IS NOT NULL));
+            END LOOP;
+        ELSE
+            IF job.waits_on <> full_limit THEN
+                woken_for := woken_for || job.waits_on;
+            END IF;
+            UPDATE dl_jobs j SET wait_state = 'limited', waits_on = full_limit WHERE j.job_id = job.job_id;
+            INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+            VALUES (job.job_id, job.queue, clock_timestamp(), 'limited',
+                    jsonb_build_object('status', 'queued', 'attempt', job.attempt, 'waits_on', full_limit));
+            IF states -> full_limit ->> 'spacing' IS NOT NULL THEN
+                PERFORM pg_notify('dl_control', 'limits');  -- the maintenance leader wakes it when its time comes
+            END IF;
+            RETURN NEXT job.job_id;
+        END IF;
+    END LOOP;
+    INSERT INTO dl_limit_starts AS s (name, tat)
+    SELECT key, to_timestamp((value ->> 'tat')::float8) FROM jsonb_each(states) WHERE (value ->> 'is_started')::bool
+        ON CONFLICT ON CONSTRAINT dl_limit_starts_pkey DO UPDATE SET tat = excluded.tat;
+    IF woken_for <> '{}' THEN
+        PERFORM dl_wake_limited(woken_for);
+    END IF;
+END $$;
+
+-- Wakes jobs that wait for these limits, as many as may start now, the best of each queue first, and notifies the queues.
+-- A woken job is ready and keeps `waits_on`: until it starts it is counted as woken, and no other one in its place.
+-- A job that does not fit waits, and so do those behind it. At most 500 of a queue are woken.
+CREATE OR REPLACE FUNCTION dl_wake_limited(limit_names text[]) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT SET dl.events_checked = 'yes'
+    SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    limit_name text;
+    queue_name text;
+    state      record;
+    room       float8;
+    woken      uuid[];
+BEGIN
+    PERFORM dl_lock_limits(limit_names);
+    FOR limit_name IN SELECT DISTINCT n FROM unnest(limit_names) n ORDER BY n LOOP
+        queue_name := NULL;
+        SELECT j.queue INTO queue_name FROM dl_jobs j
+         WHERE j.waits_on = limit_name AND j.status = 'queued' AND j.wait_state = 'limited' ORDER BY j.queue LIMIT 1;
+        CONTINUE WHEN queue_name IS NULL;
+        SELECT * INTO state FROM dl_limit_states(ARRAY[limit_name]);
+        room := least(coalesce(state.concurrency - state.used, 1e9),
+                      coalesce(floor(state.burst + 0.000001
+                                     - greatest(state.tat - date_part('epoch', clock_timestamp()), 0) / state.spacing), 1e9));
+        WHILE queue_name IS NOT NULL AND room > 0 LOOP
+            WITH heads AS MATERIALIZED (
+                SELECT j.job_id, j.priority, j.created_at, dl_weight_in(limit_name, j.limits) AS weight
+                  FROM dl_jobs j
+                 WHERE j.waits_on = limit_name AND j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
+                 ORDER BY j.priority, j.created_at, j.job_id
+                 LIMIT least(room, 500)::int
+                   FOR NO KEY UPDATE SKIP LOCKED
+            ), fitting AS MATERIALIZED (
+                SELECT job_id
+                  FROM (SELECT job_id, sum(weight) OVER (ORDER BY priority, created_at, job_id) AS total FROM heads) h
+                 WHERE total <= room - (SELECT coalesce(sum(dl_weight_in(limit_name, w.limits)), 0)
+                                          FROM dl_jobs w
+                                         WHERE w.waits_on = limit_name AND w.queue = queue_name AND w.status = 'queued'
+                                           AND w.wait_state = 'ready')
+            ), changed AS (
+                UPDATE dl_jobs j
+                   SET wait_state = CASE WHEN j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+                       waits_on = CASE WHEN j.available_at <= clock_timestamp() THEN limit_name END
+                  FROM fitting
+                 WHERE j.job_id = ANY (ARRAY[fitting.job_id])
+                RETURNING j.job_id, j.attempt
+            ), events AS (
+                INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+                SELECT job_id, queue_name, clock_timestamp(), 'released',
+                       jsonb_build_object('status', 'queued', 'attempt', attempt, 'limit', limit_name)
+                  FROM changed
+            )
+            SELECT array_agg(job_id) INTO woken FROM changed;
+            IF woken IS NOT NULL THEN
+                PERFORM dl_notify_queue(queue_name);
+                RETURN QUERY SELECT unnest(woken);
+            END IF;
+            SELECT (SELECT j.queue FROM dl_jobs j
+                     WHERE j.waits_on = limit_name AND j.queue > queue_name AND j.status = 'queued' AND j.wait_state = 'limited'
+                     ORDER BY j.queue LIMIT 1) INTO queue_name;
+        END LOOP;
+    END LOOP;
+END $$;
+
+-- The limits that jobs wait for and that this row sets: its own name, or with a default all names that begin so.
+CREATE OR REPLACE FUNCTION dl_waiting_limits(row_name text) RETURNS text[]
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    IF row_name NOT LIKE '%:*' THEN
+        RETURN ARRAY[row_name];
+    END IF;
+    RETURN ARRAY(
+        WITH RECURSIVE names AS (
+            (SELECT waits_on AS name FROM dl_jobs
+              WHERE status = 'queued' AND waits_on IS NOT NULL AND waits_on >= left(row_name, -1) ORDER BY waits_on LIMIT 1)
+            UNION ALL
+            SELECT (SELECT j.waits_on FROM dl_jobs j
+                     WHERE j.status = 'queued' AND j.waits_on IS NOT NULL AND j.waits_on > n.name ORDER BY j.waits_on LIMIT 1)
+              FROM names n
+             WHERE starts_with(n.name, left(row_name, -1))
+        )
+        SELECT name FROM names WHERE starts_with(name, left(row_name, -1)));
+END $$;
+
+-- The weight of a job in one limit; 1 in that of its queue or task.
+CREATE OR REPLACE FUNCTION dl_weight_in(limit_name text, limits jsonb) RETURNS int
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN coalesce((limits ->> limit_name)::int, 1);
+
+-- Wakes what waits for the limits of runs that have ended. Each run is an object with its limits, queue and task.
+CREATE OR REPLACE FUNCTION dl_wake_after(ended jsonb) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT AS $$
+DECLARE
+    names text[] := ARRAY(SELECT DISTINCT c.name
+                            FROM jsonb_array_elements(ended) AS e (run)
+                                 CROSS JOIN LATERAL dl_job_limits(nullif(e.run -> 'limits', 'null'), e.run ->> 'queue', e.run ->> 'task') c
+                           WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name))));
+BEGIN
+    IF names <> '{}' THEN
+        RETURN QUERY SELECT * FROM dl_wake_limited(names);
+    END IF;
+END $$;
+
 -- ── Jobs written by other services ──────────────────────────────────────────────────────────────────────────────────
 
 -- Triggers that make a plain INSERT, UPDATE or DELETE of a job as good as ours. SECURITY DEFINER: a service that may only
@@ -622,12 +934,14 @@ CREATE OR REPLACE TRIGGER dl_jobs_notify_upd AFTER UPDATE ON dl_jobs
     EXECUTE FUNCTION dl_jobs_on_requeue();
 
 -- Another service requeues a job or moves its time, and does not set its wait state, which follows from the time. (If its
--- key is busy, a claim will block it.) A job that was finished or running is reset as by a retry or a release. Our own
+-- key is busy, a claim will block it.) One that waits for jobs or a limit continues to wait, and keeps the time for
+-- afterwards. A job that was finished or running is reset as by a retry or a release. Our own
 -- statements either set the wait state or end the lease.
 CREATE OR REPLACE FUNCTION dl_jobs_on_manual_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' AS $$
 BEGIN
     NEW.wait_state := CASE WHEN NEW.available_at <= clock_timestamp() THEN 'ready' ELSE 'scheduled' END;
+    NEW.waits_on := NULL;
     IF OLD.status <> 'queued' AND (OLD.status <> 'running' OR NEW.lease_expires_at IS NOT NULL) THEN
         NEW.attempt := CASE OLD.status WHEN 'running' THEN greatest(OLD.attempt - 1, 0) ELSE 0 END;
         NEW.cancel_requested := false;
@@ -643,7 +957,8 @@ END $$;
 CREATE OR REPLACE TRIGGER dl_jobs_manual_update BEFORE UPDATE ON dl_jobs
     FOR EACH ROW
     WHEN (NEW.status = 'queued' AND NEW.wait_state = OLD.wait_state
-          AND (OLD.status <> 'queued' OR NEW.available_at <> OLD.available_at))
+          AND (OLD.status <> 'queued'
+               OR NEW.available_at <> OLD.available_at AND OLD.wait_state NOT IN ('waiting', 'limited')))
     EXECUTE FUNCTION dl_jobs_on_manual_update();
 
 -- A queued job whose cancel is requested by a plain UPDATE is canceled, and one with max_attempts 0 fails: without an
@@ -658,7 +973,7 @@ DECLARE
     message   text := CASE WHEN NOT NEW.cancel_requested THEN 'max_attempts is 0: the job may have no attempt' END;
 BEGIN
     UPDATE dl_jobs
-       SET status = ending, wait_state = 'scheduled', unknown_task = false, finished_at = clock_timestamp(), error = coalesce(message, error)
+       SET status = ending, wait_state = 'scheduled', waits_on = NULL, unknown_task = false, finished_at = clock_timestamp(), error = coalesce(message, error)
      WHERE job_id = NEW.job_id AND status = 'queued' AND (cancel_requested OR max_attempts < 1);
     IF NOT FOUND THEN
         RETURN NULL;  -- the same transaction has changed it again
@@ -717,6 +1032,7 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
            coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.live_key, r.time_limit_sec,
            nullif(r.retry, 'null'), r.parent_id, nullif(r.webhook, 'null'), r.traceparent, f.field,
            CASE WHEN f.field IS NULL THEN NULL
+                WHEN f.field = 'limits' THEN dl_limits_problem(r.limits)
                 WHEN f.field = '$problem' THEN i.item ->> '$problem'
                 WHEN f.field = '' THEN 'is no JSON object'
                 WHEN f.field IN ('queue', 'task', 'lock_key') AND i.item -> f.field IS NULL THEN 'is required'
@@ -729,7 +1045,8 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                 WHEN f.field = 'available_at' THEN 'must be a time between the years 1 and 9999'
                 WHEN f.field IN ('max_attempts', 'lease_ttl_sec', 'time_limit_sec')
                 THEN 'must be 1 or more'
-                ELSE 'is no field of this request; leave it out' END
+                ELSE 'is no field of this request; leave it out' END,
+           nullif(r.limits, 'null')
       FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
            CROSS JOIN (SELECT array_agg(key) AS fields
                          FROM jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
@@ -757,7 +1074,8 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                     WHEN octet_length(r.producer) > 2000 THEN 'producer'
                     WHEN octet_length(r.consumer_group) > 2000 THEN 'consumer_group'
                     WHEN jsonb_typeof(r.retry) NOT IN ('object', 'null') THEN 'retry'
-                    WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN 'webhook' END AS field
+                    WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN 'webhook'
+                    WHEN nullif(r.limits, 'null') IS NOT NULL AND dl_limits_problem(r.limits) IS NOT NULL THEN 'limits' END AS field
               OFFSET 0) f  -- evaluated once
 $$;
 
@@ -796,11 +1114,11 @@ BEGIN
             WITH new AS (
                 INSERT INTO dl_jobs (queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
                                      lease_ttl_sec, producer, consumer_group, time_limit_sec, retry, parent_id, webhook,
-                                     traceparent, wait_state, created_at)
+                                     traceparent, limits, wait_state, created_at)
                 SELECT r.queue, r.task, coalesce(nullif(r.args, 'null'), '{}'), r.lock_key, coalesce(r.partition_key, ''),
                        coalesce(r.priority, 100), coalesce(r.available_at, clock_timestamp()), coalesce(r.max_attempts, 5),
                        coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.time_limit_sec, nullif(r.retry, 'null'),
-                       r.parent_id, nullif(r.webhook, 'null'), r.traceparent,
+                       r.parent_id, nullif(r.webhook, 'null'), r.traceparent, nullif(r.limits, 'null'),
                        CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        now() + r.ordinality * interval '1 microsecond'  -- so that they are claimed in their order
                   FROM ROWS FROM (jsonb_populate_recordset(NULL::dl_enqueue_request, input), jsonb_array_elements(input))
@@ -862,11 +1180,12 @@ BEGIN
             WITH new AS (
                 INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority,
                                      available_at, max_attempts, lease_ttl_sec, producer, consumer_group, live_key,
-                                     time_limit_sec, retry, parent_id, webhook, traceparent, request_hash, wait_state,
-                                     created_at)
+                                     time_limit_sec, retry, parent_id, webhook, traceparent, limits, request_hash,
+                                     wait_state, created_at)
                 SELECT a.job_id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
                        coalesce(a.available_at, clock_timestamp()), a.max_attempts, a.lease_ttl_sec, a.producer,
                        a.consumer_group, a.live_key, a.time_limit_sec, a.retry, a.parent_id, a.webhook, a.traceparent,
+                       a.limits,
                        CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
                        CASE WHEN a.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        now() + a.n * interval '1 microsecond'  -- so that they are claimed in their order
@@ -937,7 +1256,7 @@ CREATE OR REPLACE FUNCTION dl_enqueue(
     partition_key text DEFAULT '', priority int DEFAULT 100, available_at timestamptz DEFAULT NULL,
     max_attempts int DEFAULT 5, lease_ttl_sec int DEFAULT 60, producer text DEFAULT NULL,
     consumer_group text DEFAULT NULL, live_key text DEFAULT NULL, time_limit_sec int DEFAULT NULL,
-    retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL
+    retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL, limits jsonb DEFAULT NULL
 ) RETURNS uuid
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -949,7 +1268,7 @@ BEGIN
                'partition_key', partition_key, 'priority', priority, 'available_at', available_at,
                'max_attempts', max_attempts, 'lease_ttl_sec', lease_ttl_sec, 'producer', producer,
                'consumer_group', consumer_group, 'live_key', live_key, 'time_limit_sec', time_limit_sec,
-               'retry', retry, 'parent_id', parent_id))) m;
+               'retry', retry, 'parent_id', parent_id, 'limits', limits))) m;
     IF result.outcome = 'invalid' THEN
         RAISE invalid_parameter_value USING MESSAGE = coalesce(result.field || ' ', '') || result.detail;
     ELSIF result.outcome = 'conflict' THEN
@@ -1357,12 +1676,16 @@ CREATE OR REPLACE TRIGGER dl_jobs_audit_ins AFTER INSERT ON dl_jobs
 CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('job', 'job_id',
-        'wait_state,unknown_task,run_id,worker,worker_id,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash',
+        'wait_state,waits_on,unknown_task,run_id,worker,worker_id,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash',
         'args,progress,result,error,traceback,checkpoint,webhook');  -- a webhook's URL may have a token in it
 
 CREATE OR REPLACE TRIGGER dl_queues_audit AFTER INSERT OR UPDATE OR DELETE ON dl_queues
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('queue', 'queue', 'changed_by,changed_at', '');
+
+CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl_limits
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('limit', 'name', 'changed_by,changed_at', '');
 
 CREATE OR REPLACE TRIGGER dl_bulk_audit AFTER INSERT OR UPDATE OF cancel_requested ON dl_bulk
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
@@ -1412,7 +1735,7 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
     dl_claim_expected, dl_notify_queue, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,
-    dl_jobs_cancel_running, dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_create_deliveries,
+    dl_jobs_cancel_running, dl_jobs_check_limits, dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_create_deliveries,
     dl_create_alert_deliveries, dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune
   FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION dl_new_id TO PUBLIC;

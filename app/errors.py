@@ -29,6 +29,7 @@ DataloaderError
 ├── NotDeletable              only a finished job can be deleted
 ├── JobChanged                the job is not in the state any more that the caller has seen
 ├── QueueDraining             the queue takes no new jobs
+├── LimitNotFound             the limit has no setting, and no job uses it
 ├── WorkerNotFound            no worker process has this id
 ├── BulkNotFound              no bulk operation has this id
 ├── BulkMismatch              not as many jobs fit as the caller expects
@@ -219,6 +220,12 @@ class QueueDraining(DataloaderError):
         reason = f": {note}" if note else ""
         super().__init__(f"queue {queue!r} is being drained and takes no new jobs{reason}")
         self.queue = queue
+
+
+class LimitNotFound(DataloaderError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no limit {name!r}")
+        self.name = name
 
 
 class WorkerNotFound(DataloaderError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from app import log
 from app.admin.alerts import Alerts
 from app.admin.bulk import BulkOperations
+from app.admin.limits import Limits
 from app.admin.queues import Queues
 from app.admin.retention import PrunedBatch, Retention, RetentionPeriods
 from app.admin.statistics import Statistics
@@ -25,6 +26,9 @@ _log = log.get(__name__)
 _LEADER_CHECK_SEC = 2.0
 _IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
 _NOTIFY_INTERVAL_SEC = 1.0
+_LIMITS_INTERVAL_SEC = 1.0
+_MIN_RATE_INTERVAL_SEC = 0.005  # between two steps that wake jobs of rates
+_NEXT_LIMITS_SEC = 0.05  # between two parts of all limits that jobs wait for
 _RETENTION_INTERVAL_SEC = 60.0
 _HOURLY_SEC = 3600.0
 _PRUNE_INTERVAL_SEC = 600.0
@@ -140,6 +144,8 @@ def duties(session: Session, options: MaintenanceOptions) -> list[Duty]:
         Duty("statistics-prune", _PRUNE_INTERVAL_SEC, statistics.prune),
         Duty("queue-depths", _DEPTHS_INTERVAL_SEC, statistics.record_depths),
         Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session)),
+        Duty("limits", _LIMITS_INTERVAL_SEC, LimitsDuty(Limits(session)).run),
+        Duty("limits-prune", _HOURLY_SEC, Limits(session).prune),
         Duty("retention", _RETENTION_INTERVAL_SEC, retention.run, first_delay_sec=half_a_minute),
         Duty("alerts", options.alert_interval_sec, lambda: _check_alerts(alerts, options.alert_interval_sec)),
         Duty("alerts-prune", _HOURLY_SEC, lambda: alerts.prune(keep_sec=_KEEP_ALERTS_SEC)),
@@ -162,6 +168,23 @@ def _check_alerts(alerts: Alerts, interval_sec: float) -> None:
 
 def _prune_deliveries(webhooks: Webhooks, keep_sec: float) -> float | None:
     return 1.0 if webhooks.prune(keep_sec=keep_sec, limit=_PRUNE_BATCH) >= _PRUNE_BATCH else None
+
+
+class LimitsDuty:
+    """Wakes jobs whose rate lets them start now, and those that wait for a limit that has room."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._cursor = ""
+
+    def run(self) -> float | None:
+        result = self._limits.wake(after=self._cursor)
+        self._cursor = result.cursor
+        if result.repaired:  # the end of a run should have done it
+            _log.info("limited_jobs.repaired", jobs=result.repaired)
+        if result.cursor:
+            return _NEXT_LIMITS_SEC
+        return None if result.next_start_in_sec is None else max(_MIN_RATE_INTERVAL_SEC, result.next_start_in_sec)
 
 
 class RetentionDuty:

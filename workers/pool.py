@@ -409,8 +409,8 @@ class WorkerPool:
             self._webhooks.thread.wake()
         elif verb in ("queue", "drain", "undrain"):
             self._worker_control.sync_now()
-        elif verb == "bulk":
-            self._maintenance.wake("bulk")
+        elif verb in ("bulk", "limits"):
+            self._maintenance.wake(verb)
         elif verb == "cancel":
             attempt = self._running_attempts.get(argument)
             if attempt is not None:

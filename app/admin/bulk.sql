@@ -75,7 +75,7 @@ WITH operation AS MATERIALIZED (
     UPDATE dl_jobs j
        SET status = CASE WHEN j.status = 'queued' THEN 'canceled'::dl_status ELSE j.status END,
            finished_at = CASE WHEN j.status = 'queued' THEN clock_timestamp() END,
-           wait_state = 'scheduled', unknown_task = false, cancel_requested = true
+           wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
       FROM targets
      WHERE j.job_id = ANY (ARRAY[targets.job_id])
     RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
@@ -122,7 +122,7 @@ WITH operation AS MATERIALIZED (
      WHERE rank = 1
 ), requeued AS (
     UPDATE dl_jobs j
-       SET status = 'queued', wait_state = 'ready', attempt = 0, crashes = 0, cancel_requested = false,
+       SET status = 'queued', wait_state = 'ready', waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
            available_at = clock_timestamp(), error = NULL, traceback = NULL, result = NULL, progress = '{}',
            started_at = NULL, finished_at = NULL, heartbeat_at = NULL
       FROM targets

@@ -33,6 +33,8 @@ BEGIN
             ('dl_workers',            'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_schema',             'SELECT'),
             ('dl_queues',             'SELECT, INSERT, UPDATE'),
+            ('dl_limits',             'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_limit_starts',       'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_bulk',               'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_statistics',         'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_queue_depths',       'SELECT, INSERT, UPDATE, DELETE'),

@@ -22,7 +22,7 @@ from app.db.repair import Repair, schema_statements
 from app.db.statements import statements
 from app.errors import SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 
-SCHEMA_VERSION = 4  # grows with each migration
+SCHEMA_VERSION = 5  # grows with each migration
 COMPATIBLE_FROM = 4  # the oldest version whose processes work on these tables
 
 _MIGRATION_LOCK = 1684828528  # advisory lock: two migrations of one database
@@ -82,6 +82,7 @@ def migrate(
     Newer tables that this version can work with are left as they are; others are refused. Raises SchemaBlocked while
     processes run that could not work with the new tables.
     """
+    _add_wait_states(dsn, schema, connect_timeout_sec, lock_timeout_sec)
     text = schema_text()
     target = SchemaVersion(SCHEMA_VERSION, hashlib.sha256(text.encode()).hexdigest(), COMPATIBLE_FROM)
     with _migration(dsn, schema, connect_timeout_sec, lock_timeout_sec) as cursor:
@@ -109,6 +110,17 @@ def apply_repairs(
     with _migration(dsn, schema, connect_timeout_sec, lock_timeout_sec=30.0) as cursor:
         for repair in repairs:
             _apply(cursor, repair.statement, f"restore {repair.object_name}")
+
+
+def _add_wait_states(dsn: str, schema: str, connect_timeout_sec: float, lock_timeout_sec: float) -> None:
+    """Add the values of a type from before version 5, in a transaction of their own: PostgreSQL lets no statement use a
+    value in the transaction that adds it. The values alone change nothing."""
+    with _migration(dsn, schema, connect_timeout_sec, lock_timeout_sec) as cursor:
+        for name in ("dl_place", "dl_wait_state"):
+            cursor.execute("SELECT to_regtype(%s) IS NOT NULL", (name,))
+            if cursor.fetchone()[0]:
+                for value in ("waiting", "limited"):
+                    _apply(cursor, f"ALTER TYPE {name} ADD VALUE IF NOT EXISTS '{value}'", f"extend type {name}")
 
 
 def _upgrade(cursor: Any, version: int, text: str) -> list[str]:
@@ -257,8 +269,8 @@ def _tables_version(cursor: Any, recorded: SchemaVersion | None) -> int | None:
     if recorded is not None:
         return recorded.version
     cursor.execute(
-        "SELECT CASE WHEN bool_or(attname = 'wait_state') THEN %s WHEN count(*) > 0 THEN 0 END FROM pg_attribute"
-        " WHERE attrelid = to_regclass('dl_jobs') AND attnum > 0",
+        "SELECT CASE WHEN bool_or(attname = 'limits') THEN %s WHEN bool_or(attname = 'wait_state') THEN 4"
+        " WHEN count(*) > 0 THEN 0 END FROM pg_attribute WHERE attrelid = to_regclass('dl_jobs') AND attnum > 0",
         (SCHEMA_VERSION,),
     )
     version: int | None = cursor.fetchone()[0]

@@ -70,6 +70,7 @@ class NewJob:
     parent_id: UUID | None = None
     webhook: Mapping[str, Any] | None = None  # this job's own webhook: url, events
     traceparent: str | None = None  # W3C trace context of the request
+    limits: Mapping[str, int] | None = None  # name → weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,8 @@ class Job:
     parent_id: UUID | None = None
     webhook: dict[str, Any] | None = None
     traceparent: str | None = None
+    limits: dict[str, int] | None = None
+    waits_on: str | None = None
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ WITH request AS MATERIALIZED (
 ), inserted AS (
     INSERT INTO dl_jobs (queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
                          lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, parent_id,
-                         webhook, traceparent, request_hash, wait_state)
+                         webhook, traceparent, limits, request_hash, wait_state)
     SELECT %(queue)s::text, %(task)s::text, %(args)s::jsonb, %(idempotency_key)s::text, %(lock_key)s::text,
            %(partition_key)s::text, %(priority)s::int, coalesce(%(available_at)s::timestamptz, clock_timestamp()),
            %(max_attempts)s::int, %(lease_ttl_sec)s::int, %(producer)s::text, %(consumer_group)s::text,
            %(live_key)s::text, %(time_limit_sec)s::int, %(retry)s::jsonb, %(parent_id)s::uuid,
-           %(webhook)s::jsonb, %(traceparent)s::text, request_hash,
+           %(webhook)s::jsonb, %(traceparent)s::text, %(limits)s::jsonb, request_hash,
            CASE WHEN %(available_at)s::timestamptz > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state
       FROM request
         ON CONFLICT DO NOTHING
@@ -67,13 +67,14 @@ SELECT dl_notify_queue(queue) FROM (SELECT DISTINCT queue FROM promoted WHERE qu
 -- snapshot under those locks, block the jobs whose key is busy and claim the first `claim_limit` of the rest. With
 -- `take_session_locks` the keys' session locks are taken too, for the life of each run: a former owner that lost its lease but not
 -- its session still holds one, and the job is blocked. They outlive a claim that fails: its sender must then close the
--- session. A paused queue yields no job, and a limited one no more than it has free slots. With `after`, a (priority,
+-- session. A paused queue yields no job, and a limited one no more than it has free slots. A job whose limit is full becomes
+-- limited: dl_apply_limits, which is called only if any limit is set. With `after`, a (priority,
 -- created_at, job_id), ready rows up to that one are skipped: where a transaction of hours keeps the index from being
 -- cleaned, the way from its front to the first live row is long. A lease shorter than `min_lease_sec`, which is what the
 -- process can renew in time, is lengthened to that, in the row too: reapers and renewals read the row. A process that was
 -- frozen while another took over its name claims nothing: it has not learned of that yet.
--- Every row has the claim hint: `skipped` rows that were scanned in vain, because they were blocked or their key was locked
--- by another transaction (more may be ready behind them: claim again at once), `next_due_sec` until the next scheduled job.
+-- Every row has the claim hint: `skipped` rows that were scanned in vain, because they were blocked or limited or their key
+-- was locked by another transaction, and jobs that were woken in their place (more may be ready: claim again at once), `next_due_sec` until the next scheduled job.
 -- The first row also has the position of the last claimed job, `cursor`, and the keys whose jobs were blocked,
 -- `blocked_keys`. One row without a job_id: nothing was claimed.
 WITH candidates AS (
@@ -96,26 +97,34 @@ SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',') FILTER
   FROM key_locked;
 
 WITH candidates AS MATERIALIZED (
-    SELECT j.job_id, j.priority, j.created_at, hashtext(j.lock_key)::bigint AS key_hash,
+    SELECT j.job_id, j.priority, j.created_at, j.waits_on, hashtext(j.lock_key)::bigint AS key_hash,
            row_number() OVER (PARTITION BY j.lock_key ORDER BY j.priority, j.created_at, j.job_id) > 1
            OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS is_busy
       FROM dl_jobs j
      WHERE j.job_id = ANY (string_to_array(current_setting('dl.candidates', true), ',')::uuid[])
+), first AS MATERIALIZED (
+    SELECT job_id, priority, created_at, waits_on, key_hash, row_number() OVER (ORDER BY priority, created_at, job_id) AS n
+      FROM candidates
+     WHERE NOT is_busy
+     ORDER BY n
+     LIMIT least(%(claim_limit)s::int, nullif(current_setting('dl.free_slots', true), '')::int)
+), limited AS MATERIALIZED (
+    SELECT dl_apply_limits((SELECT array_agg(job_id ORDER BY n) FROM first)) AS job_id WHERE EXISTS (SELECT FROM dl_limits)
 ), selected AS MATERIALIZED (
-    SELECT job_id, priority, created_at, key_hash, n,
+    SELECT job_id, priority, created_at, waits_on, key_hash, n,
            CASE WHEN %(take_session_locks)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS is_free
-      FROM (SELECT job_id, priority, created_at, key_hash, row_number() OVER (ORDER BY priority, created_at, job_id) AS n
-              FROM candidates
-             WHERE NOT is_busy
-             ORDER BY n
-             LIMIT least(%(claim_limit)s::int, nullif(current_setting('dl.free_slots', true), '')::int)) first
+      FROM first
+     WHERE job_id NOT IN (SELECT job_id FROM limited)
 ), busy_jobs AS (
-    SELECT job_id FROM candidates WHERE is_busy UNION ALL SELECT job_id FROM selected WHERE NOT is_free
+    SELECT job_id, waits_on FROM candidates WHERE is_busy UNION ALL SELECT job_id, waits_on FROM selected WHERE NOT is_free
 ), blocked AS (
-    UPDATE dl_jobs j SET wait_state = 'blocked' FROM busy_jobs WHERE j.job_id = ANY (ARRAY[busy_jobs.job_id]) RETURNING j.lock_key
+    UPDATE dl_jobs j SET wait_state = 'blocked', waits_on = NULL
+      FROM busy_jobs
+     WHERE j.job_id = ANY (ARRAY[busy_jobs.job_id])
+    RETURNING j.lock_key, busy_jobs.waits_on AS woken_for
 ), claimed AS (
     UPDATE dl_jobs j
-       SET status = 'running', wait_state = 'scheduled', unknown_task = false, attempt = least(j.attempt + 1, j.max_attempts),
+       SET status = 'running', wait_state = 'scheduled', waits_on = NULL, unknown_task = false, attempt = least(j.attempt + 1, j.max_attempts),
            run_id = (%(run_ids)s::uuid[])[selected.n], worker = %(worker)s::text, worker_id = %(worker_id)s::uuid,
            lease_ttl_sec = greatest(j.lease_ttl_sec, %(min_lease_sec)s::int),
            error = NULL, traceback = NULL, result = NULL,
@@ -137,7 +146,9 @@ WITH candidates AS MATERIALIZED (
 SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash,
        c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, c.progress, c.checkpoint,
        c.time_limit_sec, c.retry, c.crashes, c.traceparent, c.waited_sec,
-       current_setting('dl.skipped')::int + (SELECT count(*) FROM busy_jobs)::int AS skipped,
+       current_setting('dl.skipped')::int + (SELECT count(*) FROM busy_jobs)::int + (SELECT count(*) FROM limited)::int
+       + (SELECT count(*) FROM dl_wake_limited((SELECT array_agg(DISTINCT woken_for) FROM blocked
+                                                 WHERE woken_for IS NOT NULL)))::int AS skipped,
        (SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8
           FROM dl_jobs
          WHERE status = 'queued' AND wait_state = 'scheduled'
@@ -167,7 +178,7 @@ WITH unknown AS (
        FOR NO KEY UPDATE SKIP LOCKED
 ), deferred AS (
     UPDATE dl_jobs j
-       SET wait_state = 'scheduled', unknown_task = true, error = 'no live worker knows the task ' || quote_literal(left(j.task, 200)),
+       SET wait_state = 'scheduled', waits_on = NULL, unknown_task = true, error = 'no live worker knows the task ' || quote_literal(left(j.task, 200)),
            available_at = clock_timestamp() + least(interval '10 minutes',
                                                     greatest(interval '5 seconds', (clock_timestamp() - j.created_at) / 2))
       FROM unknown
@@ -343,8 +354,8 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
            lease_expires_at = NULL, worker_id = NULL
       FROM owned
      WHERE j.job_id = ANY (ARRAY[owned.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.error, j.webhook, owned.status AS requested_status,
-              owned.pause, owned.event_fields, owned.ended_at
+    RETURNING j.job_id, j.run_id, j.queue, j.task, j.limits, j.lock_key, j.status, j.attempt, j.error, j.webhook,
+              owned.status AS requested_status, owned.pause, owned.event_fields, owned.ended_at
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, ended_at,
@@ -360,6 +371,8 @@ SELECT count(*)::int AS applied,
        CASE WHEN count(*) < cardinality(%(plain_runs)s::uuid[]) + cardinality(%(run_ids)s::uuid[])
             THEN array_agg(run_id::text) END AS applied_runs,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM settled))) AS unblocked,
+       (SELECT count(*) FROM dl_wake_after((SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
+                                              FROM settled WHERE (SELECT EXISTS (SELECT FROM dl_limits))))) AS woken,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM settled
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
   FROM settled;
@@ -398,7 +411,8 @@ WITH owned AS MATERIALIZED (
            lease_expires_at = NULL, worker_id = NULL
       FROM owned
      WHERE j.job_id = ANY (ARRAY[owned.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, owned.reason, owned.event_fields, owned.released_at
+    RETURNING j.job_id, j.run_id, j.queue, j.task, j.limits, j.lock_key, j.status, j.attempt, j.webhook, owned.reason,
+              owned.event_fields, owned.released_at
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, released_at, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
@@ -408,6 +422,8 @@ WITH owned AS MATERIALIZED (
 )
 SELECT r.run_id, r.status::text,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM released WHERE reason <> 'lock_busy'))) AS unblocked,
+       (SELECT count(*) FROM dl_wake_after((SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
+                                              FROM released WHERE (SELECT EXISTS (SELECT FROM dl_limits))))) AS woken,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM released WHERE status = 'canceled'
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries
   FROM released r;
@@ -464,8 +480,8 @@ WITH dead AS MATERIALIZED (
            lease_expires_at = NULL, worker_id = NULL
       FROM dead
      WHERE j.job_id = ANY (ARRAY[dead.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.status, j.attempt, j.max_attempts, j.error, j.available_at,
-              j.webhook, dead.reaped_at, dead.reason, dead.sessions_left
+    RETURNING j.job_id, j.run_id, j.queue, j.lock_key, j.task, j.limits, j.status, j.attempt, j.max_attempts, j.error,
+              j.available_at, j.webhook, dead.reaped_at, dead.reason, dead.sessions_left
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, reaped_at, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
@@ -475,6 +491,8 @@ WITH dead AS MATERIALIZED (
 )
 SELECT job_id, queue, task, status::text, attempt, run_id, max_attempts, error, available_at,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM reaped))) AS unblocked,
+       (SELECT count(*) FROM dl_wake_after((SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
+                                              FROM reaped WHERE (SELECT EXISTS (SELECT FROM dl_limits))))) AS woken,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM reaped
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
   FROM reaped;
@@ -527,14 +545,17 @@ SELECT current_setting('dl.cursor') AS cursor, unblocked.lock_key
 SELECT count(pg_advisory_xact_lock(1684828526, hashtext(lock_key)))
   FROM (SELECT lock_key FROM dl_jobs WHERE job_id = %(job_id)s::uuid AND status::text = 'queued') k;
 
-WITH canceled AS (
+WITH found AS MATERIALIZED (
+    SELECT job_id, waits_on FROM dl_jobs WHERE job_id = %(job_id)s::uuid FOR NO KEY UPDATE
+), canceled AS (
     UPDATE dl_jobs j
        SET status = CASE WHEN j.status = 'queued' THEN 'canceled'::dl_status ELSE j.status END,
            finished_at = CASE WHEN j.status = 'queued' THEN clock_timestamp() END,
-           wait_state = 'scheduled', unknown_task = false, cancel_requested = true
+           wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
+      FROM found
      WHERE j.job_id = %(job_id)s::uuid
        AND (j.status::text = 'queued' OR j.status::text = 'running' AND NOT j.cancel_requested)
-    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook
+    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, found.waits_on AS woken_for
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
@@ -543,6 +564,7 @@ WITH canceled AS (
 )
 SELECT c.status::text,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
+       (SELECT count(*) FROM dl_wake_limited((SELECT array_agg(woken_for) FROM canceled WHERE woken_for IS NOT NULL))) AS woken,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries
   FROM canceled c;
@@ -552,7 +574,7 @@ SELECT c.status::text,
 -- key.
 WITH requeued AS (
     UPDATE dl_jobs
-       SET status = 'queued', wait_state = 'ready', attempt = 0, crashes = 0, cancel_requested = false, available_at = clock_timestamp(),
+       SET status = 'queued', wait_state = 'ready', waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false, available_at = clock_timestamp(),
            error = NULL, traceback = NULL, result = NULL, progress = '{}', started_at = NULL, finished_at = NULL,
            heartbeat_at = NULL
      WHERE job_id = %(job_id)s::uuid AND status::text IN ('failed', 'canceled', 'lost')
@@ -573,7 +595,7 @@ SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_k
        status::text, attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested,
        dl_json_text(progress, 1048576), error, producer, consumer_group, created_at, started_at, finished_at, run_id, worker,
        dl_json_text(result, 8388608), traceback, live_key, time_limit_sec, dl_json_text(retry, 1048576),
-       dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent
+       dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent, limits::text, waits_on
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
 

@@ -15,6 +15,7 @@ from app.queue.job import TRANSITIONS, Status, Transition
 _RELEASES = ("shutdown", "lock_busy", "not_started")
 _NO_TRANSITION = ("heartbeat", "cancel_requested", "stop_pending")
 _STILL_QUEUED = ("unknown_task", "edited")
+_QUEUED_ONLY = ("limited", "released")  # of a job that waits for a limit
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def replay(events: Sequence[Event]) -> ReplayedJob:
         if line.kind in _NO_TRANSITION:
             assert after is status is Status.RUNNING, f"{line} while {status}"
             continue
-        if line.payload.get("reason") in _STILL_QUEUED:
+        if line.payload.get("reason") in _STILL_QUEUED or line.kind in _QUEUED_ONLY:
             assert after is status is Status.QUEUED, f"{line} while {status}"
             continue
         if line.payload.get("reason") == "by_hand":

@@ -7,7 +7,7 @@ SELECT pg_advisory_xact_lock(1684828527, 3);
 DO $$
 BEGIN
     IF to_regtype('dl_place') IS NULL THEN
-        CREATE TYPE dl_place AS ENUM ('timed', 'ready', 'parked');
+        CREATE TYPE dl_place AS ENUM ('timed', 'ready', 'parked', 'waiting', 'limited');  -- the last two are of version 5
     END IF;
     IF to_regtype('dl_request') IS NULL THEN
         CREATE TYPE dl_request AS (

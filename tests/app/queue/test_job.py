@@ -17,6 +17,7 @@ INTERNAL = {"wait_state", "unknown_task", "request_hash", "worker_id"}
 BY_PROTOCOL = INTERNAL | {
     "job_id", "status", "attempt", "lease_expires_at", "heartbeat_at", "cancel_requested", "progress", "error",
     "created_at", "started_at", "finished_at", "run_id", "worker", "result", "traceback", "checkpoint", "crashes",
+    "waits_on",
 }  # fmt: skip
 NEW_JOB = {field.name for field in fields(NewJob)}
 
@@ -55,6 +56,7 @@ def test_every_requested_field_is_written_by_enqueue(queue_db):
         "priority": 7, "available_at": queue_db.fetch_row("SELECT now() + interval '1 h'"), "max_attempts": 3,
         "lease_ttl_sec": 90, "producer": "p", "consumer_group": "g", "live_key": "l", "time_limit_sec": 5,
         "retry": {"kind": "none"}, "parent_id": uuid4(), "webhook": {"url": "https://x"}, "traceparent": "00-1",
+        "limits": {"warehouse": 2},
     }  # fmt: skip
     assert set(requested) == NEW_JOB, "the new field has a value here"
 

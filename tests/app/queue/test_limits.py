@@ -1,0 +1,354 @@
+"""Limits: jobs that may not start wait as limited, and the end of a run wakes as many as may start."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg2
+import pytest
+from psycopg2.extras import Json
+
+from app.admin.limits import Limits
+from app.errors import InvalidJob, LimitNotFound
+from app.queue.job import ReleaseReason, Settlement, Status
+from tests.support import eventually
+
+SUCCESS = Settlement(Status.SUCCEEDED)
+
+
+@pytest.fixture
+def limits(queue_db) -> Limits:
+    return Limits(queue_db.session)
+
+
+def enqueue(queue_db, count: int, first: int = 0, **more):
+    return [queue_db.enqueue(f"k{first + n}", **more) for n in range(count)]
+
+
+def wait_states(queue_db) -> list[str]:
+    return [
+        status if status != "queued" else state
+        for status, state in queue_db.sql("SELECT status::text, wait_state::text FROM dl_jobs ORDER BY job_id")
+    ]
+
+
+def test_no_more_jobs_run_than_the_limit_allows(queue_db, limits):
+    limits.set("warehouse", concurrency=2)
+    enqueue(queue_db, 5, limits={"warehouse": 1})
+
+    runs = queue_db.claim(5)
+
+    assert len(runs) == 2
+    assert wait_states(queue_db) == ["running"] * 2 + ["limited"] * 3
+    assert [status.used for status in limits.statuses()] == [2]
+    assert limits.status("warehouse").waiting == 3
+    assert {holder.job_id for holder in limits.holders("warehouse")} == {run.id for run in runs}
+
+
+@pytest.mark.parametrize("end", ["settle", "retry later", "release", "reap", "cancel of the next"])
+def test_the_end_of_a_run_wakes_the_next(queue_db, limits, end):
+    limits.set("warehouse", concurrency=1)
+    ids = enqueue(queue_db, 3, limits={"warehouse": 1})
+    (run,) = queue_db.claim(3)
+    assert run.id == ids[0]
+
+    if end == "settle":
+        queue_db.settle(run)
+    elif end == "retry later":
+        queue_db.queue.settle([(run, Settlement(Status.QUEUED, error="x", retry_in_sec=60))])
+    elif end == "release":
+        queue_db.release(run, ReleaseReason.SHUTDOWN)
+        assert wait_states(queue_db) == ["ready", "ready", "limited"]
+        return
+    elif end == "reap":
+        queue_db.lose_attempt(run, pause_sec=60)
+    else:
+        queue_db.settle(run)
+        queue_db.queue.cancel(ids[1])  # it was woken, and hands the place on
+
+    (next_run,) = queue_db.claim(3)
+    assert next_run.id == (ids[2] if end == "cancel of the next" else ids[1])
+    queue_db.check_invariants()
+
+
+def test_weights_count(queue_db, limits):
+    limits.set("warehouse", concurrency=5)
+    enqueue(queue_db, 1, limits={"warehouse": 3})
+    enqueue(queue_db, 1, first=1, limits={"warehouse": 3})
+    enqueue(queue_db, 1, first=2, limits={"warehouse": 2})
+
+    runs = queue_db.claim(3)
+
+    assert wait_states(queue_db) == ["running", "limited", "running"]
+    queue_db.settle(runs[1])  # 2 free, of 3 that the next one needs
+    assert wait_states(queue_db) == ["running", "limited", "succeeded"]
+    queue_db.settle(runs[0])
+    assert wait_states(queue_db) == ["succeeded", "ready", "succeeded"]
+
+
+def test_a_job_waits_for_each_of_its_limits(queue_db, limits):
+    limits.set("a", concurrency=1)
+    limits.set("b", concurrency=1)
+    enqueue(queue_db, 1, limits={"a": 1})
+    enqueue(queue_db, 1, first=1, limits={"b": 1})
+    both, only_a = enqueue(queue_db, 1, first=2, limits={"a": 1, "b": 1}) + enqueue(
+        queue_db, 1, first=3, limits={"a": 1}
+    )
+    first, second = queue_db.claim(4)
+
+    queue_db.settle(first)  # wakes `both`, which then waits for b and hands the place in a on
+    (run,) = queue_db.claim(2)
+
+    assert run.id == only_a
+    assert queue_db.job(both).waits_on == "b"
+    queue_db.settle(second)
+    queue_db.settle(run)
+    assert [run.id for run in queue_db.claim(2)] == [both]
+
+
+def test_a_woken_job_with_a_busy_key_hands_its_place_on(queue_db, limits):
+    limits.set("a", concurrency=1)
+    holder = queue_db.enqueue("busy")
+    first = queue_db.enqueue("k0", limits={"a": 1})
+    queue_db.enqueue("busy", limits={"a": 1}, priority=50)
+    third = queue_db.enqueue("k2", limits={"a": 1})
+    queue_db.sql(
+        "UPDATE dl_jobs SET wait_state = 'limited', waits_on = 'a' WHERE limits IS NOT NULL AND lock_key <> 'k0'"
+    )
+    runs = {run.id: run for run in queue_db.claim(4)}
+    assert set(runs) == {holder, first}
+
+    queue_db.settle(runs[first])
+
+    assert [run.id for run in queue_db.claim(2)] == [third]
+    assert limits.wake().repaired == 0
+
+
+def test_limits_of_a_queue_and_a_task_apply_by_themselves(queue_db, limits):
+    limits.set("queue:q", concurrency=3)
+    limits.set("task:slow", concurrency=1)
+    enqueue(queue_db, 2, task="slow")
+    enqueue(queue_db, 3, first=2, task="t")
+
+    runs = queue_db.claim(5, tasks=("slow", "t"))
+
+    assert [run.task for run in runs] == ["slow", "t", "t"]
+    assert queue_db.sql("SELECT waits_on FROM dl_jobs WHERE waits_on IS NOT NULL ORDER BY 1") == [
+        ("queue:q",),
+        ("task:slow",),
+    ]
+
+
+def test_a_default_applies_to_each_name(queue_db, limits):
+    limits.set("tenant:*", concurrency=1)
+    limits.set("tenant:big", concurrency=2)
+    for n, tenant in enumerate(("a", "a", "b", "big", "big", "big")):
+        queue_db.enqueue(f"k{n}", limits={f"tenant:{tenant}": 1})
+
+    assert len(queue_db.claim(6)) == 4
+    assert wait_states(queue_db) == ["running", "limited", "running", "running", "running", "limited"]
+
+    limits.set("tenant:*", concurrency=2)
+    assert len(queue_db.claim(6)) == 1
+    assert limits.wake().repaired == 0
+
+
+def test_a_name_without_a_setting_has_no_limit(queue_db, limits):
+    enqueue(queue_db, 3, limits={"unheard of": 1})
+
+    assert len(queue_db.claim(3)) == 3
+    with pytest.raises(LimitNotFound):
+        limits.status("unheard of")
+
+
+def test_a_closed_limit_holds_jobs_until_it_is_raised_or_deleted(queue_db, limits):
+    limits.set("a", concurrency=0)
+    limits.set("b", concurrency=0)
+    enqueue(queue_db, 2, limits={"a": 1})
+    enqueue(queue_db, 2, first=2, limits={"b": 1})
+    assert queue_db.claim(4) == []
+
+    limits.set("a", concurrency=1)
+    limits.delete("b")
+
+    assert len(queue_db.claim(4)) == 3
+    with pytest.raises(LimitNotFound):
+        limits.delete("b")
+
+
+def test_each_queue_that_waits_gets_the_place(queue_db, limits):
+    limits.set("a", concurrency=1)
+    enqueue(queue_db, 2, limits={"a": 1})
+    other = queue_db.enqueue("other", queue="other", limits={"a": 1})
+    (run,) = queue_db.claim(2)
+    assert queue_db.claim(2, queue="other") == []
+
+    queue_db.settle(run)  # the threads of q are busy
+
+    assert [run.id for run in queue_db.claim(1, queue="other")] == [other]
+    assert queue_db.claim(1) == []
+
+
+def test_a_limited_job_keeps_its_time_and_waits_on(queue_db, limits):
+    limits.set("a", concurrency=0)
+    (job_id,) = enqueue(queue_db, 1, limits={"a": 1})
+    assert queue_db.claim(1) == []
+
+    queue_db.sql("UPDATE dl_jobs SET available_at = now() + interval '1 h'")
+    assert wait_states(queue_db) == ["limited"]
+    limits.set("a", concurrency=1)
+    assert wait_states(queue_db) == ["scheduled"]
+    assert queue_db.job(job_id).waits_on is None
+
+
+def test_events_say_what_it_waited_for(queue_db, limits):
+    limits.set("a", concurrency=1)
+    _, second = enqueue(queue_db, 2, limits={"a": 1})
+    (run,) = queue_db.claim(2)
+    queue_db.settle(run)
+    queue_db.claim(2)
+
+    events = [
+        (event.kind, event.payload.get("waits_on") or event.payload.get("limit"))
+        for event in queue_db.queue.events(second)
+    ]
+    assert events == [("queued", None), ("limited", "a"), ("released", "a"), ("picked", None)]
+
+
+# ── rates ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_starts_of_a_rate_are_spaced(queue_db, limits):
+    limits.set("api", rate=1, per_sec=60)
+    enqueue(queue_db, 3, limits={"api": 1})
+
+    assert len(queue_db.claim(3)) == 1
+    assert wait_states(queue_db) == ["running", "limited", "limited"]
+    result = limits.wake()
+    assert result.repaired == 0
+    assert 55 < result.next_start_in_sec <= 60
+    assert 55 < limits.status("api").next_start_in_sec <= 60
+
+    queue_db.sql("UPDATE dl_limit_starts SET tat = now()")  # a minute later
+    limits.wake()
+    assert len(queue_db.claim(3)) == 1
+    assert wait_states(queue_db) == ["running", "running", "limited"]
+
+
+def test_a_burst_starts_at_once(queue_db, limits):
+    limits.set("api", rate=10, per_sec=600, burst=3)
+    enqueue(queue_db, 5, limits={"api": 1})
+
+    assert len(queue_db.claim(5)) == 3
+
+
+def test_calls_of_a_job_share_the_rate(queue_db, limits):
+    limits.set("api", rate=10, per_sec=600, burst=2)
+
+    assert limits.acquire("api") == 0
+    assert limits.acquire("api") == 0
+    assert 50 < limits.acquire("api") <= 60
+    enqueue(queue_db, 1, limits={"api": 1})
+    assert queue_db.claim(1) == []
+    assert limits.acquire("no such rate", 5) == 0
+    with pytest.raises(ValueError, match="burst of 2"):
+        limits.acquire("api", 3)
+
+
+# ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("requested", "problem"),
+    [
+        ({"warehouse": 0}, "whole numbers"),
+        ({"warehouse": 1.5}, "whole numbers"),
+        ({"warehouse": "1"}, "whole numbers"),
+        ({"warehouse": 10**12}, "whole numbers"),
+        ({f"l{n}": 1 for n in range(5)}, "at most 4"),
+        ({"": 1}, "1 to 200 bytes"),
+        ({"x" * 201: 1}, "1 to 200 bytes"),
+        ({"tenant:*": 1}, "no \\* at the end"),
+        ({"queue:q": 1}, "applies by itself"),
+        ({"small": 3}, 'asks for 3 of "small", which has 2'),
+        ({"api": 2}, "burst of 1"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(queue_db, limits, requested, problem):
+    limits.set("small", concurrency=2)
+    limits.set("api", rate=1, per_sec=1)
+
+    with pytest.raises(InvalidJob, match=problem):
+        queue_db.enqueue(limits=requested)
+    with pytest.raises(psycopg2.errors.InvalidParameterValue, match=problem):
+        queue_db.sql("SELECT dl_enqueue('q', 't', 'k', limits => %s)", Json(requested))
+    with pytest.raises(psycopg2.errors.InvalidParameterValue, match=problem):
+        queue_db.insert(limits=Json(requested))
+    rows = queue_db.sql(
+        "SELECT outcome, field FROM dl_enqueue_many(%s)",
+        Json(
+            [
+                {"queue": "q", "task": "t", "lock_key": "k", "limits": requested},
+                {"queue": "q", "task": "t", "lock_key": "k"},
+            ]
+        ),
+    )
+    assert rows == [("invalid", "limits"), ("created", None)]
+
+
+def test_sql_functions_pass_limits_on(queue_db):
+    job_id = queue_db.fetch_row("SELECT dl_enqueue('q', 't', 'k', limits => '{\"warehouse\": 2}')")
+
+    assert queue_db.fetch_row("SELECT limits FROM dl_jobs WHERE job_id = %s", job_id) == {"warehouse": 2}
+
+
+# ── at the same time ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_claims_and_ends_at_the_same_time_never_exceed_the_limit(queue_db, limits):
+    limits.set("a", concurrency=3)
+    limits.set("task:t", concurrency=4)
+    ids = enqueue(queue_db, 120, limits={"a": 1}) + enqueue(queue_db, 60, first=120)
+    stop, sweeper = threading.Event(), Limits(queue_db.new_session())
+
+    def work() -> int:
+        queue, done = queue_db.new_queue(), 0
+        while not stop.is_set():
+            runs, _ = queue_db.claim_once(3, by=queue)
+            for run in runs:
+                queue.settle([(run, SUCCESS)])
+            done += len(runs)
+        return done
+
+    with ThreadPoolExecutor(4) as threads:
+        workers = [threads.submit(work) for _ in range(4)]
+
+        def finished() -> bool:
+            sweeper.wake()
+            return bool(queue_db.fetch_row("SELECT count(*) = %s FROM dl_jobs WHERE status = 'succeeded'", len(ids)))
+
+        try:
+            eventually(finished)
+        finally:
+            stop.set()
+        assert sum(worker.result() for worker in workers) == len(ids)
+
+    assert max_running(queue_db, "a") <= 3
+    assert max_running(queue_db, None) <= 4
+    queue_db.check_invariants()
+
+
+def max_running(queue_db, limit: str | None) -> int:
+    """The most runs at a time by the event log, whose ids are in the order of the moves."""
+    events = queue_db.sql(
+        "SELECT e.kind FROM dl_job_events e JOIN dl_jobs j USING (job_id)"
+        " WHERE e.kind IN ('picked', 'done') AND (%s IS NULL OR j.limits ? %s) ORDER BY e.event_id",
+        limit,
+        limit,
+    )
+    running = most = 0
+    for (kind,) in events:
+        running += 1 if kind == "picked" else -1
+        most = max(most, running)
+    return most
