@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -16,7 +16,7 @@ from uuid import UUID
 from app.queue.job import Status
 from tests.chaos.client_log import ClientResponse
 from tests.chaos.etl import FOLLOW_UPS, PARTS
-from tests.chaos.history import History, Row, RunReport
+from tests.chaos.history import History, LimitChange, Row, RunReport
 from tests.support.event_replay import Event, ReplayedJob, replay
 
 STUBBORN = "chaos.zombie"
@@ -296,6 +296,77 @@ def reaped_too_early(history: History) -> Findings:
                     yield line.job_id, f"reaped {waited.total_seconds():.3f} s after its lease had run out"
 
 
+# ── limits ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def limit_exceeded(history: History) -> Findings:
+    """A run began although more weight was running then than its limit allowed.
+
+    A start gets the number of its event under the limit's lock, an end gets it before others see the end. So by these
+    numbers there are never more runs at once than there were. While a setting was changed, either one may have applied.
+    """
+    used: Counter[str] = Counter()
+    held: dict[UUID, Mapping[str, int]] = {}
+    settings = {name: history.settings(name) for row in history.rows.values() for name in row.weights}
+    for event_id, event in history.event_log:
+        if event.payload.get("status") != "running" or event.kind == "picked":
+            used.subtract(held.pop(event.job_id, {}))
+        if event.kind != "picked" or event.job_id not in history.rows:
+            continue
+        held[event.job_id] = history.rows[event.job_id].weights
+        used.update(held[event.job_id])
+        for name in held[event.job_id]:
+            allowed = _max_concurrency(settings[name], event_id)
+            if allowed is not None and used[name] > allowed:
+                yield (
+                    event.job_id,
+                    f"run {event.payload.get('run_id')} began at event {event_id}; then a weight of {used[name]} was "
+                    f"running in the limit {name!r}, which allowed {allowed}",
+                )
+
+
+def _max_concurrency(settings: Sequence[LimitChange], event_id: int) -> int | None:
+    """The most that a setting allows which may have been in force at a claim. None: any number."""
+    possible: list[LimitChange] = []
+    for change in settings:
+        if change.event_after < event_id:
+            possible.clear()
+        if change.event_before < event_id:
+            possible.append(change)
+    if not possible or any(change.concurrency is None for change in possible):
+        return None
+    return max(change.concurrency or 0 for change in possible)
+
+
+def rate_exceeded(history: History) -> Findings:
+    """More runs of a rate began in one of its periods than `rate + burst - 1`. A rate does not change in a campaign.
+
+    The event of a start is written some time after the decision, and the next decision waits for its commit. So of
+    the starts in a period only the first ones, a burst of them, may have been decided before it.
+    """
+    starts: dict[str, list[Event]] = defaultdict(list)
+    for _, event in history.event_log:
+        if event.kind == "picked" and event.job_id in history.rows:
+            for name, weight in history.rows[event.job_id].weights.items():
+                starts[name] += [event] * weight
+    for name, events in starts.items():
+        for change in history.settings(name)[:1]:
+            if change.rate is None or change.per_sec is None:
+                continue
+            count = change.rate + 2 * change.burst  # of starts, which cannot fall into one period
+            for first, last in zip(events, events[count - 1 :], strict=False):
+                took = (last.at - first.at).total_seconds()
+                if took < change.per_sec - _CLOCK_SLACK_SEC:
+                    yield last.job_id, f"the last of {count} starts of {name!r} in {took:.3f} s"
+
+
+def job_left_limited(history: History) -> Findings:
+    """After quiet, a job waits for a limit."""
+    for row in history.rows.values():
+        if row.wait_state == "limited":
+            yield row.job_id, f"{row.task} waits for the limit {row.waits_on!r}"
+
+
 # ── what runs have written ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -383,6 +454,9 @@ RULES: Sequence[Callable[[History], Findings]] = (
     invalid_event_sequence,
     overlapping_runs_in_events,
     reaped_too_early,
+    limit_exceeded,
+    rate_exceeded,
+    job_left_limited,
     result_of_another_run,
     part_written_twice,
     incomplete_load,

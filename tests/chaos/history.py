@@ -37,6 +37,14 @@ class Row:
     lease_expires_at: datetime | None = None
     finished_at: datetime | None = None
     wait_state: str = "scheduled"
+    queue: str = "chaos"
+    limits: Mapping[str, int] | None = None
+    waits_on: str | None = None
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """What the job counts in each limit while it runs."""
+        return {**(self.limits or {}), f"queue:{self.queue}": 1, f"task:{self.task}": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +78,20 @@ class Effect:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LimitChange:
+    """A setting of a limit, with the last event numbers given out before it was sent and after it was confirmed: claims
+    up to the first did not know it, claims above the second did."""
+
+    name: str
+    concurrency: int | None = None
+    rate: int | None = None
+    per_sec: float | None = None
+    burst: int = 1
+    event_before: int
+    event_after: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class History:
     rows: Mapping[UUID, Row]
     events: Mapping[UUID, Sequence[Event]]
@@ -80,6 +102,14 @@ class History:
     effects: Sequence[Effect] = ()
     wall: float = 0.0  # what the time of day has above the clock of all processes
     sessions_unbroken: bool = False  # nothing was done that ends a connection whose client lives
+    event_log: Sequence[tuple[int, Event]] = ()  # the events of all jobs with their numbers, in the order of these
+    limit_changes: Sequence[LimitChange] = ()  # in their order
+
+    def settings(self, limit_name: str) -> list[LimitChange]:
+        """The settings that applied to a limit: those of its own name, else the default's."""
+        own = [change for change in self.limit_changes if change.name == limit_name]
+        default = f"{limit_name.rpartition(':')[0]}:*"
+        return own or [change for change in self.limit_changes if change.name == default]
 
     def reports_by_run(self) -> dict[UUID, list[RunReport]]:
         runs: dict[UUID, list[RunReport]] = defaultdict(list)
@@ -96,11 +126,18 @@ def read_history(
     heartbeat_sec: float,
     wall: float,
     sessions_unbroken: bool = False,
+    limit_changes: Sequence[LimitChange] = (),
 ) -> History:
     """`queue` and `witness` each run a question and return its rows."""
+    event_log = [
+        (event_id, Event(UUID(job_id), ts, kind, payload))
+        for event_id, job_id, ts, kind, payload in queue(
+            "SELECT event_id, job_id, ts, kind, payload FROM dl_job_events ORDER BY event_id"
+        )
+    ]
     journal: dict[UUID, list[Event]] = defaultdict(list)
-    for job_id, ts, kind, payload in queue("SELECT job_id, ts, kind, payload FROM dl_job_events ORDER BY event_id"):
-        journal[UUID(job_id)].append(Event(UUID(job_id), ts, kind, payload))
+    for _, event in event_log:
+        journal[event.job_id].append(event)
     return History(
         rows={row.job_id: row for row in _read_rows(queue)},
         events=journal,
@@ -118,6 +155,8 @@ def read_history(
         ],
         wall=wall,
         sessions_unbroken=sessions_unbroken,
+        event_log=event_log,
+        limit_changes=limit_changes,
     )
 
 

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 from tests.chaos.checker import check
 from tests.chaos.client_log import ClientResponse
-from tests.chaos.history import Effect, History, Row, RunReport, TargetRow
+from tests.chaos.history import Effect, History, LimitChange, Row, RunReport, TargetRow
 from tests.support.event_replay import Event
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -25,6 +25,8 @@ class HistoryBuilder:
         self.target: list[TargetRow] = []
         self.effects: list[Effect] = []
         self.responses: list[ClientResponse] = []
+        self.event_log: list[tuple[int, Event]] = []
+        self.limit_changes: list[LimitChange] = []
         self.now = 0.0
 
     def job(self, task: str = "chaos.short", key: str = "k", **more: Any) -> UUID:
@@ -37,10 +39,22 @@ class HistoryBuilder:
         self.responses.append(ClientResponse("accepted", self.now, str(job_id), task, key=str(job_id)))
         return job_id
 
-    def event(self, job_id: UUID, kind: str, status: str, attempt: int, run: UUID | None = None, **more: Any) -> None:
-        self.now += 1
+    def event(
+        self,
+        job_id: UUID,
+        kind: str,
+        status: str,
+        attempt: int,
+        run: UUID | None = None,
+        *,
+        after: float = 1.0,
+        **more: Any,
+    ) -> None:
+        self.now += after
         payload = {"status": status, "attempt": attempt, **({"run_id": str(run)} if run else {}), **more}
-        self.events[job_id].append(Event(job_id, self.moment, kind, payload))
+        event = Event(job_id, self.moment, kind, payload)
+        self.events[job_id].append(event)
+        self.event_log.append((len(self.event_log) + 1, event))
         self.rows[job_id] = replace(
             self.rows[job_id],
             status=status,
@@ -53,9 +67,14 @@ class HistoryBuilder:
     def moment(self) -> datetime:
         return NOON + timedelta(seconds=self.now)
 
-    def claim(self, job_id: UUID, attempt: int = 1) -> UUID:
+    def set_limit(self, name: str, *, pending: int = 0, **setting: Any) -> None:
+        """Change a limit; it is confirmed only after so many further events."""
+        before = len(self.event_log)
+        self.limit_changes.append(LimitChange(name=name, event_before=before, event_after=before + pending, **setting))
+
+    def claim(self, job_id: UUID, attempt: int = 1, *, after: float = 1.0) -> UUID:
         run = uuid4()
-        self.event(job_id, "picked", "running", attempt, run)
+        self.event(job_id, "picked", "running", attempt, run, after=after)
         self.report(job_id, run, "began", attempt)
         return run
 
@@ -104,6 +123,8 @@ class HistoryBuilder:
             heartbeat_sec=0.5,
             effects=self.effects,
             wall=NOON.timestamp(),
+            event_log=self.event_log,
+            limit_changes=self.limit_changes,
             **more,
         )
 
