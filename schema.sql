@@ -1340,6 +1340,7 @@ CREATE TABLE dl_queue_depths (
     blocked          bigint      NOT NULL,
     running          bigint      NOT NULL,
     oldest_ready_sec float8,
+    limited          bigint      NOT NULL DEFAULT 0,
     PRIMARY KEY (at, queue)
 );
 

@@ -252,6 +252,10 @@ class BulkMismatch(DataloaderError):
 class InvalidJob(DataloaderError):
     """PostgreSQL refused a value; the message says which."""
 
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field  # of the request, if the database names it
+
 
 class IdempotencyConflict(DataloaderError):
     """The idempotency key belongs to a job with another queue, task or args."""

@@ -24,6 +24,7 @@ class JobOptions(TypedDict, total=False):
     live_key: str | None
     time_limit_sec: int | None
     retry: Mapping[str, Any] | None
+    limits: Mapping[str, int] | None
 
 
 class TriggerOptions(JobOptions, total=False):
@@ -34,7 +35,7 @@ class TriggerOptions(JobOptions, total=False):
     webhook: Mapping[str, Any] | None
 
 
-_CASTS = {"args": "jsonb", "retry": "jsonb", "available_at": "timestamptz"}
+_CASTS = {"args": "jsonb", "retry": "jsonb", "limits": "jsonb", "available_at": "timestamptz"}
 
 
 def enqueue(

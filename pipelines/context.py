@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -111,9 +112,14 @@ class Context(Protocol):
         priority: int | None = None,
         available_at: datetime | None = None,
         max_attempts: int | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> UUID:
         """Enqueue a follow-up job. Another attempt that enqueues in the same order gets the same jobs. Within
         `transaction`, the job exists only if that commits."""
+
+    def acquire(self, limit: str, n: int = 1) -> None:
+        """Count `n` calls, such as requests to a partner's API, in the rate of this limit; wait until it allows them. A
+        limit without a rate allows any. A safe point. Not within `transaction`."""
 
     def transaction(self, *, final: bool = False, result: Any = None) -> AbstractContextManager[Any]:
         """A psycopg2 connection to the queue's database, for one transaction. It commits only if this attempt still

@@ -22,6 +22,7 @@ from pipelines.job_args import (
     format_path,
     outside_refs,
 )
+from pipelines.limits import check_limits
 from pipelines.retry import DEFAULT, Fail, Policy, Rules
 
 Isolation = Literal["thread", "process"]
@@ -42,6 +43,7 @@ class TaskOptions:
     interrupt: bool = False  # a stop may raise in the thread at any bytecode
     queue: str | None = None  # for jobs enqueued without one
     lock_key: str | None = None  # likewise; a template such as "customer:{id}"
+    limits: Mapping[str, int] = field(default_factory=dict)  # likewise; names are templates, such as "tenant:{tenant}"
     memory_mb: int | None = None  # of an isolated process, as the next three
     cpu_sec: int | None = None
     connection_check: bool = True  # PGOPTIONS makes servers notice that the process is gone
@@ -66,7 +68,8 @@ class TaskOptions:
             text = getattr(self, name)
             if text is not None and (not isinstance(text, str) or not text.strip() or not text.isprintable()):
                 raise ValueError(f"{name} is a text that is neither empty nor has control characters, not {text!r}")
-        _ = self.arg_schema, self.lock_key_template
+        check_limits(self.limits)
+        _ = self.arg_schema, self.lock_key_template, self.limit_templates
 
     @cached_property
     def arg_schema(self) -> ModelArgSchema | JsonArgSchema | None:
@@ -76,12 +79,23 @@ class TaskOptions:
     def lock_key_template(self) -> Template | None:
         return None if self.lock_key is None else Template(self.lock_key)
 
+    @cached_property
+    def limit_templates(self) -> list[tuple[Template, int]]:
+        return [(Template(name), weight) for name, weight in self.limits.items()]
+
 
 def _check_argv(argv: object, description: str) -> None:
     if not isinstance(argv, tuple) or not all(isinstance(item, str) and "\0" not in item for item in argv):
         raise ValueError(description)
     for item in argv:
         Template(item)
+
+
+def _fill(template: Template, args: Mapping[str, Any], made: str) -> str:
+    for name in template.names:
+        if name in args and not isinstance(args[name], str | int | float):
+            raise ValueError(f"the argument {name!r} is neither a text nor a number, so it makes no {made}")
+    return template.fill(args)
 
 
 def _check_positive(name: str, value: Any, kind: Any) -> None:
@@ -189,10 +203,13 @@ class Task:
         key = self.options.lock_key_template
         if key is None:
             raise ValueError(f"the task {self.name!r} has no lock_key of its own")
-        for name in key.names:
-            if name in args and not isinstance(args[name], str | int | float):
-                raise ValueError(f"the argument {name!r} is neither a text nor a number, so it makes no lock_key")
-        return key.fill(args)
+        return _fill(key, args, "lock_key")
+
+    def fill_limits(self, args: Mapping[str, Any]) -> dict[str, int] | None:
+        """Return the limits of a job with these args, None if the task has none. Raises ValueError."""
+        limits = {_fill(name, args, "limit"): weight for name, weight in self.options.limit_templates}
+        check_limits(limits)
+        return limits or None
 
     # ── when a job runs ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -67,6 +67,7 @@ class FakeContext:
         self.checkpoints: list[Any] = []
         self.follow_ups: list[FollowUp] = []
         self.slept: list[float] = []
+        self.acquired: list[tuple[str, int]] = []
         self.safe_points = 0
         self.finished_with: Any = None  # the result of a final transaction
         self.finished = False
@@ -146,15 +147,22 @@ class FakeContext:
         priority: int | None = None,
         available_at: datetime | None = None,
         max_attempts: int | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> UUID:
         self._safe_point()
         options = {
             "queue": queue, "lock_key": lock_key, "idempotency_key": idempotency_key, "priority": priority,
-            "available_at": available_at, "max_attempts": max_attempts,
+            "available_at": available_at, "max_attempts": max_attempts, "limits": limits,
         }  # fmt: skip
         passed = {name: value for name, value in options.items() if value is not None}
         self.follow_ups.append(FollowUp(uuid4(), task, args or {}, passed))
         return self.follow_ups[-1].job_id
+
+    def acquire(self, limit: str, n: int = 1) -> None:
+        self.check()
+        if n < 1:
+            raise ValueError(f"acquire counts 1 or more calls, not {n}")
+        self.acquired.append((limit, n))
 
     @contextmanager
     def transaction(self, *, final: bool = False, result: Any = None) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from app import log
+from app.admin.limits import seconds_to_wait
 from app.db.encoding import JsonNull, sanitize_json
 from app.errors import AttemptLost, SessionsRefused
 from app.queue.attempt_sessions import ConnectionSettings
@@ -23,12 +24,14 @@ from app.queue.job import ClaimedJob, NewJob, Settlement, Status
 from app.queue.jobs import settle_parameters
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from pipelines.contract import Stop, StopReason
+from pipelines.limits import check_limit_name
 from pipelines.runner import LeveledLog
 from workers.outcome import caused_by_stop
 from workers.secrets import NO_REDACTION, Redactor
 from workers.threads import clock
 
 _JOB_LOG = log.get("pipeline")
+_MAX_ACQUIRE_WAIT_SEC = 30.0  # then it asks again: the rate may have been raised
 
 
 class StopStep(StrEnum):
@@ -287,6 +290,7 @@ class JobContext:
         priority: int | None = None,
         available_at: datetime | None = None,
         max_attempts: int | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> UUID:
         self._safe_point()
         job_args = self.redactor.restore_references(args or {})
@@ -294,6 +298,7 @@ class JobContext:
             queue=queue or self.job.queue,
             task=task,
             lock_key=lock_key or task,
+            limits=limits,
             args=job_args,
             idempotency_key=idempotency_key or self._follow_up_key(task, job_args, queue),
             priority=self.job.priority if priority is None else priority,
@@ -307,6 +312,23 @@ class JobContext:
         connections = self._require_connections()
         with nullcontext() if self.reported.in_transaction else self._owner_only():
             return connections.enqueue(new).job_id
+
+    def acquire(self, limit: str, n: int = 1) -> None:
+        check_limit_name(limit)
+        if n < 1:
+            raise ValueError(f"acquire counts 1 or more calls, not {n}")
+        connections = self._require_connections()
+        if self.reported.in_transaction:
+            raise RuntimeError(
+                "acquire may wait, and an open transaction would hold its locks meanwhile; call it before"
+            )
+        while True:
+            self.check()
+            with self._owner_only():
+                wait_sec = seconds_to_wait(connections.execute_owned("acquire_limit", {"name": limit, "weight": n}), n)
+            if wait_sec == 0:
+                return
+            self.sleep(min(wait_sec, _MAX_ACQUIRE_WAIT_SEC))
 
     def _follow_up_key(self, task: str, args: Mapping[str, Any], queue: str | None) -> str:
         """An idempotency key that another attempt computes again for the same n-th request."""

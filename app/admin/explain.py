@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -10,8 +11,10 @@ from typing import Any
 from uuid import UUID
 
 from app.admin.job_search import AttemptRecord, JobSearch
+from app.admin.limits import LimitHolder, Limits, LimitStatus
 from app.admin.statistics import PeriodStatistics, Statistics
 from app.db.encoding import from_row
+from app.errors import LimitNotFound
 from app.queue.job import Job, Status
 from app.queue.jobs import Executor
 from app.wording import format_count
@@ -19,6 +22,7 @@ from app.wording import format_count
 MAX_COUNTED_AHEAD = 10_000  # more jobs ahead are not counted
 _STALLED_AFTER_SEC = 300.0  # without a change of the progress
 _MAX_ERROR_LINE_LENGTH = 300
+_MAX_HOLDERS = 5
 
 
 class ReasonCode(StrEnum):
@@ -34,6 +38,9 @@ class ReasonCode(StrEnum):
     KEY_BUSY = "key_busy"
     KEY_LOCKED_ELSEWHERE = "key_locked_elsewhere"
     KEY_FREED = "key_freed"
+    LIMIT_FULL = "limit_full"
+    LIMIT_CLOSED = "limit_closed"
+    RATE_LIMITED = "rate_limited"
     PER_WORKER_LIMIT = "per_worker_limit"
     THREADS_BUSY = "threads_busy"
     JOBS_AHEAD = "jobs_ahead"
@@ -113,6 +120,9 @@ class WaitingFacts:
     ready_ahead: int
     blocked_ahead: int
     workers_anywhere: int
+    waits_on: str | None  # the limit of a limited job
+    weight: int | None  # of the job in it
+    limited_ahead: int
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,7 @@ class JobExplainer:
 
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
-        self._job_search, self._statistics = JobSearch(executor), Statistics(executor)
+        self._job_search, self._statistics, self._limits = JobSearch(executor), Statistics(executor), Limits(executor)
 
     def explain(self, job_id: UUID) -> JobExplanation:
         """Raises JobNotFound."""
@@ -150,7 +160,9 @@ class JobExplainer:
         if job.status is Status.QUEUED:
             rows = self._execute("waiting_facts", {"job_id": str(job_id), "max_ahead": MAX_COUNTED_AHEAD})
             if rows:
-                return _explain_waiting(job, from_row(WaitingFacts, rows[0]), self._typical_duration(job))
+                waiting = from_row(WaitingFacts, rows[0])
+                limit_reasons = [] if waiting.wait_state != "limited" else [*self._limit_reasons(waiting)]
+                return _explain_waiting(job, waiting, limit_reasons, self._typical_duration(job))
         elif job.status is Status.RUNNING:
             rows = self._execute("running_facts", {"job_id": str(job_id)})
             if rows:  # else it has just ended
@@ -160,15 +172,24 @@ class JobExplainer:
         ended_reason = _ended_reason(job, self._job_search.attempts(job_id))
         return JobExplanation(job.id, job.status, [ended_reason], None, True, None)
 
+    def _limit_reasons(self, waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+        name, weight = waiting.waits_on or "", waiting.weight or 1
+        with suppress(LimitNotFound):  # it has just been deleted
+            limit = self._limits.status(name)
+            yield _limit_reason(waiting, limit, weight, self._limits.holders(name)[:_MAX_HOLDERS])
+
     def _typical_duration(self, job: Job) -> PeriodStatistics:
         """The statistics of the job's task in its queue."""
         return self._statistics.by_task("7d", task=job.task, queue=job.queue).get(job.task, PeriodStatistics())
 
 
-def _explain_waiting(job: Job, waiting: WaitingFacts, typical: PeriodStatistics) -> JobExplanation:
-    reasons = list(_waiting_reasons(job, waiting))
-    ahead = waiting.blocked_ahead if waiting.wait_state == "blocked" else waiting.ready_ahead
-    is_in_line = waiting.wait_state in ("ready", "blocked")
+def _explain_waiting(
+    job: Job, waiting: WaitingFacts, limit_reasons: list[ExplanationReason], typical: PeriodStatistics
+) -> JobExplanation:
+    reasons = [*_waiting_reasons(job, waiting), *limit_reasons]
+    ahead_by_state = {"blocked": waiting.blocked_ahead, "limited": waiting.limited_ahead}
+    ahead = ahead_by_state.get(waiting.wait_state, waiting.ready_ahead)
+    is_in_line = waiting.wait_state in ("ready", "blocked", "limited")
     position = min(ahead, MAX_COUNTED_AHEAD) + 1 if is_in_line else None
     can_estimate = is_in_line and all(reason.code in _TRANSIENT for reason in reasons)
     estimate = _start_estimate(waiting, typical) if can_estimate else None
@@ -184,6 +205,8 @@ _TRANSIENT = (  # reasons that end without an operator
     ReasonCode.THREADS_BUSY,
     ReasonCode.PER_WORKER_LIMIT,
     ReasonCode.QUEUE_AT_LIMIT,
+    ReasonCode.LIMIT_FULL,
+    ReasonCode.RATE_LIMITED,
 )
 
 
@@ -271,6 +294,35 @@ def _lock_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
         yield ExplanationReason(ReasonCode.KEY_FREED, message, details)
 
 
+def _limit_reason(
+    waiting: WaitingFacts, limit: LimitStatus, weight: int, holders: list[LimitHolder]
+) -> ExplanationReason:
+    name = f"the limit {limit.name!r}"
+    details: dict[str, Any] = {"limit": limit.name, "weight": weight, "concurrency": limit.concurrency}
+    details |= {"used": limit.used, "holders": [{"job_id": h.job_id, "task": h.task} for h in holders]}
+    if limit.concurrency == 0:
+        by = f" by {limit.changed_by}" if limit.changed_by else ""
+        note = f": {limit.note}" if limit.note else ""
+        message = f"It waits for {name}, which has been closed since {_format_time(limit.changed_at)}{by}{note}."
+        return ExplanationReason(ReasonCode.LIMIT_CLOSED, message, details)
+    if limit.concurrency is not None and limit.used + weight > limit.concurrency:
+        needs = f"; the job needs {weight}" if weight > 1 else ""
+        held = "".join(
+            f" {'Held by' if n == 0 else 'and'} job {holder.job_id} ({holder.task}, running for "
+            f"{_format_elapsed(waiting.now, holder.started_at or waiting.now)})"
+            for n, holder in enumerate(holders[:2])
+        )
+        message = f"It waits for {name}: {limit.used} of {limit.concurrency} in use{needs}.{held}{'.' if held else ''}"
+        return ExplanationReason(ReasonCode.LIMIT_FULL, message, details)
+    if limit.next_start_in_sec is not None:
+        starts = f"{limit.rate} in {_format_duration(limit.per_sec or 1)}"
+        message = f"The rate of {name} ({starts}) allows the next start in {limit.next_start_in_sec:.1f} s."
+        details |= {"rate": limit.rate, "per_sec": limit.per_sec, "next_start_in_sec": limit.next_start_in_sec}
+        return ExplanationReason(ReasonCode.RATE_LIMITED, message, details)
+    message = f"It waits for {name}, which has room now; it is woken within a second."
+    return ExplanationReason(ReasonCode.LIMIT_FULL, message, details)
+
+
 def _row_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
     if waiting.eligible_workers and waiting.busy_threads >= waiting.threads:
         details: dict[str, Any] = {"queue": waiting.queue, "threads": waiting.threads, "busy": waiting.busy_threads}
@@ -303,6 +355,8 @@ def _start_estimate(waiting: WaitingFacts, typical: PeriodStatistics) -> StartEs
         before = waiting.blocked_ahead + 1
         basis = f"{format_count(before, 'job')} of its lock key ahead of it, and {average}"
         return StartEstimate(round(mean * before, 1), basis)
+    if waiting.wait_state == "limited":
+        return None  # other tasks hold the limit too: their run times say nothing of it
     slots, free = waiting.threads, waiting.threads - waiting.busy_threads
     if waiting.concurrency is not None:
         slots, free = min(slots, waiting.concurrency), min(free, waiting.concurrency - waiting.running)

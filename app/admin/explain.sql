@@ -51,7 +51,14 @@ SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.ava
                    AND (a.priority, a.created_at, a.job_id) < (job.priority, job.created_at, job.job_id)
                  LIMIT %(max_ahead)s::int + 1) ahead) AS blocked_ahead,
        (SELECT count(*) FROM dl_workers w
-         WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)) AS workers_anywhere
+         WHERE w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)) AS workers_anywhere,
+       job.waits_on, dl_weight_in(job.waits_on, job.limits) AS weight,
+       (SELECT count(*)
+          FROM (SELECT FROM dl_jobs a
+                 WHERE job.wait_state = 'limited' AND a.waits_on = job.waits_on AND a.queue = job.queue AND a.status = 'queued'
+                   AND a.wait_state = 'limited'
+                   AND (a.priority, a.created_at, a.job_id) < (job.priority, job.created_at, job.job_id)
+                 LIMIT %(max_ahead)s::int + 1) ahead) AS limited_ahead
   FROM job
        LEFT JOIN LATERAL (SELECT h.job_id, h.worker FROM dl_jobs h
                            WHERE h.lock_key = job.lock_key AND h.status = 'running' AND h.job_id <> job.job_id) holder ON true

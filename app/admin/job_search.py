@@ -189,9 +189,9 @@ class VersionedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class JobDetail(JobSummary):
-    """A job with its attempts and related jobs. `wait_state`: where a queued job waits: scheduled, ready or blocked.
-    `unknown_task`: it is deferred, since no live worker knows its task. `lock_holder`: the job that has its lock key
-    while it waits."""
+    """A job with its attempts and related jobs. `wait_state`: where a queued job waits: scheduled, ready, blocked or
+    limited, which is by the limit `waits_on`. `unknown_task`: it is deferred, since no live worker knows its task.
+    `lock_holder`: the job that has its lock key while it waits."""
 
     args: dict[str, Any]
     lease_ttl_sec: int
@@ -201,6 +201,8 @@ class JobDetail(JobSummary):
     traceback: str | None
     live_key: str | None
     time_limit_sec: int | None
+    limits: dict[str, int] | None
+    waits_on: str | None
     retry: dict[str, Any] | None
     parent_id: UUID | None
     crashes: int

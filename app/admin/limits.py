@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from app.db.encoding import from_row, validate_texts
@@ -119,11 +120,16 @@ class Limits:
         self._execute("prune_limit_starts")
 
     def acquire(self, name: str, weight: int = 1) -> float:
-        """Count calls of a running job in a rate; return 0.0 if they may be made now, else the seconds to wait before
-        the next try. A name without a rate has no limit. Raises ValueError for more calls than the burst allows."""
-        rows = self._execute("acquire_limit", {"name": name, "weight": weight})
-        if not rows or rows[0][0]:
-            return 0.0
-        if weight > rows[0][2]:
-            raise ValueError(f"{weight} calls at once of {name!r}, whose rate allows a burst of {rows[0][2]}")
-        return float(max(0.001, rows[0][1]))
+        """Count calls in a rate; return 0.0 if they may be made now, else the seconds to wait before the next try. A
+        name without a rate has no limit. Raises ValueError for more calls than the burst allows."""
+        return seconds_to_wait(self._execute("acquire_limit", {"name": name, "weight": weight}), weight)
+
+
+def seconds_to_wait(rows: Sequence[tuple[Any, ...]], weight: int) -> float:
+    """What the statement `acquire_limit` answered: 0.0 if the calls were counted."""
+    if not rows or rows[0][0]:
+        return 0.0
+    _, wait_sec, burst = rows[0]
+    if weight > burst:
+        raise ValueError(f"{weight} calls at once are more than the burst of {burst} that the rate allows")
+    return float(max(0.001, wait_sec))

@@ -40,15 +40,16 @@ class QueueSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueStatus(QueueSettings):
-    """A queue's settings and its jobs. `ready` is exact up to a thousand (`ready_exact`); `scheduled` and `blocked` are
-    as of `scanned_at`. `is_drained`: it is not open, and none of its jobs runs. `workers` counts live worker
-    processes."""
+    """A queue's settings and its jobs. `ready` is exact up to a thousand (`ready_exact`); `scheduled`, `blocked` and
+    `limited` are as of `scanned_at`. `is_drained`: it is not open, and none of its jobs runs. `workers` counts live
+    worker processes."""
 
     is_drained: bool
     ready: int
     ready_exact: bool
     scheduled: int
     blocked: int
+    limited: int
     running: int
     workers: int
     oldest_ready_sec: float | None

@@ -96,6 +96,7 @@ class QueueDepth:
     scheduled: int
     blocked: int
     running: int
+    limited: int
     oldest_ready_sec: float | None
 
 

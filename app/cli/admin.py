@@ -1,16 +1,17 @@
-"""Commands of operators: watch, bulk, queues, queue, workers, task-numbers, audit."""
+"""Commands of operators: watch, bulk, queues, queue, limits, workers, task-numbers, audit."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 import click
 
 from app.cli import text
 from app.cli.exit_codes import ExitCode
-from app.cli.parsing import NOT_NEGATIVE, POSITIVE, filter_options, limit_option, without_none
+from app.cli.parsing import NOT_NEGATIVE, POSITIVE, RATE, filter_options, limit_option, without_none
 from app.cli.service_options import RemoteService, remote_command
 from app.cli.tables import Table
 from app.wording import format_count
@@ -22,7 +23,7 @@ _BULK_OPERATIONS = Table(
     empty_message="No bulk operations.",
 )
 _QUEUES = Table(
-    "queue, state, ready, running, oldest, scheduled, blocked, workers, done/h, failed/h, p95",
+    "queue, state, ready, running, oldest, scheduled, blocked, limited, workers, done/h, failed/h, p95",
     {
         "ready": lambda queue: f"{queue['ready']}{'' if queue['ready_exact'] else '+'}",
         "oldest": lambda queue: text.format_duration(queue["oldest_ready_sec"]),
@@ -32,6 +33,33 @@ _QUEUES = Table(
     },
     uncut="queue, state, ready, running",
     empty_message="No queues.",
+)
+
+
+def _format_allowance(limit: text.Payload) -> str:
+    allowances = []
+    if limit["concurrency"] is not None:
+        allowances.append(f"{limit['concurrency']} at once")
+    if limit["rate"] is not None:
+        burst = f", {limit['burst']} of them at once" if (limit["burst"] or 1) > 1 else ""
+        allowances.append(f"{limit['rate']} in {text.format_duration(limit['per_sec'])}{burst}")
+    return " and ".join(allowances) or "no limit"
+
+
+def _format_use(limit: text.Payload) -> str:
+    waiting = f"{limit['waiting']}{'' if limit['waiting_exact'] else '+'}"
+    return f"{limit['used']} in use, {waiting} waiting"
+
+
+_LIMITS = Table(
+    "limit=name, setting, allowed, used, waiting, since, note",
+    {
+        "allowed": _format_allowance,
+        "waiting": lambda limit: f"{limit['waiting']}{'' if limit['waiting_exact'] else '+'}",
+        "since": lambda limit: limit["waiting_since"] and text.format_time(limit["waiting_since"]),
+    },
+    uncut="limit, allowed, used, waiting",
+    empty_message="No limits.",
 )
 _WORKERS = Table(
     "worker=name, id=worker_id, state, busy, memory, version, listener, queues",
@@ -170,6 +198,47 @@ def queue(service: RemoteService, *, name: str, **options: Any) -> None:
     settings = service.client.request("PATCH", "/api/v1/queues", body={"queue": name, **changes})
     limits = f"{settings['concurrency'] or 'no limit'} at once, {settings['per_worker'] or 'no limit'} in each process"
     service.print_payload(settings, f"Queue {text.one_line(name)} is {settings['state']}: {limits}.")
+
+
+@remote_command(short_help="List, set or delete limits.")
+@click.argument("action", type=click.Choice(["list", "show", "set", "delete"]), default="list")
+@click.argument("name", required=False)
+@click.option("--concurrency", type=NOT_NEGATIVE, help="Weight of the jobs that run at a time; 0: none may start.")
+@click.option("--rate", type=RATE, metavar="N/PERIOD", help="Starts in a period: 10/s, 100/1m, 5/30s.")
+@click.option("--burst", type=POSITIVE, help="Of a rate, how many may start at once.  [default: 1]")
+@click.option("--note", help="The reason, shown with the limit.")
+def limits(
+    service: RemoteService, *, action: str, name: str | None, rate: tuple[int, float] | None, **options: Any
+) -> None:
+    """List limits, show who holds one, set or delete it. A job names limits when it is triggered, or its task does.
+
+    \b
+      dataloader limits set warehouse --concurrency 4
+      dataloader limits set partner-api --rate 10/s
+      dataloader limits set 'tenant:*' --concurrency 2     the default of tenant:acme, tenant:other …
+      dataloader limits set task:load.sales --concurrency 1
+
+    `set` replaces the whole limit.
+    """
+    if action == "list":
+        service.print_list(service.get("/api/v1/limits"), "limits", _LIMITS)
+        return
+    if name is None:
+        raise click.UsageError(f"name the limit: dataloader limits {action} NAME")
+    path = f"/api/v1/limits/{quote(name, safe='')}"
+    if action == "delete":
+        service.print_payload(service.delete(path), f"Limit {text.one_line(name)} is deleted.")
+    elif action == "set":
+        body = without_none(options) | ({} if rate is None else {"rate": rate[0], "per_sec": rate[1]})
+        setting = service.client.request("PUT", path, body=body, repeatable=True)
+        service.print_payload(setting, f"Limit {text.one_line(name)}: {_format_allowance(setting)}.")
+    else:
+        limit = service.get(path)
+        lines = [f"{text.one_line(name)}: {_format_allowance(limit)}; {_format_use(limit)}"]
+        for holder in limit["holders"]:
+            since = text.format_time(holder["started_at"]) if holder["started_at"] else ""
+            lines.append(f"  {holder['job_id']}  {holder['weight']}  {text.one_line(holder['task'])}  since {since}")
+        service.print_payload(limit, *lines)
 
 
 @remote_command(short_help="List the worker processes.")

@@ -21,11 +21,11 @@ from dataloader.errors import ClientError
 # The value that help shows for an option, by the option's name, so that it is the same in every command.
 _METAVARS = {
     "ADDRESS": "--host",
-    "COUNT": "--limit --tail --max-attempts --min-runs --expected --concurrency --per-worker",
+    "COUNT": "--limit --tail --max-attempts --min-runs --expected --concurrency --per-worker --burst",
     "EVENT[,EVENT…]": "--kind",
     "FILE": "--from --args-file --key-file",
     "ID": "--webhook --job --drain --undrain",
-    "JSON": "--args --retry",
+    "JSON": "--args --retry --limits",
     "KEY": "--lock-key --partition-key --idempotency-key --live-key",
     "NAME=VALUE": "--arg",
     "NAME": "--actor --action --producer --consumer-group",
@@ -99,7 +99,7 @@ for _command in (
     *(service.run, skeleton.new_pipeline, service.psql, completion, trigger.trigger),
     *(jobs.status, jobs.cancel, jobs.retry, jobs.jobs, jobs.events, jobs.logs, jobs.show, jobs.why),
     *(jobs.edit, jobs.clone, jobs.delete),
-    *(admin.watch, admin.bulk, admin.queues, admin.queue, admin.workers, admin.task_numbers),
+    *(admin.watch, admin.bulk, admin.queues, admin.queue, admin.limits, admin.workers, admin.task_numbers),
     *(keys.keys, admin.audit, webhooks.webhooks, alerts.alerts),
 ):
     cli.add_command(_command)

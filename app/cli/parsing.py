@@ -66,6 +66,18 @@ def parse_duration(raw: str) -> float:
     return float(sum(int(count) * _UNIT_SEC[unit] for count, unit in re.findall(r"(\d+)\s*([smhdw])", raw.lower())))
 
 
+def parse_rate(raw: str) -> tuple[int, float]:
+    """Starts and seconds of a text like 10/s, 100/1m or 5/30s."""
+    count, _, period = raw.strip().partition("/")
+    try:
+        number, seconds = int(count), parse_duration(period if period[:1].isdigit() else f"1{period}")
+    except ValueError:
+        number, seconds = 0, 0.0
+    if number < 1 or seconds <= 0:
+        raise ValueError(f"{raw!r} is not a rate; one looks like 10/s, 100/1m or 5/30s")
+    return number, seconds
+
+
 def parse_time(raw: str) -> datetime:
     """An RFC 3339 time, or "in 1h 30m" from now by this machine's clock."""
     word, _, duration = raw.strip().partition(" ")
@@ -85,7 +97,7 @@ def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-TIME, OBJECT = option_type(parse_time), option_type(parse_object)
+TIME, OBJECT, RATE = option_type(parse_time), option_type(parse_object), option_type(parse_rate)
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,6 +51,7 @@ _OUTCOME_LABELS = {"created": "created", "exists": "there already", "conflict": 
 @click.option("--time-limit", "time_limit_sec", type=POSITIVE, help="The limit of an attempt.  [default: the task's]")
 @click.option("--retry", type=OBJECT,
               help='Delays between attempts: {"kind": "fixed", "seconds": 60}.  [default: the task\'s]')  # fmt: skip
+@click.option("--limits", type=OBJECT, help='What it counts in limits: {"warehouse": 2}.  [default: the task\'s]')
 @click.option("--strict", is_flag=True, help="Refuse a job that no live worker would run.")
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 def trigger(

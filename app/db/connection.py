@@ -29,6 +29,7 @@ from app.errors import (
     SettingError,
 )
 
+_INVALID_PARAMETER_CODE = "22023"
 _UNDEFINED_TABLE_CODES = {"42P01", "42704", "3F000"}  # no such table, type or schema
 _INSUFFICIENT_PRIVILEGE = "42501"
 _UNDEFINED_MEMBER_CODES = {"42703", "42883"}  # no such column or function
@@ -52,7 +53,8 @@ def translate_errors() -> Iterator[None]:
         if code in _LOST_SESSION_CODES:  # a pooler hands out another session at each transaction
             raise DatabaseUnavailable(f"{message}; behind a pooler DL_WORKER_DSN names PostgreSQL itself") from error
         if isinstance(error, psycopg2.DataError) or code.startswith("23"):
-            raise InvalidJob(f"PostgreSQL refused a value: {message}") from error
+            field = error.diag.column_name if code == _INVALID_PARAMETER_CODE else None  # raised by our triggers
+            raise InvalidJob(f"PostgreSQL refused a value: {message}", field=field or "") from error
         # Without a code the connection broke during a response.
         is_broken = isinstance(error, psycopg2.DatabaseError) and not code
         is_operational = isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)

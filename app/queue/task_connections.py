@@ -186,6 +186,11 @@ class TaskConnections:
                 return self.enqueue(new)
         return JobQueue(self._borrowed(self._queue_connection)).enqueue(new)
 
+    def execute_owned(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
+        """Execute a named statement in a transaction of its own: a run that lost its job changes nothing."""
+        with self.transaction(checkpoint=lambda: None, final=None) as connection:
+            return self._borrowed(connection).execute(name, parameters)
+
     def _borrowed(self, connection: Any) -> BorrowedConnection:
         return BorrowedConnection(connection, schema=self._connection_settings.schema)
 

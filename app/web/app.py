@@ -27,6 +27,7 @@ from app.web.api.job_edits import create_edits_blueprint
 from app.web.api.job_list import create_job_list_blueprint
 from app.web.api.job_logs import create_job_logs_blueprint
 from app.web.api.jobs import JobIdConverter, JobWatcher, create_jobs_blueprint
+from app.web.api.limits import create_limits_blueprint
 from app.web.api.metrics import QueueCollector, create_metrics_blueprint
 from app.web.api.queues import create_queues_blueprint
 from app.web.api.task_stats import create_task_stats_blueprint
@@ -91,6 +92,7 @@ def create_app(
         create_edits_blueprint(queue, pipelines, options),
         create_bulk_blueprint(executor),
         create_queues_blueprint(executor),
+        create_limits_blueprint(executor),
         create_task_stats_blueprint(executor, pipelines),
         create_events_blueprint(executor, options, closing),
         create_job_logs_blueprint(queue, watcher),

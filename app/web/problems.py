@@ -74,6 +74,7 @@ class ProblemCode(Enum):
         "Another rule has this name. Change that rule, or choose another name.",
     )
     BULK_NOT_FOUND = (404, "The bulk operation does not exist", "No bulk operation has this id; old ones are deleted.")
+    LIMIT_NOT_FOUND = (404, "The limit does not exist", "No limit has this name, and no job uses it.")
     WORKER_NOT_FOUND = (
         404,
         "The worker does not exist",
@@ -208,6 +209,7 @@ BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
     errors.RuleNotFound: ProblemCode.RULE_NOT_FOUND,
     errors.RuleExists: ProblemCode.RULE_EXISTS,
     errors.QueueDraining: ProblemCode.QUEUE_DRAINING,
+    errors.LimitNotFound: ProblemCode.LIMIT_NOT_FOUND,
     errors.WorkerNotFound: ProblemCode.WORKER_NOT_FOUND,
     errors.BulkNotFound: ProblemCode.BULK_NOT_FOUND,
     errors.BulkMismatch: ProblemCode.BULK_MISMATCH,
@@ -271,6 +273,8 @@ def problem_response(error: Exception, request_id: str, *, is_read: bool = False
         case RequestRejected():
             headers = error.headers
             problem.update(error.fields)
+        case errors.InvalidJob() if error.field:
+            problem["errors"] = [FieldError(error.field, str(error).partition(": ")[2].removeprefix(f"{error.field} "))]
         case errors.IdempotencyConflict():
             problem |= {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}
         case errors.BulkMismatch():

@@ -94,6 +94,9 @@ class ApiBlueprint:
     def post(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
         return self._route("POST", path, options)
 
+    def put(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("PUT", path, options)
+
     def patch(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
         return self._route("PATCH", path, options)
 

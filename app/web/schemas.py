@@ -32,6 +32,7 @@ from app.queue.job import Job, JobEvent, NewJob, Status
 from app.web.json_io import FieldError, join_path
 from app.web.options import WebOptions
 from pipelines.contract import Args, Pipelines, Task, read_policy
+from pipelines.limits import check_limits
 
 INT4_MAX = 2_147_483_647
 MAX_KEY_BYTES = 2_000  # an index entry of PostgreSQL holds about 2,700
@@ -88,6 +89,14 @@ def parse_retry(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
+def parse_limits(raw: dict[str, int]) -> dict[str, int]:
+    try:
+        check_limits(raw)
+    except ValueError as error:
+        raise PydanticCustomError("limits", "{reason}", {"reason": str(error)}) from None
+    return raw
+
+
 Change = TypeVar("Change", bound=BaseModel)
 
 Timestamp = Annotated[
@@ -132,8 +141,8 @@ def require_change(model: Change) -> Change:
 
 
 @dataclass(frozen=True)
-class _LockKeyFailed:
-    """Placeholder for a lock_key that could not be made from the args."""
+class _DefaultFailed:
+    """Placeholder for a default of the task that could not be made from the args."""
 
     reason: str
 
@@ -150,23 +159,25 @@ def apply_task_defaults(pipelines: Pipelines) -> Callable[[Any], Any]:
         if "queue" not in request and task.options.queue is not None:
             known["queue"] = task.options.queue
         if "lock_key" not in request and task.options.lock_key is not None:
-            known["lock_key"] = _lock_key(task, request.get("args", {}))
+            known["lock_key"] = _from_args(task.fill_lock_key, request.get("args", {}))
+        if "limits" not in request and task.options.limits:
+            known["limits"] = _from_args(task.fill_limits, request.get("args", {}))
         return {**request, **known} if known else request
 
     return with_defaults
 
 
-def _lock_key(task: Task, args: Any) -> str | _LockKeyFailed:
+def _from_args(fill: Callable[[Args], Any], args: Any) -> Any:
     try:
-        return task.fill_lock_key(args if isinstance(args, dict) else {})
+        return fill(args if isinstance(args, dict) else {})
     except ValueError as error:
-        return _LockKeyFailed(str(error))
+        return _DefaultFailed(str(error))
 
 
-def resolve_lock_key(value: Any) -> Any:
-    """Return the lock_key, or raise if it could not be made from the args."""
-    if isinstance(value, _LockKeyFailed):
-        raise PydanticCustomError("lock_key", "cannot be made from the args: {reason}", {"reason": value.reason})
+def resolve_default(value: Any) -> Any:
+    """Return the value, or raise if it is a default that could not be made from the args."""
+    if isinstance(value, _DefaultFailed):
+        raise PydanticCustomError("task_default", "cannot be made from the args: {reason}", {"reason": value.reason})
     return value
 
 
@@ -259,6 +270,18 @@ RetryPolicy = Annotated[
 ]
 
 
+LimitWeights = Annotated[
+    dict[str, int],
+    BeforeValidator(resolve_default),
+    AfterValidator(parse_limits),
+    WithJsonSchema({
+        "type": "object",
+        "maxProperties": 4,
+        "additionalProperties": {"type": "integer", "minimum": 1, "maximum": 1_000_000},
+    }),
+]  # fmt: skip
+
+
 class TriggerRequest(BodyModel):
     """A request for a job. `trigger_request_model` adds what depends on the settings and on the task."""
 
@@ -267,7 +290,7 @@ class TriggerRequest(BodyModel):
         examples=["etl.default"],
     )
     task: Name = Field(description="The pipeline's registered name.", examples=["noop"])
-    lock_key: Annotated[Name, BeforeValidator(resolve_lock_key)] = Field(
+    lock_key: Annotated[Name, BeforeValidator(resolve_default)] = Field(
         description="Jobs with one key never run at the same time. Required, unless the task has a default.",
         examples=["noop"],
     )
@@ -294,6 +317,11 @@ class TriggerRequest(BodyModel):
         None,
         description="The delay between attempts; null: the task's.",
         examples=[{"kind": "table", "seconds": [60, 300, 1800]}],
+    )
+    limits: LimitWeights | None = Field(
+        None,
+        description="What the job counts in limits while it runs: names and weights; null: the task's.",
+        examples=[{"warehouse": 2}],
     )
     webhook: JobWebhook | None
 

@@ -24,6 +24,7 @@ PAGES = {
     "tasks": "/tasks",
     "task": "/tasks/load.cbr.rates",
     "queues": "/queues",
+    "limits": "/limits",
     "workers": "/workers",
     "charts": "/charts",
     "audit": "/audit",

@@ -21,6 +21,7 @@ CALLS: dict[str, Callable[[Context], Any]] = {
     "count": lambda ctx: ctx.count(rows=1),
     "checkpoint": lambda ctx: ctx.checkpoint(1),
     "enqueue": lambda ctx: ctx.enqueue("never", idempotency_key="once"),
+    "acquire": lambda ctx: ctx.acquire("no such rate"),
     "connect": lambda ctx: ctx.connect("default").close(),
     "transaction": lambda ctx: ctx.transaction().__enter__(),
     "log.debug": lambda ctx: ctx.log.debug("again"),

@@ -6,6 +6,8 @@ ALTER TABLE dl_jobs ADD COLUMN limits jsonb, ADD COLUMN waits_on text;
 CREATE INDEX dl_jobs_limited_idx ON dl_jobs (waits_on, queue, wait_state, priority, created_at, job_id)
     WHERE status = 'queued' AND waits_on IS NOT NULL;
 
+ALTER TABLE dl_queue_depths ADD COLUMN limited bigint NOT NULL DEFAULT 0;
+
 ALTER TYPE dl_enqueue_request ADD ATTRIBUTE limits jsonb;
 
 -- dl_enqueue has a parameter more. Who may execute the old one may execute the new one, which schema.sql replaces.

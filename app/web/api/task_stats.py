@@ -23,6 +23,7 @@ class TaskOptions:
 
     queue: str | None
     lock_key: str | None
+    limits: dict[str, int]
     retry: dict[str, Any]
     rules: dict[str, str | float]
     time_limit_sec: float | None

@@ -26,7 +26,13 @@ _CHARTS = (  # title, unit, and the attribute of the statistics for each line
     ("Queue time", "seconds", {"p50": "wait_time.p50", "p95": "wait_time.p95"}),
     ("Duration", "seconds", {"p50": "run_time.p50", "p95": "run_time.p95"}),
 )
-_DEPTH_LINES = {"ready": "ready", "scheduled": "scheduled", "blocked by lock": "blocked", "running": "running"}
+_DEPTH_LINES = {
+    "ready": "ready",
+    "scheduled": "scheduled",
+    "blocked by lock": "blocked",
+    "limited": "limited",
+    "running": "running",
+}
 
 
 class ChartsPageQuery(FormModel):

@@ -140,7 +140,7 @@ def _queue_issues(statuses: list[QueueStatus], formatter: Formatter) -> Iterator
             note = f": {status.note}" if status.note else ""
             actor = f" by {status.changed_by}" if status.changed_by else ""
             yield Issue(f"Queue {status.queue} is {status.state}{actor}{note}; {ready}", "/queues")
-        elif (status.ready or status.scheduled or status.blocked) and status.workers == 0:
+        elif (status.ready or status.scheduled or status.blocked or status.limited) and status.workers == 0:
             yield Issue(f"No live worker serves queue {status.queue}; {ready}", link)
         elif wait_sec > _LONG_WAIT_SEC:
             yield Issue(f"The oldest job of queue {status.queue} is ready for {formatter.duration(wait_sec)}", link)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.request import urlopen
 from uuid import UUID, uuid4
 
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.admin.explain import ReasonCode
+from app.admin.limits import Limits
 from app.admin.queues import Queues, QueueState
 from app.cli.command import cli
 from app.queue.job import Status
@@ -117,6 +119,19 @@ def key_locked(queue_db: QueueFixture) -> UUID:
     return job_id
 
 
+def limited(**setting: Any) -> Callable[[QueueFixture], UUID]:
+    def make(queue_db: QueueFixture) -> UUID:
+        worker(queue_db)
+        Limits(queue_db.session).set("warehouse", **setting)
+        queue_db.enqueue("first", limits={"warehouse": 1})
+        job_id = queue_db.enqueue("second", limits={"warehouse": 1})
+        queue_db.claim_once(2)
+        return job_id
+
+    make.__name__ = "limited"
+    return make
+
+
 def per_worker(queue_db: QueueFixture) -> UUID:
     worker(queue_db)
     Queues(queue_db.session).change_settings("q", per_worker=1)
@@ -196,6 +211,9 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.KEY_BUSY, key_busy),
     (ReasonCode.KEY_FREED, key_freed),
     (ReasonCode.KEY_LOCKED_ELSEWHERE, key_locked),
+    (ReasonCode.LIMIT_FULL, limited(concurrency=1)),
+    (ReasonCode.LIMIT_CLOSED, limited(concurrency=0)),
+    (ReasonCode.RATE_LIMITED, limited(rate=1, per_sec=3600)),
     (ReasonCode.PER_WORKER_LIMIT, per_worker),
     (ReasonCode.THREADS_BUSY, threads_busy),
     (ReasonCode.JOBS_AHEAD, jobs_ahead),

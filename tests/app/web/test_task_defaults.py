@@ -223,6 +223,7 @@ def test_known_tasks_are_listed_with_options_and_args_schema(client):
         "options": {
             "queue": None,
             "lock_key": None,
+            "limits": {},
             "retry": {"kind": "linear", "step": 30.0, "cap": 604800.0},
             "rules": {},
             "time_limit_sec": None,
