@@ -59,6 +59,7 @@ class Dispatcher:
         self._is_claiming = False  # read by any thread, as the next two
         self._stopping = False
         self._database_down = False  # the last claim failed
+        self._memory_high = False
         self._outage_logged = False  # written by the claiming thread
         self._listening_until = 0.0  # written by the leader
         self.last_claim_at = clock()  # when a claim last returned; read by any thread, as the next
@@ -81,6 +82,14 @@ class Dispatcher:
     def _may_claim(self) -> bool:
         return not self._is_claiming and not self._database_down
 
+    def _needs_claim(self, buffer: QueueBuffer) -> bool:
+        return buffer.needs_claim and self._may_claim and self._has_memory
+
+    @property
+    def _has_memory(self) -> bool:
+        """Whether to claim at all: while memory is high the process runs one job, of whichever queue."""
+        return not self._memory_high or not any(b.idle_count < b.threads or b.attempts for b in self.queues.values())
+
     def _refill(self, buffer: QueueBuffer) -> None:
         """Claim as a thread that has just ended an attempt, while the others take what is left in the buffer."""
         with self._lock:
@@ -102,12 +111,14 @@ class Dispatcher:
             self._become_idle(buffer)
             if buffer.limits.has_global_limit or buffer.limits.max_in_process is not None:
                 buffer.may_have_work = True  # the attempt that has ended made room
+            if self._memory_high:
+                self._wake_next()  # the next job may be of another queue
             try:
                 while not self._stopping:
                     if buffer.attempts:
                         with suppress(IndexError):  # another thread took it a moment ago
                             return buffer.attempts.popleft()[0]
-                    elif buffer.needs_claim and self._may_claim:
+                    elif self._needs_claim(buffer):
                         self._claim_unlocked(buffer)
                     elif not self._has_leader:
                         self._lead(buffer)
@@ -143,7 +154,7 @@ class Dispatcher:
         """
         for buffer in self.queues.values():
             has_attempts = len(buffer.attempts) > (own_count if buffer is own_buffer else 0)
-            if buffer.idle_count and (has_attempts or (buffer.needs_claim and self._may_claim)):
+            if buffer.idle_count and (has_attempts or self._needs_claim(buffer)):
                 if buffer.waiting_count:
                     buffer.available.notify()
                 elif self._has_leader:
@@ -179,7 +190,7 @@ class Dispatcher:
         with self._lock:
             self._apply_timers(now)
             for buffer in self.queues.values():
-                if buffer.needs_claim and self._may_claim:
+                if self._needs_claim(buffer):
                     self._claim_unlocked(buffer, own_count=1 if buffer is own_buffer else 0)
                     has_claimed = True
             if has_claimed and not self._database_down:
@@ -218,7 +229,9 @@ class Dispatcher:
         began = clock()
         with self._lock:
             count, promoted = buffer.claim_size, self._timers.promote_due
-            if count <= 0:
+            if self._memory_high:
+                count = min(count, 1)
+            if count <= 0 or not self._has_memory:
                 return
             buffer.may_have_work = self._timers.promote_due = False
         cursor = buffer.cursor.start(began, promoted=promoted)
@@ -328,6 +341,14 @@ class Dispatcher:
                 queue_limits = limits.get(name, QueueLimits())
                 if queue_limits != buffer.limits:
                     buffer.limits, buffer.may_have_work = queue_limits, True
+        self._wakeup.set()
+
+    def set_memory_high(self, is_high: bool) -> None:
+        """While memory is high, claim one job at a time. Afterwards look for jobs without a notification."""
+        with self._lock:
+            self._memory_high = is_high
+            for buffer in self.queues.values():
+                buffer.may_have_work = True
         self._wakeup.set()
 
     def release_stale(self) -> None:

@@ -38,6 +38,7 @@ class PoolState:
     queues: Mapping[str, Mapping[str, int]]
     running: Sequence[Mapping[str, Any]]
     crashed_threads: Sequence[str]
+    memory: Mapping[str, Any] | None  # None: it is not watched, or not read yet
 
 
 class PoolCounters:
@@ -102,6 +103,11 @@ def state_metrics(state: PoolState) -> Iterator[Metric]:
         ("dataloader_dispatch_age_seconds", "Since the dispatcher last completed a cycle.", state.dispatch_age_sec),
         ("dataloader_heartbeat_age_seconds", "Since leases were last renewed.", state.heartbeat_age_sec),
         ("dataloader_reaper_age_seconds", "Since expired leases were last looked for.", state.reaper_age_sec),
+        (
+            "dataloader_memory_high",
+            "Whether one job runs at a time because memory is high.",
+            float(state.memory is not None and state.memory["high"]),
+        ),
         ("dataloader_crashed_threads", "Threads that ended with a bug.", float(len(state.crashed_threads))),
     ):
         yield GaugeMetricFamily(name, documentation, value)

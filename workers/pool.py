@@ -32,6 +32,7 @@ from workers.isolation.run import run_isolated
 from workers.listener import Listener, ListenState
 from workers.logs.writer import JobLogLimits, JobLogWriter, LogSink
 from workers.maintenance import Maintenance, MaintenanceOptions, duties
+from workers.memory import MemoryMonitor
 from workers.metrics import PoolCounters, PoolState, state_metrics
 from workers.reaper import Reaper
 from workers.settler import Settler
@@ -59,6 +60,7 @@ class PoolOptions:
     connect_timeout_sec: float = 5.0
     command_timeout_sec: float = 30.0
     stop_wait_sec: float = 10.0  # for jobs that were asked to stop at shutdown
+    memory_high_percent: float = 0.0  # of used memory, above which one job runs at a time; 0: it is not watched
     version: str = "0"
     worker_name: str | None = None  # that at most one process has
     targets: Mapping[str, str] = field(default_factory=dict)
@@ -201,6 +203,7 @@ class WorkerPool:
             on_control=self._on_control,
             release=self._settler.submit,
         )
+        self._memory = MemoryMonitor(options.memory_high_percent, on_change=self._dispatcher.set_memory_high)
 
     def _build_lease_threads(self, queue: Mapping[str, JobQueue], info: WorkerInfo) -> None:
         """Make what renews leases, stops attempts and takes jobs from dead processes."""
@@ -258,6 +261,7 @@ class WorkerPool:
             listen_state=lambda: self._listener.state.value,
             add_threads=self._add_threads,
             watch_deaths=self._death_watch.run_once,
+            memory=self._memory,
             on_crash=self._on_crash,
         )
         maintenance_session = self._make_session("maintenance")
@@ -401,6 +405,7 @@ class WorkerPool:
                 {"job_id": str(job.id), "task": job.task, "queue": job.queue, "attempt": job.attempt} for job in running
             ],
             crashed_threads=crashed,
+            memory=None if (memory := self._memory.state) is None else vars(memory),
         )
 
     def _on_control(self, command: str) -> None:

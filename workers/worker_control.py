@@ -13,6 +13,7 @@ from app.admin.queues import Queues, QueueSettings, QueueState
 from app.errors import DatabaseUnavailable
 from workers.attempt import Attempt, RunningAttempts
 from workers.dispatcher import Dispatcher
+from workers.memory import MemoryMonitor
 from workers.queue_buffer import QueueLimits
 from workers.threads import BackgroundThread, clock
 
@@ -22,7 +23,7 @@ _STATM = Path("/proc/self/statm")
 
 
 class WorkerControl:
-    """Applies queue settings to the dispatcher. Its thread also watches for dead processes.
+    """Applies queue settings to the dispatcher. Its thread also watches for dead processes, and the memory.
 
     Every claim honours the settings in the database. Here they keep threads from claims that return nothing, and bound
     what this process runs, which a claim cannot know.
@@ -39,14 +40,15 @@ class WorkerControl:
         listen_state: Callable[[], str],
         add_threads: Callable[[str, int], None],
         watch_deaths: Callable[[], float],
+        memory: MemoryMonitor,
         on_crash: Callable[[str], None],
     ) -> None:
         self._queues, self._dispatcher, self._running, self._worker_id = queues, dispatcher, running, worker_id
         self._interval_sec, self._listen_state, self._add_threads = interval_sec, listen_state, add_threads
-        self._watch_deaths = watch_deaths
+        self._watch_deaths, self._memory = watch_deaths, memory
         self._next_sync_at = self._next_report_at = 0.0
         self.is_draining = False  # read by any thread
-        self._reported_state = ""
+        self._reported_state: tuple[str, bool] | None = None
         self._is_stopping = False  # set by the thread that stops the pool
         self.thread = BackgroundThread("worker-control", self.run_once, on_crash=on_crash)
 
@@ -62,6 +64,9 @@ class WorkerControl:
 
     def run_once(self) -> float:
         now = clock()
+        self._memory.check(now)
+        if self._is_memory_high != (self._reported_state is not None and self._reported_state[1]):
+            self._next_sync_at = 0.0
         if now >= self._next_sync_at:
             self._next_sync_at = now + min(_SETTINGS_POLL_SEC, self._interval_sec)
             try:
@@ -71,21 +76,26 @@ class WorkerControl:
                 raise
         return min(self._watch_deaths(), max(0.0, self._next_sync_at - clock()))
 
+    @property
+    def _is_memory_high(self) -> bool:
+        return self._memory.state is not None and self._memory.state.high
+
     def _sync(self, now: float) -> None:
         """Report this process, and apply the queue settings."""
-        listen_state = self._listen_state()
+        listen_state, is_memory_high = self._listen_state(), self._is_memory_high
+        state = (listen_state, is_memory_high)
         # A new holder of this process's name reads the listener's state.
-        is_due = now >= self._next_report_at or listen_state != self._reported_state
+        is_due = now >= self._next_report_at or state != self._reported_state
         settings, is_draining = self._queues.report_and_fetch(
             self._worker_id,
             {name: buffer.threads for name, buffer in self._dispatcher.queues.items()},
             listener=listen_state,
             rss_bytes=rss_bytes(),
-            attempts=[_summary_of(attempt, now) for attempt in self._running.all()] if is_due else None,
+            attempts=[_summary_of(a, now, is_memory_high) for a in self._running.all()] if is_due else None,
             is_stopping=self._is_stopping,
         )
         if is_due:
-            self._next_report_at, self._reported_state = now + self._interval_sec, listen_state
+            self._next_report_at, self._reported_state = now + self._interval_sec, state
         if is_draining != self.is_draining:
             _log.info("worker.draining" if is_draining else "worker.resumed")
         self.is_draining = is_draining
@@ -97,13 +107,14 @@ class WorkerControl:
         )
 
 
-def _summary_of(attempt: Attempt, now: float) -> Mapping[str, Any]:
+def _summary_of(attempt: Attempt, now: float, is_memory_high: bool) -> Mapping[str, Any]:
     return {
         "run_id": attempt.job.run_text,
         "queue": attempt.job.queue,
         "progress_age_sec": round(now - attempt.reported.progress_at, 1),
         "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,
         "stop_step": attempt.stop_signal.step,
+        "memory_high": is_memory_high,  # of the process: it matters only while an attempt runs
     }
 
 

@@ -41,6 +41,7 @@ class ReasonCode(StrEnum):
     LIMIT_FULL = "limit_full"
     LIMIT_CLOSED = "limit_closed"
     RATE_LIMITED = "rate_limited"
+    MEMORY_HIGH = "memory_high"
     PER_WORKER_LIMIT = "per_worker_limit"
     THREADS_BUSY = "threads_busy"
     JOBS_AHEAD = "jobs_ahead"
@@ -115,8 +116,9 @@ class WaitingFacts:
     stopping_workers: int  # that know the task
     eligible_workers: int  # that know the task and claim
     threads: int  # of eligible workers for this queue, within its per-worker limit
-    busy_threads: int
+    busy_threads: int  # all threads of a worker whose memory is high
     workers_at_limit: int  # eligible workers that have reached the per-worker limit
+    workers_with_high_memory: int  # eligible workers that take no job while one is running
     ready_ahead: int
     blocked_ahead: int
     workers_anywhere: int
@@ -326,7 +328,16 @@ def _limit_reason(
 def _row_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
     if waiting.eligible_workers and waiting.busy_threads >= waiting.threads:
         details: dict[str, Any] = {"queue": waiting.queue, "threads": waiting.threads, "busy": waiting.busy_threads}
-        if waiting.workers_at_limit:
+        if waiting.workers_with_high_memory:
+            full, eligible = waiting.workers_with_high_memory, waiting.eligible_workers
+            others = "" if full == eligible else "; the threads of the others are busy"
+            message = (
+                f"{full} of {format_count(eligible, 'worker')} that can run it take no new job while one is running, "
+                f"because memory is high{others}."
+            )
+            details = {"queue": waiting.queue, "workers": eligible, "high": full}
+            yield ExplanationReason(ReasonCode.MEMORY_HIGH, message, details)
+        elif waiting.workers_at_limit:
             limit = format_count(waiting.per_worker or 0, "job")
             message = (
                 f"Each worker process may run {limit} of queue {waiting.queue!r} at a time; "

@@ -19,7 +19,10 @@ WITH job AS (
            + (SELECT count(*) FROM jsonb_array_elements(w.running_attempts) AS report
                WHERE report ->> 'queue' = job.queue AND report ->> 'stop_reason' = 'lease_lost'
                  AND NOT EXISTS (SELECT FROM dl_jobs r WHERE r.status = 'running' AND r.worker = w.name
-                                                         AND r.run_id::text = report ->> 'run_id')) AS busy
+                                                         AND r.run_id::text = report ->> 'run_id')) AS busy,
+           -- A process of which nothing runs claims one job, however high its memory is.
+           EXISTS (SELECT FROM jsonb_array_elements(w.running_attempts) AS report
+                    WHERE (report ->> 'memory_high')::bool) AS memory_high
       FROM dl_workers w CROSS JOIN job LEFT JOIN dl_queues rule ON rule.queue = job.queue
      WHERE job.queue = ANY (w.queues) AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec)
 ), workers AS MATERIALIZED (
@@ -38,8 +41,10 @@ SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.ava
        (SELECT count(*) FROM workers WHERE knows AND stopping) AS stopping,
        (SELECT count(*) FROM workers WHERE eligible) AS eligible,
        (SELECT coalesce(sum(capacity), 0)::int FROM workers WHERE eligible) AS threads,
-       (SELECT coalesce(sum(least(busy, capacity)), 0)::int FROM workers WHERE eligible) AS busy,
+       (SELECT coalesce(sum(CASE WHEN memory_high THEN capacity ELSE least(busy, capacity) END), 0)::int
+          FROM workers WHERE eligible) AS busy,
        (SELECT count(*) FROM workers WHERE eligible AND per_worker <= threads AND busy >= per_worker) AS at_per_worker,
+       (SELECT count(*) FROM workers WHERE eligible AND memory_high) AS memory_high,
        (SELECT count(*)
           FROM (SELECT FROM dl_jobs a
                  WHERE job.wait_state = 'ready' AND a.queue = job.queue AND a.status = 'queued' AND a.wait_state = 'ready'

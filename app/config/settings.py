@@ -163,6 +163,10 @@ class Settings(BaseSettings):
     stop_step_sec: float = number_setting(
         "DL_STOP_STEP_SEC", 5.0, "How long a stop step has before the next, harder one, in seconds.", 0.05, 3600
     )
+    memory_high: float = number_setting(
+        "DL_MEMORY_HIGH", 85.0, "Above how much used memory of its cgroup's limit, or of the machine, a worker takes "
+        "no new job while one is running, in percent; 0: memory and its pressure are not watched.", 0, 100,
+    )  # fmt: skip
     worker_name: values.Text | None = setting(
         "DL_WORKER_NAME", None, "A name that at most one worker process has at a time, such as a StatefulSet's pod: a "
         "process that starts takes over the jobs of a dead one of this name at once, on whatever host it ran. Never "

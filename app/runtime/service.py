@@ -236,6 +236,7 @@ class Service:
             connect_timeout_sec=settings.pg_connect_timeout,
             command_timeout_sec=settings.pg_command_timeout,
             stop_wait_sec=min(_MAX_STOP_SEC, max(2.0, settings.shutdown_grace_sec)),
+            memory_high_percent=settings.memory_high,
             version=version(),
             worker_name=settings.worker_name,
             targets=targets,
