@@ -78,6 +78,7 @@ def collect_history(environment: Environment, injected: Sequence[InjectedFault])
         heartbeat_sec=HEARTBEAT_SEC,
         wall=time.time() - clock(),
         sessions_unbroken=not any(FAULTS[done.fault].breaks_sessions for done in injected),
+        limit_changes=environment.operator.changes,
     )
 
 
@@ -94,10 +95,15 @@ def _complaints(environment: Environment, injected: Sequence[InjectedFault], *, 
 
 def _missing_coverage(history: History, *, is_full_length: bool) -> list[str]:
     """Stubborn runs that do no harm prove nothing: a fence that is missing is not noticed then. Neither does a campaign
-    in which no statement ran in a server when its attempt was taken from a worker."""
+    in which no job waited for a limit, or no statement ran in a server when its attempt was taken from a worker."""
     stubborn = {row.job_id for row in history.rows.values() if row.task == STUBBORN and row.attempt}
     wrote = {written.job_id for written in history.target} & stubborn
     complaints = ["no stubborn run has written anything"] if len(stubborn) > _MIN_STUBBORN_RUNS and not wrote else []
+    if is_full_length:
+        awaited = {event.payload["waits_on"] for _, event in history.event_log if event.kind == "limited"}
+        complaints += [
+            f"no job has waited for the limit {name!r}" for name in ("warehouse", "partner") if name not in awaited
+        ]
     if is_full_length and not takeovers_with_effects(history):
         complaints.append("no attempt was taken from a worker while a statement of it ran in a server")
     return complaints

@@ -17,6 +17,7 @@ from app.db.schema import migrate
 from app.postgres.binaries import Choice
 from tests.chaos import etl, observer
 from tests.chaos.client_log import ClientLog
+from tests.chaos.limit_changes import LimitOperator
 from tests.chaos.load import Load, Mix
 from tests.chaos.proxy import FaultProxy
 from tests.chaos.servers import Server
@@ -40,6 +41,7 @@ class CampaignSize:
     binaries: Choice = "auto"
     mutant: str = ""
     server: Mapping[str, str] = field(default_factory=dict)  # settings of the primary
+    changes_limits: bool = True  # an operator changes a limit meanwhile
 
 
 class Environment:
@@ -70,6 +72,9 @@ class Environment:
         self.slots[1].refuse()
         self.proxies = [self.address, *self.slots]
         self.client_log = ClientLog(self.folder / "told.jsonl")
+        self.operator = LimitOperator(self.seed, lambda: self.address_dsn)
+        if self.size.mix.has_limits:
+            self.operator.set_all()
         self._build_services()
 
     def _build_services(self) -> None:
@@ -103,6 +108,8 @@ class Environment:
             interval_sec=0.1,
         )
         self.load.start()
+        if self.size.mix.has_limits and self.size.changes_limits:
+            self.operator.start()
         self._manager.start()
 
     def _restart_ended_services(self) -> None:
@@ -135,6 +142,7 @@ class Environment:
         -1: not in time."""
         began = time.monotonic()
         self.load.stop()
+        self.operator.stop()
         self.load.join()
         while time.monotonic() - began < timeout:
             with suppress(psycopg2.Error):

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,11 +17,14 @@ import psycopg2
 
 from tests.chaos.client_log import ClientLog
 from tests.chaos.clock import clock
+from tests.chaos.limit_changes import CHANGED_LIMIT, MAX_WEIGHT
 
-QUEUE = "chaos"
+QUEUE, OTHER_QUEUE = "chaos", "chaos-other"
 HOT_KEYS = 3
 SQL_KEYS = 24
 SQL_TARGETS = ("default", "witness")
+TENANTS = 3
+LIMITED_KINDS = ("warehouse", "tenant", "partner")
 _REQUEST_TIMEOUT_SEC = 5.0  # seconds for one answer
 _RETRY_DEADLINE_SEC = 60.0  # seconds for which a caller asks again
 _RETRY_POLICY = {"kind": "fixed", "seconds": 0.3}
@@ -45,6 +48,9 @@ class Mix:
     delayed: float = 6
     bulk: float = 0.5  # each brings thirty
     pair: float = 0  # a second job of a key, just when the first one ends
+    warehouse: float = 9  # jobs of a limit, in two queues, of weight 1 and 2
+    tenant: float = 5  # of a default for the limits of several names; some of `warehouse` too
+    partner: float = 0.6  # of a rate; each brings some at once
     canceled: float = 5
     retried: float = 2
     lease_sec: tuple[int, ...] = (2, 3)
@@ -53,12 +59,18 @@ class Mix:
     zombie_holds: float = 1.0
     tombs: float = 0.5  # of the zombies, how many share a few keys
     long_sec: tuple[float, float] = (1.0, 6.0)
+    limited_sec: tuple[float, float] = (0.2, 1.4)
+    limited_long: float = 0.5  # of the jobs of a limit, how many take that long
     sql_sec: tuple[float, float] = (2.0, 6.0)  # beyond a lease
     apart_sec: tuple[float, float] = (0.5, 8.0)  # beyond a lease: whose worker is frozen is ended by its leash
 
+    @property
+    def has_limits(self) -> bool:
+        return any(getattr(self, kind) for kind in LIMITED_KINDS)
+
     def weights(self) -> Mapping[str, float]:
         names = ("short", "hot", "long", "failing", "parent", "load", "apart", "sql", "sql_apart", "legacy", "zombie",
-                 "delayed", "bulk", "pair", "canceled", "retried")  # fmt: skip
+                 "delayed", "bulk", "pair", "canceled", "retried", *LIMITED_KINDS)  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
@@ -72,10 +84,12 @@ class JobRequest:
     lease_ttl_sec: int
     max_attempts: int
     delay_sec: float | None = None
+    queue: str = QUEUE
+    limits: Mapping[str, int] | None = None
 
     def body(self, key: str) -> dict[str, Any]:
         body = {
-            "queue": QUEUE, "task": self.task, "lock_key": self.lock_key, "args": dict(self.args),
+            "queue": self.queue, "task": self.task, "lock_key": self.lock_key, "args": dict(self.args),
             "lease_ttl_sec": self.lease_ttl_sec, "max_attempts": self.max_attempts, "idempotency_key": key,
             "retry": _RETRY_POLICY,
         }  # fmt: skip
@@ -96,7 +110,10 @@ class RequestGenerator:
         self._count += 1
         weights = self._mix.weights()
         (kind,) = self._random.choices(list(weights), list(weights.values()))
-        jobs = [self._job("short", n) for n in range(30)] if kind == "bulk" else [self._job(kind, 0)]
+        same_kind = {"bulk": ("short", 30), "partner": ("partner", 8)}
+        made, count = same_kind.get(kind, (kind, 1))
+        make = self._limited_job if kind in LIMITED_KINDS else self._job
+        jobs = [make(made, n) for n in range(count)]
         return kind, f"{self._seed}:{self._count}", jobs
 
     def _job(self, kind: str, n: int) -> JobRequest:
@@ -139,6 +156,30 @@ class RequestGenerator:
         args = args | {"queue": QUEUE}
         attempts = 3 if task == "failing" else mix.max_attempts
         return JobRequest(f"chaos.{task}", key, args, chance.choice(mix.lease_sec), attempts, delay)
+
+    def _limited_job(self, kind: str, n: int) -> JobRequest:
+        chance, mix = self._random, self._mix
+        task, seconds = "short", 0.0
+        if kind != "partner" and chance.random() < mix.limited_long:
+            task, seconds = "long", chance.uniform(*mix.limited_sec)
+        elif chance.random() < 0.1:
+            task = "failing"
+        has_hot_key = chance.random() < 0.1
+        return JobRequest(
+            f"chaos.{task}",
+            f"hot {chance.randrange(HOT_KEYS)}" if has_hot_key else f"{self._seed}:{self._count}:{n}",
+            {"seconds": seconds, "fails": 1, "queue": QUEUE},
+            chance.choice(mix.lease_sec),
+            mix.max_attempts,
+            queue=chance.choice((QUEUE, OTHER_QUEUE)),
+            limits=self._limits(kind),
+        )
+
+    def _limits(self, kind: str) -> dict[str, int]:
+        limits = {f"tenant:{self._random.randrange(TENANTS)}": 1} if kind == "tenant" else {}
+        if kind == "warehouse" or self._random.random() < 0.2:
+            limits[CHANGED_LIMIT] = self._random.choice((1, 1, MAX_WEIGHT))
+        return limits | ({"partner": 1} if kind == "partner" else {})
 
 
 @dataclass
@@ -187,7 +228,7 @@ class Load:
                 self._insert(f"{key}:first", jobs)
                 time.sleep(chance.uniform(0.0, 0.1))
                 self._insert(f"{key}:second", jobs)
-            elif kind == "bulk" or self.port is None or chance.random() < 0.3:
+            elif kind == "bulk" or jobs[0].limits or self.port is None or chance.random() < 0.3:
                 self._insert(key, jobs)
             else:
                 self._trigger(key, jobs[0])
@@ -202,22 +243,24 @@ class Load:
         return str(answer["job_id"])
 
     def _insert(self, key: str, jobs: list[JobRequest]) -> list[str]:
-        """As another service does, which knows the old columns alone, in one transaction. An insert whose commit was
-        not answered is looked for: it is there, or it is not."""
+        """As another service does, with a plain INSERT, in one transaction. An insert whose commit was not answered is
+        looked for: it is there, or it is not. A weight above the limit is refused: the caller gives up."""
         keys = [f"{key}:{n}" for n in range(len(jobs))]
         over = time.monotonic() + _RETRY_DEADLINE_SEC
         while time.monotonic() < over:
-            with suppress(psycopg2.Error):
+            try:
                 found = self._sql(
                     "WITH made AS (INSERT INTO dl_jobs (queue, task, lock_key, args, lease_ttl_sec, max_attempts,"
-                    "   idempotency_key, available_at)"
-                    " SELECT %s, task, lock_key, args::jsonb, lease, tries, key, now() + make_interval(secs => delay)"
-                    "   FROM unnest(%s::text[], %s::text[], %s::text[], %s::int[], %s::int[], %s::text[], %s::float8[])"
-                    "        AS t (task, lock_key, args, lease, tries, key, delay)"
+                    "   idempotency_key, available_at, limits)"
+                    " SELECT queue, task, lock_key, args::jsonb, lease, tries, key,"
+                    "        now() + make_interval(secs => delay), limits::jsonb"
+                    "   FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::int[], %s::int[], %s::text[],"
+                    "               %s::float8[], %s::text[])"
+                    "        AS t (queue, task, lock_key, args, lease, tries, key, delay, limits)"
                     " ON CONFLICT DO NOTHING RETURNING job_id, idempotency_key)"
                     " SELECT * FROM made UNION"
                     " SELECT job_id, idempotency_key FROM dl_jobs WHERE idempotency_key = ANY (%s)",
-                    QUEUE,
+                    [job.queue for job in jobs],
                     [job.task for job in jobs],
                     [job.lock_key for job in jobs],
                     [json.dumps(dict(job.args)) for job in jobs],
@@ -225,6 +268,7 @@ class Load:
                     [job.max_attempts for job in jobs],
                     keys,
                     [job.delay_sec or 0.0 for job in jobs],
+                    [json.dumps(job.limits) if job.limits else None for job in jobs],
                     keys,
                 )
                 ids = {its_key: job_id for job_id, its_key in found}
@@ -232,6 +276,10 @@ class Load:
                     for its_key, job in zip(keys, jobs, strict=True):
                         self.record.accepted(ids[its_key], job.task, its_key)
                     return list(ids.values())
+            except psycopg2.errors.InvalidParameterValue:
+                break
+            except psycopg2.Error:
+                pass
             if self._stopping.wait(0.5) and time.monotonic() > over - _RETRY_DEADLINE_SEC / 2:
                 break
         for job, its_key in zip(jobs, keys, strict=True):

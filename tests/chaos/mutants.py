@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+_SCHEMA = Path(__file__).parents[2] / "schema.sql"
 _NAME = re.compile(r"^(-- name: [^\n]*\n)", re.MULTILINE)
 
 
@@ -34,6 +36,24 @@ class StatementEdit:
 
 
 @dataclass(frozen=True)
+class FunctionEdit:
+    """A change of a function of schema.sql."""
+
+    function: str
+    pattern: str
+    replacement: str
+
+    def statement(self) -> str:
+        """The CREATE FUNCTION of the changed function."""
+        (text,) = re.findall(
+            rf"^CREATE OR REPLACE FUNCTION {self.function}\(.*?^(?:END )?\$\$;$",
+            _SCHEMA.read_text(encoding="utf-8"),
+            re.MULTILINE | re.DOTALL,
+        )
+        return StatementEdit(self.function, self.pattern, self.replacement).applied(text)
+
+
+@dataclass(frozen=True)
 class Mutant:
     name: str
     description: str  # what is missing, in words
@@ -41,8 +61,9 @@ class Mutant:
     edits: Sequence[StatementEdit] = ()
     patch: Callable[[], None] = lambda: None
     schema_changes: Sequence[str] = ()  # what is done to the tables, once they are there
+    functions: Sequence[FunctionEdit] = ()
     server: Mapping[str, str] = field(default_factory=dict)  # settings of the server
-    expects: Sequence[str] = ()  # the rules of which at least one must speak
+    expects: Sequence[str] = ()  # the rules of which at least one must speak; none: the others do what this one did
 
     def apply(self) -> None:
         """In this process, for good."""
@@ -128,6 +149,12 @@ def _prove_by_pid_alone() -> None:
     from workers.process_identity import Identity
 
     Identity.shares_host = lambda self, other: True  # type: ignore[method-assign]
+
+
+def _never_sweep_limits() -> None:
+    from workers.maintenance import LimitsDuty
+
+    LimitsDuty.run = lambda self: None  # type: ignore[method-assign]
 
 
 # ── the mutants ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -343,6 +370,47 @@ MUTANTS: Mapping[str, Mutant] = {
             "crashes",
             server={"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "0"},
             expects=("job missing after acceptance", "run without claim"),
+        ),
+        Mutant(
+            "limit-without-lock",
+            "nothing locks a limit: two claims count before either has started its jobs",
+            "limits",
+            functions=[FunctionEdit("dl_lock_limits", r"(?s)PERFORM pg_advisory.*?ordered;", "NULL;")],
+            expects=("limit exceeded",),
+        ),
+        Mutant(
+            "limit-counted-before-lock",
+            "a claim counts the running jobs before it has the limit's lock",
+            "limits",
+            functions=[
+                FunctionEdit(
+                    "dl_apply_limits",
+                    r"(?s)PERFORM dl_lock_limits\(names\);(.*?FROM dl_limit_states\(names\) s;)",
+                    r"\1 PERFORM dl_lock_limits(names);",
+                )
+            ],
+            expects=("limit exceeded",),
+        ),
+        Mutant(
+            "limit-no-wake-no-sweep",
+            "the end of a run wakes no limited job, and no sweep follows",
+            "limits",
+            functions=[FunctionEdit("dl_wake_after", r"IF names <> '\{}'", "IF false")],
+            patch=_never_sweep_limits,
+            expects=("job left limited",),
+        ),
+        Mutant(
+            "limit-no-sweep",
+            "no sweep wakes limited jobs: the ends of runs wake all of them",
+            "limits",
+            patch=_never_sweep_limits,
+        ),
+        Mutant(
+            "rate-not-recorded",
+            "a start of a rate is not recorded",
+            "rates",
+            functions=[FunctionEdit("dl_apply_limits", r"(?s)INSERT INTO dl_limit_starts.*?tat = excluded\.tat;", "")],
+            expects=("rate exceeded",),
         ),
     )
 }

@@ -147,6 +147,8 @@ def _run_counts(history: History, wall: float) -> dict[str, int]:
         "handed back for their key": reasons["lock_busy"],
         "handed back unstarted": reasons["not_started"],
         "stubborn ones that acted on after their job had been taken from them": _zombie_runs(history, wall),
+        "times a job became limited": sum(line.kind == "limited" for line in lines),
+        "changes of a limit": len(history.limit_changes),
         "parts written into the target": len(history.target),
         "rows written by statements in autocommit": len(history.effects),
         "attempts taken from a worker that had written such rows": len(takeovers_with_effects(history)),

@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from tests.chaos.clock import clock
-from tests.chaos.load import QUEUE
+from tests.chaos.load import OTHER_QUEUE, QUEUE
 from tests.chaos.observer import OBSERVER_DSN_VARIABLE
 from tests.support.processes import ROOT, Process
 
 HEARTBEAT_SEC = 0.5
 REAPER_INTERVAL_SEC = 0.5
-THREADS = 4
+THREADS, OTHER_THREADS = 4, 2
 
 
 # What is killed when it ends is killed with it, as the processes of a container are.
@@ -61,7 +61,9 @@ def service_environment(dsn: str, observer_dsn: str, *, threads: int = THREADS) 
         "PG_MAX_OVERFLOW": "4",
         "DL_PIPELINES": "tests.chaos.etl",
         "DL_LOG_FORMAT": "json",
-        "WORKERS_JSON": f'[{{"queue":"{QUEUE}","concurrency":{threads}}}]',
+        "WORKERS_JSON": json.dumps(
+            [{"queue": QUEUE, "concurrency": threads}, {"queue": OTHER_QUEUE, "concurrency": OTHER_THREADS}]
+        ),
         "PYTHONPATH": str(ROOT),
     }
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import psycopg2
 import pytest
 
 from app.db.statements import parse_statements
@@ -36,10 +38,26 @@ def test_a_mutant_changes_the_statements_it_names(mutant):
         assert all(edit.statement in name for name in changed)  # itself, and what is composed of it
 
 
+@pytest.mark.parametrize(
+    "mutant", [mutant for mutant in MUTANTS.values() if mutant.functions], ids=lambda mutant: mutant.name
+)
+def test_a_mutant_changes_the_functions_it_names(mutant, dsn):
+    sources = "SELECT oid, prosrc FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute(sources)
+        before = dict(cursor.fetchall())
+        for edit in mutant.functions:
+            cursor.execute(edit.statement())
+        cursor.execute(sources)
+        after = dict(cursor.fetchall())
+
+    assert before.keys() == after.keys()
+    assert sum(before[function] != after[function] for function in before) == len(mutant.functions)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)
 def test_a_mutant_has_a_scene_and_rules_that_there_are(mutant):
     assert mutant.scene in SCENES
-    assert mutant.expects
     assert set(mutant.expects) <= NAMES
     assert all(step.fault in FAULTS for step in SCENES[mutant.scene].plan())
 

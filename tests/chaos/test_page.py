@@ -26,4 +26,4 @@ def test_every_fault_is_named(fault):
 def test_every_mutant_is_listed_with_its_rules(mutant):
     (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {mutant.name} |"))
     assert mutant.description in line
-    assert any(rule in line for rule in mutant.expects)
+    assert any(rule in line for rule in mutant.expects or ["nothing"])
