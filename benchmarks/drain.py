@@ -144,12 +144,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 # ── a round ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run_round(side: Competitor, server_dsn: str, server: psutil.Process | None, jobs: int, threads: int) -> DrainCosts:
-    """Start idle workers, add all jobs at once, and measure until the last one ends."""
+def run_round(
+    side: Competitor,
+    server_dsn: str,
+    server: psutil.Process | None,
+    jobs: int,
+    threads: int,
+    prepare: str = "",
+) -> DrainCosts:
+    """Start idle workers, add all jobs at once, and measure until the last one ends. `prepare` is run before."""
     trips: list[int] = []
     with fresh_database(server_dsn) as dsn:
         if side.table == SIMPLE.table:
             query_value(dsn, SIMPLE_TABLES)
+        if prepare:
+            query_value(dsn, prepare)
         with running_workers(side, dsn, threads, trips.append) as workers:
             query_value(dsn, FILL.format(table=side.table), jobs)
             before = (sum(map(cpu_sec_of, workers)), cpu_sec_of(server) if server else 0.0, commit_count(dsn))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as listing
-from benchmarks import depth, heartbeat, horizon, http, load, memory
+from benchmarks import depth, flow, heartbeat, horizon, http, load, memory
 
 Run = Callable[[Sequence[str]], None]
 
@@ -50,6 +50,14 @@ def test_depth(run):
     assert len(rows) == 8
     assert rows[0][2] == "1.00 ×"
     assert all(ratio(row[n]) > 0 for row in rows for n in (2, 5))
+
+
+def test_flow(run):
+    rows = run(flow.main, "--rows", "50", "--jobs", "100", "--shared", "100", "--rounds", "1", "--singles", "2")
+
+    assert [row[3] for row in rows if row[4] == "–"][:3] == ["1.00 ×"] * 3
+    assert len(rows) == 9
+    assert all(ratio(row[3]) > 0 for row in rows)
 
 
 def test_heartbeat(run):

@@ -1,0 +1,168 @@
+"""Measures what limits cost: jobs without one, jobs behind others that wait, and jobs that share one.
+
+Takes about 6 minutes, of which the rows of the claims take half.
+
+Each ratio is to a yardstick of the same rounds, which take turns.
+
+*Drain*: jobs per second of one worker process with empty jobs: no limit set, and one that none of the jobs has. Once
+any limit is set, each claim looks up the limits of its jobs.
+
+*Claim*: one plain job among a thousand, alone and next to jobs that wait for other jobs and for a limit, a million of
+each (`--rows`); and with a limit set.
+
+*Sharing*: four sessions that claim groups of 20 and settle them, until 12,000 jobs are done: without a limit, in one
+limit of 100, which is never full and costs its lock, and in one of 10, where nearly all jobs wait and are woken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+
+from app.db.connection import Session
+from app.queue.job import Settlement, Status, new_run_ids
+from app.queue.jobs import JobQueue
+from benchmarks import depth, drain
+from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
+from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds
+
+MIN_DRAIN_RATIO = 0.97
+MAX_CLAIM_RATIO = 1.05
+CLAIMERS, GROUP = 4, 20
+EMPTY_PAUSE_SEC = 0.002
+SHARING_TIMEOUT_SEC = 600.0
+
+WAITING = """
+INSERT INTO dl_jobs (queue, task, lock_key, priority, wait_state)
+SELECT 'bench', 'noop', 'waiting ' || n, 0, 'waiting' FROM generate_series(1, %s) n
+"""
+LIMITED = """
+INSERT INTO dl_jobs (queue, task, lock_key, priority, wait_state, limits, waits_on)
+SELECT 'bench', 'noop', 'limited ' || n, 0, 'limited', '{"warehouse": 1}', 'warehouse' FROM generate_series(1, %s) n
+"""
+SET_LIMIT = "INSERT INTO dl_limits (name, concurrency) VALUES ('warehouse', {})"
+FILL_SHARED = """
+INSERT INTO dl_jobs (queue, task, lock_key, limits)
+SELECT 'bench', 'noop', 'key ' || n, %s::jsonb FROM generate_series(1, %s) n
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__name__, rounds=5)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="what to measure")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="jobs that wait for other jobs, and for a limit")
+    parser.add_argument("--jobs", type=int, default=20_000, help="jobs of a drain")
+    parser.add_argument("--shared", type=int, default=12_000, help="jobs that share a limit")
+    parser.add_argument("--singles", type=int, default=60, help="claims per round")
+    options = parser.parse_args(argv)
+    rows: list[Sequence[Cell]] = []
+    with benchmark_server({"max_wal_size": "8GB", "maintenance_work_mem": "512MB"}) as (server_dsn, server):
+        print(describe_environment(server_dsn))
+        for part in options.parts:
+            if part == "drain":
+                rows += measure_drain(partial(drain.run_round, drain.DATALOADER[0], server_dsn, server), options.jobs,
+                                      options.rounds)  # fmt: skip
+            elif part == "claim":
+                rows += measure_claim(server_dsn, options.rows, options.rounds, options.singles)
+            else:
+                rows += measure_sharing(server_dsn, options.shared, options.rounds)
+    print(f"{options.rounds} rounds in turn, medians\n")
+    print(format_table(["", "figure", "unit", "ratio", "goal"], rows, text_columns=(0, 2)))
+
+
+PARTS = ("drain", "claim", "sharing")
+
+
+def measure_drain(run_round: Callable[..., drain.DrainCosts], jobs: int, rounds: int) -> list[Sequence[Cell]]:
+    sides: dict[str, Callable[[], float]] = {
+        "drain, no limit set": lambda: run_round(jobs, 10).jobs_per_sec,
+        "drain, an unrelated limit set": lambda: run_round(jobs, 10, SET_LIMIT.format(10)).jobs_per_sec,
+    }
+    return table_rows(run_rounds(sides, rounds, log=lambda _, speed: f"{speed:,.0f} jobs/s"), "jobs/s",
+                      f"≥ {MIN_DRAIN_RATIO}")  # fmt: skip
+
+
+def measure_claim(server_dsn: str, rows: int, rounds: int, singles: int) -> list[Sequence[Cell]]:
+    ready = 1_000
+    others = ((WAITING, rows), (LIMITED, rows))
+    contents = [
+        depth.QueueContent(f"claim, {ready:,} ready", ready),
+        depth.QueueContent(f"claim, next to {rows:,} waiting and {rows:,} limited", ready, other_rows=others),
+        depth.QueueContent(f"claim, {ready:,} ready, a limit set", ready),
+        depth.QueueContent(f"claim, next to {rows:,} and {rows:,}, a limit set", ready, other_rows=others),
+    ]
+    depth.require_disk_space(contents)
+    with ExitStack() as ends:
+        empty = ends.enter_context(fresh_database(server_dsn, "flow_empty"))
+        places = [
+            ends.enter_context(depth.open_database(server_dsn, empty, n, content)) for n, content in enumerate(contents)
+        ]
+        for place in places[2:]:
+            query_value(place.dsn, SET_LIMIT.format(0))
+        query_value(server_dsn, "CHECKPOINT")
+        sides: dict[str, Callable[[], float]] = {
+            place.content.name: partial(median_claim, place, singles) for place in places
+        }
+        costs = run_rounds(sides, rounds, warm_up=1)
+    plain, limited = dict(list(costs.items())[:2]), dict(list(costs.items())[2:])
+    return [*table_rows(plain, "ms", f"≤ {MAX_CLAIM_RATIO}"), *table_rows(limited, "ms", f"≤ {MAX_CLAIM_RATIO}")]
+
+
+def median_claim(place: depth.ClaimDatabase, singles: int) -> float:
+    return median([depth.time_claim(place, 1) for _ in range(singles)])
+
+
+def measure_sharing(server_dsn: str, jobs: int, rounds: int) -> list[Sequence[Cell]]:
+    sides: dict[str, Callable[[], float]] = {
+        f"{CLAIMERS} claimers, no limit": partial(share, server_dsn, jobs, None),
+        f"{CLAIMERS} claimers, one limit of 100": partial(share, server_dsn, jobs, 100),
+        f"{CLAIMERS} claimers, one limit of 10": partial(share, server_dsn, jobs, 10),
+    }
+    return table_rows(run_rounds(sides, rounds, log=lambda _, speed: f"{speed:,.0f} jobs/s"), "jobs/s", None)
+
+
+def share(server_dsn: str, jobs: int, concurrency: int | None) -> float:
+    """Return the jobs per second of sessions that claim and settle until all jobs are done."""
+    with fresh_database(server_dsn) as dsn:
+        if concurrency is not None:
+            query_value(dsn, SET_LIMIT.format(concurrency))
+        query_value(dsn, FILL_SHARED, None if concurrency is None else '{"warehouse": 1}', jobs)
+        query_value(dsn, "VACUUM ANALYZE dl_jobs")
+        until = time.monotonic() + SHARING_TIMEOUT_SEC
+        done: list[int] = []  # each claimer appends the size of its groups
+        with ThreadPoolExecutor(CLAIMERS) as threads:
+            began = time.perf_counter()
+            claimers = [threads.submit(claim_and_settle, dsn, done, jobs, until) for _ in range(CLAIMERS)]
+            for claimer in claimers:
+                claimer.result()
+            seconds = time.perf_counter() - began
+        assert sum(done) == jobs, f"{sum(done)} of {jobs} jobs were done in {SHARING_TIMEOUT_SEC:.0f} s"
+        return jobs / seconds
+
+
+def claim_and_settle(dsn: str, done: list[int], jobs: int, until: float) -> None:
+    with closing(Session(dsn, application_name="bench", command_timeout_sec=600)) as session:
+        queue = JobQueue(session)
+        while sum(done) < jobs and time.monotonic() < until:
+            claimed, _ = queue.claim("bench", ["noop"], new_run_ids(GROUP), "bench")
+            if claimed:
+                queue.settle([(job, Settlement(Status.SUCCEEDED)) for job in claimed])
+                done.append(len(claimed))
+            else:
+                time.sleep(EMPTY_PAUSE_SEC)
+
+
+def table_rows(results: dict[str, list[float]], unit: str, goal: str | None) -> list[Sequence[Cell]]:
+    """The first side is the yardstick."""
+    base = median(next(iter(results.values())))
+    return [
+        [name, median(values), unit, format_ratio(median(values) / base), goal if n else None]
+        for n, (name, values) in enumerate(results.items())
+    ]
+
+
+if __name__ == "__main__":
+    main()
