@@ -332,8 +332,8 @@ def _row_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
             full, eligible = waiting.workers_with_high_memory, waiting.eligible_workers
             others = "" if full == eligible else "; the threads of the others are busy"
             message = (
-                f"{full} of {format_count(eligible, 'worker')} that can run it take no new job while one is running, "
-                f"because memory is high{others}."
+                f"Memory is high in {full} of {format_count(eligible, 'worker')} that can run it: no new job "
+                f"starts there while one is running{others}."
             )
             details = {"queue": waiting.queue, "workers": eligible, "high": full}
             yield ExplanationReason(ReasonCode.MEMORY_HIGH, message, details)

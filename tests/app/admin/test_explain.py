@@ -175,6 +175,21 @@ def test_worker_that_drains_does_not_count_as_one_that_claims(queue_db, why):
     assert result.reasons[0].message.endswith("claims jobs: 1 drained.")
 
 
+def test_high_memory_is_a_reason_if_other_threads_are_busy(queue_db, why):
+    full = worker(queue_db, name="full")
+    worker(queue_db, threads=1)
+    queue_db.sql("UPDATE dl_workers SET running_attempts = '[{\"memory_high\": true}]' WHERE worker_id = %s", str(full))
+    job_id = queue_db.enqueue("k", priority=9)
+    assert codes(why.explain(job_id)) == ["next"], "the other one has a free thread"
+
+    queue_db.enqueue_and_claim("r", priority=1)
+    result = why.explain(job_id)
+
+    assert codes(result) == ["memory_high"]
+    assert result.reasons[0].message.startswith("Memory is high in 1 of 2 workers that can run it")
+    assert result.estimate is None
+
+
 def test_worker_of_older_release_counts_all_its_threads(queue_db, why):
     worker(queue_db, threads=1)
     queue_db.sql("UPDATE dl_workers SET threads = 2")

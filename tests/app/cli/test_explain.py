@@ -146,6 +146,13 @@ def threads_busy(queue_db: QueueFixture) -> UUID:
     return queue_db.enqueue()
 
 
+def memory_high(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    queue_db.enqueue_and_claim("other")
+    queue_db.sql("UPDATE dl_workers SET running_attempts = '[{\"memory_high\": true}]'")
+    return queue_db.enqueue()
+
+
 def jobs_ahead(queue_db: QueueFixture) -> UUID:
     worker(queue_db)
     queue_db.enqueue("first")
@@ -214,6 +221,7 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.LIMIT_FULL, limited(concurrency=1)),
     (ReasonCode.LIMIT_CLOSED, limited(concurrency=0)),
     (ReasonCode.RATE_LIMITED, limited(rate=1, per_sec=3600)),
+    (ReasonCode.MEMORY_HIGH, memory_high),
     (ReasonCode.PER_WORKER_LIMIT, per_worker),
     (ReasonCode.THREADS_BUSY, threads_busy),
     (ReasonCode.JOBS_AHEAD, jobs_ahead),
