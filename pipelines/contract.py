@@ -79,7 +79,7 @@ class Pipelines:
             interrupt=interrupt,
             queue=queue,
             lock_key=lock_key,
-            limits=dict(limits or {}),
+            limits=limits or {},
             memory_mb=memory_mb,
             cpu_sec=cpu_sec,
             connection_check=connection_check,
@@ -114,7 +114,8 @@ class Pipelines:
             raise TypeError("a command is a list of texts: no shell parses it")
         if options.keys() & {"spread", "argv"} or options.get("isolation", "process") != "process":
             raise ValueError("a command always has a process of its own, and names its arguments itself")
-        task_options = TaskOptions(**{**options, "isolation": "process", "rules": _merge_rules(no_retry, rules)})
+        fixed = {"isolation": "process", "rules": _merge_rules(no_retry, rules), "limits": options.get("limits") or {}}
+        task_options = TaskOptions(**{**options, **fixed})
         secrets = {name: str(secret_name(value)) for name, value in (env or {}).items() if isinstance(value, Mapping)}
         plain = {name: value for name, value in (env or {}).items() if name not in secrets}
         task = task_from_command(name, Command(tuple(argv), cwd, plain, secrets, tuple(inherit)), task_options)
@@ -122,6 +123,7 @@ class Pipelines:
         return task
 
     def add(self, task: Task) -> None:
+        task.check_limits()
         known = self._tasks.get(task.name)
         if known is not None and (known.command, _origin(known)) != (task.command, _origin(task)):
             raise TaskConflict(f"task {task.name!r} is registered twice: by {_origin(known)} and by {_origin(task)}")

@@ -56,6 +56,11 @@ class ModelArgSchema:
         except PydanticUserError:  # it has types that JSON Schema does not know
             return {"type": "object"}
 
+    def allows(self, name: str) -> bool:
+        """Whether it is a field, or fields that are not declared are kept."""
+        schema = self.schema
+        return "properties" not in schema or _allows_property(schema, name) or name in self._model.model_fields
+
     def parse(self, args: Mapping[str, Any]) -> Any:
         """Return the args as the model. Raises InvalidArgs with all errors."""
         from pydantic import ValidationError  # noqa: PLC0415 - imported already by the model's author
@@ -86,12 +91,21 @@ class JsonArgSchema:
         except ValueError as error:
             raise ValueError(f"args is no JSON Schema: {str(error).splitlines()[0]}") from None
 
+    def allows(self, name: str) -> bool:
+        """Whether args may have it. References are not followed."""
+        is_open = "additionalProperties" not in self.schema or "patternProperties" in self.schema
+        return is_open or _allows_property(self.schema, name)
+
     def parse(self, args: Mapping[str, Any]) -> Any:
         """Return the args. Raises InvalidArgs with all errors."""
         errors = [arg_error for error in self._validator.iter_errors(dict(args)) for arg_error in _arg_errors(error)]
         if errors:
             raise InvalidArgs(errors)
         return args
+
+
+def _allows_property(schema: Mapping[str, Any], name: str) -> bool:
+    return name in schema.get("properties", ()) or schema.get("additionalProperties", False) is not False
 
 
 def arg_schema_from(declared: Any) -> ModelArgSchema | JsonArgSchema:

@@ -43,7 +43,7 @@ class TaskOptions:
     interrupt: bool = False  # a stop may raise in the thread at any bytecode
     queue: str | None = None  # for jobs enqueued without one
     lock_key: str | None = None  # likewise; a template such as "customer:{id}"
-    limits: Mapping[str, int] = field(default_factory=dict)  # likewise; names are templates, such as "tenant:{tenant}"
+    limits: Mapping[str, int] = field(default_factory=dict)  # likewise; names are templates. Checked with the task
     memory_mb: int | None = None  # of an isolated process, as the next three
     cpu_sec: int | None = None
     connection_check: bool = True  # PGOPTIONS makes servers notice that the process is gone
@@ -68,8 +68,7 @@ class TaskOptions:
             text = getattr(self, name)
             if text is not None and (not isinstance(text, str) or not text.strip() or not text.isprintable()):
                 raise ValueError(f"{name} is a text that is neither empty nor has control characters, not {text!r}")
-        check_limits(self.limits)
-        _ = self.arg_schema, self.lock_key_template, self.limit_templates
+        _ = self.arg_schema, self.lock_key_template
 
     @cached_property
     def arg_schema(self) -> ModelArgSchema | JsonArgSchema | None:
@@ -78,10 +77,6 @@ class TaskOptions:
     @cached_property
     def lock_key_template(self) -> Template | None:
         return None if self.lock_key is None else Template(self.lock_key)
-
-    @cached_property
-    def limit_templates(self) -> list[tuple[Template, int]]:
-        return [(Template(name), weight) for name, weight in self.limits.items()]
 
 
 def _check_argv(argv: object, description: str) -> None:
@@ -96,6 +91,13 @@ def _fill(template: Template, args: Mapping[str, Any], made: str) -> str:
         if name in args and not isinstance(args[name], str | int | float):
             raise ValueError(f"the argument {name!r} is neither a text nor a number, so it makes no {made}")
     return template.fill(args)
+
+
+def fill_limits(declared: Mapping[str, int], args: Mapping[str, Any]) -> dict[str, int] | None:
+    """Return the limits of a job with these args, None if none are declared. Raises ValueError."""
+    limits = {_fill(Template(name), args, "limit"): weight for name, weight in declared.items()}
+    check_limits(limits)
+    return limits or None
 
 
 def _check_positive(name: str, value: Any, kind: Any) -> None:
@@ -205,11 +207,24 @@ class Task:
             raise ValueError(f"the task {self.name!r} has no lock_key of its own")
         return _fill(key, args, "lock_key")
 
+    def check_limits(self) -> None:
+        """Raises ValueError for declared limits that no job can have."""
+        try:
+            check_limits(self.options.limits)
+            for name in (name for limit in self.options.limits for name in Template(limit).names):
+                if not self._may_have_argument(name):
+                    raise ValueError(f"{name!r} is no argument of this task")
+        except ValueError as error:
+            raise ValueError(f"task {self.name!r}: limits: {error}") from None
+
+    def _may_have_argument(self, name: str) -> bool:
+        schema = self.options.arg_schema
+        is_unknown = (format_path([name]), UNKNOWN) in self._signature_errors({name: None})
+        return not is_unknown and (schema is None or schema.allows(name))
+
     def fill_limits(self, args: Mapping[str, Any]) -> dict[str, int] | None:
         """Return the limits of a job with these args, None if the task has none. Raises ValueError."""
-        limits = {_fill(name, args, "limit"): weight for name, weight in self.options.limit_templates}
-        check_limits(limits)
-        return limits or None
+        return fill_limits(self.options.limits, args)
 
     # ── when a job runs ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -160,7 +160,7 @@ def apply_task_defaults(pipelines: Pipelines) -> Callable[[Any], Any]:
             known["queue"] = task.options.queue
         if "lock_key" not in request and task.options.lock_key is not None:
             known["lock_key"] = _from_args(task.fill_lock_key, request.get("args", {}))
-        if "limits" not in request and task.options.limits:
+        if request.get("limits") is None and task.options.limits:
             known["limits"] = _from_args(task.fill_limits, request.get("args", {}))
         return {**request, **known} if known else request
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import BaseModel, Field
 
 from pipelines.contract import Pipelines
 from pipelines.testing import FakeContext
 
 
-def declare(**options):
+def declare(call=lambda args: None, **options):
     tasks = Pipelines()
-    tasks.register("load", **options)(lambda args: None)
+    tasks.register("load", **options)(call)
     task = tasks.get("load")
     assert task is not None
     return task
@@ -21,6 +22,7 @@ def test_limits_are_filled_from_the_args():
 
     assert task.fill_limits({"tenant": "acme"}) == {"warehouse": 2, "tenant:acme": 1}
     assert declare().fill_limits({}) is None
+    assert declare(limits=None).fill_limits({}) is None
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,46 @@ def test_args_that_make_no_limit_are_refused(args, problem):
     ],
 )
 def test_declared_limits_that_cannot_be_are_refused(limits, problem):
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(ValueError, match=f"^task 'load': limits: .*{problem}"):
         declare(limits=limits)
+    with pytest.raises(ValueError, match=f"^task 'load': limits: .*{problem}"):
+        Pipelines().command("load", ["true"], limits=limits)
+
+
+class Sales(BaseModel):
+    tenant: str
+    region: str = Field(alias="place")
+
+
+class Open(BaseModel, extra="allow"):
+    tenant: str
+
+
+CLOSED = {"properties": {"tenant": {}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "options", [{"args": Sales}, {"args": CLOSED}, {"call": lambda tenant, day: None}], ids=["model", "schema", "call"]
+)
+def test_a_limit_names_only_arguments_of_the_task(options):
+    declare(**options, limits={"tenant:{tenant}": 1})
+
+    with pytest.raises(ValueError, match="task 'load': limits: 'tenamt' is no argument of this task"):
+        declare(**options, limits={"tenant:{tenamt}": 1})
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [(Sales, "place"), (Open, "other"), (CLOSED | {"patternProperties": {"^x": {}}}, "xy"), ({"properties": {}}, "a")],
+)
+def test_other_arguments_that_the_task_takes_may_be_in_a_limit(args, name):
+    task = declare(args=args, limits={f"a:{{{name}}}": 1})
+
+    assert task.fill_limits({name: "b"}) == {"a:b": 1}
+
+
+def test_a_command_without_limits_may_say_so():
+    assert Pipelines().command("load", ["true"], limits=None).fill_limits({}) is None
 
 
 def test_a_fake_context_records_counted_calls():

@@ -102,6 +102,32 @@ def test_lock_key_made_of_args_is_validated(client):
     assert list(faults(response)) == ["lock_key"]
 
 
+@pytest.mark.parametrize(
+    ("own", "limits"),
+    [
+        ({}, {"source": 2, "day:2026-11-21": 1}),
+        ({"limits": None}, {"source": 2, "day:2026-11-21": 1}),
+        ({"limits": {"other": 1}}, {"other": 1}),
+        ({"limits": {}}, {}),
+    ],
+)
+def test_limits_default_to_those_of_the_task(client, queue, pipelines, own, limits):
+    options = {"queue": "q", "lock_key": "k", "limits": {"source": 2, "day:{day}": 1}}
+    pipelines.register("limited", args=Rates, **options)(lambda args: None)
+    body = {"task": "limited", "args": {"day": "2026-11-21"}, **own}
+
+    assert client.post(TRIGGER, json=body).status_code == 200
+    assert client.post("/api/v1/jobs/batch", json={"jobs": [body]}).json["created"] == 1
+
+    assert [job.limits for job in list_jobs(queue)] == [limits, limits]
+
+
+def test_missing_arg_of_a_limit_is_a_field_error(client, pipelines):
+    pipelines.register("limited", queue="q", lock_key="k", limits={"day:{day}": 1})(lambda args: None)
+
+    assert "'day'" in faults(client.post(TRIGGER, json={"task": "limited"}))["limits"]
+
+
 @pytest.mark.parametrize("task", [7, None, ["rates"]])
 def test_task_that_is_not_a_string_is_a_field_error(client, task):
     assert "task" in faults(client.post(TRIGGER, json={"task": task}))
