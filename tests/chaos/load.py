@@ -93,6 +93,8 @@ class JobRequest:
             "lease_ttl_sec": self.lease_ttl_sec, "max_attempts": self.max_attempts, "idempotency_key": key,
             "retry": _RETRY_POLICY,
         }  # fmt: skip
+        if self.limits:
+            body["limits"] = dict(self.limits)
         if self.delay_sec is not None:
             body["available_at"] = (datetime.now(UTC) + timedelta(seconds=self.delay_sec)).isoformat()
         return body
@@ -228,15 +230,17 @@ class Load:
                 self._insert(f"{key}:first", jobs)
                 time.sleep(chance.uniform(0.0, 0.1))
                 self._insert(f"{key}:second", jobs)
-            elif kind == "bulk" or jobs[0].limits or self.port is None or chance.random() < 0.3:
+            elif kind in ("bulk", "partner") or self.port is None or chance.random() < 0.3:
                 self._insert(key, jobs)
             else:
                 self._trigger(key, jobs[0])
 
     def _trigger(self, key: str, job: JobRequest) -> str | None:
         body = job.body(key)
-        answer = self._send_until_answered("POST", "/api/v1/jobs/trigger", body)
-        if answer is None:
+        # A weight above the limit is refused, also that of a job which an earlier try without an answer has made.
+        refusals = (400,) if job.limits else ()
+        answer = self._send_until_answered("POST", "/api/v1/jobs/trigger", body, accepted_statuses=refusals)
+        if answer is None or "job_id" not in answer:
             self.record.unanswered(job.task, key)
             return None
         self.record.accepted(answer["job_id"], job.task, key)
