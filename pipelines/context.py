@@ -115,7 +115,7 @@ class Context(Protocol):
         limits: Mapping[str, int] | None = None,
     ) -> UUID:
         """Enqueue a follow-up job. Another attempt that enqueues in the same order gets the same jobs. Within
-        `transaction`, the job exists only if that commits."""
+        `transaction`, the job exists only if that commits. Without `limits` it has those of its task."""
 
     def acquire(self, limit: str, n: int = 1) -> None:
         """Count `n` calls, such as requests to a partner's API, in the rate of this limit; wait until it allows them. A

@@ -136,6 +136,10 @@ class Pipelines:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._tasks))
 
+    def declared_limits(self) -> dict[str, dict[str, int]]:
+        """The limits of the tasks that have some."""
+        return {task.name: dict(task.options.limits) for task in self if task.options.limits}
+
     def __iter__(self) -> Iterator[Task]:
         return iter([self._tasks[name] for name in self.names])
 

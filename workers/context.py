@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -26,6 +26,7 @@ from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from pipelines.contract import Stop, StopReason
 from pipelines.limits import check_limit_name
 from pipelines.runner import LeveledLog
+from pipelines.task import fill_limits
 from workers.outcome import caused_by_stop
 from workers.secrets import NO_REDACTION, Redactor
 from workers.threads import clock
@@ -203,6 +204,7 @@ class ContextSettings:
     connection_settings: ConnectionSettings | None = None
     max_result_bytes: int = 1_000_000
     follow_up_lease_sec: int = 60
+    task_limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # of the tasks that declare some
 
 
 class JobContext:
@@ -294,6 +296,8 @@ class JobContext:
     ) -> UUID:
         self._safe_point()
         job_args = self.redactor.restore_references(args or {})
+        if limits is None:
+            limits = fill_limits(self.settings.task_limits.get(task, {}), job_args)
         new = NewJob(
             queue=queue or self.job.queue,
             task=task,

@@ -39,6 +39,7 @@ def drain(
         queue = JobQueue(session)
         settings = AttemptSettings(
             connection_settings=ConnectionSettings(dsn=dsn, schema=schema, targets=dict(targets or {})),
+            task_limits=pipelines.declared_limits(),
             run_isolated=run_isolated,
             isolation_enabled=False,
         )

@@ -120,7 +120,11 @@ def run_task_in_foreground(
             if local:
                 settlement = _run_locally(settings, task, args, terminal)
             else:
-                settlement = _run_as_job(service, task, args, lock_key or _lock_key(task, args), terminal)
+                try:
+                    key, limits = lock_key or _lock_key(task, args), task.fill_limits(args)
+                except ValueError as error:
+                    raise DataloaderError(str(error)) from error
+                settlement = _run_as_job(service, task, args, key, limits, terminal)
         return settlement, terminal.is_stop_requested
     finally:
         service.close()
@@ -137,16 +141,15 @@ def _find_task(name: str, args: dict[str, Any]) -> Task:
 
 
 def _lock_key(task: Task, args: dict[str, Any]) -> str:
-    try:
-        return task.name if task.options.lock_key is None else task.fill_lock_key(args)
-    except ValueError as error:
-        raise DataloaderError(str(error)) from error
+    return task.name if task.options.lock_key is None else task.fill_lock_key(args)
 
 
 # ── as a real job ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _run_as_job(service: Service, task: Task, args: dict[str, Any], lock_key: str, terminal: Terminal) -> Settlement:
+def _run_as_job(
+    service: Service, task: Task, args: dict[str, Any], lock_key: str, limits: dict[str, int] | None, terminal: Terminal
+) -> Settlement:
     service.database.prepare()
     own_queue = f"run.{uuid4()}"  # no other process claims from it
     options = service.pool_options({own_queue: 1})
@@ -159,7 +162,7 @@ def _run_as_job(service: Service, task: Task, args: dict[str, Any], lock_key: st
     try:
         new = NewJob(
             queue=own_queue, task=task.name, lock_key=lock_key, args=args, max_attempts=1, producer=_PRODUCER,
-            lease_ttl_sec=service.settings.default_lease_ttl_sec,
+            lease_ttl_sec=service.settings.default_lease_ttl_sec, limits=limits,
         )  # fmt: skip
         job_id = jobs.enqueue(new).job_id
         terminal.print_notice(f"Job {job_id}")
@@ -189,7 +192,10 @@ def _wait_until_final(jobs: JobQueue, job_id: UUID, lock_key: str, terminal: Ter
         if job.status.final:
             return Settlement(job.status, result=job.result, error=job.error, traceback=job.traceback)
         if job.status is Status.QUEUED and not notice and time.monotonic() - started_at > _WAIT_NOTICE_SEC:
-            notice = job.error or f"another job with the lock key {lock_key!r} runs"
+            blocked = f"another job with the lock key {lock_key!r} runs"
+            notice = job.error or (
+                blocked if job.waits_on is None else f"the limit {job.waits_on!r} allows no start yet"
+            )
             terminal.print_notice(f"Waiting: {notice}")
 
 
@@ -209,8 +215,8 @@ class LocalTaskConnections(TaskConnections):
     def _open_queue_connection(self) -> Any:
         if not self._has_database:
             raise Fail(
-                "this is a local run without a database; name one with DL_DB_DSN for transaction() and enqueue(), "
-                "and with DL_TARGETS for connect()"
+                "this is a local run without a database; name one with DL_DB_DSN for transaction(), enqueue() and "
+                "acquire(), and with DL_TARGETS for connect()"
             )
         return super()._open_queue_connection()
 
@@ -224,6 +230,7 @@ def _run_locally(settings: Settings, task: Task, args: dict[str, Any], terminal:
     )
     attempt_settings = AttemptSettings(
         connection_settings=connection_settings,
+        task_limits=contract.registry.declared_limits(),
         stop_step_sec=settings.stop_step_sec,
         secret_store=SecretStore(settings.named_secrets, settings.secrets_dir, settings.task_secrets),
         run_isolated=run_isolated,

@@ -36,6 +36,22 @@ def yield_steps(args: dict[str, Any], ctx: Context) -> Generator[Any, None, Any]
     return return_value
 
 
+@register("apart.calls", isolation="process")
+def count_call(args: dict[str, Any], ctx: Context) -> None:
+    ctx.log.info("begun")
+    ctx.acquire("api")
+
+
+@register("apart.follows", isolation="process")
+def enqueue_follow_up(args: dict[str, Any], ctx: Context) -> str:
+    return str(ctx.enqueue("apart.limited", {"tenant": "acme"}))
+
+
+@register("apart.limited", limits={"tenant:{tenant}": 1})
+def do_limited_work(args: dict[str, Any]) -> None:
+    """Declares a limit."""
+
+
 @register("apart.raises", isolation="process")
 def raise_error(args: dict[str, Any]) -> None:
     if args["what"] == "fail":

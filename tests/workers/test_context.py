@@ -278,6 +278,19 @@ def test_final_transaction_stores_last_result_and_progress(queue_db, at_work):
     assert (job.status, job.result, job.progress) == (Status.SUCCEEDED, {"rows": 9}, {"processed": 9})
 
 
+def test_follow_up_has_the_limits_of_its_task_unless_it_names_some(queue_db, at_work):
+    at_work.settings = replace(at_work.settings, task_limits={"next": {"warehouse": 2, "tenant:{tenant}": 1}})
+
+    def limits_of(**options: Any) -> Any:
+        return queue_db.job(at_work.enqueue(**options)).limits
+
+    assert limits_of(task="next", args={"tenant": "acme"}) == {"warehouse": 2, "tenant:acme": 1}
+    assert limits_of(task="next", args={"n": 1}, limits={"warehouse": 1}) == {"warehouse": 1}
+    assert limits_of(task="other") is None
+    with pytest.raises(ValueError, match="'tenant' is missing"):
+        at_work.enqueue("next")
+
+
 def test_attempt_that_lost_its_job_enqueues_nothing(queue_db, at_work):
     queue_db.expire_lease(at_work.job_id)
     queue_db.queue.reap([(at_work.job_id, at_work.job.run_id, "key")], pause_sec=0)

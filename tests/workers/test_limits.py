@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from uuid import UUID
+
+import pytest
 
 from app.admin.limits import Limits
 from app.queue.job import Status
-from pipelines.contract import Context, Pipelines
-from tests.support import eventually
+from pipelines.contract import Context, Pipelines, registry
+from tests.support import eventually, isolated_tasks
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 
 
@@ -69,20 +72,51 @@ def test_calls_of_jobs_share_a_rate(worker_pools: WorkerPoolFixture):
     assert max(calls) - min(calls) >= 0.24, "six calls are five times a twentieth of a second apart"
 
 
-def test_a_cancel_ends_the_wait_for_a_rate(worker_pools: WorkerPoolFixture):
-    limits = set_limit(worker_pools, "api", rate=1, per_sec=3600)
+def isolated_pipelines() -> Pipelines:
+    """Tasks that run in a process, and the same in a thread."""
+    tasks = Pipelines()
+    for name in ("apart.calls", "apart.follows", "apart.limited"):
+        task = registry.get(name)
+        assert task is not None
+        tasks.add(task)
+    tasks.register("thread.calls")(isolated_tasks.count_call)
+    tasks.register("thread.follows")(isolated_tasks.enqueue_follow_up)
+    return tasks
+
+
+def run_until_it_waits(pools: WorkerPoolFixture, task: str) -> UUID:
+    """Start a job that waits an hour for its call."""
+    limits = set_limit(pools, "api", rate=1, per_sec=3600)
     assert limits.acquire("api") == 0
-    tasks, begun = Pipelines(), []
+    job_id = pools.add_job(task)
+    pools.pool(pipelines=isolated_pipelines(), packages=("tests.support.isolated_tasks",))
+    eventually(lambda: "begun" in [entry.line for entry in pools.queue_fixture.queue.logs(job_id).lines])
+    return job_id
 
-    @tasks.register("fetch")
-    def fetch(args: dict[str, Any], ctx: Context) -> None:
-        begun.append(1)
-        ctx.acquire("api")
 
-    job_id = worker_pools.queue_fixture.enqueue(task="fetch")
-    worker_pools.pool(pipelines=tasks)
-    eventually(lambda: begun)
+@pytest.mark.parametrize("task", ["thread.calls", "apart.calls"])
+def test_a_cancel_ends_the_wait_for_a_rate(worker_pools: WorkerPoolFixture, task: str):
+    job_id = run_until_it_waits(worker_pools, task)
 
     worker_pools.queue_fixture.queue.cancel(job_id)
 
-    eventually(lambda: worker_pools.queue_fixture.status(job_id) is Status.CANCELED)
+    worker_pools.wait_for_status(job_id, Status.CANCELED)
+
+
+@pytest.mark.parametrize("task", ["thread.calls", "apart.calls"])
+def test_a_shutdown_ends_the_wait_for_a_rate(worker_pools: WorkerPoolFixture, task: str):
+    job_id = run_until_it_waits(worker_pools, task)
+
+    assert worker_pools.pools[0].stop(grace=0)
+
+    assert worker_pools.queue_fixture.status(job_id) is Status.QUEUED
+
+
+@pytest.mark.parametrize("task", ["thread.follows", "apart.follows"])
+def test_follow_up_job_has_the_limits_of_its_task(worker_pools: WorkerPoolFixture, task: str):
+    job_id = worker_pools.add_job(task, max_attempts=1)
+    worker_pools.pool(pipelines=isolated_pipelines(), packages=("tests.support.isolated_tasks",))
+
+    follow_up = UUID(worker_pools.wait_for_status(job_id, Status.SUCCEEDED).result)
+
+    assert worker_pools.queue_fixture.job(follow_up).limits == {"tenant:acme": 1}

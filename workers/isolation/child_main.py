@@ -138,6 +138,7 @@ def _build_context(spec: dict[str, Any]) -> JobContext:
         connection_settings=spec["connection_settings"] and ConnectionSettings(**spec["connection_settings"]),
         max_result_bytes=spec["max_result_bytes"],
         follow_up_lease_sec=spec["follow_up_lease_sec"],
+        task_limits=spec["task_limits"],
     )
     context = JobContext(ClaimedJob(**spec["job"]), settings)
     context.redactor = Redactor(spec["secrets"])

@@ -76,7 +76,9 @@ def _run_child(attempt: Attempt, task: Task) -> Outcome:
 
 def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, Any]:
     settings, connection_settings = attempt.settings, attempt.settings.connection_settings
-    passed_on = ("packages", "tasks", "endpoints", "tokens", "max_result_bytes", "follow_up_lease_sec")
+    passed_on = (
+        "packages", "tasks", "endpoints", "tokens", "max_result_bytes", "follow_up_lease_sec", "task_limits",
+    )  # fmt: skip
     return {
         **{name: getattr(settings, name) for name in passed_on},
         "secrets": attempt.redactor.secrets,

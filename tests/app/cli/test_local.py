@@ -38,6 +38,10 @@ def broken(args):
 def keyed(args):
     return None
 
+@register("limited.keyed", lock_key="k:{id}", limits={"tenant:{id}": 1})
+def limited_keyed(args):
+    return None
+
 @register("patient")
 def patient(args, ctx):
     print("begun", flush=True)
@@ -134,6 +138,13 @@ def test_as_a_job_it_leaves_a_row_a_journal_and_a_log(ran, dsn):
         "succeeded talks talks dataloader run"
     )
     assert query_value(dsn, "SELECT string_agg(line, ',' ORDER BY log_id) FROM dl_job_logs") == "printed,logged"
+
+
+def test_the_job_has_the_limits_of_its_task(ran, dsn):
+    _, err, code = ran("limited.keyed", "--arg", "id=7", DL_DB_DSN=dsn)
+
+    assert code == 0, err
+    assert query_value(dsn, "SELECT lock_key || ' ' || limits::text FROM dl_jobs") == 'k:7 {"tenant:7": 1}'
 
 
 @pytest.mark.parametrize("where", ["--local", None])
