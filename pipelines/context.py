@@ -119,7 +119,8 @@ class Context(Protocol):
 
     def acquire(self, limit: str, n: int = 1) -> None:
         """Count `n` calls, such as requests to a partner's API, in the rate of this limit; wait until it allows them. A
-        limit without a rate allows any. A safe point. Not within `transaction`."""
+        limit without a rate allows any. A safe point. Not within `transaction`. Raises ValueError if `n` is below 1 or
+        above the burst."""
 
     def transaction(self, *, final: bool = False, result: Any = None) -> AbstractContextManager[Any]:
         """A psycopg2 connection to the queue's database, for one transaction. It commits only if this attempt still

@@ -22,8 +22,18 @@ def check_limits(limits: object) -> None:
             raise ValueError(f"{name!r} ends in *, which is for the defaults of limits")
         if name.startswith(_OWN_PREFIXES):
             raise ValueError(f"{name!r} applies by itself to the jobs of that queue or task; leave it out")
-        if not isinstance(weight, int) or isinstance(weight, bool) or not 1 <= weight <= _MAX_WEIGHT:
-            raise ValueError(f"the weight of {name!r} must be a whole number from 1 to {_MAX_WEIGHT:,}")
+        _check_weight(f"the weight of {name!r}", weight)
+
+
+def check_calls(limit: object, n: object) -> None:
+    """Raises ValueError for calls that no rate can count."""
+    check_limit_name(limit)
+    _check_weight(f"the number of calls in {limit!r}", n)
+
+
+def _check_weight(label: str, weight: object) -> None:
+    if not isinstance(weight, int) or isinstance(weight, bool) or not 1 <= weight <= _MAX_WEIGHT:
+        raise ValueError(f"{label} must be a whole number from 1 to {_MAX_WEIGHT:,}")
 
 
 def check_limit_name(name: object) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from pipelines.contract import Args, Stop, StopReason, task_from_callable
+from pipelines.limits import check_calls
 from pipelines.runner import LeveledLog, StopIgnored, run_task
 
 
@@ -67,7 +68,7 @@ class FakeContext:
         self.checkpoints: list[Any] = []
         self.follow_ups: list[FollowUp] = []
         self.slept: list[float] = []
-        self.acquired: list[tuple[str, int]] = []
+        self.acquired: list[tuple[str, int]] = []  # limit and number of calls
         self.safe_points = 0
         self.finished_with: Any = None  # the result of a final transaction
         self.finished = False
@@ -159,9 +160,8 @@ class FakeContext:
         return self.follow_ups[-1].job_id
 
     def acquire(self, limit: str, n: int = 1) -> None:
+        check_calls(limit, n)
         self.check()
-        if n < 1:
-            raise ValueError(f"acquire counts 1 or more calls, not {n}")
         self.acquired.append((limit, n))
 
     @contextmanager

@@ -24,7 +24,7 @@ from app.queue.job import ClaimedJob, NewJob, Settlement, Status
 from app.queue.jobs import settle_parameters
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from pipelines.contract import Stop, StopReason
-from pipelines.limits import check_limit_name
+from pipelines.limits import check_calls
 from pipelines.runner import LeveledLog
 from pipelines.task import fill_limits
 from workers.outcome import caused_by_stop
@@ -32,6 +32,7 @@ from workers.secrets import NO_REDACTION, Redactor
 from workers.threads import clock
 
 _JOB_LOG = log.get("pipeline")
+_MAX_IDLE_SESSION_SEC = 2.0  # a longer wait in `acquire` keeps no session of the server
 _MAX_ACQUIRE_WAIT_SEC = 30.0  # then it asks again: the rate may have been raised
 
 
@@ -318,9 +319,7 @@ class JobContext:
             return connections.enqueue(new).job_id
 
     def acquire(self, limit: str, n: int = 1) -> None:
-        check_limit_name(limit)
-        if n < 1:
-            raise ValueError(f"acquire counts 1 or more calls, not {n}")
+        check_calls(limit, n)
         connections = self._require_connections()
         if self.reported.in_transaction:
             raise RuntimeError(
@@ -332,6 +331,8 @@ class JobContext:
                 wait_sec = seconds_to_wait(connections.execute_owned("acquire_limit", {"name": limit, "weight": n}), n)
             if wait_sec == 0:
                 return
+            if wait_sec > _MAX_IDLE_SESSION_SEC:
+                connections.close_unused()
             self.sleep(min(wait_sec, _MAX_ACQUIRE_WAIT_SEC))
 
     def _follow_up_key(self, task: str, args: Mapping[str, Any], queue: str | None) -> str:

@@ -113,6 +113,7 @@ class TaskConnections:
         self._broken_servers: dict[str, str] = {}
         self._connections_refused = False
         self._queue_connection: Any = None  # kept between transactions
+        self._is_lent = False  # the pipeline may have set it up, such as with temporary tables
         self._in_transaction = False
         self.commit_unknown = False  # the last commit was sent, and its response was lost
         self.settled = False  # by a final transaction
@@ -133,6 +134,14 @@ class TaskConnections:
     ) -> Iterator[Any]:
         """One transaction in the queue's own database. It commits with the checkpoint that `checkpoint()` returns, if
         any, or with the settlement whose parameters `final()` returns."""
+        with self._fenced(checkpoint=checkpoint, final=final) as connection:
+            self._is_lent = True
+            yield connection
+
+    @contextmanager
+    def _fenced(
+        self, *, checkpoint: Callable[[], Any] = lambda: None, final: Callable[[], Mapping[str, Any]] | None = None
+    ) -> Iterator[Any]:
         if self._in_transaction:
             raise RuntimeError("a transaction is open already; transactions do not nest")
         connection = self._open_queue_connection()
@@ -182,14 +191,20 @@ class TaskConnections:
     def enqueue(self, new: NewJob) -> Enqueued:
         """Enqueue in the open transaction, else in one of its own: a run that lost its job enqueues nothing."""
         if not self._in_transaction:
-            with self.transaction(checkpoint=lambda: None, final=None):
+            with self._fenced():
                 return self.enqueue(new)
         return JobQueue(self._borrowed(self._queue_connection)).enqueue(new)
 
     def execute_owned(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         """Execute a named statement in a transaction of its own: a run that lost its job changes nothing."""
-        with self.transaction(checkpoint=lambda: None, final=None) as connection:
+        with self._fenced() as connection:
             return self._borrowed(connection).execute(name, parameters)
+
+    def close_unused(self) -> None:
+        """Close the connection to the queue's database unless the pipeline has used it. The next use opens one."""
+        if self._queue_connection is not None and not self._is_lent:
+            with suppress(psycopg2.Error):
+                self._queue_connection.close()
 
     def _borrowed(self, connection: Any) -> BorrowedConnection:
         return BorrowedConnection(connection, schema=self._connection_settings.schema)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, Field
 
-from pipelines.contract import Pipelines
+from pipelines.contract import Pipelines, Stop
 from pipelines.testing import FakeContext
 
 
@@ -96,5 +96,20 @@ def test_a_fake_context_records_counted_calls():
     context.acquire("partner-api", 3)
 
     assert context.acquired == [("partner-api", 1), ("partner-api", 3)]
-    with pytest.raises(ValueError, match="1 or more"):
-        context.acquire("partner-api", 0)
+
+
+@pytest.mark.parametrize(("limit", "n"), [("api", 0), ("api", 1.5), ("api", True), ("api", 10**9), ("", 1)])
+def test_a_fake_context_refuses_what_a_worker_refuses(limit, n):
+    context = FakeContext()
+
+    with pytest.raises(ValueError, match=r"whole number from 1|neither empty"):
+        context.acquire(limit, n)
+    assert context.acquired == []
+
+
+def test_a_stopped_fake_context_counts_no_calls():
+    context = FakeContext(stop_after=0)
+
+    with pytest.raises(Stop):
+        context.acquire("api")
+    assert context.acquired == []

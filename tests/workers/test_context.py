@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
 
+from app.admin.limits import Limits
 from app.db.encoding import JsonNull
 from app.errors import DatabaseUnavailable, IdempotencyConflict
 from app.queue.attempt_sessions import ConnectionSettings
@@ -336,6 +338,70 @@ def test_conflict_in_a_transaction_leaves_it_usable(queue_db, at_work):
 def test_transactions_do_not_nest(at_work):
     with at_work.transaction(), pytest.raises(RuntimeError, match="do not nest"), at_work.transaction():
         pass
+
+
+# ── calls that a rate counts ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def wait_for_rate(queue_db: QueueFixture, context: JobContext, *, check: Callable[[], object]) -> None:
+    """Wait for a rate that allows no call for an hour; `check` is called meanwhile."""
+    limits = Limits(queue_db.session)
+    limits.set("hourly", rate=1, per_sec=3600)
+    limits.acquire("hourly")
+
+    def check_and_stop(seconds: float) -> None:
+        assert check()
+        context.stop(StopReason.CANCEL)
+
+    with patch.object(context.stop_signal, "wait", check_and_stop), pytest.raises(Stop):
+        context.acquire("hourly")
+
+
+def test_calls_without_a_rate_are_allowed_at_once(queue_db, at_work):
+    Limits(queue_db.session).set("running", concurrency=0)
+
+    at_work.acquire("unknown", 1_000_000)
+    at_work.acquire("running")
+
+
+@pytest.mark.parametrize("n", [0, 1.5, True, 2, 10**10])
+def test_calls_that_a_rate_never_allows_raise(queue_db, at_work, n):
+    Limits(queue_db.session).set("api", rate=100, per_sec=1)
+
+    with pytest.raises(ValueError, match="whole number|burst of 1"):
+        at_work.acquire("api", n)
+    at_work.acquire("api")
+
+
+def test_attempt_that_lost_its_job_counts_no_calls(queue_db, at_work):
+    Limits(queue_db.session).set("api", rate=1, per_sec=3600)
+    queue_db.sql("UPDATE dl_jobs SET run_id = gen_random_uuid()")
+
+    with pytest.raises(Stop, match="lease_lost"):
+        at_work.acquire("api")
+    assert Limits(queue_db.session).acquire("api") == 0
+
+
+def test_no_call_is_counted_within_a_transaction(at_work):
+    with at_work.transaction(), pytest.raises(RuntimeError, match="call it before"):
+        at_work.acquire("api")
+
+
+def test_a_long_wait_for_a_rate_keeps_no_session(queue_db, at_work):
+    at_work.enqueue("next")
+    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s"
+
+    def has_no_session() -> bool:
+        return bool(queue_db.fetch_row(query, f"dataloader:{at_work.job_id}:%") == 0)
+
+    wait_for_rate(queue_db, at_work, check=lambda: eventually(has_no_session))
+
+
+def test_a_long_wait_for_a_rate_keeps_the_session_that_the_pipeline_used(queue_db, at_work):
+    with at_work.transaction() as connection:
+        connection.cursor().execute("CREATE TEMP TABLE kept (n int)")
+
+    wait_for_rate(queue_db, at_work, check=lambda: not connection.closed)
 
 
 # ── from one try to the next ────────────────────────────────────────────────────────────────────────────────────────
