@@ -84,11 +84,11 @@ def isolated_pipelines() -> Pipelines:
     return tasks
 
 
-def run_until_it_waits(pools: WorkerPoolFixture, task: str) -> UUID:
+def run_until_it_waits(pools: WorkerPoolFixture, task: str, **options: Any) -> UUID:
     """Start a job that waits an hour for its call."""
     limits = set_limit(pools, "api", rate=1, per_sec=3600)
     assert limits.acquire("api") == 0
-    job_id = pools.add_job(task)
+    job_id = pools.add_job(task, max_attempts=1, **options)
     pools.pool(pipelines=isolated_pipelines(), packages=("tests.support.isolated_tasks",))
     eventually(lambda: "begun" in [entry.line for entry in pools.queue_fixture.queue.logs(job_id).lines])
     return job_id
@@ -110,6 +110,14 @@ def test_a_shutdown_ends_the_wait_for_a_rate(worker_pools: WorkerPoolFixture, ta
     assert worker_pools.pools[0].stop(grace=0)
 
     assert worker_pools.queue_fixture.status(job_id) is Status.QUEUED
+
+
+def test_a_time_limit_ends_the_wait_for_a_rate(worker_pools: WorkerPoolFixture):
+    job_id = run_until_it_waits(worker_pools, "thread.calls", time_limit_sec=1)
+
+    job = worker_pools.wait_for_status(job_id, Status.FAILED)
+
+    assert "time limit" in str(job.error)
 
 
 @pytest.mark.parametrize("task", ["thread.follows", "apart.follows"])
