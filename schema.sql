@@ -43,7 +43,7 @@ CREATE TYPE dl_enqueue_request AS (
     n bigint, job_id uuid, queue text, task text, lock_key text, args jsonb, idempotency_key text,
     partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
     producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid,
-    webhook jsonb, traceparent text, field text, problem text, limits jsonb
+    webhook jsonb, traceparent text, field text, problem text, limits jsonb, after jsonb, need text
 );
 
 -- A job id begins with the time (RFC 9562, version 7, to a quarter of a microsecond), so that jobs created together are
@@ -98,6 +98,10 @@ CREATE TABLE dl_jobs (
     traceparent      text,          -- W3C trace context of the request: the attempts are part of its trace
     limits           jsonb,         -- {"name": weight}: what the job counts in each limit while it runs
     waits_on         text,          -- the limit that a limited job waits for, or that a ready job has been woken for
+    graph_id         uuid,          -- the graph of a job with parents or children
+    graph_key        text,          -- its name within the graph
+    need             text,          -- 'any': it waits for the first parent that ends as it asks; NULL: for all
+    skipped          bool,          -- canceled because a parent did not end as it asked
     CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
     -- What fits into every index. Without it a job that no index holds yet would fail each statement that promotes it.
     CONSTRAINT dl_jobs_chk_sizes
@@ -126,6 +130,9 @@ CREATE INDEX dl_jobs_blocked_idx ON dl_jobs (lock_key, priority, created_at, job
 
 CREATE INDEX dl_jobs_limited_idx ON dl_jobs (waits_on, queue, wait_state, priority, created_at, job_id)
     WHERE status = 'queued' AND waits_on IS NOT NULL;
+
+CREATE INDEX dl_jobs_waiting_idx ON dl_jobs (queue) WHERE status = 'queued' AND wait_state = 'waiting';
+CREATE INDEX dl_jobs_graph_idx ON dl_jobs (graph_id) WHERE graph_id IS NOT NULL;
 
 -- No two running jobs share a lock key, whatever else goes wrong.
 CREATE UNIQUE INDEX dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
@@ -387,6 +394,12 @@ BEGIN
         DELETE FROM dl_job_events;  -- not TRUNCATE: it may be one of the tables of this TRUNCATE
     ELSE
         DELETE FROM dl_job_events e USING deleted WHERE e.job_id = ANY (ARRAY[deleted.job_id]);
+        IF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
+            DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
+            DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id;
+            DELETE FROM dl_graphs g USING deleted d
+             WHERE g.graph_id = d.graph_id AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.graph_id = g.graph_id);
+        END IF;
     END IF;
     RETURN NULL;
 END $$;
@@ -879,6 +892,299 @@ BEGIN
     END IF;
 END $$;
 
+-- ── Graphs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Jobs that wait for other jobs. All parents of a job are in its graph, so one lock, (1684828531, hashtext(graph_id)), orders
+-- what their ends decide. It is taken last, when the transaction commits, and its holder waits for no row.
+CREATE TABLE dl_graphs (
+    graph_id        uuid        PRIMARY KEY DEFAULT dl_new_id(),
+    name            text        NOT NULL DEFAULT '',
+    on_failure      text        NOT NULL DEFAULT 'cancel' CHECK (on_failure IN ('cancel', 'continue')),
+    idempotency_key text        UNIQUE,
+    created_by      text,
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- What a job waits for. `met` is NULL until the parent has ended.
+CREATE TABLE dl_edges (
+    child_id  uuid NOT NULL,
+    parent_id uuid NOT NULL,
+    wants     text NOT NULL DEFAULT 'succeeded' CHECK (wants IN ('succeeded', 'ended', 'failed')),
+    met       bool,
+    PRIMARY KEY (child_id, parent_id)
+);
+CREATE INDEX dl_edges_parent_idx ON dl_edges (parent_id);
+
+-- Jobs of graphs that have ended and whose children are not decided yet. The transaction that ends a job decides them when it
+-- commits; what it leaves, because a row was locked or there were too many, the maintenance leader does.
+CREATE TABLE dl_graph_work (
+    job_id uuid PRIMARY KEY,
+    xid    xid8 NOT NULL DEFAULT pg_current_xact_id()
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
+CREATE INDEX dl_graph_work_xid_idx ON dl_graph_work (xid);
+
+CREATE OR REPLACE FUNCTION dl_is_final(status dl_status) RETURNS bool
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN status IN ('succeeded', 'failed', 'canceled', 'lost');
+
+-- A job of a graph has ended, by any statement of any process.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_ended() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO dl_graph_work (job_id) VALUES (NEW.job_id) ON CONFLICT (job_id) DO NOTHING;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_graph_ended AFTER UPDATE OF status ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(NEW.status) AND NOT dl_is_final(OLD.status))
+    EXECUTE FUNCTION dl_jobs_graph_ended();
+
+-- A job of a graph is retried: its children wait for it again, also those that had been skipped.
+CREATE OR REPLACE FUNCTION dl_jobs_graph_requeued() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET dl.events_checked = 'yes' SET enable_seqscan = off AS $$
+BEGIN
+    DELETE FROM dl_graph_work WHERE job_id = NEW.job_id;
+    UPDATE dl_edges SET met = NULL WHERE parent_id = NEW.job_id;
+    WITH again AS (
+        UPDATE dl_jobs j
+           SET status = 'queued', wait_state = 'waiting', skipped = NULL, error = NULL, finished_at = NULL, attempt = 0
+          FROM dl_edges e
+         WHERE e.parent_id = NEW.job_id AND j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'canceled' AND j.skipped
+        RETURNING j.job_id, j.queue
+    )
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'requeue',
+           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
+      FROM again;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_graph_requeued AFTER UPDATE OF status ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.graph_id IS NOT NULL AND dl_is_final(OLD.status) AND NOT dl_is_final(NEW.status))
+    EXECUTE FUNCTION dl_jobs_graph_requeued();
+
+-- Decides the children of jobs that have ended: ready, or skipped when they cannot run any more. Returns how many. In a graph
+-- with on_failure 'cancel' a failure skips every queued job that has no edge for a failure or any end.
+CREATE OR REPLACE FUNCTION dl_decide_children(ended uuid[]) RETURNS int
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET dl.events_checked = 'yes'
+    SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    max_changes CONSTANT int := 2000;  -- in a transaction: others wait for the graph, and for the ends in this one
+    budget   int := max_changes - coalesce(nullif(current_setting('dl.graph_changes', true), ''), '0')::int;
+    ids      uuid[];
+    skips    bool[];
+    reasons  text[];
+    changed  int := 0;
+    skipped_ids uuid[];
+BEGIN
+    PERFORM pg_advisory_xact_lock(1684828531, hash)
+       FROM (SELECT DISTINCT hashtext(j.graph_id::text) AS hash
+               FROM unnest(ended) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+              WHERE j.graph_id IS NOT NULL ORDER BY 1 OFFSET 0) ordered;
+    -- In a snapshot taken under the lock: the ends that others committed while it was waited for are seen.
+    UPDATE dl_edges e
+       SET met = CASE e.wants WHEN 'ended' THEN true WHEN 'succeeded' THEN p.status = 'succeeded'
+                              ELSE p.status IN ('failed', 'lost') END
+      FROM unnest(ended) AS i (job_id) JOIN dl_jobs p ON p.job_id = ANY (ARRAY[i.job_id])
+     WHERE e.parent_id = i.job_id AND e.met IS NULL AND dl_is_final(p.status);
+
+    WITH children AS MATERIALIZED (
+        SELECT k.child_id,
+               CASE WHEN j.need = 'any' THEN CASE WHEN bool_or(e.met) THEN false WHEN bool_and(e.met IS NOT NULL) THEN true END
+                    ELSE CASE WHEN bool_or(NOT e.met) THEN true WHEN bool_and(e.met IS NOT NULL) THEN false END END AS skip
+          FROM (SELECT DISTINCT d.child_id FROM unnest(ended) AS i (job_id) JOIN dl_edges d ON d.parent_id = i.job_id) k
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[k.child_id])
+               JOIN dl_edges e ON e.child_id = k.child_id
+         WHERE j.status = 'queued' AND j.wait_state = 'waiting'
+         GROUP BY k.child_id, j.need
+    ), failures AS MATERIALIZED (
+        SELECT DISTINCT ON (j.graph_id) j.graph_id, j.job_id, coalesce(j.graph_key, j.task) AS label
+          FROM unnest(ended) AS i (job_id)
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+               JOIN dl_graphs g ON g.graph_id = j.graph_id AND g.on_failure = 'cancel'
+         WHERE j.status IN ('failed', 'lost')
+         ORDER BY j.graph_id, j.finished_at
+    ), verdicts AS (
+        SELECT c.child_id AS job_id, c.skip,
+               CASE WHEN c.skip THEN
+               (SELECT format('not needed: %s (job %s) %s', coalesce(p.graph_key, p.task), p.job_id,
+                              CASE p.status WHEN 'succeeded' THEN 'succeeded' WHEN 'lost' THEN 'was lost' WHEN 'failed' THEN 'failed'
+                                            ELSE CASE WHEN p.skipped THEN 'was not needed' ELSE 'was canceled' END END)
+                  FROM dl_edges u JOIN dl_jobs p ON p.job_id = ANY (ARRAY[u.parent_id])
+                 WHERE u.child_id = c.child_id AND NOT u.met ORDER BY p.finished_at LIMIT 1) END AS reason
+          FROM children c
+         WHERE c.skip IS NOT NULL
+        UNION ALL
+        SELECT o.job_id, true, format('not needed: %s (job %s) failed, which cancels its graph', f.label, f.job_id)
+          FROM failures f JOIN dl_jobs o ON o.graph_id = f.graph_id AND o.status = 'queued'
+         WHERE NOT EXISTS (SELECT FROM dl_edges e WHERE e.child_id = o.job_id AND e.wants <> 'succeeded')
+           AND o.job_id NOT IN (SELECT c.child_id FROM children c WHERE c.skip IS NOT NULL)
+    )
+    SELECT array_agg(job_id), array_agg(skip), array_agg(reason) INTO ids, skips, reasons FROM verdicts;
+
+    WITH locked AS MATERIALIZED (
+        SELECT j.job_id, v.skip, v.reason
+          FROM unnest(ids, skips, reasons) AS v (job_id, skip, reason) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[v.job_id])
+         WHERE j.status = 'queued' AND (v.skip OR j.wait_state = 'waiting')
+         LIMIT greatest(budget, 0)
+           FOR NO KEY UPDATE OF j SKIP LOCKED
+    ), moved AS (
+        UPDATE dl_jobs j
+           SET status = CASE WHEN locked.skip THEN 'canceled' ELSE 'queued' END::dl_status,
+               wait_state = CASE WHEN locked.skip OR j.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
+               waits_on = NULL, unknown_task = false,
+               skipped = CASE WHEN locked.skip THEN true END,
+               error = CASE WHEN locked.skip THEN locked.reason ELSE j.error END,
+               finished_at = CASE WHEN locked.skip THEN clock_timestamp() END
+          FROM locked
+         WHERE j.job_id = ANY (ARRAY[locked.job_id])
+        RETURNING j.job_id, j.queue, j.status, j.attempt, j.error, j.webhook
+    ), events AS (
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        SELECT job_id, queue, clock_timestamp(), CASE status WHEN 'canceled' THEN 'skipped' ELSE 'released' END,
+               jsonb_strip_nulls(jsonb_build_object('status', status, 'attempt', attempt,
+                                                    'error', CASE status WHEN 'canceled' THEN error END))
+          FROM moved
+    ), notified AS (
+        SELECT count(dl_notify_queue(q.queue)) AS n FROM (SELECT DISTINCT queue FROM moved WHERE status = 'queued' ORDER BY queue) q
+    )
+    SELECT count(*) + 0 * (SELECT n FROM notified),
+           array_agg(job_id) FILTER (WHERE status = 'canceled'
+               AND (webhook IS NOT NULL OR EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))
+      INTO changed, skipped_ids
+      FROM moved;
+    IF skipped_ids IS NOT NULL THEN
+        PERFORM dl_create_deliveries(skipped_ids);
+    END IF;
+    PERFORM set_config('dl.graph_changes', (max_changes - budget + changed)::text, true);
+    IF changed = coalesce(cardinality(ids), 0) THEN
+        DELETE FROM dl_graph_work WHERE job_id = ANY (ended);
+    ELSE
+        UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (ended);
+        PERFORM pg_notify('dl_control', 'graphs');
+    END IF;
+    RETURN changed;
+END $$;
+
+-- Decides what the ends of this transaction allow, when it commits; the first call does it for all of them.
+CREATE OR REPLACE FUNCTION dl_graph_work_done() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+DECLARE
+    ended uuid[];
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        UPDATE dl_graph_work SET xid = '0' WHERE xid = pg_current_xact_id();
+        PERFORM pg_notify('dl_control', 'graphs');  -- an older snapshot would not see what others have decided
+        RETURN NULL;
+    END IF;
+    SELECT array_agg(w.job_id) INTO ended FROM dl_graph_work w WHERE w.xid = pg_current_xact_id();
+    IF ended IS NOT NULL THEN
+        PERFORM dl_decide_children(ended);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE CONSTRAINT TRIGGER dl_graph_work_done AFTER INSERT ON dl_graph_work
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION dl_graph_work_done();
+
+-- What is wrong with the parents of a request; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_after_problem(after jsonb, need text) RETURNS text
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    item    record;
+    graphs  uuid[];
+BEGIN
+    IF after IS NULL THEN
+        RETURN CASE WHEN need IS NOT NULL THEN 'is required when need is given' END;
+    ELSIF jsonb_typeof(after) <> 'array' OR jsonb_array_length(after) NOT BETWEEN 1 AND 1000 THEN
+        RETURN 'must be an array of 1 to 1000 parents, such as [{"job_id": "…", "on": "succeeded"}]';
+    ELSIF need NOT IN ('all', 'any') THEN
+        RETURN format('has the need %s, which is neither "all" nor "any"', to_jsonb(left(need, 100)));
+    END IF;
+    FOR item IN SELECT value AS parent, n - 1 AS position FROM jsonb_array_elements(after) WITH ORDINALITY AS a (value, n) LOOP
+        IF jsonb_typeof(item.parent) <> 'object' OR item.parent - '{job_id,on}'::text[] <> '{}'
+           OR coalesce(item.parent ->> 'job_id', '') !~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' THEN
+            RETURN format('[%s] must be an object with the job_id of a parent, and on', item.position);
+        ELSIF coalesce(item.parent ->> 'on', 'succeeded') NOT IN ('succeeded', 'ended', 'failed') THEN
+            RETURN format('[%s].on must be "succeeded", "ended" or "failed"', item.position);
+        ELSIF NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = (item.parent ->> 'job_id')::uuid) THEN
+            RETURN format('[%s].job_id: there is no job %s', item.position, item.parent ->> 'job_id');
+        END IF;
+    END LOOP;
+    IF (SELECT count(DISTINCT j.graph_id) FROM jsonb_array_elements(after) a JOIN dl_jobs j ON j.job_id = (a ->> 'job_id')::uuid) > 1 THEN
+        RETURN 'names jobs of several graphs; all parents of a job are in one';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Makes a job of this transaction wait for others. Their rows are locked when it commits, and only then.
+CREATE OR REPLACE FUNCTION dl_set_parents(child uuid, after jsonb, need_text text) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+DECLARE
+    graph uuid := (SELECT j.graph_id FROM jsonb_array_elements(after) a JOIN dl_jobs j ON j.job_id = (a ->> 'job_id')::uuid
+                    WHERE j.graph_id IS NOT NULL LIMIT 1);
+BEGIN
+    IF graph IS NULL THEN
+        INSERT INTO dl_graphs (on_failure) VALUES ('continue') RETURNING graph_id INTO graph;
+    END IF;
+    UPDATE dl_jobs SET wait_state = 'waiting', graph_id = graph, need = nullif(need_text, 'all') WHERE job_id = child;
+    INSERT INTO dl_edges (child_id, parent_id, wants)
+    SELECT child, (a ->> 'job_id')::uuid, coalesce(a ->> 'on', 'succeeded') FROM jsonb_array_elements(after) a
+        ON CONFLICT DO NOTHING;
+    PERFORM set_config('dl.new_children', concat_ws(',', nullif(current_setting('dl.new_children', true), ''), child), true);
+END $$;
+
+-- At the commit of new edges to jobs that existed before: locks all the parents, in one order; one that has ended decides
+-- its edge at once, and the end of another finds the edge.
+CREATE OR REPLACE FUNCTION dl_edges_added() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+DECLARE
+    children uuid[] := string_to_array(nullif(current_setting('dl.new_children', true), ''), ',')::uuid[];
+    parent   record;
+    child    record;
+BEGIN
+    IF children IS NULL THEN
+        RETURN NULL;  -- done by the call for the first of them
+    END IF;
+    PERFORM set_config('dl.new_children', '', true);
+    FOR parent IN
+        SELECT j.job_id, j.status, j.graph_id FROM dl_jobs j
+         WHERE j.job_id = ANY (ARRAY(SELECT e.parent_id FROM dl_edges e WHERE e.child_id = ANY (children)))
+         ORDER BY j.job_id
+           FOR NO KEY UPDATE
+    LOOP
+        FOR child IN SELECT DISTINCT c.graph_id FROM dl_edges e JOIN dl_jobs c ON c.job_id = ANY (ARRAY[e.child_id])
+                      WHERE e.parent_id = parent.job_id AND e.child_id = ANY (children) LOOP
+            IF parent.graph_id IS NULL THEN
+                UPDATE dl_jobs SET graph_id = child.graph_id WHERE job_id = parent.job_id;
+                parent.graph_id := child.graph_id;
+            ELSIF parent.graph_id <> child.graph_id THEN
+                -- Another transaction has given the parent a graph meanwhile: the child joins it.
+                IF EXISTS (SELECT FROM dl_jobs o WHERE o.graph_id = child.graph_id AND o.job_id <> ALL (children)) THEN
+                    RAISE serialization_failure USING MESSAGE = 'the parents have come into several graphs meanwhile; try again';
+                END IF;
+                UPDATE dl_jobs SET graph_id = parent.graph_id WHERE graph_id = child.graph_id;
+                DELETE FROM dl_graphs WHERE graph_id = child.graph_id;
+            END IF;
+        END LOOP;
+        IF dl_is_final(parent.status) THEN
+            INSERT INTO dl_graph_work (job_id) VALUES (parent.job_id)
+                ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
+        END IF;
+    END LOOP;
+    IF EXISTS (SELECT FROM dl_edges e WHERE e.child_id = ANY (children)
+                 AND NOT EXISTS (SELECT FROM dl_jobs p WHERE p.job_id = ANY (ARRAY[e.parent_id]))) THEN
+        RAISE foreign_key_violation USING MESSAGE = 'a job that this one waits for has been deleted';
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE CONSTRAINT TRIGGER dl_edges_added AFTER INSERT ON dl_edges
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (current_setting('dl.new_graph', true) IS DISTINCT FROM 'yes')
+    EXECUTE FUNCTION dl_edges_added();
+
 -- ── Jobs written by other services ──────────────────────────────────────────────────────────────────────────────────
 
 -- Triggers that make a plain INSERT, UPDATE or DELETE of a job as good as ours. SECURITY DEFINER: a service that may only
@@ -1033,6 +1339,7 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
            nullif(r.retry, 'null'), r.parent_id, nullif(r.webhook, 'null'), r.traceparent, f.field,
            CASE WHEN f.field IS NULL THEN NULL
                 WHEN f.field = 'limits' THEN dl_limits_problem(r.limits)
+                WHEN f.field = 'after' THEN dl_after_problem(nullif(r.after, 'null'), r.need)
                 WHEN f.field = '$problem' THEN i.item ->> '$problem'
                 WHEN f.field = '' THEN 'is no JSON object'
                 WHEN f.field IN ('queue', 'task', 'lock_key') AND i.item -> f.field IS NULL THEN 'is required'
@@ -1046,7 +1353,7 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                 WHEN f.field IN ('max_attempts', 'lease_ttl_sec', 'time_limit_sec')
                 THEN 'must be 1 or more'
                 ELSE 'is no field of this request; leave it out' END,
-           nullif(r.limits, 'null')
+           nullif(r.limits, 'null'), nullif(r.after, 'null'), r.need
       FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
            CROSS JOIN (SELECT array_agg(key) AS fields
                          FROM jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
@@ -1075,7 +1382,10 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                     WHEN octet_length(r.consumer_group) > 2000 THEN 'consumer_group'
                     WHEN jsonb_typeof(r.retry) NOT IN ('object', 'null') THEN 'retry'
                     WHEN jsonb_typeof(r.webhook) NOT IN ('object', 'null') THEN 'webhook'
-                    WHEN nullif(r.limits, 'null') IS NOT NULL AND dl_limits_problem(r.limits) IS NOT NULL THEN 'limits' END AS field
+                    WHEN nullif(r.limits, 'null') IS NOT NULL AND dl_limits_problem(r.limits) IS NOT NULL THEN 'limits'
+                    WHEN coalesce(nullif(r.after, 'null') IS NOT NULL, r.need IS NOT NULL)
+                         AND dl_after_problem(nullif(r.after, 'null'), r.need) IS NOT NULL THEN 'after'
+                    WHEN r.need IS NOT NULL AND nullif(r.after, 'null') IS NULL THEN 'after' END AS field
               OFFSET 0) f  -- evaluated once
 $$;
 
@@ -1109,7 +1419,8 @@ BEGIN
     END IF;
     -- The usual case: no request has a key that a job may have already, and all are valid. One INSERT writes them, and only if
     -- a row is missing is it worked out which one, and why.
-    IF NOT jsonb_path_exists(input, '$[*].idempotency_key') AND NOT jsonb_path_exists(input, '$[*].live_key') THEN
+    IF NOT jsonb_path_exists(input, '$[*].idempotency_key') AND NOT jsonb_path_exists(input, '$[*].live_key')
+       AND NOT jsonb_path_exists(input, '$[*].after') AND NOT jsonb_path_exists(input, '$[*].need') THEN
         BEGIN
             WITH new AS (
                 INSERT INTO dl_jobs (queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
@@ -1195,6 +1506,8 @@ BEGIN
                 RETURNING job_id
             )
             SELECT array_agg(job_id) INTO new FROM new;
+            PERFORM dl_set_parents(a.job_id, a.after, a.need) FROM unnest(pending) a
+              WHERE a.after IS NOT NULL AND a.job_id = ANY (new);
             IF rounds = 1 AND cardinality(new) = cardinality(requests) THEN  -- the usual case: all are valid and new
                 RETURN QUERY SELECT a.n, 'created', a.job_id, 'queued', NULL::text, NULL::text FROM unnest(requests) a ORDER BY a.n;
                 RETURN;
@@ -1256,7 +1569,8 @@ CREATE OR REPLACE FUNCTION dl_enqueue(
     partition_key text DEFAULT '', priority int DEFAULT 100, available_at timestamptz DEFAULT NULL,
     max_attempts int DEFAULT 5, lease_ttl_sec int DEFAULT 60, producer text DEFAULT NULL,
     consumer_group text DEFAULT NULL, live_key text DEFAULT NULL, time_limit_sec int DEFAULT NULL,
-    retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL, limits jsonb DEFAULT NULL
+    retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL, limits jsonb DEFAULT NULL, after jsonb DEFAULT NULL,
+    need text DEFAULT NULL
 ) RETURNS uuid
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -1268,7 +1582,8 @@ BEGIN
                'partition_key', partition_key, 'priority', priority, 'available_at', available_at,
                'max_attempts', max_attempts, 'lease_ttl_sec', lease_ttl_sec, 'producer', producer,
                'consumer_group', consumer_group, 'live_key', live_key, 'time_limit_sec', time_limit_sec,
-               'retry', retry, 'parent_id', parent_id, 'limits', limits))) m;
+               'retry', retry, 'parent_id', parent_id, 'limits', limits)
+               || jsonb_strip_nulls(jsonb_build_object('after', after, 'need', need)))) m;
     IF result.outcome = 'invalid' THEN
         RAISE invalid_parameter_value USING MESSAGE = coalesce(result.field || ' ', '') || result.detail;
     ELSIF result.outcome = 'conflict' THEN
@@ -1278,6 +1593,114 @@ BEGIN
                     DETAIL = result.job_id::text;
     END IF;
     RETURN result.job_id;
+END $$;
+
+-- Enqueue jobs that wait for one another, in the caller's own transaction: {"name", "on_failure", "idempotency_key", "jobs": […]}.
+-- A job has the fields of dl_enqueue_many, a `key`, and `after`: [{"job": key, "on": "succeeded"}], which names jobs before it in
+-- the array, so there is no circle. All are created, or none. A graph whose idempotency_key exists is returned as it is.
+CREATE OR REPLACE FUNCTION dl_enqueue_graph(graph jsonb)
+    RETURNS TABLE (graph_id uuid, created bool, key text, job_id uuid)
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off
+    SET dl.new_graph = 'yes' AS $$
+#variable_conflict use_column
+DECLARE
+    id      uuid;
+    items   jsonb := graph -> 'jobs';
+    item    record;
+    parent  record;
+    numbers jsonb := '{}';  -- key -> position
+    edges   int := 0;
+    ids     uuid[];
+    refused record;
+BEGIN
+    IF jsonb_typeof(graph) IS DISTINCT FROM 'object' OR jsonb_typeof(items) IS DISTINCT FROM 'array' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'jobs must be an array', COLUMN = 'jobs';
+    ELSIF jsonb_array_length(items) NOT BETWEEN 1 AND 10000 THEN
+        RAISE invalid_parameter_value USING COLUMN = 'jobs',
+              MESSAGE = format('jobs has %s jobs; a graph has 1 to 10000', jsonb_array_length(items));
+    ELSIF graph - '{name,on_failure,idempotency_key,created_by,jobs}'::text[] <> '{}' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'graph has a field that is none of name, on_failure, idempotency_key and jobs',
+              COLUMN = 'graph';
+    ELSIF coalesce(graph ->> 'on_failure', 'cancel') NOT IN ('cancel', 'continue') THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'on_failure must be "cancel" or "continue"', COLUMN = 'on_failure';
+    ELSIF octet_length(graph ->> 'idempotency_key') > 2000 OR octet_length(graph ->> 'name') > 1000 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'name or idempotency_key is too long', COLUMN = 'name';
+    END IF;
+    FOR item IN SELECT value AS job, n - 1 AS position FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n) ORDER BY n LOOP
+        IF jsonb_typeof(item.job) <> 'object' OR jsonb_typeof(item.job -> 'key') IS DISTINCT FROM 'string'
+           OR btrim(item.job ->> 'key') = '' OR octet_length(item.job ->> 'key') > 200 THEN
+            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].key', item.position),
+                  MESSAGE = format('jobs[%s].key must be a text of 1 to 200 bytes', item.position);
+        ELSIF numbers ? (item.job ->> 'key') THEN
+            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].key', item.position),
+                  MESSAGE = format('jobs[%s].key is that of another job: %s', item.position, item.job -> 'key');
+        ELSIF item.job ?| '{idempotency_key,live_key}' THEN
+            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].idempotency_key', item.position),
+                  MESSAGE = format('jobs[%s] has a key of its own; the graph may have an idempotency_key', item.position);
+        ELSIF item.job ? 'after' AND (jsonb_typeof(item.job -> 'after') NOT IN ('array', 'null')
+              OR jsonb_typeof(item.job -> 'after') = 'array' AND jsonb_array_length(item.job -> 'after') > 1000) THEN
+            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].after', item.position),
+                  MESSAGE = format('jobs[%s].after must be an array of at most 1000 parents', item.position);
+        ELSIF coalesce(item.job ->> 'need', 'all') NOT IN ('all', 'any') THEN
+            RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].need', item.position),
+                  MESSAGE = format('jobs[%s].need must be "all" or "any"', item.position);
+        END IF;
+        FOR parent IN SELECT value AS edge, n - 1 AS position
+                        FROM jsonb_array_elements(coalesce(nullif(item.job -> 'after', 'null'), '[]')) WITH ORDINALITY AS a (value, n) LOOP
+            edges := edges + 1;
+            IF jsonb_typeof(parent.edge) <> 'object' OR parent.edge - '{job,on}'::text[] <> '{}'
+               OR coalesce(parent.edge ->> 'on', 'succeeded') NOT IN ('succeeded', 'ended', 'failed') THEN
+                RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].after[%s]', item.position, parent.position),
+                      MESSAGE = format('jobs[%s].after[%s] must be {"job": key, "on": "succeeded", "ended" or "failed"}',
+                                       item.position, parent.position);
+            ELSIF NOT numbers ? coalesce(parent.edge ->> 'job', '') THEN
+                RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].after[%s].job', item.position, parent.position),
+                      MESSAGE = format('jobs[%s].after[%s].job names %s, which is no job before it: parents come first',
+                                       item.position, parent.position, parent.edge -> 'job');
+            END IF;
+        END LOOP;
+        numbers := numbers || jsonb_build_object(item.job ->> 'key', item.position);
+    END LOOP;
+    IF edges > 50000 THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('jobs has %s edges; a graph has at most 50000', edges), COLUMN = 'jobs';
+    END IF;
+
+    INSERT INTO dl_graphs (name, on_failure, idempotency_key, created_by)
+    VALUES (coalesce(graph ->> 'name', ''), coalesce(graph ->> 'on_failure', 'cancel'), graph ->> 'idempotency_key',
+            graph ->> 'created_by')
+        ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING dl_graphs.graph_id INTO id;
+    IF id IS NULL THEN
+        RETURN QUERY SELECT g.graph_id, false, j.graph_key, j.job_id
+                       FROM dl_graphs g JOIN dl_jobs j ON j.graph_id = g.graph_id
+                      WHERE g.idempotency_key = graph ->> 'idempotency_key' ORDER BY j.created_at;
+        RETURN;
+    END IF;
+    SELECT array_agg(m.job_id ORDER BY m.n) INTO ids
+      FROM dl_enqueue_many((SELECT jsonb_agg(value - '{key,after,need}'::text[] ORDER BY n)
+                              FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)), true) m
+     WHERE m.outcome = 'created';
+    IF coalesce(cardinality(ids), 0) < jsonb_array_length(items) THEN
+        SELECT m.n - 1 AS position, m.field, m.detail INTO refused
+          FROM dl_enqueue_many((SELECT jsonb_agg(value - '{key,after,need}'::text[] ORDER BY n)
+                                  FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)), true) m
+         WHERE m.outcome = 'invalid' ORDER BY m.n LIMIT 1;
+        RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].%s', refused.position, refused.field),
+              MESSAGE = format('jobs[%s].%s %s', refused.position, refused.field, refused.detail);
+    END IF;
+    UPDATE dl_jobs j
+       SET graph_id = id, graph_key = i.value ->> 'key', need = nullif(i.value ->> 'need', 'all'),
+           wait_state = CASE WHEN jsonb_array_length(coalesce(nullif(i.value -> 'after', 'null'), '[]')) > 0 THEN 'waiting'
+                             ELSE j.wait_state END
+      FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)
+     WHERE j.job_id = ANY (ARRAY[ids[i.n]]);
+    INSERT INTO dl_edges (child_id, parent_id, wants)
+    SELECT ids[i.n], ids[(numbers ->> (a.edge ->> 'job'))::int + 1], coalesce(a.edge ->> 'on', 'succeeded')
+      FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n)
+           CROSS JOIN LATERAL jsonb_array_elements(coalesce(nullif(i.value -> 'after', 'null'), '[]')) AS a (edge)
+        ON CONFLICT DO NOTHING;
+    RETURN QUERY SELECT id, true, i.value ->> 'key', ids[i.n]
+                   FROM jsonb_array_elements(items) WITH ORDINALITY AS i (value, n) ORDER BY i.n;
 END $$;
 
 -- ── Bulk operations ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1736,7 +2159,8 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
     dl_claim_expected, dl_notify_queue, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,
-    dl_jobs_cancel_running, dl_jobs_check_limits, dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_create_deliveries,
+    dl_jobs_cancel_running, dl_jobs_check_limits, dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added,
+    dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_enqueue_graph, dl_create_deliveries,
     dl_create_alert_deliveries, dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune
   FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION dl_new_id TO PUBLIC;

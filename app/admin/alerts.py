@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from app.db.encoding import from_row, validate_texts
+from app.db.statements import Executor
 from app.errors import RuleExists, RuleNotFound
-from app.queue.jobs import Executor
 
 
 class RuleKind(StrEnum):

@@ -19,7 +19,7 @@ from app.db.encoding import array, from_row, validate_text
 from app.errors import ApiKeyNotFound, InvalidApiKey, NoOperatorKey
 
 if TYPE_CHECKING:
-    from app.queue.jobs import Executor
+    from app.db.statements import Executor
 
 TOKEN_PATTERN = re.compile(r"dlk_([0-9a-f]{12})_[0-9a-f]{48}", re.ASCII)
 MAX_KEY_NAME_LENGTH = 200

@@ -21,7 +21,7 @@ from app.db.encoding import from_row
 from app.db.statements import AuditContext
 
 if TYPE_CHECKING:
-    from app.queue.jobs import Executor
+    from app.db.statements import Executor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from uuid import UUID
 
 from app.admin.job_search import Cursor, Filter, JobSearch, MatchCount
 from app.db.encoding import array, as_uuid, from_row
+from app.db.statements import Executor
 from app.errors import BulkMismatch, BulkNotFound, DatabaseUnavailable, DataloaderError
 from app.queue.job import Status
-from app.queue.jobs import Executor
 
 BATCH_SIZE = 200  # jobs changed in one transaction
 COUNT_BUDGET_SEC = 1.5  # for the count before an operation

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from app.admin.job_search import JobSearch
 from app.db.encoding import array, validate_json, validate_texts
+from app.db.statements import Executor
 from app.errors import JobChanged, JobNotFound, NotDeletable, NotEditable
 from app.queue.job import Status
-from app.queue.jobs import Executor
 
 # What a clone takes over from its original.
 CLONED_FIELDS = (

@@ -14,9 +14,9 @@ from app.admin.job_search import AttemptRecord, JobSearch
 from app.admin.limits import LimitHolder, Limits, LimitStatus
 from app.admin.statistics import PeriodStatistics, Statistics
 from app.db.encoding import from_row
+from app.db.statements import Executor
 from app.errors import LimitNotFound
 from app.queue.job import Job, Status
-from app.queue.jobs import Executor
 from app.wording import format_count
 
 MAX_COUNTED_AHEAD = 10_000  # more jobs ahead are not counted

@@ -16,9 +16,10 @@ from uuid import UUID
 
 from app.admin.statistics import SAMPLED_PAGES, UNSUCCESSFUL
 from app.db.encoding import array, as_uuid, from_row, validate_text
+from app.db.statements import Executor
 from app.errors import JobNotFound
 from app.queue.job import Job, JobEvent, Status
-from app.queue.jobs import Executor, JobQueue
+from app.queue.jobs import JobQueue
 
 Sort = Literal["-created_at", "created_at", "priority", "available_at", "-available_at", "started_at", "-started_at"]
 

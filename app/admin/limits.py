@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from app.db.encoding import from_row, validate_texts
+from app.db.statements import Executor
 from app.errors import LimitNotFound
-from app.queue.jobs import Executor
 
 MAX_NAMES = 1_000
 MAX_EXACT_WAITING = 10_000

@@ -12,8 +12,8 @@ from uuid import UUID
 
 from app.admin.statistics import JobCounts, PeriodStatistics, Statistics
 from app.db.encoding import array, from_row, validate_texts
+from app.db.statements import Executor
 from app.errors import WorkerNotFound
-from app.queue.jobs import Executor
 
 MAX_QUEUES = 500
 MAX_EXACT_READY = 1_000  # beyond it the number of ready jobs of a queue is estimated

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from app.db.encoding import array
+from app.db.statements import Executor
 from app.queue.job import Status
-from app.queue.jobs import Executor
 
 DAY_SEC = 86_400.0
 EVENTS_TABLE, LOGS_TABLE = "dl_job_events", "dl_job_logs"

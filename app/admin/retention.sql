@@ -49,6 +49,8 @@ WITH old AS MATERIALIZED (
      WHERE job_id = ANY (%(job_ids)s::uuid[]) AND status::text NOT IN ('queued', 'running')
        AND NOT EXISTS (SELECT FROM dl_jobs c
                         WHERE c.parent_id = j.job_id AND c.parent_id IS NOT NULL AND c.status::text IN ('queued', 'running'))
+       AND (j.graph_id IS NULL
+            OR NOT EXISTS (SELECT FROM dl_jobs g WHERE g.graph_id = j.graph_id AND g.status::text IN ('queued', 'running')))
        FOR UPDATE SKIP LOCKED
 )
 DELETE FROM dl_jobs WHERE job_id = ANY (ARRAY(SELECT job_id FROM old)) RETURNING job_id, status::text, task;

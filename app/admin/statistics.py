@@ -15,8 +15,8 @@ from typing import Any, Literal
 from uuid import UUID
 
 from app.db.encoding import array, from_row
+from app.db.statements import Executor
 from app.queue.job import Status, StatusCount
-from app.queue.jobs import Executor
 
 Period = Literal["1h", "24h", "7d"]
 

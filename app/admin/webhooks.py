@@ -13,8 +13,8 @@ from typing import Any
 from uuid import UUID
 
 from app.db.encoding import array, as_uuid, from_row, sanitize_text, validate_texts
+from app.db.statements import Executor
 from app.errors import DeliveryNotFound, WebhookNotFound
-from app.queue.jobs import Executor
 
 MAX_RESPONSE_LENGTH = 500
 _MAX_ERROR_LENGTH = 500

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 _COLUMN = re.compile(r"(?P<type>.+?)(?P<required> not null)?(?: default (?P<default>.+))?", re.DOTALL)
 _CREATED = re.compile(
-    r"CREATE (?:OR REPLACE )?(?:UNIQUE |UNLOGGED )?(?P<kind>TABLE|INDEX|TRIGGER|FUNCTION|TYPE|SEQUENCE) (?P<name>\w+)"
+    r"CREATE (?:OR REPLACE )?(?:UNIQUE |UNLOGGED |CONSTRAINT )?"
+    r"(?P<kind>TABLE|INDEX|TRIGGER|FUNCTION|TYPE|SEQUENCE) (?P<name>\w+)"
 )
 _TABLE = re.compile(r"(?:\bON|\bPARTITION OF|INSERT INTO|OWNED BY) (?P<table>dl_\w+)")
 

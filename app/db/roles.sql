@@ -35,6 +35,9 @@ BEGIN
             ('dl_queues',             'SELECT, INSERT, UPDATE'),
             ('dl_limits',             'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_limit_starts',       'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_graphs',             'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_edges',              'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_graph_work',         'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_bulk',               'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_statistics',         'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_queue_depths',       'SELECT, INSERT, UPDATE, DELETE'),
@@ -83,7 +86,7 @@ BEGIN
         IF NOT routine.is_definer THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {reader}', routine.signature);
         END IF;
-        IF routine.name IN ('dl_enqueue', 'dl_enqueue_many') THEN
+        IF routine.name IN ('dl_enqueue', 'dl_enqueue_many', 'dl_enqueue_graph') THEN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {enqueuer}', routine.signature);
         END IF;
     END LOOP;

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from app.db.encoding import sanitize_text
 
@@ -28,6 +28,14 @@ _NAME_LINE = re.compile(r"^-- name: (\w+)(?: = (\w+(?: \+ \w+)*))?$", re.MULTILI
 _COMMENT = re.compile(r"^\s*--.*$|\s+-- .*$", re.MULTILINE)
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _OUR_NAME = re.compile(r"(?<!['\w.])(dl_[a-z_]+)\b(?!')")
+
+
+class Executor(Protocol):
+    """What executes statements by name: a Pool, a Session or a BorrowedConnection."""
+
+    schema: str
+
+    def execute(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]: ...
 
 
 @dataclass(frozen=True)

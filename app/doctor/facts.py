@@ -14,7 +14,7 @@ import psycopg2
 from app.db.connection import AsyncConnection, connect
 from app.db.encoding import array
 from app.db.schema import SchemaVersion
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 
 _CLOCK_SAMPLES = 3
 _CLIENT_COUNT = 4

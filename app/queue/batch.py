@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 from app.db.encoding import from_row, validate_json
+from app.db.statements import Executor
 from app.queue.job import NewJob, Status
-from app.queue.jobs import Executor
 
 _MAYBE_UNSTORABLE = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
 

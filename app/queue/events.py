@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from app.db.encoding import array, from_row
+from app.db.statements import Executor
 from app.queue.job import JobEvent
-from app.queue.jobs import Executor
 
 MAX_EVENTS_PER_POLL = 500
 _MAX_EVENT_ID = 2**63 - 1

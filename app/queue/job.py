@@ -71,6 +71,8 @@ class NewJob:
     webhook: Mapping[str, Any] | None = None  # this job's own webhook: url, events
     traceparent: str | None = None  # W3C trace context of the request
     limits: Mapping[str, int] | None = None  # name → weight
+    after: Sequence[Mapping[str, str]] | None = None  # parents: job_id, on
+    need: str | None = None  # any: the first parent that ends as asked is enough
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,10 @@ class Job:
     traceparent: str | None = None
     limits: dict[str, int] | None = None
     waits_on: str | None = None
+    graph_id: UUID | None = None
+    graph_key: str | None = None
+    need: str | None = None
+    skipped: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from app.db.encoding import array, validate_text
+from app.db.statements import Executor
 from app.queue.job import JobLogLine
-from app.queue.jobs import Executor
 
 TIME_BUDGET_SEC = 0.04  # for one page; the next page continues where it ends
 WINDOW_ROWS = 10_000  # lines that one statement scans

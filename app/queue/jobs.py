@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from app.db.encoding import (
@@ -19,7 +19,9 @@ from app.db.encoding import (
     validate_json,
     validate_text,
 )
-from app.errors import IdempotencyConflict, JobNotFound, NotRetryable
+from app.db.statements import Executor
+from app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable
+from app.queue.batch import Outcome, enqueue_batch
 from app.queue.job import (
     SUCCEEDED,
     ClaimedJob,
@@ -52,14 +54,6 @@ _APPLIED_BY_STATUS = {status: SettleResult("applied", status) for status in Stat
 _APPLIED_SUCCESS = _APPLIED_BY_STATUS[Status.SUCCEEDED]
 
 
-class Executor(Protocol):
-    """What executes statements by name: a Pool, a Session or a BorrowedConnection."""
-
-    schema: str
-
-    def execute(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]: ...
-
-
 @dataclass(frozen=True)
 class JobLimits:
     max_result_bytes: int = 1_000_000  # bytes of JSON
@@ -81,6 +75,8 @@ class JobQueue:
 
         Raises IdempotencyConflict if the job with the idempotency key has another queue, task or args, and InvalidJob.
         """
+        if job.after or job.need:
+            return self._enqueue_child(job)
         parameters = {name: _encode_field(name, value) for name, value in vars(job).items()}
         rows: list[tuple[Any, ...]] = []
         while not rows:  # the job of a key may be deleted, or not yet visible, between the INSERT and the lookup
@@ -89,6 +85,17 @@ class JobQueue:
         if not is_same:
             raise IdempotencyConflict(parameters["idempotency_key"] or "", enqueued.job_id)
         return enqueued
+
+    def _enqueue_child(self, job: NewJob) -> Enqueued:
+        """Create a job that waits for others."""
+        (outcome,) = enqueue_batch(self.executor, [job])
+        if outcome.outcome is Outcome.INVALID:
+            raise InvalidJob(f"PostgreSQL refused a value: {outcome.field} {outcome.detail}", field=outcome.field or "")
+        if outcome.job_id is None or outcome.status is None:
+            raise ValueError(f"the database answered {outcome.outcome} without a job")
+        if outcome.outcome is Outcome.CONFLICT:
+            raise IdempotencyConflict(job.idempotency_key or "", outcome.job_id)
+        return Enqueued(outcome.job_id, outcome.status, outcome.outcome is Outcome.CREATED)
 
     def get(self, job_id: UUID) -> Job | None:
         rows = self._execute("get_job", {"job_id": str(job_id)})

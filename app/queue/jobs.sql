@@ -595,7 +595,8 @@ SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_k
        status::text, attempt, max_attempts, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested,
        dl_json_text(progress, 1048576), error, producer, consumer_group, created_at, started_at, finished_at, run_id, worker,
        dl_json_text(result, 8388608), traceback, live_key, time_limit_sec, dl_json_text(retry, 1048576),
-       dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent, limits::text, waits_on
+       dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent, limits::text, waits_on,
+       graph_id, graph_key, need, skipped
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from app.db.encoding import array, from_row
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,17 @@ import pytest
 from tests.support import Databases
 from tests.support.queue_fixture import QueueFixture
 
-TABLES = ("dl_jobs", "dl_job_events", "dl_workers", "dl_notify_state", "dl_limits", "dl_limit_starts")
+TABLES = (
+    "dl_jobs",
+    "dl_job_events",
+    "dl_workers",
+    "dl_notify_state",
+    "dl_limits",
+    "dl_limit_starts",
+    "dl_graphs",
+    "dl_edges",
+    "dl_graph_work",
+)
 # Without triggers and foreign keys, like TRUNCATE, which makes a file for each table and index: 20 times the time.
 EMPTY = "; ".join([
     "BEGIN; SET LOCAL session_replication_role = replica", *(f"DELETE FROM {table}" for table in TABLES), "COMMIT"

@@ -51,7 +51,7 @@ def transition_of(event: Event, status_before: Status) -> Transition:
         return Transition.RETRY
     if reason == "no_attempts":
         return Transition.REFUSE
-    if event.kind == "canceled" and status_before is Status.QUEUED:
+    if event.kind in ("canceled", "skipped") and status_before is Status.QUEUED:
         return Transition.CANCEL
     return Transition.SETTLE
 

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from app.admin.alerts import AlertRule, Alerts, FiredAlert, RuleKind
 from app.admin.api_keys import Scope
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.admin.api_keys import Scope
 from app.admin.audit import AuditEntry, AuditLog
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 from app.web.problems import DATABASE_PROBLEMS
 from app.web.routing import ApiBlueprint
 from app.web.schemas import MAX_PAGE_SIZE, QueryModel, Timestamp

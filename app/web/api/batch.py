@@ -11,10 +11,10 @@ from uuid import UUID
 from pydantic import Field, ValidationError
 
 from app.admin.api_keys import Scope
+from app.db.statements import Executor
 from app.errors import DataloaderError, IdempotencyConflict
 from app.queue.batch import BatchOutcome, Outcome, enqueue_batch
 from app.queue.job import NewJob, Status
-from app.queue.jobs import Executor
 from app.web.auth.guard import current_actor
 from app.web.caches import QueueSettingsCache
 from app.web.json_io import MAX_JSON_DEPTH, FieldError

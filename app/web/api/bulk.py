@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from app.admin.api_keys import Scope
 from app.admin.bulk import BulkAction, BulkOperation, BulkOperations
 from app.admin.job_search import MatchCount
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 from app.web.api.job_list import JobFilter
 from app.web.auth.guard import current_actor
 from app.web.middleware import audit_action

@@ -13,11 +13,11 @@ from flask import Response, request
 from pydantic import Field
 
 from app.admin.api_keys import Scope
+from app.db.statements import Executor
 from app.errors import DatabaseUnavailable
 from app.log import mask_secret_fields
 from app.queue.events import EventReader
 from app.queue.job import JobEvent
-from app.queue.jobs import Executor
 from app.web.auth.guard import revalidator
 from app.web.json_io import FieldError, dump_json
 from app.web.options import WebOptions

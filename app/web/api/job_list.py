@@ -27,9 +27,10 @@ from app.admin.job_search import (
     NotSortable,
     Sort,
 )
+from app.db.statements import Executor
 from app.log import mask_secret_fields
 from app.queue.job import Status
-from app.queue.jobs import Executor, JobQueue
+from app.queue.jobs import JobQueue
 from app.web.api.jobs import parse_job_id
 from app.web.json_io import FieldError
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
 from app.admin.limits import LimitHolder, Limits, LimitStatus
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 from app.web.auth.guard import current_actor
 from app.web.json_io import FieldError
 from app.web.middleware import audit_action

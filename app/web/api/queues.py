@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from app.admin.api_keys import Scope
 from app.admin.queues import Queues, QueueSettings, QueueState, QueueStatus, WorkerStatus
 from app.admin.statistics import Chart, Period, Statistics
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 from app.web.auth.guard import current_actor
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.admin.api_keys import Scope
 from app.admin.statistics import Period, PeriodStatistics, RecentRun, Statistics
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 from app.web.auth.guard import current_actor
 from app.web.problems import DATABASE_PROBLEMS
 from app.web.routing import ANY_KEY, ApiBlueprint

@@ -20,9 +20,9 @@ from app.admin.webhooks import (
     Webhook,
     Webhooks,
 )
+from app.db.statements import Executor
 from app.log import mask_secret_fields, redact_text
 from app.net import MAX_URL_LENGTH, AllowedHosts
-from app.queue.jobs import Executor
 from app.web.auth.guard import current_actor
 from app.web.json_io import dump_json
 from app.web.middleware import audit_action

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from app.admin.api_keys import Scope
 from app.admin.audit import AuditLog
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer
 from app.web.routing import ApiBlueprint

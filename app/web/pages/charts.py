@@ -13,7 +13,7 @@ from flask import Response
 from pydantic import Field
 
 from app.admin.statistics import Chart, PeriodStatistics, Statistics
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer
 from app.web.routing import ApiBlueprint

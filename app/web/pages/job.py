@@ -12,9 +12,10 @@ from pydantic import Field, ValidationError
 from app.admin.edits import CLONED_FIELDS, JobEditor
 from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.job_search import JobSearch
+from app.db.statements import Executor
 from app.log.masking import mask_secret_fields
 from app.queue.job_logs import JobLogSearch
-from app.queue.jobs import Executor, JobQueue
+from app.queue.jobs import JobQueue
 from app.web.api.job_logs import LEVELS
 from app.web.api.jobs import parse_job_id
 from app.web.auth.guard import current_actor

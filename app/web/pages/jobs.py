@@ -11,9 +11,9 @@ from pydantic import Field
 
 from app.admin.bulk import BulkAction, BulkOperations
 from app.admin.job_search import Filter, JobSearch, NotSortable, Sort
+from app.db.statements import Executor
 from app.errors import BulkMismatch
 from app.queue.job import Status
-from app.queue.jobs import Executor
 from app.web.api.job_list import decode_cursor, encode_cursor
 from app.web.auth.guard import current_actor
 from app.web.options import WebOptions

@@ -6,7 +6,7 @@ from flask import Response
 from pydantic import Field
 
 from app.admin.limits import Limits
-from app.queue.jobs import Executor
+from app.db.statements import Executor
 from app.web.auth.guard import current_actor
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer

@@ -16,8 +16,8 @@ from app.admin.alerts import Alerts
 from app.admin.job_search import Filter, JobSearch, JobSummary, TooManyActiveJobs
 from app.admin.queues import Queues, QueueState, QueueStatus, WorkerStatus
 from app.admin.statistics import PeriodStatistics, RecentRun, Statistics
+from app.db.statements import Executor
 from app.queue.job import Status
-from app.queue.jobs import Executor
 from app.web.options import WebOptions
 from app.web.pages.base import Formatter, PageRenderer, progress_summary
 from app.web.routing import ApiBlueprint

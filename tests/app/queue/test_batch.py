@@ -161,7 +161,7 @@ def test_enqueue_role_needs_no_right_to_tables(own_queue_db):
         connection.rollback()
         queue_db.sql(
             "GRANT EXECUTE ON FUNCTION dl_enqueue_many(jsonb, bool), dl_enqueue(text, text, text, jsonb, text, text,"
-            " int, timestamptz, int, int, text, text, text, int, jsonb, uuid, jsonb) TO dl_only_enqueues"
+            " int, timestamptz, int, int, text, text, text, int, jsonb, uuid, jsonb, jsonb, text) TO dl_only_enqueues"
         )
         cursor.execute("SET ROLE dl_only_enqueues")
         cursor.execute("SELECT dl_enqueue('q', 't', 'k')")

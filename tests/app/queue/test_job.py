@@ -17,9 +17,10 @@ INTERNAL = {"wait_state", "unknown_task", "request_hash", "worker_id"}
 BY_PROTOCOL = INTERNAL | {
     "job_id", "status", "attempt", "lease_expires_at", "heartbeat_at", "cancel_requested", "progress", "error",
     "created_at", "started_at", "finished_at", "run_id", "worker", "result", "traceback", "checkpoint", "crashes",
-    "waits_on",
+    "waits_on", "graph_id", "graph_key", "skipped",
 }  # fmt: skip
 NEW_JOB = {field.name for field in fields(NewJob)}
+NO_COLUMN = {"after"}  # becomes rows of dl_edges
 
 
 def job_columns(queue_db) -> set[str]:
@@ -38,7 +39,7 @@ def test_every_column_is_a_field_of_the_job_or_internal(queue_db):
 
 
 def test_every_column_is_requested_or_set_by_the_protocol(queue_db):
-    assert job_columns(queue_db) - BY_PROTOCOL == NEW_JOB
+    assert job_columns(queue_db) - BY_PROTOCOL == NEW_JOB - NO_COLUMN
 
 
 def test_get_job_selects_the_fields_in_their_order():
@@ -58,7 +59,7 @@ def test_every_requested_field_is_written_by_enqueue(queue_db):
         "retry": {"kind": "none"}, "parent_id": uuid4(), "webhook": {"url": "https://x"}, "traceparent": "00-1",
         "limits": {"warehouse": 2},
     }  # fmt: skip
-    assert set(requested) == NEW_JOB, "the new field has a value here"
+    assert set(requested) == NEW_JOB - {"after", "need"}, "the new field has a value here"
 
     job = queue_db.job(JobQueue(queue_db.session).enqueue(NewJob(**requested)).job_id)
 
@@ -74,4 +75,5 @@ def test_every_requested_field_is_accepted_by_sql_functions(queue_db):
     (source,) = (s.text for s in schema_statements(schema_text()) if s.object_name == "function dl_enqueue_many")
     inserts = [set(re.findall(r"\w+", columns)) for columns in re.findall(r"INSERT INTO dl_jobs \(([^)]*)\)", source)]
     keys = {"idempotency_key", "live_key"}  # the first INSERT is for requests without keys
-    assert [NEW_JOB - columns for columns in inserts] == [keys, set()]
+    parents = {"after", "need"}  # dl_set_parents writes them
+    assert [NEW_JOB - columns for columns in inserts] == [keys | parents, parents]
