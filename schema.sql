@@ -957,6 +957,10 @@ BEGIN
     SELECT job_id, queue, clock_timestamp(), 'requeue',
            jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
       FROM again;
+    UPDATE dl_jobs j
+       SET wait_state = 'waiting', waits_on = NULL
+      FROM dl_edges e
+     WHERE e.parent_id = NEW.job_id AND j.job_id = ANY (ARRAY[e.child_id]) AND j.status = 'queued' AND j.wait_state <> 'waiting';
     RETURN NULL;
 END $$;
 
@@ -1764,6 +1768,7 @@ CREATE TABLE dl_queue_depths (
     running          bigint      NOT NULL,
     oldest_ready_sec float8,
     limited          bigint      NOT NULL DEFAULT 0,
+    waiting          bigint      NOT NULL DEFAULT 0,
     PRIMARY KEY (at, queue)
 );
 

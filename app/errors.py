@@ -29,6 +29,7 @@ DataloaderError
 ├── NotDeletable              only a finished job can be deleted
 ├── JobChanged                the job is not in the state any more that the caller has seen
 ├── QueueDraining             the queue takes no new jobs
+├── GraphNotFound             no graph has this id
 ├── LimitNotFound             the limit has no setting, and no job uses it
 ├── WorkerNotFound            no worker process has this id
 ├── BulkNotFound              no bulk operation has this id
@@ -220,6 +221,11 @@ class QueueDraining(DataloaderError):
         reason = f": {note}" if note else ""
         super().__init__(f"queue {queue!r} is being drained and takes no new jobs{reason}")
         self.queue = queue
+
+
+class GraphNotFound(DataloaderError):
+    def __init__(self, graph_id: object) -> None:
+        super().__init__(f"there is no graph {graph_id}")
 
 
 class LimitNotFound(DataloaderError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
@@ -25,6 +25,8 @@ class JobOptions(TypedDict, total=False):
     time_limit_sec: int | None
     retry: Mapping[str, Any] | None
     limits: Mapping[str, int] | None
+    after: Sequence[Mapping[str, str]] | None
+    need: str | None
 
 
 class TriggerOptions(JobOptions, total=False):
@@ -35,7 +37,7 @@ class TriggerOptions(JobOptions, total=False):
     webhook: Mapping[str, Any] | None
 
 
-_CASTS = {"args": "jsonb", "retry": "jsonb", "limits": "jsonb", "available_at": "timestamptz"}
+_CASTS = {"args": "jsonb", "retry": "jsonb", "limits": "jsonb", "after": "jsonb", "available_at": "timestamptz"}
 
 
 def enqueue(
@@ -68,6 +70,6 @@ def enqueue(
 
 
 def _encode(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping | list | tuple):
         return json.dumps(value, allow_nan=False)
     return value.isoformat() if isinstance(value, datetime) else value

@@ -146,6 +146,26 @@ class Client:
         self._list(payload, "items")
         return payload
 
+    def trigger_graph(
+        self,
+        jobs: Sequence[Fields],
+        *,
+        name: str = "",
+        on_failure: str = "cancel",
+        idempotency_key: str | None = None,
+    ) -> Payload:
+        """Trigger jobs that wait for one another; return `graph_id` and the job of each key.
+
+        Each has a `key`, the keys it waits for, such as `"after": [{"job": "extract", "on": "succeeded"}]`, and the
+        fields of a trigger. All are created, or none.
+        """
+        body = {"jobs": list(jobs), "name": name, "on_failure": on_failure, "idempotency_key": idempotency_key}
+        path, repeatable = "/api/v1/graphs", idempotency_key is not None
+        payload: Payload = self.request("POST", path, body=body, repeatable=repeatable)
+        if not isinstance(payload.get("graph_id"), str):
+            raise ServiceFault(f"{self.url} gave an unexpected answer: it has no graph_id")
+        return payload
+
     def status(self, job_id: JobId) -> Payload:
         """Return status, attempt, times, progress and error of a job."""
         return self._job(self.request("GET", f"/api/v1/jobs/{job_id}/status"))

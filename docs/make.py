@@ -150,6 +150,7 @@ only jobs that it may take.
 | `scheduled` | its `available_at`, or to be promoted, as after a plain INSERT | when it is due and any worker claims |
 | `ready` | a thread of its queue | with a claim, by `priority`, then age |
 | `blocked` | its `lock_key`, which another job holds | when the key is freed: one job per key, the first by order |
+| `waiting` | other jobs of its graph | when its last parent ends, or with `need: any` the first that ends as asked |
 | `limited` | a limit or rate, `waits_on` | when a run in it ends, it is raised, or the next start comes: by order |
 
 A job whose task no live worker of its queue knows is deferred: `scheduled`, with `unknown_task` set and an `error` that
@@ -167,8 +168,9 @@ were after the transition, and `run_id` where a run made it.
 |---|---|
 | `queued` | the job was inserted, by any program |
 | `picked` | claimed; with `worker` |
+| `skipped` | canceled, because a parent did not end as the job asked; with `error` |
 | `limited` | a limit is full, or a rate allows no start yet: the job waits; with `waits_on`, the name of the limit |
-| `released` | a job that waited for a limit became ready; with `limit`, its name |
+| `released` | a job that waited for other jobs or a limit became ready; with `limit`, its name |
 | `heartbeat` | a renewal came late, over three heartbeats after the last; with `late_sec` |
 | `cancel_requested` | a running job was requested to stop |
 | `stop_pending` | every stop step was tried, and the attempt still runs; with `reason` |

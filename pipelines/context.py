@@ -59,6 +59,16 @@ class ContextLog(Protocol):
     def error(self, message: str, /, **fields: Any) -> None: ...
 
 
+@dataclass(frozen=True)
+class Upstream:
+    """A job that this one waited for."""
+
+    job_id: UUID
+    status: str
+    result: Any = None
+    error: str | None = None
+
+
 class Context(Protocol):
     """The second argument of a pipeline that takes one: its job, its log, and what it may do."""
 
@@ -82,6 +92,10 @@ class Context(Protocol):
     @property
     def resume(self) -> Any:
         """The last checkpoint of this attempt or an earlier one, or None."""
+
+    @property
+    def upstream(self) -> Mapping[str, Upstream]:
+        """The jobs that this one waited for, by their key in the graph or else their id: status, result, error."""
 
     @property
     def log(self) -> ContextLog: ...

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+from pipelines.context import Upstream
 from pipelines.contract import Args, Stop, StopReason, task_from_callable
 from pipelines.limits import check_calls
 from pipelines.runner import LeveledLog, StopIgnored, run_task
@@ -54,6 +55,7 @@ class FakeContext:
         attempt: int = 1,
         max_attempts: int = 5,
         resume: Any = None,
+        upstream: Mapping[str, Upstream] | None = None,
         traceparent: str | None = None,
         stop_after: int | None = None,
         connect: Callable[[str], Any] | None = None,
@@ -62,6 +64,7 @@ class FakeContext:
         self.job_id = uuid4()
         self.task, self.attempt, self.max_attempts = task, attempt, max_attempts
         self.resume, self.traceparent = resume, traceparent
+        self.upstream = upstream or {}
         self.logs: list[LogLine] = []
         self.log = LeveledLog(self._write_log)
         self.progresses: list[dict[str, Any]] = []  # as the API would show each

@@ -17,12 +17,14 @@ from uuid import UUID
 
 from app import log
 from app.admin.limits import seconds_to_wait
-from app.db.encoding import JsonNull, sanitize_json
+from app.db.encoding import JsonNull, from_row, sanitize_json
 from app.errors import AttemptLost, SessionsRefused
 from app.queue.attempt_sessions import ConnectionSettings
+from app.queue.graphs import ParentJob
 from app.queue.job import ClaimedJob, NewJob, Settlement, Status
 from app.queue.jobs import settle_parameters
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
+from pipelines.context import Upstream
 from pipelines.contract import Stop, StopReason
 from pipelines.limits import check_calls
 from pipelines.runner import LeveledLog
@@ -220,13 +222,24 @@ class JobContext:
         self.job_id, self.task, self.attempt, self.max_attempts = job.id, job.task, job.attempt, job.max_attempts
         self.reported, self.stop_signal = ReportedState(), StopSignal()
         self._lock = threading.Lock()
-        self._follow_up_counts: dict[str, int] = {}  # by digest; the pipeline's thread alone
+        self._follow_up_counts: dict[str, int] = {}  # by digest; the pipeline's thread alone, as the next
+        self._upstream: Mapping[str, Upstream] | None = None
 
     # ── the contract ────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def traceparent(self) -> str | None:
         return self.job.traceparent
+
+    @property
+    def upstream(self) -> Mapping[str, Upstream]:
+        if self._upstream is None:
+            connections = self._require_connections()
+            with self._owner_only():
+                rows = connections.execute_owned("job_parents", {"job_id": str(self.job_id)})
+            parents = [from_row(ParentJob, row) for row in rows]
+            self._upstream = {p.key: Upstream(p.job_id, p.status.value, p.result, p.error) for p in parents}
+        return self._upstream
 
     @property
     def log(self) -> LeveledLog:

@@ -415,7 +415,7 @@ class WorkerPool:
             self._webhooks.thread.wake()
         elif verb in ("queue", "drain", "undrain"):
             self._worker_control.sync_now()
-        elif verb in ("bulk", "limits"):
+        elif verb in ("bulk", "limits", "graphs"):
             self._maintenance.wake(verb)
         elif verb == "cancel":
             attempt = self._running_attempts.get(argument)

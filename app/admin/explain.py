@@ -16,6 +16,7 @@ from app.admin.statistics import PeriodStatistics, Statistics
 from app.db.encoding import from_row
 from app.db.statements import Executor
 from app.errors import LimitNotFound
+from app.queue.graphs import Graphs, ParentJob
 from app.queue.job import Job, Status
 from app.wording import format_count
 
@@ -41,6 +42,8 @@ class ReasonCode(StrEnum):
     LIMIT_FULL = "limit_full"
     LIMIT_CLOSED = "limit_closed"
     RATE_LIMITED = "rate_limited"
+    WAITS_FOR_JOBS = "waits_for_jobs"
+    SKIPPED = "skipped"
     MEMORY_HIGH = "memory_high"
     PER_WORKER_LIMIT = "per_worker_limit"
     THREADS_BUSY = "threads_busy"
@@ -155,6 +158,7 @@ class JobExplainer:
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
         self._job_search, self._statistics, self._limits = JobSearch(executor), Statistics(executor), Limits(executor)
+        self._graphs = Graphs(executor)
 
     def explain(self, job_id: UUID) -> JobExplanation:
         """Raises JobNotFound."""
@@ -163,8 +167,10 @@ class JobExplainer:
             rows = self._execute("waiting_facts", {"job_id": str(job_id), "max_ahead": MAX_COUNTED_AHEAD})
             if rows:
                 waiting = from_row(WaitingFacts, rows[0])
-                limit_reasons = [] if waiting.wait_state != "limited" else [*self._limit_reasons(waiting)]
-                return _explain_waiting(job, waiting, limit_reasons, self._typical_duration(job))
+                more = [] if waiting.wait_state != "limited" else [*self._limit_reasons(waiting)]
+                if waiting.wait_state == "waiting":
+                    more = [_parents_reason(job, self._graphs.parents(job_id))]
+                return _explain_waiting(job, waiting, more, self._typical_duration(job))
         elif job.status is Status.RUNNING:
             rows = self._execute("running_facts", {"job_id": str(job_id)})
             if rows:  # else it has just ended
@@ -186,9 +192,9 @@ class JobExplainer:
 
 
 def _explain_waiting(
-    job: Job, waiting: WaitingFacts, limit_reasons: list[ExplanationReason], typical: PeriodStatistics
+    job: Job, waiting: WaitingFacts, more_reasons: list[ExplanationReason], typical: PeriodStatistics
 ) -> JobExplanation:
-    reasons = [*_waiting_reasons(job, waiting), *limit_reasons]
+    reasons = [*more_reasons, *_waiting_reasons(job, waiting)]
     ahead_by_state = {"blocked": waiting.blocked_ahead, "limited": waiting.limited_ahead}
     ahead = ahead_by_state.get(waiting.wait_state, waiting.ready_ahead)
     is_in_line = waiting.wait_state in ("ready", "blocked", "limited")
@@ -294,6 +300,19 @@ def _lock_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
     elif waiting.wait_state == "blocked":
         message = f"{key} has just been released; the next job is unblocked within a second."
         yield ExplanationReason(ReasonCode.KEY_FREED, message, details)
+
+
+def _parents_reason(job: Job, parents: list[ParentJob]) -> ExplanationReason:
+    open_parents = [parent for parent in parents if parent.met is None]
+    shown = ", ".join(
+        f"{parent.key} ({parent.status.value}, job {parent.job_id})" for parent in open_parents[:_MAX_HOLDERS]
+    )
+    more = len(open_parents) - _MAX_HOLDERS
+    of = "the first of its parents that ends as asked" if job.need == "any" else format_count(len(open_parents), "job")
+    message = f"It waits for {of}: {shown}{f' and {more} more' if more > 0 else ''}."
+    listed = [{"job_id": p.job_id, "key": p.key, "status": p.status, "on": p.on} for p in open_parents[:_MAX_HOLDERS]]
+    details = {"graph_id": job.graph_id, "open": len(open_parents), "parents": listed}
+    return ExplanationReason(ReasonCode.WAITS_FOR_JOBS, message, details)
 
 
 def _limit_reason(
@@ -452,6 +471,9 @@ def _ended_reason(job: Job, attempts: list[AttemptRecord]) -> ExplanationReason:
             message = f"It failed at {at} in {attempt}, {retried}: {_first_line(job.error)}"
         case Status.LOST:
             message = f"It was lost at {at}: its worker disappeared during {attempt}, which was the last."
+        case _ if job.skipped:
+            message = f"It was skipped at {at}: {_first_line(job.error)}"
+            return ExplanationReason(ReasonCode.SKIPPED, message, details | {"graph_id": job.graph_id})
         case _:
             during = f"during attempt {job.attempt}" if attempts else "before its first attempt"
             message = f"It was canceled at {at} {during}."

@@ -190,8 +190,9 @@ class VersionedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class JobDetail(JobSummary):
-    """A job with its attempts and related jobs. `wait_state`: where a queued job waits: scheduled, ready, blocked or
-    limited, which is by the limit `waits_on`. `unknown_task`: it is deferred, since no live worker knows its task.
+    """A job with its attempts and related jobs. `wait_state`: where a queued job waits: scheduled, ready, blocked,
+    waiting (for other jobs of its graph) or limited, which is by the limit `waits_on`. `skipped`: it was canceled
+    because a parent did not end as it asked. `unknown_task`: it is deferred, since no live worker knows its task.
     `lock_holder`: the job that has its lock key while it waits."""
 
     args: dict[str, Any]
@@ -204,6 +205,10 @@ class JobDetail(JobSummary):
     time_limit_sec: int | None
     limits: dict[str, int] | None
     waits_on: str | None
+    graph_id: UUID | None
+    graph_key: str | None
+    need: str | None
+    skipped: bool | None
     retry: dict[str, Any] | None
     parent_id: UUID | None
     crashes: int

@@ -97,6 +97,10 @@ WITH size AS MATERIALIZED (
              UNION ALL
              SELECT FROM dl_jobs
               WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'limited' AND waits_on IS NOT NULL
+             UNION ALL
+             SELECT FROM dl_jobs
+              WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'waiting'
+                AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
              LIMIT %(max_active)s::int + 1) entries
 ), active AS MATERIALIZED (
     (SELECT job_id, CASE %(sort)s::text
@@ -149,6 +153,17 @@ WITH size AS MATERIALIZED (
             dl_job_matches(j, %(filter)s::jsonb) AS is_match
        FROM dl_jobs j
       WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'limited' AND waits_on IS NOT NULL
+        AND (SELECT scanned FROM size) <= %(max_active)s::int)
+    UNION ALL
+    (SELECT job_id, CASE %(sort)s::text
+                  WHEN 'created_at' THEN extract(epoch FROM created_at)
+                  WHEN 'available_at' THEN extract(epoch FROM available_at)
+                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+                  ELSE priority END::float8 AS key,
+            dl_job_matches(j, %(filter)s::jsonb) AS is_match
+       FROM dl_jobs j
+      WHERE %(queued)s::bool AND status = 'queued' AND wait_state = 'waiting'
+        AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (SELECT scanned FROM size) <= %(max_active)s::int)
 ), keyed AS (
     SELECT job_id, CASE WHEN %(reverse)s::bool THEN -key ELSE key END AS key FROM active WHERE is_match

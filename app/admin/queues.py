@@ -40,9 +40,9 @@ class QueueSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueStatus(QueueSettings):
-    """A queue's settings and its jobs. `ready` is exact up to a thousand (`ready_exact`); `scheduled`, `blocked` and
-    `limited` are as of `scanned_at`. `is_drained`: it is not open, and none of its jobs runs. `workers` counts live
-    worker processes."""
+    """A queue's settings and its jobs. `ready` is exact up to a thousand (`ready_exact`); `scheduled`, `blocked`,
+    `limited` and `waiting` are as of `scanned_at`. `is_drained`: it is not open, and none of its jobs runs. `workers`
+    counts live worker processes."""
 
     is_drained: bool
     ready: int
@@ -50,6 +50,7 @@ class QueueStatus(QueueSettings):
     scheduled: int
     blocked: int
     limited: int
+    waiting: int
     running: int
     workers: int
     oldest_ready_sec: float | None

@@ -46,7 +46,7 @@ SELECT DISTINCT queue
 
 -- name: queue_depths
 -- The depths of these queues. Ready jobs are counted along their index up to `max_exact`, running ones completely; the
--- numbers of scheduled, blocked and limited jobs are those recorded in the last minute.
+-- numbers of scheduled, blocked, limited and waiting jobs are those recorded in the last minute.
 SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true);
 
@@ -61,7 +61,7 @@ WITH running AS MATERIALIZED (
 SELECT listed.queue, coalesce(q.state, 'open'), q.concurrency, q.per_worker, q.note, q.changed_by, q.changed_at,
        coalesce(q.state, 'open') <> 'open' AND running.n IS NULL AS is_drained,
        CASE WHEN ready.n <= %(max_exact)s::int THEN ready.n ELSE greatest(%(max_exact)s::int, d.ready) END AS ready,
-       ready.n <= %(max_exact)s::int AS ready_exact, coalesce(d.scheduled, 0), coalesce(d.blocked, 0), coalesce(d.limited, 0), coalesce(running.n, 0),
+       ready.n <= %(max_exact)s::int AS ready_exact, coalesce(d.scheduled, 0), coalesce(d.blocked, 0), coalesce(d.limited, 0), coalesce(d.waiting, 0), coalesce(running.n, 0),
        coalesce(serving.workers, 0), d.at
   FROM unnest(%(queues)s::text[]) AS listed (queue)
        CROSS JOIN LATERAL (SELECT count(*) AS n

@@ -97,6 +97,7 @@ class QueueDepth:
     blocked: int
     running: int
     limited: int
+    waiting: int
     oldest_ready_sec: float | None
 
 

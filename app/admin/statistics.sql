@@ -149,6 +149,9 @@ WITH turn AS (  -- once a minute
       FROM (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'limited' AND waits_on IS NOT NULL
              LIMIT 2000000) w GROUP BY queue
     UNION ALL
+    SELECT queue, 'waiting', count(*)
+      FROM (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'waiting' LIMIT 2000000) g GROUP BY queue
+    UNION ALL
     SELECT queue, 'running', count(*) FROM dl_jobs WHERE status = 'running' GROUP BY queue
     UNION ALL
     SELECT queue, 'known', 0 FROM dl_queues
@@ -157,10 +160,11 @@ WITH turn AS (  -- once a minute
 ), ages AS (
     SELECT queue, age_sec FROM unnest(%(queues)s::text[], %(ages)s::float8[]) AS a (queue, age_sec)
 )
-INSERT INTO dl_queue_depths (at, queue, ready, scheduled, blocked, running, limited, oldest_ready_sec)
+INSERT INTO dl_queue_depths (at, queue, ready, scheduled, blocked, running, limited, waiting, oldest_ready_sec)
 SELECT turn.at, s.queue, coalesce(sum(n) FILTER (WHERE wait_state = 'ready'), 0), coalesce(sum(n) FILTER (WHERE wait_state = 'scheduled'), 0),
        coalesce(sum(n) FILTER (WHERE wait_state = 'blocked'), 0), coalesce(sum(n) FILTER (WHERE wait_state = 'running'), 0),
-       coalesce(sum(n) FILTER (WHERE wait_state = 'limited'), 0), max(ages.age_sec)
+       coalesce(sum(n) FILTER (WHERE wait_state = 'limited'), 0),
+       coalesce(sum(n) FILTER (WHERE wait_state = 'waiting'), 0), max(ages.age_sec)
   FROM turn CROSS JOIN counted s LEFT JOIN ages ON ages.queue = s.queue
  GROUP BY turn.at, s.queue
     ON CONFLICT DO NOTHING;
@@ -214,9 +218,10 @@ SELECT name, measure, array_agg(bucket), array_agg(n), sum(sec)
 -- The largest depths in each span since a time, of one queue or of all together. For long periods only every
 -- `interval_min`-th minute is read: a week has ten thousand minutes for each queue.
 SELECT date_bin(make_interval(secs => %(span)s::int), at, '2000-01-01T00:00Z') AS since, max(ready), max(scheduled), max(blocked),
-       max(running), max(limited), max(oldest)
+       max(running), max(limited), max(waiting), max(oldest)
   FROM (SELECT at, sum(ready)::bigint AS ready, sum(scheduled)::bigint AS scheduled, sum(blocked)::bigint AS blocked,
-               sum(running)::bigint AS running, sum(limited)::bigint AS limited, max(oldest_ready_sec) AS oldest
+               sum(running)::bigint AS running, sum(limited)::bigint AS limited,
+               sum(waiting)::bigint AS waiting, max(oldest_ready_sec) AS oldest
           FROM dl_queue_depths
          WHERE at = ANY (ARRAY(SELECT generate_series(
                    date_bin(make_interval(mins => %(interval_min)s::int), %(since)s::timestamptz, '2000-01-01T00:00Z'),
@@ -280,7 +285,11 @@ WITH RECURSIVE queues AS (
     UNION ALL
     SELECT queue, 'queued', kind
       FROM (SELECT queue, 'limited' AS kind FROM dl_jobs
-             WHERE status = 'queued' AND wait_state = 'limited' AND waits_on IS NOT NULL LIMIT %(max_exact)s::int + 1) waiting
+             WHERE status = 'queued' AND wait_state = 'limited' AND waits_on IS NOT NULL LIMIT %(max_exact)s::int + 1) limited
+    UNION ALL
+    SELECT queue, 'queued', kind
+      FROM (SELECT queue, 'waiting' AS kind FROM dl_jobs
+             WHERE status = 'queued' AND wait_state = 'waiting' LIMIT %(max_exact)s::int + 1) waiting
     UNION ALL
     SELECT queue, 'running', kind
       FROM (SELECT queue, 'running' AS kind FROM dl_jobs WHERE status = 'running' LIMIT %(max_exact)s::int + 1) running

@@ -99,7 +99,7 @@ for _command in (
     *(service.run, skeleton.new_pipeline, service.psql, completion, trigger.trigger),
     *(jobs.status, jobs.cancel, jobs.retry, jobs.jobs, jobs.events, jobs.logs, jobs.show, jobs.why),
     *(jobs.edit, jobs.clone, jobs.delete),
-    *(admin.watch, admin.bulk, admin.queues, admin.queue, admin.limits, admin.workers, admin.task_numbers),
+    *(admin.watch, admin.bulk, admin.queues, admin.queue, admin.limits, admin.graph, admin.workers, admin.task_numbers),
     *(keys.keys, admin.audit, webhooks.webhooks, alerts.alerts),
 ):
     cli.add_command(_command)

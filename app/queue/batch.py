@@ -6,14 +6,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
-from typing import Any
 from uuid import UUID
 
 from app.db.encoding import from_row, validate_json
 from app.db.statements import Executor
-from app.queue.job import NewJob, Status
+from app.queue.job import NewJob, Status, encode_request
 
 _MAYBE_UNSTORABLE = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
 
@@ -39,15 +37,9 @@ def enqueue_batch(executor: Executor, jobs: Sequence[NewJob], *, all_or_none: bo
     """Enqueue jobs in their order; return an outcome for each."""
     if not jobs:
         return []
-    requests = [{name: value for name, value in vars(job).items() if value is not None} for job in jobs]
-    text = json.dumps(requests, ensure_ascii=False, allow_nan=False, default=_encode_value)
+    requests = [encode_request(job) for job in jobs]
+    text = json.dumps(requests, ensure_ascii=False, allow_nan=False)
     if _MAYBE_UNSTORABLE.search(text):
-        validate_json("jobs", json.loads(json.dumps(requests, default=_encode_value)))
+        validate_json("jobs", requests)
     rows = executor.execute("enqueue_batch", {"jobs": text, "all_or_none": all_or_none})
     return [from_row(BatchOutcome, row) for row in rows]
-
-
-def _encode_value(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return str(value) if isinstance(value, UUID) else dict(value)  # a mapping of another kind

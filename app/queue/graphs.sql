@@ -12,3 +12,95 @@ WITH work AS MATERIALIZED (
     SELECT dl_decide_children(work.ended) AS n FROM work WHERE work.ended IS NOT NULL AND pg_try_advisory_xact_lock(1684828527, 9)
 )
 SELECT coalesce((SELECT sum(n)::int FROM decided), 0) AS decided, (SELECT count(*)::int FROM dl_graph_work) AS before;
+
+-- name: get_graph
+SELECT graph_id, name, on_failure, created_by, created_at FROM dl_graphs WHERE graph_id = %(graph_id)s::uuid;
+
+-- name: graph_jobs
+SELECT job_id, coalesce(graph_key, task), queue, task, status::text, wait_state::text, coalesce(skipped, false), attempt, started_at,
+       finished_at, left(error, 1000), need
+  FROM dl_jobs
+ WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL
+ ORDER BY created_at, job_id
+ LIMIT %(limit)s::int;
+
+-- name: graph_edges
+SELECT e.child_id, e.parent_id, e.wants, e.met
+  FROM dl_jobs j JOIN dl_edges e ON e.child_id = j.job_id
+ WHERE j.graph_id = %(graph_id)s::uuid AND j.graph_id IS NOT NULL
+ ORDER BY 1, 2
+ LIMIT %(limit)s::int;
+
+-- name: job_parents
+-- What a job waits for or waited for.
+SELECT coalesce(p.graph_key, p.job_id::text), p.job_id, p.task, p.status::text, coalesce(p.skipped, false), e.wants, e.met,
+       p.wait_state::text, p.started_at, dl_json_text(p.result, 8388608), p.error
+  FROM dl_edges e JOIN dl_jobs p ON p.job_id = ANY (ARRAY[e.parent_id])
+ WHERE e.child_id = %(job_id)s::uuid
+ ORDER BY p.created_at, p.job_id;
+
+-- name: retry_graph
+-- failed | canceled | lost -> queued: all of a graph that did not succeed. A job with parents waits for them again.
+WITH unsuccessful AS MATERIALIZED (
+    SELECT job_id FROM dl_jobs
+     WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL AND status::text IN ('failed', 'canceled', 'lost')
+     ORDER BY job_id
+       FOR NO KEY UPDATE
+), requeued AS (
+    UPDATE dl_jobs j
+       SET status = 'queued', skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
+           wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e WHERE e.child_id = j.job_id) THEN 'waiting' ELSE 'ready' END::dl_wait_state,
+           available_at = clock_timestamp(), error = NULL, traceback = NULL, result = NULL, progress = '{}', started_at = NULL,
+           finished_at = NULL, heartbeat_at = NULL
+      FROM unsuccessful
+     WHERE j.job_id = ANY (ARRAY[unsuccessful.job_id])
+    RETURNING j.job_id, j.queue
+), events AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'requeue',
+           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
+      FROM requeued
+)
+SELECT set_config('dl.retried', (SELECT count(*) FROM requeued)::text, true);
+
+INSERT INTO dl_graph_work (job_id)
+SELECT DISTINCT e.parent_id
+  FROM dl_jobs c
+       JOIN dl_edges e ON e.child_id = c.job_id
+       JOIN dl_jobs p ON p.job_id = e.parent_id AND dl_is_final(p.status)
+ WHERE c.graph_id = %(graph_id)s::uuid AND c.graph_id IS NOT NULL AND c.status = 'queued' AND c.wait_state = 'waiting'
+    ON CONFLICT (job_id) DO NOTHING;
+
+SELECT current_setting('dl.retried')::int;
+
+-- name: cancel_graph
+-- queued -> canceled, at once; running: sets the flag, and dl_jobs_cancel_running notifies the worker.
+SELECT count(pg_advisory_xact_lock(1684828526, hash))
+  FROM (SELECT DISTINCT hashtext(lock_key) AS hash FROM dl_jobs
+         WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL AND status::text = 'queued' ORDER BY 1 OFFSET 0) ordered;
+
+WITH open AS MATERIALIZED (
+    SELECT job_id, waits_on FROM dl_jobs
+     WHERE graph_id = %(graph_id)s::uuid AND graph_id IS NOT NULL
+       AND (status::text = 'queued' OR status::text = 'running' AND NOT cancel_requested)
+     ORDER BY job_id
+       FOR NO KEY UPDATE
+), canceled AS (
+    UPDATE dl_jobs j
+       SET status = CASE WHEN j.status = 'queued' THEN 'canceled'::dl_status ELSE j.status END,
+           finished_at = CASE WHEN j.status = 'queued' THEN clock_timestamp() END,
+           wait_state = 'scheduled', waits_on = NULL, unknown_task = false, cancel_requested = true
+      FROM open
+     WHERE j.job_id = ANY (ARRAY[open.job_id])
+    RETURNING j.job_id, j.queue, j.lock_key, j.status, j.attempt, j.webhook, open.waits_on AS woken_for
+), events AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'canceled', jsonb_build_object('status', status, 'attempt', attempt)
+      FROM canceled
+     WHERE status = 'canceled'
+)
+SELECT (SELECT count(*)::int FROM canceled) AS canceled,
+       (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM canceled WHERE status = 'canceled'))) AS unblocked,
+       (SELECT count(*) FROM dl_wake_limited((SELECT array_agg(DISTINCT woken_for) FROM canceled WHERE woken_for IS NOT NULL))) AS woken,
+       (SELECT dl_create_deliveries(array_agg(job_id)) FROM canceled WHERE status = 'canceled'
+           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries;

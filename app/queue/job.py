@@ -75,6 +75,19 @@ class NewJob:
     need: str | None = None  # any: the first parent that ends as asked is enough
 
 
+def encode_request(job: NewJob) -> dict[str, Any]:
+    """The fields that are given, as JSON has them."""
+    return {name: _encode_value(value) for name, value in vars(job).items() if value is not None}
+
+
+def _encode_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value) if isinstance(value, UUID) else value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A row of dl_jobs; the statement `get_job` selects its columns in the order of the fields."""

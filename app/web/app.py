@@ -22,6 +22,7 @@ from app.web.api.bulk import create_bulk_blueprint
 from app.web.api.docs import create_docs_blueprint
 from app.web.api.events import create_events_blueprint
 from app.web.api.feedback import create_feedback_blueprint
+from app.web.api.graphs import create_graphs_blueprint
 from app.web.api.health import Probe, ReadinessCheck, create_health_blueprint
 from app.web.api.job_edits import create_edits_blueprint
 from app.web.api.job_list import create_job_list_blueprint
@@ -88,6 +89,7 @@ def create_app(
     blueprints = [
         create_jobs_blueprint(queue, pipelines, trigger_model, tracer, watcher, queue_settings),
         create_batch_blueprint(executor, pipelines, options, queue_settings),
+        create_graphs_blueprint(queue, pipelines, options, queue_settings),
         create_job_list_blueprint(executor),
         create_edits_blueprint(queue, pipelines, options),
         create_bulk_blueprint(executor),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 from pydantic import (
@@ -282,6 +282,19 @@ LimitWeights = Annotated[
 ]  # fmt: skip
 
 
+MAX_PARENTS = 1_000
+ParentEnd = Annotated[
+    Literal["succeeded", "ended", "failed"], Field(description="The end it waits for; lost counts as failed.")
+]
+
+
+class ParentReference(BodyModel):
+    """A job that another one waits for."""
+
+    job_id: Annotated[UUID, Field(strict=False, description="The parent.")]
+    on: ParentEnd = "succeeded"
+
+
 class TriggerRequest(BodyModel):
     """A request for a job. `trigger_request_model` adds what depends on the settings and on the task."""
 
@@ -323,11 +336,18 @@ class TriggerRequest(BodyModel):
         description="What the job counts in limits while it runs: names and weights; null: the task's.",
         examples=[{"warehouse": 2}],
     )
+    after: Annotated[list[ParentReference], Field(min_length=1, max_length=MAX_PARENTS)] | None = Field(
+        None, description="The jobs that this one waits for; all in one graph."
+    )
+    need: (
+        Annotated[Literal["all", "any"], Field(description="all parents, or the first that ends as asked.")] | None
+    ) = None
     webhook: JobWebhook | None
 
     def to_new_job(self, traceparent: str | None = None) -> NewJob:
         hook = None if self.webhook is None else self.webhook.model_dump()
-        return NewJob(**{**self.__dict__, "webhook": hook, "traceparent": traceparent})
+        parents = [{"job_id": str(parent.job_id), "on": parent.on} for parent in self.after or ()] or None
+        return NewJob(**{**self.__dict__, "webhook": hook, "traceparent": traceparent, "after": parents})
 
 
 def trigger_request_model(options: WebOptions, pipelines: Pipelines) -> type[TriggerRequest]:

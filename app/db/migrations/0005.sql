@@ -15,7 +15,7 @@ CREATE INDEX dl_jobs_limited_idx ON dl_jobs (waits_on, queue, wait_state, priori
 CREATE INDEX dl_jobs_waiting_idx ON dl_jobs (queue) WHERE status = 'queued' AND wait_state = 'waiting';
 CREATE INDEX dl_jobs_graph_idx ON dl_jobs (graph_id) WHERE graph_id IS NOT NULL;
 
-ALTER TABLE dl_queue_depths ADD COLUMN limited bigint NOT NULL DEFAULT 0;
+ALTER TABLE dl_queue_depths ADD COLUMN limited bigint NOT NULL DEFAULT 0, ADD COLUMN waiting bigint NOT NULL DEFAULT 0;
 
 ALTER TYPE dl_enqueue_request ADD ATTRIBUTE limits jsonb, ADD ATTRIBUTE after jsonb, ADD ATTRIBUTE need text;
 

@@ -31,6 +31,7 @@ _DEPTH_LINES = {
     "scheduled": "scheduled",
     "blocked by lock": "blocked",
     "limited": "limited",
+    "waiting for jobs": "waiting",
     "running": "running",
 }
 

@@ -132,6 +132,18 @@ def limited(**setting: Any) -> Callable[[QueueFixture], UUID]:
     return make
 
 
+def waiting_for_jobs(queue_db: QueueFixture) -> UUID:
+    parent = queue_db.enqueue("parent")
+    return queue_db.enqueue("child", after=[{"job_id": str(parent)}])
+
+
+def skipped(queue_db: QueueFixture) -> UUID:
+    job_id = waiting_for_jobs(queue_db)
+    (run,) = queue_db.claim()
+    queue_db.settle(run, Status.FAILED)
+    return job_id
+
+
 def per_worker(queue_db: QueueFixture) -> UUID:
     worker(queue_db)
     Queues(queue_db.session).change_settings("q", per_worker=1)
@@ -222,6 +234,8 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.LIMIT_CLOSED, limited(concurrency=0)),
     (ReasonCode.RATE_LIMITED, limited(rate=1, per_sec=3600)),
     (ReasonCode.MEMORY_HIGH, memory_high),
+    (ReasonCode.WAITS_FOR_JOBS, waiting_for_jobs),
+    (ReasonCode.SKIPPED, skipped),
     (ReasonCode.PER_WORKER_LIMIT, per_worker),
     (ReasonCode.THREADS_BUSY, threads_busy),
     (ReasonCode.JOBS_AHEAD, jobs_ahead),

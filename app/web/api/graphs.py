@@ -1,0 +1,186 @@
+"""Graphs over HTTP: jobs that wait for other jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from app.admin.api_keys import Scope
+from app.queue.graphs import MAX_EDGES, MAX_JOBS, Graph, Graphs, NewGraphJob
+from app.queue.jobs import JobQueue
+from app.web.auth.guard import current_actor
+from app.web.caches import QueueSettingsCache
+from app.web.json_io import MAX_JSON_DEPTH, FieldError
+from app.web.middleware import audit_action
+from app.web.options import WebOptions
+from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
+from app.web.routing import ApiBlueprint
+from app.web.schemas import (
+    MAX_PARENTS,
+    BodyModel,
+    Name,
+    ParentEnd,
+    TriggerRequest,
+    field_errors,
+    parse_name,
+    trigger_request_model,
+    validate_args,
+)
+from pipelines.contract import Pipelines
+
+_MAX_KEY_LENGTH = 200
+_OWN_FIELDS = ("key", "after", "need")
+_GRAPH_FIELDS = ("idempotency_key", "live_key")  # a job of a graph cannot have them
+
+GraphKey = Annotated[str, Field(min_length=1, max_length=_MAX_KEY_LENGTH), AfterValidator(parse_name)]
+
+
+class GraphParent(BodyModel):
+    """A job of the same graph that another one waits for."""
+
+    job: GraphKey = Field(description="The key of the parent.")
+    on: ParentEnd = "succeeded"
+
+
+class GraphJobEdges(BodyModel):
+    """What a job of a graph has beyond the fields of a trigger."""
+
+    key: GraphKey = Field(description="The name of the job in the graph.")
+    after: Annotated[list[GraphParent], Field(max_length=MAX_PARENTS)] = Field(
+        [], description="The jobs that this one waits for."
+    )
+    need: Literal["all", "any"] | None = Field(None, description="all parents, or the first that ends as asked.")
+
+
+class GraphRequest(BodyModel):
+    """Jobs that wait for one another."""
+
+    name: Annotated[str, Field(max_length=200)] = Field("", description="A name to show.")
+    on_failure: Literal["cancel", "continue"] = Field(
+        "cancel",
+        description="cancel: when a job failed or was lost, what has not started is canceled, except jobs that wait "
+        "for a failure or for any end. continue: only what needs the failed job is skipped.",
+    )
+    idempotency_key: Name | None = Field(None, description="A second request with it returns the same graph.")
+    jobs: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_JOBS)] = Field(
+        description="The jobs, in any order: `key`, `after`, `need`, and the fields of a trigger without its keys.",
+        examples=[
+            [
+                {"key": "extract", "queue": "etl.default", "task": "noop", "lock_key": "extract"},
+                {
+                    "key": "report", "queue": "etl.default", "task": "noop", "lock_key": "report",
+                    "after": [{"job": "extract", "on": "succeeded"}],
+                },
+            ]
+        ],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GraphResponse:
+    """The graph, and the job of each key. `created` is false if the idempotency key found it."""
+
+    graph_id: UUID
+    created: bool
+    jobs: dict[str, UUID]
+
+
+@dataclass(frozen=True)
+class GraphChange:
+    """How many jobs were changed."""
+
+    graph_id: UUID
+    jobs: int
+
+
+def create_graphs_blueprint(
+    queue: JobQueue, pipelines: Pipelines, options: WebOptions, queue_settings: QueueSettingsCache
+) -> ApiBlueprint:
+    blueprint = ApiBlueprint("graphs", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
+    model, graphs = trigger_request_model(options, pipelines), Graphs(queue.executor)
+    unknown = (ProblemCode.GRAPH_NOT_FOUND,)
+
+    @blueprint.post(
+        "/graphs",
+        body=GraphRequest,
+        response=GraphResponse,
+        problems=(ProblemCode.QUEUE_DRAINING, ProblemCode.OUTSIDE_KEY_LIMITS),
+        scope=Scope.TRIGGER,
+        max_body_bytes=options.max_batch_bytes,
+    )
+    def trigger_graph(body: GraphRequest) -> GraphResponse:
+        """Trigger jobs that wait for one another.
+
+        At most 10,000 jobs and 50,000 edges, created in one transaction or not at all. A job runs when its parents have
+        ended as it asks, and is skipped (canceled) when they cannot any more. A circle is refused.
+        """
+        errors: list[FieldError] = []
+        jobs = [job for n, item in enumerate(body.jobs) if (job := _parse_job(n, item, errors)) is not None]
+        if sum(len(job.after) for job in jobs) > MAX_EDGES:
+            errors.append(FieldError("jobs", f"have more than {MAX_EDGES:,} edges"))
+        if errors:
+            raise InvalidRequest(errors)
+        enqueued = graphs.enqueue(
+            jobs,
+            name=body.name,
+            on_failure=body.on_failure,
+            idempotency_key=body.idempotency_key,
+            created_by=current_actor().name,
+        )
+        audit_action("graph.triggered", graph_id=enqueued.graph_id, jobs=len(jobs), created=enqueued.created)
+        return GraphResponse(enqueued.graph_id, enqueued.created, enqueued.jobs)
+
+    def _parse_job(position: int, item: dict[str, Any], errors: list[FieldError]) -> NewGraphJob | None:
+        path, found = f"jobs[{position}]", []
+        own = {name: item[name] for name in _OWN_FIELDS if name in item}
+        fields = {name: value for name, value in item.items() if name not in _OWN_FIELDS}
+        found += [
+            FieldError(name, "is not for a job of a graph; the graph may have an idempotency_key")
+            for name in _GRAPH_FIELDS
+            if fields.get(name) is not None
+        ]
+        try:
+            edges = GraphJobEdges.model_validate(own)
+        except ValidationError as error:
+            found += field_errors(error)
+        try:
+            request: TriggerRequest = model.model_validate(fields)
+            current_actor().require_trigger(request.task, request.queue)
+            queue_settings.reject_if_draining(request.queue)
+            found += validate_args(pipelines.get(request.task), request.args)
+        except ValidationError as error:
+            found += field_errors(error)
+        errors += [FieldError(f"{path}.{error.field}", error.message) for error in found]
+        if found:
+            return None
+        after = [(parent.job, parent.on) for parent in edges.after]
+        return NewGraphJob(key=edges.key, job=request.to_new_job(), after=after, need=edges.need)
+
+    @blueprint.get("/graphs/<uuid:graph_id>", response=Graph, problems=unknown, scope=Scope.READ)
+    def get_graph(graph_id: UUID) -> Graph:
+        """Get a graph: its jobs in the order of their creation, and its edges."""
+        graph = graphs.get(graph_id)
+        actor = current_actor()
+        visible = [job for job in graph.jobs if actor.can_see(job.task, job.queue)]
+        shown = {job.job_id for job in visible}
+        edges = [edge for edge in graph.edges if edge.child_id in shown and edge.parent_id in shown]
+        return replace(graph, jobs=visible, edges=edges)
+
+    @blueprint.post("/graphs/<uuid:graph_id>/retry", response=GraphChange, problems=unknown, scope=Scope.OPERATE)
+    def retry_graph(graph_id: UUID) -> GraphChange:
+        """Queue all jobs of a graph again that did not succeed. What succeeded stays."""
+        retried = graphs.retry(graph_id)
+        audit_action("graph.retried", graph_id=graph_id, jobs=retried)
+        return GraphChange(graph_id, retried)
+
+    @blueprint.post("/graphs/<uuid:graph_id>/cancel", response=GraphChange, problems=unknown, scope=Scope.OPERATE)
+    def cancel_graph(graph_id: UUID) -> GraphChange:
+        """Cancel all jobs of a graph that have not ended."""
+        canceled = graphs.cancel(graph_id)
+        audit_action("graph.canceled", graph_id=graph_id, jobs=canceled)
+        return GraphChange(graph_id, canceled)
+
+    return blueprint
