@@ -93,4 +93,6 @@ def test_each_advisory_lock_of_two_numbers_has_one_meaning():
         "2": {"statistics.sql"},
         "3": {"0003.sql", "0004.sql", "schema.sql"},
         "5": {"queues.sql"},
+        "8": {"limits.sql"},
+        "9": {"graphs.sql"},
     }
