@@ -392,9 +392,17 @@ CREATE OR REPLACE FUNCTION dl_jobs_deleted() RETURNS trigger
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         DELETE FROM dl_job_events;  -- not TRUNCATE: it may be one of the tables of this TRUNCATE
+        DELETE FROM dl_edges;
+        DELETE FROM dl_graphs;
+        DELETE FROM dl_graph_work;
     ELSE
         DELETE FROM dl_job_events e USING deleted WHERE e.job_id = ANY (ARRAY[deleted.job_id]);
         IF EXISTS (SELECT FROM deleted WHERE graph_id IS NOT NULL) THEN
+            -- By SQL: the API deletes finished jobs only. A job that waits for a deleted one can never run.
+            UPDATE dl_jobs c
+               SET cancel_requested = true, error = 'not needed: a job that it waited for was deleted'
+              FROM deleted d JOIN dl_edges e ON e.parent_id = d.job_id AND e.met IS NULL
+             WHERE d.graph_id IS NOT NULL AND c.job_id = ANY (ARRAY[e.child_id]) AND c.status = 'queued' AND c.wait_state = 'waiting';
             DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.child_id = d.job_id;
             DELETE FROM dl_edges e USING deleted d WHERE d.graph_id IS NOT NULL AND e.parent_id = d.job_id;
             DELETE FROM dl_graphs g USING deleted d

@@ -171,16 +171,20 @@ class TaskConnections:
         if connection.info.transaction_status == ext.TRANSACTION_STATUS_INERROR:
             raise RuntimeError("a statement of this transaction has failed, so it cannot be committed")
         executor, cursor = self._borrowed(connection), checkpoint()
-        owner = {"job_id": str(self._job_id), "run_id": str(self._run_id)}
+        owner = self._owner
         if final is not None:
             is_owned = executor.execute("settle", final())[0][0] > 0
         elif cursor is not None:
-            owner["checkpoint"] = sanitize_json(cursor, MAX_CHECKPOINT_BYTES)
-            is_owned = bool(executor.execute("save_checkpoint", owner))
+            saved = owner | {"checkpoint": sanitize_json(cursor, MAX_CHECKPOINT_BYTES)}
+            is_owned = bool(executor.execute("save_checkpoint", saved))
         else:
             is_owned = bool(executor.execute("assert_owned", owner))
         if not is_owned:
             raise AttemptLost(self._job_id)
+
+    @property
+    def _owner(self) -> dict[str, str]:
+        return {"job_id": str(self._job_id), "run_id": str(self._run_id)}
 
     def _already_settled(self, connection: Any) -> bool:
         with suppress(psycopg2.Error, DataloaderError), connection:
@@ -198,7 +202,9 @@ class TaskConnections:
     def execute_owned(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         """Execute a named statement in a transaction of its own: a run that lost its job changes nothing."""
         with self._fenced() as connection:
-            return self._borrowed(connection).execute(name, parameters)
+            borrowed = self._borrowed(connection)
+            borrowed.execute("assert_owned", self._owner)  # before the statement's locks: rows come first
+            return borrowed.execute(name, parameters)
 
     def close_unused(self) -> None:
         """Close the connection to the queue's database unless the pipeline has used it. The next use opens one."""

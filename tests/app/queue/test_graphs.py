@@ -220,6 +220,15 @@ def test_deleted_jobs_leave_no_edges(queue_db):
     assert queue_db.fetch_row("SELECT (SELECT count(*) FROM dl_edges) + (SELECT count(*) FROM dl_graphs)") == 0
 
 
+def test_a_job_that_waits_for_a_deleted_one_is_canceled(queue_db):
+    ids = graph(queue_db, {"a": [], "b": ["a"], "c": ["b"], "d": [("b", "ended")]}, on_failure="continue")
+
+    queue_db.sql("DELETE FROM dl_jobs WHERE job_id = %s", str(ids.pop("a")))
+
+    assert states(queue_db, ids) == {"b": "canceled", "c": "skipped", "d": "ready"}
+    assert "was deleted" in (queue_db.job(ids["b"]).error or "")
+
+
 # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
