@@ -726,8 +726,9 @@ END $$;
 -- Of jobs that a claim has locked, in the order of their claim, those that may not start now: they become limited, each by the
 -- first of its limits that is full. Starts of rates are recorded for the others. A job that was woken for another limit
 -- hands that on to the next one.
-CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[]) RETURNS SETOF uuid
-    LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT SET dl.events_checked = 'yes'
+-- Locks `woken_names` too, which the claim then wakes: all locks of a transaction are taken at once, in one order.
+CREATE OR REPLACE FUNCTION dl_apply_limits(job_ids uuid[], woken_names text[]) RETURNS SETOF uuid
+    LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path FROM CURRENT SET dl.events_checked = 'yes'
     SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     names  text[];
@@ -740,15 +741,21 @@ DECLARE
     now_at float8;
     woken_for text[] := '{}';
 BEGIN
-    SELECT array_agg(DISTINCT c.name) INTO names
-      FROM unnest(job_ids) AS i (job_id)
-           JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
-           CROSS JOIN LATERAL dl_job_limits(j.limits, j.queue, j.task) c
+    IF job_ids IS NULL THEN
+        RETURN;
+    END IF;
+    WITH jobs AS MATERIALIZED (
+        SELECT DISTINCT j.limits, j.queue, j.task, j.waits_on
+          FROM unnest(job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+    )
+    SELECT array_agg(DISTINCT c.name), woken_names || array_agg(DISTINCT jobs.waits_on) FILTER (WHERE jobs.waits_on IS NOT NULL)
+      INTO names, woken_names
+      FROM jobs CROSS JOIN LATERAL dl_job_limits(jobs.limits, jobs.queue, jobs.task) c
      WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)));
     IF names IS NULL THEN
         RETURN;
     END IF;
-    PERFORM dl_lock_limits(names);
+    PERFORM dl_lock_limits(names || woken_names);
     -- In a snapshot taken under the locks: what others committed while they were waited for is counted.
     SELECT coalesce(jsonb_object_agg(s.name, to_jsonb(s)), '{}') INTO states FROM dl_limit_states(names) s;
     now_at := date_part('epoch', clock_timestamp());

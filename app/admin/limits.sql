@@ -96,6 +96,8 @@ WITH RECURSIVE names AS (
 SELECT set_config('dl.limit_names', coalesce((SELECT jsonb_agg(name) FROM (SELECT name FROM names LIMIT %(max_names)s::int) n
                                                WHERE name IS NOT NULL), '[]')::text, true);
 
+SELECT dl_lock_limits(ARRAY(SELECT jsonb_array_elements_text(current_setting('dl.limit_names')::jsonb)));
+
 SELECT n.name,
        (SELECT count(*)::int FROM dl_wake_limited(ARRAY[n.name])) AS woken,
        s.spacing IS NOT NULL AS has_rate,

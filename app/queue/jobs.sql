@@ -109,7 +109,9 @@ WITH candidates AS MATERIALIZED (
      ORDER BY n
      LIMIT least(%(claim_limit)s::int, nullif(current_setting('dl.free_slots', true), '')::int)
 ), limited AS MATERIALIZED (
-    SELECT dl_apply_limits((SELECT array_agg(job_id ORDER BY n) FROM first)) AS job_id WHERE EXISTS (SELECT FROM dl_limits)
+    SELECT dl_apply_limits((SELECT array_agg(job_id ORDER BY n) FROM first),
+                           (SELECT array_agg(waits_on) FROM candidates WHERE is_busy AND waits_on IS NOT NULL)) AS job_id
+     WHERE EXISTS (SELECT FROM dl_limits)
 ), selected AS MATERIALIZED (
     SELECT job_id, priority, created_at, waits_on, key_hash, n,
            CASE WHEN %(take_session_locks)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS is_free
