@@ -13,6 +13,10 @@ each (`--rows`); and with a limit set.
 *Sharing*: four sessions that claim groups of 20 and settle them, until 12,000 jobs are done: without a limit, in one
 limit of 100, which is never full and costs its lock; and a sixth of them in one of 10, where nearly all jobs wait and
 are woken.
+
+*Children*: a chain of jobs, each after the one before, in a worker with two threads that is otherwise idle:
+milliseconds from the end of the parent to the claim of its child, by the events' times. The yardstick is the time from
+an INSERT to the claim of that job.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from app.queue.jobs import JobQueue
 from benchmarks import depth, drain
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, run_rounds
+from pipelines.contract import Pipelines
+from workers.pool import PoolOptions, WorkerPool
 
 MAX_CLAIM_RATIO = 1.05
 CLAIMERS, GROUP = 4, 20
@@ -50,12 +56,35 @@ SELECT 'bench', 'noop', 'key ' || n, %s::jsonb FROM generate_series(1, %s) n
 """
 
 
+INSERT_SINGLE = "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('bench', 'noop', %s)"
+ENQUEUE_CHAIN = """
+SELECT count(*) FROM dl_enqueue_graph(jsonb_build_object('jobs', (
+    SELECT jsonb_agg(jsonb_build_object('key', n::text, 'queue', 'bench', 'task', 'noop', 'lock_key', 'chain ' || n,
+               'after', CASE WHEN n = 1 THEN '[]' ELSE jsonb_build_array(jsonb_build_object('job', (n - 1)::text)) END)
+             ORDER BY n)
+      FROM generate_series(1, %s) n)))
+"""
+LEFT = "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')"
+SINGLE_LATENCIES = """
+SELECT string_agg((extract(epoch FROM p.ts - q.ts) * 1000)::text, ',')
+  FROM dl_job_events p JOIN dl_job_events q USING (job_id)
+ WHERE p.kind = 'picked' AND q.kind = 'queued'
+"""
+CHILD_LATENCIES = """
+SELECT string_agg((extract(epoch FROM p.ts - d.ts) * 1000)::text, ',')
+  FROM dl_edges e
+       JOIN dl_job_events p ON p.job_id = e.child_id AND p.kind = 'picked'
+       JOIN dl_job_events d ON d.job_id = e.parent_id AND d.kind = 'done'
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__name__, rounds=5)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="what to measure")
     parser.add_argument("--rows", type=int, default=1_000_000, help="jobs that wait for other jobs, and for a limit")
     parser.add_argument("--jobs", type=int, default=20_000, help="jobs of a drain")
     parser.add_argument("--shared", type=int, default=12_000, help="jobs that share a limit")
+    parser.add_argument("--chain", type=int, default=500, help="jobs of a chain")
     parser.add_argument("--singles", type=int, default=60, help="claims per round")
     options = parser.parse_args(argv)
     rows: list[Sequence[Cell]] = []
@@ -67,13 +96,15 @@ def main(argv: Sequence[str] | None = None) -> None:
                                       options.rounds)  # fmt: skip
             elif part == "claim":
                 rows += measure_claim(server_dsn, options.rows, options.rounds, options.singles)
+            elif part == "children":
+                rows += measure_children(server_dsn, options.chain)
             else:
                 rows += measure_sharing(server_dsn, options.shared, options.rounds)
     print(f"{options.rounds} rounds in turn, medians\n")
     print(format_table(["", "figure", "unit", "ratio", "goal"], rows, text_columns=(0, 2)))
 
 
-PARTS = ("drain", "claim", "sharing")
+PARTS = ("drain", "claim", "sharing", "children")
 
 
 def measure_drain(run_round: Callable[..., drain.DrainCosts], jobs: int, rounds: int) -> list[Sequence[Cell]]:
@@ -149,6 +180,46 @@ def claim_and_settle(dsn: str, done: list[int], jobs: int, until: float) -> None
                 done.append(len(claimed))
             else:
                 time.sleep(EMPTY_PAUSE_SEC)
+
+
+def measure_children(server_dsn: str, jobs: int) -> list[Sequence[Cell]]:
+    tasks = Pipelines()
+    tasks.register("noop")(lambda args: None)
+    with fresh_database(server_dsn) as dsn:
+        pool = WorkerPool(tasks, PoolOptions(dsn=dsn, queues={"bench": 2}), on_crash=print)
+        pool.start()
+        try:
+            wait_until(lambda: pool.state().listener == "listening")
+            for n in range(jobs):
+                query_value(dsn, INSERT_SINGLE, f"single {n}")
+                wait_until(lambda: query_value(dsn, LEFT)[0][0] == 0)
+            singles = latencies(dsn, SINGLE_LATENCIES)
+            query_value(dsn, ENQUEUE_CHAIN, jobs)
+            wait_until(lambda: query_value(dsn, LEFT)[0][0] == 0)
+            children = latencies(dsn, CHILD_LATENCIES)
+        finally:
+            pool.stop(5.0)
+    rows: list[Sequence[Cell]] = []
+    for name, values, goals in (
+        ("insert to claim", singles, ("", "")),
+        ("end of a parent to claim", children, ("≤ 3", "≤ 15")),
+    ):
+        for percentile, goal in zip((50, 99), goals, strict=True):
+            value = values[min(len(values) - 1, len(values) * percentile // 100)]
+            base = singles[min(len(singles) - 1, len(singles) * percentile // 100)]
+            rows.append([f"{name}, p{percentile}", value, "ms", format_ratio(value / base), goal or None])
+    return rows
+
+
+def latencies(dsn: str, text: str) -> list[float]:
+    return sorted(float(value) for value in query_value(dsn, text)[0][0].split(","))
+
+
+def wait_until(is_done: Callable[[], bool]) -> None:
+    until = time.monotonic() + SHARING_TIMEOUT_SEC
+    while not is_done():
+        assert time.monotonic() < until, "the jobs take too long"
+        time.sleep(EMPTY_PAUSE_SEC)
 
 
 def table_rows(results: dict[str, list[float]], unit: str, goal: str | None) -> list[Sequence[Cell]]:
