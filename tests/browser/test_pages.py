@@ -44,9 +44,17 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
     window = seen(size=size)
     running = client.jobs(status=Status.RUNNING, limit=1)[0]
     failed = client.jobs(status=Status.FAILED, limit=1)[0]
+    client.request("PUT", "/api/v1/limits/warehouse", body={"concurrency": 4, "note": "four slots"}, repeatable=True)
+    client.request("PUT", "/api/v1/limits/partner:*", body={"rate": 10, "burst": 2}, repeatable=True)
+    job = {"queue": "nobody", "task": "noop"}
+    graph = client.trigger_graph([
+        job | {"key": "load", "lock_key": "load"},
+        job | {"key": "report", "lock_key": "report", "after": [{"job": "load", "on": "ended"}]},
+    ], name="daily", idempotency_key="for the page")  # fmt: skip
+    jobs = {"job": f"/jobs/{running['job_id']}", "failed": f"/jobs/{failed['job_id']}"}
     flaws = []
 
-    for name, path in {**PAGES, "job": f"/jobs/{running['job_id']}", "failed": f"/jobs/{failed['job_id']}"}.items():
+    for name, path in {**PAGES, **jobs, "graph": f"/graphs/{graph['graph_id']}"}.items():
         window.set_color_scheme("light")
         page = window.go(path)
         expect(page.locator("h1")).to_be_visible()
@@ -229,7 +237,7 @@ def test_queue_is_paused_limited_and_resumed(seen: OpenPage):
     row.get_by_role("button", name="Resume").click()
     expect(row.get_by_role("button", name="Pause")).to_be_visible()
 
-    page.get_by_text("Limits", exact=True).click()
+    page.get_by_text("Change concurrency", exact=True).click()
     page.get_by_role("combobox", name="Queue").select_option("nobody")
     page.get_by_label("Global concurrency").fill("3")
     page.get_by_role("button", name="Apply").click()
