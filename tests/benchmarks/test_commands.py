@@ -53,10 +53,12 @@ def test_depth(run):
 
 
 def test_flow(run):
-    rows = run(flow.main, "--rows", "50", "--jobs", "100", "--shared", "100", "--rounds", "1", "--singles", "2")
+    rows = run(
+        flow.main, "--rows", "50", "--jobs", "100", "--shared", "100", "--rounds", "1", "--singles", "2", "--chain", "5"
+    )
 
     assert [rows[n][3] for n in (0, 2, 4)] == ["1.00 ×"] * 3
-    assert len(rows) == 9
+    assert len(rows) == 13
     assert all(ratio(row[3]) > 0 for row in rows)
 
 

@@ -385,8 +385,8 @@ MUTANTS: Mapping[str, Mutant] = {
             functions=[
                 FunctionEdit(
                     "dl_apply_limits",
-                    r"(?s)PERFORM dl_lock_limits\(names\);(.*?FROM dl_limit_states\(names\) s;)",
-                    r"\1 PERFORM dl_lock_limits(names);",
+                    r"(?s)PERFORM dl_lock_limits\(names \|\| woken_names\);(.*?FROM dl_limit_states\(names\) s;)",
+                    r"\1 PERFORM dl_lock_limits(names || woken_names);",
                 )
             ],
             expects=("limit exceeded",),

@@ -198,7 +198,7 @@ def test_a_repeated_graph_is_the_same(queue_db):
 
 
 def test_a_cascade_of_thousands_is_done_in_parts(queue_db):
-    ids = graph(queue_db, {"root": [], **{f"n{n}": ["root"] for n in range(4500)}})
+    ids = graph(queue_db, {"root": [], **{f"n{n}": ["root"] for n in range(2300)}})
 
     run(queue_db, ids["root"])
 
@@ -206,7 +206,7 @@ def test_a_cascade_of_thousands_is_done_in_parts(queue_db):
     assert queue_db.fetch_row(ready) == 2000, "the end of the root wakes no more"
     while queue_db.session.execute("decide_left")[0][0]:
         pass
-    assert queue_db.fetch_row(ready) == 4500
+    assert queue_db.fetch_row(ready) == 2300
     assert queue_db.fetch_row("SELECT count(*) FROM dl_graph_work") == 0
 
 
