@@ -46,7 +46,7 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
     failed = client.jobs(status=Status.FAILED, limit=1)[0]
     client.request("PUT", "/api/v1/limits/warehouse", body={"concurrency": 4, "note": "four slots"}, repeatable=True)
     client.request("PUT", "/api/v1/limits/partner:*", body={"rate": 10, "burst": 2}, repeatable=True)
-    job = {"queue": "nobody", "task": "noop"}
+    job = {"queue": "unserved", "task": "noop"}
     graph = client.trigger_graph([
         job | {"key": "load", "lock_key": "load"},
         job | {"key": "report", "lock_key": "report", "after": [{"job": "load", "on": "ended"}]},
