@@ -28,7 +28,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (5, 'by hand', 4);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (6, 'by hand', 4);
 
 -- ── Types ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -43,7 +43,8 @@ CREATE TYPE dl_enqueue_request AS (
     n bigint, job_id uuid, queue text, task text, lock_key text, args jsonb, idempotency_key text,
     partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
     producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid,
-    webhook jsonb, traceparent text, field text, problem text, limits jsonb, after jsonb, need text
+    webhook jsonb, traceparent text, field text, problem text, limits jsonb, after jsonb, need text,
+    fair_key text, debounce jsonb, throttle jsonb, expires_at timestamptz, start_within_sec int
 );
 
 -- A job id begins with the time (RFC 9562, version 7, to a quarter of a microsecond), so that jobs created together are
@@ -102,6 +103,10 @@ CREATE TABLE dl_jobs (
     graph_key        text,          -- its name within the graph
     need             text,          -- 'any': it waits for the first parent that ends as it asks; NULL: for all
     skipped          bool,          -- canceled because a parent did not end as it asked
+    fair_key         text,          -- the tenant that the job counts as where a queue serves tenants in turn
+    debounce_key     text,          -- while it is queued, triggers with this key change it and make no other job
+    throttle_key     text,          -- unique: key and time window of a request of which each window has one job
+    expires_at       timestamptz,   -- canceled if it has not started by then; NULL once it has
     CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
     -- What fits into every index. Without it a job that no index holds yet would fail each statement that promotes it.
     CONSTRAINT dl_jobs_chk_sizes
@@ -133,6 +138,13 @@ CREATE INDEX dl_jobs_limited_idx ON dl_jobs (waits_on, queue, wait_state, priori
 
 CREATE INDEX dl_jobs_waiting_idx ON dl_jobs (queue) WHERE status = 'queued' AND wait_state = 'waiting';
 CREATE INDEX dl_jobs_graph_idx ON dl_jobs (graph_id) WHERE graph_id IS NOT NULL;
+
+-- The ready jobs of each tenant, in their order.
+CREATE INDEX dl_jobs_fair_idx ON dl_jobs (queue, priority, fair_key, created_at, job_id)
+    WHERE status = 'queued' AND wait_state = 'ready' AND fair_key IS NOT NULL;
+CREATE UNIQUE INDEX dl_jobs_debounce_key_idx ON dl_jobs (debounce_key) WHERE status = 'queued' AND debounce_key IS NOT NULL;
+CREATE UNIQUE INDEX dl_jobs_throttle_key_idx ON dl_jobs (throttle_key) WHERE throttle_key IS NOT NULL;
+CREATE INDEX dl_jobs_expires_idx ON dl_jobs (expires_at) WHERE status = 'queued' AND expires_at IS NOT NULL;
 
 -- No two running jobs share a lock key, whatever else goes wrong.
 CREATE UNIQUE INDEX dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
@@ -475,7 +487,19 @@ CREATE TABLE dl_queues (
     per_worker  int         CHECK (per_worker >= 1),   -- running jobs in each process; NULL: as many as it has threads
     note        text,
     changed_by  text,
-    changed_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+    changed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- What tells tenants apart, which are served in turn: partition_key, producer, or args and a path. NULL: by age.
+    fair        text        CHECK (fair ~ '^(partition_key|producer|args(\.[^.]+)+)$' AND octet_length(fair) <= 200),
+    -- The part of the queue's threads that one tenant may have while others wait. NULL: 0.5.
+    share       float8      CHECK (share > 0 AND share <= 1)
+);
+
+-- How many jobs a tenant of a fair queue may run for each job of another; without a row 1.
+CREATE TABLE dl_fair_weights (
+    queue    text NOT NULL,
+    fair_key text NOT NULL CHECK (octet_length(fair_key) <= 500),
+    weight   int  NOT NULL CHECK (weight BETWEEN 1 AND 1000),
+    PRIMARY KEY (queue, fair_key)
 );
 
 -- How many jobs of a queue may be claimed now; NULL: any number. VOLATILE: running jobs are counted by a fresh snapshot
@@ -907,6 +931,26 @@ BEGIN
     END IF;
 END $$;
 
+-- ── Circuit breakers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Tasks that stop when too many of their attempts in a row end with an error, or that a person has paused. While a breaker
+-- is open the limit task:NAME counts as 0, so no job of the task starts; half-open it counts as 1: the next attempt decides.
+CREATE TABLE dl_breakers (
+    task          text        PRIMARY KEY CHECK (task <> '' AND octet_length(task) <= 1000),
+    failures      int         CHECK (failures >= 1),    -- attempts in a row that open it; NULL: only a person does
+    window_sec    int         CHECK (window_sec >= 1),  -- a row of failures ends this long after its last one; NULL: never
+    resume_sec    int         NOT NULL DEFAULT 300 CHECK (resume_sec >= 1),  -- from opening to the first probe
+    state         text        NOT NULL DEFAULT 'closed' CHECK (state IN ('closed', 'open', 'half_open')),
+    failed_in_row int         NOT NULL DEFAULT 0,
+    failed_at     timestamptz,
+    opened_at     timestamptz,
+    pause_sec     int,                                  -- of this opening: doubled by each probe that fails
+    probe_at      timestamptz,                          -- when it becomes half-open; NULL: when a person closes it
+    reason        text,
+    changed_by    text,                                 -- NULL: the task declares it
+    changed_at    timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 -- ── Graphs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Jobs that wait for other jobs. All parents of a job are in its graph, so one lock, (1684828531, hashtext(graph_id)), orders
@@ -1210,17 +1254,21 @@ CREATE CONSTRAINT TRIGGER dl_edges_added AFTER INSERT ON dl_edges
 -- INSERT INTO dl_jobs has no right to the other tables. Their conditions are in WHEN, so that claims, heartbeats and
 -- settlements pay no call.
 
--- A job that is due when it is inserted is ready at once: promoting it later would write another row version.
+-- A job that is due when it is inserted is ready at once: promoting it later would write another row version. It gets the
+-- tenant that its queue's rule gives it. The statements of this project do both themselves.
 CREATE OR REPLACE FUNCTION dl_jobs_set_ready() RETURNS trigger
-    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    NEW.wait_state := 'ready';
+    IF NEW.available_at <= clock_timestamp() THEN
+        NEW.wait_state := 'ready';
+    END IF;
+    NEW.fair_key := coalesce(NEW.fair_key, dl_fair_key(NEW.queue, NEW.partition_key, NEW.producer, NEW.args));
     RETURN NEW;
 END $$;
 
 CREATE OR REPLACE TRIGGER dl_jobs_set_ready BEFORE INSERT ON dl_jobs
     FOR EACH ROW
-    WHEN (NEW.status = 'queued' AND NEW.wait_state = 'scheduled' AND NEW.available_at <= clock_timestamp())
+    WHEN (NEW.status = 'queued' AND NEW.wait_state = 'scheduled')
     EXECUTE FUNCTION dl_jobs_set_ready();
 
 -- A new job gets its event, and its queue a notification.
@@ -1346,19 +1394,109 @@ CREATE OR REPLACE TRIGGER dl_jobs_cancel_running AFTER UPDATE OF cancel_requeste
     WHEN (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
     EXECUTE FUNCTION dl_jobs_cancel_running();
 
+-- Once a job has left the queue a trigger can no longer change it, and it cannot expire.
+CREATE OR REPLACE FUNCTION dl_jobs_left_queue() RETURNS trigger
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.debounce_key := NULL;
+    IF NEW.status IN ('queued', 'running') THEN
+        NEW.expires_at := NULL;
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_left_queue BEFORE UPDATE OF status ON dl_jobs
+    FOR EACH ROW
+    WHEN (NEW.status <> OLD.status AND (OLD.debounce_key IS NOT NULL OR OLD.expires_at IS NOT NULL))
+    EXECUTE FUNCTION dl_jobs_left_queue();
+
 -- ── Enqueueing from SQL ─────────────────────────────────────────────────────────────────────────────────────────────
+
+-- The tenant of a job, by its queue's rule; NULL: the queue serves by age.
+CREATE OR REPLACE FUNCTION dl_fair_key(queue_name text, partition_key text, producer text, args jsonb) RETURNS text
+    LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT CASE WHEN octet_length(tenant) > 500 THEN md5(tenant) ELSE tenant END
+      FROM (SELECT coalesce(CASE q.fair WHEN 'partition_key' THEN partition_key
+                                        WHEN 'producer' THEN producer
+                                        ELSE args #>> string_to_array(substr(q.fair, 6), '.') END, '') AS tenant
+              FROM dl_queues q
+             WHERE q.queue = queue_name AND q.fair IS NOT NULL) t
+$$;
+
+-- What is wrong with the `debounce` of a request; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_debounce_problem(debounce jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE RETURN
+    CASE WHEN debounce IS NULL THEN NULL
+         WHEN jsonb_typeof(debounce) <> 'object' OR debounce - '{key,wait_sec,max_wait_sec,args}'::text[] <> '{}'
+              OR jsonb_typeof(debounce -> 'key') IS DISTINCT FROM 'string' OR jsonb_typeof(debounce -> 'wait_sec') IS DISTINCT FROM 'number'
+              OR coalesce(jsonb_typeof(debounce -> 'max_wait_sec'), 'null') NOT IN ('null', 'number')
+         THEN 'must be an object such as {"key": "reload", "wait_sec": 60}, with max_wait_sec and args if wanted'
+         WHEN btrim(debounce ->> 'key') = '' OR octet_length(debounce ->> 'key') > 500 THEN 'has a key that is empty or has over 500 bytes'
+         WHEN (debounce ->> 'wait_sec')::numeric NOT BETWEEN 0.001 AND 2678400 THEN 'must have a wait_sec of 0.001 to 2678400'
+         WHEN (debounce ->> 'max_wait_sec')::numeric NOT BETWEEN (debounce ->> 'wait_sec')::numeric AND 26784000
+         THEN 'must have a max_wait_sec of wait_sec to 26784000'
+         WHEN coalesce(debounce ->> 'args', 'last') NOT IN ('last', 'first', 'list') THEN 'must have "last", "first" or "list" as args'
+         END;
+
+-- What is wrong with the `throttle` of a request; NULL: nothing.
+CREATE OR REPLACE FUNCTION dl_throttle_problem(throttle jsonb) RETURNS text
+    LANGUAGE sql IMMUTABLE RETURN
+    CASE WHEN throttle IS NULL THEN NULL
+         WHEN jsonb_typeof(throttle) <> 'object' OR throttle - '{key,per_sec}'::text[] <> '{}'
+              OR jsonb_typeof(throttle -> 'key') IS DISTINCT FROM 'string' OR jsonb_typeof(throttle -> 'per_sec') IS DISTINCT FROM 'number'
+         THEN 'must be an object such as {"key": "reload", "per_sec": 3600}'
+         WHEN btrim(throttle ->> 'key') = '' OR octet_length(throttle ->> 'key') > 500 THEN 'has a key that is empty or has over 500 bytes'
+         WHEN (throttle ->> 'per_sec')::numeric NOT BETWEEN 1 AND 2678400 THEN 'must have a per_sec of 1 to 2678400'
+         END;
+
+-- A further request for the queued job with this debounce key: moves its time, and changes its args as the request says.
+-- The key is free again when the job has 1,000 args. NULL: no queued job of this queue and task has the key.
+CREATE OR REPLACE FUNCTION dl_debounce(request dl_enqueue_request) RETURNS uuid
+    LANGUAGE sql VOLATILE SET search_path FROM CURRENT SET dl.events_checked = 'yes' SET enable_seqscan = off AS $$
+    WITH changed AS (
+        UPDATE dl_jobs j
+           SET args = CASE coalesce(request.debounce ->> 'args', 'last')
+                           WHEN 'last' THEN request.args
+                           WHEN 'list' THEN jsonb_set(j.args, '{items}', coalesce(j.args -> 'items', '[]') || (request.args -> 'items'))
+                           ELSE j.args END,
+               available_at = CASE WHEN jsonb_array_length(j.args -> 'items') >= 999 AND request.debounce ->> 'args' = 'list' THEN clock_timestamp()
+                                   ELSE least(clock_timestamp() + make_interval(secs => (request.debounce ->> 'wait_sec')::float8),
+                                              j.created_at + make_interval(secs => coalesce((request.debounce ->> 'max_wait_sec')::float8,
+                                                                               10 * (request.debounce ->> 'wait_sec')::float8))) END,
+               debounce_key = CASE WHEN jsonb_array_length(j.args -> 'items') >= 999 AND request.debounce ->> 'args' = 'list' THEN NULL
+                                   ELSE j.debounce_key END
+         WHERE j.debounce_key = request.debounce ->> 'key' AND j.status = 'queued' AND NOT j.cancel_requested
+           AND j.queue = request.queue AND j.task = request.task
+        RETURNING j.job_id, j.queue, j.attempt
+    ), events AS (
+        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+        SELECT job_id, queue, clock_timestamp(), 'debounced', jsonb_build_object('status', 'queued', 'attempt', attempt) FROM changed
+    )
+    SELECT job_id FROM changed
+$$;
 
 -- Requests as rows with their defaults filled in, each with what is wrong with it. A value that cannot be cast raises an
 -- error; dl_enqueue_many finds out whose it was. The limits are those of the HTTP API.
 CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueue_request
     LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
-    SELECT i.n, dl_new_id(), r.queue, r.task, r.lock_key, coalesce(nullif(r.args, 'null'), '{}'), r.idempotency_key,
-           coalesce(r.partition_key, ''), coalesce(r.priority, 100), r.available_at, coalesce(r.max_attempts, 5),
+    SELECT i.n, dl_new_id(), r.queue, r.task, r.lock_key,
+           CASE WHEN r.debounce ->> 'args' = 'list' THEN jsonb_build_object('items', jsonb_build_array(coalesce(nullif(r.args, 'null'), '{}')))
+                ELSE coalesce(nullif(r.args, 'null'), '{}') END,
+           r.idempotency_key, coalesce(r.partition_key, ''), coalesce(r.priority, 100),
+           CASE WHEN f.field IS NULL AND jsonb_typeof(r.debounce) = 'object'
+                THEN clock_timestamp() + make_interval(secs => (r.debounce ->> 'wait_sec')::float8) ELSE r.available_at END,
+           coalesce(r.max_attempts, 5),
            coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.live_key, r.time_limit_sec,
            nullif(r.retry, 'null'), r.parent_id, nullif(r.webhook, 'null'), r.traceparent, f.field,
            CASE WHEN f.field IS NULL THEN NULL
                 WHEN f.field = 'limits' THEN dl_limits_problem(r.limits)
                 WHEN f.field = 'after' THEN dl_after_problem(nullif(r.after, 'null'), r.need)
+                WHEN f.field IN ('debounce', 'throttle')
+                THEN coalesce(CASE f.field WHEN 'debounce' THEN dl_debounce_problem(r.debounce) ELSE dl_throttle_problem(r.throttle) END,
+                              CASE f.field WHEN 'debounce' THEN 'cannot be combined with idempotency_key, live_key, available_at, after or throttle'
+                                           ELSE 'cannot be combined with live_key or debounce' END)
+                WHEN f.field = 'fair_key' THEN 'must be a text of at most 500 bytes in UTF-8'
+                WHEN f.field = 'start_within_sec' THEN 'must be 1 or more, and cannot be combined with expires_at'
                 WHEN f.field = '$problem' THEN i.item ->> '$problem'
                 WHEN f.field = '' THEN 'is no JSON object'
                 WHEN f.field IN ('queue', 'task', 'lock_key') AND i.item -> f.field IS NULL THEN 'is required'
@@ -1368,11 +1506,15 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                 THEN 'must be a text that is not empty, of at most 2000 bytes in UTF-8'
                 WHEN f.field IN ('args', 'retry', 'webhook') THEN 'must be a JSON object'
                 WHEN f.field = 'priority' THEN 'must be 0 or more'
-                WHEN f.field = 'available_at' THEN 'must be a time between the years 1 and 9999'
+                WHEN f.field IN ('available_at', 'expires_at') THEN 'must be a time between the years 1 and 9999'
                 WHEN f.field IN ('max_attempts', 'lease_ttl_sec', 'time_limit_sec')
                 THEN 'must be 1 or more'
                 ELSE 'is no field of this request; leave it out' END,
-           nullif(r.limits, 'null'), nullif(r.after, 'null'), r.need
+           nullif(r.limits, 'null'), nullif(r.after, 'null'), r.need,
+           coalesce(r.fair_key, CASE WHEN (SELECT EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL))
+                                     THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''), r.producer, r.args) END),
+           nullif(r.debounce, 'null'), nullif(r.throttle, 'null'),
+           coalesce(r.expires_at, greatest(r.available_at, clock_timestamp()) + make_interval(secs => r.start_within_sec)), NULL::int
       FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
            CROSS JOIN (SELECT array_agg(key) AS fields
                          FROM jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
@@ -1404,13 +1546,24 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                     WHEN nullif(r.limits, 'null') IS NOT NULL AND dl_limits_problem(r.limits) IS NOT NULL THEN 'limits'
                     WHEN coalesce(nullif(r.after, 'null') IS NOT NULL, r.need IS NOT NULL)
                          AND dl_after_problem(nullif(r.after, 'null'), r.need) IS NOT NULL THEN 'after'
-                    WHEN r.need IS NOT NULL AND nullif(r.after, 'null') IS NULL THEN 'after' END AS field
+                    WHEN r.need IS NOT NULL AND nullif(r.after, 'null') IS NULL THEN 'after'
+                    WHEN octet_length(r.fair_key) > 500 THEN 'fair_key'
+                    WHEN r.expires_at < '0001-01-01' OR r.expires_at >= '9999-12-31' THEN 'expires_at'
+                    WHEN r.start_within_sec < 1 OR r.start_within_sec IS NOT NULL AND r.expires_at IS NOT NULL THEN 'start_within_sec'
+                    WHEN nullif(r.debounce, 'null') IS NOT NULL
+                         AND (dl_debounce_problem(r.debounce) IS NOT NULL OR r.available_at IS NOT NULL
+                              OR coalesce(r.idempotency_key, r.live_key, nullif(r.after, 'null')::text, nullif(r.throttle, 'null')::text) IS NOT NULL)
+                    THEN 'debounce'
+                    WHEN nullif(r.throttle, 'null') IS NOT NULL
+                         AND (dl_throttle_problem(r.throttle) IS NOT NULL OR r.live_key IS NOT NULL)
+                    THEN 'throttle' END AS field
               OFFSET 0) f  -- evaluated once
 $$;
 
 -- Enqueue many jobs in the caller's own transaction: a JSON array of objects with the fields of the HTTP API's trigger.
 -- Returns one row a request, in their order, with its outcome:
 --   created, exists   job_id and status are those of the job that now serves the request
+--   debounced         the request changed a queued job (job_id) with its debounce key
 --   conflict          the idempotency key belongs to a job (job_id) with another queue, task or args
 --   invalid           field and detail say what is wrong
 --   skipped           the request is valid, but `whole` was asked for and another one is not
@@ -1425,30 +1578,35 @@ DECLARE
     fields    text[] := ARRAY(SELECT jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
                                                        - '{n,job_id,field,problem}'::text[]));
     request   record;
+    repeated  dl_enqueue_request;
     requests  dl_enqueue_request[];  -- all of them
     pending   dl_enqueue_request[];  -- those without a job yet
     created   jsonb;                 -- ids of new jobs, as keys: a lookup for each, where the planner would misjudge a join
     existing  jsonb := '{}';         -- n -> [job_id, status, is_same] of the job that serves the request already
     additions jsonb;
+    debounced_job uuid;
     new       uuid[];
     rounds    int := 0;
+    has_fair_queue bool := EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL);
 BEGIN
     IF jsonb_typeof(input) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'expected a JSON array of requests';
     END IF;
     -- The usual case: no request has a key that a job may have already, and all are valid. One INSERT writes them, and only if
     -- a row is missing is it worked out which one, and why.
-    IF NOT jsonb_path_exists(input, '$[*].idempotency_key') AND NOT jsonb_path_exists(input, '$[*].live_key')
-       AND NOT jsonb_path_exists(input, '$[*].after') AND NOT jsonb_path_exists(input, '$[*].need') THEN
+    IF NOT jsonb_path_exists(input, '$[*] ? (exists (@.idempotency_key) || exists (@.live_key) || exists (@.after) || exists (@.need)
+                                             || exists (@.debounce) || exists (@.throttle) || exists (@.start_within_sec)
+                                             || exists (@.expires_at) || exists (@.fair_key))') THEN
         BEGIN
             WITH new AS (
                 INSERT INTO dl_jobs (queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
                                      lease_ttl_sec, producer, consumer_group, time_limit_sec, retry, parent_id, webhook,
-                                     traceparent, limits, wait_state, created_at)
+                                     traceparent, limits, fair_key, wait_state, created_at)
                 SELECT r.queue, r.task, coalesce(nullif(r.args, 'null'), '{}'), r.lock_key, coalesce(r.partition_key, ''),
                        coalesce(r.priority, 100), coalesce(r.available_at, clock_timestamp()), coalesce(r.max_attempts, 5),
                        coalesce(r.lease_ttl_sec, 60), r.producer, r.consumer_group, r.time_limit_sec, nullif(r.retry, 'null'),
                        r.parent_id, nullif(r.webhook, 'null'), r.traceparent, nullif(r.limits, 'null'),
+                       CASE WHEN has_fair_queue THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''), r.producer, r.args) END,
                        CASE WHEN r.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        now() + r.ordinality * interval '1 microsecond'  -- so that they are claimed in their order
                   FROM ROWS FROM (jsonb_populate_recordset(NULL::dl_enqueue_request, input), jsonb_array_elements(input))
@@ -1510,17 +1668,19 @@ BEGIN
             WITH new AS (
                 INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority,
                                      available_at, max_attempts, lease_ttl_sec, producer, consumer_group, live_key,
-                                     time_limit_sec, retry, parent_id, webhook, traceparent, limits, request_hash,
-                                     wait_state, created_at)
+                                     time_limit_sec, retry, parent_id, webhook, traceparent, limits, fair_key, debounce_key,
+                                     throttle_key, expires_at, request_hash, wait_state, created_at)
                 SELECT a.job_id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
                        coalesce(a.available_at, clock_timestamp()), a.max_attempts, a.lease_ttl_sec, a.producer,
                        a.consumer_group, a.live_key, a.time_limit_sec, a.retry, a.parent_id, a.webhook, a.traceparent,
-                       a.limits,
+                       a.limits, a.fair_key, a.debounce ->> 'key',
+                       (a.throttle ->> 'key') || '@' || floor(date_part('epoch', clock_timestamp()) / (a.throttle ->> 'per_sec')::float8),
+                       a.expires_at,
                        CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
                        CASE WHEN a.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        now() + a.n * interval '1 microsecond'  -- so that they are claimed in their order
                   FROM unnest(pending) a
-                 ORDER BY a.idempotency_key, a.live_key, a.n
+                 ORDER BY a.idempotency_key, a.live_key, a.debounce ->> 'key', a.throttle ->> 'key', a.n
                     ON CONFLICT DO NOTHING
                 RETURNING job_id
             )
@@ -1536,11 +1696,27 @@ BEGIN
             SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT created ? a.job_id::text;
             EXIT WHEN pending IS NULL;
 
+            -- Queued jobs with the debounce keys. None: it has started meanwhile, so try again.
+            FOR repeated IN SELECT * FROM unnest(pending) a WHERE a.debounce IS NOT NULL ORDER BY a.debounce ->> 'key', a.n LOOP
+                debounced_job := dl_debounce(repeated);
+                IF debounced_job IS NOT NULL THEN
+                    existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(debounced_job, 'queued', true, true));
+                ELSIF EXISTS (SELECT FROM dl_jobs j WHERE j.debounce_key = repeated.debounce ->> 'key' AND j.status = 'queued'
+                                 AND (j.queue, j.task) <> (repeated.queue, repeated.task)) THEN
+                    SELECT array_agg(CASE WHEN a.n = repeated.n THEN
+                                         jsonb_populate_record(a, '{"field": "debounce", "problem": "has the key of a queued job of another queue or task"}')
+                                         ELSE a END) INTO requests FROM unnest(requests) a;
+                    existing := existing || jsonb_build_object(repeated.n, jsonb_build_array(NULL, NULL, true));
+                END IF;
+            END LOOP;
+            SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT existing ? a.n::text;
+            EXIT WHEN pending IS NULL;
+
             -- The jobs that have the keys. None: it was deleted or has finished meanwhile, so try again.
-            SELECT coalesce(jsonb_object_agg(l.n, coalesce(k.answer, v.answer))
-                            FILTER (WHERE coalesce(k.answer, v.answer) IS NOT NULL), '{}')
+            SELECT coalesce(jsonb_object_agg(l.n, coalesce(k.answer, v.answer, t.answer))
+                            FILTER (WHERE coalesce(k.answer, v.answer, t.answer) IS NOT NULL), '{}')
               INTO additions
-              FROM unnest(pending) l
+              FROM (SELECT * FROM unnest(pending) a WHERE a.debounce IS NULL) l
                    LEFT JOIN LATERAL (
                        SELECT jsonb_build_array(j.job_id, j.status,
                                   coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args))
@@ -1549,7 +1725,13 @@ BEGIN
                    LEFT JOIN LATERAL (
                        SELECT jsonb_build_array(j.job_id, j.status, true) AS answer
                          FROM dl_jobs j
-                        WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running') LIMIT 1) v ON true;
+                        WHERE j.live_key = l.live_key AND j.status IN ('queued', 'running') LIMIT 1) v ON true
+                   LEFT JOIN LATERAL (
+                       SELECT jsonb_build_array(j.job_id, j.status, true) AS answer
+                         FROM dl_jobs j
+                        WHERE j.throttle_key = (l.throttle ->> 'key') || '@'
+                                               || floor(date_part('epoch', clock_timestamp()) / (l.throttle ->> 'per_sec')::float8)
+                        LIMIT 1) t ON true;
             existing := existing || additions;
             SELECT array_agg(a) INTO pending FROM unnest(pending) a WHERE NOT existing ? a.n::text;
         END LOOP;
@@ -1571,6 +1753,7 @@ BEGIN
            CASE WHEN a.field IS NOT NULL THEN 'invalid'
                 WHEN created ? a.job_id::text THEN 'created'
                 WHEN f IS NULL THEN 'skipped'
+                WHEN (f ->> 3)::bool THEN 'debounced'
                 WHEN (f ->> 2)::bool THEN 'exists'
                 ELSE 'conflict' END,
            CASE WHEN created ? a.job_id::text THEN a.job_id ELSE (f ->> 0)::uuid END,
@@ -1589,7 +1772,8 @@ CREATE OR REPLACE FUNCTION dl_enqueue(
     max_attempts int DEFAULT 5, lease_ttl_sec int DEFAULT 60, producer text DEFAULT NULL,
     consumer_group text DEFAULT NULL, live_key text DEFAULT NULL, time_limit_sec int DEFAULT NULL,
     retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL, limits jsonb DEFAULT NULL, after jsonb DEFAULT NULL,
-    need text DEFAULT NULL
+    need text DEFAULT NULL, fair_key text DEFAULT NULL, debounce jsonb DEFAULT NULL, throttle jsonb DEFAULT NULL,
+    expires_at timestamptz DEFAULT NULL, start_within_sec int DEFAULT NULL
 ) RETURNS uuid
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -1602,7 +1786,9 @@ BEGIN
                'max_attempts', max_attempts, 'lease_ttl_sec', lease_ttl_sec, 'producer', producer,
                'consumer_group', consumer_group, 'live_key', live_key, 'time_limit_sec', time_limit_sec,
                'retry', retry, 'parent_id', parent_id, 'limits', limits)
-               || jsonb_strip_nulls(jsonb_build_object('after', after, 'need', need)))) m;
+               || jsonb_strip_nulls(jsonb_build_object('after', after, 'need', need, 'fair_key', fair_key, 'debounce', debounce,
+                                                    'throttle', throttle, 'expires_at', expires_at,
+                                                    'start_within_sec', start_within_sec)))) m;
     IF result.outcome = 'invalid' THEN
         RAISE invalid_parameter_value USING MESSAGE = coalesce(result.field || ' ', '') || result.detail;
     ELSIF result.outcome = 'conflict' THEN
@@ -2178,7 +2364,7 @@ SELECT dl_create_partitions(parent, interval '6 days', interval '1 day'), dl_adv
 -- same. PUBLIC keeps dl_new_id: a plain INSERT draws an id with the rights of its sender.
 REVOKE EXECUTE ON FUNCTION
     dl_create_partitions, dl_advance_sequence, dl_drop_partitions, dl_job_events_check_job, dl_jobs_deleted,
-    dl_claim_expected, dl_notify_queue, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,
+    dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,
     dl_jobs_cancel_running, dl_jobs_check_limits, dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added,
     dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_enqueue_graph, dl_create_deliveries,
     dl_create_alert_deliveries, dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune

@@ -27,6 +27,11 @@ class JobOptions(TypedDict, total=False):
     limits: Mapping[str, int] | None
     after: Sequence[Mapping[str, str]] | None
     need: str | None
+    fair_key: str | None
+    debounce: Mapping[str, Any] | None
+    throttle: Mapping[str, Any] | None
+    expires_at: datetime | None
+    start_within_sec: int | None
 
 
 class TriggerOptions(JobOptions, total=False):
@@ -37,7 +42,9 @@ class TriggerOptions(JobOptions, total=False):
     webhook: Mapping[str, Any] | None
 
 
-_CASTS = {"args": "jsonb", "retry": "jsonb", "limits": "jsonb", "after": "jsonb", "available_at": "timestamptz"}
+_CASTS = dict.fromkeys(("args", "retry", "limits", "after", "debounce", "throttle"), "jsonb") | dict.fromkeys(
+    ("available_at", "expires_at"), "timestamptz"
+)
 
 
 def enqueue(

@@ -174,11 +174,12 @@ were after the transition, and `run_id` where a run made it.
 | `heartbeat` | a renewal came late, over three heartbeats after the last; with `late_sec` |
 | `cancel_requested` | a running job was requested to stop |
 | `stop_pending` | every stop step was tried, and the attempt still runs; with `reason` |
+| `debounced` | a further trigger with its `debounce` key moved its time, and changed its args as asked |
 | `edited` | an operator changed the waiting job; with `before` and `after` |
 | `requeue` | back to `queued`, or deferred; with `reason` |
 | `done` | ended as `succeeded` |
 | `failed` | ended as `failed` |
-| `canceled` | ended as `canceled` |
+| `canceled` | ended as `canceled`; with the reason `expired` if it had not started by its `expires_at` |
 | `lost` | ended as `lost` |
 """
 

@@ -15,12 +15,21 @@ from pipelines.job_args import secret_name
 from pipelines.retry import DEFAULT, ErrorMatcher, Fail, Policy, RetryAction, Rule, Rules, Snooze
 from pipelines.retry import policy_from_json as read_policy
 from pipelines.retry import policy_to_json as show_policy
-from pipelines.task import Command, Isolation, Task, TaskKind, TaskOptions, task_from_callable, task_from_command
+from pipelines.task import (
+    Breaker,
+    Command,
+    Isolation,
+    Task,
+    TaskKind,
+    TaskOptions,
+    task_from_callable,
+    task_from_command,
+)
 
 __all__ = [
-    "Args", "Checkpoint", "Command", "Context", "ContextLog", "Fail", "Isolation", "Pipelines", "Progress", "Snooze",
-    "Stop", "StopReason", "Task", "TaskConflict", "TaskKind", "TaskOptions", "load_tasks", "read_policy", "register",
-    "registry", "show_policy", "task_from_callable",
+    "Args", "Breaker", "Checkpoint", "Command", "Context", "ContextLog", "Fail", "Isolation", "Pipelines", "Progress",
+    "Snooze", "Stop", "StopReason", "Task", "TaskConflict", "TaskKind", "TaskOptions", "load_tasks", "read_policy",
+    "register", "registry", "show_policy", "task_from_callable",
 ]  # fmt: skip
 
 _MAX_NAME_LENGTH = 200
@@ -52,6 +61,8 @@ class Pipelines:
         queue: str | None = None,
         lock_key: str | None = None,
         limits: Mapping[str, int] | None = None,
+        start_within: int | None = None,
+        breaker: Breaker | None = None,
         memory_mb: int | None = None,
         cpu_sec: int | None = None,
         connection_check: bool = True,
@@ -80,6 +91,8 @@ class Pipelines:
             queue=queue,
             lock_key=lock_key,
             limits=limits or {},
+            start_within=start_within,
+            breaker=breaker,
             memory_mb=memory_mb,
             cpu_sec=cpu_sec,
             connection_check=connection_check,

@@ -32,6 +32,20 @@ _POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITI
 
 
 @dataclass(frozen=True, kw_only=True)
+class Breaker:
+    """A circuit breaker: after `failures` attempts in a row that ended with an error no job of the task starts for
+    `resume` seconds; then one does, and decides. A row ends `window` seconds after its last failure, if given."""
+
+    failures: int = 5
+    resume: int = 300
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("failures", "resume", "window"):
+            _check_positive(name, getattr(self, name), int)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """How the jobs of a task are run. Raises ValueError or TypeError for options that do not fit."""
 
@@ -44,6 +58,8 @@ class TaskOptions:
     queue: str | None = None  # for jobs enqueued without one
     lock_key: str | None = None  # likewise; a template such as "customer:{id}"
     limits: Mapping[str, int] = field(default_factory=dict)  # likewise; names are templates. Checked with the task
+    start_within: int | None = None  # likewise; seconds after its time
+    breaker: Breaker | None = None
     memory_mb: int | None = None  # of an isolated process, as the next three
     cpu_sec: int | None = None
     connection_check: bool = True  # PGOPTIONS makes servers notice that the process is gone
@@ -56,6 +72,9 @@ class TaskOptions:
         if not callable(getattr(self.retry, "pause", None)):
             raise TypeError(f"retry is a policy such as retry.Exponential(10), not {self.retry!r}")
         _check_positive("time_limit", self.time_limit, (int, float))
+        _check_positive("start_within", self.start_within, int)
+        if self.breaker is not None and not isinstance(self.breaker, Breaker):
+            raise TypeError(f"breaker is Breaker(failures=5, resume=300), not {self.breaker!r}")
         for name in ("memory_mb", "cpu_sec"):
             _check_positive(name, getattr(self, name), int)
             if getattr(self, name) is not None and self.isolation != "process":

@@ -20,6 +20,7 @@ from app.admin.webhooks import Webhooks
 from app.db.connection import Session
 from app.errors import DatabaseUnavailable, DataloaderError
 from app.queue.graphs import Graphs
+from app.queue.jobs import JobQueue
 from app.queue.workers import notify_waiting_queues, prune_notify_state
 from workers.threads import BackgroundThread, clock
 
@@ -29,6 +30,7 @@ _IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
 _NOTIFY_INTERVAL_SEC = 1.0
 _LIMITS_INTERVAL_SEC = 1.0
 _GRAPHS_INTERVAL_SEC = 1.0
+_EXPIRY_INTERVAL_SEC = 1.0
 _MIN_RATE_INTERVAL_SEC = 0.005  # between two steps that wake jobs of rates
 _NEXT_LIMITS_SEC = 0.05  # between two parts of all limits that jobs wait for
 _RETENTION_INTERVAL_SEC = 60.0
@@ -148,6 +150,7 @@ def duties(session: Session, options: MaintenanceOptions) -> list[Duty]:
         Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session)),
         Duty("limits", _LIMITS_INTERVAL_SEC, LimitsDuty(Limits(session)).run),
         Duty("graphs", _GRAPHS_INTERVAL_SEC, lambda: _decide_left(Graphs(session))),
+        Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(JobQueue(session))),
         Duty("limits-prune", _HOURLY_SEC, Limits(session).prune),
         Duty("retention", _RETENTION_INTERVAL_SEC, retention.run, first_delay_sec=half_a_minute),
         Duty("alerts", options.alert_interval_sec, lambda: _check_alerts(alerts, options.alert_interval_sec)),
@@ -167,6 +170,13 @@ def _decide_left(graphs: Graphs) -> float | None:
     if decided:
         _log.info("waiting_jobs.decided", jobs=decided)
     return 0.0 if decided and found else None
+
+
+def _expire(queue: JobQueue) -> float | None:
+    expired = queue.expire()
+    if expired:
+        _log.info("jobs.expired", jobs=expired)
+    return 0.0 if expired else None
 
 
 def _check_alerts(alerts: Alerts, interval_sec: float) -> None:

@@ -209,6 +209,8 @@ class JobDetail(JobSummary):
     graph_key: str | None
     need: str | None
     skipped: bool | None
+    fair_key: str | None
+    expires_at: datetime | None
     retry: dict[str, Any] | None
     parent_id: UUID | None
     crashes: int

@@ -25,7 +25,13 @@ DEFAULT_QUEUE = "etl.default"
 MAX_BATCH_LINES = 1_000
 MAX_BATCH_BYTES = 500_000
 _MAX_SHOWN_ERRORS = 50
-_OUTCOME_LABELS = {"created": "created", "exists": "there already", "conflict": "in conflict", "invalid": "invalid"}
+_OUTCOME_LABELS = {
+    "created": "created",
+    "exists": "there already",
+    "debounced": "debounced",
+    "conflict": "in conflict",
+    "invalid": "invalid",
+}
 
 
 @remote_command(short_help="Put a job, or many, into the queue.")
@@ -52,6 +58,12 @@ _OUTCOME_LABELS = {"created": "created", "exists": "there already", "conflict": 
 @click.option("--retry", type=OBJECT,
               help='Delays between attempts: {"kind": "fixed", "seconds": 60}.  [default: the task\'s]')  # fmt: skip
 @click.option("--limits", type=OBJECT, help='What it counts in limits: {"warehouse": 2}.  [default: the task\'s]')
+@click.option("--fair-key", help="The tenant that it counts as in a fair queue.  [default: by the queue's rule]")
+@click.option("--debounce", type=OBJECT, help='Change the queued job with this key: {"key": "reload", "wait_sec": 60}.')
+@click.option("--throttle", type=OBJECT, help='One job a key and window: {"key": "reload", "per_sec": 3600}.')
+@click.option("--expires-at", type=TIME, help='Cancel it if it has not started by then; a time, or "in 5m".')
+@click.option("--start-within", "start_within_sec", type=POSITIVE,
+              help="Cancel it if it has not started so many seconds after its time.")  # fmt: skip
 @click.option("--strict", is_flag=True, help="Refuse a job that no live worker would run.")
 @click.option("--watch", "watching", is_flag=True, help="Show every change until the job is final.")
 def trigger(
@@ -79,7 +91,9 @@ def trigger(
       dataloader trigger --from jobs.jsonl --idempotency-key load-2026-11
       make-requests | dataloader trigger load.cbr.rates --from -
     """
-    options = {"idempotency_key": f"cli-{uuid4()}", **without_none(options)}
+    options = without_none(options)
+    if "debounce" not in options:
+        options = {"idempotency_key": f"cli-{uuid4()}", **options}
     if lines is not None:
         if watching or strict:
             raise click.UsageError("--watch and --strict are for one job; --from triggers many, and prints warnings")

@@ -38,6 +38,8 @@ BEGIN
             ('dl_graphs',             'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_edges',              'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_graph_work',         'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_breakers',           'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_fair_weights',       'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_bulk',               'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_statistics',         'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_queue_depths',       'SELECT, INSERT, UPDATE, DELETE'),

@@ -19,6 +19,7 @@ _MAYBE_UNSTORABLE = re.compile(r"\\u0000|[\ud800-\udfff]|\d{300}")
 class Outcome(StrEnum):
     CREATED = "created"
     EXISTS = "exists"  # a job with one of its keys serves the request already
+    DEBOUNCED = "debounced"  # the request changed the queued job that has its debounce key
     CONFLICT = "conflict"  # the idempotency key belongs to another request
     INVALID = "invalid"
     SKIPPED = "skipped"  # valid, but another request of an all-or-none batch is not

@@ -73,6 +73,11 @@ class NewJob:
     limits: Mapping[str, int] | None = None  # name → weight
     after: Sequence[Mapping[str, str]] | None = None  # parents: job_id, on
     need: str | None = None  # any: the first parent that ends as asked is enough
+    fair_key: str | None = None  # its tenant; None: by the rule of its queue
+    debounce: Mapping[str, Any] | None = None  # key, wait_sec, max_wait_sec, args
+    throttle: Mapping[str, Any] | None = None  # key, per_sec
+    expires_at: datetime | None = None  # canceled if it has not started by then
+    start_within_sec: int | None = None  # the same, after its time
 
 
 def encode_request(job: NewJob) -> dict[str, Any]:
@@ -133,6 +138,10 @@ class Job:
     graph_key: str | None = None
     need: str | None = None
     skipped: bool | None = None
+    fair_key: str | None = None
+    debounce_key: str | None = None
+    throttle_key: str | None = None
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +159,8 @@ class Enqueued:
 
     job_id: UUID
     status: Status
-    created: bool  # False: it existed already, by its idempotency key or live key
+    created: bool  # False: it existed already, by one of its keys
+    debounced: bool = False  # the request changed a queued job
 
 
 class ClaimedJob(NamedTuple):

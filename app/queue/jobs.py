@@ -75,19 +75,20 @@ class JobQueue:
 
         Raises IdempotencyConflict if the job with the idempotency key has another queue, task or args, and InvalidJob.
         """
-        if job.after or job.need:
-            return self._enqueue_child(job)
+        if job.after or job.need or job.debounce or job.throttle:
+            return self._enqueue_by_batch(job)
         parameters = {name: _encode_field(name, value) for name, value in vars(job).items()}
         rows: list[tuple[Any, ...]] = []
         while not rows:  # the job of a key may be deleted, or not yet visible, between the INSERT and the lookup
             rows = self._execute("enqueue", parameters)
-        enqueued, is_same = from_row(Enqueued, rows[0][:3]), rows[0][3]
+        job_id, status, created, is_same = rows[0]
+        enqueued = from_row(Enqueued, (job_id, status, created, False))
         if not is_same:
             raise IdempotencyConflict(parameters["idempotency_key"] or "", enqueued.job_id)
         return enqueued
 
-    def _enqueue_child(self, job: NewJob) -> Enqueued:
-        """Create a job that waits for others."""
+    def _enqueue_by_batch(self, job: NewJob) -> Enqueued:
+        """Create a job that waits for others, or that may change a queued one."""
         (outcome,) = enqueue_batch(self.executor, [job])
         if outcome.outcome is Outcome.INVALID:
             raise InvalidJob(f"PostgreSQL refused a value: {outcome.field} {outcome.detail}", field=outcome.field or "")
@@ -95,7 +96,8 @@ class JobQueue:
             raise ValueError(f"the database answered {outcome.outcome} without a job")
         if outcome.outcome is Outcome.CONFLICT:
             raise IdempotencyConflict(job.idempotency_key or "", outcome.job_id)
-        return Enqueued(outcome.job_id, outcome.status, outcome.outcome is Outcome.CREATED)
+        is_debounced = outcome.outcome is Outcome.DEBOUNCED
+        return Enqueued(outcome.job_id, outcome.status, outcome.outcome is Outcome.CREATED, is_debounced)
 
     def get(self, job_id: UUID) -> Job | None:
         rows = self._execute("get_job", {"job_id": str(job_id)})
@@ -137,6 +139,10 @@ class JobQueue:
             has_status = job.status in (Status.FAILED, Status.CANCELED, Status.LOST)
             raise NotRetryable(job_id, job.status, job.live_key if has_status else None)
         return self._get_or_raise(job_id)
+
+    def expire(self) -> int:
+        """Cancel queued jobs that have not started in time; return how many."""
+        return int(self._execute("expire")[0][0])
 
     def ping(self) -> float:
         """Return the seconds of a round trip."""

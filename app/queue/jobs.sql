@@ -21,12 +21,17 @@ WITH request AS MATERIALIZED (
 ), inserted AS (
     INSERT INTO dl_jobs (queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
                          lease_ttl_sec, producer, consumer_group, live_key, time_limit_sec, retry, parent_id,
-                         webhook, traceparent, limits, request_hash, wait_state)
+                         webhook, traceparent, limits, fair_key, expires_at, request_hash, wait_state)
     SELECT %(queue)s::text, %(task)s::text, %(args)s::jsonb, %(idempotency_key)s::text, %(lock_key)s::text,
            %(partition_key)s::text, %(priority)s::int, coalesce(%(available_at)s::timestamptz, clock_timestamp()),
            %(max_attempts)s::int, %(lease_ttl_sec)s::int, %(producer)s::text, %(consumer_group)s::text,
            %(live_key)s::text, %(time_limit_sec)s::int, %(retry)s::jsonb, %(parent_id)s::uuid,
-           %(webhook)s::jsonb, %(traceparent)s::text, %(limits)s::jsonb, request_hash,
+           %(webhook)s::jsonb, %(traceparent)s::text, %(limits)s::jsonb,
+           coalesce(%(fair_key)s::text, CASE WHEN EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL)
+                                             THEN dl_fair_key(%(queue)s::text, %(partition_key)s::text, %(producer)s::text,
+                                                              %(args)s::jsonb) END),
+           coalesce(%(expires_at)s::timestamptz, greatest(%(available_at)s::timestamptz, clock_timestamp())
+                                                 + make_interval(secs => %(start_within_sec)s::int)), request_hash,
            CASE WHEN %(available_at)s::timestamptz > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state
       FROM request
         ON CONFLICT DO NOTHING
@@ -83,6 +88,7 @@ WITH candidates AS (
      WHERE queue = %(queue)s::text AND status = 'queued' AND wait_state = 'ready' AND task = ANY (%(tasks)s::text[])
        AND (priority, created_at, job_id) > ((%(after)s::text[])[1]::int, (%(after)s::text[])[2]::timestamptz,
                                              (%(after)s::text[])[3]::uuid)
+       AND (expires_at IS NULL OR expires_at > clock_timestamp())
        AND NOT EXISTS (SELECT FROM dl_workers w
                         WHERE w.worker_id = %(worker_id)s::uuid AND w.superseded_by IS NOT NULL)
      ORDER BY priority, created_at, job_id
@@ -571,6 +577,46 @@ SELECT c.status::text,
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries
   FROM canceled c;
 
+-- name: expire
+-- queued -> canceled: jobs that have not started by their `expires_at`, at most 500. A claim passes over them.
+WITH old AS MATERIALIZED (
+    SELECT job_id, lock_key
+      FROM dl_jobs
+     WHERE status = 'queued' AND expires_at <= (SELECT clock_timestamp())
+     ORDER BY expires_at
+     LIMIT 500
+)
+SELECT set_config('dl.expired_jobs', (SELECT coalesce(string_agg(job_id::text, ','), '') FROM old), true),
+       count(pg_advisory_xact_lock(1684828526, hash))
+  FROM (SELECT DISTINCT hashtext(lock_key) AS hash FROM old ORDER BY 1 OFFSET 0) ordered;
+
+WITH old AS MATERIALIZED (
+    SELECT job_id, waits_on
+      FROM dl_jobs
+     WHERE job_id = ANY (string_to_array(current_setting('dl.expired_jobs', true), ',')::uuid[])
+       AND status::text = 'queued' AND expires_at <= clock_timestamp()
+     ORDER BY job_id
+       FOR NO KEY UPDATE SKIP LOCKED
+), expired AS (
+    UPDATE dl_jobs j
+       SET status = 'canceled', wait_state = 'scheduled', waits_on = NULL, unknown_task = false, finished_at = clock_timestamp(),
+           error = 'it had not started by ' || j.expires_at
+      FROM old
+     WHERE j.job_id = ANY (ARRAY[old.job_id])
+    RETURNING j.job_id, j.queue, j.lock_key, j.attempt, j.error, j.webhook, old.waits_on AS woken_for
+), events AS (
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, clock_timestamp(), 'canceled',
+           jsonb_build_object('status', 'canceled', 'attempt', attempt, 'reason', 'expired', 'error', error)
+      FROM expired
+)
+SELECT count(*)::int,
+       (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM expired))) AS unblocked,
+       (SELECT count(*) FROM dl_wake_limited((SELECT array_agg(DISTINCT woken_for) FROM expired WHERE woken_for IS NOT NULL))) AS woken,
+       (SELECT dl_create_deliveries(array_agg(job_id)) FROM expired
+         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
+  FROM expired;
+
 -- name: retry
 -- failed | canceled | lost -> queued, by an operator: the same job with all its attempts. Not while another job has its live
 -- key.
@@ -598,7 +644,7 @@ SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_k
        dl_json_text(progress, 1048576), error, producer, consumer_group, created_at, started_at, finished_at, run_id, worker,
        dl_json_text(result, 8388608), traceback, live_key, time_limit_sec, dl_json_text(retry, 1048576),
        dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent, limits::text, waits_on,
-       graph_id, graph_key, need, skipped
+       graph_id, graph_key, need, skipped, fair_key, debounce_key, throttle_key, expires_at
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
 

@@ -162,6 +162,11 @@ def apply_task_defaults(pipelines: Pipelines) -> Callable[[Any], Any]:
             known["lock_key"] = _from_args(task.fill_lock_key, request.get("args", {}))
         if request.get("limits") is None and task.options.limits:
             known["limits"] = _from_args(task.fill_limits, request.get("args", {}))
+        if (
+            task.options.start_within is not None
+            and request.get("expires_at") is request.get("start_within_sec") is None
+        ):
+            known["start_within_sec"] = task.options.start_within
         return {**request, **known} if known else request
 
     return with_defaults
@@ -295,6 +300,46 @@ class ParentReference(BodyModel):
     on: ParentEnd = "succeeded"
 
 
+MAX_RULE_KEY_BYTES = 500
+
+
+def parse_rule_key(raw: str) -> str:
+    if len(raw.encode("utf-8", "surrogatepass")) > MAX_RULE_KEY_BYTES:
+        raise PydanticCustomError("name", "has over {max} bytes in UTF-8", {"max": MAX_RULE_KEY_BYTES})
+    return raw
+
+
+RuleKey = Annotated[Name, AfterValidator(parse_rule_key)]
+
+
+class Debounce(BodyModel):
+    """Requests with one key make one queued job, which starts once no more come."""
+
+    key: RuleKey
+    wait_sec: Annotated[float, Field(ge=0.001, le=2_678_400, description="How long after the last request it starts.")]
+    max_wait_sec: Annotated[float, Field(ge=0.001, le=26_784_000)] | None = Field(
+        None, description="How long after the first request it starts at the latest; null: ten times wait_sec."
+    )
+    args: Literal["last", "first", "list"] = Field(
+        "last",
+        description="Whose args the job has: those of the last request, of the first, or of all up to 1,000, as "
+        '{"items": [args, ...]}.',
+    )
+
+    @model_validator(mode="after")
+    def _check_max_wait(self) -> Debounce:
+        if self.max_wait_sec is not None and self.max_wait_sec < self.wait_sec:
+            raise PydanticCustomError("debounce", "max_wait_sec is less than wait_sec")
+        return self
+
+
+class Throttle(BodyModel):
+    """Of the requests with one key at most one in each time window makes a job."""
+
+    key: RuleKey
+    per_sec: Annotated[float, Field(ge=1, le=2_678_400, description="The length of a window, by the database's clock.")]
+
+
 class TriggerRequest(BodyModel):
     """A request for a job. `trigger_request_model` adds what depends on the settings and on the task."""
 
@@ -342,12 +387,56 @@ class TriggerRequest(BodyModel):
     need: (
         Annotated[Literal["all", "any"], Field(description="all parents, or the first that ends as asked.")] | None
     ) = None
+    fair_key: Annotated[Text, AfterValidator(parse_rule_key)] | None = Field(
+        None, description="The tenant that the job counts as in a fair queue; null: by the queue's rule."
+    )
+    debounce: Debounce | None = Field(
+        None,
+        description="While a job with this key is queued, the request moves its time and changes its args instead of "
+        "making another one. Not with idempotency_key, live_key, available_at, after or throttle.",
+    )
+    throttle: Throttle | None = Field(
+        None,
+        description="At most one job of this key in each window; further requests return that one. Not with live_key.",
+    )
+    expires_at: Timestamp = Field(
+        None, description="Canceled if it has not started by then (RFC 3339 with a zone); null: never."
+    )
+    start_within_sec: PositiveInt | None = Field(
+        None, description="Canceled if it has not started so long after its time; null: the task's."
+    )
     webhook: JobWebhook | None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> TriggerRequest:
+        others = {
+            "debounce": ("idempotency_key", "live_key", "available_at", "after", "throttle"),
+            "throttle": ("live_key",),
+            "expires_at": ("start_within_sec",),
+        }
+        for name, excluded in others.items():
+            if getattr(self, name) is not None:
+                for other in excluded:
+                    if getattr(self, other) is not None:
+                        raise PydanticCustomError(
+                            "combination", "{name} cannot be combined with {other}", {"name": name, "other": other}
+                        )
+        return self
+
+    @property
+    def checked_args(self) -> dict[str, Any]:
+        """The args as the job will have them."""
+        is_list = self.debounce is not None and self.debounce.args == "list"
+        return {"items": [self.args]} if is_list else self.args
 
     def to_new_job(self, traceparent: str | None = None) -> NewJob:
         hook = None if self.webhook is None else self.webhook.model_dump()
         parents = [{"job_id": str(parent.job_id), "on": parent.on} for parent in self.after or ()] or None
-        return NewJob(**{**self.__dict__, "webhook": hook, "traceparent": traceparent, "after": parents})
+        rules = {
+            name: None if value is None else value.model_dump(exclude_none=True)
+            for name, value in (("debounce", self.debounce), ("throttle", self.throttle))
+        }
+        return NewJob(**{**self.__dict__, **rules, "webhook": hook, "traceparent": traceparent, "after": parents})
 
 
 def trigger_request_model(options: WebOptions, pipelines: Pipelines) -> type[TriggerRequest]:
@@ -418,14 +507,20 @@ def field_errors(error: ValidationError) -> tuple[FieldError, ...]:
 
 @dataclass(frozen=True)
 class TriggerResponse:
-    """The job that the request created or found. `warnings`: why it may never run; left out if there are none."""
+    """The job that the request created or found.
+
+    `warnings`: why it may never run; left out if there are none. `debounced`: the request changed a queued job.
+    """
 
     job_id: UUID
     status: Status
     warnings: list[str] = field(default_factory=list)
+    debounced: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         payload: dict[str, Any] = {"job_id": self.job_id, "status": self.status}
+        if self.debounced:
+            payload["debounced"] = True
         return payload | {"warnings": self.warnings} if self.warnings else payload
 
 

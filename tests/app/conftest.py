@@ -19,6 +19,8 @@ TABLES = (
     "dl_graphs",
     "dl_edges",
     "dl_graph_work",
+    "dl_breakers",
+    "dl_fair_weights",
 )
 # Without triggers and foreign keys, like TRUNCATE, which makes a file for each table and index: 20 times the time.
 EMPTY = "; ".join([

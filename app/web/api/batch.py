@@ -62,6 +62,7 @@ class BatchResponse:
 
     created: int
     exists: int
+    debounced: int
     conflict: int
     invalid: int
     skipped: int
@@ -87,7 +88,8 @@ def create_batch_blueprint(
         """Trigger many jobs.
 
         At most 10,000, in one statement and one transaction. Each has an outcome: `created`; `exists`, when its
-        `idempotency_key` or `live_key` finds a job already; `conflict`, when the key belongs to another request;
+        `idempotency_key`, `live_key` or `throttle` finds a job already; `debounced`, when it changed a queued job;
+        `conflict`, when the key belongs to another request;
         `invalid`, with a problem that says why. With the mode `all_or_none` either every job is created or exists, or
         the answer is a 409 with the outcomes and nothing was done. A batch whose answer was lost can be sent again as
         it is when every request has an idempotency key.
@@ -108,7 +110,7 @@ def create_batch_blueprint(
         audit_action(
             "job.batch_triggered", jobs=len(items), created=response.created, exists=response.exists, mode=body.mode
         )
-        if all_or_none and response.created + response.exists < len(items):
+        if all_or_none and response.created + response.exists + response.debounced < len(items):
             detail = (
                 f"{response.invalid} requests are invalid and {response.conflict} are in conflict; nothing was done"
             )
@@ -119,7 +121,7 @@ def create_batch_blueprint(
         try:
             valid: TriggerRequest = model.model_validate(item)
             current_actor().require_trigger(valid.task, valid.queue)
-            if errors := validate_args(pipelines.get(valid.task), valid.args):
+            if errors := validate_args(pipelines.get(valid.task), valid.checked_args):
                 raise InvalidRequest(errors)
             queue_settings.reject_if_draining(valid.queue)
         except ValidationError as error:

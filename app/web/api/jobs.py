@@ -129,7 +129,7 @@ def create_jobs_blueprint(
         """
         actor = current_actor()
         actor.require_trigger(body.task, body.queue)
-        errors = validate_args(pipelines.get(body.task), body.args)
+        errors = validate_args(pipelines.get(body.task), body.checked_args)
         if errors:
             raise InvalidRequest(errors)
         queue_settings.reject_if_draining(body.queue)
@@ -148,7 +148,9 @@ def create_jobs_blueprint(
             producer=body.producer,
         )
         is_queued = enqueued.status is Status.QUEUED
-        return TriggerResponse(enqueued.job_id, enqueued.status, warnings if is_queued else []).to_dict()
+        return TriggerResponse(
+            enqueued.job_id, enqueued.status, warnings if is_queued else [], enqueued.debounced
+        ).to_dict()
 
     def _enqueue(body: TriggerRequest) -> Enqueued:
         """Enqueue the job within the caller's trace, if the request names one."""

@@ -136,7 +136,7 @@ def test_all_fields_arrive_and_thousands_are_no_matter(queue_db):
     assert {one.outcome for one in made} == {Outcome.CREATED}
     job = queue_db.job(made[0].job_id)
     for name, value in vars(full).items():
-        if name not in ("webhook", "traceparent", "parent_id", "after"):
+        if name not in ("webhook", "traceparent", "parent_id", "after", "debounce", "throttle", "start_within_sec"):
             assert getattr(job, name) == value, name
     assert queue_db.wait_state(job.id) == "scheduled"
     again = enqueue_batch(queue_db.session, [full] * 3000)
@@ -161,7 +161,8 @@ def test_enqueue_role_needs_no_right_to_tables(own_queue_db):
         connection.rollback()
         queue_db.sql(
             "GRANT EXECUTE ON FUNCTION dl_enqueue_many(jsonb, bool), dl_enqueue(text, text, text, jsonb, text, text,"
-            " int, timestamptz, int, int, text, text, text, int, jsonb, uuid, jsonb, jsonb, text) TO dl_only_enqueues"
+            " int, timestamptz, int, int, text, text, text, int, jsonb, uuid, jsonb, jsonb, text, text, jsonb, jsonb,"
+            " timestamptz, int) TO dl_only_enqueues"
         )
         cursor.execute("SET ROLE dl_only_enqueues")
         cursor.execute("SELECT dl_enqueue('q', 't', 'k')")

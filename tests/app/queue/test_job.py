@@ -17,10 +17,10 @@ INTERNAL = {"wait_state", "unknown_task", "request_hash", "worker_id"}
 BY_PROTOCOL = INTERNAL | {
     "job_id", "status", "attempt", "lease_expires_at", "heartbeat_at", "cancel_requested", "progress", "error",
     "created_at", "started_at", "finished_at", "run_id", "worker", "result", "traceback", "checkpoint", "crashes",
-    "waits_on", "graph_id", "graph_key", "skipped",
+    "waits_on", "graph_id", "graph_key", "skipped", "debounce_key", "throttle_key",
 }  # fmt: skip
 NEW_JOB = {field.name for field in fields(NewJob)}
-NO_COLUMN = {"after"}  # becomes rows of dl_edges
+NO_COLUMN = {"after", "debounce", "throttle", "start_within_sec"}  # become rows of dl_edges, keys, and expires_at
 
 
 def job_columns(queue_db) -> set[str]:
@@ -57,9 +57,10 @@ def test_every_requested_field_is_written_by_enqueue(queue_db):
         "priority": 7, "available_at": queue_db.fetch_row("SELECT now() + interval '1 h'"), "max_attempts": 3,
         "lease_ttl_sec": 90, "producer": "p", "consumer_group": "g", "live_key": "l", "time_limit_sec": 5,
         "retry": {"kind": "none"}, "parent_id": uuid4(), "webhook": {"url": "https://x"}, "traceparent": "00-1",
-        "limits": {"warehouse": 2},
+        "limits": {"warehouse": 2}, "fair_key": "acme",
+        "expires_at": queue_db.fetch_row("SELECT now() + interval '2 h'"),
     }  # fmt: skip
-    assert set(requested) == NEW_JOB - {"after", "need"}, "the new field has a value here"
+    assert set(requested) == NEW_JOB - (NO_COLUMN | {"need"}), "the new field has a value here"
 
     job = queue_db.job(JobQueue(queue_db.session).enqueue(NewJob(**requested)).job_id)
 
@@ -74,6 +75,6 @@ def test_every_requested_field_is_accepted_by_sql_functions(queue_db):
     assert function_parameters(queue_db, "dl_enqueue") >= NEW_JOB - {"webhook", "traceparent"}
     (source,) = (s.text for s in schema_statements(schema_text()) if s.object_name == "function dl_enqueue_many")
     inserts = [set(re.findall(r"\w+", columns)) for columns in re.findall(r"INSERT INTO dl_jobs \(([^)]*)\)", source)]
-    keys = {"idempotency_key", "live_key"}  # the first INSERT is for requests without keys
-    parents = {"after", "need"}  # dl_set_parents writes them
-    assert [NEW_JOB - columns for columns in inserts] == [keys | parents, parents]
+    without = {"idempotency_key", "live_key", "expires_at"}  # the first INSERT is for requests without these
+    parents = NO_COLUMN | {"need"}  # dl_set_parents writes it
+    assert [NEW_JOB - columns for columns in inserts] == [without | parents, parents]

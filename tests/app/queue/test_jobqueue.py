@@ -43,7 +43,7 @@ def test_a_job_is_kept_as_it_was_asked_for(queue_db):
     job = queue_db.job(done.job_id)
     assert done.created
     assert done.status is Status.QUEUED
-    for name in NewJob.__dataclass_fields__.keys() - {"after"}:
+    for name in NewJob.__dataclass_fields__.keys() - {"after", "debounce", "throttle", "start_within_sec"}:
         assert getattr(job, name) == getattr(asked, name), name
     assert (job.attempt, job.started_at, job.finished_at, job.run_id) == (0, None, None, None)
     assert queue_db.event_kinds(job.id) == ["queued"]
