@@ -107,6 +107,7 @@ CREATE TABLE dl_jobs (
     debounce_key     text,          -- while it is queued, triggers with this key change it and make no other job
     throttle_key     text,          -- unique: key and time window of a request of which each window has one job
     expires_at       timestamptz,   -- canceled if it has not started by then; NULL once it has
+    error_fingerprint text,         -- of the last attempt's error: its class, and the function it came from
     CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
     -- What fits into every index. Without it a job that no index holds yet would fail each statement that promotes it.
     CONSTRAINT dl_jobs_chk_sizes
@@ -194,6 +195,7 @@ CREATE OR REPLACE FUNCTION dl_job_matches(j dl_jobs, filter jsonb) RETURNS bool
        AND (filter ->> 'lock_key' IS NULL OR j.lock_key = filter ->> 'lock_key')
        AND (filter ->> 'partition_key' IS NULL OR j.partition_key = filter ->> 'partition_key')
        AND (filter ->> 'producer' IS NULL OR j.producer = filter ->> 'producer')
+       AND (filter ->> 'fingerprint' IS NULL OR j.error_fingerprint = filter ->> 'fingerprint')
        AND (filter ->> 'created_from' IS NULL OR j.created_at >= (filter ->> 'created_from')::timestamptz)
        AND (filter ->> 'created_to' IS NULL OR j.created_at < (filter ->> 'created_to')::timestamptz)
        AND (filter ->> 'started_from' IS NULL OR j.started_at >= (filter ->> 'started_from')::timestamptz)
@@ -2306,7 +2308,7 @@ CREATE OR REPLACE TRIGGER dl_jobs_audit_ins AFTER INSERT ON dl_jobs
 CREATE OR REPLACE TRIGGER dl_jobs_audit AFTER UPDATE OR DELETE ON dl_jobs
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('job', 'job_id',
-        'wait_state,waits_on,unknown_task,run_id,worker,worker_id,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash',
+        'wait_state,waits_on,unknown_task,run_id,worker,worker_id,lease_expires_at,heartbeat_at,started_at,finished_at,crashes,request_hash,error_fingerprint',
         'args,progress,result,error,traceback,checkpoint,webhook');  -- a webhook's URL may have a token in it
 
 CREATE OR REPLACE TRIGGER dl_queues_audit AFTER INSERT OR UPDATE OR DELETE ON dl_queues

@@ -245,6 +245,11 @@ class Task:
         """Return the limits of a job with these args, None if the task has none. Raises ValueError."""
         return fill_limits(self.options.limits, args)
 
+    @property
+    def module(self) -> str:
+        """The module of its callable."""
+        return str(getattr(self.call, "__module__", ""))
+
     # ── when a job runs ─────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, args: Args, context: Context) -> Any:

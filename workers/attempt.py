@@ -22,6 +22,7 @@ from pipelines.job_args import SECRET_KEY
 from pipelines.retry import DEFAULT
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext, StopStep
+from workers.fingerprint import fingerprint
 from workers.isolation.environment import ConnectionCheck
 from workers.outcome import (
     LeaseLost,
@@ -215,7 +216,13 @@ class Attempt(JobContext):
             return self.complete(outcome)
         except Exception as error:  # a bug of ours, or in a method of the error raised: other jobs must go on
             _log.exception("attempt.internal_error")
-            return self.complete(Settlement(Status.QUEUED, error=describe_error(error), retry_in_sec=DEFAULT.pause(1)))
+            settlement = Settlement(
+                Status.QUEUED,
+                error=describe_error(error),
+                retry_in_sec=DEFAULT.pause(1),
+                error_fingerprint=type(error).__name__,
+            )
+            return self.complete(settlement)
 
     def _load_args(self) -> dict[str, Any]:
         value = _load_json("args", self.job.args_text)
@@ -229,7 +236,7 @@ class Attempt(JobContext):
     def refuse(self, reason: str) -> Outcome:
         """Fail the attempt before its task starts, with the reason in the job's log too."""
         self.settings.log(self.job.id, self.job.attempt, "ERROR", "note", reason)
-        return Settlement(Status.FAILED, error=reason)
+        return Settlement(Status.FAILED, error=reason, error_fingerprint="refused")
 
     def stop_outcome(self) -> Outcome:
         return stopped(self.stop_reason or StopReason.CANCEL, self.job, self.options)
@@ -254,10 +261,10 @@ class Attempt(JobContext):
             with _command_line(task, args):
                 result = run_task(task, args, self)
         except BaseException as error:
-            return self._outcome_of_error(error)
+            return self._outcome_of_error(error, task)
         return success(result)
 
-    def _outcome_of_error(self, error: BaseException) -> Outcome:
+    def _outcome_of_error(self, error: BaseException, task: Task) -> Outcome:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return success(None)
         is_stop = self.stop_reason is not None and (
@@ -265,7 +272,7 @@ class Attempt(JobContext):
         )
         if is_stop or isinstance(error, Stop):
             return self.stop_outcome()
-        return failed(self.job, error, self.options)
+        return failed(self.job, error, self.options, error_fingerprint=fingerprint(error, task.module))
 
     # ── for the stop escalation ─────────────────────────────────────────────────────────────────────────────────
 

@@ -49,24 +49,41 @@ def success(result: Any) -> Settlement:
     return SUCCEEDED if result is None else Settlement(Status.SUCCEEDED, result=result)
 
 
-def failed(job: ClaimedJob, error: BaseException, options: TaskOptions, *, has_traceback: bool = True) -> Settlement:
-    """Decide whether and when to retry after an error."""
+def failed(
+    job: ClaimedJob,
+    error: BaseException,
+    options: TaskOptions,
+    *,
+    has_traceback: bool = True,
+    error_fingerprint: str | None = None,
+) -> Settlement:
+    """Decide whether and when to retry after an error. Its fingerprint is its class, unless it is given."""
     policy = retry_policy_of(job, options)
     decision = decide(error, attempt=job.attempt, max_attempts=job.max_attempts, policy=policy, rules=options.rules)
     message = describe_error(error) + usage_hint(error, options)
     text = "".join(traceback.format_exception(error)) if has_traceback else None
-    return failure(decision.action, decision.delay_sec, message, text)
+    return failure(
+        decision.action, decision.delay_sec, message, text, error_fingerprint=error_fingerprint or type(error).__name__
+    )
 
 
-def failure(action: RetryAction, delay_sec: float, message: str, traceback_text: str | None = None) -> Settlement:
+def failure(
+    action: RetryAction,
+    delay_sec: float,
+    message: str,
+    traceback_text: str | None = None,
+    *,
+    error_fingerprint: str,
+) -> Settlement:
     if action is RetryAction.FAIL:
-        return Settlement(Status.FAILED, error=message, traceback=traceback_text)
+        return Settlement(Status.FAILED, error=message, traceback=traceback_text, error_fingerprint=error_fingerprint)
     return Settlement(
         Status.QUEUED,
         error=message,
         traceback=traceback_text,
         retry_in_sec=delay_sec,
         refund_attempt=action is RetryAction.SNOOZE,
+        error_fingerprint=error_fingerprint,
     )
 
 
@@ -79,13 +96,19 @@ def retry_policy_of(job: ClaimedJob, options: TaskOptions) -> Policy:
     return options.retry
 
 
-def crashed(job: ClaimedJob, message: str, options: TaskOptions) -> Settlement:
+def crashed(job: ClaimedJob, message: str, options: TaskOptions, *, error_fingerprint: str) -> Settlement:
     """The isolated process died without a result. A job whose processes keep dying fails."""
     crashes = job.crashes + 1
     if crashes >= _MAX_CRASHES:
         error = f"poison: its process died {crashes} times, the last time: {message}"
-        return Settlement(Status.FAILED, error=error, crashed=True, event_fields={"code": "poison"})
-    settlement = failed(job, RuntimeError(message), options, has_traceback=False)
+        return Settlement(
+            Status.FAILED,
+            error=error,
+            crashed=True,
+            event_fields={"code": "poison"},
+            error_fingerprint=error_fingerprint,
+        )
+    settlement = failed(job, RuntimeError(message), options, has_traceback=False, error_fingerprint=error_fingerprint)
     return replace(settlement, error=message, crashed=True, event_fields={"code": "crash"})
 
 

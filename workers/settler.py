@@ -141,7 +141,8 @@ class Settler:
                 for pending in batch:
                     self._write_batch([pending], write)
                 return
-            settlement = Settlement(Status.FAILED, error=f"the attempt's outcome could not be written: {error}")
+            message = f"the attempt's outcome could not be written: {error}"
+            settlement = Settlement(Status.FAILED, error=message, error_fingerprint=type(error).__name__)
             batch = [batch[0]._replace(outcome=settlement)]
             results = self._settle(batch)
         self._running.remove(pending.attempt for pending in batch)

@@ -51,6 +51,7 @@ class Filter:
     lock_key: str | None = None
     partition_key: str | None = None
     producer: str | None = None
+    fingerprint: str | None = None
     created_from: datetime | None = None
     created_to: datetime | None = None
     started_from: datetime | None = None
@@ -211,6 +212,7 @@ class JobDetail(JobSummary):
     skipped: bool | None
     fair_key: str | None
     expires_at: datetime | None
+    error_fingerprint: str | None
     retry: dict[str, Any] | None
     parent_id: UUID | None
     crashes: int

@@ -79,7 +79,7 @@ WITH state AS MATERIALIZED (
         OR kind = 'requeue' AND prior = 'picked' AND reason IN ('error', 'lease_expired', 'process_died')
 ), facts AS (
     SELECT ts, queue, task, 'queued' AS measure, 0 AS bucket, 0 AS sec
-      FROM known WHERE kind = 'queued' OR kind = 'requeue' AND reason IN ('retry', 'by_hand')
+      FROM known WHERE kind = 'queued' OR kind = 'requeue' AND reason IN ('retry', 'redrive', 'by_hand')
     UNION ALL
     SELECT ts, queue, task, 'started', 0, 0 FROM known WHERE kind = 'picked'
     UNION ALL

@@ -146,6 +146,7 @@ def filter_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--lock-key", help="Only jobs with this lock key."),
         click.option("--partition-key", help="Only jobs with this partition key."),
         click.option("--producer", help="Only jobs requested by this producer."),
+        click.option("--fingerprint", help="Only jobs whose last error has this fingerprint; see `failures`."),
         click.option("--created-from", type=TIME, help="Only jobs created then or later (RFC 3339)."),
         click.option("--created-to", type=TIME, help="Only jobs created before this time."),
         click.option("--finished-from", type=TIME, help="Only jobs that ended then or later."),

@@ -142,6 +142,7 @@ class Job:
     debounce_key: str | None = None
     throttle_key: str | None = None
     expires_at: datetime | None = None
+    error_fingerprint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,7 @@ class Settlement:
     refund_attempt: bool = False  # the attempt does not count
     crashed: bool = False  # its child process died
     event_fields: Mapping[str, Any] | None = None  # for the event: stop step, peak memory …
+    error_fingerprint: str | None = None
 
 
 SUCCEEDED = Settlement(Status.SUCCEEDED)  # the usual settlement, without any value

@@ -46,6 +46,7 @@ from app.queue.job import (
 
 _MAX_ERROR_LENGTH = 8_000
 _MAX_TRACEBACK_LENGTH = 64_000
+_MAX_FINGERPRINT_LENGTH = 200
 _MAX_PROGRESS_BYTES = 64_000
 _MAX_RETRY_DELAY_SEC = 366 * 86_400.0
 CURSOR_START = array(("-1", "-infinity", "00000000-0000-0000-0000-000000000000"))  # before every ready job
@@ -375,6 +376,7 @@ def settle_parameters(
         "refunds": array(int(end.refund_attempt) for end in ends),
         "crashes": array(int(end.crashed) for end in ends),
         "event_fields": array(_limited_json(end.event_fields, max_result_bytes) for end in ends),
+        "fingerprints": array(_limited_text(end.error_fingerprint, _MAX_FINGERPRINT_LENGTH) for end in ends),
     }
 
 

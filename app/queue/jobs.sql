@@ -135,7 +135,7 @@ WITH candidates AS MATERIALIZED (
        SET status = 'running', wait_state = 'scheduled', waits_on = NULL, unknown_task = false, attempt = least(j.attempt + 1, j.max_attempts),
            run_id = (%(run_ids)s::uuid[])[selected.n], worker = %(worker)s::text, worker_id = %(worker_id)s::uuid,
            lease_ttl_sec = greatest(j.lease_ttl_sec, %(min_lease_sec)s::int),
-           error = NULL, traceback = NULL, result = NULL,
+           error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL,
            started_at = coalesce(j.started_at, clock_timestamp()), heartbeat_at = clock_timestamp(),
            lease_expires_at = clock_timestamp() + make_interval(secs => greatest(j.lease_ttl_sec, %(min_lease_sec)s::int))
       FROM selected
@@ -330,14 +330,17 @@ SELECT count(pg_advisory_xact_lock(1684828526, hash))
 
 WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for it is not matched
     SELECT job_id, run_id, 'succeeded'::dl_status AS status, NULL AS error, NULL AS traceback, NULL AS result,
-           NULL AS progress, NULL AS checkpoint, 0::float8 AS pause, 0 AS refund, 0 AS crashed, NULL AS event_fields
+           NULL AS progress, NULL AS checkpoint, 0::float8 AS pause, 0 AS refund, 0 AS crashed, NULL AS event_fields,
+           NULL AS fingerprint
       FROM unnest(%(plain_jobs)s::uuid[], %(plain_runs)s::uuid[]) AS p (job_id, run_id)
     UNION ALL
     SELECT *
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(statuses)s::dl_status[], %(errors)s::text[],
                   %(tracebacks)s::text[], %(results)s::text[], %(progress)s::text[], %(checkpoints)s::text[],
-                  %(pauses)s::float8[], %(refunds)s::int[], %(crashes)s::int[], %(event_fields)s::text[])
-           AS t (job_id, run_id, status, error, traceback, result, progress, checkpoint, pause, refund, crashed, event_fields)
+                  %(pauses)s::float8[], %(refunds)s::int[], %(crashes)s::int[], %(event_fields)s::text[],
+                  %(fingerprints)s::text[])
+           AS t (job_id, run_id, status, error, traceback, result, progress, checkpoint, pause, refund, crashed, event_fields,
+                 fingerprint)
 ), owned AS MATERIALIZED (
     SELECT settlements.*,
            CASE WHEN j.cancel_requested AND settlements.status <> 'succeeded' THEN 'canceled'::dl_status
@@ -352,6 +355,7 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
        SET status = owned.final_status,
            error = CASE WHEN owned.final_status <> 'succeeded' THEN owned.error END,
            traceback = CASE WHEN owned.final_status <> 'succeeded' THEN owned.traceback END,
+           error_fingerprint = CASE WHEN owned.final_status <> 'succeeded' THEN owned.fingerprint END,
            result = owned.result::jsonb,
            progress = coalesce(owned.progress::jsonb, j.progress),
            checkpoint = CASE WHEN owned.final_status <> 'succeeded' THEN coalesce(owned.checkpoint::jsonb, j.checkpoint) END,
@@ -463,7 +467,7 @@ WITH dead AS MATERIALIZED (
                       WHERE e.job_id = j.job_id AND e.kind = 'requeue' AND e.payload ->> 'reason' = 'process_died'
                         AND NOT EXISTS (SELECT FROM dl_job_events r
                                          WHERE r.job_id = j.job_id AND r.event_id > e.event_id AND r.kind = 'requeue'
-                                           AND r.payload ->> 'reason' = 'retry'))
+                                           AND r.payload ->> 'reason' IN ('retry', 'redrive')))
                 THEN %(pause_sec)s::float8 * j.attempt ELSE 0 END AS delay_sec
       FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[], %(sessions_left)s::text[]) AS d (job_id, run_id, sessions_left)
            JOIN dl_jobs j ON j.job_id = ANY (ARRAY[d.job_id]) AND j.run_id IS NOT DISTINCT FROM d.run_id AND j.status::text = 'running'
@@ -484,6 +488,7 @@ WITH dead AS MATERIALIZED (
                                        ELSE ' vanished: its lease ran out at ' || least(lease_expires_at, reaped_at) END
                    || coalesce(', and its SQL may still run on ' || (SELECT string_agg(target, ', ')
                                                                        FROM jsonb_array_elements_text(dead.sessions_left) AS t (target)), ''),
+           error_fingerprint = dead.reason,
            finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN reaped_at END,
            lease_expires_at = NULL, worker_id = NULL
       FROM dead
@@ -623,8 +628,8 @@ SELECT count(*)::int,
 WITH requeued AS (
     UPDATE dl_jobs
        SET status = 'queued', wait_state = 'ready', waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false, available_at = clock_timestamp(),
-           error = NULL, traceback = NULL, result = NULL, progress = '{}', started_at = NULL, finished_at = NULL,
-           heartbeat_at = NULL
+           error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL, progress = '{}', started_at = NULL,
+           finished_at = NULL, heartbeat_at = NULL
      WHERE job_id = %(job_id)s::uuid AND status::text IN ('failed', 'canceled', 'lost')
        AND NOT EXISTS (SELECT FROM dl_jobs other
                         WHERE other.live_key = dl_jobs.live_key AND other.status IN ('queued', 'running'))
@@ -644,7 +649,7 @@ SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_k
        dl_json_text(progress, 1048576), error, producer, consumer_group, created_at, started_at, finished_at, run_id, worker,
        dl_json_text(result, 8388608), traceback, live_key, time_limit_sec, dl_json_text(retry, 1048576),
        dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent, limits::text, waits_on,
-       graph_id, graph_key, need, skipped, fair_key, debounce_key, throttle_key, expires_at
+       graph_id, graph_key, need, skipped, fair_key, debounce_key, throttle_key, expires_at, error_fingerprint
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
 

@@ -47,7 +47,7 @@ def transition_of(event: Event, status_before: Status) -> Transition:
         return Transition.REAP
     if reason in _RELEASES:
         return Transition.RELEASE
-    if reason == "retry":
+    if reason in ("retry", "redrive"):
         return Transition.RETRY
     if reason == "no_attempts":
         return Transition.REFUSE

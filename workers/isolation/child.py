@@ -65,11 +65,20 @@ class Exit:
     stopped_by_us: bool  # before it sent a result
     result_message: dict[str, Any] | None
 
+    @property
+    def error_fingerprint(self) -> str:
+        """How it ended, for a group of failures."""
+        return f"exit code {self.code}" if self.code >= 0 else f"killed by {self._signal_name}"
+
+    @property
+    def _signal_name(self) -> str:
+        return signal.Signals(-self.code).name if -self.code in set(signal.Signals) else str(-self.code)
+
     def describe(self) -> str:
         peak = f", peak memory {self.peak_kb // 1024} MB"
         if self.code >= 0:
             return f"the process exited with code {self.code}{peak}"
-        name = signal.Signals(-self.code).name if -self.code in set(signal.Signals) else str(-self.code)
+        name = self._signal_name
         reason = {
             "SIGKILL": " (was the machine out of memory?)",
             "SIGSEGV": " (a fault in native code)",

@@ -26,6 +26,7 @@ from pipelines.job_args import substitute
 from pipelines.retry import Fixed, decide
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext
+from workers.fingerprint import fingerprint
 from workers.logs.writer import level_of, record_lines
 from workers.outcome import caused_by_stop, describe_error, usage_hint
 from workers.secrets import Redactor
@@ -169,12 +170,12 @@ def _report_progress(parent: ParentChannel, context: JobContext, done: threading
 
 def _run_task(spec: dict[str, Any], context: JobContext) -> dict[str, Any]:
     """Run the task; return the message that says how it ended."""
-    options = contract.TaskOptions()
+    options, task_module = contract.TaskOptions(), ""
     try:
         task = _load_task(spec, context)
         if isinstance(task, str):
             return {"kind": "unknown_task", "message": task}
-        options = task.options
+        options, task_module = task.options, task.module
         args = json.loads(context.job.args_text)
         if spec["secrets"]:
             args = substitute(args, spec["secrets"].__getitem__)
@@ -187,7 +188,7 @@ def _run_task(spec: dict[str, Any], context: JobContext) -> dict[str, Any]:
     except Stop as stop:
         message = {"kind": "stopped", "reason": stop.reason.value}
     except BaseException as error:
-        message = _error_message(context, options, error)
+        message = _error_message(context, options, error, task_module)
     is_settled = context.connections is not None and context.connections.settled
     return {"kind": "settled"} if is_settled else message
 
@@ -212,7 +213,9 @@ def _success_message(result: Any, max_bytes: int) -> dict[str, Any]:
     return {"kind": "success", "result": None if result is None else json.loads(sanitize_json(result, max_bytes))}
 
 
-def _error_message(context: JobContext, options: contract.TaskOptions, error: BaseException) -> dict[str, Any]:
+def _error_message(
+    context: JobContext, options: contract.TaskOptions, error: BaseException, task_module: str
+) -> dict[str, Any]:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return _success_message(None, 0)
     job = context.job
@@ -223,6 +226,7 @@ def _error_message(context: JobContext, options: contract.TaskOptions, error: Ba
         "kind": "error",
         "message": sanitize_text(describe_error(error) + usage_hint(error, options), _MAX_ERROR_LENGTH),
         "traceback": sanitize_text("".join(traceback.format_exception(error)), _MAX_TRACEBACK_LENGTH),
+        "fingerprint": fingerprint(error, task_module),
         "decision": decision.action.value,
         "pause": decision.delay_sec,
         "stopped": caused_by_stop(error),

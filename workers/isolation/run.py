@@ -47,7 +47,9 @@ def run_isolated(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
     except StartFailed as start:
         error = start.error
         if isinstance(error, OSError) and error.errno in _RESOURCE_ERRNOS:  # the machine's fault, not the job's
-            snooze = failure(RetryAction.SNOOZE, _RESOURCE_RETRY_SEC, describe_error(error))
+            snooze = failure(
+                RetryAction.SNOOZE, _RESOURCE_RETRY_SEC, describe_error(error), error_fingerprint=type(error).__name__
+            )
             return add_event_fields(snooze, {"code": "out_of_resources"})
         return failed(attempt.job, error, attempt.options)
 
@@ -124,7 +126,9 @@ def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
             f"the program was not given these variables of the worker: {', '.join(withheld)}; name those that it needs"
             " in the task's inherit, or set its own in env",
         )  # fmt: skip
-    return exit_.add_to(_failed_without_traceback(attempt, f"{exit_.describe()}{child.stderr_tail()}"))
+    return exit_.add_to(
+        _failed_without_traceback(attempt, f"{exit_.describe()}{child.stderr_tail()}", exit_.error_fingerprint)
+    )
 
 
 def session_variables(attempt: Attempt, options: TaskOptions, own_options: str) -> dict[str, str]:
@@ -163,24 +167,32 @@ def _outcome_of(attempt: Attempt, exit_: Exit) -> Outcome:
                 attempt.stop(StopReason(message["reason"]))
             return attempt.stop_outcome()
         case "unknown_task":  # this process knows it: a module may be in the middle of its replacement
-            return _failed_without_traceback(attempt, message["message"])
+            return _failed_without_traceback(attempt, message["message"], "unknown task")
     if message["stopped"] and attempt.stop_reason is not None:
         return attempt.stop_outcome()
     # The child decided whether to retry; the job's policy says how long to wait at least.
     action, delay_sec = RetryAction(message["decision"]), message["pause"]
     if action is RetryAction.RETRY:
         delay_sec = max(delay_sec, retry_policy_of(attempt.job, attempt.options).pause(attempt.job.attempt))
-    return failure(action, delay_sec, message["message"], message["traceback"])
+    return failure(
+        action, delay_sec, message["message"], message["traceback"], error_fingerprint=message["fingerprint"]
+    )
 
 
 def _outcome_without_result(attempt: Attempt, exit_: Exit) -> Outcome:
     if exit_.stopped_by_us:
         return attempt.stop_outcome()
     if -exit_.code in _TERMINATION_SIGNALS:  # from another program, such as a service manager: not the job's fault
-        return _failed_without_traceback(attempt, exit_.describe())
-    return crashed(attempt.job, exit_.describe(), attempt.options)
+        return _failed_without_traceback(attempt, exit_.describe(), exit_.error_fingerprint)
+    return crashed(attempt.job, exit_.describe(), attempt.options, error_fingerprint=exit_.error_fingerprint)
 
 
-def _failed_without_traceback(attempt: Attempt, message: str) -> Outcome:
+def _failed_without_traceback(attempt: Attempt, message: str, error_fingerprint: str) -> Outcome:
     """A traceback would show this module alone."""
-    return failed(attempt.job, RuntimeError(message), attempt.options, has_traceback=False)
+    return failed(
+        attempt.job,
+        RuntimeError(message),
+        attempt.options,
+        has_traceback=False,
+        error_fingerprint=error_fingerprint,
+    )

@@ -4,7 +4,8 @@ ALTER TABLE dl_jobs
     ADD COLUMN fair_key text,
     ADD COLUMN debounce_key text,
     ADD COLUMN throttle_key text,
-    ADD COLUMN expires_at timestamptz;
+    ADD COLUMN expires_at timestamptz,
+    ADD COLUMN error_fingerprint text;
 
 CREATE INDEX dl_jobs_fair_idx ON dl_jobs (queue, priority, fair_key, created_at, job_id)
     WHERE status = 'queued' AND wait_state = 'ready' AND fair_key IS NOT NULL;

@@ -63,6 +63,9 @@ class JobFilter(QueryModel):
     lock_key: Annotated[str | None, Field(description="Only jobs with this key.")] = None
     partition_key: Annotated[str | None, Field(description="Only jobs with this partition key.")] = None
     producer: Annotated[str | None, Field(description="Only jobs of this producer.")] = None
+    fingerprint: Annotated[
+        str | None, Field(description="Only jobs whose last error has this fingerprint, as `error_fingerprint` has it.")
+    ] = None
     created_from: Annotated[Timestamp, Field(description="Only jobs created then or later.")] = None
     created_to: Annotated[Timestamp, Field(description="Only jobs created before.")] = None
     started_from: Annotated[Timestamp, Field(description="Only jobs first started then or later.")] = None

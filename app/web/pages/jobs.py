@@ -55,6 +55,7 @@ class JobsPageQuery(FormModel):
     lock_key: FormText = Field("", description="The lock_key.")
     partition_key: FormText = Field("", description="The partition_key.")
     producer: FormText = Field("", description="The producer.")
+    fingerprint: FormText = Field("", description="The fingerprint of the last error.")
     created_from: FormText = Field("", description="Created at this time or later, in the zone of the pages.")
     created_to: FormText = Field("", description="Created before this time.")
     text: FormText = Field("", description="A text in the args or in the error.")
@@ -142,7 +143,7 @@ def _job_list(search: JobSearch, query: JobsPageQuery, zone: str) -> dict[str, A
 
 def parse_filter(query: JobsPageQuery, zone: str) -> Filter:
     """Parse the fields of the form. Raises InvalidForm."""
-    texts = query.model_dump(include={"queue", "task", "lock_key", "partition_key", "producer", "text"})
+    texts = query.model_dump(include={"queue", "task", "lock_key", "partition_key", "producer", "fingerprint", "text"})
     statuses = [parse_choice("status", raw.strip(), Status) for raw in query.status.split(",") if raw.strip()]
     return Filter(
         status=frozenset(statuses) or None,

@@ -62,7 +62,7 @@ def test_pages_list_each_job_once_in_order_with_equal_times(queue_db, looking, m
 
 def test_every_filter_finds_the_job_it_means_and_no_other(queue_db, looking):
     first = queue_db.enqueue_and_claim("a", queue="q1", task="t", producer="cron", partition_key="p")
-    queue_db.settle(first, Status.FAILED, error="disk FULL")
+    queue_db.settle(first, Status.FAILED, error="disk FULL", error_fingerprint="OSError a.py:b")
     second = queue_db.enqueue("b", queue="q2", args={"file": "Orders.csv"})
     job = queue_db.job(first.id)
     assert job.started_at is not None
@@ -73,6 +73,7 @@ def test_every_filter_finds_the_job_it_means_and_no_other(queue_db, looking):
         {"queue": "q1"},
         {"lock_key": "a"},
         {"producer": "cron"},
+        {"fingerprint": "OSError a.py:b"},
         {"partition_key": "p"},
         {"status": frozenset({Status.FAILED})},
         {"text": "disk full"},

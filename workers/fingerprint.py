@@ -1,0 +1,49 @@
+"""The fingerprint of an error: what failures are grouped by."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from types import FrameType
+
+_LIBRARY_DIRECTORIES = (os.path.dirname(os.__file__) + os.sep,)
+_PACKAGE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+# Modules between the worker and a task's function. The other modules of `pipelines` are tasks.
+_OUR_MODULES = frozenset({"app", "workers", "dataloader"}) | {
+    f"pipelines.{name}"
+    for name in (
+        "arguments", "context", "contract", "job_args", "limits", "retry", "runner", "targets", "task", "testing",
+        "toolkit",
+    )
+}  # fmt: skip
+_INLINED_FUNCTIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>"})  # frames of their own before Python 3.12
+
+
+def fingerprint(error: BaseException, task_module: str = "") -> str:
+    """Return the class of the error and the innermost function of the task's own code, as in `KeyError sales.py:load`;
+    the class alone if no such function is in its traceback. It has no line number, so that an edit of the file keeps
+    it.
+
+    Code is the task's own if it is of the top-level package of `task_module`, or of no installed library. Of an
+    exception group it is the first fingerprint of its errors, in alphabetical order.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return min(fingerprint(member, task_module) for member in error.exceptions)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    name = type(error).__name__
+    for frame in reversed(frames):
+        if _is_own(frame, task_module.partition(".")[0]):
+            return f"{name} {os.path.basename(frame.f_code.co_filename)}:{frame.f_code.co_name}"
+    return name
+
+
+def _is_own(frame: FrameType, task_package: str) -> bool:
+    path, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+    package, _, rest = module.partition(".")
+    if package in _OUR_MODULES or f"{package}.{rest.partition('.')[0]}" in _OUR_MODULES:
+        return False
+    if path.startswith("<") or frame.f_code.co_name in _INLINED_FUNCTIONS:
+        return False
+    if package == task_package:
+        return True
+    return not path.startswith(_LIBRARY_DIRECTORIES) and _PACKAGE_DIRECTORIES.isdisjoint(path.split(os.sep))
