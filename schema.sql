@@ -490,7 +490,7 @@ CREATE TABLE dl_queues (
     note        text,
     changed_by  text,
     changed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- What tells tenants apart, which are served in turn: partition_key, producer, or args and a path. NULL: by age.
+    -- What distinguishes tenants, which are served in turn: partition_key, producer, or args and a path. NULL: by age.
     fair        text        CHECK (fair ~ '^(partition_key|producer|args(\.[^.]+)+)$' AND octet_length(fair) <= 200),
     -- The part of the queue's threads that one tenant may have while others wait. NULL: 0.5.
     share       float8      CHECK (share > 0 AND share <= 1)
@@ -524,6 +524,134 @@ BEGIN
     PERFORM pg_advisory_xact_lock(1684828528, hashtext(queue_name));
     RETURN greatest(0, settings.concurrency
                        - (SELECT count(*) FROM dl_jobs j WHERE j.status = 'running' AND j.queue = queue_name)::int);
+END $$;
+
+-- The next ready jobs of a fair queue, at most `wanted`: of the best priority, its tenants in turn, beginning behind `start_key`,
+-- of which `start_used` jobs have been taken in this turn. Who has the fewest running jobs for its weight comes first; who has
+-- its share of the queue's threads comes last, and only if all other tenants that wait have been looked at. Of each tenant the
+-- oldest job is first. Sets dl.fair_position to where the next call begins, and dl.fair_more if tenants were left out.
+--
+-- Each tenant costs one search in dl_jobs_fair_idx; how many jobs or tenants wait does not matter. A job without a tenant is found
+-- among the first hundred of the queue. Claims of one queue follow each other, under the lock that dl_free_slots takes.
+CREATE OR REPLACE FUNCTION dl_fair_candidates(queue_name text, known_tasks text[], wanted int, start_key text, start_used int)
+    RETURNS TABLE (n int, job_id uuid)
+    LANGUAGE plpgsql VOLATILE ROWS 20 SET search_path FROM CURRENT
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    max_running int;          -- of one tenant while others wait
+    running     jsonb;        -- tenant -> running jobs
+    visits      int;          -- how many tenants are looked at
+    no_tenant   uuid[] := ARRAY(SELECT front.job_id
+                                  FROM (SELECT j.job_id, j.fair_key, j.task
+                                          FROM dl_jobs j
+                                         WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
+                                         ORDER BY j.priority, j.created_at, j.job_id LIMIT 100) front
+                                 WHERE front.fair_key IS NULL AND front.task = ANY (known_tasks));
+    level       int := -1;
+    levels      int := 0;
+    tenants     text[];
+    is_circle   bool;         -- every tenant of the level has been looked at
+    position    text[] := ARRAY[start_key, start_used::text];
+    has_turn    bool;         -- the tenant at which the last call ended has jobs left in its turn
+    picked      record;
+    last_pos    bigint;
+    taken       int := 0;
+BEGIN
+    PERFORM pg_advisory_xact_lock(1684828528, hashtext(queue_name));
+    PERFORM set_config('dl.fair_more', '0', true);
+    max_running := (SELECT greatest(1, floor(coalesce((SELECT q.share FROM dl_queues q WHERE q.queue = queue_name), 0.5)
+                                             * sum(coalesce((w.queue_threads ->> queue_name)::int, w.threads))))
+                      FROM dl_workers w
+                     WHERE queue_name = ANY (w.queues) AND w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec));
+    max_running := coalesce(max_running, 1);
+    running := (SELECT coalesce(jsonb_object_agg(r.key, r.jobs), '{}')
+                  FROM (SELECT coalesce(j.fair_key, '') AS key, count(*) AS jobs
+                          FROM dl_jobs j WHERE j.status = 'running' AND j.queue = queue_name GROUP BY 1) r);
+    visits := least(256, wanted + 8 + (SELECT count(*) FROM jsonb_each_text(running) r WHERE r.value::int >= max_running));
+    has_turn := start_used < coalesce((SELECT w.weight FROM dl_fair_weights w WHERE w.queue = queue_name AND w.fair_key = start_key), 1);
+    WHILE taken < wanted AND levels < 32 LOOP
+        levels := levels + 1;
+        level := (SELECT min(l.priority)
+                    FROM (SELECT (SELECT j.priority FROM dl_jobs j
+                                   WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
+                                     AND j.fair_key IS NOT NULL AND j.priority > level
+                                   ORDER BY j.priority LIMIT 1) AS priority
+                          UNION ALL
+                          SELECT min(j.priority) FROM dl_jobs j WHERE j.job_id = ANY (no_tenant) AND j.priority > level) l);
+        EXIT WHEN level IS NULL;
+        WITH RECURSIVE behind AS (
+            (SELECT j.fair_key FROM dl_jobs j
+              WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                AND j.fair_key > start_key ORDER BY j.fair_key LIMIT 1)
+            UNION ALL
+            SELECT (SELECT j.fair_key FROM dl_jobs j
+                     WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                       AND j.fair_key > b.fair_key ORDER BY j.fair_key LIMIT 1)
+              FROM behind b WHERE b.fair_key IS NOT NULL
+        ), before AS (
+            (SELECT j.fair_key FROM dl_jobs j
+              WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                AND j.fair_key <= start_key ORDER BY j.fair_key LIMIT 1)
+            UNION ALL
+            SELECT (SELECT j.fair_key FROM dl_jobs j
+                     WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                       AND j.fair_key > b.fair_key AND j.fair_key <= start_key ORDER BY j.fair_key LIMIT 1)
+              FROM before b WHERE b.fair_key IS NOT NULL
+        )
+        SELECT coalesce(array_agg(ring.fair_key), '{}') INTO tenants
+          FROM (SELECT r.fair_key FROM (SELECT b.fair_key FROM behind b UNION ALL SELECT b.fair_key FROM before b) r
+                 WHERE r.fair_key IS NOT NULL LIMIT visits) ring;
+        is_circle := cardinality(tenants) < visits;
+        IF has_turn THEN
+            tenants := start_key || array_remove(tenants, start_key);
+        END IF;
+        last_pos := -1;
+        FOR picked IN
+            SELECT c.job_id, c.key, c.pos
+              FROM (SELECT h.job_id, h.i, t.key, t.pos, coalesce(w.weight, 1) AS weight, coalesce((running ->> t.key)::int, 0) AS used
+                      FROM unnest(tenants) WITH ORDINALITY AS t (key, pos)
+                           LEFT JOIN LATERAL (SELECT f.weight FROM dl_fair_weights f WHERE f.queue = queue_name AND f.fair_key = t.key) w ON true
+                           CROSS JOIN LATERAL (
+                               SELECT j.job_id, row_number() OVER (ORDER BY j.created_at, j.job_id) AS i
+                                 FROM dl_jobs j
+                                WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                                  AND j.fair_key = t.key AND j.task = ANY (known_tasks)
+                                  AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+                                ORDER BY j.created_at, j.job_id
+                                LIMIT CASE WHEN cardinality(tenants) <= wanted THEN wanted ELSE least(wanted, greatest(coalesce(w.weight, 1), 4)) END) h
+                    UNION ALL
+                    SELECT j.job_id, row_number() OVER (ORDER BY j.created_at, j.job_id), '', 0, 1, coalesce((running ->> '')::int, 0)
+                      FROM dl_jobs j
+                     WHERE j.job_id = ANY (no_tenant) AND j.priority = level
+                       AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())) c
+             WHERE is_circle OR c.used + c.i <= max_running
+             ORDER BY c.used + c.i > max_running, (c.used + c.i - 1)::float8 / c.weight, c.pos, c.i
+             LIMIT wanted - taken
+        LOOP
+            taken := taken + 1;
+            n := taken;
+            job_id := picked.job_id;
+            RETURN NEXT;
+            IF levels = 1 AND picked.pos > last_pos THEN
+                position := ARRAY[picked.key, CASE WHEN has_turn AND picked.key = start_key THEN start_used ELSE 0 END::text];
+                last_pos := picked.pos;
+            END IF;
+            IF levels = 1 AND picked.pos = last_pos THEN
+                position[2] := (position[2]::int + 1)::text;
+            END IF;
+        END LOOP;
+        IF NOT is_circle THEN
+            IF taken < wanted THEN
+                PERFORM set_config('dl.fair_more', '1', true);
+                IF levels = 1 AND taken = 0 THEN
+                    position := ARRAY[tenants[cardinality(tenants)], '1000000'];
+                END IF;
+            END IF;
+            EXIT;
+        END IF;
+    END LOOP;
+    PERFORM set_config('dl.fair_position', to_jsonb(position)::text, true);
 END $$;
 
 -- ── Notifications ───────────────────────────────────────────────────────────────────────────────────────────────────

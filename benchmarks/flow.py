@@ -14,6 +14,9 @@ each (`--rows`); and with a limit set.
 limit of 100, which is never full and costs its lock; and a sixth of them in one of 10, where nearly all jobs wait and
 are woken.
 
+*Turns*: one claim in a fair queue of 1,000 jobs of 100 tenants, and of a million (`--rows`) of 10,000, of which one has
+half; for one job and for 20, next to claims by age in the same queues.
+
 *Children*: a chain of jobs, each after the one before, in a worker with two threads that is otherwise idle:
 milliseconds from the end of the parent to the claim of its child, by the events' times. The yardstick is the time from
 an INSERT to the claim of that job.
@@ -28,7 +31,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 from app.db.connection import Session
-from app.queue.job import Settlement, Status, new_run_ids
+from app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
 from app.queue.jobs import JobQueue
 from benchmarks import depth, drain
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
@@ -54,6 +57,15 @@ FILL_SHARED = """
 INSERT INTO dl_jobs (queue, task, lock_key, limits)
 SELECT 'bench', 'noop', 'key ' || n, %s::jsonb FROM generate_series(1, %s) n
 """
+
+
+FILL_TENANTS = """
+INSERT INTO dl_jobs (queue, task, lock_key, wait_state, fair_key)
+SELECT 'bench', 'noop', 'key ' || n, 'ready', CASE WHEN n %% 2 = 0 THEN 'big' ELSE 'tenant ' || n %% (2 * %s) END
+  FROM generate_series(1, %s) n
+"""
+MAKE_FAIR = "INSERT INTO dl_queues (queue, fair) VALUES ('bench', 'partition_key')"
+MAX_TURN_RATIO = 1.5
 
 
 INSERT_SINGLE = "INSERT INTO dl_jobs (queue, task, lock_key) VALUES ('bench', 'noop', %s)"
@@ -96,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                                       options.rounds)  # fmt: skip
             elif part == "claim":
                 rows += measure_claim(server_dsn, options.rows, options.rounds, options.singles)
+            elif part == "turns":
+                rows += measure_turns(server_dsn, options.rows, options.rounds, options.singles)
             elif part == "children":
                 rows += measure_children(server_dsn, options.chain)
             else:
@@ -104,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(format_table(["", "figure", "unit", "ratio", "goal"], rows, text_columns=(0, 2)))
 
 
-PARTS = ("drain", "claim", "sharing", "children")
+PARTS = ("drain", "claim", "sharing", "turns", "children")
 
 
 def measure_drain(run_round: Callable[..., drain.DrainCosts], jobs: int, rounds: int) -> list[Sequence[Cell]]:
@@ -180,6 +194,50 @@ def claim_and_settle(dsn: str, done: list[int], jobs: int, until: float) -> None
                 done.append(len(claimed))
             else:
                 time.sleep(EMPTY_PAUSE_SEC)
+
+
+def measure_turns(server_dsn: str, jobs: int, rounds: int, singles: int) -> list[Sequence[Cell]]:
+    rows: list[Sequence[Cell]] = []
+    with ExitStack() as ends:
+        sessions = {}
+        for count, tenants in ((1_000, 100), (jobs, 10_000)):
+            dsn = ends.enter_context(fresh_database(server_dsn))
+            query_value(dsn, MAKE_FAIR)
+            query_value(dsn, FILL_TENANTS, tenants, count)
+            query_value(dsn, "VACUUM ANALYZE dl_jobs")
+            session = ends.enter_context(closing(Session(dsn, application_name="bench", command_timeout_sec=600)))
+            sessions[f"{count:,} jobs of {tenants:,} tenants"] = session
+        query_value(server_dsn, "CHECKPOINT")
+        for group in (1, GROUP):
+            for in_turn in (False, True):
+                way = "in turn" if in_turn else "by age"
+                sides: dict[str, Callable[[], float]] = {
+                    f"claim of {group} {way}, {name}": TurnTimer(session, group, in_turn=in_turn).time_claim
+                    for name, session in sessions.items()
+                }
+                goal = f"≤ {MAX_TURN_RATIO}" if in_turn else None
+                rows += table_rows(run_rounds(sides, rounds * singles, warm_up=20), "ms", goal)
+    return rows
+
+
+class TurnTimer:
+    """Claims as one process does, which remembers where its last claim ended. What it claims goes back."""
+
+    def __init__(self, session: Session, group: int, *, in_turn: bool) -> None:
+        self._session, self._group, self._in_turn = session, group, in_turn
+        self._position: Sequence[str] | None = None
+
+    def time_claim(self) -> float:
+        queue = JobQueue(self._session)
+        began = time.perf_counter()
+        claimed, hint = queue.claim(
+            "bench", ["noop"], new_run_ids(self._group), "bench", in_turn=self._in_turn, after=self._position
+        )
+        milliseconds = 1000 * (time.perf_counter() - began)
+        self._position = hint.cursor if self._in_turn else None
+        assert len(claimed) == self._group
+        queue.release([ReleaseRequest(job, ReleaseReason.NOT_STARTED) for job in claimed])
+        return milliseconds
 
 
 def measure_children(server_dsn: str, jobs: int) -> list[Sequence[Cell]]:

@@ -167,12 +167,20 @@ class Claimer:
         self._unconfirmed: tuple[str, Sequence[str], float] | None = None
 
     def claim(
-        self, queue: str, count: int, *, scan: int, cursor: Sequence[str] | None, promote_due: bool
+        self,
+        queue: str,
+        count: int,
+        *,
+        scan: int = 0,
+        cursor: Sequence[str] | None,
+        promote_due: bool,
+        in_turn: bool = False,
     ) -> tuple[list[Attempt], int, ClaimHint]:
         """Claim jobs; return the attempts that may start, how many jobs were claimed, and the hint for the next claim.
 
         `scan` is how many ready rows to look at, if more than `count`. `promote_due` first makes ready what has fallen
-        due. Raises DatabaseUnavailable, after which `recover` finds what was claimed nevertheless.
+        due. `in_turn`: the queue is fair. Raises DatabaseUnavailable, after which `recover` finds what was claimed
+        nevertheless.
         """
         sent_at, run_ids = clock(), new_run_ids(count)
         try:
@@ -185,6 +193,7 @@ class Claimer:
                 scan=scan,
                 promote_due=promote_due,
                 after=cursor,
+                in_turn=in_turn,
             )
         except DatabaseUnavailable:
             self._unconfirmed = queue, run_ids, sent_at

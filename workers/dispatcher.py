@@ -234,12 +234,18 @@ class Dispatcher:
             if count <= 0 or not self._has_memory:
                 return
             buffer.may_have_work = self._timers.promote_due = False
-        cursor = buffer.cursor.start(began, promoted=promoted)
+        is_fair = buffer.limits.is_fair
+        cursor = buffer.turn if is_fair else buffer.cursor.start(began, promoted=promoted)
         try:
             if (recovered := self._claimer.recover()) is not None:
                 self._hand_out(self.queues[recovered[0]], recovered[1], own_count=0)
             attempts, claimed_count, hint = self._claimer.claim(
-                buffer.queue, count, scan=buffer.cursor.scan, cursor=cursor, promote_due=promoted
+                buffer.queue,
+                count,
+                scan=0 if is_fair else buffer.cursor.scan,
+                cursor=cursor,
+                promote_due=promoted or is_fair,
+                in_turn=is_fair,
             )
         except DatabaseUnavailable as error:
             self._on_outage(buffer, error, promoted=promoted)
@@ -249,8 +255,11 @@ class Dispatcher:
         if self._outage_logged:
             _log.info("database.available")
             self._outage_logged = False
-        is_full, from_front = claimed_count >= count, cursor is None
-        buffer.cursor.advance(hint, is_full=is_full, from_front=from_front, began=began, now=now)
+        is_full, from_front = claimed_count >= count, cursor is None or is_fair
+        if is_fair:
+            buffer.turn = hint.cursor or buffer.turn
+        else:
+            buffer.cursor.advance(hint, is_full=is_full, from_front=from_front, began=began, now=now)
         with self._lock:
             self._timers.record_claim(hint, now, is_full=is_full or not from_front, promoted=promoted)
             if is_full or not from_front or self._timers.promote_due:

@@ -28,6 +28,7 @@ class QueueLimits:
 
     paused: bool = False  # nothing is claimed
     max_in_process: int | None = None  # running jobs of this process
+    is_fair: bool = False  # its tenants are served in turn
     has_global_limit: bool = False  # on running jobs of all processes: a claim may return less than there is
 
 
@@ -73,6 +74,7 @@ class QueueBuffer:
     retry_at: float | None = None
     next_unknown_task_check_at: float = 0.0
     cursor: ClaimCursor = field(default_factory=ClaimCursor)
+    turn: Sequence[str] | None = None  # of a fair queue: where the next claim begins, a tenant and its jobs so far
     longest_run_sec: float = 0.1  # of the recent runs; an update that is lost between threads does no harm
     limits: QueueLimits = field(default_factory=QueueLimits)
 
@@ -80,7 +82,7 @@ class QueueBuffer:
     def prefetch(self) -> int:
         """How many jobs to claim beyond the idle threads: a crash delays them, and no other process can start them."""
         is_limited = self.limits.has_global_limit or self.limits.max_in_process is not None
-        if is_limited or self.longest_run_sec >= PREFETCH_BELOW_SEC:
+        if is_limited or self.limits.is_fair or self.longest_run_sec >= PREFETCH_BELOW_SEC:
             return 0
         return min(_MAX_PREFETCH, _PREFETCH_PER_THREAD * self.threads)
 

@@ -123,6 +123,7 @@ def _limits_of(settings: QueueSettings | None, is_draining: bool) -> QueueLimits
         return QueueLimits(paused=is_draining)
     return QueueLimits(
         paused=is_draining or settings.state is not QueueState.OPEN,
+        is_fair=settings.fair is not None,
         max_in_process=settings.per_worker,
         has_global_limit=settings.concurrency is not None,
     )

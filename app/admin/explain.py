@@ -48,6 +48,7 @@ class ReasonCode(StrEnum):
     PER_WORKER_LIMIT = "per_worker_limit"
     THREADS_BUSY = "threads_busy"
     JOBS_AHEAD = "jobs_ahead"
+    TENANTS_IN_TURN = "tenants_in_turn"
     NEXT = "next"
     LEASE_EXPIRED = "lease_expired"
     WORKER_SILENT = "worker_silent"
@@ -131,6 +132,17 @@ class WaitingFacts:
 
 
 @dataclass(frozen=True)
+class TurnFacts:
+    """A row of `turn_facts`: a ready job of a fair queue."""
+
+    rule: str
+    tenant: str
+    ahead: int  # jobs of its tenant
+    running: int  # of its tenant
+    tenants: int  # that wait
+
+
+@dataclass(frozen=True)
 class RunningFacts:
     """A row of `running_facts`: the attempt of a running job."""
 
@@ -170,7 +182,7 @@ class JobExplainer:
                 more = [] if waiting.wait_state != "limited" else [*self._limit_reasons(waiting)]
                 if waiting.wait_state == "waiting":
                     more = [_parents_reason(job, self._graphs.parents(job_id))]
-                return _explain_waiting(job, waiting, more, self._typical_duration(job))
+                return _explain_waiting(job, waiting, more, self._turn(waiting, job_id), self._typical_duration(job))
         elif job.status is Status.RUNNING:
             rows = self._execute("running_facts", {"job_id": str(job_id)})
             if rows:  # else it has just ended
@@ -186,18 +198,28 @@ class JobExplainer:
             limit = self._limits.status(name)
             yield _limit_reason(waiting, limit, weight, self._limits.holders(name)[:_MAX_HOLDERS])
 
+    def _turn(self, waiting: WaitingFacts, job_id: UUID) -> TurnFacts | None:
+        if waiting.wait_state != "ready":
+            return None
+        rows = self._execute("turn_facts", {"job_id": str(job_id), "max_ahead": MAX_COUNTED_AHEAD})
+        return TurnFacts(*rows[0]) if rows else None
+
     def _typical_duration(self, job: Job) -> PeriodStatistics:
         """The statistics of the job's task in its queue."""
         return self._statistics.by_task("7d", task=job.task, queue=job.queue).get(job.task, PeriodStatistics())
 
 
 def _explain_waiting(
-    job: Job, waiting: WaitingFacts, more_reasons: list[ExplanationReason], typical: PeriodStatistics
+    job: Job,
+    waiting: WaitingFacts,
+    more_reasons: list[ExplanationReason],
+    turn: TurnFacts | None,
+    typical: PeriodStatistics,
 ) -> JobExplanation:
-    reasons = [*more_reasons, *_waiting_reasons(job, waiting)]
+    reasons = [*more_reasons, *_waiting_reasons(job, waiting, turn)]
     ahead_by_state = {"blocked": waiting.blocked_ahead, "limited": waiting.limited_ahead}
     ahead = ahead_by_state.get(waiting.wait_state, waiting.ready_ahead)
-    is_in_line = waiting.wait_state in ("ready", "blocked", "limited")
+    is_in_line = turn is None and waiting.wait_state in ("ready", "blocked", "limited")
     position = min(ahead, MAX_COUNTED_AHEAD) + 1 if is_in_line else None
     can_estimate = is_in_line and all(reason.code in _TRANSIENT for reason in reasons)
     estimate = _start_estimate(waiting, typical) if can_estimate else None
@@ -218,7 +240,7 @@ _TRANSIENT = (  # reasons that end without an operator
 )
 
 
-def _waiting_reasons(job: Job, waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+def _waiting_reasons(job: Job, waiting: WaitingFacts, turn: TurnFacts | None) -> Iterator[ExplanationReason]:
     due = _format_time(waiting.available_at)
     yield from _queue_reasons(waiting)
     if waiting.unknown_task:
@@ -238,7 +260,7 @@ def _waiting_reasons(job: Job, waiting: WaitingFacts) -> Iterator[ExplanationRea
         return
     yield from _lock_reasons(waiting)
     if waiting.wait_state == "ready":
-        yield from _row_reasons(waiting)
+        yield from _row_reasons(waiting, turn)
 
 
 def _queue_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
@@ -344,7 +366,7 @@ def _limit_reason(
     return ExplanationReason(ReasonCode.LIMIT_FULL, message, details)
 
 
-def _row_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
+def _row_reasons(waiting: WaitingFacts, turn: TurnFacts | None) -> Iterator[ExplanationReason]:
     if waiting.eligible_workers and waiting.busy_threads >= waiting.threads:
         details: dict[str, Any] = {"queue": waiting.queue, "threads": waiting.threads, "busy": waiting.busy_threads}
         if waiting.workers_with_high_memory:
@@ -368,7 +390,16 @@ def _row_reasons(waiting: WaitingFacts) -> Iterator[ExplanationReason]:
             busy = f"{waiting.threads} for queue {waiting.queue!r}"
             message = f"All threads of the workers that can run it are busy: {busy}."
             yield ExplanationReason(ReasonCode.THREADS_BUSY, message, details)
-    if waiting.ready_ahead:
+    if turn is not None:
+        tenants = format_count(turn.tenants, "tenant")
+        ahead_of_it = f"{format_count(turn.ahead, 'job')} {'is' if turn.ahead == 1 else 'are'} before it"
+        message = (
+            f"Queue {waiting.queue!r} serves {tenants} in turn, by {turn.rule}. Of its tenant {turn.tenant!r} "
+            f"{ahead_of_it}, and {turn.running} running."
+        )
+        details = {"tenant": turn.tenant, "ahead": turn.ahead, "running": turn.running, "tenants": turn.tenants}
+        yield ExplanationReason(ReasonCode.TENANTS_IN_TURN, message, details)
+    elif waiting.ready_ahead:
         ahead, is_exact = min(waiting.ready_ahead, MAX_COUNTED_AHEAD), waiting.ready_ahead <= MAX_COUNTED_AHEAD
         counted = format_count(ahead, "ready job") if is_exact else f"more than {ahead} ready jobs"
         message = f"It waits behind {counted} of queue {waiting.queue!r}, in the order of priority and creation."

@@ -75,6 +75,37 @@ SELECT clock_timestamp() AS now, job.wait_state::text, job.unknown_task, job.ava
                            LIMIT 1) session ON holder.job_id IS NULL
        LEFT JOIN dl_queues q ON q.queue = job.queue;
 
+-- name: turn_facts
+-- Of a ready job in a fair queue: what distinguishes tenants, its tenant, how many of the tenant's jobs are before it, how many run,
+-- and how many tenants wait with its priority, at most a thousand. No row: the queue serves by age.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
+
+WITH RECURSIVE job AS (
+    SELECT j.queue, j.priority, j.fair_key, j.created_at, j.job_id, q.fair
+      FROM dl_jobs j JOIN dl_queues q ON q.queue = j.queue AND q.fair IS NOT NULL
+     WHERE j.job_id = %(job_id)s::uuid AND j.fair_key IS NOT NULL
+), tenants AS (
+    (SELECT j.fair_key FROM dl_jobs j, job
+      WHERE j.queue = job.queue AND j.priority = job.priority AND j.status = 'queued' AND j.wait_state = 'ready'
+        AND j.fair_key IS NOT NULL
+      ORDER BY j.fair_key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.fair_key FROM dl_jobs j, job
+             WHERE j.queue = job.queue AND j.priority = job.priority AND j.status = 'queued' AND j.wait_state = 'ready'
+               AND j.fair_key > t.fair_key
+             ORDER BY j.fair_key LIMIT 1)
+      FROM tenants t WHERE t.fair_key IS NOT NULL
+)
+SELECT job.fair, job.fair_key,
+       (SELECT count(*)::int
+          FROM (SELECT FROM dl_jobs a
+                 WHERE a.queue = job.queue AND a.priority = job.priority AND a.fair_key = job.fair_key AND a.status = 'queued'
+                   AND a.wait_state = 'ready' AND (a.created_at, a.job_id) < (job.created_at, job.job_id)
+                 LIMIT %(max_ahead)s::int + 1) ahead),
+       (SELECT count(*)::int FROM dl_jobs r WHERE r.status = 'running' AND r.queue = job.queue AND r.fair_key = job.fair_key),
+       (SELECT count(*)::int FROM (SELECT FROM tenants WHERE fair_key IS NOT NULL LIMIT 1000) t)
+  FROM job;
+
 -- name: running_facts
 SELECT clock_timestamp() AS now, j.task, j.attempt, j.max_attempts, j.worker, j.heartbeat_at, j.lease_expires_at, j.cancel_requested,
        (SELECT max(e.ts) FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked') AS started_at,

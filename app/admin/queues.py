@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
 from app.admin.statistics import JobCounts, PeriodStatistics, Statistics
-from app.db.encoding import array, from_row, validate_texts
+from app.db.encoding import array, from_row, validate_json, validate_texts
 from app.db.statements import Executor
 from app.errors import WorkerNotFound
 
 MAX_QUEUES = 500
+FAIR_RULE = re.compile(r"partition_key|producer|args(\.[^.]+)+")
 MAX_EXACT_READY = 1_000  # beyond it the number of ready jobs of a queue is estimated
 
 
@@ -36,6 +38,9 @@ class QueueSettings:
     note: str | None = None
     changed_by: str | None = None
     changed_at: datetime | None = None
+    fair: str | None = None  # what distinguishes tenants, which are served in turn; None: jobs are served by age
+    share: float | None = None  # the part of the threads that one tenant may have while others wait; None: half
+    weights: dict[str, int] = field(default_factory=dict)  # tenant → jobs for each job of another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,19 +142,25 @@ class Queues:
         state: QueueState | None = None,
         concurrency: int | None = None,
         per_worker: int | None = None,
-        remove_limits: Iterable[str] = (),
+        fair: str | None = None,
+        share: float | None = None,
+        weights: Mapping[str, int | None] | None = None,
+        remove: Iterable[str] = (),
         note: str | None = None,
         changed_by: str | None = None,
     ) -> QueueSettings:
         """Change settings; None leaves a value as it is. They hold from the next claim of any worker process.
 
-        `remove_limits` names limits to remove: concurrency, per_worker.
+        `remove` names settings to remove: concurrency, per_worker, fair, share. None as a weight removes it.
         """
         parameters = validate_texts({"queue": queue, "note": note}) | {
             "state": state and state.value,
             "concurrency": concurrency,
             "per_worker": per_worker,
-            "remove_limits": array(remove_limits),
+            "fair": fair,
+            "share": share,
+            "weights": validate_json("weights", dict(weights or {})),
+            "remove": array(remove),
             "changed_by": changed_by,
         }
         return from_row(QueueSettings, self._execute("change_queue_settings", parameters)[0][:-1])
@@ -202,8 +213,12 @@ class Queues:
             "attempts": None if attempts is None else json.dumps(attempts),
         }
         rows = self._execute("report_and_fetch", parameters)
-        settings = {row[0]: QueueSettings(row[0], QueueState(row[1]), *row[2:4]) for row in rows if row[0] is not None}
-        return settings, any(row[4] for row in rows)
+        settings = {
+            queue: QueueSettings(queue, QueueState(state), concurrency, per_worker, fair=fair)
+            for queue, state, concurrency, per_worker, fair, _ in rows
+            if queue is not None
+        }
+        return settings, any(row[5] for row in rows)
 
     def is_maintenance_lock_held(self) -> bool:
         """Return whether some process is the maintenance leader."""

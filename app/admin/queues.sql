@@ -1,28 +1,40 @@
 -- Queues and worker processes: their settings and their state.
 
 -- name: change_queue_settings
--- Change the settings of a queue and notify all workers. A parameter that is NULL leaves its column unchanged;
--- `remove_limits` lists the limits to remove.
-WITH changed AS (
-    INSERT INTO dl_queues AS q (queue, state, concurrency, per_worker, note, changed_by)
-    VALUES (%(queue)s::text, coalesce(%(state)s::text, 'open'), %(concurrency)s::int, %(per_worker)s::int, %(note)s::text,
-            %(changed_by)s::text)
-        ON CONFLICT (queue) DO UPDATE
-       SET state = coalesce(%(state)s::text, q.state),
-           concurrency = CASE WHEN 'concurrency' <> ALL (%(remove_limits)s::text[])
-                              THEN coalesce(excluded.concurrency, q.concurrency) END,
-           per_worker = CASE WHEN 'per_worker' <> ALL (%(remove_limits)s::text[])
-                             THEN coalesce(excluded.per_worker, q.per_worker) END,
-           note = CASE WHEN %(state)s::text IS NULL THEN coalesce(excluded.note, q.note) ELSE excluded.note END,
-           changed_by = excluded.changed_by, changed_at = clock_timestamp()
-    RETURNING *
+-- Change the settings of a queue and notify all workers. A parameter that is NULL leaves its column unchanged; `remove` lists the
+-- settings to remove. `weights` sets those of tenants; null removes one.
+INSERT INTO dl_queues AS q (queue, state, concurrency, per_worker, fair, share, note, changed_by)
+VALUES (%(queue)s::text, coalesce(%(state)s::text, 'open'), %(concurrency)s::int, %(per_worker)s::int, %(fair)s::text,
+        %(share)s::float8, %(note)s::text, %(changed_by)s::text)
+    ON CONFLICT (queue) DO UPDATE
+   SET state = coalesce(%(state)s::text, q.state),
+       concurrency = CASE WHEN 'concurrency' <> ALL (%(remove)s::text[]) THEN coalesce(excluded.concurrency, q.concurrency) END,
+       per_worker = CASE WHEN 'per_worker' <> ALL (%(remove)s::text[]) THEN coalesce(excluded.per_worker, q.per_worker) END,
+       fair = CASE WHEN 'fair' <> ALL (%(remove)s::text[]) THEN coalesce(excluded.fair, q.fair) END,
+       share = CASE WHEN 'share' <> ALL (%(remove)s::text[]) THEN coalesce(excluded.share, q.share) END,
+       note = CASE WHEN %(state)s::text IS NULL THEN coalesce(excluded.note, q.note) ELSE excluded.note END,
+       changed_by = excluded.changed_by, changed_at = clock_timestamp();
+
+WITH removed AS (
+    DELETE FROM dl_fair_weights w USING jsonb_each(%(weights)s::jsonb) AS given (fair_key, weight)
+     WHERE w.queue = %(queue)s::text AND w.fair_key = given.fair_key AND given.weight = 'null'
 )
-SELECT queue, state, concurrency, per_worker, note, changed_by, changed_at,
+INSERT INTO dl_fair_weights (queue, fair_key, weight)
+SELECT %(queue)s::text, given.fair_key, given.weight::int FROM jsonb_each(%(weights)s::jsonb) AS given (fair_key, weight)
+ WHERE given.weight <> 'null'
+    ON CONFLICT (queue, fair_key) DO UPDATE SET weight = excluded.weight;
+
+SELECT queue, state, concurrency, per_worker, note, changed_by, changed_at, fair, share,
+       (SELECT coalesce(jsonb_object_agg(w.fair_key, w.weight), '{}') FROM dl_fair_weights w WHERE w.queue = q.queue)::text,
        pg_notify('dl_control', 'queue ' || left(queue, 2000))
-  FROM changed;
+  FROM dl_queues q
+ WHERE queue = %(queue)s::text;
 
 -- name: queue_settings
-SELECT queue, state, concurrency, per_worker, note, changed_by, changed_at FROM dl_queues ORDER BY queue;
+SELECT queue, state, concurrency, per_worker, note, changed_by, changed_at, fair, share,
+       (SELECT coalesce(jsonb_object_agg(w.fair_key, w.weight), '{}') FROM dl_fair_weights w WHERE w.queue = q.queue)::text
+  FROM dl_queues q
+ ORDER BY queue;
 
 -- name: queue_names
 -- Queues that have ready jobs, settings, live workers or recently recorded depths; at most `limit`.
@@ -59,6 +71,8 @@ WITH running AS MATERIALIZED (
      GROUP BY q.queue
 )
 SELECT listed.queue, coalesce(q.state, 'open'), q.concurrency, q.per_worker, q.note, q.changed_by, q.changed_at,
+       q.fair, q.share,
+       (SELECT coalesce(jsonb_object_agg(w.fair_key, w.weight), '{}') FROM dl_fair_weights w WHERE w.queue = listed.queue)::text,
        coalesce(q.state, 'open') <> 'open' AND running.n IS NULL AS is_drained,
        CASE WHEN ready.n <= %(max_exact)s::int THEN ready.n ELSE greatest(%(max_exact)s::int, d.ready) END AS ready,
        ready.n <= %(max_exact)s::int AS ready_exact, coalesce(d.scheduled, 0), coalesce(d.blocked, 0), coalesce(d.limited, 0), coalesce(d.waiting, 0), coalesce(running.n, 0),
@@ -111,10 +125,10 @@ WITH reported AS (
            threads = coalesce((SELECT sum(n::int) FROM jsonb_each_text(%(queue_threads)s::jsonb) AS t (queue, n)), threads)
      WHERE worker_id = %(worker_id)s::uuid AND %(attempts)s::jsonb IS NOT NULL
 )
-SELECT NULL AS queue, NULL AS state, NULL AS concurrency, NULL AS per_worker, draining
+SELECT NULL AS queue, NULL AS state, NULL AS concurrency, NULL AS per_worker, NULL AS fair, draining
   FROM dl_workers WHERE worker_id = %(worker_id)s::uuid
  UNION ALL
-SELECT queue, state, concurrency, per_worker, NULL FROM dl_queues WHERE queue = ANY (%(queues)s::text[]);
+SELECT queue, state, concurrency, per_worker, fair, NULL FROM dl_queues WHERE queue = ANY (%(queues)s::text[]);
 
 -- name: acquire_maintenance_lock
 -- Become the maintenance leader for as long as this session lasts.

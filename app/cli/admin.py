@@ -189,15 +189,37 @@ def queues(service: RemoteService) -> None:
 @click.option("--open", "state", flag_value="open", help="Resume it.")
 @click.option("--concurrency", type=NOT_NEGATIVE, help="Running jobs in all processes; 0: no limit.")
 @click.option("--per-worker", type=NOT_NEGATIVE, help="Running jobs in each process; 0: no limit.")
+@click.option("--fair", metavar="RULE",
+              help="Serve tenants in turn: by partition_key, producer or args.NAME; none: by age.")  # fmt: skip
+@click.option("--share", type=click.FloatRange(0, 1),
+              help="The part of the threads that one tenant may have while others wait; 0: half.")  # fmt: skip
+@click.option("--weight", "weights", multiple=True, metavar="TENANT=N",
+              help="How many jobs of a tenant run for each of another; 0: as others. Repeatable.")  # fmt: skip
 @click.option("--note", help="The reason, shown with the queue.")
-def queue(service: RemoteService, *, name: str, **options: Any) -> None:
-    """Pause, drain or open the queue NAME, or change how many of its jobs run at once."""
-    changes = {key: (value or None) for key, value in options.items() if value is not None}
+def queue(service: RemoteService, *, name: str, weights: tuple[str, ...], **options: Any) -> None:
+    """Pause, drain or open the queue NAME, change how many of its jobs run at once, or serve its tenants in turn.
+
+    \b
+      dataloader queue etl.default --fair args.tenant --share 0.5 --weight acme=3
+    """
+    if options["fair"] == "none":
+        options["fair"] = ""
+    changes: dict[str, Any] = {key: (value or None) for key, value in options.items() if value is not None}
+    if weights:
+        changes["weights"] = dict(map(_parse_weight, weights))
     if not changes:
         raise click.UsageError("nothing to change; see --help for the options")
     settings = service.client.request("PATCH", "/api/v1/queues", body={"queue": name, **changes})
     limits = f"{settings['concurrency'] or 'no limit'} at once, {settings['per_worker'] or 'no limit'} in each process"
-    service.print_payload(settings, f"Queue {text.one_line(name)} is {settings['state']}: {limits}.")
+    turns = f"; tenants in turn, by {text.one_line(settings['fair'])}" if settings["fair"] else ""
+    service.print_payload(settings, f"Queue {text.one_line(name)} is {settings['state']}: {limits}{turns}.")
+
+
+def _parse_weight(raw: str) -> tuple[str, int | None]:
+    tenant, separator, number = raw.rpartition("=")
+    if not separator or not number.isdecimal():
+        raise click.BadParameter(f"{raw!r} is not TENANT=N with a whole number", param_hint="--weight")
+    return tenant, int(number) or None
 
 
 @remote_command(short_help="Show, retry or cancel a graph of jobs, or trigger one.")

@@ -50,6 +50,7 @@ _MAX_FINGERPRINT_LENGTH = 200
 _MAX_PROGRESS_BYTES = 64_000
 _MAX_RETRY_DELAY_SEC = 366 * 86_400.0
 CURSOR_START = array(("-1", "-infinity", "00000000-0000-0000-0000-000000000000"))  # before every ready job
+_TURN_START = array(("", "1000000"))  # behind the tenant '', whose turn is over
 
 _APPLIED_BY_STATUS = {status: SettleResult("applied", status) for status in Status}
 _APPLIED_SUCCESS = _APPLIED_BY_STATUS[Status.SUCCEEDED]
@@ -175,15 +176,18 @@ class JobQueue:
         promote_due: bool = True,
         after: Sequence[str] | None = None,
         worker_id: UUID | None = None,
+        in_turn: bool = False,
     ) -> tuple[list[ClaimedJob], ClaimHint]:
         """Claim as many ready jobs as there are run ids, and return when to claim again.
 
         `scan` rows are tried where many jobs may have busy keys. With `promote_due` scheduled jobs that are due become
-        ready first. Jobs up to `after`, the cursor of an earlier claim, are skipped. With `lock_keys` the session locks
+        ready first. Jobs up to `after`, the cursor of an earlier claim, are skipped. With `in_turn` the tenants of a
+        fair queue are served in turn, beginning at `after`. With `lock_keys` the session locks
         of the keys are taken too; after an error they may be held without a run, so the session must be closed.
         """
+        start = _TURN_START if in_turn else CURSOR_START
         rows = self._execute(
-            "promote_and_claim" if promote_due else "claim",
+            "claim_in_turn" if in_turn else "promote_and_claim" if promote_due else "claim",
             {
                 "queue": queue,
                 "tasks": array(tasks),
@@ -193,7 +197,8 @@ class JobQueue:
                 "worker": worker,
                 "worker_id": None if worker_id is None else str(worker_id),
                 "take_session_locks": lock_keys,
-                "after": CURSOR_START if after is None else array(after),
+                "after": start if after is None else array(after),
+                "in_turn": in_turn,
                 "min_lease_sec": self._limits.min_lease_sec,
             },
         )

@@ -67,21 +67,12 @@ WITH due AS (
 )
 SELECT dl_notify_queue(queue) FROM (SELECT DISTINCT queue FROM promoted WHERE queue <> %(queue)s::text) other_queues;
 
--- name: claim
--- queued -> running. Two steps in one message: lock the first `scan_limit` ready rows and try their keys; then, in a fresh
--- snapshot under those locks, block the jobs whose key is busy and claim the first `claim_limit` of the rest. With
--- `take_session_locks` the keys' session locks are taken too, for the life of each run: a former owner that lost its lease but not
--- its session still holds one, and the job is blocked. They outlive a claim that fails: its sender must then close the
--- session. A paused queue yields no job, and a limited one no more than it has free slots. A job whose limit is full becomes
--- limited: dl_apply_limits, which is called only if any limit is set. With `after`, a (priority,
--- created_at, job_id), ready rows up to that one are skipped: where a transaction of hours keeps the index from being
--- cleaned, the way from its front to the first live row is long. A lease shorter than `min_lease_sec`, which is what the
--- process can renew in time, is lengthened to that, in the row too: reapers and renewals read the row. A process that was
--- frozen while another took over its name claims nothing: it has not learned of that yet.
--- Every row has the claim hint: `skipped` rows that were scanned in vain, because they were blocked or limited or their key
--- was locked by another transaction, and jobs that were woken in their place (more may be ready: claim again at once), `next_due_sec` until the next scheduled job.
--- The first row also has the position of the last claimed job, `cursor`, and the keys whose jobs were blocked,
--- `blocked_keys`. One row without a job_id: nothing was claimed.
+-- A claim has two steps in one message: find and lock ready jobs, and start them.
+
+-- name: find_oldest
+-- Locks the first `scan_limit` ready rows, by priority and age, and tries their keys. With `after`, a (priority, created_at,
+-- job_id), ready rows up to that one are skipped: where a transaction of hours keeps the index from being cleaned, the way from
+-- its front to the first live row is long.
 WITH candidates AS (
     SELECT job_id, lock_key
       FROM dl_jobs
@@ -102,14 +93,47 @@ SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',') FILTER
        set_config('dl.free_slots', CASE WHEN count(*) > 0 THEN dl_free_slots(%(queue)s::text)::text END, true)
   FROM key_locked;
 
+-- name: find_in_turn
+-- The same for a fair queue, whose tenants are served in turn: see dl_fair_candidates. `after` is where the last claim of this
+-- process ended: a tenant, and how many of its jobs have had their turn.
+WITH chosen AS MATERIALIZED (
+    SELECT c.n, c.job_id FROM dl_fair_candidates(%(queue)s::text, %(tasks)s::text[], %(scan_limit)s::int, (%(after)s::text[])[1],
+                                                 (%(after)s::text[])[2]::int) c
+     WHERE NOT EXISTS (SELECT FROM dl_workers w WHERE w.worker_id = %(worker_id)s::uuid AND w.superseded_by IS NOT NULL)
+), candidates AS (
+    SELECT j.job_id, j.lock_key, chosen.n
+      FROM chosen JOIN dl_jobs j ON j.job_id = ANY (ARRAY[chosen.job_id]) AND j.status::text = 'queued' AND j.wait_state::text = 'ready'
+       FOR NO KEY UPDATE OF j SKIP LOCKED
+), key_locked AS (
+    SELECT job_id, n, pg_try_advisory_xact_lock(1684828526, hashtext(lock_key)) AS is_locked FROM candidates
+)
+SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',' ORDER BY n) FILTER (WHERE is_locked), ''), true),
+       set_config('dl.skipped', (count(*) FILTER (WHERE NOT is_locked) + coalesce(nullif(current_setting('dl.fair_more', true), ''), '0')::int)::text, true),
+       set_config('dl.free_slots', CASE WHEN count(*) > 0 THEN dl_free_slots(%(queue)s::text)::text END, true)
+  FROM key_locked;
+
+-- name: start
+-- queued -> running. In a fresh snapshot, under the locks of their keys: blocks the jobs that were found whose key is busy, and
+-- claims the first `claim_limit` of the rest. With `take_session_locks` the keys' session locks are taken too, for the life of
+-- each run: a former owner that lost its lease but not its session still holds one, and the job is blocked. They outlive a claim
+-- that fails: its sender must then close the session. A paused queue yields no job, and a limited one no more than it has free
+-- slots. A job whose limit is full becomes limited: dl_apply_limits, which is called only if any limit is set. A lease shorter
+-- than `min_lease_sec`, which is what the process can renew in time, is lengthened to that, in the row too: reapers and renewals
+-- read the row. A process that was frozen while another took over its name claims nothing: it has not learned of that yet.
+-- Every row has the claim hint: `skipped` rows that were scanned in vain, because they were blocked or limited or their key
+-- was locked by another transaction, and jobs that were woken in their place (more may be ready: claim again at once),
+-- `next_due_sec` until the next scheduled job. The first row also has the position of the last claimed job, or where the next
+-- claim of a fair queue begins, `cursor`, and the keys whose jobs were blocked, `blocked_keys`. One row without a job_id:
+-- nothing was claimed.
 WITH candidates AS MATERIALIZED (
     SELECT j.job_id, j.priority, j.created_at, j.waits_on, hashtext(j.lock_key)::bigint AS key_hash,
+           CASE WHEN %(in_turn)s::bool THEN array_position(string_to_array(current_setting('dl.candidates', true), ',')::uuid[], j.job_id) END AS turn,
            row_number() OVER (PARTITION BY j.lock_key ORDER BY j.priority, j.created_at, j.job_id) > 1
            OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS is_busy
       FROM dl_jobs j
      WHERE j.job_id = ANY (string_to_array(current_setting('dl.candidates', true), ',')::uuid[])
 ), first AS MATERIALIZED (
-    SELECT job_id, priority, created_at, waits_on, key_hash, row_number() OVER (ORDER BY priority, created_at, job_id) AS n
+    SELECT job_id, priority, created_at, waits_on, key_hash, row_number() OVER (ORDER BY turn, priority, created_at, job_id) AS n
       FROM candidates
      WHERE NOT is_busy
      ORDER BY n
@@ -161,14 +185,19 @@ SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash
           FROM dl_jobs
          WHERE status = 'queued' AND wait_state = 'scheduled'
            AND available_at > '-infinity' AND available_at < 'infinity') AS next_due_sec,
-       CASE c.n WHEN 1 THEN (SELECT ARRAY[priority::text, created_at::text, job_id::text]
-                               FROM selected ORDER BY n DESC LIMIT 1) END AS cursor,
+       CASE WHEN %(in_turn)s::bool THEN ARRAY(SELECT jsonb_array_elements_text(nullif(current_setting('dl.fair_position', true), '')::jsonb))
+            WHEN c.n = 1 THEN (SELECT ARRAY[priority::text, created_at::text, job_id::text]
+                                 FROM selected ORDER BY n DESC LIMIT 1) END AS cursor,
        CASE WHEN c.n IS NOT DISTINCT FROM (SELECT min(n) FROM claimed)
             THEN (SELECT array_agg(DISTINCT lock_key) FROM blocked) END AS blocked_keys
   FROM (VALUES (1)) AS single (n) LEFT JOIN claimed c ON true
  ORDER BY c.n;
 
--- name: promote_and_claim = promote_due + claim
+-- name: claim = find_oldest + start
+
+-- name: promote_and_claim = promote_due + find_oldest + start
+
+-- name: claim_in_turn = promote_due + find_in_turn + start
 
 -- name: defer_unknown_tasks
 -- queued -> queued, later: ready jobs whose task neither this process nor any live worker of the queue knows, so that they

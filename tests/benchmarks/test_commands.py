@@ -58,7 +58,7 @@ def test_flow(run):
     )
 
     assert [rows[n][3] for n in (0, 2, 4)] == ["1.00 ×"] * 3
-    assert len(rows) == 13
+    assert len(rows) == 21
     assert all(ratio(row[3]) > 0 for row in rows)
 
 

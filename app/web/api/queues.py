@@ -10,18 +10,19 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
-from app.admin.queues import Queues, QueueSettings, QueueState, QueueStatus, WorkerStatus
+from app.admin.queues import FAIR_RULE, Queues, QueueSettings, QueueState, QueueStatus, WorkerStatus
 from app.admin.statistics import Chart, Period, Statistics
 from app.db.statements import Executor
 from app.web.auth.guard import current_actor
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ANY_KEY, ApiBlueprint
-from app.web.schemas import INT4_MAX, BodyModel, QueryModel, parse_key, require_one_field
+from app.web.schemas import INT4_MAX, BodyModel, IndexedText, QueryModel, parse_key, require_one_field
 
-_LIMIT_FIELDS = ("concurrency", "per_worker")
+_REMOVABLE = ("concurrency", "per_worker", "fair", "share")
 
 Limit = Annotated[int, Field(ge=1, le=INT4_MAX)]
+TenantWeight = Annotated[int, Field(ge=1, le=1_000)]
 
 
 class QueuesQuery(QueryModel):
@@ -29,7 +30,7 @@ class QueuesQuery(QueryModel):
 
 
 class QueueSettingsEdit(BodyModel):
-    """Settings of a queue to change; those left out stay as they are. Null removes a limit."""
+    """Settings of a queue to change; those left out stay as they are. Null removes one."""
 
     model_config = ConfigDict(json_schema_extra=require_one_field(excluded=frozenset({"queue"}), null_is_change=True))
 
@@ -46,6 +47,19 @@ class QueueSettingsEdit(BodyModel):
     )
     per_worker: Limit | None = Field(
         None, description="Maximum number of running jobs in each worker process; threads are added as needed."
+    )
+    fair: Annotated[str, Field(max_length=200, pattern=f"^({FAIR_RULE.pattern})$")] | None = Field(
+        None,
+        description="Serve tenants in turn instead of jobs by age; the tenant of a job is its `partition_key`, its "
+        "`producer`, or a value of its args, such as `args.tenant`. It is noted when the job is triggered.",
+    )
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="The part of the queue's threads that one tenant may have while others wait; null: half."
+    )
+    weights: Annotated[dict[IndexedText, TenantWeight | None], Field(max_length=1_000)] = Field(
+        {},
+        description="How many jobs a tenant may run for each job of another; null removes a weight.",
+        examples=[{"acme": 3}],
     )
     note: Annotated[str, Field(max_length=500)] | None = Field(None, description="A reason, shown with the queue.")
 
@@ -89,19 +103,20 @@ def create_queues_blueprint(executor: Executor) -> ApiBlueprint:
 
     @blueprint.patch("/queues", body=QueueSettingsEdit, response=QueueSettings, scope=Scope.OPERATE)
     def change_queue_settings(body: QueueSettingsEdit) -> QueueSettings:
-        """Pause, drain or open a queue, or limit how many of its jobs run at a time.
+        """Pause, drain or open a queue, limit how many of its jobs run at a time, or serve its tenants in turn.
 
         Settings hold from the next claim of any worker process; running jobs continue. `is_drained` of the list is true
         when none is left. A note is kept until the state changes.
         """
-        limits = [name for name in _LIMIT_FIELDS if name in body.model_fields_set and vars(body)[name] is None]
-        settings = queues.change_settings(**vars(body), remove_limits=limits, changed_by=current_actor().name)
+        removed = [name for name in _REMOVABLE if name in body.model_fields_set and vars(body)[name] is None]
+        settings = queues.change_settings(**vars(body), remove=removed, changed_by=current_actor().name)
         audit_action(
             "queue.settings_changed",
             queue=settings.queue,
             state=settings.state,
             concurrency=settings.concurrency,
             per_worker=settings.per_worker,
+            fair=settings.fair,
         )
         return settings
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from flask import Response
 from pydantic import Field
 
-from app.admin.queues import Queues, QueueState
+from app.admin.queues import FAIR_RULE, Queues, QueueState
 from app.db.statements import Executor
 from app.web.auth.guard import current_actor
 from app.web.options import WebOptions
@@ -25,6 +25,8 @@ class QueueSettingsForm(FormModel):
     state: FormText = Field("", description="open, paused or draining.")
     concurrency: FormText = Field("", description="Jobs at a time in all processes; `none` removes the limit.")
     per_worker: FormText = Field("", description="Jobs at a time in each process; `none` removes the limit.")
+    fair: FormText = Field("", description="What distinguishes tenants, which are served in turn; `none`: by age.")
+    share: FormText = Field("", description="The part of the threads that one tenant may have; `none`: half.")
 
 
 class WorkerForm(FormModel):
@@ -44,14 +46,16 @@ def create_queues_page(source: Executor, options: WebOptions) -> ApiBlueprint:
 
     @pages.action("/queues", form=QueueSettingsForm, page_url="/queues")
     def submit_queue_settings(form: QueueSettingsForm) -> None:
-        """Pause, open or drain a queue, or change its concurrency limits."""
-        limits = {"concurrency": form.concurrency, "per_worker": form.per_worker}
+        """Pause, open or drain a queue, change its concurrency limits, or serve its tenants in turn."""
+        given = {name: getattr(form, name).strip() for name in ("concurrency", "per_worker", "fair", "share")}
         queues.change_settings(
             form.queue,
             state=parse_choice("state", form.state, QueueState) if form.state else None,
             concurrency=_parse_limit("concurrency", form.concurrency),
             per_worker=_parse_limit("per_worker", form.per_worker),
-            remove_limits=[name for name, raw in limits.items() if raw.strip() == _NO_LIMIT],
+            fair=_parse_rule(given["fair"]),
+            share=_parse_share(given["share"]),
+            remove=[name for name, raw in given.items() if raw == _NO_LIMIT],
             changed_by=current_actor().name,
         )
 
@@ -66,6 +70,26 @@ def create_queues_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         queues.drain_worker(worker_id, draining=form.draining == "yes")
 
     return pages.blueprint
+
+
+def _parse_rule(raw: str) -> str | None:
+    if raw in ("", _NO_LIMIT):
+        return None
+    if not FAIR_RULE.fullmatch(raw):
+        raise InvalidForm(f"fair: {raw!r} is neither partition_key, producer nor a path such as args.tenant")
+    return raw
+
+
+def _parse_share(raw: str) -> float | None:
+    if raw in ("", _NO_LIMIT):
+        return None
+    try:
+        share = float(raw)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise InvalidForm(f"share: {raw!r} is not a number above 0 and up to 1")
+    return share
 
 
 def _parse_limit(name: str, raw: str) -> int | None:

@@ -47,7 +47,7 @@ def test_a_limit_holds_over_all_claims(queue_db, queues):
     assert queue_db.claim(5) == []
     queues.change_settings("q", concurrency=3, per_worker=1)
     assert len(queue_db.claim(5)) == 1
-    ruled = queues.change_settings("q", remove_limits=["concurrency"])
+    ruled = queues.change_settings("q", remove=["concurrency"])
 
     assert (ruled.concurrency, ruled.per_worker) == (None, 1)
     assert len(queue_db.claim(5)) == 2

@@ -188,6 +188,7 @@ def test_statement_of_several_parts_is_atomic(queue_db):
         "run_ids": "{not a uuid}",
         "worker": "w",
         "take_session_locks": False,
+        "in_turn": False,
     }
     bad |= {"after": CURSOR_START, "min_lease_sec": 1, "worker_id": None}
 

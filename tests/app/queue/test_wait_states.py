@@ -209,6 +209,7 @@ def test_a_claim_walks_the_ready_index_and_reads_what_it_takes(crowded):
         "run_ids": "{}",
         "worker": "w",
         "take_session_locks": True,
+        "in_turn": False,
         "min_lease_sec": 1,
     }
     pick, take = plans(crowded, "claim", asked | {"after": CURSOR_START})
@@ -233,6 +234,7 @@ def test_a_claim_from_a_mark_begins_to_read_there(crowded):
         "run_ids": "{}",
         "worker": "w",
         "take_session_locks": True,
+        "in_turn": False,
         "min_lease_sec": 1,
     }
     pick, _ = plans(crowded, "claim", asked | {"after": array(mark)})
@@ -320,6 +322,7 @@ def test_a_run_is_found_by_its_primary_key_among_ten_thousand(crowded, name, mor
                 "scan_limit": 5,
                 "worker": "w",
                 "take_session_locks": False,
+                "in_turn": False,
                 "after": CURSOR_START,
                 "min_lease_sec": 1,
             },
