@@ -178,6 +178,10 @@ class Client:
         """List jobs, newest first, by the filters of `GET /api/v1/jobs`, such as `queue`, `status`, `task`, `limit`."""
         return self._list(self.request("GET", "/api/v1/jobs", query=filters), "jobs")
 
+    def failures(self, **filters: Any) -> list[Payload]:
+        """List groups of failed and lost jobs, by task and fingerprint. Filters: `task`, `queue`, `limit`."""
+        return self._list(self.request("GET", "/api/v1/failures", query=filters), "failures")
+
     def events(self, job_id: JobId) -> list[Payload]:
         """List the events of a job, oldest first."""
         return self._list(self.request("GET", f"/api/v1/jobs/{job_id}/events"), "events")

@@ -24,6 +24,7 @@ _METAVARS = {
     "COUNT": "--limit --tail --max-attempts --min-runs --expected --concurrency --per-worker --burst",
     "EVENT[,EVENT…]": "--kind",
     "FILE": "--from --args-file --key-file",
+    "FINGERPRINT": "--fingerprint",
     "ID": "--webhook --job --drain --undrain",
     "JSON": "--args --retry --limits --debounce --throttle",
     "KEY": "--lock-key --partition-key --idempotency-key --live-key",
@@ -97,7 +98,7 @@ def completion(*, shell: str) -> None:
 for _command in (
     *(service.serve, service.worker, service.migrate, service.prune, service.config, service.tasks, service.doctor),
     *(service.run, skeleton.new_pipeline, service.psql, completion, trigger.trigger),
-    *(jobs.status, jobs.cancel, jobs.retry, jobs.jobs, jobs.events, jobs.logs, jobs.show, jobs.why),
+    *(jobs.status, jobs.cancel, jobs.retry, jobs.jobs, jobs.failures, jobs.events, jobs.logs, jobs.show, jobs.why),
     *(jobs.edit, jobs.clone, jobs.delete),
     *(admin.watch, admin.bulk, admin.queues, admin.queue, admin.limits, admin.graph, admin.workers, admin.task_numbers),
     *(keys.keys, admin.audit, webhooks.webhooks, alerts.alerts),

@@ -1,4 +1,4 @@
-"""Commands about jobs that exist: status, cancel, retry, jobs, events, logs, show, why, edit, clone, delete."""
+"""Commands about jobs that exist: from status, cancel, retry, jobs and failures to edit, clone and delete."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ _JOBS = Table(
     },
     uncut="job, status, attempts, created",
     empty_message="No jobs match.",
+)
+_FAILURES = Table(
+    "task, fingerprint, jobs, first=first_at, last=last_at, job=job_id, error",
+    {"error": lambda group: text.format_error(group["error"])},
+    uncut="fingerprint, jobs, last, job",
+    empty_message="No failed or lost jobs.",
 )
 _EVENTS = Table(
     "time=ts, event=kind, details",
@@ -91,6 +97,22 @@ def jobs(service: RemoteService, *, limit: int, **options: Any) -> None:
             f"Jobs older than {text.format_time(page['scanned_to'])} were not searched; narrow it with --created-to.",
             err=True,
         )
+
+
+@remote_command(short_help="Group failed and lost jobs by their error.")
+@click.option("--task", help="Only jobs of this task.")
+@click.option("--queue", help="Only jobs in this queue.")
+@limit_option
+def failures(service: RemoteService, *, limit: int, **options: Any) -> None:
+    """List failed and lost jobs, grouped by task and fingerprint of the error, largest group first, with the last job
+    of each. `jobs --fingerprint` lists the jobs of a group, `bulk redrive --fingerprint` retries them.
+
+    Of the newest ten thousand unsuccessful jobs.
+    """
+    page = service.get("/api/v1/failures", **options, limit=limit)
+    service.print_list(page, "failures", _FAILURES)
+    if not service.as_json and page["scanned_to"] is not None:
+        click.echo(f"Jobs older than {text.format_time(page['scanned_to'])} were not read.", err=True)
 
 
 @remote_command(short_help="List the events of a job.")

@@ -21,6 +21,7 @@ from app.web.api.batch import create_batch_blueprint
 from app.web.api.bulk import create_bulk_blueprint
 from app.web.api.docs import create_docs_blueprint
 from app.web.api.events import create_events_blueprint
+from app.web.api.failures import create_failures_blueprint
 from app.web.api.feedback import create_feedback_blueprint
 from app.web.api.graphs import create_graphs_blueprint
 from app.web.api.health import Probe, ReadinessCheck, create_health_blueprint
@@ -93,6 +94,7 @@ def create_app(
         create_job_list_blueprint(executor),
         create_edits_blueprint(queue, pipelines, options),
         create_bulk_blueprint(executor),
+        create_failures_blueprint(executor),
         create_queues_blueprint(executor),
         create_limits_blueprint(executor),
         create_task_stats_blueprint(executor, pipelines),

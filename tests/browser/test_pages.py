@@ -23,6 +23,7 @@ PAGES = {
     "jobs": "/jobs",
     "tasks": "/tasks",
     "task": "/tasks/load.cbr.rates",
+    "failures": "/failures",
     "queues": "/queues",
     "limits": "/limits",
     "workers": "/workers",

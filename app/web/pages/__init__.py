@@ -5,6 +5,7 @@ overview.py  problems and running jobs
 jobs.py      list and search of jobs, bulk actions
 job.py       one job: status, attempts; cancel, retry, edit, clone, delete; its full log, with search
 tasks.py     recent runs of each task, and a form that starts one
+failures.py  failed and lost jobs, grouped by the fingerprint of the error
 graph.py     jobs that wait for one another, by layer
 queues.py    queues and workers, and their actions
 limits.py    limits: what each allows, who holds it, who waits
@@ -23,6 +24,7 @@ from app.queue.jobs import JobQueue
 from app.web.options import WebOptions
 from app.web.pages.audit import create_audit_page
 from app.web.pages.charts import create_charts_page
+from app.web.pages.failures import create_failures_page
 from app.web.pages.graph import create_graph_page
 from app.web.pages.job import create_job_page, create_log_page
 from app.web.pages.jobs import create_jobs_page
@@ -45,6 +47,7 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_log_page(queue.executor, options),
         create_graph_page(queue.executor, options),
         create_tasks_page(queue, pipelines, options),
+        create_failures_page(queue.executor, options),
         create_queues_page(queue.executor, options),
         create_limits_page(queue.executor, options),
         create_charts_page(queue.executor, options),

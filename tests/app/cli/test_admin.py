@@ -142,3 +142,16 @@ def test_the_numbers_of_tasks_are_a_line_each(run, queue_db):
         pass
 
     assert "t  " in run("task-numbers").output
+
+
+def test_failures_are_grouped_and_their_jobs_listed(run, queue_db):
+    assert run("failures").stderr == "No failed or lost jobs.\n"
+    for key in "ab":
+        job = queue_db.enqueue_and_claim(key, max_attempts=1)
+        queue_db.settle(job, Status.FAILED, error="disk full", error_fingerprint="OSError a.py:b")
+
+    (line,) = run("failures").stdout.splitlines()[1:]
+    assert re.match(r"t +OSError a.py:b +2 ", line)
+    assert "disk full" in line
+    assert len(run("jobs", "--fingerprint", "OSError a.py:b").stdout.splitlines()) == 3
+    assert run("failures", "--task", "other").stdout == ""

@@ -1,0 +1,50 @@
+"""Failed and lost jobs, grouped by task and fingerprint of the error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from app.db.encoding import from_row, validate_texts
+from app.db.statements import Executor
+
+MAX_SCANNED = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureGroup:
+    """Failed and lost jobs of a task with one fingerprint; null: from before there were any, or without an attempt.
+    `job_id` and `error` are of the job that failed last."""
+
+    task: str
+    fingerprint: str | None
+    jobs: int
+    first_at: datetime
+    last_at: datetime
+    job_id: UUID
+    error: str | None
+
+
+@dataclass(frozen=True)
+class FailureGroups:
+    """Groups among the newest ten thousand unsuccessful jobs, largest first. `scanned_to`: older jobs were not read;
+    null: all were."""
+
+    failures: list[FailureGroup]
+    scanned: int
+    scanned_to: datetime | None
+
+
+class Failures:
+    """Reads groups of failures."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._execute = executor.execute
+
+    def groups(self, *, task: str | None = None, queue: str | None = None, limit: int = 50) -> FailureGroups:
+        parameters = validate_texts({"task": task, "queue": queue}) | {"limit": limit, "max_scanned": MAX_SCANNED}
+        rows = self._execute("failure_groups", parameters)
+        scanned, scanned_to = rows[0][:2]
+        groups = [from_row(FailureGroup, row[2:]) for row in rows if row[2] is not None]
+        return FailureGroups(groups, scanned, scanned_to if scanned >= MAX_SCANNED else None)

@@ -1,0 +1,30 @@
+-- Failed and lost jobs, grouped.
+
+-- name: failure_groups
+-- Groups by task and fingerprint among the newest `max_scanned` unsuccessful jobs, along their own index.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH newest AS MATERIALIZED (
+    SELECT job_id, queue, task, status, error_fingerprint, created_at, coalesce(finished_at, created_at) AS ended_at
+      FROM dl_jobs
+     WHERE status IN ('failed', 'canceled', 'lost')
+     ORDER BY created_at DESC, job_id DESC
+     LIMIT %(max_scanned)s::int
+), groups AS MATERIALIZED (
+    SELECT task, error_fingerprint, count(*) AS jobs, min(ended_at) AS first_at, max(ended_at) AS last_at,
+           (array_agg(job_id ORDER BY ended_at DESC, job_id DESC))[1] AS job_id
+      FROM newest
+     WHERE status <> 'canceled' AND (%(task)s::text IS NULL OR task = %(task)s::text)
+       AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+     GROUP BY task, error_fingerprint
+     ORDER BY jobs DESC, last_at DESC, task, error_fingerprint
+     LIMIT %(limit)s::int
+), scan AS (
+    SELECT count(*) AS scanned, min(created_at) AS scanned_to FROM newest
+)
+SELECT scan.scanned, scan.scanned_to, g.task, g.error_fingerprint, g.jobs, g.first_at, g.last_at, g.job_id,
+       left(j.error, 500)
+  FROM scan LEFT JOIN groups g ON true LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[g.job_id])
+ ORDER BY g.jobs DESC, g.last_at DESC, g.task, g.error_fingerprint;
