@@ -1,4 +1,4 @@
-"""A job's args: checked with a pydantic model or a JSON Schema, filled into templates, searched for secrets' names.
+"""A job's args: checked with a pydantic model or a JSON Schema, filled into templates, searched for references.
 
 Errors name fields and repeat no value, which may be a secret, except where an author's own validator does.
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipelines.context import Upstream
+from pipelines.retry import Fail
 
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
 
 ArgError = tuple[str, str]  # path, such as `rows[3].name`, and message
 
-SECRET_KEY = "$secret"  # noqa: S105 - the key of a reference: {"$secret": "name"}
+SECRET_KEY = "$secret"  # noqa: S105 - the keys of references: {"$secret": "name"}, {"$result": "parent.path"}
+RESULT_KEY = "$result"
+REFERENCE_KEYS = (SECRET_KEY, RESULT_KEY)
 MISSING, UNKNOWN = "is required", "is no argument of this task; leave it out"
 _MESSAGES = {
     "missing": MISSING,
@@ -30,6 +35,7 @@ _MAX_NAME_LENGTH, _MAX_MESSAGE_LENGTH, _MAX_LISTED_ERRORS = 64, 300, 20
 _TEMPLATE_NAME = re.compile(r"[\w-]+")
 _SECRET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _MAX_DEPTH = 200
+_MAX_RESULT_NAME_LENGTH = 1000
 
 
 class InvalidArgs(Exception):
@@ -171,49 +177,102 @@ def _argument_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-# ── references to secrets, {"$secret": "name"}: only the worker that runs the job reads the secret ──────────────────
+# ── references: only the worker that runs the job knows their values ────────────────────────────────────────────────
 
 
 class BadReference(ValueError):
-    """A mapping with `$secret` that is no valid reference; the message says where."""
+    """A mapping with the key of a reference that is no valid one; the message says where."""
+
+
+class Reference(NamedTuple):
+    """Stands for a secret, or for what is at a path of a parent's result."""
+
+    key: str  # $secret or $result
+    name: str
+
+
+def parse_reference(value: Any) -> Reference | None:
+    """Return the reference, or None for another value. Raises BadReference."""
+    key = next((key for key in REFERENCE_KEYS if key in value), None) if isinstance(value, Mapping) else None
+    if key is None:
+        return None
+    name = value[key]
+    if len(value) != 1:
+        raise BadReference(f'{{"{key}": …}} has no other keys; here it has {len(value) - 1} more')
+    if key == RESULT_KEY:
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_RESULT_NAME_LENGTH:
+            raise BadReference(f'{{"{key}": …}} is a parent and a path in its result, such as "extract.rows"')
+    elif not isinstance(name, str) or not _SECRET_NAME.fullmatch(name):
+        raise BadReference(f'the name in {{"{key}": …}} is of letters, digits, _, - and ., up to 100 of them')
+    return Reference(key, name)
 
 
 def secret_name(value: Any) -> str | None:
-    """Return the name in a reference, or None for another value. Raises BadReference."""
-    if not isinstance(value, Mapping) or SECRET_KEY not in value:
-        return None
-    name = value[SECRET_KEY]
-    if len(value) != 1:
-        raise BadReference(f'{{"{SECRET_KEY}": …}} has no other keys; here it has {len(value) - 1} more')
-    if not isinstance(name, str) or not _SECRET_NAME.fullmatch(name):
-        raise BadReference(f'the name in {{"{SECRET_KEY}": …}} is of letters, digits, _, - and ., up to 100 of them')
-    return name
+    """Return the name of a secret, or None for another value. Raises BadReference."""
+    reference = parse_reference(value)
+    return None if reference is None or reference.key != SECRET_KEY else reference.name
 
 
-def find_references(value: Any, steps: tuple[str | int, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yield the path and the secret's name of each reference. Raises BadReference."""
+def find_references(value: Any, steps: tuple[str | int, ...] = ()) -> Iterator[tuple[str, Reference]]:
+    """Yield the path of each reference, and the reference. Raises BadReference."""
     try:
-        name = secret_name(value)
+        reference = parse_reference(value)
     except BadReference as error:
         raise BadReference(f"{format_path(steps) or 'args'}: {error}") from None
-    if name is not None:
-        yield format_path(steps), name
+    if reference is not None:
+        yield format_path(steps), reference
     elif len(steps) < _MAX_DEPTH:
         items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
         for step, item in items:
             yield from find_references(item, (*steps, step))
 
 
-def substitute(args: Any, get_secret: Callable[[str], str]) -> Any:
-    """Return args with each reference replaced by the value of its secret."""
-    name = secret_name(args)
-    if name is not None:
-        return get_secret(name)
+def substitute(args: Any, values: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Return args with references replaced by their values, which `values` has by key and name. What is filled in is
+    not searched for references."""
+    reference = parse_reference(args)
+    if reference is not None and reference.name in values.get(reference.key, ()):
+        return values[reference.key][reference.name]
     if isinstance(args, Mapping):
-        return {key: substitute(value, get_secret) for key, value in args.items()}
+        return {key: substitute(value, values) for key, value in args.items()}
     if isinstance(args, list):
-        return [substitute(value, get_secret) for value in args]
+        return [substitute(value, values) for value in args]
     return args
+
+
+def parent_of(name: str, parents: Iterable[str]) -> str | None:
+    """Return the parent whose result a reference names: keys may contain dots, and the longest one counts."""
+    return max((key for key in parents if name == key or name.startswith(f"{key}.")), key=len, default=None)
+
+
+def result_at(name: str, upstream: Mapping[str, Upstream]) -> Any:
+    """Return what a reference such as `extract.rows` or `extract.files.0` stands for. Raises `Fail`."""
+    reference, key = f'{{"{RESULT_KEY}": "{name}"}}', parent_of(name, upstream)
+    if key is None:
+        raise Fail(f"{reference} names no parent of this job (it has {', '.join([*upstream][:20]) or 'none'})")
+    parent = upstream[key]
+    if parent.status != "succeeded":
+        raise Fail(f"{reference}: {key} (job {parent.job_id}) has not succeeded; it is {parent.status}")
+    value = parent.result
+    for step in name[len(key) + 1 :].split(".") if name != key else ():
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            raise Fail(f"{reference}: the result of {key} (job {parent.job_id}) has no such path")
+    if isinstance(value, Mapping) and value.keys() == {"$dropped"}:
+        raise Fail(f"{reference}: the result of {key} (job {parent.job_id}) was not kept: {value['$dropped']}")
+    return value
+
+
+def resolve_results(args: Mapping[str, Any], upstream: Mapping[str, Upstream]) -> dict[str, Any]:
+    """Return the results that args refer to, by the names in the references. Raises `Fail`."""
+    try:
+        references = [reference for _, reference in find_references(args)]
+    except BadReference as error:
+        raise Fail(f"args: {error}") from None
+    return {name: result_at(name, upstream) for key, name in references if key == RESULT_KEY}
 
 
 def outside_refs(errors: list[ArgError], args: Mapping[str, Any]) -> list[ArgError]:

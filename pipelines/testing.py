@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 
 from pipelines.context import Upstream
 from pipelines.contract import Args, Stop, StopReason, task_from_callable
+from pipelines.job_args import RESULT_KEY, resolve_results, substitute
 from pipelines.limits import check_calls
 from pipelines.runner import LeveledLog, StopIgnored, run_task
 
@@ -186,8 +187,13 @@ class FakeContext:
 
 
 def run(call: Callable[..., Any], args: Args | None = None, ctx: FakeContext | None = None) -> Any:
-    """Run a pipeline of any kind to its end, as a worker does. Raises what the pipeline raises."""
+    """Run a pipeline of any kind to its end, as a worker does. Raises what the pipeline raises.
+
+    References to results in its args are filled in from `ctx.upstream`.
+    """
+    ctx = ctx or FakeContext()
+    args = substitute(args or {}, {RESULT_KEY: resolve_results(args or {}, ctx.upstream)})
     try:
-        return run_task(task_from_callable("task", call), args or {}, ctx or FakeContext(), max_ignored_stops=1)
+        return run_task(task_from_callable("task", call), args, ctx, max_ignored_stops=1)
     except StopIgnored as stop:
         raise AssertionError("the pipeline went on after a Stop") from stop

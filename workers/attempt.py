@@ -18,8 +18,8 @@ from app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
 from app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
 from app.queue.task_connections import is_connection_loss
 from pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions
-from pipelines.job_args import SECRET_KEY
-from pipelines.retry import DEFAULT
+from pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitute
+from pipelines.retry import DEFAULT, Fail
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext, StopStep
 from workers.fingerprint import fingerprint
@@ -152,6 +152,7 @@ class Attempt(JobContext):
     def __init__(self, job: ClaimedJob, *, claimed_at: float, settings: AttemptSettings) -> None:
         super().__init__(job, settings)
         self.lease = Lease(job.lease_ttl_sec, claimed_at)  # renewed by the heartbeat
+        self.results: dict[str, Any] = {}  # of parents, by the names in its args
         self._thread = _InterruptibleThread()
 
     def _is_lease_trusted(self) -> bool:
@@ -199,16 +200,10 @@ class Attempt(JobContext):
         self.options = task.options
         is_isolated = self.settings.isolation_enabled or task.kind is TaskKind.COMMAND
         self.in_thread = not (may_have_child(task) and is_isolated)
-        try:
-            args = self._load_args()
-            if self.job.checkpoint_text is not None:
-                self.reported.restore(self.job.progress_text, _load_json("the checkpoint", self.job.checkpoint_text))
-        except (_NotRunnable, SecretUnavailable) as error:
-            return self.refuse(str(error))
         self.started_at = now
         try:
             try:
-                outcome = self._execute(task, args)
+                outcome = self._load_and_execute(task)
             finally:
                 self.ended_at = clock()
                 if self.connections is not None:
@@ -224,6 +219,17 @@ class Attempt(JobContext):
             )
             return self.complete(settlement)
 
+    def _load_and_execute(self, task: Task) -> Outcome:
+        try:
+            args = self._load_args()
+            if self.job.checkpoint_text is not None:
+                self.reported.restore(self.job.progress_text, _load_json("the checkpoint", self.job.checkpoint_text))
+        except (_NotRunnable, SecretUnavailable, Fail) as error:
+            return self.refuse(str(error))
+        except BaseException as error:  # of the database, which has the results of parents
+            return self._outcome_of_error(error)
+        return self._execute(task, args)
+
     def _load_args(self) -> dict[str, Any]:
         value = _load_json("args", self.job.args_text)
         if not isinstance(value, dict):
@@ -231,6 +237,11 @@ class Attempt(JobContext):
         args: dict[str, Any] = value
         if SECRET_KEY in self.job.args_text:
             args, self.redactor = resolve_references(args, self.settings.secret_store, self.job.task)
+        if RESULT_KEY in self.job.args_text:
+            self.results = resolve_results(args, self.upstream)
+            args = substitute(args, {RESULT_KEY: self.results})
+            if self.connections is not None:
+                self.connections.close_unused()
         return args
 
     def refuse(self, reason: str) -> Outcome:

@@ -223,7 +223,7 @@ class JobContext:
         self.reported, self.stop_signal = ReportedState(), StopSignal()
         self._lock = threading.Lock()
         self._follow_up_counts: dict[str, int] = {}  # by digest; the pipeline's thread alone, as the next
-        self._upstream: Mapping[str, Upstream] | None = None
+        self.parents: Mapping[str, Upstream] | None = None  # None: not read yet
 
     # ── the contract ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -233,13 +233,13 @@ class JobContext:
 
     @property
     def upstream(self) -> Mapping[str, Upstream]:
-        if self._upstream is None:
+        if self.parents is None:
             connections = self._require_connections()
             with self._owner_only():
                 rows = connections.execute_owned("job_parents", {"job_id": str(self.job_id)})
             parents = [from_row(ParentJob, row) for row in rows]
-            self._upstream = {p.key: Upstream(p.job_id, p.status.value, p.result, p.error) for p in parents}
-        return self._upstream
+            self.parents = {p.key: Upstream(p.job_id, p.status.value, p.result, p.error) for p in parents}
+        return self.parents
 
     @property
     def log(self) -> LeveledLog:

@@ -152,10 +152,10 @@ NO_REDACTION = Redactor()
 def resolve_references(args: dict[str, Any], secret_store: SecretStore, task: str) -> tuple[dict[str, Any], Redactor]:
     """Return a task's args with their secrets, and a redactor of these. Raises SecretUnavailable."""
     try:
-        names = {name for _, name in find_references(args)}
+        names = {reference.name for _, reference in find_references(args) if reference.key == SECRET_KEY}
     except BadReference as error:
         raise SecretUnavailable(f"args: {error}") from None
     if not names:
         return args, NO_REDACTION
     secrets = {name: secret_store.resolve_for_task(name, task) for name in sorted(names)}
-    return substitute(args, secrets.__getitem__), Redactor(secrets)
+    return substitute(args, {SECRET_KEY: secrets}), Redactor(secrets)

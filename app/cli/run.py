@@ -27,6 +27,7 @@ from app.queue.jobs import JobQueue
 from app.queue.task_connections import TaskConnections
 from app.runtime.service import Service, set_up_logging
 from pipelines import contract, targets
+from pipelines.context import Upstream
 from pipelines.contract import Fail, StopReason, Task
 from workers.attempt import Attempt, AttemptSettings
 from workers.isolation.run import run_isolated
@@ -99,9 +100,16 @@ class Terminal:
 
 
 def run_task_in_foreground(
-    settings: Settings, task_name: str, args: dict[str, Any], *, lock_key: str | None, local: bool
+    settings: Settings,
+    task_name: str,
+    args: dict[str, Any],
+    *,
+    lock_key: str | None,
+    local: bool,
+    upstream: Mapping[str, Any] | None = None,
 ) -> tuple[Settlement, bool]:
-    """Run a task to its end; return how it ended, and whether it was interrupted.
+    """Run a task to its end; return how it ended, and whether it was interrupted. `upstream` has the results of its
+    parents by their keys, for a local run.
 
     Raises DataloaderError if the task is unknown or its args are invalid, or an error of the database.
     """
@@ -118,7 +126,7 @@ def run_task_in_foreground(
         task = _find_task(task_name, args)
         with Terminal() as terminal:
             if local:
-                settlement = _run_locally(settings, task, args, terminal)
+                settlement = _run_locally(settings, task, args, upstream or {}, terminal)
             else:
                 try:
                     key, limits = lock_key or _lock_key(task, args), task.fill_limits(args)
@@ -221,7 +229,9 @@ class LocalTaskConnections(TaskConnections):
         return super()._open_queue_connection()
 
 
-def _run_locally(settings: Settings, task: Task, args: dict[str, Any], terminal: Terminal) -> Settlement:
+def _run_locally(
+    settings: Settings, task: Task, args: dict[str, Any], upstream: Mapping[str, Any], terminal: Terminal
+) -> Settlement:
     connection_settings = ConnectionSettings(
         dsn="" if settings.dsn is None else settings.dsn.get_secret_value(),
         schema=settings.schema,
@@ -245,6 +255,7 @@ def _run_locally(settings: Settings, task: Task, args: dict[str, Any], terminal:
     )  # fmt: skip
     attempt = Attempt(job, claimed_at=clock(), settings=attempt_settings)
     attempt.connections = LocalTaskConnections(connection_settings, job.id, job.run_id)
+    attempt.parents = {key: Upstream(uuid4(), Status.SUCCEEDED, result) for key, result in upstream.items()}
     capture = Capture(terminal.write_log_line)
     outcomes: list[Outcome] = []
 

@@ -19,7 +19,7 @@ import click
 from app.cli import text
 from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
-from app.cli.parsing import args_options, json_option, option_type, without_none
+from app.cli.parsing import OBJECT, args_options, json_option, option_type, without_none
 from app.cli.tables import Table
 from app.runtime.startup import Startup, last_error
 from app.wording import format_count
@@ -240,7 +240,8 @@ def doctor(*, everything: bool, as_json: bool) -> None:
 @args_options
 @click.option("--lock-key", help="Wait for jobs with this key.  [default: the task's]")
 @click.option("--local", is_flag=True, help="Run with a context in memory: no job, no queue, no lock.")
-def run(*, task: str, args: dict[str, Any], lock_key: str | None, local: bool) -> None:
+@click.option("--upstream", type=OBJECT, help="With --local: the results of its parents by their keys, as JSON.")
+def run(*, task: str, args: dict[str, Any], lock_key: str | None, local: bool, upstream: dict[str, Any] | None) -> None:
     """Run TASK in this process, with its progress and its log on the terminal, and its result on standard output.
 
     It is a real job with one attempt that only this process claims, in the settings' database or the embedded one.
@@ -254,7 +255,11 @@ def run(*, task: str, args: dict[str, Any], lock_key: str | None, local: bool) -
     """
     from app.cli.run import run_task_in_foreground
 
-    outcome, is_interrupted = run_task_in_foreground(_load_settings(), task, args, lock_key=lock_key, local=local)
+    if upstream is not None and not local:
+        raise click.UsageError("--upstream needs --local: a job reads the results of its own parents")
+    outcome, is_interrupted = run_task_in_foreground(
+        _load_settings(), task, args, lock_key=lock_key, local=local, upstream=upstream
+    )
     if outcome.traceback:
         click.echo(outcome.traceback, err=True, nl=False)
     click.echo(f"{outcome.status}{f': {outcome.error}' if outcome.error else ''}", err=True)

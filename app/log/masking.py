@@ -215,7 +215,7 @@ def mask(value: Any) -> Any:
 
 
 def _is_reference(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.keys() == {"$secret"}
+    return isinstance(value, Mapping) and value.keys() in ({"$secret"}, {"$result"})
 
 
 def _process_masker() -> Masker:

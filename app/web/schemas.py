@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
@@ -32,6 +33,7 @@ from app.queue.job import Job, JobEvent, NewJob, Status
 from app.web.json_io import FieldError, join_path
 from app.web.options import WebOptions
 from pipelines.contract import Args, Pipelines, Task, read_policy
+from pipelines.job_args import RESULT_KEY, ArgError, BadReference, find_references, parent_of
 from pipelines.limits import check_limits
 
 INT4_MAX = 2_147_483_647
@@ -186,11 +188,23 @@ def resolve_default(value: Any) -> Any:
     return value
 
 
-def validate_args(task: Task | None, args: Args) -> list[FieldError]:
-    """Return the field errors of the args; empty if this process does not know the task."""
-    if task is None:
-        return []
-    return [FieldError(_args_path(path), message) for path, message in task.check_args(args)]
+def validate_args(task: Task | None, args: Args, *, parents: Collection[str] | None = ()) -> list[FieldError]:
+    """Return the field errors of the args; of a task that this process does not know, only those of references to
+    results. `parents`: the keys of the jobs that the job waits for; None: not known."""
+    errors = [] if task is None else task.check_args(args)
+    if parents is not None:
+        errors = errors + _result_errors(args, parents)
+    return [FieldError(_args_path(path), message) for path, message in errors]
+
+
+def _result_errors(args: Args, parents: Collection[str]) -> list[ArgError]:
+    with suppress(BadReference):  # an error of a known task's args already
+        return [
+            (path, "refers to the result of a job that this one does not wait for; name its parents in `after`")
+            for path, reference in find_references(args)
+            if reference.key == RESULT_KEY and parent_of(reference.name, parents) is None
+        ]
+    return []
 
 
 def _args_path(path: str) -> str:
@@ -422,6 +436,10 @@ class TriggerRequest(BodyModel):
                             "combination", "{name} cannot be combined with {other}", {"name": name, "other": other}
                         )
         return self
+
+    def args_errors(self, task: Task | None) -> list[FieldError]:
+        """The field errors of the args."""
+        return validate_args(task, self.checked_args, parents=None if self.after else ())
 
     @property
     def checked_args(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from app import log
 from app.queue.job import Settlement, Status
 from pipelines.contract import Pipelines, registry
-from pipelines.job_args import BadReference, find_references
+from pipelines.job_args import BadReference, Reference, find_references
 from tests.support import (
     eventually,
     leaky_tasks,  # noqa: F401 - registers its task
@@ -95,7 +95,7 @@ def test_reference_with_other_keys_is_refused():
 
 def test_nested_references_are_found():
     assert list(find_references({"a": [{"b": REFERENCE}, 1], "c": {"d e": REFERENCE}, "$secrets": 1})) == [
-        ("a[0].b", "bank"), ('c["d e"]', "bank"),
+        ("a[0].b", Reference("$secret", "bank")), ('c["d e"]', Reference("$secret", "bank")),
     ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from app.queue.job import ClaimedJob
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES
 from pipelines import contract, targets
 from pipelines.contract import Stop, StopReason, registry
-from pipelines.job_args import substitute
+from pipelines.job_args import RESULT_KEY, SECRET_KEY, substitute
 from pipelines.retry import Fixed, decide
 from pipelines.runner import run_task
 from workers.context import ContextSettings, JobContext
@@ -177,8 +177,8 @@ def _run_task(spec: dict[str, Any], context: JobContext) -> dict[str, Any]:
             return {"kind": "unknown_task", "message": task}
         options, task_module = task.options, task.module
         args = json.loads(context.job.args_text)
-        if spec["secrets"]:
-            args = substitute(args, spec["secrets"].__getitem__)
+        if spec["secrets"] or spec["results"]:
+            args = substitute(args, {SECRET_KEY: spec["secrets"], RESULT_KEY: spec["results"]})
         if context.job.checkpoint_text is not None:
             context.reported.restore(context.job.progress_text, json.loads(context.job.checkpoint_text))
         context.check()

@@ -84,6 +84,7 @@ def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, A
     return {
         **{name: getattr(settings, name) for name in passed_on},
         "secrets": attempt.redactor.secrets,
+        "results": attempt.results,
         "connection_settings": None if connection_settings is None else asdict(connection_settings),
         "job": attempt.job._asdict(),
         "memory_mb": task.options.memory_mb,

@@ -22,7 +22,7 @@ from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ItemProblem, ProblemCode, RequestRejected, problem_code
 from app.web.routing import ApiBlueprint
-from app.web.schemas import BodyModel, TriggerRequest, field_errors, trigger_request_model, validate_args
+from app.web.schemas import BodyModel, TriggerRequest, field_errors, trigger_request_model
 from pipelines.contract import Pipelines
 
 MAX_JOBS = 10_000
@@ -121,7 +121,7 @@ def create_batch_blueprint(
         try:
             valid: TriggerRequest = model.model_validate(item)
             current_actor().require_trigger(valid.task, valid.queue)
-            if errors := validate_args(pipelines.get(valid.task), valid.checked_args):
+            if errors := valid.args_errors(pipelines.get(valid.task)):
                 raise InvalidRequest(errors)
             queue_settings.reject_if_draining(valid.queue)
         except ValidationError as error:

@@ -142,15 +142,17 @@ def create_graphs_blueprint(
             for name in _GRAPH_FIELDS
             if fields.get(name) is not None
         ]
+        keys: list[str] | None = None
         try:
             edges = GraphJobEdges.model_validate(own)
+            keys = [parent.job for parent in edges.after]
         except ValidationError as error:
             found += field_errors(error)
         try:
             request: TriggerRequest = model.model_validate(fields)
             current_actor().require_trigger(request.task, request.queue)
             queue_settings.reject_if_draining(request.queue)
-            found += validate_args(pipelines.get(request.task), request.args)
+            found += validate_args(pipelines.get(request.task), request.args, parents=keys)
         except ValidationError as error:
             found += field_errors(error)
         errors += [FieldError(f"{path}.{error.field}", error.message) for error in found]

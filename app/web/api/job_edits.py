@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from app.admin.api_keys import Scope
 from app.admin.edits import CLONED_FIELDS, JobEditor
 from app.admin.job_search import JobDetail, JobSearch
-from app.queue.job import NewJob
+from app.queue.job import Job, NewJob
 from app.queue.jobs import JobQueue
 from app.web.api.job_list import detail_response
 from app.web.api.jobs import parse_job_id
@@ -99,7 +99,7 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
         the values before and after. A repeated trigger with the job's idempotency key still finds it.
         """
         job = search.get_with_version(parse_job_id(job_id)).job
-        _validate_edit(body, job.task, pipelines, options)
+        _validate_edit(body, job, pipelines, options)
         editor.edit(job.id, {name: vars(body)[name] for name in body.model_fields_set}, if_version=if_match_version())
         audit_action("job.edited", job_id=job.id, fields=sorted(body.model_fields_set))
         return detail_response(search, job.id)
@@ -144,8 +144,9 @@ def create_edits_blueprint(queue: JobQueue, pipelines: Pipelines, options: WebOp
     return blueprint
 
 
-def _validate_edit(body: JobEditRequest, task: str, pipelines: Pipelines, options: WebOptions) -> None:
-    errors = [] if body.args is None else validate_args(pipelines.get(task), body.args)
+def _validate_edit(body: JobEditRequest, job: Job, pipelines: Pipelines, options: WebOptions) -> None:
+    parents = () if job.graph_id is None else None
+    errors = [] if body.args is None else validate_args(pipelines.get(job.task), body.args, parents=parents)
     if body.lease_ttl_sec is not None and body.lease_ttl_sec < options.min_lease_ttl_sec:
         errors.append(FieldError("lease_ttl_sec", short_lease_message(body.lease_ttl_sec, options.min_lease_ttl_sec)))
     if errors:

@@ -24,7 +24,7 @@ from app.web.json_io import dump_json
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ANY_KEY, ApiBlueprint, etag_of
-from app.web.schemas import JobState, TriggerRequest, TriggerResponse, validate_args
+from app.web.schemas import JobState, TriggerRequest, TriggerResponse
 from pipelines.contract import Pipelines
 
 MAX_WAIT_SEC = 30
@@ -129,7 +129,7 @@ def create_jobs_blueprint(
         """
         actor = current_actor()
         actor.require_trigger(body.task, body.queue)
-        errors = validate_args(pipelines.get(body.task), body.checked_args)
+        errors = body.args_errors(pipelines.get(body.task))
         if errors:
             raise InvalidRequest(errors)
         queue_settings.reject_if_draining(body.queue)

@@ -127,6 +127,17 @@ def test_in_memory_it_shows_what_it_says_and_gives_its_result(ran):
     assert err.endswith("succeeded\n")
 
 
+def test_in_memory_results_of_parents_are_filled_in(ran):
+    args = ("talks", "--args", '{"n": {"$result": "extract.rows"}}')
+
+    out, err, code = ran(*args, "--local", "--upstream", '{"extract": {"rows": 3}}')
+
+    assert code == 0, err
+    assert json.loads(out.partition("\n")[2]) == {"args": {"n": 3}}
+    assert "names no parent of this job" in ran(*args, "--local")[1]
+    assert "--upstream needs --local" in ran(*args, "--upstream", "{}")[1]
+
+
 def test_as_a_job_it_leaves_a_row_a_journal_and_a_log(ran, dsn):
     out, err, code = ran("talks", "--args", '{"n": 1}', DL_DB_DSN=dsn)
 

@@ -144,3 +144,27 @@ def test_a_trigger_with_a_parent_that_does_not_exist_names_the_field(client, req
 def test_unknown_graphs_are_404(client):
     for path in (f"/api/v1/graphs/{uuid4()}", f"/graphs/{uuid4()}"):
         assert client.get(path).status_code == 404
+
+
+def test_results_of_parents_are_accepted_in_args_and_no_others(client, request_body, body):
+    graph = body({"extract": [], "report": ["extract"]})
+    graph["jobs"][1]["args"] = {"sleep1": {"$result": "extract.rows"}}
+    assert client.post("/api/v1/graphs", json=graph).status_code == 200
+    graph["jobs"][1]["args"] = {"sleep1": {"$result": "extrac.rows"}}
+    refused = client.post("/api/v1/graphs", json=graph)
+    assert refused.status_code == 400
+    assert refused.json["errors"][0]["field"] == "jobs[1].args.sleep1"
+
+    args = {"sleep1": {"$result": "extract.rows"}}
+    refused = client.post("/api/v1/jobs/trigger", json={**request_body, "args": args})
+    assert refused.status_code == 400
+    (error,) = refused.json["errors"]
+    assert error["field"] == "args.sleep1"
+    assert "name its parents in `after`" in error["message"]
+    unknown = {**request_body, "task": "elsewhere", "args": args}
+    assert client.post("/api/v1/jobs/trigger", json=unknown).status_code == 400
+    assert client.post("/api/v1/jobs/batch", json={"jobs": [unknown]}).json["invalid"] == 1
+
+    parent = client.post("/api/v1/jobs/trigger", json=request_body).json["job_id"]
+    child = {**request_body, "args": {"sleep1": {"$result": f"{parent}.rows"}}, "after": [{"job_id": parent}]}
+    assert client.post("/api/v1/jobs/trigger", json=child).status_code == 200
