@@ -227,7 +227,7 @@ class Attempt(JobContext):
         except (_NotRunnable, SecretUnavailable, Fail) as error:
             return self.refuse(str(error))
         except BaseException as error:  # of the database, which has the results of parents
-            return self._outcome_of_error(error)
+            return self._outcome_of_error(error, task)
         return self._execute(task, args)
 
     def _load_args(self) -> dict[str, Any]:
