@@ -842,7 +842,8 @@ CREATE OR REPLACE TRIGGER dl_jobs_check_limits BEFORE INSERT OR UPDATE OF limits
     WHEN (NEW.limits IS NOT NULL)
     EXECUTE FUNCTION dl_jobs_check_limits();
 
--- The state of those of these limits that have a row, their own or a default: what they allow, and what is used.
+-- The state of those of these limits that have a row, their own or a default, or a breaker that is not closed: what they allow,
+-- and what is used.
 CREATE OR REPLACE FUNCTION dl_limit_states(limit_names text[])
     RETURNS TABLE (name text, concurrency int, used int, spacing float8, burst int, tat float8)
     LANGUAGE plpgsql VOLATILE ROWS 4 SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
@@ -850,12 +851,15 @@ CREATE OR REPLACE FUNCTION dl_limit_states(limit_names text[])
 BEGIN
     RETURN QUERY
     WITH asked AS MATERIALIZED (
-        SELECT n.name, s.concurrency, s.rate, s.per_sec, coalesce(s.burst, 1) AS burst
+        SELECT n.name, least(s.concurrency, b.concurrency) AS concurrency, s.rate, s.per_sec, coalesce(s.burst, 1) AS burst
           FROM unnest(limit_names) AS n (name)
-               CROSS JOIN LATERAL (SELECT * FROM dl_limits l
-                                    WHERE l.name = ANY (dl_limit_names(n.name))
-                                    ORDER BY l.name = n.name DESC, length(l.name) DESC
-                                    LIMIT 1) s
+               LEFT JOIN LATERAL (SELECT * FROM dl_limits l
+                                   WHERE l.name = ANY (dl_limit_names(n.name))
+                                   ORDER BY l.name = n.name DESC, length(l.name) DESC
+                                   LIMIT 1) s ON true
+               LEFT JOIN LATERAL (SELECT CASE state WHEN 'open' THEN 0 ELSE 1 END AS concurrency FROM dl_breakers
+                                   WHERE 'task:' || task = n.name AND state <> 'closed') b ON true
+         WHERE s.name IS NOT NULL OR b.concurrency IS NOT NULL
     ), running AS MATERIALIZED (
         SELECT c.name, sum(c.weight)::int AS used
           FROM dl_jobs r
@@ -905,7 +909,8 @@ BEGIN
     SELECT array_agg(DISTINCT c.name), woken_names || array_agg(DISTINCT jobs.waits_on) FILTER (WHERE jobs.waits_on IS NOT NULL)
       INTO names, woken_names
       FROM jobs CROSS JOIN LATERAL dl_job_limits(jobs.limits, jobs.queue, jobs.task) c
-     WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)));
+     WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
+        OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed');
     IF names IS NULL THEN
         RETURN;
     END IF;
@@ -1054,7 +1059,8 @@ DECLARE
     names text[] := ARRAY(SELECT DISTINCT c.name
                             FROM jsonb_array_elements(ended) AS e (run)
                                  CROSS JOIN LATERAL dl_job_limits(nullif(e.run -> 'limits', 'null'), e.run ->> 'queue', e.run ->> 'task') c
-                           WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name))));
+                           WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
+                              OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed'));
 BEGIN
     IF names <> '{}' THEN
         RETURN QUERY SELECT * FROM dl_wake_limited(names);
@@ -1077,9 +1083,77 @@ CREATE TABLE dl_breakers (
     pause_sec     int,                                  -- of this opening: doubled by each probe that fails
     probe_at      timestamptz,                          -- when it becomes half-open; NULL: when a person closes it
     reason        text,
-    changed_by    text,                                 -- NULL: the task declares it
+    is_declared   bool        NOT NULL DEFAULT false,   -- by the task; false once a person has changed the numbers
+    changed_by    text,                                 -- who opened or closed it last; NULL: the attempts did
     changed_at    timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+-- Counts how attempts ended, in their order, for tasks with a breaker: opens it, closes it, or opens it again for twice as long, at
+-- most an hour. Each outcome is an object with the task, the status (succeeded, or else it failed) and the error. A breaker's row
+-- is locked after the jobs' rows and before the locks of limits.
+CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS int
+    LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET jit = off AS $$
+DECLARE
+    breaker dl_breakers;
+    outcome jsonb;
+    before  text;
+    changes int := 0;
+BEGIN
+    FOR breaker IN
+        SELECT b.* FROM dl_breakers b
+         WHERE b.task IN (SELECT o ->> 'task' FROM jsonb_array_elements(outcomes) o)
+           AND (b.state = 'half_open'
+                OR b.state = 'closed' AND b.failures IS NOT NULL
+                   AND (b.failed_in_row > 0 OR EXISTS (SELECT FROM jsonb_array_elements(outcomes) o
+                                                        WHERE o ->> 'task' = b.task AND o ->> 'status' <> 'succeeded')))
+         ORDER BY b.task
+           FOR NO KEY UPDATE
+    LOOP
+        before := breaker.state;
+        FOR outcome IN SELECT o FROM jsonb_array_elements(outcomes) o WHERE o ->> 'task' = breaker.task LOOP
+            IF outcome ->> 'status' = 'succeeded' THEN
+                breaker.failed_in_row := 0;
+                IF breaker.state = 'half_open' THEN
+                    breaker.state := 'closed';
+                    breaker.reason := NULL;
+                END IF;
+            ELSIF breaker.state <> 'open' THEN
+                IF breaker.failed_at < clock_timestamp() - make_interval(secs => breaker.window_sec) THEN
+                    breaker.failed_in_row := 0;
+                END IF;
+                breaker.failed_in_row := breaker.failed_in_row + 1;
+                breaker.failed_at := clock_timestamp();
+                IF breaker.state = 'half_open' OR breaker.failed_in_row >= breaker.failures THEN
+                    breaker.pause_sec := CASE breaker.state WHEN 'half_open'
+                                              THEN greatest(least(2 * coalesce(breaker.pause_sec, breaker.resume_sec), 3600), breaker.resume_sec)
+                                              ELSE breaker.resume_sec END;
+                    breaker.opened_at := CASE breaker.state WHEN 'half_open' THEN coalesce(breaker.opened_at, clock_timestamp())
+                                                            ELSE clock_timestamp() END;
+                    breaker.state := 'open';
+                    breaker.probe_at := clock_timestamp() + make_interval(secs => breaker.pause_sec);
+                    breaker.reason := format('%s failed in a row; the last: %s',
+                                             CASE breaker.failed_in_row WHEN 1 THEN '1 attempt' ELSE breaker.failed_in_row || ' attempts' END,
+                                             coalesce(split_part(outcome ->> 'error', E'\n', 1), ''));
+                END IF;
+            END IF;
+        END LOOP;
+        UPDATE dl_breakers b
+           SET state = breaker.state, failed_in_row = breaker.failed_in_row, failed_at = breaker.failed_at,
+               opened_at = CASE breaker.state WHEN 'closed' THEN NULL ELSE breaker.opened_at END, pause_sec = breaker.pause_sec,
+               probe_at = CASE breaker.state WHEN 'open' THEN breaker.probe_at END, reason = breaker.reason,
+               changed_by = CASE breaker.state WHEN before THEN b.changed_by END,
+               changed_at = CASE breaker.state WHEN before THEN b.changed_at ELSE clock_timestamp() END
+         WHERE b.task = breaker.task;
+        IF breaker.state <> before THEN
+            changes := changes + 1;
+            PERFORM pg_notify('dl_control', 'limits');
+            IF breaker.state = 'closed' THEN
+                PERFORM dl_wake_limited(ARRAY['task:' || breaker.task]);
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN changes;
+END $$;
 
 -- ── Graphs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -2232,7 +2306,8 @@ END $$;
 CREATE TABLE dl_alert_rules (
     rule_id     uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     name        text        NOT NULL UNIQUE,
-    kind        text        NOT NULL CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker')),
+    kind        text        NOT NULL CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker',
+                                                          'breaker_open', 'limit_starved')),
     queue       text,
     task        text,
     threshold   float8      NOT NULL CHECK (threshold >= 0),   -- a share of 1, or seconds
@@ -2446,6 +2521,14 @@ CREATE OR REPLACE TRIGGER dl_queues_audit AFTER INSERT OR UPDATE OR DELETE ON dl
 CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl_limits
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('limit', 'name', 'changed_by,changed_at', '');
+
+CREATE OR REPLACE TRIGGER dl_breakers_audit AFTER INSERT OR UPDATE OR DELETE ON dl_breakers
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('breaker', 'task', 'changed_by,changed_at,failed_at', '');
+
+CREATE OR REPLACE TRIGGER dl_fair_weights_audit AFTER INSERT OR UPDATE OR DELETE ON dl_fair_weights
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('queue', 'queue', '', '');
 
 CREATE OR REPLACE TRIGGER dl_bulk_audit AFTER INSERT OR UPDATE OF cancel_requested ON dl_bulk
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')

@@ -30,6 +30,7 @@ DataloaderError
 ├── JobChanged                the job is not in the state any more that the caller has seen
 ├── QueueDraining             the queue takes no new jobs
 ├── GraphNotFound             no graph has this id
+├── BreakerNotFound           the task has no circuit breaker
 ├── LimitNotFound             the limit has no setting, and no job uses it
 ├── WorkerNotFound            no worker process has this id
 ├── BulkNotFound              no bulk operation has this id
@@ -232,6 +233,12 @@ class LimitNotFound(DataloaderError):
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no limit {name!r}")
         self.name = name
+
+
+class BreakerNotFound(DataloaderError):
+    def __init__(self, task: str) -> None:
+        super().__init__(f"the task {task!r} has no circuit breaker, and is not paused")
+        self.task = task
 
 
 class WorkerNotFound(DataloaderError):

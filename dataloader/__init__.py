@@ -22,17 +22,19 @@ if TYPE_CHECKING:
         ServiceFault,
         ServiceUnavailable,
     )
-    from pipelines.contract import Checkpoint, Context, Fail, Progress, Snooze, Stop, register
+    from pipelines.contract import Breaker, Checkpoint, Context, Fail, Progress, Snooze, Stop, register
 
 __all__ = [
-    "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Fail", "FieldError", "JobOptions", "NotAllowed",
-    "NotFound", "Progress", "Refused", "ServiceFault", "ServiceUnavailable", "Snooze", "Stop", "TriggerOptions",
-    "enqueue", "register",
+    "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Fail", "FieldError", "JobOptions",
+    "NotAllowed", "NotFound", "Progress", "Refused", "ServiceFault", "ServiceUnavailable", "Snooze", "Stop",
+    "TriggerOptions", "enqueue", "register",
 ]  # fmt: skip
 
 _MODULES = {
     **dict.fromkeys(("JobOptions", "TriggerOptions", "enqueue"), "dataloader._enqueue"),
-    **dict.fromkeys(("Checkpoint", "Context", "Fail", "Progress", "Snooze", "Stop", "register"), "pipelines.contract"),
+    **dict.fromkeys(
+        ("Breaker", "Checkpoint", "Context", "Fail", "Progress", "Snooze", "Stop", "register"), "pipelines.contract"
+    ),
     "Client": "dataloader.client",
 }
 

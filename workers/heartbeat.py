@@ -32,12 +32,14 @@ class Heartbeat:
         interval_sec: float,
         info: WorkerInfo,
         register: Callable[[], object],
+        declare: Callable[[], object],
         listen: Callable[[float], bool],
         on_crash: Callable[[str], None],
         counters: PoolCounters,
     ) -> None:
         self._queue, self._running, self._counters = queue, running, counters
         self._interval_sec, self._info, self._register, self._listen = interval_sec, info, register, listen
+        self._declare = declare
         self._beat_requested = threading.Event()
         self._last_step_at = clock()
         self._next_check_at = self._next_beat_at = 0.0
@@ -78,6 +80,7 @@ class Heartbeat:
             self._renew(held)  # first: no lease may wait for the registration
             self._register()
             if not self._is_registered:
+                self._declare()
                 self._queue.restore_unknown_tasks(self._info.queues, self._info.tasks)
                 self._is_registered = True
             self._next_beat_at = now + self._interval_sec

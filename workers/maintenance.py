@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from app import log
 from app.admin.alerts import Alerts
+from app.admin.breakers import Breakers
 from app.admin.bulk import BulkOperations
 from app.admin.limits import Limits
 from app.admin.queues import Queues
@@ -31,6 +32,7 @@ _NOTIFY_INTERVAL_SEC = 1.0
 _LIMITS_INTERVAL_SEC = 1.0
 _GRAPHS_INTERVAL_SEC = 1.0
 _EXPIRY_INTERVAL_SEC = 1.0
+_BREAKERS_INTERVAL_SEC = 1.0
 _MIN_RATE_INTERVAL_SEC = 0.005  # between two steps that wake jobs of rates
 _NEXT_LIMITS_SEC = 0.05  # between two parts of all limits that jobs wait for
 _RETENTION_INTERVAL_SEC = 60.0
@@ -149,6 +151,7 @@ def duties(session: Session, options: MaintenanceOptions) -> list[Duty]:
         Duty("queue-depths", _DEPTHS_INTERVAL_SEC, statistics.record_depths),
         Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session)),
         Duty("limits", _LIMITS_INTERVAL_SEC, LimitsDuty(Limits(session)).run),
+        Duty("breakers", _BREAKERS_INTERVAL_SEC, lambda: _probe_breakers(Breakers(session))),
         Duty("graphs", _GRAPHS_INTERVAL_SEC, lambda: _decide_left(Graphs(session))),
         Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(JobQueue(session))),
         Duty("limits-prune", _HOURLY_SEC, Limits(session).prune),
@@ -170,6 +173,13 @@ def _decide_left(graphs: Graphs) -> float | None:
     if decided:
         _log.info("waiting_jobs.decided", jobs=decided)
     return 0.0 if decided and found else None
+
+
+def _probe_breakers(breakers: Breakers) -> float | None:
+    result = breakers.probe()
+    for task in result.tasks:
+        _log.info("breaker.half_open", task=task)
+    return None if result.next_probe_in_sec is None else max(0.05, result.next_probe_in_sec)
 
 
 def _expire(queue: JobQueue) -> float | None:

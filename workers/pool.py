@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from app import log
+from app.admin.breakers import Breakers
 from app.admin.queues import Queues
 from app.admin.webhooks import Webhooks
 from app.db.connection import Session
@@ -216,6 +217,7 @@ class WorkerPool:
             interval_sec=options.heartbeat_sec,
             info=info,
             register=lambda: self._death_watch.on_beat(self._registration.beat()),
+            declare=lambda: Breakers(queue["renew"].executor).declare(self._pipelines),
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
             counters=self.counters,

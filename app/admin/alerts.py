@@ -20,6 +20,8 @@ class RuleKind(StrEnum):
     NO_SUCCESS = "no_success"  # seconds since a task last succeeded
     QUEUE_AGE = "queue_age"  # seconds that the oldest ready job has waited
     STALLED = "stalled"  # seconds since a running job's progress last changed
+    BREAKER_OPEN = "breaker_open"  # seconds since a task's circuit breaker opened
+    LIMIT_STARVED = "limit_starved"  # seconds that the next job of a limit has waited
     DEAD_WORKER = "dead_worker"  # seconds since a worker's last heartbeat
 
 

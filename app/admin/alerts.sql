@@ -79,6 +79,14 @@ WITH RECURSIVE rules AS MATERIALIZED (
                 WHERE j.status = 'queued' AND j.wait_state = 'ready' AND j.queue = heads.queue AND j.priority = heads.priority
                 ORDER BY j.created_at, j.job_id LIMIT 20) first
      GROUP BY heads.queue
+), limit_names AS (  -- that jobs wait for, by a loose scan
+    (SELECT waits_on AS name FROM dl_jobs
+      WHERE status = 'queued' AND waits_on IS NOT NULL AND EXISTS (SELECT FROM rules WHERE kind = 'limit_starved')
+      ORDER BY waits_on LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.waits_on FROM dl_jobs j
+             WHERE j.status = 'queued' AND j.waits_on IS NOT NULL AND j.waits_on > n.name ORDER BY j.waits_on LIMIT 1)
+      FROM limit_names n WHERE n.name IS NOT NULL
 ), broken AS MATERIALIZED (
     SELECT r.rule_id, r.kind, r.name, c.task AS subject, r.queue, c.task, c.unsuccessful / c.runs AS value,
            c.unsuccessful || ' of ' || c.runs || ' runs of ' || c.task || ' failed within ' || r.window_sec || ' s' AS detail
@@ -128,6 +136,25 @@ WITH RECURSIVE rules AS MATERIALIZED (
            CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - w.seen_at)::float8 AS sec) s
      WHERE r.kind = 'dead_worker' AND s.sec > greatest(r.threshold, 3 * w.heartbeat_sec) AND s.sec < r.window_sec
        AND coalesce(r.queue = ANY (w.queues), true)
+    UNION ALL
+    SELECT r.rule_id, r.kind, r.name, b.task, r.queue, b.task, s.sec,
+           'the circuit breaker of ' || b.task || ' is ' || replace(b.state, '_', '-') || coalesce(': ' || b.reason, '')
+      FROM rules r CROSS JOIN dl_breakers b
+           CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - b.opened_at)::float8 AS sec) s
+     WHERE r.kind = 'breaker_open' AND b.state <> 'closed' AND s.sec > r.threshold AND coalesce(b.task = r.task, true)
+    UNION ALL
+    SELECT r.rule_id, r.kind, r.name, l.name, r.queue, NULL, l.sec,
+           'a job has waited for the limit ' || l.name || ' for ' || round(l.sec) || ' s'
+      FROM rules r CROSS JOIN LATERAL (
+               SELECT n.name, extract(epoch FROM clock_timestamp() - min(first.since))::float8 AS sec
+                 FROM (SELECT name FROM limit_names WHERE name IS NOT NULL LIMIT 1000) n CROSS JOIN LATERAL (
+                          SELECT greatest(j.created_at, j.available_at) AS since
+                            FROM dl_jobs j
+                           WHERE j.waits_on = n.name AND j.status = 'queued' AND j.wait_state = 'limited'
+                             AND coalesce(j.queue = r.queue, true)
+                           ORDER BY j.priority, j.created_at LIMIT 20) first
+                GROUP BY n.name) l
+     WHERE r.kind = 'limit_starved' AND l.sec > r.threshold
 ), new_alerts AS (
     INSERT INTO dl_alerts AS a (rule_id, kind, name, subject, queue, task, value, detail)
     SELECT DISTINCT ON (rule_id, subject) rule_id, kind, name, subject, queue, task, value, detail

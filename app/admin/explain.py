@@ -10,12 +10,13 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+from app.admin.breakers import Breakers, BreakerState, BreakerStatus
 from app.admin.job_search import AttemptRecord, JobSearch
 from app.admin.limits import LimitHolder, Limits, LimitStatus
 from app.admin.statistics import PeriodStatistics, Statistics
 from app.db.encoding import from_row
 from app.db.statements import Executor
-from app.errors import LimitNotFound
+from app.errors import BreakerNotFound, LimitNotFound
 from app.queue.graphs import Graphs, ParentJob
 from app.queue.job import Job, Status
 from app.wording import format_count
@@ -41,6 +42,8 @@ class ReasonCode(StrEnum):
     KEY_FREED = "key_freed"
     LIMIT_FULL = "limit_full"
     LIMIT_CLOSED = "limit_closed"
+    BREAKER_OPEN = "breaker_open"
+    TASK_PAUSED = "task_paused"
     RATE_LIMITED = "rate_limited"
     WAITS_FOR_JOBS = "waits_for_jobs"
     SKIPPED = "skipped"
@@ -170,7 +173,7 @@ class JobExplainer:
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
         self._job_search, self._statistics, self._limits = JobSearch(executor), Statistics(executor), Limits(executor)
-        self._graphs = Graphs(executor)
+        self._graphs, self._breakers = Graphs(executor), Breakers(executor)
 
     def explain(self, job_id: UUID) -> JobExplanation:
         """Raises JobNotFound."""
@@ -194,6 +197,12 @@ class JobExplainer:
 
     def _limit_reasons(self, waiting: WaitingFacts) -> Iterator[ExplanationReason]:
         name, weight = waiting.waits_on or "", waiting.weight or 1
+        if name == f"task:{waiting.task}":
+            with suppress(BreakerNotFound):
+                breaker = self._breakers.status(waiting.task)
+                if breaker.state is not BreakerState.CLOSED:
+                    yield _breaker_reason(breaker)
+                    return
         with suppress(LimitNotFound):  # it has just been deleted
             limit = self._limits.status(name)
             yield _limit_reason(waiting, limit, weight, self._limits.holders(name)[:_MAX_HOLDERS])
@@ -335,6 +344,23 @@ def _parents_reason(job: Job, parents: list[ParentJob]) -> ExplanationReason:
     listed = [{"job_id": p.job_id, "key": p.key, "status": p.status, "on": p.on} for p in open_parents[:_MAX_HOLDERS]]
     details = {"graph_id": job.graph_id, "open": len(open_parents), "parents": listed}
     return ExplanationReason(ReasonCode.WAITS_FOR_JOBS, message, details)
+
+
+def _breaker_reason(breaker: BreakerStatus) -> ExplanationReason:
+    details: dict[str, Any] = {"task": breaker.task, "state": breaker.state, "opened_at": breaker.opened_at}
+    details |= {"probe_at": breaker.probe_at, "reason": breaker.reason, "by": breaker.changed_by}
+    reason = f": {breaker.reason}" if breaker.reason else ""
+    if breaker.state is BreakerState.HALF_OPEN:
+        message = f"The circuit breaker of task {breaker.task!r} is half-open{reason}. One job at a time is tried."
+        return ExplanationReason(ReasonCode.BREAKER_OPEN, message, details)
+    since = f"since {_format_time(breaker.opened_at)}"
+    if breaker.probe_at is None:
+        by = f" by {breaker.changed_by}" if breaker.changed_by else ""
+        message = f"The task {breaker.task!r} has been paused {since}{by}{reason}."
+        return ExplanationReason(ReasonCode.TASK_PAUSED, message, details)
+    probe = f"one job is tried at {_format_time(breaker.probe_at)}"
+    message = f"The circuit breaker of task {breaker.task!r} has been open {since}{reason}; {probe}."
+    return ExplanationReason(ReasonCode.BREAKER_OPEN, message, details)
 
 
 def _limit_reason(

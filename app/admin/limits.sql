@@ -55,7 +55,7 @@ WITH RECURSIVE waiting_names AS (
 ), listed AS MATERIALIZED (
     SELECT name FROM names WHERE %(name)s::text IS NULL OR name = %(name)s::text ORDER BY name LIMIT %(max_names)s::int
 )
-SELECT n.name, s.name, s.concurrency, s.rate, s.per_sec, s.burst, s.note, s.changed_by, s.changed_at, coalesce(r.used, 0),
+SELECT n.name, s.name, least(s.concurrency, b.concurrency), s.rate, s.per_sec, s.burst, s.note, s.changed_by, s.changed_at, coalesce(r.used, 0),
        w.waiting, w.waiting <= %(max_waiting)s::int AS waiting_exact, w.waiting_since,
        CASE WHEN s.rate IS NOT NULL THEN
             greatest(0, date_part('epoch', (SELECT t.tat FROM dl_limit_starts t WHERE t.name = n.name) - clock_timestamp())
@@ -63,6 +63,8 @@ SELECT n.name, s.name, s.concurrency, s.rate, s.per_sec, s.burst, s.note, s.chan
   FROM listed n
        LEFT JOIN LATERAL (SELECT * FROM dl_limits l WHERE l.name = ANY (dl_limit_names(n.name))
                            ORDER BY l.name = n.name DESC, length(l.name) DESC LIMIT 1) s ON true
+       LEFT JOIN LATERAL (SELECT CASE state WHEN 'open' THEN 0 ELSE 1 END AS concurrency FROM dl_breakers
+                           WHERE 'task:' || task = n.name AND state <> 'closed') b ON true
        LEFT JOIN running r ON r.name = n.name
        CROSS JOIN LATERAL (SELECT count(*) AS waiting, min(created_at) AS waiting_since
                              FROM (SELECT j.created_at FROM dl_jobs j

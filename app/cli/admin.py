@@ -265,6 +265,57 @@ def _graph_lines(graph: text.Payload) -> list[str]:
     return lines
 
 
+def _breaker_state(breaker: text.Payload) -> str:
+    is_paused = breaker["state"] == "open" and breaker["probe_at"] is None
+    return "paused" if is_paused else str(breaker["state"]).replace("_", "-")
+
+
+_BREAKERS = Table(
+    "task, state, failed=failed_in_row, waiting, opened=opened_at, reason",
+    {"state": _breaker_state},
+    uncut="task, state",
+    empty_message="No task has a circuit breaker, and none is paused.",
+)
+
+
+@remote_command(short_help="List circuit breakers; pause or resume a task.")
+@click.argument("action", type=click.Choice(["list", "show", "pause", "resume", "set", "delete"]), default="list")
+@click.argument("task", required=False)
+@click.option("--failures", type=POSITIVE, help="It opens after so many attempts in a row that ended with an error.")
+@click.option("--window", "window_sec", type=POSITIVE, help="A row of failures ends so long after its last one.")
+@click.option("--resume", "resume_sec", type=POSITIVE, help="How long after opening one job is tried.")
+@click.option("--note", "reason", help="Why the task is paused.")
+def breakers(service: RemoteService, *, action: str, task: str | None, reason: str | None, **options: Any) -> None:
+    """List the circuit breakers of tasks; pause a task, let it run again, or change its breaker.
+
+    \b
+      dataloader breakers pause load.sales --note "the warehouse is being moved"
+      dataloader breakers resume load.sales
+      dataloader breakers set load.sales --failures 5 --resume 300
+
+    While a breaker is open no job of the task starts; running jobs continue.
+    """
+    if action == "list":
+        service.print_list(service.get("/api/v1/breakers"), "breakers", _BREAKERS)
+        return
+    if task is None:
+        raise click.UsageError(f"name the task: dataloader breakers {action} TASK")
+    path = f"/api/v1/tasks/{quote(task, safe='')}/breaker"
+    if action == "delete":
+        service.print_payload(service.delete(path), f"The breaker of {text.one_line(task)} is deleted.")
+        return
+    if action == "show":
+        found = service.get(path)
+    else:
+        states = {"pause": {"state": "open", "reason": reason}, "resume": {"state": "closed", "reason": reason}}
+        body = without_none(states.get(action, options))
+        if not body:
+            raise click.UsageError("nothing to set; see --help for the options")
+        found = service.client.request("PUT", path, body=body, repeatable=True)
+    why = f": {text.one_line(found['reason'])}" if found["reason"] else ""
+    service.print_payload(found, f"{text.one_line(task)} is {_breaker_state(found)}{why}.")
+
+
 @remote_command(short_help="List, set or delete limits.")
 @click.argument("action", type=click.Choice(["list", "show", "set", "delete"]), default="list")
 @click.argument("name", required=False)

@@ -21,7 +21,7 @@ from dataloader.errors import ClientError
 # The value that help shows for an option, by the option's name, so that it is the same in every command.
 _METAVARS = {
     "ADDRESS": "--host",
-    "COUNT": "--limit --tail --max-attempts --min-runs --expected --concurrency --per-worker --burst",
+    "COUNT": "--failures --limit --tail --max-attempts --min-runs --expected --concurrency --per-worker --burst",
     "EVENT[,EVENT…]": "--kind",
     "FILE": "--from --args-file --key-file",
     "FINGERPRINT": "--fingerprint",
@@ -34,7 +34,7 @@ _METAVARS = {
     "PACKAGE": "--dir",
     "PORT": "--port",
     "QUEUE": "--queue",
-    "SECONDS": "--lease-ttl --start-within --time-limit --window --timeout --retry-timeout --overlap",
+    "SECONDS": "--resume --lease-ttl --start-within --time-limit --window --timeout --retry-timeout --overlap",
     "SPAN": "--expires",
     "STATUS[,STATUS…]": "--status",
     "TASK": "--task",
@@ -100,7 +100,17 @@ for _command in (
     *(service.run, skeleton.new_pipeline, service.psql, completion, trigger.trigger),
     *(jobs.status, jobs.cancel, jobs.retry, jobs.jobs, jobs.failures, jobs.events, jobs.logs, jobs.show, jobs.why),
     *(jobs.edit, jobs.clone, jobs.delete),
-    *(admin.watch, admin.bulk, admin.queues, admin.queue, admin.limits, admin.graph, admin.workers, admin.task_numbers),
+    *(
+        admin.watch,
+        admin.bulk,
+        admin.queues,
+        admin.queue,
+        admin.limits,
+        admin.breakers,
+        admin.graph,
+        admin.workers,
+        admin.task_numbers,
+    ),
     *(keys.keys, admin.audit, webhooks.webhooks, alerts.alerts),
 ):
     cli.add_command(_command)

@@ -141,7 +141,7 @@ WITH candidates AS MATERIALIZED (
 ), limited AS MATERIALIZED (
     SELECT dl_apply_limits((SELECT array_agg(job_id ORDER BY n) FROM first),
                            (SELECT array_agg(waits_on) FROM candidates WHERE is_busy AND waits_on IS NOT NULL)) AS job_id
-     WHERE EXISTS (SELECT FROM dl_limits)
+     WHERE EXISTS (SELECT FROM dl_limits) OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed')
 ), selected AS MATERIALIZED (
     SELECT job_id, priority, created_at, waits_on, key_hash, n,
            CASE WHEN %(take_session_locks)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS is_free
@@ -396,7 +396,7 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
       FROM owned
      WHERE j.job_id = ANY (ARRAY[owned.job_id])
     RETURNING j.job_id, j.run_id, j.queue, j.task, j.limits, j.lock_key, j.status, j.attempt, j.error, j.webhook,
-              owned.status AS requested_status, owned.pause, owned.event_fields, owned.ended_at
+              owned.status AS requested_status, owned.pause, owned.refund, owned.event_fields, owned.ended_at
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, ended_at,
@@ -412,8 +412,13 @@ SELECT count(*)::int AS applied,
        CASE WHEN count(*) < cardinality(%(plain_runs)s::uuid[]) + cardinality(%(run_ids)s::uuid[])
             THEN array_agg(run_id::text) END AS applied_runs,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM settled))) AS unblocked,
+       (SELECT dl_count_outcomes(jsonb_agg(jsonb_build_object('task', task, 'status', status, 'error', left(error, 300)) ORDER BY job_id))
+          FROM settled
+         WHERE (status IN ('succeeded', 'failed') OR status = 'queued' AND refund = 0)
+           AND (SELECT EXISTS (SELECT FROM dl_breakers))) AS counted,
        (SELECT count(*) FROM dl_wake_after((SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
-                                              FROM settled WHERE (SELECT EXISTS (SELECT FROM dl_limits))))) AS woken,
+                                              FROM settled WHERE (SELECT EXISTS (SELECT FROM dl_limits)
+                                                                   OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed'))))) AS woken,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM settled
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
   FROM settled;
@@ -464,7 +469,8 @@ WITH owned AS MATERIALIZED (
 SELECT r.run_id, r.status::text,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM released WHERE reason <> 'lock_busy'))) AS unblocked,
        (SELECT count(*) FROM dl_wake_after((SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
-                                              FROM released WHERE (SELECT EXISTS (SELECT FROM dl_limits))))) AS woken,
+                                              FROM released WHERE (SELECT EXISTS (SELECT FROM dl_limits)
+                                                                   OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed'))))) AS woken,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM released WHERE status = 'canceled'
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries
   FROM released r;
@@ -534,7 +540,8 @@ WITH dead AS MATERIALIZED (
 SELECT job_id, queue, task, status::text, attempt, run_id, max_attempts, error, available_at,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM reaped))) AS unblocked,
        (SELECT count(*) FROM dl_wake_after((SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
-                                              FROM reaped WHERE (SELECT EXISTS (SELECT FROM dl_limits))))) AS woken,
+                                              FROM reaped WHERE (SELECT EXISTS (SELECT FROM dl_limits)
+                                                                   OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed'))))) AS woken,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM reaped
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
   FROM reaped;

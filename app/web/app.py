@@ -18,6 +18,7 @@ from app.tracing import Tracer
 from app.web.api.alerts import create_alerts_blueprint
 from app.web.api.audit import create_audit_blueprint
 from app.web.api.batch import create_batch_blueprint
+from app.web.api.breakers import create_breakers_blueprint
 from app.web.api.bulk import create_bulk_blueprint
 from app.web.api.docs import create_docs_blueprint
 from app.web.api.events import create_events_blueprint
@@ -97,6 +98,7 @@ def create_app(
         create_failures_blueprint(executor),
         create_queues_blueprint(executor),
         create_limits_blueprint(executor),
+        create_breakers_blueprint(executor),
         create_task_stats_blueprint(executor, pipelines),
         create_events_blueprint(executor, options, closing),
         create_job_logs_blueprint(queue, watcher),

@@ -75,6 +75,7 @@ class ProblemCode(Enum):
     )
     BULK_NOT_FOUND = (404, "The bulk operation does not exist", "No bulk operation has this id; old ones are deleted.")
     GRAPH_NOT_FOUND = (404, "The graph does not exist", "No graph has this id; old ones are deleted with their jobs.")
+    BREAKER_NOT_FOUND = (404, "The task has no breaker", "The task declares none, and was not paused.")
     LIMIT_NOT_FOUND = (404, "The limit does not exist", "No limit has this name, and no job uses it.")
     WORKER_NOT_FOUND = (
         404,
@@ -211,6 +212,7 @@ BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
     errors.RuleExists: ProblemCode.RULE_EXISTS,
     errors.QueueDraining: ProblemCode.QUEUE_DRAINING,
     errors.GraphNotFound: ProblemCode.GRAPH_NOT_FOUND,
+    errors.BreakerNotFound: ProblemCode.BREAKER_NOT_FOUND,
     errors.LimitNotFound: ProblemCode.LIMIT_NOT_FOUND,
     errors.WorkerNotFound: ProblemCode.WORKER_NOT_FOUND,
     errors.BulkNotFound: ProblemCode.BULK_NOT_FOUND,

@@ -36,9 +36,14 @@ CREATE TABLE dl_breakers (
     pause_sec     int,
     probe_at      timestamptz,
     reason        text,
+    is_declared   bool        NOT NULL DEFAULT false,
     changed_by    text,
     changed_at    timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+ALTER TABLE dl_alert_rules DROP CONSTRAINT dl_alert_rules_kind_check;
+ALTER TABLE dl_alert_rules ADD CONSTRAINT dl_alert_rules_kind_check
+    CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker', 'breaker_open', 'limit_starved'));
 
 ALTER TYPE dl_enqueue_request
     ADD ATTRIBUTE fair_key text,

@@ -33,7 +33,8 @@ class NewAlertRule(BodyModel):
     kind: Annotated[RuleKind, Field(strict=False)] = Field(
         description="failure_rate: the share of failed runs within the window; no_success: seconds since a task last "
         "succeeded; queue_age: seconds that the oldest ready job has waited; stalled: seconds since a running job's "
-        "progress last changed; dead_worker: seconds since a worker's last heartbeat."
+        "progress last changed; dead_worker: seconds since a worker's last heartbeat; breaker_open: seconds since a "
+        "task's circuit breaker opened; limit_starved: seconds that a job has waited for a limit."
     )
     threshold: Threshold = Field(description="The alert fires above it: a share from 0 to 1, or seconds.")
     queue: Name | None = Field(None, description="Only this queue; null: every queue.")
@@ -51,7 +52,7 @@ class NewAlertRule(BodyModel):
             raise PydanticCustomError("rule", "no_success requires a task")
         if self.kind == "failure_rate" and self.threshold >= 1:
             raise PydanticCustomError("rule", "the threshold of failure_rate must be below 1, such as 0.2")
-        if self.kind in ("queue_age", "dead_worker") and self.task is not None:
+        if self.kind in ("queue_age", "dead_worker", "limit_starved") and self.task is not None:
             raise PydanticCustomError("rule", "{kind} takes no task", {"kind": self.kind})
         return self
 

@@ -1,10 +1,11 @@
-"""The page of limits, with the forms that change them."""
+"""The page of limits and circuit breakers, with the forms that change them."""
 
 from __future__ import annotations
 
 from flask import Response
 from pydantic import Field
 
+from app.admin.breakers import Breakers, BreakerState
 from app.admin.limits import Limits
 from app.db.statements import Executor
 from app.web.auth.guard import current_actor
@@ -29,16 +30,30 @@ class LimitForm(FormModel):
     action: FormText = Field("set", description="set or delete.")
 
 
+class BreakerForm(FormModel):
+    """Whether jobs of a task may start."""
+
+    task: FormText = Field(min_length=1, max_length=250, description="The task.")
+    action: FormText = Field(description="pause: no job starts; resume: they start again.")
+    reason: FormText = Field("", description="Why it is paused.")
+
+
 def create_limits_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("limits_page", options)
-    limits = Limits(source)
+    limits, breakers = Limits(source), Breakers(source)
 
     @pages.page("/limits")
     def show_limits() -> Response:
-        """Show what each limit allows, who holds it, and how many jobs wait since when."""
+        """Show what each limit allows, who holds it, how many jobs wait since when, and the tasks' breakers."""
         statuses = limits.statuses()
         holders = {status.name: limits.holders(status.name) for status in statuses if status.used}
-        return pages.render("limits.html", limits=statuses, holders=holders, max_holders=_MAX_HOLDERS_SHOWN)
+        return pages.render(
+            "limits.html",
+            limits=statuses,
+            holders=holders,
+            max_holders=_MAX_HOLDERS_SHOWN,
+            breakers=breakers.statuses(),
+        )
 
     @pages.action("/limits", form=LimitForm, page_url="/limits")
     def submit_limit(form: LimitForm) -> None:
@@ -61,6 +76,12 @@ def create_limits_page(source: Executor, options: WebOptions) -> ApiBlueprint:
             form.name, concurrency=concurrency, rate=rate, per_sec=per_sec, burst=burst, note=form.note or None,
             changed_by=current_actor().name,
         )  # fmt: skip
+
+    @pages.action("/breakers", form=BreakerForm, page_url="/limits#breakers")
+    def submit_breaker(form: BreakerForm) -> None:
+        """Pause a task, or let its jobs start again."""
+        state = BreakerState.OPEN if form.action == "pause" else BreakerState.CLOSED
+        breakers.set(form.task, state=state, reason=form.reason or None, changed_by=current_actor().name)
 
     return pages.blueprint
 

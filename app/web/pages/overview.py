@@ -13,6 +13,7 @@ from uuid import UUID
 from flask import Response
 
 from app.admin.alerts import Alerts
+from app.admin.breakers import Breakers, BreakerState, BreakerStatus
 from app.admin.job_search import Filter, JobSearch, JobSummary, TooManyActiveJobs
 from app.admin.queues import Queues, QueueState, QueueStatus, WorkerStatus
 from app.admin.statistics import PeriodStatistics, RecentRun, Statistics
@@ -44,6 +45,7 @@ class Issue:
 def create_overview_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("overview_page", options)
     search, queues, statistics, alerts = JobSearch(source), Queues(source), Statistics(source), Alerts(source)
+    breakers = Breakers(source)
     formatter = pages.formatter
 
     @pages.page("/")
@@ -53,6 +55,7 @@ def create_overview_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         starts = search.attempt_starts(running)
         statuses, workers = queues.statuses(), queues.workers()
         issues = [
+            *_breaker_issues(breakers.statuses()),
             *(Issue(f"Alert {alert.name}: {alert.detail}") for alert in alerts.all(limit=_MAX_ISSUES)),
             *_failure_issues(statistics.by_task("1h")),
             *_stalled_issues(running, stalled_sec, statistics.recent_runs(), formatter),
@@ -88,6 +91,18 @@ def _running_jobs(search: JobSearch) -> list[JobSummary]:
         return search.page(running, sort="started_at", limit=MAX_RUNNING_SHOWN).jobs
     except TooManyActiveJobs:
         return search.page(running, limit=MAX_RUNNING_SHOWN).jobs
+
+
+def _breaker_issues(breakers: list[BreakerStatus]) -> Iterator[Issue]:
+    for breaker in islice((b for b in breakers if b.state is not BreakerState.CLOSED), _MAX_ISSUES):
+        if breaker.state is BreakerState.OPEN and breaker.probe_at is None:
+            by = f" by {breaker.changed_by}" if breaker.changed_by else ""
+            what = f"Task {breaker.task} is paused{by}"
+        else:
+            what = f"The circuit breaker of {breaker.task} is {breaker.state.value.replace('_', '-')}"
+        reason = f": {breaker.reason}" if breaker.reason else ""
+        waiting = f"; {format_count(breaker.waiting, 'job')} waiting" if breaker.waiting else ""
+        yield Issue(f"{what}{reason}{waiting}", "/limits#breakers")
 
 
 def _failure_issues(by_task: dict[str, PeriodStatistics]) -> Iterator[Issue]:

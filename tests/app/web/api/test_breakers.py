@@ -1,0 +1,49 @@
+"""Circuit breakers over HTTP and on the dashboard."""
+
+from __future__ import annotations
+
+import psycopg2
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def none_before(dsn):
+    connection = psycopg2.connect(dsn)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM dl_breakers; DELETE FROM dl_jobs")
+    connection.close()
+
+
+def test_a_task_is_paused_and_resumed(client):
+    paused = client.put("/api/v1/tasks/load.sales/breaker", json={"state": "open", "reason": "moving"})
+    assert (paused.status_code, paused.json["state"], paused.json["reason"]) == (200, "open", "moving")
+    assert paused.json["probe_at"] is None
+
+    assert [b["task"] for b in client.get("/api/v1/breakers").json["breakers"]] == ["load.sales"]
+    assert client.get("/api/v1/tasks/load.sales/breaker").json["state"] == "open"
+    assert "Task load.sales is paused" in client.get("/").text
+    page = client.get("/limits").text
+    assert "load.sales" in page
+    assert "Resume" in page
+
+    assert client.put("/api/v1/tasks/load.sales/breaker", json={"state": "closed"}).json["state"] == "closed"
+    assert client.delete("/api/v1/tasks/load.sales/breaker").json == {"deleted": True}
+    assert client.get("/api/v1/tasks/load.sales/breaker").json["code"] == "breaker_not_found"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "there is no change"),
+        ({"failures": 0}, "greater than or equal to 1"),
+        ({"window_sec": 60}, "window_sec belongs to failures"),
+        ({"reason": "why"}, "reason belongs to a state"),
+        ({"state": "half_open"}, "'open' or 'closed'"),
+        ({"failures": 3, "threshold": 1}, "is no field of this request"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(client, body, message):
+    answer = client.put("/api/v1/tasks/t/breaker", json=body)
+    assert answer.status_code == 400
+    assert message in str(answer.json["errors"])
+    assert client.get("/api/v1/breakers").json == {"breakers": []}
