@@ -1088,8 +1088,8 @@ CREATE TABLE dl_breakers (
     changed_at    timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Counts how attempts ended, in their order, for tasks with a breaker: opens it, closes it, or opens it again for twice as long, at
--- most an hour. Each outcome is an object with the task, the status (succeeded, or else it failed) and the error. A breaker's row
+-- Counts how attempts ended, in their order, for tasks with a breaker: opens it, closes it, or opens it again for twice as long (up
+-- to an hour). Each outcome is an object with the task, the status (succeeded, or else it failed) and the error. A breaker's row
 -- is locked after the jobs' rows and before the locks of limits.
 CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS int
     LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET jit = off AS $$

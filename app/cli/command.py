@@ -26,7 +26,7 @@ _METAVARS = {
     "FILE": "--from --args-file --key-file",
     "FINGERPRINT": "--fingerprint",
     "ID": "--webhook --job --drain --undrain",
-    "JSON": "--args --retry --limits --debounce --throttle",
+    "JSON": "--upstream --args --retry --limits --debounce --throttle",
     "KEY": "--lock-key --partition-key --idempotency-key --live-key",
     "NAME=VALUE": "--arg",
     "NAME": "--actor --action --producer --consumer-group --fair-key",

@@ -61,8 +61,9 @@ def test_help_lists_the_commands_in_the_order_of_use(run):
     assert commands == [
         "serve", "worker", "migrate", "prune", "config", "tasks", "doctor", "run", "new-pipeline", "psql",
         "completion", "trigger", "status", "cancel", "retry",
-        "jobs", "events", "logs", "show", "why", "edit", "clone", "delete", "watch", "bulk",
-        "queues", "queue", "limits", "breakers", "graph", "workers", "task-numbers", "keys", "audit", "webhooks", "alerts",
+        "jobs", "failures", "events", "logs", "show", "why", "edit", "clone", "delete", "watch", "bulk",
+        "queues", "queue", "limits", "breakers", "graph", "workers", "task-numbers", "keys", "audit", "webhooks",
+        "alerts",
     ]  # fmt: skip
 
 
