@@ -153,6 +153,14 @@ class Pipelines:
         """The limits of the tasks that have some."""
         return {task.name: dict(task.options.limits) for task in self if task.options.limits}
 
+    def declared_breakers(self) -> list[dict[str, Any]]:
+        """The breakers of the tasks that have one."""
+        return [
+            {"task": task.name, "failures": rule.failures, "window_sec": rule.window, "resume_sec": rule.resume}
+            for task in self
+            if (rule := task.options.breaker) is not None
+        ]
+
     def __iter__(self) -> Iterator[Task]:
         return iter([self._tasks[name] for name in self.names])
 

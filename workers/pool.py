@@ -217,7 +217,7 @@ class WorkerPool:
             interval_sec=options.heartbeat_sec,
             info=info,
             register=lambda: self._death_watch.on_beat(self._registration.beat()),
-            declare=lambda: Breakers(queue["renew"].executor).declare(self._pipelines),
+            declare=lambda: Breakers(queue["renew"].executor).declare(self._pipelines.declared_breakers()),
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
             counters=self.counters,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from app.db.encoding import from_row, validate_texts
 from app.db.statements import Executor
 from app.errors import BreakerNotFound
-from pipelines.task import Task
 
 MAX_BREAKERS = 1_000
 MAX_EXACT_WAITING = 10_000
@@ -96,13 +95,8 @@ class Breakers:
 
     # Called by worker processes
 
-    def declare(self, tasks: Iterable[Task]) -> None:
-        """Create or update the breakers that these tasks declare."""
-        declared = [
-            {"task": task.name, "failures": rule.failures, "window_sec": rule.window, "resume_sec": rule.resume}
-            for task in tasks
-            if (rule := task.options.breaker) is not None
-        ]
+    def declare(self, declared: Sequence[Mapping[str, Any]]) -> None:
+        """Create or update the breakers that tasks declare, each with task, failures, window_sec and resume_sec."""
         if declared:
             self._execute("declare_breakers", {"breakers": json.dumps(declared)})
 

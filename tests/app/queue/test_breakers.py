@@ -192,14 +192,14 @@ def test_running_jobs_of_an_open_breaker_continue_and_count_as_the_try(queue_db,
 def test_a_declared_breaker_gives_way_to_what_a_person_set(queue_db, breakers):
     tasks = Pipelines()
     tasks.register("t", breaker=Breaker(failures=3, resume=30))(lambda args: None)
-    breakers.declare(tasks)
+    breakers.declare(tasks.declared_breakers())
     assert (breakers.status("t").failures, breakers.status("t").is_declared) == (3, True)
 
     breakers.set("t", failures=7)
-    breakers.declare(tasks)
+    breakers.declare(tasks.declared_breakers())
     assert (breakers.status("t").failures, breakers.status("t").is_declared) == (7, False)
     breakers.delete("t")
-    breakers.declare(tasks)
+    breakers.declare(tasks.declared_breakers())
     assert breakers.status("t").failures == 3
     breakers.delete("t")
     with pytest.raises(BreakerNotFound):
