@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flask import Response
@@ -15,6 +15,8 @@ from prometheus_client.registry import Collector
 from app import log
 from app.admin.alerts import Alerts, RuleKind
 from app.admin.api_keys import Scope
+from app.admin.breakers import Breakers, BreakerState, BreakerStatus
+from app.admin.limits import Limits, LimitStatus
 from app.admin.statistics import DatabaseMetrics, JobCounts, Statistics
 from app.admin.webhooks import DeliveryBacklog, Webhooks
 from app.db.pool import Pool
@@ -112,6 +114,7 @@ class DatabaseCollector(Collector):
             Alerts(pool),
             Statistics(pool),
         )
+        self._limits, self._breakers = Limits(pool), Breakers(pool)
         self._snapshot = RefreshingValue(
             self._read, name="refresh-database-metrics", timeout_sec=timeout_sec, max_age_sec=max_age_sec
         )
@@ -122,7 +125,7 @@ class DatabaseCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._pool_metrics()
         try:
-            numbers, backlog, firing = self._snapshot.get()
+            numbers, backlog, firing, limits, breakers = self._snapshot.get()
         except (DataloaderError, RefreshTimeout) as error:
             LOG.warning("metrics.database_unavailable", error=str(error))
             return
@@ -130,9 +133,13 @@ class DatabaseCollector(Collector):
             LOG.exception("metrics.failed")
             return
         yield from _database_metrics(numbers, backlog, firing)
+        yield from _limit_metrics(limits, breakers)
 
-    def _read(self) -> tuple[DatabaseMetrics, DeliveryBacklog, dict[str, int]]:
-        return self._statistics.database_metrics(), self._webhooks.backlog(), self._alerts.counts()
+    def _read(
+        self,
+    ) -> tuple[DatabaseMetrics, DeliveryBacklog, dict[str, int], list[LimitStatus], list[BreakerStatus]]:
+        numbers, backlog, firing = self._statistics.database_metrics(), self._webhooks.backlog(), self._alerts.counts()
+        return numbers, backlog, firing, self._limits.statuses(), self._breakers.statuses()
 
     def _pool_metrics(self) -> Iterator[Metric]:
         stats = self._pool.stats()
@@ -177,6 +184,22 @@ def _database_metrics(
     about = "Age of the oldest webhook that was not delivered."
     yield _gauge("dataloader_webhook_oldest_seconds", about, backlog.oldest_sec)
     yield _gauge("dataloader_webhooks_disabled", "Webhooks that are switched off.", backlog.disabled_webhooks)
+
+
+def _limit_metrics(limits: Sequence[LimitStatus], breakers: Sequence[BreakerStatus]) -> Iterator[Metric]:
+    """By setting, so that a default such as `tenant:*` is one series however many names begin so."""
+    used: Tally[str] = Tally()
+    waiting: Tally[str] = Tally()
+    for limit in limits:
+        if limit.setting is not None:
+            used[limit.setting] += limit.used
+            waiting[limit.setting] += limit.waiting
+    about = "Weight of the running jobs in a limit, by its setting."
+    yield _gauge("dataloader_limit_used", about, used, label="limit")
+    yield _gauge("dataloader_limit_waiting", "Jobs that wait for a limit, by its setting.", waiting, label="limit")
+    is_open = {breaker.task: float(breaker.state is not BreakerState.CLOSED) for breaker in breakers}
+    about = "1 where the circuit breaker of a task is open or half-open, or the task is paused."
+    yield _gauge("dataloader_breaker_open", about, is_open, label="task")
 
 
 def create_metrics_blueprint(registry: CollectorRegistry) -> ApiBlueprint:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from prometheus_client.core import Metric
 from prometheus_client.registry import CollectorRegistry
 
+from app.admin.breakers import Breakers, BreakerState
+from app.admin.limits import Limits
 from app.db.pool import Pool
 from app.errors import PoolExhausted
 from app.web.api.metrics import DatabaseCollector
@@ -33,6 +35,20 @@ def test_database_metrics_have_rows_transactions_and_backlog(pool):
     assert value(found["dataloader_alerts_firing"], kind="webhook_disabled") >= 0
     assert value(found["dataloader_pool_connections"], state="most") == 4
     assert {"dataloader_pool_waiting", "dataloader_pool_exhausted", "dataloader_webhooks_disabled"} <= set(found)
+
+
+def test_limits_and_breakers_have_metrics(pool):
+    Limits(pool).set("tenant:*", concurrency=2)
+    Breakers(pool).set("load.sales", state=BreakerState.OPEN)
+    try:
+        found = collected(pool, timeout_sec=20)
+    finally:
+        Limits(pool).delete("tenant:*")
+        Breakers(pool).delete("load.sales")
+
+    assert value(found["dataloader_limit_used"], limit="tenant:*") == 0
+    assert value(found["dataloader_limit_waiting"], limit="tenant:*") == 0
+    assert value(found["dataloader_breaker_open"], task="load.sales") == 1
 
 
 def test_without_a_database_there_are_the_numbers_of_the_pool():
