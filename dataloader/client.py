@@ -288,6 +288,13 @@ class Client:
                     raise
             self._sleep(_MAX_RETRY_SEC)
 
+    def bulk(self, action: str, filters: Fields, *, expected: int, **fields: Any) -> Payload:
+        """Start a bulk operation on all jobs that match the filters, such as `redrive` with `per_minute`; fields as in
+        `POST /api/v1/bulk`."""
+        body = {"action": action, "filter": dict(filters), "expected": expected, **fields}
+        payload: Payload = self.request("POST", "/api/v1/bulk", body=body)
+        return payload
+
     def queues(self) -> list[Payload]:
         """List the queues with their limits, jobs and statistics of the last hour."""
         return self._list(self.request("GET", "/api/v1/queues"), "queues")

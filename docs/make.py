@@ -190,6 +190,7 @@ _REASON_TABLE = [
     "| `lease_expired` | | the reaper requeued it after its lease expired |",
     "| `process_died` | | its worker process is proved dead; from the second time on with a pause |",
     "| `retry` | yes | an operator queued a finished job again; `attempt` starts at 0 |",
+    "| `redrive` | yes | the same at a rate, by a bulk operation; with its `args_patch`, if it has one |",
     "| `by_hand` | yes | an `UPDATE` of another program set the job to `queued` |",
     "| `unknown_task` | yes | no live worker of the queue knows the task; the status was `queued` before, too |",
     "| `upgrade` | yes | it ran while the schema was upgraded, and another run had the same key |",

@@ -144,7 +144,7 @@ def duties(session: Session, options: MaintenanceOptions) -> list[Duty]:
     alerts, webhooks = Alerts(session), Webhooks(session)
     half_a_minute = _RETENTION_INTERVAL_SEC / 2
     return [
-        Duty("bulk", _IDLE_INTERVAL_SEC, lambda: 0.0 if bulk.run_batch() else None),
+        Duty("bulk", _IDLE_INTERVAL_SEC, lambda: 0.0 if bulk.run_batch() else bulk.next_step_in_sec()),
         Duty("bulk-prune", _HOURLY_SEC, bulk.prune),
         Duty("statistics", _IDLE_INTERVAL_SEC, lambda: _aggregate(statistics)),
         Duty("statistics-prune", _PRUNE_INTERVAL_SEC, statistics.prune),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from app.admin.job_search import Cursor, Filter, JobSearch, MatchCount
-from app.db.encoding import array, as_uuid, from_row
+from app.admin.job_search import Cursor, Filter, JobSearch, JobSummary, MatchCount
+from app.db.encoding import array, as_uuid, from_row, validate_json
 from app.db.statements import Executor
 from app.errors import BulkMismatch, BulkNotFound, DatabaseUnavailable, DataloaderError
 from app.queue.job import Status
@@ -16,11 +18,16 @@ from app.queue.job import Status
 BATCH_SIZE = 200  # jobs changed in one transaction
 COUNT_BUDGET_SEC = 1.5  # for the count before an operation
 _SCAN_BUDGET_SEC = 0.3  # to find the jobs of one batch
+MAX_PER_MINUTE = 60_000  # of a redrive
+MAX_ARGS_CHECKED = 20  # jobs, when a redrive with changed args starts
+_STEPS_PER_MINUTE = 60
+_MIN_STEP_PAUSE_SEC = 0.05  # while the row of a due step is locked
 
 
 class BulkAction(StrEnum):
     CANCEL = "cancel"
     RETRY = "retry"
+    REDRIVE = "redrive"  # retry at a rate
     DELETE = "delete"
     REPRIORITISE = "reprioritise"
 
@@ -28,9 +35,13 @@ class BulkAction(StrEnum):
 _APPLICABLE_STATUSES = {
     BulkAction.CANCEL: frozenset({Status.QUEUED, Status.RUNNING}),
     BulkAction.RETRY: frozenset({Status.FAILED, Status.CANCELED, Status.LOST}),
+    BulkAction.REDRIVE: frozenset({Status.FAILED, Status.CANCELED, Status.LOST}),
     BulkAction.DELETE: frozenset(status for status in Status if status.final),
     BulkAction.REPRIORITISE: frozenset({Status.QUEUED}),
 }
+
+
+_STATEMENTS = {action: f"bulk_{action.value}" for action in BulkAction} | {BulkAction.REDRIVE: "bulk_retry"}
 
 
 class BulkState(StrEnum):
@@ -38,7 +49,7 @@ class BulkState(StrEnum):
     RUNNING = "running"
     DONE = "done"
     CANCELED = "canceled"
-    STOPPED = "stopped"  # more jobs match than were expected
+    STOPPED = "stopped"  # more jobs match than were expected, or a circuit breaker is open
     FAILED = "failed"
 
     @property
@@ -48,13 +59,17 @@ class BulkState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BulkOperation:
-    """A bulk operation and its progress. It goes from the newest jobs to the oldest; `scanned_to` is the creation time
-    of the last scanned job. Of `scanned` jobs, `matched` were found, and `changed` of these were changed."""
+    """A bulk operation and its progress. It goes from the newest jobs to the oldest, `redrive` from the oldest to the
+    newest; `scanned_to` is the creation time of the last scanned job. Of `scanned` jobs, `matched` were found, and
+    `changed` of these were changed."""
 
     bulk_id: UUID
     action: BulkAction
     filter: Filter
     priority: int | None
+    per_minute: int | None
+    max: int | None
+    args_patch: dict[str, Any] | None
     expected: int
     state: BulkState
     cancel_requested: bool
@@ -67,6 +82,25 @@ class BulkOperation:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    next_step_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Redrive:
+    """How a redrive retries jobs: at most `per_minute`, at most `max_jobs` in all, with `args_patch` merged into their
+    args."""
+
+    per_minute: int
+    max_jobs: int | None = None
+    args_patch: Mapping[str, Any] | None = None
+
+
+class PatchedArgs(NamedTuple):
+    """The args that a redrive would give a job."""
+
+    job_id: UUID
+    task: str
+    args: dict[str, Any]
 
 
 class BulkOperations:
@@ -87,9 +121,10 @@ class BulkOperations:
         *,
         expected: int,
         priority: int | None = None,
+        redrive: Redrive | None = None,
         requested_by: str | None = None,
     ) -> BulkOperation:
-        """Start an operation. Jobs created later are not affected.
+        """Start an operation; `redrive` needs its rate. Jobs created later are not affected.
 
         Raises BulkMismatch if the number of matching jobs is not the expected one. If there are too many to count, the
         operation stops once it finds more.
@@ -103,6 +138,9 @@ class BulkOperations:
             "priority": priority,
             "expected": expected,
             "requested_by": requested_by,
+            "per_minute": redrive and redrive.per_minute,
+            "max_jobs": redrive and redrive.max_jobs,
+            "args_patch": None if redrive is None else _encode_patch(redrive.args_patch),
         }
         return self.get(as_uuid(self._execute("create_bulk", parameters)[0][0]))
 
@@ -136,37 +174,65 @@ class BulkOperations:
                 self._execute("fail_bulk_batch", {"bulk_id": str(operation.bulk_id), "error": str(error)[:2000]})
         return True
 
+    def next_step_in_sec(self) -> float | None:
+        """Return the seconds until the next step of a redrive is due; None: there is none."""
+        seconds: float | None = self._execute("next_bulk_step")[0][0]
+        return None if seconds is None else max(_MIN_STEP_PAUSE_SEC, seconds)
+
+    def patched_args(self, job_filter: Filter, patch: Mapping[str, Any]) -> Sequence[PatchedArgs]:
+        """The args that a redrive would give the first jobs. Raises InvalidJob for a patch that cannot be stored."""
+        restricted = restrict_to_action(BulkAction.REDRIVE, job_filter)
+        jobs = self._job_search.page(restricted, sort="created_at", limit=MAX_ARGS_CHECKED).jobs
+        parameters = {"job_ids": array(job.job_id for job in jobs), "args_patch": _encode_patch(patch)}
+        return [from_row(PatchedArgs, row) for row in self._execute("patched_args", parameters)]
+
     def prune(self) -> None:
         """Delete operations that finished more than ninety days ago."""
         self._execute("prune_bulk")
 
     def _process_batch(self, operation: BulkOperation, *, last_id: UUID) -> None:
-        created_at, start = operation.created_at, Cursor(operation.scanned_to, last_id, is_active=False)
+        is_redrive = operation.action is BulkAction.REDRIVE
+        limit, pause_sec = redrive_step(operation.per_minute) if operation.per_minute else (BATCH_SIZE, None)
+        if operation.max is not None:
+            limit = min(limit, operation.max - operation.changed)
+        start, job_filter = Cursor(operation.scanned_to, last_id, is_active=False), _jobs_at_request(operation)
         page = self._job_search.page(
-            replace(operation.filter, created_to=min(operation.filter.created_to or created_at, created_at)),
-            limit=BATCH_SIZE,
+            job_filter,
+            sort="created_at" if is_redrive else "-created_at",
+            limit=limit + 1,  # whether there are more: the last step of a redrive has no pause
             after=start,
             time_budget_sec=_SCAN_BUDGET_SEC,
         )
-        if operation.matched + len(page.jobs) > operation.expected:
-            error = f"more jobs match than the {operation.expected} expected; changed so far: {operation.changed}"
-            self._finish(operation, BulkState.STOPPED, error)
+        jobs, next_start = page.jobs[:limit], page.next
+        if len(page.jobs) > limit:
+            next_start = Cursor(jobs[-1].created_at, jobs[-1].job_id, is_active=False) if jobs else None
+        problem = None
+        if operation.matched + len(jobs) > operation.expected:
+            problem = f"more jobs match than the {operation.expected} expected"
+        elif is_redrive and (tasks := self._open_breakers(jobs)):
+            problem = f"the circuit breaker of {tasks[0]} is open"
+        if problem is not None:
+            self._finish(operation, BulkState.STOPPED, f"{problem}; changed so far: {operation.changed}")
             return
-        end = page.next or start
+        end = next_start or start
         parameters = {
             "bulk_id": str(operation.bulk_id),
-            "filter": operation.filter.to_json(),
-            "job_ids": array(job.job_id for job in page.jobs),
+            "filter": job_filter.to_json(),
+            "job_ids": array(job.job_id for job in jobs),
             "from_at": start.key,
             "from_id": str(start.id),
             "to_at": end.key,
             "to_id": str(end.id),
-            "scanned": max(page.scanned, len(page.jobs)),
-            "matched": len(page.jobs),
+            "scanned": max(page.scanned, len(jobs)),
+            "matched": len(jobs),
+            "pause_sec": pause_sec,
         }
-        self._execute(f"bulk_{operation.action.value}", parameters)
-        if page.next is None:
+        rows = self._execute(_STATEMENTS[operation.action], parameters)
+        if next_start is None or (rows and rows[0][0] == operation.max):
             self._finish(operation, BulkState.DONE)
+
+    def _open_breakers(self, jobs: Iterable[JobSummary]) -> Sequence[str]:
+        return [row[0] for row in self._execute("open_breakers", {"tasks": array({job.task for job in jobs})})]
 
     def _finish(self, operation: BulkOperation, state: BulkState, error: str | None = None) -> None:
         self._execute("finish_bulk", {"bulk_id": str(operation.bulk_id), "state": state.value, "error": error})
@@ -176,3 +242,24 @@ def restrict_to_action(action: BulkAction, job_filter: Filter) -> Filter:
     """The filter without the statuses that do not allow the action."""
     statuses = frozenset(Status) if job_filter.status is None else job_filter.status
     return replace(job_filter, status=_APPLICABLE_STATUSES[action] & statuses)
+
+
+def redrive_step(per_minute: int) -> tuple[int, float]:
+    """Return how many jobs a step of a redrive may retry, and the seconds until the next step: evenly, about a second
+    where the rate allows it, and never more than `per_minute` in any minute."""
+    jobs = min(BATCH_SIZE, max(1, per_minute // _STEPS_PER_MINUTE))
+    return jobs, 60 / (per_minute // jobs)
+
+
+def _jobs_at_request(operation: BulkOperation) -> Filter:
+    """The filter of jobs that existed when the operation was requested; of a redrive, which takes its time, of those
+    that had ended by then: not of those that fail again."""
+    job_filter, at = operation.filter, operation.created_at
+    job_filter = replace(job_filter, created_to=min(job_filter.created_to or at, at))
+    if operation.action is BulkAction.REDRIVE:
+        job_filter = replace(job_filter, finished_to=min(job_filter.finished_to or at, at))
+    return job_filter
+
+
+def _encode_patch(patch: Mapping[str, Any] | None) -> str | None:
+    return None if patch is None else validate_json("args_patch", dict(patch))

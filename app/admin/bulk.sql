@@ -2,33 +2,54 @@
 -- changes some jobs, and advances the cursor. If the process dies, the batch is rolled back, and another process repeats it.
 
 -- name: create_bulk
-INSERT INTO dl_bulk (action, filter, priority, expected, requested_by)
-VALUES (%(action)s::text, %(filter)s::jsonb, %(priority)s::int, %(expected)s::bigint, %(requested_by)s::text)
+-- The cursor of redrive starts before all jobs, that of the others after all.
+INSERT INTO dl_bulk (action, filter, priority, expected, requested_by, per_minute, max_jobs, args_patch, cursor_at, cursor_id)
+VALUES (%(action)s::text, %(filter)s::jsonb, %(priority)s::int, %(expected)s::bigint, %(requested_by)s::text,
+        %(per_minute)s::int, %(max_jobs)s::bigint, %(args_patch)s::jsonb,
+        CASE %(action)s::text WHEN 'redrive' THEN '1970-01-01 00:00:00+00' ELSE clock_timestamp() END,
+        CASE %(action)s::text WHEN 'redrive' THEN '00000000-0000-0000-0000-000000000000'::uuid
+                              ELSE 'ffffffff-ffff-ffff-ffff-ffffffffffff' END)
 RETURNING bulk_id, pg_notify('dl_control', 'bulk');
 
 -- name: get_bulk
-SELECT bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed, cursor_at,
-       requested_by, error, created_at, started_at, finished_at
+SELECT bulk_id, action, filter::text, priority, per_minute, max_jobs, args_patch::text, expected, state, cancel_requested, scanned,
+       matched, changed, cursor_at, requested_by, error, created_at, started_at, finished_at, next_step_at
   FROM dl_bulk
  WHERE bulk_id = %(bulk_id)s::uuid;
 
 -- name: list_bulk
-SELECT bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed, cursor_at,
-       requested_by, error, created_at, started_at, finished_at
+SELECT bulk_id, action, filter::text, priority, per_minute, max_jobs, args_patch::text, expected, state, cancel_requested, scanned,
+       matched, changed, cursor_at, requested_by, error, created_at, started_at, finished_at, next_step_at
   FROM dl_bulk
  ORDER BY created_at DESC, bulk_id DESC
  LIMIT %(limit)s::int;
 
 -- name: lease_bulk
--- Start or continue the oldest unfinished operation, or finish it if its cancel is requested.
+-- Start or continue the oldest unfinished operation whose next step is due, or finish it if its cancel is requested.
 UPDATE dl_bulk
    SET state = CASE WHEN cancel_requested THEN 'canceled' ELSE 'running' END,
        started_at = coalesce(started_at, clock_timestamp()),
        finished_at = CASE WHEN cancel_requested THEN clock_timestamp() END
  WHERE bulk_id = (SELECT bulk_id FROM dl_bulk
-                   WHERE state IN ('waiting', 'running') ORDER BY created_at, bulk_id LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING cursor_id, bulk_id, action, filter::text, priority, expected, state, cancel_requested, scanned, matched, changed,
-          cursor_at, requested_by, error, created_at, started_at, finished_at;
+                   WHERE state IN ('waiting', 'running')
+                     AND (next_step_at IS NULL OR next_step_at <= clock_timestamp() OR cancel_requested)
+                   ORDER BY created_at, bulk_id LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING cursor_id, bulk_id, action, filter::text, priority, per_minute, max_jobs, args_patch::text, expected, state,
+          cancel_requested, scanned, matched, changed, cursor_at, requested_by, error, created_at, started_at, finished_at,
+          next_step_at;
+
+-- name: next_bulk_step
+SELECT extract(epoch FROM min(next_step_at) - clock_timestamp())::float8 FROM dl_bulk WHERE state IN ('waiting', 'running');
+
+-- name: open_breakers
+-- Of these tasks, those whose circuit breaker is open. One that is half open needs a job to close it.
+SELECT task FROM dl_breakers WHERE state = 'open' AND task = ANY (%(tasks)s::text[]) ORDER BY task;
+
+-- name: patched_args
+-- The args that the jobs would have.
+SELECT job_id, task, dl_json_text(CASE jsonb_typeof(args) WHEN 'object' THEN args || %(args_patch)s::jsonb ELSE args END)
+  FROM dl_jobs
+ WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
 -- name: cancel_bulk
 UPDATE dl_bulk SET cancel_requested = true
@@ -98,13 +119,15 @@ SELECT (SELECT changed FROM advanced),
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries;
 
 -- name: bulk_retry
--- failed | canceled | lost -> queued, like `retry`. Of several jobs with one live key only the newest is retried.
+-- failed | canceled | lost -> queued, like `retry`; also the step of a redrive, which merges its patch into the jobs' args, and
+-- after which the next step is `pause_sec` later, if it has changed any job. Of several jobs with one live key only the newest is
+-- retried.
 SELECT bulk_id FROM dl_bulk
  WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
    FOR UPDATE;
 
 WITH operation AS MATERIALIZED (
-    SELECT bulk_id FROM dl_bulk
+    SELECT bulk_id, action, args_patch FROM dl_bulk
      WHERE bulk_id = %(bulk_id)s::uuid AND state = 'running' AND (cursor_at, cursor_id) = (%(from_at)s::timestamptz, %(from_id)s::uuid)
 ), candidates AS MATERIALIZED (
     SELECT j.job_id, j.live_key, j.created_at
@@ -123,21 +146,27 @@ WITH operation AS MATERIALIZED (
 ), requeued AS (
     UPDATE dl_jobs j
        SET status = 'queued', wait_state = 'ready', waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
-           available_at = clock_timestamp(), error = NULL, traceback = NULL, result = NULL, progress = '{}',
-           started_at = NULL, finished_at = NULL, heartbeat_at = NULL
-      FROM targets
+           available_at = clock_timestamp(), error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL,
+           progress = '{}', started_at = NULL, finished_at = NULL, heartbeat_at = NULL,
+           args = CASE WHEN jsonb_typeof(j.args) = 'object' THEN coalesce(j.args || operation.args_patch, j.args) ELSE j.args END,
+           request_hash = CASE WHEN operation.args_patch IS NULL THEN j.request_hash
+                               ELSE coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args)) END
+      FROM targets, operation
      WHERE j.job_id = ANY (ARRAY[targets.job_id])
     RETURNING j.job_id, j.queue
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'requeue',
-           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', 'retry')
-      FROM requeued
+           jsonb_build_object('status', 'queued', 'attempt', 0, 'reason', operation.action)
+           || CASE WHEN operation.args_patch IS NULL THEN '{}' ELSE jsonb_build_object('args_patch', operation.args_patch) END
+      FROM requeued, operation
 )
 UPDATE dl_bulk b
    SET cursor_at = %(to_at)s::timestamptz, cursor_id = %(to_id)s::uuid, failed_batches = 0, error = NULL,
        scanned = scanned + %(scanned)s::int, matched = matched + %(matched)s::int,
-       changed = changed + (SELECT count(*) FROM requeued)
+       changed = changed + (SELECT count(*) FROM requeued),
+       next_step_at = CASE WHEN EXISTS (SELECT FROM requeued) THEN clock_timestamp() + make_interval(secs => %(pause_sec)s::float8)
+                           ELSE next_step_at END
  WHERE b.bulk_id IN (SELECT bulk_id FROM operation)
 RETURNING b.changed;
 

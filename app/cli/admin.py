@@ -11,7 +11,16 @@ import click
 
 from app.cli import text
 from app.cli.exit_codes import ExitCode
-from app.cli.parsing import NOT_NEGATIVE, POSITIVE, RATE, filter_options, limit_option, parse_object, without_none
+from app.cli.parsing import (
+    NOT_NEGATIVE,
+    OBJECT,
+    POSITIVE,
+    RATE,
+    filter_options,
+    limit_option,
+    parse_object,
+    without_none,
+)
 from app.cli.service_options import RemoteService, remote_command
 from app.cli.tables import Table
 from app.wording import format_count
@@ -132,15 +141,23 @@ def watch(service: RemoteService, *, queue: str | None, kind: str | None) -> Non
 
 
 @remote_command(short_help="Change all jobs that match a filter.")
-@click.argument("action", type=click.Choice(["cancel", "retry", "delete", "reprioritise", "list", "stop"]))
+@click.argument("action", type=click.Choice(["cancel", "retry", "redrive", "delete", "reprioritise", "list", "stop"]))
 @click.argument("bulk_id", type=click.UUID, required=False)
 @filter_options
 @click.option("--priority", type=NOT_NEGATIVE, help="The new priority, for reprioritise.")
+@click.option("--per-minute", type=POSITIVE, help="How many jobs a minute to retry at most, for redrive.")
+@click.option("--args-patch", type=OBJECT, help="A JSON object to merge into the args of each job, for redrive.")
+@click.option("--max", "max_jobs", type=POSITIVE, help="How many jobs to retry at most, for redrive.")
 @click.option("--expected", type=NOT_NEGATIVE, help="The expected number of jobs; counted if not given.")
 @click.option("--dry-run", is_flag=True, help="Only count the jobs.")
 def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options: Any) -> None:
     """Cancel, retry, delete or reprioritise all jobs that match a filter. `bulk list` shows such operations and their
     progress, `bulk stop BULK_ID` ends one.
+
+    `bulk redrive` retries at a rate, oldest first, and stops when the circuit breaker of a job's task is open.
+
+    \b
+      dataloader bulk redrive --per-minute 60 --status failed,lost --fingerprint 'KeyError sales.py:load'
 
     Without --expected the jobs are counted, and the command asks for confirmation.
     """
@@ -157,8 +174,19 @@ def bulk(service: RemoteService, *, action: str, bulk_id: UUID | None, **options
 
 
 def _start_bulk(
-    service: RemoteService, action: str, *, priority: int | None, expected: int | None, dry_run: bool, **options: Any
+    service: RemoteService,
+    action: str,
+    *,
+    priority: int | None,
+    per_minute: int | None,
+    args_patch: dict[str, Any] | None,
+    max_jobs: int | None,
+    expected: int | None,
+    dry_run: bool,
+    **options: Any,
 ) -> None:
+    if action == "redrive" and per_minute is None and not dry_run:
+        raise click.UsageError("redrive needs --per-minute")
     body: dict[str, Any] = {"action": action, "filter": without_none(options)}
     if dry_run or expected is None:
         count = service.post("/api/v1/bulk/count", body, repeatable=True)
@@ -168,8 +196,7 @@ def _start_bulk(
             return
         click.confirm(f"{action} {jobs}?", abort=True, err=True)
         expected = count["jobs"] if count["exact"] else 2 * count["jobs"]
-    if priority is not None:
-        body["priority"] = priority
+    body |= without_none({"priority": priority, "per_minute": per_minute, "args_patch": args_patch, "max": max_jobs})
     started = service.post("/api/v1/bulk", {**body, "expected": expected})
     service.print_payload(
         started, f"{started['bulk_id']} is {started['state']}; `dataloader bulk list` shows its progress."

@@ -94,7 +94,7 @@ def create_app(
         create_graphs_blueprint(queue, pipelines, options, queue_settings),
         create_job_list_blueprint(executor),
         create_edits_blueprint(queue, pipelines, options),
-        create_bulk_blueprint(executor),
+        create_bulk_blueprint(executor, pipelines),
         create_failures_blueprint(executor),
         create_queues_blueprint(executor),
         create_limits_blueprint(executor),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.admin.alerts import Alerts, RuleKind
-from app.admin.bulk import BulkAction, BulkOperations, BulkState
+from app.admin.bulk import BulkAction, BulkOperations, BulkState, Redrive
 from app.admin.job_search import Filter
 from app.admin.retention import DAY_SEC, RetentionPeriods
 from app.admin.statistics import Statistics
@@ -166,6 +166,30 @@ def test_one_pool_of_two_runs_bulk_and_statistics(worker_pools: WorkerPoolFixtur
     eventually(lambda: bulk.get(operation.bulk_id).state is BulkState.DONE, message="the operation is done")
     eventually(lambda: statistics.by_queue().get("unused"), message="events are aggregated")
     assert leader_connections(worker_pools.queue_fixture) == 1
+
+
+def test_redrive_takes_its_time_and_another_leader_continues_it(worker_pools: WorkerPoolFixture):
+    first = worker_pools.pool()
+    jobs = [worker_pools.add_job("broken", max_attempts=1) for _ in range(6)]
+    worker_pools.wait_for_all(jobs, Status.FAILED)
+    worker_pools.queue_fixture.sql("UPDATE dl_jobs SET task = 'quick'")
+    bulk = BulkOperations(worker_pools.queue_fixture.session)
+    operation = bulk.start(BulkAction.REDRIVE, Filter(), expected=6, redrive=Redrive(per_minute=60))
+
+    worker_pools.wait_for_all(jobs[:2])
+    first.stop(grace=10)
+    worker_pools.pool()
+    worker_pools.wait_for_all(jobs)
+
+    ended = eventually(lambda: over if (over := bulk.get(operation.bulk_id)).state.final else None)
+    assert ended is not None
+    assert (ended.state, ended.changed) == (BulkState.DONE, 6)
+    (retries, sec) = worker_pools.queue_fixture.sql(
+        "SELECT count(*), extract(epoch FROM max(ts) - min(ts))::float8 FROM dl_job_events"
+        " WHERE kind = 'requeue' AND payload ->> 'reason' = 'redrive'"
+    )[0]
+    assert retries == 6
+    assert sec > 4  # five pauses of a second
 
 
 def test_another_pool_takes_over_when_the_leader_stops(worker_pools: WorkerPoolFixture):

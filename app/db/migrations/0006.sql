@@ -45,6 +45,14 @@ ALTER TABLE dl_alert_rules DROP CONSTRAINT dl_alert_rules_kind_check;
 ALTER TABLE dl_alert_rules ADD CONSTRAINT dl_alert_rules_kind_check
     CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker', 'breaker_open', 'limit_starved'));
 
+ALTER TABLE dl_bulk
+    DROP CONSTRAINT dl_bulk_action_check,
+    ADD CONSTRAINT dl_bulk_action_check CHECK (action IN ('cancel', 'retry', 'redrive', 'delete', 'reprioritise')),
+    ADD COLUMN per_minute int CHECK (per_minute >= 1),
+    ADD COLUMN max_jobs bigint CHECK (max_jobs >= 1),
+    ADD COLUMN args_patch jsonb,
+    ADD COLUMN next_step_at timestamptz;
+
 ALTER TYPE dl_enqueue_request
     ADD ATTRIBUTE fair_key text,
     ADD ATTRIBUTE debounce jsonb,

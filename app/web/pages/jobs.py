@@ -9,7 +9,7 @@ from uuid import UUID
 from flask import Response
 from pydantic import Field
 
-from app.admin.bulk import BulkAction, BulkOperations
+from app.admin.bulk import MAX_PER_MINUTE, BulkAction, BulkOperations, Redrive
 from app.admin.job_search import Filter, JobSearch, NotSortable, Sort
 from app.db.statements import Executor
 from app.errors import BulkMismatch
@@ -67,8 +67,9 @@ class BulkForm(FormModel):
     """A bulk action on all jobs that match a filter; without `expected` the matching jobs are only counted."""
 
     filter: FormText = Field(description="The filter, as in the address of the page.")
-    action: FormText = Field(description="cancel, retry, delete or reprioritise.")
+    action: FormText = Field(description="cancel, retry, redrive, delete or reprioritise.")
     priority: FormText = Field("", description="The new priority, of reprioritise.")
+    per_minute: FormText = Field("", description="At most so many jobs a minute, of redrive.")
     expected: FormText = Field("", description="The count of the preview; empty: show the preview.")
 
 
@@ -99,9 +100,12 @@ def create_jobs_page(source: Executor, options: WebOptions) -> ApiBlueprint:
             priority = parse_priority(form.priority) if action is BulkAction.REPRIORITISE else None
             if action is BulkAction.REPRIORITISE and priority is None:
                 raise InvalidForm("priority: required to change the priority")
+            redrive = _parse_redrive(form.per_minute) if action is BulkAction.REDRIVE else None
             if form.expected:
                 actor, expected = current_actor().name, int(form.expected)
-                operation = bulk.start(action, job_filter, expected=expected, priority=priority, requested_by=actor)
+                operation = bulk.start(
+                    action, job_filter, expected=expected, priority=priority, redrive=redrive, requested_by=actor
+                )
                 return redirect_to(f"/bulk/{operation.bulk_id}")
             count = bulk.count(action, job_filter)
         except (BulkMismatch, ValueError) as error:
@@ -159,6 +163,12 @@ def query_string(query: JobsPageQuery, **more: str) -> str:
     if fields.get("sort") == _DEFAULT_SORT:
         del fields["sort"]
     return urlencode(fields | more)
+
+
+def _parse_redrive(raw: str) -> Redrive:
+    if not raw.strip().isdecimal() or not 1 <= int(raw) <= MAX_PER_MINUTE:
+        raise InvalidForm(f"jobs a minute: {raw!r} is not a whole number from 1 to {MAX_PER_MINUTE}")
+    return Redrive(per_minute=int(raw))
 
 
 def _query_pairs(query: str) -> dict[str, str]:

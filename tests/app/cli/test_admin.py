@@ -155,3 +155,18 @@ def test_failures_are_grouped_and_their_jobs_listed(run, queue_db):
     assert "disk full" in line
     assert len(run("jobs", "--fingerprint", "OSError a.py:b").stdout.splitlines()) == 3
     assert run("failures", "--task", "other").stdout == ""
+
+
+def test_redrive_is_started_with_its_rate(run, queue_db):
+    job = queue_db.enqueue_and_claim("a", max_attempts=1)
+    queue_db.settle(job, Status.FAILED, error="disk full", error_fingerprint="OSError a.py:b")
+    only = ("--fingerprint", "OSError a.py:b")
+
+    assert run("bulk", "redrive", "--dry-run", *only).output == "It would be 1 job.\n"
+    assert run("bulk", "redrive", *only).exit_code == ExitCode.USAGE
+    begun = run("bulk", "redrive", "--per-minute", 5, "--max", 2, "--args-patch", '{"n": 2}', *only, input="y\n")
+
+    assert begun.exit_code == 0
+    (operation,) = json.loads(run("bulk", "list", "--json").stdout)["operations"]
+    assert (operation["action"], operation["per_minute"], operation["max"]) == ("redrive", 5, 2)
+    assert (operation["args_patch"], operation["filter"]["fingerprint"]) == ({"n": 2}, "OSError a.py:b")
