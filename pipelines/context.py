@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 from uuid import UUID
 
 Args = dict[str, Any]
@@ -67,6 +67,21 @@ class Upstream:
     status: str
     result: Any = None
     error: str | None = None
+
+
+ParentEnd = Literal["succeeded", "ended", "failed"]
+ParentsNeeded = Literal["all", "any"]
+MAX_PARENTS = 1_000
+
+
+def check_fan_out(jobs: Iterable[Mapping[str, Any]], on: object, need: object) -> list[Mapping[str, Any]]:
+    """Return the jobs. Raises ValueError."""
+    requests = [*jobs]
+    if len(requests) > MAX_PARENTS:
+        raise ValueError(f"a job waits for at most {MAX_PARENTS:,} others, not {len(requests):,}")
+    if on not in get_args(ParentEnd) or need not in get_args(ParentsNeeded):
+        raise ValueError(f"on is 'succeeded', 'ended' or 'failed', and need 'all' or 'any', not {on!r} and {need!r}")
+    return requests
 
 
 class Context(Protocol):
@@ -130,6 +145,20 @@ class Context(Protocol):
     ) -> UUID:
         """Enqueue a follow-up job. Another attempt that enqueues in the same order gets the same jobs. Within
         `transaction`, the job exists only if that commits. Without `limits` it has those of its task."""
+
+    def fan_out(
+        self,
+        jobs: Iterable[Mapping[str, Any]],
+        *,
+        then: Mapping[str, Any],
+        on: ParentEnd = "succeeded",
+        need: ParentsNeeded = "all",
+    ) -> tuple[list[UUID], UUID]:
+        """Enqueue jobs, and `then`, which starts when they have ended as `on` and `need` ask; without jobs at once.
+
+        Each job has the arguments of `enqueue` by name. All are created or none, and another attempt that asks for the
+        same gets the same. Return the ids of the jobs, and that of `then`.
+        """
 
     def acquire(self, limit: str, n: int = 1) -> None:
         """Count `n` calls, such as requests to a partner's API, in the rate of this limit; wait until it allows them. A

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from pipelines.context import Upstream
+from pipelines.context import ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from pipelines.contract import Args, Stop, StopReason, task_from_callable
 from pipelines.job_args import RESULT_KEY, resolve_results, substitute
 from pipelines.limits import check_calls
@@ -162,6 +162,21 @@ class FakeContext:
         passed = {name: value for name, value in options.items() if value is not None}
         self.follow_ups.append(FollowUp(uuid4(), task, args or {}, passed))
         return self.follow_ups[-1].job_id
+
+    def fan_out(
+        self,
+        jobs: Iterable[Mapping[str, Any]],
+        *,
+        then: Mapping[str, Any],
+        on: ParentEnd = "succeeded",
+        need: ParentsNeeded = "all",
+    ) -> tuple[list[UUID], UUID]:
+        """Recorded as follow-ups; the options of `then` have its parents too, as `after`."""
+        children = [self.enqueue(**job) for job in check_fan_out(jobs, on, need)]
+        successor = self.enqueue(**then)
+        after = {"after": children, "on": on, "need": need}
+        self.follow_ups[-1] = replace(self.follow_ups[-1], options={**self.follow_ups[-1].options, **after})
+        return children, successor
 
     def acquire(self, limit: str, n: int = 1) -> None:
         check_calls(limit, n)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,7 +24,7 @@ from app.queue.graphs import ParentJob
 from app.queue.job import ClaimedJob, NewJob, Settlement, Status
 from app.queue.jobs import settle_parameters
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
-from pipelines.context import Upstream
+from pipelines.context import ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from pipelines.contract import Stop, StopReason
 from pipelines.limits import check_calls
 from pipelines.runner import LeveledLog
@@ -295,7 +295,29 @@ class JobContext:
         max_bytes = min(MAX_CHECKPOINT_BYTES, self.settings.max_result_bytes)
         self.reported.record_checkpoint(_json_copy(self.redactor.redact_value(cursor), max_bytes))
 
-    def enqueue(
+    def enqueue(self, task: str, args: dict[str, Any] | None = None, **options: Any) -> UUID:
+        self._safe_point()
+        new = self._follow_up(task, args, **options)
+        connections = self._require_connections()
+        with nullcontext() if self.reported.in_transaction else self._owner_only():
+            return connections.enqueue(new).job_id
+
+    def fan_out(
+        self,
+        jobs: Iterable[Mapping[str, Any]],
+        *,
+        then: Mapping[str, Any],
+        on: ParentEnd = "succeeded",
+        need: ParentsNeeded = "all",
+    ) -> tuple[list[UUID], UUID]:
+        self._safe_point()
+        requests = check_fan_out(jobs, on, need)
+        connections = self._require_connections()
+        with nullcontext() if self.reported.in_transaction else self._owner_only():
+            follow_ups = [self._follow_up(**request) for request in requests]
+            return connections.fan_out(follow_ups, self._follow_up(**then), on=on, need=need)
+
+    def _follow_up(
         self,
         task: str,
         args: dict[str, Any] | None = None,
@@ -307,12 +329,11 @@ class JobContext:
         available_at: datetime | None = None,
         max_attempts: int | None = None,
         limits: Mapping[str, int] | None = None,
-    ) -> UUID:
-        self._safe_point()
+    ) -> NewJob:
         job_args = self.redactor.restore_references(args or {})
         if limits is None:
             limits = fill_limits(self.settings.task_limits.get(task, {}), job_args)
-        new = NewJob(
+        return NewJob(
             queue=queue or self.job.queue,
             task=task,
             lock_key=lock_key or task,
@@ -327,9 +348,6 @@ class JobContext:
             parent_id=self.job_id,
             traceparent=self.traceparent,
         )
-        connections = self._require_connections()
-        with nullcontext() if self.reported.in_transaction else self._owner_only():
-            return connections.enqueue(new).job_id
 
     def acquire(self, limit: str, n: int = 1) -> None:
         check_calls(limit, n)

@@ -38,9 +38,14 @@ def enqueue_batch(executor: Executor, jobs: Sequence[NewJob], *, all_or_none: bo
     """Enqueue jobs in their order; return an outcome for each."""
     if not jobs:
         return []
+    rows = executor.execute("enqueue_batch", {"jobs": encode_requests(jobs), "all_or_none": all_or_none})
+    return [from_row(BatchOutcome, row) for row in rows]
+
+
+def encode_requests(jobs: Sequence[NewJob]) -> str:
+    """Return the requests as JSON. Raises InvalidJob for a value that PostgreSQL cannot store."""
     requests = [encode_request(job) for job in jobs]
     text = json.dumps(requests, ensure_ascii=False, allow_nan=False)
     if _MAYBE_UNSTORABLE.search(text):
         validate_json("jobs", requests)
-    rows = executor.execute("enqueue_batch", {"jobs": text, "all_or_none": all_or_none})
-    return [from_row(BatchOutcome, row) for row in rows]
+    return text

@@ -12,7 +12,8 @@ from uuid import UUID
 
 from app.db.encoding import as_uuid, from_row
 from app.db.statements import Executor
-from app.errors import GraphNotFound, InvalidJob
+from app.errors import GraphNotFound, IdempotencyConflict, InvalidJob
+from app.queue.batch import Outcome, encode_requests
 from app.queue.job import NewJob, Status, encode_request
 
 MAX_JOBS = 10_000
@@ -120,6 +121,18 @@ class Graphs:
         graph |= {} if created_by is None else {"created_by": created_by}
         rows = self._execute("enqueue_graph", {"graph": json.dumps(graph, allow_nan=False)})
         return EnqueuedGraph(as_uuid(rows[0][0]), rows[0][1], {key: as_uuid(job_id) for _, _, key, job_id in rows})
+
+    def fan_out(self, jobs: Sequence[NewJob], then: NewJob, *, on: str, need: str) -> tuple[list[UUID], UUID]:
+        """Enqueue jobs and a successor that waits for them, all or none. Raises InvalidJob and IdempotencyConflict."""
+        requests = [*jobs, then]
+        rows = self._execute("fan_out", {"jobs": encode_requests(requests), "on": on, "need": need})
+        for job, (outcome, job_id, field, detail) in zip(requests, rows, strict=True):
+            if outcome == Outcome.INVALID:
+                raise InvalidJob(f"{field} {detail}", field=field or "")
+            if outcome == Outcome.CONFLICT:
+                raise IdempotencyConflict(job.idempotency_key or "", as_uuid(job_id))
+        ids = [as_uuid(row[1]) for row in rows]
+        return ids[:-1], ids[-1]
 
     def get(self, graph_id: UUID) -> Graph:
         """Raises GraphNotFound."""

@@ -3,6 +3,21 @@
 -- name: enqueue_graph
 SELECT graph_id, created, key, job_id FROM dl_enqueue_graph(%(graph)s::jsonb);
 
+-- name: fan_out
+-- Creates jobs and a successor that waits for them, which is the last request: all, or none. One that exists waits already.
+WITH made AS MATERIALIZED (
+    SELECT n, outcome, job_id, field, detail FROM dl_enqueue_many(%(jobs)s::jsonb, true)
+), parents AS MATERIALIZED (
+    SELECT jsonb_agg(jsonb_build_object('job_id', job_id, 'on', %(on)s::text)) AS after
+      FROM made
+     WHERE n < (SELECT max(n) FROM made)
+), successor AS MATERIALIZED (
+    SELECT dl_set_parents(m.job_id, p.after, %(need)s::text)
+      FROM made m, parents p
+     WHERE m.n = (SELECT max(n) FROM made) AND m.outcome = 'created' AND p.after IS NOT NULL
+)
+SELECT outcome, job_id, field, detail FROM made WHERE (SELECT count(*) FROM successor) >= 0 ORDER BY n;
+
 -- name: decide_left
 -- Decides children that the ends of their parents have left, because a row was locked or there were too many. Returns how many
 -- ends are left after that, and how many children were decided.

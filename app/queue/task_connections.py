@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ from app.queue.attempt_sessions import (
     attempt_application_name,
     end_sessions,
 )
+from app.queue.graphs import Graphs
 from app.queue.job import Enqueued, NewJob
 from app.queue.jobs import JobQueue
 
@@ -198,6 +199,13 @@ class TaskConnections:
             with self._fenced():
                 return self.enqueue(new)
         return JobQueue(self._borrowed(self._queue_connection)).enqueue(new)
+
+    def fan_out(self, jobs: Sequence[NewJob], then: NewJob, *, on: str, need: str) -> tuple[list[UUID], UUID]:
+        """As `enqueue`, jobs and a successor of them."""
+        if not self._in_transaction:
+            with self._fenced():
+                return self.fan_out(jobs, then, on=on, need=need)
+        return Graphs(self._borrowed(self._queue_connection)).fan_out(jobs, then, on=on, need=need)
 
     def execute_owned(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         """Execute a named statement in a transaction of its own: a run that lost its job changes nothing."""
