@@ -2043,9 +2043,9 @@ BEGIN
         ELSIF numbers ? (item.job ->> 'key') THEN
             RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].key', item.position),
                   MESSAGE = format('jobs[%s].key is that of another job: %s', item.position, item.job -> 'key');
-        ELSIF item.job ?| '{idempotency_key,live_key}' THEN
+        ELSIF item.job ?| '{idempotency_key,live_key,debounce,throttle}' THEN
             RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].idempotency_key', item.position),
-                  MESSAGE = format('jobs[%s] has a key of its own; the graph may have an idempotency_key', item.position);
+                  MESSAGE = format('jobs[%s] has a key, debounce or throttle of its own; the graph may have an idempotency_key', item.position);
         ELSIF item.job ? 'after' AND (jsonb_typeof(item.job -> 'after') NOT IN ('array', 'null')
               OR jsonb_typeof(item.job -> 'after') = 'array' AND jsonb_array_length(item.job -> 'after') > 1000) THEN
             RAISE invalid_parameter_value USING COLUMN = format('jobs[%s].after', item.position),

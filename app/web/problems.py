@@ -278,7 +278,8 @@ def problem_response(error: Exception, request_id: str, *, is_read: bool = False
             headers = error.headers
             problem.update(error.fields)
         case errors.InvalidJob() if error.field:
-            problem["errors"] = [FieldError(error.field, str(error).partition(": ")[2].removeprefix(f"{error.field} "))]
+            message = str(error).removeprefix("PostgreSQL refused a value: ").removeprefix(f"{error.field} ")
+            problem["errors"] = [FieldError(error.field, message)]
         case errors.IdempotencyConflict():
             problem |= {"instance": f"/api/v1/jobs/{error.job_id}", "job_id": str(error.job_id)}
         case errors.BulkMismatch():

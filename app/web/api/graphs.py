@@ -33,7 +33,7 @@ from pipelines.contract import Pipelines
 
 _MAX_KEY_LENGTH = 200
 _OWN_FIELDS = ("key", "after", "need")
-_GRAPH_FIELDS = ("idempotency_key", "live_key")  # a job of a graph cannot have them
+_GRAPH_FIELDS = ("idempotency_key", "live_key", "debounce", "throttle")  # a job of a graph cannot have them
 
 GraphKey = Annotated[str, Field(min_length=1, max_length=_MAX_KEY_LENGTH), AfterValidator(parse_name)]
 
