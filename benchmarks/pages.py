@@ -163,6 +163,7 @@ def addresses(dsn: str) -> list[str]:
     return [
         "/",
         "/jobs",
+        "/failures",
         "/jobs?status=failed",
         "/jobs?status=failed&task=task+0",
         "/jobs?status=queued",

@@ -13,6 +13,7 @@ import pytest
 from app.admin import statistics as module
 from app.admin.audit import AuditLog
 from app.admin.explain import JobExplainer
+from app.admin.failures import Failures
 from app.admin.job_search import Cursor, Filter, JobSearch
 from app.admin.queues import Queues
 from app.admin.statistics import JobCounts, Statistics
@@ -139,6 +140,7 @@ def test_no_list_reads_a_large_table_from_end_to_end(planned, own_queue_db, monk
     for result, question in [
         *questions(planned, job),
         ("why it waits", lambda: JobExplainer(planned).explain(waiting)),
+        ("groups of failures", Failures(planned).groups),
     ]:
         planned.scans.clear()
         question()
