@@ -27,12 +27,20 @@ def fingerprint(error: BaseException, task_module: str = "") -> str:
     Code is the task's own if it is of the top-level package of `task_module`, or of no installed library. Of an
     exception group it is the first fingerprint of its errors, in alphabetical order.
     """
-    if isinstance(error, BaseExceptionGroup):
-        return min(fingerprint(member, task_module) for member in error.exceptions)
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    errors, pending = [], [error]
+    while pending:
+        member = pending.pop()
+        if isinstance(member, BaseExceptionGroup):
+            pending += member.exceptions
+        else:
+            errors.append(member)
+    return min(_fingerprint_of_one(member, task_module.partition(".")[0]) for member in errors)
+
+
+def _fingerprint_of_one(error: BaseException, task_package: str) -> str:
     name = type(error).__name__
-    for frame in reversed(frames):
-        if _is_own(frame, task_module.partition(".")[0]):
+    for frame in reversed([frame for frame, _ in traceback.walk_tb(error.__traceback__)]):
+        if _is_own(frame, task_package):
             return f"{name} {os.path.basename(frame.f_code.co_filename)}:{frame.f_code.co_name}"
     return name
 

@@ -94,6 +94,14 @@ def test_exception_group_has_the_same_one_in_any_order():
     assert fingerprint(there) == fingerprint(back) == "JSONDecodeError sales.py:parse"
 
 
+def test_deeply_nested_group_has_one():
+    error: Exception = failing("parse", "{")
+    for _ in range(5_000):
+        error = ExceptionGroup("outer", [error])
+
+    assert fingerprint(error) == "JSONDecodeError sales.py:parse"
+
+
 def test_concurrent_coroutines_that_fail_have_their_own_function():
     async def fetch() -> None:
         raise OSError("gone")

@@ -16,6 +16,7 @@ from app.admin.webhooks import WebhookEvent, Webhooks
 from app.errors import DatabaseUnavailable, SchemaOutdated
 from app.net import AllowedHosts
 from app.queue.job import Status
+from pipelines.contract import Breaker, Pipelines
 from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 from tests.support.webhook_receiver import WebhookReceiver
@@ -190,6 +191,29 @@ def test_redrive_takes_its_time_and_another_leader_continues_it(worker_pools: Wo
     )[0]
     assert retries == 6
     assert sec > 4  # five pauses of a second
+
+
+def test_breaker_that_opens_stops_a_redrive(worker_pools: WorkerPoolFixture):
+    tasks = Pipelines()
+
+    @tasks.register("partner", breaker=Breaker(failures=2, resume=300))
+    def call_partner(args: dict[str, Any]) -> None:
+        raise OSError("still down")
+
+    queue = worker_pools.queue_fixture
+    for n in range(20):
+        run = queue.enqueue_and_claim(f"k{n}", task="partner", max_attempts=1)
+        queue.settle(run, Status.FAILED, error="down", error_fingerprint="OSError")
+    worker_pools.pool(pipelines=tasks)
+    eventually(lambda: queue.fetch_row("SELECT count(*) FROM dl_breakers"), message="the breaker is declared")
+    bulk = BulkOperations(queue.session)
+    operation = bulk.start(BulkAction.REDRIVE, Filter(), expected=20, redrive=Redrive(per_minute=120))
+
+    stopped = eventually(lambda: over if (over := bulk.get(operation.bulk_id)).state.final else None)
+
+    assert stopped is not None
+    assert (stopped.state, "circuit breaker of partner" in str(stopped.error)) == (BulkState.STOPPED, True)
+    assert 2 <= stopped.changed < 20
 
 
 def test_another_pool_takes_over_when_the_leader_stops(worker_pools: WorkerPoolFixture):
