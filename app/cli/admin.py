@@ -194,8 +194,8 @@ def _start_bulk(
         if dry_run:
             service.print_payload(count, f"It would be {jobs}.")
             return
-        at_most = "" if max_jobs is None else f"at most {max_jobs} of "
-        click.confirm(f"{action} {at_most}{jobs}?", abort=True, err=True)
+        bound = "" if max_jobs is None else f"at most {max_jobs} of "
+        click.confirm(f"{action} {bound}{jobs}?", abort=True, err=True)
         expected = count["jobs"] if count["exact"] else 2 * count["jobs"]
     body |= without_none({"priority": priority, "per_minute": per_minute, "args_patch": args_patch, "max": max_jobs})
     started = service.post("/api/v1/bulk", {**body, "expected": expected})
