@@ -1240,16 +1240,31 @@ CREATE OR REPLACE FUNCTION dl_decide_children(ended uuid[]) RETURNS int
 DECLARE
     max_changes CONSTANT int := 2000;  -- in a transaction: others wait for the graph, and for the ends in this one
     budget   int := max_changes - coalesce(nullif(current_setting('dl.graph_changes', true), ''), '0')::int;
+    hashes   int[];
     ids      uuid[];
     skips    bool[];
     reasons  text[];
     changed  int := 0;
     skipped_ids uuid[];
 BEGIN
-    PERFORM pg_advisory_xact_lock(1684828531, hash)
-       FROM (SELECT DISTINCT hashtext(j.graph_id::text) AS hash
-               FROM unnest(ended) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
-              WHERE j.graph_id IS NOT NULL ORDER BY 1 OFFSET 0) ordered;
+    -- Of the jobs that have ended, and of those of other graphs that wait for their end.
+    hashes := ARRAY(SELECT hashtext(j.graph_id::text)
+                      FROM unnest(ended) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
+                     WHERE j.graph_id IS NOT NULL
+                     UNION
+                    SELECT hashtext(j.graph_id::text)
+                      FROM unnest(ended) AS i (job_id)
+                           JOIN dl_edges e ON e.parent_id = i.job_id AND e.wants = 'ended' AND e.met IS NULL
+                           JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.child_id])
+                     WHERE j.graph_id IS NOT NULL ORDER BY 1);
+    IF coalesce(current_setting('dl.graph_changes', true), '') = '' THEN
+        PERFORM pg_advisory_xact_lock(1684828531, hash) FROM unnest(hashes) hash;
+    ELSIF NOT (SELECT bool_and(pg_try_advisory_xact_lock(1684828531, hash)) FROM unnest(hashes) hash) THEN
+        -- Of what this transaction has skipped another graph waits. It holds locks already, so it waits for none.
+        UPDATE dl_graph_work SET xid = '0' WHERE job_id = ANY (ended);
+        PERFORM pg_notify('dl_control', 'graphs');
+        RETURN 0;
+    END IF;
     -- In a snapshot taken under the lock: the ends that others committed while it was waited for are seen.
     UPDATE dl_edges e
        SET met = CASE e.wants WHEN 'ended' THEN true WHEN 'succeeded' THEN p.status = 'succeeded'
@@ -1446,6 +1461,72 @@ BEGIN
         RAISE foreign_key_violation USING MESSAGE = 'a job that this one waits for has been deleted';
     END IF;
     RETURN NULL;
+END $$;
+
+-- Makes a running job wait for the end of others, before its run is released. Jobs without a graph come into its graph, but
+-- not into one that a failure cancels. Raises 22023 for a job that there is not, and for a circle.
+CREATE OR REPLACE FUNCTION dl_wait_for_jobs(waiting_job uuid, run uuid, awaited uuid[]) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off SET lock_timeout = '2s' AS $$
+DECLARE
+    job       dl_jobs;
+    id        uuid;
+    ancestors uuid[];
+    circle    uuid[] := ARRAY[waiting_job];
+    graph     uuid;
+BEGIN
+    -- All rows in one order, as settlements lock theirs; the end of an awaited job waits for this, or is seen.
+    PERFORM FROM dl_jobs j WHERE j.job_id = ANY (awaited || waiting_job) ORDER BY j.job_id FOR NO KEY UPDATE;
+    SELECT * INTO job FROM dl_jobs j WHERE j.job_id = waiting_job AND j.run_id = run AND j.status = 'running';
+    IF job.job_id IS NULL THEN
+        RETURN;
+    ELSIF job.need = 'any' THEN  -- what it waited for before does not count any more
+        UPDATE dl_edges SET wants = 'ended', met = true WHERE child_id = waiting_job;
+        UPDATE dl_jobs SET need = NULL WHERE job_id = waiting_job;
+    END IF;
+    IF awaited = '{}' THEN
+        RETURN;
+    END IF;
+    FOREACH id IN ARRAY awaited LOOP
+        IF NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = id) THEN
+            RAISE invalid_parameter_value USING MESSAGE = format('the job waits for job %s, which does not exist', id);
+        END IF;
+    END LOOP;
+
+    -- One at a time in the whole queue: two that each see the other running could wait for each other.
+    PERFORM pg_advisory_xact_lock(1684828531, hashtext('waits'));
+    WITH RECURSIVE waits AS (
+        SELECT unnest(awaited) AS job_id
+        UNION
+        SELECT e.parent_id
+          FROM waits w
+               JOIN dl_jobs j ON j.job_id = ANY (ARRAY[w.job_id]) AND j.status = 'queued' AND j.wait_state = 'waiting'
+               JOIN dl_edges e ON e.child_id = w.job_id AND e.met IS NULL
+    )
+    SELECT array_agg(w.job_id) INTO ancestors FROM waits w;
+    IF waiting_job = ANY (ancestors) THEN
+        WHILE circle[1] <> ALL (awaited) LOOP
+            circle := (SELECT e.child_id FROM dl_edges e
+                        WHERE e.parent_id = circle[1] AND e.met IS NULL AND e.child_id = ANY (ancestors) AND e.child_id <> waiting_job
+                        LIMIT 1) || circle;
+        END LOOP;
+        RAISE invalid_parameter_value USING MESSAGE = 'the job would wait for itself: '
+            || (SELECT string_agg(format('%s (job %s)', coalesce(j.graph_key, j.task), j.job_id), ' → ' ORDER BY c.n)
+                  FROM unnest(waiting_job || circle) WITH ORDINALITY AS c (job_id, n) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[c.job_id]));
+    END IF;
+
+    IF EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NULL) THEN
+        graph := (SELECT g.graph_id FROM dl_graphs g WHERE g.graph_id = job.graph_id AND g.on_failure = 'continue');
+        IF graph IS NULL THEN
+            INSERT INTO dl_graphs (on_failure) VALUES ('continue') RETURNING graph_id INTO graph;
+        END IF;
+        UPDATE dl_jobs j SET graph_id = graph WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NULL;
+    END IF;
+    INSERT INTO dl_edges (child_id, parent_id, wants)
+    SELECT DISTINCT waiting_job, i.job_id, 'ended' FROM unnest(awaited) AS i (job_id)
+        ON CONFLICT (child_id, parent_id) DO UPDATE SET wants = 'ended', met = NULL;
+    INSERT INTO dl_graph_work (job_id)
+    SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND dl_is_final(j.status)
+        ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
 END $$;
 
 CREATE CONSTRAINT TRIGGER dl_edges_added AFTER INSERT ON dl_edges

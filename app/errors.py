@@ -270,6 +270,10 @@ class InvalidJob(DataloaderError):
         self.field = field  # of the request, if the database names it
 
 
+class WaitRefused(InvalidJob):
+    """A job cannot wait for these jobs: one does not exist, or waits for this one."""
+
+
 class IdempotencyConflict(DataloaderError):
     """The idempotency key belongs to a job with another queue, task or args."""
 

@@ -22,18 +22,19 @@ if TYPE_CHECKING:
         ServiceFault,
         ServiceUnavailable,
     )
-    from pipelines.contract import Breaker, Checkpoint, Context, Fail, Progress, Snooze, Stop, register
+    from pipelines.contract import Breaker, Checkpoint, Context, Fail, Progress, Snooze, Stop, Wait, register
 
 __all__ = [
     "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Fail", "FieldError", "JobOptions",
     "NotAllowed", "NotFound", "Progress", "Refused", "ServiceFault", "ServiceUnavailable", "Snooze", "Stop",
-    "TriggerOptions", "enqueue", "register",
+    "TriggerOptions", "Wait", "enqueue", "register",
 ]  # fmt: skip
 
 _MODULES = {
     **dict.fromkeys(("JobOptions", "TriggerOptions", "enqueue"), "dataloader._enqueue"),
     **dict.fromkeys(
-        ("Breaker", "Checkpoint", "Context", "Fail", "Progress", "Snooze", "Stop", "register"), "pipelines.contract"
+        ("Breaker", "Checkpoint", "Context", "Fail", "Progress", "Snooze", "Stop", "Wait", "register"),
+        "pipelines.contract",
     ),
     "Client": "dataloader.client",
 }

@@ -41,6 +41,7 @@ RELEASE_TEXTS = {
     ReleaseReason.SHUTDOWN: "the worker stops, and the job did not end within `DL_SHUTDOWN_GRACE_SEC`",
     ReleaseReason.LOCK_BUSY: "another process still holds the session lock of its key; the job becomes blocked",
     ReleaseReason.NOT_STARTED: "claimed, but no thread was free, or the connection broke before its key was locked",
+    ReleaseReason.WAITS: "its task waits for other jobs; the job becomes waiting until they have ended",
 }
 
 

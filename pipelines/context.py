@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 from uuid import UUID
 
 Args = dict[str, Any]
+MAX_PARENTS = 1_000
 
 
 class StopReason(StrEnum):
@@ -32,6 +33,26 @@ class Stop(BaseException):
     def __init__(self, reason: StopReason) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class Wait(BaseException):
+    """Yielded or raised by a pipeline: end this attempt, and continue in another one when these jobs have ended. The
+    attempt does not count, and holds nothing meanwhile. `cursor` is its checkpoint, unless it is None.
+
+    Not an `Exception`, as `Stop`.
+    """
+
+    def __init__(self, jobs: Iterable[UUID | str], cursor: Any = None) -> None:
+        if isinstance(jobs, UUID | str):
+            raise TypeError("Wait takes the ids of jobs as a list")
+        self.jobs = tuple(dict.fromkeys(job if isinstance(job, UUID) else UUID(job) for job in jobs))
+        if len(self.jobs) > MAX_PARENTS:
+            raise ValueError(f"a job waits for at most {MAX_PARENTS:,} others, not {len(self.jobs):,}")
+        self.cursor = cursor
+        super().__init__(f"waits for {len(self.jobs)} jobs")
+
+    def __reduce__(self) -> tuple[type[Wait], tuple[Any, ...]]:
+        return type(self), (self.jobs, self.cursor)
 
 
 @dataclass(frozen=True)
@@ -71,7 +92,6 @@ class Upstream:
 
 ParentEnd = Literal["succeeded", "ended", "failed"]
 ParentsNeeded = Literal["all", "any"]
-MAX_PARENTS = 1_000
 
 
 def check_fan_out(jobs: Iterable[Mapping[str, Any]], on: object, need: object) -> list[Mapping[str, Any]]:

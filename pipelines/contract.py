@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, TypeVar
 
-from pipelines.context import Args, Checkpoint, Context, ContextLog, Progress, Stop, StopReason
+from pipelines.context import Args, Checkpoint, Context, ContextLog, Progress, Stop, StopReason, Wait
 from pipelines.job_args import secret_name
 from pipelines.retry import DEFAULT, ErrorMatcher, Fail, Policy, RetryAction, Rule, Rules, Snooze
 from pipelines.retry import policy_from_json as read_policy
@@ -28,8 +28,8 @@ from pipelines.task import (
 
 __all__ = [
     "Args", "Breaker", "Checkpoint", "Command", "Context", "ContextLog", "Fail", "Isolation", "Pipelines", "Progress",
-    "Snooze", "Stop", "StopReason", "Task", "TaskConflict", "TaskKind", "TaskOptions", "load_tasks", "read_policy",
-    "register", "registry", "show_policy", "task_from_callable",
+    "Snooze", "Stop", "StopReason", "Task", "TaskConflict", "TaskKind", "TaskOptions", "Wait", "load_tasks",
+    "read_policy", "register", "registry", "show_policy", "task_from_callable",
 ]  # fmt: skip
 
 _MAX_NAME_LENGTH = 200

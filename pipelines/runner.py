@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any, Protocol
 
-from pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason, Task
+from pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason, Task, Wait
 
 _MAX_IGNORED_STOPS = 100
 PROGRESS_KEYS = frozenset({
@@ -74,14 +74,20 @@ class NotProgress(TypeError):
 def run_task(
     task: Task, args: dict[str, Any], context: RunContext, *, max_ignored_stops: int = _MAX_IGNORED_STOPS
 ) -> Any:
-    """Return what the pipeline returns; raise what it raises, and `Stop` when it was stopped."""
-    result = task.start(args, context)
-    # The returned object decides, not the declared kind: a decorator of the author's may have changed it.
-    if isinstance(result, Generator):
-        return _run_generator(result, context, max_ignored_stops)
-    if isinstance(result, AsyncGenerator):
-        return _run_coroutine(_run_async_generator(result, context, max_ignored_stops), context)
-    return _run_coroutine(result, context) if inspect.iscoroutine(result) else result
+    """Return what the pipeline returns; raise what it raises, `Stop` when it was stopped, and `Wait`, also if it was
+    yielded, with its cursor recorded."""
+    try:
+        result = task.start(args, context)
+        # The returned object decides, not the declared kind: a decorator of the author's may have changed it.
+        if isinstance(result, Generator):
+            return _run_generator(result, context, max_ignored_stops)
+        if isinstance(result, AsyncGenerator):
+            return _run_coroutine(_run_async_generator(result, context, max_ignored_stops), context)
+        return _run_coroutine(result, context) if inspect.iscoroutine(result) else result
+    except Wait as wait:
+        if wait.cursor is not None:
+            context.record_checkpoint(wait.cursor)
+        raise
 
 
 def _run_generator(generator: Generator[Any, None, Any], context: RunContext, max_ignored_stops: int) -> Any:
@@ -115,9 +121,12 @@ async def _run_async_generator(
         await generator.aclose()
 
 
-def record_yield(value: Any, context: RunContext) -> Stop | None:
-    """Record progress or a checkpoint that a generator yields; return the Stop to raise in it, if one was requested."""
+def record_yield(value: Any, context: RunContext) -> Stop | Wait | None:
+    """Record progress or a checkpoint that a generator yields; return what to raise in it, the Wait that it yields or a
+    Stop that was requested."""
     match value:
+        case Wait():
+            return value
         case Checkpoint(cursor):
             context.record_checkpoint(cursor)
         case Progress(done, total, unit):

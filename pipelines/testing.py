@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from pipelines.context import ParentEnd, ParentsNeeded, Upstream, check_fan_out
-from pipelines.contract import Args, Stop, StopReason, task_from_callable
+from pipelines.contract import Args, Stop, StopReason, Wait, task_from_callable
 from pipelines.job_args import RESULT_KEY, resolve_results, substitute
 from pipelines.limits import check_calls
 from pipelines.runner import LeveledLog, StopIgnored, run_task
@@ -73,6 +73,7 @@ class FakeContext:
         self.follow_ups: list[FollowUp] = []
         self.slept: list[float] = []
         self.acquired: list[tuple[str, int]] = []  # limit and number of calls
+        self.waited: list[tuple[UUID, ...]] = []  # the jobs of each Wait that `run` met
         self.safe_points = 0
         self.finished_with: Any = None  # the result of a final transaction
         self.finished = False
@@ -210,5 +211,8 @@ def run(call: Callable[..., Any], args: Args | None = None, ctx: FakeContext | N
     args = substitute(args or {}, {RESULT_KEY: resolve_results(args or {}, ctx.upstream)})
     try:
         return run_task(task_from_callable("task", call), args, ctx, max_ignored_stops=1)
+    except Wait as wait:
+        ctx.waited.append(wait.jobs)
+        raise
     except StopIgnored as stop:
         raise AssertionError("the pipeline went on after a Stop") from stop

@@ -17,7 +17,7 @@ from app import log
 from app.queue.attempt_sessions import QUEUE_DATABASE, SessionsEnded
 from app.queue.job import ClaimedJob, ReleaseReason, Settlement, Status
 from app.queue.task_connections import is_connection_loss
-from pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions
+from pipelines.contract import Stop, StopReason, Task, TaskKind, TaskOptions, Wait
 from pipelines.job_args import RESULT_KEY, SECRET_KEY, resolve_results, substitute
 from pipelines.retry import DEFAULT, Fail
 from pipelines.runner import run_task
@@ -276,6 +276,8 @@ class Attempt(JobContext):
         return success(result)
 
     def _outcome_of_error(self, error: BaseException, task: Task) -> Outcome:
+        if isinstance(error, Wait):
+            return Released(ReleaseReason.WAITS, awaited=error.jobs)
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return success(None)
         is_stop = self.stop_reason is not None and (

@@ -25,7 +25,7 @@ from app.queue.job import ClaimedJob, NewJob, Settlement, Status
 from app.queue.jobs import settle_parameters
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from pipelines.context import ParentEnd, ParentsNeeded, Upstream, check_fan_out
-from pipelines.contract import Stop, StopReason
+from pipelines.contract import Fail, Stop, StopReason, Wait
 from pipelines.limits import check_calls
 from pipelines.runner import LeveledLog
 from pipelines.task import fill_limits
@@ -387,7 +387,12 @@ class JobContext:
                 final=(lambda: self._success_parameters(result)) if final else None,
             ) as connection,
         ):
-            yield connection
+            try:
+                yield connection
+            except Wait as wait:
+                raise Fail(
+                    "Wait within ctx.transaction(): it would roll back the jobs to wait for; wait after it"
+                ) from wait
 
     @contextmanager
     def _owner_only(self) -> Iterator[None]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 from app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, ReleaseRequest, Settlement, Status
 from pipelines.contract import Stop, StopReason, TaskOptions
@@ -37,9 +38,10 @@ class Released:
     progress: Mapping[str, Any] | None = None  # None: as the last heartbeat saved it
     checkpoint: Any = None  # None: likewise
     event_fields: Mapping[str, Any] | None = None
+    awaited: Sequence[UUID] = ()  # with the reason WAITS
 
     def request_for(self, job: ClaimedJob) -> ReleaseRequest:
-        return ReleaseRequest(job, self.reason, self.progress, self.checkpoint, self.event_fields)
+        return ReleaseRequest(job, self.reason, self.progress, self.checkpoint, self.event_fields, self.awaited)
 
 
 Outcome = Settlement | Released | LeaseLost | SettledByTask

@@ -14,7 +14,7 @@ from logging import DEBUG
 from typing import Any, NamedTuple
 
 from app import log
-from app.errors import InvalidJob
+from app.errors import InvalidJob, WaitRefused
 from app.log import Alert
 from app.queue.job import SUCCEEDED, ReapedJob, ReleaseReason, Settlement, SettleResult, Status
 from app.queue.jobs import JobQueue
@@ -91,9 +91,14 @@ class Settler:
             if settlements:
                 self._write_batch(settlements, self._settle)
                 unwritten = releases
-            if releases:
-                self._write_batch(releases, self._release)
-            unwritten = []
+            waits = [pending for pending in releases if _waits(pending.outcome)]
+            others = [pending for pending in releases if not _waits(pending.outcome)] if waits else releases
+            if others:
+                self._write_batch(others, self._release)
+            unwritten = waits
+            while unwritten:  # each in a transaction of its own, because it locks the rows of other jobs
+                self._write_batch(unwritten[:1], self._release)
+                unwritten = unwritten[1:]
         finally:
             self._requeue(unwritten)
         return 0.0
@@ -141,7 +146,8 @@ class Settler:
                 for pending in batch:
                     self._write_batch([pending], write)
                 return
-            message = f"the attempt's outcome could not be written: {error}"
+            is_refused = isinstance(error, WaitRefused)
+            message = str(error) if is_refused else f"the attempt's outcome could not be written: {error}"
             settlement = Settlement(Status.FAILED, error=message, error_fingerprint=type(error).__name__)
             batch = [batch[0]._replace(outcome=settlement)]
             results = self._settle(batch)
@@ -191,6 +197,10 @@ class Settler:
         log.audit("job.ended", **fields)
         write = _log.debug if status is Status.SUCCEEDED else _log.info
         write("job.ended", **fields)
+
+
+def _waits(outcome: Outcome) -> bool:
+    return isinstance(outcome, Released) and outcome.reason is ReleaseReason.WAITS
 
 
 def _group_of(settled: tuple[Attempt, Status]) -> tuple[str, str, Status]:

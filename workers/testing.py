@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from app.db.connection import Session
+from app.errors import WaitRefused
 from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement, new_run_ids
+from app.queue.job import ClaimedJob, Job, ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
 from app.queue.jobs import JobQueue
 from pipelines.contract import Pipelines
 from pipelines.toolkit.deprecation import renamed_keywords
@@ -77,4 +78,7 @@ def _run(queue: JobQueue, job: ClaimedJob, pipelines: Pipelines, settings: Attem
     if isinstance(outcome, Settlement):
         queue.settle([(job, outcome)])
     elif isinstance(outcome, Released):
-        queue.release([outcome.request_for(job)])
+        try:
+            queue.release([outcome.request_for(job)])
+        except WaitRefused as error:
+            queue.settle([(job, Settlement(Status.FAILED, error=str(error)))])

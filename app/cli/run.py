@@ -22,7 +22,7 @@ from app.db.encoding import validate_json
 from app.errors import DatabaseUnavailable, DataloaderError
 from app.log.setup import ConsoleHandler
 from app.queue.attempt_sessions import ConnectionSettings
-from app.queue.job import ClaimedJob, NewJob, Settlement, Status
+from app.queue.job import ClaimedJob, NewJob, ReleaseReason, Settlement, Status
 from app.queue.jobs import JobQueue
 from app.queue.task_connections import TaskConnections
 from app.runtime.service import Service, set_up_logging
@@ -286,6 +286,8 @@ def _run_locally(
             return Settlement(Status.FAILED, error=error, traceback=outcome.traceback)
         case Settlement() as outcome:
             return outcome
+        case Released(ReleaseReason.WAITS, awaited=jobs):
+            return Settlement(Status.FAILED, error=f"it waits for {len(jobs)} jobs, which only a job in the queue can")
         case Released():
             return Settlement(Status.CANCELED)
         case _:  # the pipeline settled the job in its own transaction

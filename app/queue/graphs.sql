@@ -48,10 +48,10 @@ SELECT e.child_id, e.parent_id, e.wants, e.met
 
 -- name: job_parents
 -- What a job waits for or waited for.
-SELECT coalesce(p.graph_key, p.job_id::text), p.job_id, p.task, p.status::text, coalesce(p.skipped, false), e.wants, e.met,
+SELECT coalesce(CASE WHEN p.graph_id = c.graph_id THEN p.graph_key END, p.job_id::text), p.job_id, p.task, p.status::text, coalesce(p.skipped, false), e.wants, e.met,
        p.wait_state::text, p.started_at, dl_json_text(p.result, 8388608), p.error
-  FROM dl_edges e JOIN dl_jobs p ON p.job_id = ANY (ARRAY[e.parent_id])
- WHERE e.child_id = %(job_id)s::uuid
+  FROM dl_jobs c JOIN dl_edges e ON e.child_id = c.job_id JOIN dl_jobs p ON p.job_id = ANY (ARRAY[e.parent_id])
+ WHERE c.job_id = %(job_id)s::uuid
  ORDER BY p.created_at, p.job_id;
 
 -- name: retry_graph

@@ -236,6 +236,7 @@ class ReleaseReason(StrEnum):
     SHUTDOWN = "shutdown"
     LOCK_BUSY = "lock_busy"
     NOT_STARTED = "not_started"
+    WAITS = "waits"  # for other jobs, as its task asked
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,7 @@ class ReleaseRequest(NamedTuple):
     progress: Mapping[str, Any] | None = None
     checkpoint: Any = None
     event_fields: Mapping[str, Any] | None = None
+    awaited: Sequence[UUID] = ()  # with the reason WAITS: jobs that must end before the next attempt
 
 
 class RenewalRequest(NamedTuple):

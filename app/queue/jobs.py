@@ -20,7 +20,7 @@ from app.db.encoding import (
     validate_text,
 )
 from app.db.statements import Executor
-from app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable
+from app.errors import IdempotencyConflict, InvalidJob, JobNotFound, NotRetryable, WaitRefused
 from app.queue.batch import Outcome, enqueue_batch
 from app.queue.job import (
     SUCCEEDED,
@@ -35,6 +35,7 @@ from app.queue.job import (
     LogPage,
     NewJob,
     ReapedJob,
+    ReleaseReason,
     ReleaseRequest,
     Renewal,
     RenewalRequest,
@@ -279,20 +280,26 @@ class JobQueue:
         return self._settle_results([job for job, _ in settlements], statuses)
 
     def release(self, requests: Sequence[ReleaseRequest]) -> list[SettleResult]:
-        """Release runs; they do not count as attempts."""
+        """Release runs, in one transaction; they do not count as attempts. One that waits for jobs is released alone.
+        Raises WaitRefused if it cannot wait for these."""
         max_bytes = self._limits.max_result_bytes
-        rows = self._execute(
-            "release",
-            {
-                "lock_keys": array(run.job.lock_key for run in requests),
-                "job_ids": unquoted_array(run.job.id_text for run in requests),
-                "run_ids": unquoted_array(run.job.run_text for run in requests),
-                "reasons": array(run.reason.value for run in requests),
-                "progress": array(_limited_json(run.progress, _MAX_PROGRESS_BYTES) for run in requests),
-                "checkpoints": array(_limited_json(run.checkpoint, max_bytes) for run in requests),
-                "event_fields": array(_limited_json(run.event_fields, max_bytes) for run in requests),
-            },
-        )
+        parameters: dict[str, Any] = {
+            "lock_keys": array(run.job.lock_key for run in requests),
+            "job_ids": unquoted_array(run.job.id_text for run in requests),
+            "run_ids": unquoted_array(run.job.run_text for run in requests),
+            "reasons": array(run.reason.value for run in requests),
+            "progress": array(_limited_json(run.progress, _MAX_PROGRESS_BYTES) for run in requests),
+            "checkpoints": array(_limited_json(run.checkpoint, max_bytes) for run in requests),
+            "event_fields": array(_limited_json(run.event_fields, max_bytes) for run in requests),
+        }
+        if len(requests) == 1 and requests[0].reason is ReleaseReason.WAITS:
+            parameters["awaited"] = array(requests[0].awaited)
+            try:
+                rows = self._execute("release_waiting", parameters)
+            except InvalidJob as error:
+                raise WaitRefused(str(error).removeprefix("PostgreSQL refused a value: ")) from error
+        else:
+            rows = self._execute("release", parameters)
         statuses = {str(row[0]): row[1] for row in rows}
         return self._settle_results([run.job for run in requests], statuses)
 

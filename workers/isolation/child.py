@@ -42,6 +42,7 @@ _READ_SLICE_SEC = 0.005  # of reading at a time, after which a flood waits as lo
 _MESSAGE_FIELDS = {
     "success": {"result"},
     "stopped": {"reason"},
+    "waits": {"jobs"},
     "error": {"message", "traceback", "decision", "pause", "stopped"},
     "unknown_task": {"message"},
     "settled": set[str](),

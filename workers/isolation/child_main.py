@@ -21,7 +21,7 @@ from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.job import ClaimedJob
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES
 from pipelines import contract, targets
-from pipelines.contract import Stop, StopReason, registry
+from pipelines.contract import Stop, StopReason, Wait, registry
 from pipelines.job_args import RESULT_KEY, SECRET_KEY, substitute
 from pipelines.retry import Fixed, decide
 from pipelines.runner import run_task
@@ -187,6 +187,8 @@ def _run_task(spec: dict[str, Any], context: JobContext) -> dict[str, Any]:
         message = _success_message(run_task(task, args, context), spec["max_result_bytes"])
     except Stop as stop:
         message = {"kind": "stopped", "reason": stop.reason.value}
+    except Wait as wait:
+        message = {"kind": "waits", "jobs": [str(job_id) for job_id in wait.jobs]}
     except BaseException as error:
         message = _error_message(context, options, error, task_module)
     is_settled = context.connections is not None and context.connections.settled

@@ -14,15 +14,18 @@ import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
+from uuid import UUID
 
 from app.db.connection import CHECK_OPTIONS
 from app.queue.attempt_sessions import attempt_application_name
+from app.queue.job import ReleaseReason
 from pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOptions
 from pipelines.retry import RetryAction
 from workers.attempt import Attempt
 from workers.isolation.child import ChildProcess, Exit, StartFailed
 from workers.outcome import (
     Outcome,
+    Released,
     SettledByTask,
     add_event_fields,
     crashed,
@@ -167,6 +170,8 @@ def _outcome_of(attempt: Attempt, exit_: Exit) -> Outcome:
             if attempt.stop_reason is None:  # it found out by itself, as one does that cannot commit any more
                 attempt.stop(StopReason(message["reason"]))
             return attempt.stop_outcome()
+        case "waits":
+            return Released(ReleaseReason.WAITS, awaited=[UUID(job_id) for job_id in message["jobs"]])
         case "unknown_task":  # this process knows it: a module may be in the middle of its replacement
             return _failed_without_traceback(attempt, message["message"], "unknown task")
     if message["stopped"] and attempt.stop_reason is not None:
