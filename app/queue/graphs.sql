@@ -63,7 +63,7 @@ WITH unsuccessful AS MATERIALIZED (
        FOR NO KEY UPDATE
 ), requeued AS (
     UPDATE dl_jobs j
-       SET status = 'queued', skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
+       SET status = 'queued', skipped = NULL, error_fingerprint = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
            wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e WHERE e.child_id = j.job_id) THEN 'waiting' ELSE 'ready' END::dl_wait_state,
            available_at = clock_timestamp(), error = NULL, traceback = NULL, result = NULL, progress = '{}', started_at = NULL,
            finished_at = NULL, heartbeat_at = NULL

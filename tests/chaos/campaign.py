@@ -79,6 +79,7 @@ def collect_history(environment: Environment, injected: Sequence[InjectedFault])
         wall=time.time() - clock(),
         sessions_unbroken=not any(FAULTS[done.fault].breaks_sessions for done in injected),
         limit_changes=environment.operator.changes,
+        pauses=environment.operator.pauses,
     )
 
 
@@ -102,8 +103,12 @@ def _missing_coverage(history: History, *, is_full_length: bool) -> list[str]:
     if is_full_length:
         awaited = {event.payload["waits_on"] for _, event in history.event_log if event.kind == "limited"}
         complaints += [
-            f"no job has waited for the limit {name!r}" for name in ("warehouse", "partner") if name not in awaited
+            f"no job has waited for the limit {name!r}"
+            for name in ("warehouse", "partner", "task:chaos.fragile")
+            if name not in awaited
         ]
+    if is_full_length and not any(row.skipped for row in history.rows.values()):
+        complaints.append("no job of a graph was skipped")
     if is_full_length and not takeovers_with_effects(history):
         complaints.append("no attempt was taken from a worker while a statement of it ran in a server")
     return complaints

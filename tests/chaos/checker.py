@@ -16,12 +16,13 @@ from uuid import UUID
 from app.queue.job import Status
 from tests.chaos.client_log import ClientResponse
 from tests.chaos.etl import FOLLOW_UPS, PARTS
-from tests.chaos.history import History, LimitChange, Row, RunReport
+from tests.chaos.history import FINAL, Edge, History, LimitChange, Row, RunReport
 from tests.support.event_replay import Event, ReplayedJob, replay
 
 STUBBORN = "chaos.zombie"
 _SLACK_SEC = 1.0  # between two lines of one thread, which may be frozen or wait for the interpreter there
 _CLOCK_SLACK_SEC = 0.05  # between the time of day, by which a server writes, and the clock of all processes
+_CLAIM_SEC = 2.0  # within which a claim has ended, on a busy machine too
 _WALL_SLACK_SEC = 0.3  # likewise, read once at the end of a campaign of minutes
 _LEASE_END = re.compile(r"its lease ran out at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d(?::?\d\d)?)")
 _RUN_ID_IN_ERROR = re.compile(r"failed on purpose in run ([0-9a-f-]{36})")
@@ -360,11 +361,97 @@ def rate_exceeded(history: History) -> Findings:
                     yield last.job_id, f"the last of {count} starts of {name!r} in {took:.3f} s"
 
 
+def started_while_paused(history: History) -> Findings:
+    """A job started although its task was paused. A claim that was under way when it was paused may still start one."""
+    for _, event in history.event_log:
+        row = history.rows.get(event.job_id)
+        if event.kind != "picked" or row is None:
+            continue
+        for pause in history.pauses:
+            began = pause.since + timedelta(seconds=_CLAIM_SEC)
+            if row.task == pause.task and began < event.at < pause.until:
+                late = (event.at - pause.since).total_seconds()
+                yield row.job_id, f"it started {late:.3f} s after {pause.task} had been paused"
+
+
 def job_left_limited(history: History) -> Findings:
     """After quiet, a job waits for a limit."""
     for row in history.rows.values():
         if row.wait_state == "limited":
             yield row.job_id, f"{row.task} waits for the limit {row.waits_on!r}"
+
+
+# ── graphs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def started_before_parents_ended(history: History) -> Findings:
+    """A job started before its parents had ended as it asks: all of them, or with `need` any one. A retry of a parent
+    does not take back that it had ended so.
+
+    The end of a parent gets the number of its event before others see it."""
+    parents = _edges_by_child(history)
+    ends: dict[UUID, set[str]] = defaultdict(set)
+    for _, event in history.event_log:
+        if event.payload.get("status") in FINAL:
+            ends[event.job_id].add(event.payload["status"])
+        if event.kind != "picked" or event.job_id not in parents:
+            continue
+        met = [any(map(edge.is_met_by, ends[edge.parent_id])) for edge in parents[event.job_id]]
+        row = history.rows.get(event.job_id)
+        if row is not None and not (any(met) if row.need == "any" else all(met)):
+            yield event.job_id, f"it started when {met.count(False)} of {len(met)} parents had not ended as it asks"
+
+
+def skipped_without_reason(history: History) -> Findings:
+    """A job was skipped although its parents ended as it asks, and nothing failed in a graph that a failure cancels."""
+    parents = _edges_by_child(history)
+    failed_graphs = {
+        row.graph_id
+        for row in history.rows.values()
+        if any(event.payload.get("status") in ("failed", "lost") for event in history.events.get(row.job_id, ()))
+    } & set(history.canceling_graphs)
+    for row in history.rows.values():
+        if not row.skipped or row.graph_id in failed_graphs:
+            continue
+        met = [edge.is_met_by(history.rows[edge.parent_id].status) for edge in parents.get(row.job_id, ())]
+        if met and (any(met) if row.need == "any" else all(met)):
+            yield row.job_id, f"skipped ({row.error}), and its parents ended as it asks"
+
+
+def not_skipped(history: History) -> Findings:
+    """A job succeeded although a parent that it needs never ended as it asks."""
+    for child, edges in _edges_by_child(history).items():
+        row = history.rows.get(child)
+        if row is None or row.status != "succeeded":
+            continue
+        ends = {edge: {str(e.payload.get("status")) for e in history.events.get(edge.parent_id, ())} for edge in edges}
+        met = [any(map(edge.is_met_by, statuses & set(FINAL))) for edge, statuses in ends.items()]
+        if not (any(met) if row.need == "any" else all(met)):
+            yield child, f"it succeeded, and {met.count(False)} of its {len(met)} parents never ended as it asks"
+
+
+def job_left_waiting(history: History) -> Findings:
+    """After quiet, a job waits for others that have all ended."""
+    parents = _edges_by_child(history)
+    for row in history.rows.values():
+        if row.wait_state == "waiting":
+            ended = [history.rows[edge.parent_id].status in FINAL for edge in parents.get(row.job_id, ())]
+            yield row.job_id, f"{row.task} waits; of its {len(ended)} parents {ended.count(True)} have ended"
+
+
+def graph_made_in_part(history: History) -> Findings:
+    """An edge leads to a job that does not exist."""
+    for edge in history.edges:
+        for job_id in (edge.child_id, edge.parent_id):
+            if job_id not in history.rows:
+                yield job_id, "an edge leads to it, and it does not exist"
+
+
+def _edges_by_child(history: History) -> dict[UUID, list[Edge]]:
+    edges: dict[UUID, list[Edge]] = defaultdict(list)
+    for edge in history.edges:
+        edges[edge.child_id].append(edge)
+    return edges
 
 
 # ── what runs have written ──────────────────────────────────────────────────────────────────────────────────────────
@@ -456,7 +543,13 @@ RULES: Sequence[Callable[[History], Findings]] = (
     reaped_too_early,
     limit_exceeded,
     rate_exceeded,
+    started_while_paused,
     job_left_limited,
+    started_before_parents_ended,
+    skipped_without_reason,
+    not_skipped,
+    job_left_waiting,
+    graph_made_in_part,
     result_of_another_run,
     part_written_twice,
     incomplete_load,

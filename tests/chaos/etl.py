@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg2
 
-from pipelines.contract import Context, Progress, Stop, register
+from pipelines.contract import Breaker, Context, Progress, Stop, register
 from pipelines.retry import Fixed
 from tests.chaos.clock import clock
 from tests.chaos.observer import OBSERVER, OBSERVER_DSN_VARIABLE, observed_run, pass_safe_point
@@ -70,6 +70,12 @@ def failing(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
         if ctx.attempt <= args["fails"]:
             raise RuntimeError(f"failed on purpose in run {run}")
     return {"run": run}
+
+
+@register("chaos.fragile", retry=RETRY_POLICY, breaker=Breaker(failures=2, resume=1))
+def fragile(args: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    """As `failing`, and a circuit breaker stops it after two failures in a row."""
+    return failing(args, ctx)
 
 
 @register("chaos.parent", retry=RETRY_POLICY)

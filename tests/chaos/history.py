@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
@@ -12,6 +12,7 @@ from uuid import UUID
 from tests.chaos.client_log import ClientResponse
 from tests.support.event_replay import Event
 
+FINAL = ("succeeded", "failed", "canceled", "lost")
 Query = Callable[[str], list[tuple[Any, ...]]]
 
 
@@ -40,6 +41,9 @@ class Row:
     queue: str = "chaos"
     limits: Mapping[str, int] | None = None
     waits_on: str | None = None
+    graph_id: UUID | None = None
+    need: str | None = None
+    skipped: bool | None = None
 
     @property
     def weights(self) -> Mapping[str, int]:
@@ -91,6 +95,27 @@ class LimitChange:
     event_after: int
 
 
+@dataclass(frozen=True)
+class Edge:
+    """A job that waits for another one to end in a certain way."""
+
+    child_id: UUID
+    parent_id: UUID
+    wants: str
+
+    def is_met_by(self, status: str) -> bool:
+        return status in {"succeeded": ("succeeded",), "failed": ("failed", "lost")}.get(self.wants, FINAL)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A task that an operator had paused: from the confirmation until it was resumed, by the database's clock."""
+
+    task: str
+    since: datetime
+    until: datetime
+
+
 @dataclass(frozen=True, kw_only=True)
 class History:
     rows: Mapping[UUID, Row]
@@ -104,6 +129,9 @@ class History:
     sessions_unbroken: bool = False  # nothing was done that ends a connection whose client lives
     event_log: Sequence[tuple[int, Event]] = ()  # the events of all jobs with their numbers, in the order of these
     limit_changes: Sequence[LimitChange] = ()  # in their order
+    pauses: Sequence[Pause] = ()
+    edges: Sequence[Edge] = ()
+    canceling_graphs: Collection[UUID] = ()  # in which a failure cancels the rest
 
     def settings(self, limit_name: str) -> list[LimitChange]:
         """The settings that applied to a limit: those of its own name, else the default's."""
@@ -127,6 +155,7 @@ def read_history(
     wall: float,
     sessions_unbroken: bool = False,
     limit_changes: Sequence[LimitChange] = (),
+    pauses: Sequence[Pause] = (),
 ) -> History:
     """`queue` and `witness` each run a question and return its rows."""
     event_log = [
@@ -157,11 +186,17 @@ def read_history(
         sessions_unbroken=sessions_unbroken,
         event_log=event_log,
         limit_changes=limit_changes,
+        pauses=pauses,
+        edges=[
+            Edge(UUID(child), UUID(parent), wants)
+            for child, parent, wants in queue("SELECT child_id, parent_id, wants FROM dl_edges")
+        ],
+        canceling_graphs={UUID(i) for (i,) in queue("SELECT graph_id FROM dl_graphs WHERE on_failure = 'cancel'")},
     )
 
 
 _TEXTS = {"status": "status::text", "wait_state": "wait_state::text"}  # the driver knows no enums
-_IDS = ("job_id", "run_id", "parent_id")
+_IDS = ("job_id", "run_id", "parent_id", "graph_id")
 
 
 def _read_rows(queue: Query) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Limits of a campaign: set before its first job, and changed meanwhile as an operator does."""
+"""Limits and pauses of a campaign: set before its first job, and changed meanwhile as an operator does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from datetime import datetime
 from typing import Any
 
+from app.admin.breakers import Breakers, BreakerState
 from app.admin.limits import Limits
 from app.db.connection import Session
 from app.errors import DataloaderError
-from tests.chaos.history import LimitChange
+from tests.chaos.history import LimitChange, Pause
 
 CHANGED_LIMIT = "warehouse"
 MAX_WEIGHT = 2  # of a job in that limit
@@ -26,6 +28,8 @@ _INITIAL: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 _PAUSE_SEC = (3.0, 8.0)
 _CHANGE_TIMEOUT_SEC = 60.0
+PAUSED_TASK = "chaos.fragile"
+_NOW = "SELECT clock_timestamp()"
 _LAST_EVENT = "SELECT last_value FROM dl_job_events_event_id_seq"
 
 
@@ -34,6 +38,8 @@ class LimitOperator:
 
     def __init__(self, seed: int, dsn: Callable[[], str]) -> None:
         self.changes: list[LimitChange] = []  # one thread at a time
+        self.pauses: list[Pause] = []
+        self._paused_at: datetime | None = None
         self._dsn, self._random = dsn, random.Random(f"limits {seed}")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="limit-operator", daemon=True)
@@ -51,11 +57,13 @@ class LimitOperator:
         if self._thread.is_alive():
             self._thread.join(_CHANGE_TIMEOUT_SEC + 30)
             self._set(CHANGED_LIMIT, {"concurrency": LAST_CONCURRENCY})
+            self._pause(is_paused=False)
 
     def _run(self) -> None:
         turn = 0
         while not self._stopping.wait(self._random.uniform(*_PAUSE_SEC)):
             self._set(CHANGED_LIMIT, {"concurrency": _CONCURRENCIES[turn % len(_CONCURRENCIES)]})
+            self._pause(is_paused=turn % 2 == 0)
             turn += 1
 
     def _set(self, name: str, setting: dict[str, Any]) -> None:
@@ -75,6 +83,30 @@ class LimitOperator:
             return
         if before is not None:
             self.changes.append(LimitChange(name=name, event_before=before, event_after=sys.maxsize, **setting))
+
+    def _pause(self, *, is_paused: bool) -> None:
+        """Pause a task, or let it run again; try until it is confirmed."""
+        until = time.monotonic() + _CHANGE_TIMEOUT_SEC
+        while time.monotonic() < until:
+            try:
+                with closing(Session(self._dsn(), application_name="chaos-operator")) as session:
+                    before = _now(session)
+                    if self._paused_at is not None:
+                        self.pauses.append(Pause(PAUSED_TASK, self._paused_at, before))
+                        self._paused_at = None
+                    state = BreakerState.OPEN if is_paused else BreakerState.CLOSED
+                    Breakers(session).set(PAUSED_TASK, state=state, changed_by="chaos")
+                    self._paused_at = _now(session) if is_paused else None
+            except DataloaderError:
+                time.sleep(0.3)
+                continue
+            return
+
+
+def _now(session: Session) -> datetime:
+    ((moment,),) = session.execute_raw(_NOW)
+    assert isinstance(moment, datetime)
+    return moment
 
 
 def _last_event(session: Session) -> int:

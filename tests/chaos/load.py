@@ -17,6 +17,7 @@ import psycopg2
 
 from tests.chaos.client_log import ClientLog
 from tests.chaos.clock import clock
+from tests.chaos.graphs import make_graph
 from tests.chaos.limit_changes import CHANGED_LIMIT, MAX_WEIGHT
 
 QUEUE, OTHER_QUEUE = "chaos", "chaos-other"
@@ -38,6 +39,8 @@ class Mix:
     hot: float = 14
     long: float = 7
     failing: float = 8
+    fragile: float = 3
+    graph: float = 1.2  # jobs that wait for one another, four to thirteen
     parent: float = 5
     load: float = 12
     apart: float = 0.6
@@ -66,11 +69,11 @@ class Mix:
 
     @property
     def has_limits(self) -> bool:
-        return any(getattr(self, kind) for kind in LIMITED_KINDS)
+        return any(getattr(self, kind) for kind in (*LIMITED_KINDS, "fragile"))
 
     def weights(self) -> Mapping[str, float]:
-        names = ("short", "hot", "long", "failing", "parent", "load", "apart", "sql", "sql_apart", "legacy", "zombie",
-                 "delayed", "bulk", "pair", "canceled", "retried", *LIMITED_KINDS)  # fmt: skip
+        names = ("short", "hot", "long", "failing", "fragile", "graph", "parent", "load", "apart", "sql", "sql_apart",
+                 "legacy", "zombie", "delayed", "bulk", "pair", "canceled", "retried", *LIMITED_KINDS)  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
@@ -132,7 +135,7 @@ class RequestGenerator:
                     task, args = "failing", {"fails": 1}
             case "long":
                 task, args = kind, {"seconds": chance.uniform(*mix.long_sec)}
-            case "failing" | "parent":
+            case "failing" | "fragile" | "parent":
                 task, args = kind, {"fails": chance.choice([0, 1, 1, 2, 20] if kind == "failing" else [0, 0, 1])}
             case "apart":
                 task, args = kind, {"seconds": chance.uniform(*mix.apart_sec)}
@@ -230,6 +233,8 @@ class Load:
                 self._insert(f"{key}:first", jobs)
                 time.sleep(chance.uniform(0.0, 0.1))
                 self._insert(f"{key}:second", jobs)
+            elif kind == "graph":
+                self._trigger_graph(chance, key)
             elif kind in ("bulk", "partner") or self.port is None or chance.random() < 0.3:
                 self._insert(key, jobs)
             else:
@@ -245,6 +250,27 @@ class Load:
             return None
         self.record.accepted(answer["job_id"], job.task, key)
         return str(answer["job_id"])
+
+    def _trigger_graph(self, random_source: random.Random, key: str) -> None:
+        """Ask for a graph over HTTP, or without an API by SQL, until it is confirmed: its key makes it one."""
+        body = make_graph(random_source, key, QUEUE, random_source.choice(self.mix.lease_sec), _RETRY_POLICY)
+        made = self._send_until_answered("POST", "/api/v1/graphs", body) if self.port else self._enqueue_graph(body)
+        for job in body["jobs"]:
+            its_key = f"{key}:{job['key']}"
+            if made is None:
+                self.record.unanswered(job["task"], its_key)
+            else:
+                self.record.accepted(made["jobs"][job["key"]], job["task"], its_key)
+
+    def _enqueue_graph(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        until = time.monotonic() + _RETRY_DEADLINE_SEC
+        while time.monotonic() < until:
+            try:
+                rows = self._sql("SELECT key, job_id FROM dl_enqueue_graph(%s::jsonb)", json.dumps(body))
+                return {"jobs": dict(rows)}
+            except psycopg2.Error:
+                time.sleep(0.3)
+        return None
 
     def _insert(self, key: str, jobs: list[JobRequest]) -> list[str]:
         """As another service does, with a plain INSERT, in one transaction. An insert whose commit was not answered is

@@ -34,6 +34,7 @@ class Scene:
     workers: int = 2
     threads: int = 4
     per_sec: float = 12.0
+    changes_limits: bool = False  # an operator pauses and resumes a task, and changes a limit
     holds_row_lock: bool = False  # a session locks the first job until all others have ended
 
     def plan(self) -> list[PlannedFault]:
@@ -102,6 +103,17 @@ SCENES = {
         workers=3,
         per_sec=30.0,
     ),
+    "graphs": Scene(
+        replace(_NO_MIX, graph=10, canceled=1),
+        10.0,
+        [(4.0, 1.0, faults.WorkerKilled)],
+        workers=3,
+        threads=8,
+        per_sec=6.0,
+    ),
+    "graphs over many processes": Scene(replace(_NO_MIX, graph=10), 12.0, workers=4, threads=2, per_sec=6.0),
+    "paused task": Scene(replace(_NO_MIX, fragile=10, short=2), 24.0, per_sec=12.0, changes_limits=True),
+    "failing task": Scene(replace(_NO_MIX, fragile=10, short=2), 10.0, per_sec=12.0),
     "rates": Scene(replace(_NO_MIX, partner=1, short=5), 8.0, per_sec=3.0),
     "held row": Scene(replace(_NO_MIX, short=10), 6.0, per_sec=20.0, holds_row_lock=True),
 }
@@ -125,7 +137,7 @@ def run_scene(scene: Scene, mutant: Mutant | None, *, keep: bool = False) -> Rep
         workers=scene.workers,
         threads=scene.threads,
         api=False,
-        changes_limits=False,
+        changes_limits=scene.changes_limits,
         per_sec=scene.per_sec,
         mix=scene.mix,
         mutant=mutant.name if mutant else "",

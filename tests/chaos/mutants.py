@@ -162,7 +162,7 @@ def _never_sweep_limits() -> None:
 _KEY_TRANSACTION_LOCK = r"pg_advisory_xact_lock\(1684828526, hash(text\(lock_key\))?\)"
 _RUNNING_CONDITION = r"AND j\.status::text = 'running'"
 _NO_SESSION_LOCK = [
-    StatementEdit("claim", r"pg_try_advisory_lock\(key_hash\)", "true"),
+    StatementEdit("start", r"pg_try_advisory_lock\(key_hash\)", "true"),
     StatementEdit("lock_keys", r"pg_try_advisory_lock\(runs\.key_hash\)", "true"),
 ]
 _DROP_RUNNING_KEY_INDEX = "DROP INDEX dl_jobs_running_key_idx"
@@ -227,7 +227,7 @@ MUTANTS: Mapping[str, Mutant] = {
             "hot",
             edits=[
                 StatementEdit(
-                    "claim",
+                    "start",
                     r"row_number\(\) OVER \(PARTITION BY j\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running'\)",
                     "false",
                 ),
@@ -242,7 +242,7 @@ MUTANTS: Mapping[str, Mutant] = {
             "hot",
             edits=[
                 StatementEdit(
-                    "claim",
+                    "start",
                     r"row_number\(\) OVER \(PARTITION BY j\.lock_key[^>]*> 1\s+OR EXISTS \(.*?'running'\)",
                     "false",
                 ),
@@ -308,7 +308,7 @@ MUTANTS: Mapping[str, Mutant] = {
             "claim-without-skip-locked",
             "a claim waits for a locked row, without SKIP LOCKED",
             "held row",
-            edits=[StatementEdit("claim", r"FOR NO KEY UPDATE SKIP LOCKED", "FOR NO KEY UPDATE")],
+            edits=[StatementEdit("find_oldest", r"FOR NO KEY UPDATE SKIP LOCKED", "FOR NO KEY UPDATE")],
             expects=("job not finished",),
         ),
         Mutant(
@@ -316,8 +316,8 @@ MUTANTS: Mapping[str, Mutant] = {
             "a claim locks neither rows nor keys, and asks nothing again",
             "concurrent claims",
             edits=[
-                StatementEdit("claim", r"(LIMIT %\(scan_limit\)s::int)\s+FOR NO KEY UPDATE SKIP LOCKED", r"\1"),
-                StatementEdit("claim", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
+                StatementEdit("find_oldest", r"(LIMIT %\(scan_limit\)s::int)\s+FOR NO KEY UPDATE SKIP LOCKED", r"\1"),
+                StatementEdit("find_oldest", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
             ],
             expects=("invalid event sequence", "run without claim", "inconsistent row"),
         ),
@@ -327,7 +327,7 @@ MUTANTS: Mapping[str, Mutant] = {
             "key freed during a claim",
             edits=[
                 *(StatementEdit(name, _KEY_TRANSACTION_LOCK, "1") for name in ("settle", "release", "reap", "cancel")),
-                StatementEdit("claim", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
+                StatementEdit("find_oldest", r"pg_try_advisory_xact_lock\(1684828526, hashtext\(lock_key\)\)", "true"),
             ],
             patch=_never_repair_blocked,
             expects=("job not finished",),
@@ -404,6 +404,85 @@ MUTANTS: Mapping[str, Mutant] = {
             "no sweep wakes limited jobs: the ends of runs wake all of them",
             "limits",
             patch=_never_sweep_limits,
+        ),
+        Mutant(
+            "graph-without-lock",
+            "nothing locks a graph: two last parents that commit together each see the other's edge open",
+            "graphs over many processes",
+            functions=[
+                FunctionEdit(
+                    "dl_decide_children",
+                    r"(?s)IF coalesce\(current_setting\('dl\.graph_changes'.*?END IF;(.*)(IF changed = coalesce)",
+                    r"\1 PERFORM pg_sleep(0.3); \2",  # the other parent ends before this end is visible
+                )
+            ],
+            expects=("job left waiting", "job not finished"),
+        ),
+        Mutant(
+            "graph-end-not-recorded",
+            "the end of a job that did not succeed is not recorded for its children",
+            "graphs",
+            functions=[
+                FunctionEdit(
+                    "dl_jobs_graph_ended", r"VALUES \(NEW\.job_id\)", "SELECT NEW.job_id WHERE NEW.status = 'succeeded'"
+                )
+            ],
+            expects=("job left waiting", "job not finished"),
+        ),
+        Mutant(
+            "graph-first-parent-decides",
+            "the first parent that ended as asked is enough, whatever the job needs",
+            "graphs",
+            functions=[
+                FunctionEdit(
+                    "dl_decide_children",
+                    r"WHEN bool_and\(e\.met IS NOT NULL\) THEN false END END",
+                    "WHEN bool_or(e.met) THEN false END END",
+                )
+            ],
+            expects=("started before parents ended",),
+        ),
+        Mutant(
+            "graph-conditions-ignored",
+            "a parent that failed counts as one that ended as asked",
+            "graphs",
+            functions=[
+                FunctionEdit(
+                    "dl_decide_children", r"WHEN 'succeeded' THEN p\.status = 'succeeded'", "WHEN 'succeeded' THEN true"
+                )
+            ],
+            expects=("started before parents ended", "not skipped"),
+        ),
+        Mutant(
+            "graph-skip-ends-there",
+            "a skipped job's own children are not decided",
+            "graphs",
+            functions=[
+                FunctionEdit(
+                    "dl_jobs_graph_ended", r"VALUES \(NEW\.job_id\)", "SELECT NEW.job_id WHERE NEW.skipped IS NOT TRUE"
+                )
+            ],
+            expects=("job left waiting", "job not finished"),
+        ),
+        Mutant(
+            "pause-not-asked",
+            "a claim does not look whether the task is paused",
+            "paused task",
+            functions=[
+                FunctionEdit("dl_limit_states", r"task = n\.name AND state <> 'closed'", "task = n.name AND false")
+            ],
+            expects=("started while paused",),
+        ),
+        Mutant(
+            "breaker-closes-without-wake",
+            "a breaker that closes wakes no job, and no sweep follows",
+            "failing task",
+            functions=[
+                FunctionEdit("dl_count_outcomes", r"PERFORM dl_wake_limited", "PERFORM count(*), cardinality"),
+                FunctionEdit("dl_wake_after", r"IF names <> '\{\}'", "IF false"),
+            ],
+            patch=_never_sweep_limits,
+            expects=("job left limited", "job not finished"),
         ),
         Mutant(
             "rate-not-recorded",

@@ -41,8 +41,8 @@ def test_faults_of_a_lane_are_bounded_and_do_not_overlap():
 
 def test_the_same_seed_asks_for_the_same_jobs():
     one, other = (RequestGenerator("5.0", Mix()) for _ in range(2))
-    asked = [one.next() for _ in range(500)]
+    asked = [one.next() for _ in range(1500)]
 
-    assert asked == [other.next() for _ in range(500)]
+    assert asked == [other.next() for _ in range(1500)]
     assert {kind for kind, _, _ in asked} == set(Mix().weights())
-    assert len({key for _, key, _ in asked}) == 500
+    assert len({key for _, key, _ in asked}) == 1500

@@ -15,7 +15,7 @@ from app.queue.job import TRANSITIONS, Status, Transition
 _RELEASES = ("shutdown", "lock_busy", "not_started", "waits")
 _NO_TRANSITION = ("heartbeat", "cancel_requested", "stop_pending")
 _STILL_QUEUED = ("unknown_task", "edited")
-_QUEUED_ONLY = ("limited", "released")  # of a job that waits for a limit
+_QUEUED_ONLY = ("limited", "released", "debounced")  # of a job that waits
 
 
 @dataclass(frozen=True)

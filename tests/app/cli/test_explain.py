@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 from click.testing import CliRunner
 
+from app.admin.breakers import Breakers, BreakerState
 from app.admin.explain import ReasonCode
 from app.admin.limits import Limits
 from app.admin.queues import Queues, QueueState
@@ -42,7 +43,7 @@ def url(dsn: str) -> Iterator[str]:
 @pytest.fixture
 def queue_db(dsn: str) -> Iterator[QueueFixture]:
     made = QueueFixture(dsn)
-    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_queues")
+    made.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_queues, dl_breakers")
     yield made
     made.close()
 
@@ -158,6 +159,30 @@ def threads_busy(queue_db: QueueFixture) -> UUID:
     return queue_db.enqueue()
 
 
+def breaker_open(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    Breakers(queue_db.session).set("t", failures=1)
+    queue_db.settle(queue_db.enqueue_and_claim("first"), Status.FAILED)
+    job_id = queue_db.enqueue()
+    queue_db.claim()
+    return job_id
+
+
+def task_paused(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    Breakers(queue_db.session).set("t", state=BreakerState.OPEN, reason="moving")
+    job_id = queue_db.enqueue()
+    queue_db.claim()
+    return job_id
+
+
+def tenants_in_turn(queue_db: QueueFixture) -> UUID:
+    worker(queue_db)
+    Queues(queue_db.session).change_settings("q", fair="args.tenant")
+    queue_db.enqueue("first", args={"tenant": "a"})
+    return queue_db.enqueue(args={"tenant": "a"})
+
+
 def memory_high(queue_db: QueueFixture) -> UUID:
     worker(queue_db)
     queue_db.enqueue_and_claim("other")
@@ -233,6 +258,9 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
     (ReasonCode.LIMIT_FULL, limited(concurrency=1)),
     (ReasonCode.LIMIT_CLOSED, limited(concurrency=0)),
     (ReasonCode.RATE_LIMITED, limited(rate=1, per_sec=3600)),
+    (ReasonCode.BREAKER_OPEN, breaker_open),
+    (ReasonCode.TASK_PAUSED, task_paused),
+    (ReasonCode.TENANTS_IN_TURN, tenants_in_turn),
     (ReasonCode.MEMORY_HIGH, memory_high),
     (ReasonCode.WAITS_FOR_JOBS, waiting_for_jobs),
     (ReasonCode.SKIPPED, skipped),
