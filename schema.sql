@@ -1463,28 +1463,22 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Makes a running job wait for the end of others, before its run is released. Jobs without a graph come into its graph, but
--- not into one that a failure cancels. Raises 22023 for a job that there is not, and for a circle.
-CREATE OR REPLACE FUNCTION dl_wait_for_jobs(waiting_job uuid, run uuid, awaited uuid[]) RETURNS void
-    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off SET lock_timeout = '2s' AS $$
+-- Makes a job whose run this transaction has released wait for the end of others; returns its status. The caller holds the
+-- rows of all of them. Jobs without a graph come into its graph, but not into one that a failure cancels. Raises 22023 for a
+-- job that does not exist, and for a circle.
+CREATE OR REPLACE FUNCTION dl_wait_for_jobs(waiting_job uuid, run uuid, awaited uuid[]) RETURNS text
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    job       dl_jobs;
+    job       record;
     id        uuid;
     ancestors uuid[];
     circle    uuid[] := ARRAY[waiting_job];
     graph     uuid;
 BEGIN
-    -- All rows in one order, as settlements lock theirs; the end of an awaited job waits for this, or is seen.
-    PERFORM FROM dl_jobs j WHERE j.job_id = ANY (awaited || waiting_job) ORDER BY j.job_id FOR NO KEY UPDATE;
-    SELECT * INTO job FROM dl_jobs j WHERE j.job_id = waiting_job AND j.run_id = run AND j.status = 'running';
-    IF job.job_id IS NULL THEN
-        RETURN;
-    ELSIF job.need = 'any' THEN  -- what it waited for before does not count any more
-        UPDATE dl_edges SET wants = 'ended', met = true WHERE child_id = waiting_job;
-        UPDATE dl_jobs SET need = NULL WHERE job_id = waiting_job;
-    END IF;
-    IF awaited = '{}' THEN
-        RETURN;
+    SELECT j.status, j.graph_id, j.need INTO job
+      FROM dl_jobs j WHERE j.job_id = waiting_job AND j.run_id = run AND j.xmin = pg_current_xact_id()::xid;
+    IF job.status IS DISTINCT FROM 'queued' OR awaited = '{}' THEN
+        RETURN job.status;
     END IF;
     FOREACH id IN ARRAY awaited LOOP
         IF NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = id) THEN
@@ -1492,7 +1486,7 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- One at a time in the whole queue: two that each see the other running could wait for each other.
+    -- One at a time in the whole queue: two that do not see each other could make a circle together.
     PERFORM pg_advisory_xact_lock(1684828531, hashtext('waits'));
     WITH RECURSIVE waits AS (
         SELECT unnest(awaited) AS job_id
@@ -1514,6 +1508,10 @@ BEGIN
                   FROM unnest(waiting_job || circle) WITH ORDINALITY AS c (job_id, n) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[c.job_id]));
     END IF;
 
+    -- Before edges are changed, which the holder of a graph's lock changes too.
+    PERFORM pg_advisory_xact_lock(1684828531, hash)
+       FROM (SELECT DISTINCT hashtext(j.graph_id::text) AS hash FROM dl_jobs j
+              WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NOT NULL ORDER BY 1 OFFSET 0) ordered;
     IF EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NULL) THEN
         graph := (SELECT g.graph_id FROM dl_graphs g WHERE g.graph_id = job.graph_id AND g.on_failure = 'continue');
         IF graph IS NULL THEN
@@ -1521,12 +1519,17 @@ BEGIN
         END IF;
         UPDATE dl_jobs j SET graph_id = graph WHERE j.job_id = ANY (awaited || waiting_job) AND j.graph_id IS NULL;
     END IF;
+    IF job.need = 'any' THEN  -- what it waited for before does not count any more
+        UPDATE dl_edges SET wants = 'ended', met = true WHERE child_id = waiting_job;
+    END IF;
+    UPDATE dl_jobs SET wait_state = 'waiting', need = NULL WHERE job_id = waiting_job;
     INSERT INTO dl_edges (child_id, parent_id, wants)
     SELECT DISTINCT waiting_job, i.job_id, 'ended' FROM unnest(awaited) AS i (job_id)
         ON CONFLICT (child_id, parent_id) DO UPDATE SET wants = 'ended', met = NULL;
     INSERT INTO dl_graph_work (job_id)
     SELECT j.job_id FROM dl_jobs j WHERE j.job_id = ANY (awaited) AND dl_is_final(j.status)
         ON CONFLICT (job_id) DO UPDATE SET xid = pg_current_xact_id();
+    RETURN 'queued';
 END $$;
 
 CREATE CONSTRAINT TRIGGER dl_edges_added AFTER INSERT ON dl_edges

@@ -201,6 +201,8 @@ def _wait_until_final(jobs: JobQueue, job_id: UUID, lock_key: str, terminal: Ter
             return Settlement(job.status, result=job.result, error=job.error, traceback=job.traceback)
         if job.status is Status.QUEUED and not notice and time.monotonic() - started_at > _WAIT_NOTICE_SEC:
             blocked = f"another job with the lock key {lock_key!r} runs"
+            if job.graph_id is not None:
+                blocked = f"jobs that it waits for have not ended, or {blocked}"
             notice = job.error or (
                 blocked if job.waits_on is None else f"the limit {job.waits_on!r} allows no start yet"
             )

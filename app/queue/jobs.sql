@@ -434,8 +434,7 @@ SELECT DISTINCT ON (r.run_id) r.run_id, e.payload ->> 'status' AS status
 
 -- name: release
 -- running -> queued, the attempt not counted: the owner stops, or could not start (its key's session lock is held). A job
--- whose cancel was requested is canceled instead. With the reason lock_busy the job is blocked; with the reason waits it waits
--- for jobs, if it has been made to; else it is ready.
+-- whose cancel was requested is canceled instead. With the reason lock_busy the job is blocked, else it is ready.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
   FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(lock_keys)s::text[]) AS k (key) ORDER BY 1 OFFSET 0) ordered;
 
@@ -450,9 +449,7 @@ WITH owned AS MATERIALIZED (
 ), released AS (
     UPDATE dl_jobs j
        SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
-           wait_state = CASE WHEN cancel_requested THEN 'scheduled' WHEN owned.reason = 'lock_busy' THEN 'blocked'
-                             WHEN owned.reason = 'waits' AND EXISTS (SELECT FROM dl_edges e WHERE e.child_id = j.job_id AND e.met IS NULL)
-                             THEN 'waiting' ELSE 'ready' END::dl_wait_state,
+           wait_state = CASE WHEN cancel_requested THEN 'scheduled' WHEN owned.reason = 'lock_busy' THEN 'blocked' ELSE 'ready' END::dl_wait_state,
            attempt = CASE WHEN cancel_requested THEN attempt ELSE greatest(attempt - 1, 0) END,
            progress = coalesce(owned.progress::jsonb, j.progress),
            checkpoint = coalesce(owned.checkpoint::jsonb, j.checkpoint),
@@ -478,13 +475,21 @@ SELECT r.run_id, r.status::text,
            AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries
   FROM released r;
 
--- name: wait_for_jobs
+-- name: lock_awaited
+-- Before one run is released until other jobs have ended: their rows and its own, in one order. Not for long: an end waits.
 SELECT pg_advisory_xact_lock(1684828526, hashtext(key)) FROM unnest(%(lock_keys)s::text[]) AS k (key);
 
-SELECT dl_wait_for_jobs(job_id, run_id, %(awaited)s::uuid[])
-  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id);
+SELECT set_config('lock_timeout', '2s', true);
 
--- name: release_waiting = wait_for_jobs + release
+SELECT FROM dl_jobs j WHERE j.job_id = ANY (%(awaited)s::uuid[] || %(job_ids)s::uuid[]) ORDER BY j.job_id FOR NO KEY UPDATE;
+
+-- name: wait_for_jobs
+SELECT r.run_id, w.status
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS r (job_id, run_id)
+       CROSS JOIN LATERAL dl_wait_for_jobs(r.job_id, r.run_id, %(awaited)s::uuid[]) AS w (status)
+ WHERE w.status IS NOT NULL;
+
+-- name: release_waiting = lock_awaited + release + wait_for_jobs
 
 -- name: expired_runs
 -- The runs whose lease has expired, and the server: how long it has been up, and an identifier that another server,

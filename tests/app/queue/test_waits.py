@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -12,6 +15,7 @@ from app.errors import DatabaseUnavailable, WaitRefused
 from app.queue.graphs import Graphs
 from app.queue.job import ClaimedJob, ReleaseReason, ReleaseRequest, Settlement, SettleResult, Status
 from tests.app.queue.test_graphs import after, child, graph, run
+from tests.support import eventually
 
 _SUCCEEDED = Settlement(Status.SUCCEEDED)
 
@@ -337,3 +341,56 @@ def test_a_row_that_is_locked_is_not_waited_for_long(queue_db):
             wait(queue_db, parent, awaited)
 
     assert wait(queue_db, parent, awaited).outcome == "applied"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_waits_with_random_ends_leave_no_job_waiting(queue_db, seed):
+    """Jobs with and without graphs wait for any others, while those end: no deadlock, no job that waits for ever."""
+    chance = random.Random(seed)
+    ids = [queue_db.enqueue(f"loose-{n}", max_attempts=2) for n in range(25)]
+    for number in range(3):
+        jobs: dict[str, Any] = {}
+        for n in range(12):
+            names = chance.sample(sorted(jobs), min(len(jobs), chance.choice([0, 0, 1, 2])))
+            edges = [(name, chance.choice(["succeeded", "ended", "failed"])) for name in names]
+            fields = {"lock_key": f"{number}-{n}", **({"need": chance.choice(["all", "any"])} if edges else {})}
+            jobs[f"j{n:02}"] = (edges, fields)
+        ids += graph(queue_db, jobs, on_failure=chance.choice(["cancel", "continue"])).values()
+    stop = threading.Event()
+    waits: dict[UUID, int] = {}
+
+    def work(number: int) -> None:
+        queue, own = queue_db.new_queue(), random.Random(seed * 10 + number)
+        while not stop.is_set():
+            runs, _ = queue_db.claim_once(3, by=queue)
+            ends = []
+            for one in runs:
+                if own.random() < 0.4 and waits.get(one.id, 0) < 2:
+                    waits[one.id] = waits.get(one.id, 0) + 1
+                    try:
+                        wait(queue_db, one, *own.sample(ids, own.randint(0, 4)), queue=queue)
+                    except WaitRefused as error:
+                        ends.append((one, Settlement(Status.FAILED, error=str(error))))
+                else:
+                    status = own.choice([Status.SUCCEEDED, Status.SUCCEEDED, Status.FAILED])
+                    ends.append((one, Settlement(status, "broken" if status is Status.FAILED else None)))
+            if ends:
+                queue.settle(ends)
+            if own.random() < 0.03:
+                queue.cancel(own.choice(ids))
+
+    with ThreadPoolExecutor(4) as threads:
+        workers = [threads.submit(work, number) for number in range(4)]
+
+        def ended() -> bool:
+            queue_db.session.execute("decide_left")
+            return bool(queue_db.fetch_row("SELECT bool_and(dl_is_final(status)) FROM dl_jobs"))
+
+        try:
+            eventually(ended)
+        finally:
+            stop.set()
+        for worker in workers:
+            worker.result()
+    assert waits
+    queue_db.check_invariants()
