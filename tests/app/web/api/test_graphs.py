@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg2
 import pytest
 
-from app.queue.job import Settlement, Status
+from app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status
 
 
 @pytest.fixture(autouse=True)
@@ -168,3 +168,22 @@ def test_results_of_parents_are_accepted_in_args_and_no_others(client, request_b
     parent = client.post("/api/v1/jobs/trigger", json=request_body).json["job_id"]
     child = {**request_body, "args": {"sleep1": {"$result": f"{parent}.rows"}}, "after": [{"job_id": parent}]}
     assert client.post("/api/v1/jobs/trigger", json=child).status_code == 200
+
+
+def test_a_job_that_waits_for_jobs_of_another_graph_is_shown(client, queue, request_body):
+    job = {name: request_body[name] for name in ("queue", "task")}
+    graphs = [
+        client.post("/api/v1/graphs", json={"jobs": [{**job, "key": "load", "lock_key": f"{uuid4()}"}]}).json
+        for _ in range(2)
+    ]
+    waiting, awaited = (UUID(graph["jobs"]["load"]) for graph in graphs)
+    (run,) = [run for run in queue.claim("etl", ["noop"], [str(uuid4())] * 1, "w")[0] if run.id == waiting]
+
+    queue.release([ReleaseRequest(run, ReleaseReason.WAITS, awaited=[awaited])])
+
+    for path in (f"/jobs/{waiting}", f"/jobs/{awaited}", *(f"/graphs/{graph['graph_id']}" for graph in graphs)):
+        assert client.get(path).status_code == 200, path
+    assert str(awaited) in client.get(f"/jobs/{waiting}").text
+    reason = client.get(f"/api/v1/jobs/{waiting}/why").json["reasons"][0]
+    assert (reason["code"], reason["details"]["open"]) == ("waits_for_jobs", 1)
+    assert client.get(f"/api/v1/graphs/{graphs[0]['graph_id']}").json["edges"] == []
