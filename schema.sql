@@ -103,7 +103,8 @@ CREATE TABLE dl_jobs (
     graph_key        text,          -- its name within the graph
     need             text,          -- 'any': it waits for the first parent that ends as it asks; NULL: for all
     skipped          bool,          -- canceled because a parent did not end as it asked
-    fair_key         text,          -- the tenant that the job counts as where a queue serves tenants in turn
+    -- The tenant that the job counts as where a queue serves tenants in turn.
+    fair_key         text CHECK (octet_length(fair_key) <= 500),
     debounce_key     text,          -- while it is queued, triggers with this key change it and make no other job
     throttle_key     text,          -- unique: key and time window of a request of which each window has one job
     expires_at       timestamptz,   -- canceled if it has not started by then; NULL once it has
@@ -529,7 +530,7 @@ END $$;
 -- The next ready jobs of a fair queue, at most `wanted`: of the best priority, its tenants in turn, beginning behind `start_key`,
 -- of which `start_used` jobs have been taken in this turn. Who has the fewest running jobs for its weight comes first; who has
 -- its share of the queue's threads comes last, and only if all other tenants that wait have been looked at. Of each tenant the
--- oldest job is first. Sets dl.fair_position to where the next call begins, and dl.fair_more if tenants were left out.
+-- oldest job is first that no other transaction has locked; it is locked. Sets dl.fair_position to where the next call begins, and dl.fair_more if tenants were left out.
 --
 -- Each tenant costs one search in dl_jobs_fair_idx; how many jobs or tenants wait does not matter. A job without a tenant is found
 -- among the first hundred of the queue. Claims of one queue follow each other, under the lock that dl_free_slots takes.
@@ -551,12 +552,17 @@ DECLARE
     level       int := -1;
     levels      int := 0;
     tenants     text[];
+    has_no_tenant bool;       -- jobs without a tenant are of this level; they count as those of the tenant ''
     is_circle   bool;         -- every tenant of the level has been looked at
     position    text[] := ARRAY[start_key, start_used::text];
     has_turn    bool;         -- the tenant at which the last call ended has jobs left in its turn
     picked      record;
     last_pos    bigint;
     taken       int := 0;
+    extra       int;          -- how much further to look at each tenant's jobs
+    is_first    bool;         -- no job of a better priority was taken
+    tried       uuid[] := '{}';
+    is_locked   bool := false;  -- another transaction holds a job of the level: look behind it
 BEGIN
     PERFORM pg_advisory_xact_lock(1684828528, hashtext(queue_name));
     PERFORM set_config('dl.fair_more', '0', true);
@@ -572,14 +578,18 @@ BEGIN
     has_turn := start_used < coalesce((SELECT w.weight FROM dl_fair_weights w WHERE w.queue = queue_name AND w.fair_key = start_key), 1);
     WHILE taken < wanted AND levels < 32 LOOP
         levels := levels + 1;
-        level := (SELECT min(l.priority)
-                    FROM (SELECT (SELECT j.priority FROM dl_jobs j
-                                   WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
-                                     AND j.fair_key IS NOT NULL AND j.priority > level
-                                   ORDER BY j.priority LIMIT 1) AS priority
-                          UNION ALL
-                          SELECT min(j.priority) FROM dl_jobs j WHERE j.job_id = ANY (no_tenant) AND j.priority > level) l);
+        is_first := taken = 0;
+        IF NOT is_locked THEN
+            level := (SELECT min(l.priority)
+                        FROM (SELECT (SELECT j.priority FROM dl_jobs j
+                                       WHERE j.queue = queue_name AND j.status = 'queued' AND j.wait_state = 'ready'
+                                         AND j.fair_key IS NOT NULL AND j.priority > level AND j.task = ANY (known_tasks)
+                                       ORDER BY j.priority LIMIT 1) AS priority
+                              UNION ALL
+                              SELECT min(j.priority) FROM dl_jobs j WHERE j.job_id = ANY (no_tenant) AND j.priority > level) l);
+        END IF;
         EXIT WHEN level IS NULL;
+        has_no_tenant := EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = ANY (no_tenant) AND j.priority = level);
         WITH RECURSIVE behind AS (
             (SELECT j.fair_key FROM dl_jobs j
               WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
@@ -600,51 +610,66 @@ BEGIN
               FROM before b WHERE b.fair_key IS NOT NULL
         )
         SELECT coalesce(array_agg(ring.fair_key), '{}') INTO tenants
-          FROM (SELECT r.fair_key FROM (SELECT b.fair_key FROM behind b UNION ALL SELECT b.fair_key FROM before b) r
+          FROM (SELECT r.fair_key FROM (SELECT b.fair_key FROM behind b
+                                        UNION ALL SELECT '' WHERE has_no_tenant
+                                        UNION ALL SELECT b.fair_key FROM before b WHERE b.fair_key <> '' OR NOT has_no_tenant) r
                  WHERE r.fair_key IS NOT NULL LIMIT visits) ring;
         is_circle := cardinality(tenants) < visits;
         IF has_turn THEN
             tenants := start_key || array_remove(tenants, start_key);
         END IF;
         last_pos := -1;
+        extra := CASE WHEN is_locked THEN 10 * cardinality(tried) ELSE 0 END;
+        is_locked := false;
         FOR picked IN
             SELECT c.job_id, c.key, c.pos
               FROM (SELECT h.job_id, h.i, t.key, t.pos, coalesce(w.weight, 1) AS weight, coalesce((running ->> t.key)::int, 0) AS used
                       FROM unnest(tenants) WITH ORDINALITY AS t (key, pos)
                            LEFT JOIN LATERAL (SELECT f.weight FROM dl_fair_weights f WHERE f.queue = queue_name AND f.fair_key = t.key) w ON true
                            CROSS JOIN LATERAL (
-                               SELECT j.job_id, row_number() OVER (ORDER BY j.created_at, j.job_id) AS i
-                                 FROM dl_jobs j
-                                WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
-                                  AND j.fair_key = t.key AND j.task = ANY (known_tasks)
-                                  AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
-                                ORDER BY j.created_at, j.job_id
-                                LIMIT CASE WHEN cardinality(tenants) <= wanted THEN wanted ELSE least(wanted, greatest(coalesce(w.weight, 1), 4)) END) h
-                    UNION ALL
-                    SELECT j.job_id, row_number() OVER (ORDER BY j.created_at, j.job_id), '', 0, 1, coalesce((running ->> '')::int, 0)
-                      FROM dl_jobs j
-                     WHERE j.job_id = ANY (no_tenant) AND j.priority = level
-                       AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())) c
+                               SELECT head.job_id, row_number() OVER (ORDER BY head.created_at, head.job_id) AS i
+                                 FROM ((SELECT j.job_id, j.created_at
+                                          FROM dl_jobs j
+                                         WHERE j.queue = queue_name AND j.priority = level AND j.status = 'queued' AND j.wait_state = 'ready'
+                                           AND j.fair_key = t.key AND j.task = ANY (known_tasks) AND j.job_id <> ALL (tried)
+                                           AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+                                         ORDER BY j.created_at, j.job_id
+                                         LIMIT extra + CASE WHEN cardinality(tenants) <= wanted THEN wanted
+                                                            ELSE least(wanted, greatest(coalesce(w.weight, 1), 4)) END)
+                                       UNION ALL
+                                       SELECT j.job_id, j.created_at
+                                         FROM dl_jobs j
+                                        WHERE t.key = '' AND j.job_id = ANY (no_tenant) AND j.priority = level AND j.job_id <> ALL (tried)
+                                          AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())) head) h) c
              WHERE is_circle OR c.used + c.i <= max_running
              ORDER BY c.used + c.i > max_running, (c.used + c.i - 1)::float8 / c.weight, c.pos, c.i
-             LIMIT wanted - taken
         LOOP
+            EXIT WHEN taken = wanted;
+            tried := tried || picked.job_id;
+            PERFORM FROM dl_jobs j
+              WHERE j.job_id = ANY (ARRAY[picked.job_id]) AND j.status::text = 'queued' AND j.wait_state::text = 'ready'
+                FOR NO KEY UPDATE SKIP LOCKED;
+            IF NOT FOUND THEN
+                is_locked := true;
+                CONTINUE;
+            END IF;
             taken := taken + 1;
             n := taken;
             job_id := picked.job_id;
             RETURN NEXT;
-            IF levels = 1 AND picked.pos > last_pos THEN
+            IF is_first AND picked.pos > last_pos THEN
                 position := ARRAY[picked.key, CASE WHEN has_turn AND picked.key = start_key THEN start_used ELSE 0 END::text];
                 last_pos := picked.pos;
             END IF;
-            IF levels = 1 AND picked.pos = last_pos THEN
+            IF is_first AND picked.pos = last_pos THEN
                 position[2] := (position[2]::int + 1)::text;
             END IF;
         END LOOP;
+        CONTINUE WHEN is_locked AND taken < wanted;
         IF NOT is_circle THEN
             IF taken < wanted THEN
                 PERFORM set_config('dl.fair_more', '1', true);
-                IF levels = 1 AND taken = 0 THEN
+                IF taken = 0 THEN
                     position := ARRAY[tenants[cardinality(tenants)], '1000000'];
                 END IF;
             END IF;

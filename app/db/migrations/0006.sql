@@ -1,7 +1,7 @@
 -- Fairness between tenants, circuit breakers, debounced, throttled and expiring jobs.
 
 ALTER TABLE dl_jobs
-    ADD COLUMN fair_key text,
+    ADD COLUMN fair_key text CHECK (octet_length(fair_key) <= 500),
     ADD COLUMN debounce_key text,
     ADD COLUMN throttle_key text,
     ADD COLUMN expires_at timestamptz,

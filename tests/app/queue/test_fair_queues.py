@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from uuid import uuid4
 
+import psycopg2.errors
 import pytest
 
 from app.admin.queues import Queues
@@ -210,3 +211,63 @@ def test_two_processes_do_not_take_more_than_the_share(fair_db):
     served = Counter(first.tenants(6) + second.tenants(4))
     assert max(served.values()) <= 3
     assert sum(served.values()) == 10
+
+
+def served_in_turn(queue_db, claims: Claims, count: int) -> list[str | None]:
+    """The tenants that one thread serves, one job after the other."""
+    served = []
+    for _ in range(count):
+        (run,) = claims()
+        served.append(queue_db.job(run.id).fair_key)
+        queue_db.settle(run)
+    return served
+
+
+def test_jobs_without_a_tenant_have_one_turn_among_the_others(fair_db, claims):
+    for n in range(6):
+        fair_db.insert(f"old {n}")
+    fair_db.sql("UPDATE dl_jobs SET fair_key = NULL")
+    enqueue(fair_db, a=6, b=6)
+
+    assert Counter(served_in_turn(fair_db, claims, 6)) == {None: 2, "a": 2, "b": 2}
+
+
+def test_turns_go_on_behind_a_priority_of_unknown_tasks(fair_db, claims):
+    fair_db.enqueue("urgent", priority=1, task="other", args={"tenant": "z"})
+    enqueue(fair_db, a=6, b=6, c=6)
+
+    assert served_in_turn(fair_db, claims, 6) == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_many_priorities_of_unknown_tasks_hide_no_job(fair_db, claims):
+    for priority in range(40):
+        fair_db.enqueue(f"other {priority}", priority=priority, task="other", args={"tenant": "z"})
+    enqueue(fair_db, a=1)
+
+    assert claims.tenants(1) == ["a"]
+
+
+def test_many_tenants_of_unknown_tasks_behind_a_better_priority_hide_no_job(fair_db, claims):
+    fair_db.enqueue("urgent", priority=1, task="other", args={"tenant": "z"})
+    for n in range(40):
+        fair_db.enqueue(f"other {n}", task="other", args={"tenant": f"a{n:02}"})
+    enqueue(fair_db, b=1)
+
+    assert any(claims.tenants(1) for _ in range(10))
+
+
+def test_a_locked_job_holds_up_nobody(fair_db, claims):
+    enqueue(fair_db, a=1)
+    holder = fair_db.connect()
+    with holder.cursor() as cursor:
+        cursor.execute("UPDATE dl_jobs SET priority = priority WHERE status = 'queued'")
+        enqueue(fair_db, a=2, b=2)
+        claimed = [run for _ in range(8) for run in claims(1)]
+    holder.rollback()
+
+    assert len(claimed) == 4
+
+
+def test_a_tenant_of_any_length_is_refused_at_once(fair_db):
+    with pytest.raises(psycopg2.errors.CheckViolation):
+        fair_db.insert("later", fair_key="x" * 501, available_at="infinity")
