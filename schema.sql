@@ -931,11 +931,12 @@ BEGIN
         SELECT DISTINCT j.limits, j.queue, j.task, j.waits_on
           FROM unnest(job_ids) AS i (job_id) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[i.job_id])
     )
-    SELECT array_agg(DISTINCT c.name), woken_names || array_agg(DISTINCT jobs.waits_on) FILTER (WHERE jobs.waits_on IS NOT NULL)
-      INTO names, woken_names
-      FROM jobs CROSS JOIN LATERAL dl_job_limits(jobs.limits, jobs.queue, jobs.task) c
-     WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
-        OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed');
+    SELECT (SELECT array_agg(DISTINCT c.name)
+              FROM jobs CROSS JOIN LATERAL dl_job_limits(jobs.limits, jobs.queue, jobs.task) c
+             WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
+                OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed')),
+           woken_names || (SELECT array_agg(DISTINCT jobs.waits_on) FROM jobs WHERE jobs.waits_on IS NOT NULL)
+      INTO names, woken_names;
     IF names IS NULL THEN
         RETURN;
     END IF;
@@ -1077,7 +1078,8 @@ CREATE OR REPLACE FUNCTION dl_weight_in(limit_name text, limits jsonb) RETURNS i
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN coalesce((limits ->> limit_name)::int, 1);
 
--- Wakes what waits for the limits of runs that have ended. Each run is an object with its limits, queue and task.
+-- Wakes what waits for the limits of runs that have ended, and for breakers that have closed. Each run is an object with its
+-- limits, queue and task, each breaker one with its task as `closed`.
 CREATE OR REPLACE FUNCTION dl_wake_after(ended jsonb) RETURNS SETOF uuid
     LANGUAGE plpgsql VOLATILE STRICT ROWS 1 SET search_path FROM CURRENT AS $$
 DECLARE
@@ -1085,7 +1087,9 @@ DECLARE
                             FROM jsonb_array_elements(ended) AS e (run)
                                  CROSS JOIN LATERAL dl_job_limits(nullif(e.run -> 'limits', 'null'), e.run ->> 'queue', e.run ->> 'task') c
                            WHERE EXISTS (SELECT FROM dl_limits l WHERE l.name = ANY (dl_limit_names(c.name)))
-                              OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed'));
+                              OR EXISTS (SELECT FROM dl_breakers b WHERE 'task:' || b.task = c.name AND b.state <> 'closed')
+                           UNION
+                          SELECT 'task:' || (e.run ->> 'closed') FROM jsonb_array_elements(ended) AS e (run) WHERE e.run ? 'closed');
 BEGIN
     IF names <> '{}' THEN
         RETURN QUERY SELECT * FROM dl_wake_limited(names);
@@ -1115,14 +1119,15 @@ CREATE TABLE dl_breakers (
 
 -- Counts how attempts ended, in their order, for tasks with a breaker: opens it, closes it, or opens it again for twice as long (up
 -- to an hour). Each outcome is an object with the task, the status (succeeded, or else it failed) and the error. A breaker's row
--- is locked after the jobs' rows and before the locks of limits.
-CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS int
+-- is locked after the jobs' rows and before the locks of limits. Returns the tasks whose breaker closed, for dl_wake_after: all
+-- locks of limits of a transaction are taken at once. NULL: none.
+CREATE OR REPLACE FUNCTION dl_count_outcomes(outcomes jsonb) RETURNS jsonb
     LANGUAGE plpgsql VOLATILE STRICT SET search_path FROM CURRENT SET jit = off AS $$
 DECLARE
     breaker dl_breakers;
     outcome jsonb;
     before  text;
-    changes int := 0;
+    closed  jsonb;
 BEGIN
     FOR breaker IN
         SELECT b.* FROM dl_breakers b
@@ -1170,14 +1175,13 @@ BEGIN
                changed_at = CASE breaker.state WHEN before THEN b.changed_at ELSE clock_timestamp() END
          WHERE b.task = breaker.task;
         IF breaker.state <> before THEN
-            changes := changes + 1;
             PERFORM pg_notify('dl_control', 'limits');
             IF breaker.state = 'closed' THEN
-                PERFORM dl_wake_limited(ARRAY['task:' || breaker.task]);
+                closed := coalesce(closed, '[]') || jsonb_build_object('closed', breaker.task);
             END IF;
         END IF;
     END LOOP;
-    RETURN changes;
+    RETURN closed;
 END $$;
 
 -- ── Graphs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1762,22 +1766,30 @@ CREATE OR REPLACE FUNCTION dl_throttle_problem(throttle jsonb) RETURNS text
          WHEN (throttle ->> 'per_sec')::numeric NOT BETWEEN 1 AND 2678400 THEN 'must have a per_sec of 1 to 2678400'
          END;
 
+-- Whether a further request completes the list of args of a debounced job.
+CREATE OR REPLACE FUNCTION dl_is_list_full(args jsonb, debounce jsonb) RETURNS bool
+    LANGUAGE sql IMMUTABLE RETURN
+    CASE WHEN debounce ->> 'args' = 'list' AND jsonb_typeof(args -> 'items') = 'array'
+         THEN jsonb_array_length(args -> 'items') >= 999 OR octet_length(args::text) > 8388608 ELSE false END;
+
 -- A further request for the queued job with this debounce key: moves its time, and changes its args as the request says.
--- The key is free again when the job has 1,000 args. NULL: no queued job of this queue and task has the key.
+-- The key is free again when a list has 1,000 args or 8 MiB: a worker reads no more than 64. NULL: no queued job of this queue
+-- and task has the key.
 CREATE OR REPLACE FUNCTION dl_debounce(request dl_enqueue_request) RETURNS uuid
     LANGUAGE sql VOLATILE SET search_path FROM CURRENT SET dl.events_checked = 'yes' SET enable_seqscan = off AS $$
     WITH changed AS (
         UPDATE dl_jobs j
            SET args = CASE coalesce(request.debounce ->> 'args', 'last')
                            WHEN 'last' THEN request.args
-                           WHEN 'list' THEN jsonb_set(j.args, '{items}', coalesce(j.args -> 'items', '[]') || (request.args -> 'items'))
+                           WHEN 'list' THEN jsonb_set(j.args, '{items}', CASE jsonb_typeof(j.args -> 'items') WHEN 'array' THEN j.args -> 'items'
+                                                                              ELSE '[]' END || (request.args -> 'items'))
                            ELSE j.args END,
-               available_at = CASE WHEN jsonb_array_length(j.args -> 'items') >= 999 AND request.debounce ->> 'args' = 'list' THEN clock_timestamp()
+               available_at = CASE WHEN dl_is_list_full(j.args, request.debounce) THEN clock_timestamp()
                                    ELSE least(clock_timestamp() + make_interval(secs => (request.debounce ->> 'wait_sec')::float8),
                                               j.created_at + make_interval(secs => coalesce((request.debounce ->> 'max_wait_sec')::float8,
                                                                                10 * (request.debounce ->> 'wait_sec')::float8))) END,
-               debounce_key = CASE WHEN jsonb_array_length(j.args -> 'items') >= 999 AND request.debounce ->> 'args' = 'list' THEN NULL
-                                   ELSE j.debounce_key END
+               expires_at = coalesce(request.expires_at, j.expires_at),
+               debounce_key = CASE WHEN NOT dl_is_list_full(j.args, request.debounce) THEN j.debounce_key END
          WHERE j.debounce_key = request.debounce ->> 'key' AND j.status = 'queued' AND NOT j.cancel_requested
            AND j.queue = request.queue AND j.task = request.task
         RETURNING j.job_id, j.queue, j.attempt
@@ -1827,7 +1839,10 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
            coalesce(r.fair_key, CASE WHEN (SELECT EXISTS (SELECT FROM dl_queues WHERE fair IS NOT NULL))
                                      THEN dl_fair_key(r.queue, coalesce(r.partition_key, ''), r.producer, r.args) END),
            nullif(r.debounce, 'null'), nullif(r.throttle, 'null'),
-           coalesce(r.expires_at, greatest(r.available_at, clock_timestamp()) + make_interval(secs => r.start_within_sec)), NULL::int
+           coalesce(r.expires_at, greatest(r.available_at, clock_timestamp()
+                                           + CASE WHEN f.field IS NULL AND jsonb_typeof(r.debounce) = 'object'
+                                                  THEN make_interval(secs => (r.debounce ->> 'wait_sec')::float8) ELSE interval '0' END)
+                                  + make_interval(secs => r.start_within_sec)), NULL::int
       FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
            CROSS JOIN (SELECT array_agg(key) AS fields
                          FROM jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))

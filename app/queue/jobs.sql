@@ -412,13 +412,17 @@ SELECT count(*)::int AS applied,
        CASE WHEN count(*) < cardinality(%(plain_runs)s::uuid[]) + cardinality(%(run_ids)s::uuid[])
             THEN array_agg(run_id::text) END AS applied_runs,
        (SELECT count(*) FROM dl_unblock_next((SELECT array_agg(DISTINCT lock_key) FROM settled))) AS unblocked,
-       (SELECT dl_count_outcomes(jsonb_agg(jsonb_build_object('task', task, 'status', status, 'error', left(error, 300)) ORDER BY job_id))
-          FROM settled
-         WHERE (status IN ('succeeded', 'failed') OR status = 'queued' AND refund = 0)
-           AND (SELECT EXISTS (SELECT FROM dl_breakers))) AS counted,
-       (SELECT count(*) FROM dl_wake_after((SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
-                                              FROM settled WHERE (SELECT EXISTS (SELECT FROM dl_limits)
-                                                                   OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed'))))) AS woken,
+       (SELECT count(*)
+          FROM (SELECT (SELECT jsonb_agg(DISTINCT jsonb_build_object('limits', limits, 'queue', queue, 'task', task))
+                          FROM settled WHERE (SELECT EXISTS (SELECT FROM dl_limits)
+                                               OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed'))) AS runs,
+                       (SELECT dl_count_outcomes(jsonb_agg(jsonb_build_object('task', task, 'status', status, 'error', left(error, 300))
+                                                           ORDER BY job_id))
+                          FROM settled
+                         WHERE (status IN ('succeeded', 'failed') OR status = 'queued' AND refund = 0)
+                           AND (SELECT EXISTS (SELECT FROM dl_breakers))) AS closed
+                OFFSET 0) ended
+               CROSS JOIN LATERAL dl_wake_after(coalesce(ended.runs || ended.closed, ended.runs, ended.closed))) AS woken,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM settled
          WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
   FROM settled;

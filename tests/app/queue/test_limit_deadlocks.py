@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from uuid import UUID
 
+from app.admin.breakers import Breakers
 from app.admin.limits import Limits
+from app.admin.queues import Queues
+from app.queue.batch import enqueue_batch
+from app.queue.job import ClaimedJob, NewJob, Settlement, Status, new_run_ids
+from app.queue.jobs import JobQueue
 from tests.support import eventually
 
 
@@ -84,3 +95,116 @@ def test_claims_with_busy_keys_do_not_deadlock(queue_db):
         thread.join(20)
 
     assert errors == []
+
+
+def test_settlement_that_closes_a_breaker_and_claim_do_not_deadlock(queue_db):
+    breakers, limits = Breakers(queue_db.session), Limits(queue_db.session)
+    hashes = {name: queue_db.fetch_row("SELECT hashtext(%s)", name) for name in (f"limit {n}" for n in range(50))}
+    task_hash = queue_db.fetch_row("SELECT hashtext('task:t')")
+    limit = next(name for name, its_hash in hashes.items() if its_hash < task_hash)
+    limits.set(limit, concurrency=5)
+    breakers.set("t", failures=1)
+    queue_db.enqueue("probe", limits={limit: 1})
+    (probe,) = queue_db.claim()
+    queue_db.sql("UPDATE dl_breakers SET state = 'half_open'")
+    queue_db.enqueue("next", limits={limit: 1})
+    holder, settler, claimer = queue_db.new_session(), queue_db.new_queue(), queue_db.new_queue()
+    holder.execute_raw("BEGIN")
+    holder.execute_raw("SELECT dl_lock_limits(ARRAY['task:t'])")
+    errors: list[Exception] = []
+
+    settlement = run(lambda: settler.settle([(probe, Settlement(Status.SUCCEEDED))]), errors)
+    eventually(lambda: waiting_locks(queue_db) == 1)
+    claim = run(lambda: queue_db.claim_once(1, by=claimer), errors)
+    eventually(lambda: waiting_locks(queue_db) == 2)
+    holder.execute_raw("COMMIT")
+    settlement.join(20)
+    claim.join(20)
+
+    assert errors == []
+
+
+class Traffic:
+    """Threads that do at random what processes and callers do, over few rows, limits and breakers."""
+
+    def __init__(self, queue_db, seed: int) -> None:
+        session = queue_db.new_session()
+        self._random = random.Random(seed)
+        self._queue, self._session = JobQueue(session), session
+        self._limits, self._breakers = Limits(session), Breakers(session)
+        self._queues = Queues(session)
+        self._running: list[ClaimedJob] = []
+        self._position: Sequence[str] | None = None
+        session.execute_raw("SET deadlock_timeout = '10ms'")
+
+    def step(self) -> None:
+        acts = {
+            self._enqueue: 6, self._debounce: 3, self._claim: 8, self._claim_in_turn: 8, self._settle: 8,
+            self._cancel: 2, self._queue.expire: 3, self._change_limit: 1, self._change_breaker: 2,
+            self._breakers.probe: 2, self._limits.wake: 2,
+        }  # fmt: skip
+        self._random.choices(list(acts), weights=list(acts.values()))[0]()
+
+    def _new_job(self, **rules: Any) -> NewJob:
+        draw = self._random
+        return NewJob(
+            queue=draw.choice("qf"), task=draw.choice("tu"), lock_key=f"k{draw.randrange(12)}",
+            args={"tenant": draw.choice("abc")}, limits={f"l{n}": 1 for n in draw.sample(range(4), 2)}, **rules,
+        )  # fmt: skip
+
+    def _enqueue(self) -> None:
+        enqueue_batch(self._session, [self._new_job(start_within_sec=1) for _ in range(3)])
+
+    def _debounce(self) -> None:
+        keys = self._random.sample("de", 2)
+        new = [self._new_job(debounce={"key": key, "wait_sec": 0.01, "args": "list"}) for key in keys]
+        # The key belongs to one queue and task.
+        enqueue_batch(self._session, [replace(job, queue="q", task="t") for job in new])
+
+    def _claim(self) -> None:
+        claimed, _ = self._queue.claim("q", ["t", "u"], new_run_ids(3), "w")
+        self._running += claimed
+
+    def _claim_in_turn(self) -> None:
+        claimed, hint = self._queue.claim("f", ["t", "u"], new_run_ids(3), "w", in_turn=True, after=self._position)
+        self._position = hint.cursor or self._position
+        self._running += claimed
+
+    def _settle(self) -> None:
+        ended, self._running = self._running[:4], self._running[4:]
+        endings = [Settlement(Status.SUCCEEDED), Settlement(Status.FAILED, error="it broke")]
+        self._queue.settle([(job, self._random.choice(endings)) for job in ended])
+
+    def _cancel(self) -> None:
+        rows = self._session.execute_raw("SELECT job_id FROM dl_jobs WHERE status = 'queued' ORDER BY random() LIMIT 1")
+        for (job_id,) in rows:
+            self._queue.cancel(UUID(job_id))
+
+    def _change_limit(self) -> None:
+        self._limits.set(f"l{self._random.randrange(4)}", concurrency=self._random.randint(1, 3))
+
+    def _change_breaker(self) -> None:
+        self._breakers.set(self._random.choice("tu"), failures=2, resume_sec=1)
+        self._session.execute_raw("UPDATE dl_breakers SET probe_at = clock_timestamp() WHERE state = 'open'")
+
+
+def test_no_deadlock_in_random_traffic(queue_db):
+    Queues(queue_db.session).change_settings("f", fair="args.tenant")
+    for n in range(4):
+        Limits(queue_db.session).set(f"l{n}", concurrency=2)
+    for task in "tu":
+        Breakers(queue_db.session).set(task, failures=2, resume_sec=1)
+    errors: list[Exception] = []
+
+    def work(traffic: Traffic) -> None:
+        ends_at = time.monotonic() + 8
+        while time.monotonic() < ends_at and not errors:
+            traffic.step()
+
+    threads = [run(partial(work, Traffic(queue_db, seed)), errors) for seed in range(8)]
+    for thread in threads:
+        thread.join(60)
+    queue_db.sql("DELETE FROM dl_queues")
+
+    assert errors == []
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'") > 10

@@ -211,3 +211,29 @@ def test_time_to_start_counts_from_the_time_of_the_job(queue_db):
     batch = enqueue_batch(queue_db.session, [NewJob(**FINE, available_at=at, start_within_sec=60)])
     for job_id in (job.job_id, batch[0].job_id):
         assert queue_db.job(job_id).expires_at == at + timedelta(seconds=60)
+
+
+def test_args_named_items_are_as_good_as_others(queue_db):
+    job = request(queue_db, {"items": 1}, debounce=debounced())
+    request(queue_db, {"items": "two"}, debounce=debounced())
+    assert queue_db.job(job.job_id).args == {"items": "two"}
+
+    request(queue_db, {"n": 3}, debounce=debounced(args="list"))
+    assert queue_db.job(job.job_id).args == {"items": [{"n": 3}]}
+
+
+def test_a_list_of_large_args_is_full_before_a_worker_cannot_read_it(queue_db):
+    new = NewJob(**FINE, args={"text": "x" * 3_000_000}, debounce=debounced(args="list"))
+    outcomes = [enqueue_batch(queue_db.session, [new])[0].outcome for _ in range(5)]
+
+    assert outcomes == [Outcome.CREATED, *[Outcome.DEBOUNCED] * 3, Outcome.CREATED]
+    assert queue_db.fetch_row("SELECT count(*) FROM dl_jobs WHERE available_at <= clock_timestamp()") == 1
+
+
+def test_time_to_start_counts_from_the_last_debounced_request(queue_db):
+    job = request(queue_db, debounce=debounced(wait_sec=60), start_within_sec=30)
+    queue_db.sql("UPDATE dl_jobs SET available_at = now() + interval '1 s', expires_at = now() + interval '31 s'")
+    request(queue_db, debounce=debounced(wait_sec=60), start_within_sec=30)
+
+    found = queue_db.job(job.job_id)
+    assert 29 < (found.expires_at - found.available_at).total_seconds() < 31
