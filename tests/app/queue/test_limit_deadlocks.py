@@ -138,7 +138,7 @@ class Traffic:
         session.execute_raw("SET deadlock_timeout = '10ms'")
 
     def step(self) -> None:
-        acts = {
+        acts: dict[Callable[[], object], int] = {
             self._enqueue: 6, self._debounce: 3, self._claim: 8, self._claim_in_turn: 8, self._settle: 8,
             self._cancel: 2, self._queue.expire: 3, self._change_limit: 1, self._change_breaker: 2,
             self._breakers.probe: 2, self._limits.wake: 2,
