@@ -115,7 +115,7 @@ def test_the_wheel_brings_everything_that_is_no_python(wheel):
     assert licences == {
         "LICENSE",
         "NOTICE",
-        *(f"app/web/static/vendor/{one}.LICENSE" for one in ("htmx", "pico", "uplot")),
+        *(f"app/web/static/vendor/{one}.LICENSE" for one in ("dagre", "htmx", "pico", "uplot")),
     }
     assert sorted(ours - names) == []
     assert not any(name.startswith("tests") for name in names)

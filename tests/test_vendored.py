@@ -46,7 +46,7 @@ def test_notice_lists_version_and_licence_of_each():
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
     brought = [one for folder in FOLDERS for one in result(folder)]
 
-    assert len(brought) == 4
+    assert len(brought) == 5
     for one in brought:
         line = f"  {one['name']} {one['version']} ({one['licence']}): {one['licence_text']['file']}\n"
         assert line in notice, line

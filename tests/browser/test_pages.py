@@ -47,6 +47,7 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
     failed = client.jobs(status=Status.FAILED, limit=1)[0]
     client.request("PUT", "/api/v1/limits/warehouse", body={"concurrency": 4, "note": "four slots"}, repeatable=True)
     client.request("PUT", "/api/v1/limits/partner:*", body={"rate": 10, "burst": 2}, repeatable=True)
+    client.request("PUT", "/api/v1/tasks/unserved/breaker", body={"state": "open", "reason": "moving"}, repeatable=True)
     job = {"queue": "unserved", "task": "noop"}
     graph = client.trigger_graph([
         job | {"key": "load", "lock_key": "load"},
@@ -68,6 +69,49 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
         window.save_screenshot(f"{name}-{size}-dark")
 
     assert flaws == []
+
+
+def test_a_graph_is_drawn_from_left_to_right(seen: OpenPage, client: Client):
+    job = {"queue": "unserved", "task": "noop"}
+    graph = client.trigger_graph([
+        job | {"key": "orders", "lock_key": "orders"},
+        job | {"key": "rates", "lock_key": "rates"},
+        job | {"key": "mart", "lock_key": "mart", "after": [{"job": "orders"}, {"job": "rates", "on": "ended"}]},
+        job | {"key": "report", "lock_key": "report", "after": [{"job": "mart", "on": "failed"}]},
+    ], name="drawn")  # fmt: skip
+
+    page = seen().go(f"/graphs/{graph['graph_id']}")
+
+    nodes = page.locator("#picture a[data-node]")
+    expect(nodes).to_have_count(4)
+    left = {}
+    for key, job_id in graph["jobs"].items():
+        box = page.locator(f'#picture a[data-node="{job_id}"]').bounding_box()
+        assert box is not None
+        left[key] = box["x"]
+    assert left["orders"] == left["rates"] < left["mart"] < left["report"]
+    expect(page.locator("#picture path.edge")).to_have_count(3)
+    expect(page.locator("#picture path.on-ended")).to_have_count(1)
+    expect(page.locator("#picture path.on-failed")).to_have_count(1)
+    client.cancel(graph["jobs"]["orders"])
+    expect(page.locator(f'#picture a[data-node="{graph["jobs"]["mart"]}"]')).to_have_class("skipped")
+    nodes.first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text("noop")
+
+
+def test_a_large_graph_is_grouped_by_layer_and_task(seen: OpenPage, client: Client):
+    job = {"queue": "unserved", "task": "noop"}
+    first = [job | {"key": f"part {n}", "lock_key": f"part {n}"} for n in range(300)]
+    last = job | {"key": "all", "lock_key": "all", "after": [{"job": one["key"]} for one in first]}
+    graph = client.trigger_graph([*first, last], name="large")
+
+    page = seen().go(f"/graphs/{graph['graph_id']}")
+
+    expect(page.locator("#picture [data-node]")).to_have_count(2)
+    expect(page.locator("#picture")).to_contain_text("noop × 300")
+    expect(page.locator("#picture")).to_contain_text("300 ready")
+    expect(page.locator("#picture path.edge")).to_have_count(1)
 
 
 @pytest.mark.smoke
