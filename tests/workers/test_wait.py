@@ -129,6 +129,7 @@ def test_a_worker_that_is_killed_before_the_wait_is_written(worker_pools: Worker
         eventually(lambda: queue_db.fetch_row(parts) == 3)
         queue_db.wait_for_lock_waiters()
         worker.kill()
+        eventually(lambda: queue_db.lock_waiter_count() == 0, message="the server has ended the statement")
     assert queue_db.fetch_row("SELECT count(*) FROM dl_edges") == 0
 
     queue_db.sql("DELETE FROM dl_limits")
