@@ -2068,11 +2068,11 @@ BEGIN
             RAISE EXCEPTION USING ERRCODE = 'DL001';  -- undoes what this block has written
         END IF;
     EXCEPTION WHEN SQLSTATE 'DL001' THEN
-        -- Jobs of this batch that served another of its requests are undone too.
+        -- Jobs of this batch that served another of its requests are undone too, and so are changes of debounced jobs.
         SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}')
           INTO existing
           FROM jsonb_each(existing) f
-         WHERE NOT created ? (f.value ->> 0);
+         WHERE NOT created ? (f.value ->> 0) AND f.value -> 3 IS NULL;
         created := '{}';
     END;
 

@@ -237,3 +237,12 @@ def test_time_to_start_counts_from_the_last_debounced_request(queue_db):
 
     found = queue_db.job(job.job_id)
     assert 29 < (found.expires_at - found.available_at).total_seconds() < 31
+
+
+def test_a_debounced_request_of_a_refused_whole_is_skipped(queue_db):
+    job = request(queue_db, {"n": 1}, debounce=debounced())
+    again = NewJob(**FINE, args={"n": 2}, debounce=debounced())
+    outcomes = enqueue_batch(queue_db.session, [again, NewJob(**{**FINE, "task": ""})], all_or_none=True)
+
+    assert [outcome.outcome for outcome in outcomes] == [Outcome.SKIPPED, Outcome.INVALID]
+    assert queue_db.job(job.job_id).args == {"n": 1}
