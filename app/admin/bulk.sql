@@ -145,7 +145,8 @@ WITH operation AS MATERIALIZED (
      WHERE rank = 1
 ), requeued AS (
     UPDATE dl_jobs j
-       SET status = 'queued', wait_state = 'ready', waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
+       SET status = 'queued', wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e WHERE e.child_id = j.job_id AND e.met IS NULL) THEN 'waiting' ELSE 'ready' END::dl_wait_state,
+           skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false,
            available_at = clock_timestamp(), error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL,
            progress = '{}', started_at = NULL, finished_at = NULL, heartbeat_at = NULL,
            args = CASE WHEN jsonb_typeof(j.args) = 'object' THEN coalesce(j.args || operation.args_patch, j.args) ELSE j.args END,
@@ -153,7 +154,11 @@ WITH operation AS MATERIALIZED (
                                ELSE coalesce(j.request_hash, dl_request_hash(j.queue, j.task, j.args)) END
       FROM targets, operation
      WHERE j.job_id = ANY (ARRAY[targets.job_id])
-    RETURNING j.job_id, j.queue
+    RETURNING j.job_id, j.queue, j.wait_state
+), parents AS (
+    INSERT INTO dl_graph_work (job_id)
+    SELECT DISTINCT e.parent_id FROM requeued r JOIN dl_edges e ON e.child_id = r.job_id WHERE r.wait_state = 'waiting'
+        ON CONFLICT (job_id) DO NOTHING
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'requeue',

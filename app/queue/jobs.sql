@@ -680,16 +680,20 @@ SELECT count(*)::int,
 
 -- name: retry
 -- failed | canceled | lost -> queued, by an operator: the same job with all its attempts. Not while another job has its live
--- key.
+-- key. One whose parents have not all ended waits for them again; that is decided again when this commits, since one may end now.
 WITH requeued AS (
     UPDATE dl_jobs
-       SET status = 'queued', wait_state = 'ready', waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false, available_at = clock_timestamp(),
-           error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL, progress = '{}', started_at = NULL,
+       SET status = 'queued', wait_state = CASE WHEN EXISTS (SELECT FROM dl_edges e WHERE e.child_id = dl_jobs.job_id AND e.met IS NULL) THEN 'waiting' ELSE 'ready' END::dl_wait_state,
+           skipped = NULL, waits_on = NULL, attempt = 0, crashes = 0, cancel_requested = false, available_at = clock_timestamp(), error = NULL, traceback = NULL, error_fingerprint = NULL, result = NULL, progress = '{}', started_at = NULL,
            finished_at = NULL, heartbeat_at = NULL
      WHERE job_id = %(job_id)s::uuid AND status::text IN ('failed', 'canceled', 'lost')
        AND NOT EXISTS (SELECT FROM dl_jobs other
                         WHERE other.live_key = dl_jobs.live_key AND other.status IN ('queued', 'running'))
-    RETURNING job_id, queue
+    RETURNING job_id, queue, wait_state
+), parents AS (
+    INSERT INTO dl_graph_work (job_id)
+    SELECT DISTINCT e.parent_id FROM requeued r JOIN dl_edges e ON e.child_id = r.job_id WHERE r.wait_state = 'waiting'
+        ON CONFLICT (job_id) DO NOTHING
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'requeue',

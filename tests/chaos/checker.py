@@ -26,7 +26,7 @@ _CLAIM_SEC = 2.0  # within which a claim has ended, on a busy machine too
 _WALL_SLACK_SEC = 0.3  # likewise, read once at the end of a campaign of minutes
 _LEASE_END = re.compile(r"its lease ran out at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d(?::?\d\d)?)")
 _RUN_ID_IN_ERROR = re.compile(r"failed on purpose in run ([0-9a-f-]{36})")
-_RELEASE_REASONS = ("shutdown", "lock_busy", "not_started", "by_hand")
+_RELEASE_REASONS = ("shutdown", "lock_busy", "not_started", "by_hand", "waits")
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def wrong_attempt_count(history: History) -> Findings:
             yield row.job_id, f"attempt {row.attempt} of {row.max_attempts}"
         counted = 0
         for before, line in pairwise(history.events.get(row.job_id, ())):
-            if line.payload.get("reason") == "retry":
+            if line.payload.get("reason") in ("retry", "redrive"):
                 counted = 0
             else:
                 counted += int(line.kind == "picked") - int(_is_release(before, line))
@@ -389,12 +389,12 @@ def started_before_parents_ended(history: History) -> Findings:
     does not take back that it had ended so.
 
     The end of a parent gets the number of its event before others see it."""
-    parents = _edges_by_child(history)
+    parents, retried = _edges_by_child(history), _retried(history)
     ends: dict[UUID, set[str]] = defaultdict(set)
     for _, event in history.event_log:
         if event.payload.get("status") in FINAL:
             ends[event.job_id].add(event.payload["status"])
-        if event.kind != "picked" or event.job_id not in parents:
+        if event.kind != "picked" or event.job_id not in parents or event.job_id in retried:
             continue
         met = [any(map(edge.is_met_by, ends[edge.parent_id])) for edge in parents[event.job_id]]
         row = history.rows.get(event.job_id)
@@ -419,10 +419,11 @@ def skipped_without_reason(history: History) -> Findings:
 
 
 def not_skipped(history: History) -> Findings:
-    """A job succeeded although a parent that it needs never ended as it asks."""
+    """A job succeeded although a parent that it needs never ended as it asks, and it was not retried itself."""
+    retried = _retried(history)
     for child, edges in _edges_by_child(history).items():
         row = history.rows.get(child)
-        if row is None or row.status != "succeeded":
+        if row is None or row.status != "succeeded" or child in retried:
             continue
         ends = {edge: {str(e.payload.get("status")) for e in history.events.get(edge.parent_id, ())} for edge in edges}
         met = [any(map(edge.is_met_by, statuses & set(FINAL))) for edge, statuses in ends.items()]
@@ -445,6 +446,11 @@ def graph_made_in_part(history: History) -> Findings:
         for job_id in (edge.child_id, edge.parent_id):
             if job_id not in history.rows:
                 yield job_id, "an edge leads to it, and it does not exist"
+
+
+def _retried(history: History) -> set[UUID]:
+    """Jobs that a person retried: a skipped one runs then, whatever its parents ended as."""
+    return {UUID(response.job_id) for response in history.responses if response.what == "retried"}
 
 
 def _edges_by_child(history: History) -> dict[UUID, list[Edge]]:

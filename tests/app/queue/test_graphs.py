@@ -16,6 +16,7 @@ from psycopg2.extras import Json
 from app.errors import InvalidJob
 from app.queue.job import Settlement, Status
 from tests.support import eventually
+from tests.support.queue_fixture import BackgroundCall
 
 SUCCEEDED, FAILED = Settlement(Status.SUCCEEDED), Settlement(Status.FAILED, error="broken")
 ENDS = {"succeeded": SUCCEEDED, "failed": FAILED}
@@ -352,3 +353,42 @@ def test_random_graphs_with_random_ends_leave_no_job_waiting(queue_db, seed):
     )
     assert early == 0
     queue_db.check_invariants()
+
+
+def test_a_canceled_child_that_is_retried_waits_again(queue_db):
+    parent = queue_db.enqueue("parent")
+    child = queue_db.enqueue("child", after=[{"job_id": str(parent), "on": "succeeded"}])
+    queue_db.queue.cancel(child)
+
+    queue_db.queue.retry(child)
+    assert queue_db.wait_state(child) == "waiting"
+    (run,) = queue_db.claim(2)
+    assert run.id == parent
+    queue_db.settle(run)
+    assert queue_db.wait_state(child) == "ready"
+
+
+def test_a_skipped_child_that_is_retried_itself_runs(queue_db):
+    parent = queue_db.enqueue("parent")
+    child = queue_db.enqueue("child", after=[{"job_id": str(parent), "on": "succeeded"}])
+    queue_db.settle(queue_db.claim()[0], Status.FAILED)
+    assert queue_db.job(child).skipped
+
+    queue_db.queue.retry(child)
+    assert queue_db.job(child).skipped is None
+    assert [run.id for run in queue_db.claim()] == [child]
+
+
+def test_a_parent_that_ends_while_its_child_is_retried_is_not_missed(queue_db):
+    parent = queue_db.enqueue("parent")
+    child = queue_db.enqueue("child", after=[{"job_id": str(parent), "on": "succeeded"}])
+    (run,) = queue_db.claim()
+    queue_db.queue.cancel(child)
+    with queue_db.open_transaction() as step:
+        step("UPDATE dl_jobs SET error = error WHERE job_id = %s", str(child))  # the retry waits for the row
+        retrying = BackgroundCall(queue_db.new_queue().retry, child)
+        queue_db.wait_for_lock_waiters()
+        queue_db.settle(run)
+
+    assert retrying.result().status is Status.QUEUED
+    assert queue_db.wait_state(child) == "ready"
