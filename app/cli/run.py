@@ -26,6 +26,7 @@ from app.queue.job import ClaimedJob, NewJob, ReleaseReason, Settlement, Status
 from app.queue.jobs import JobQueue
 from app.queue.task_connections import TaskConnections
 from app.runtime.service import Service, set_up_logging
+from app.wording import format_count
 from pipelines import contract, targets
 from pipelines.context import Upstream
 from pipelines.contract import Fail, StopReason, Task
@@ -289,7 +290,9 @@ def _run_locally(
         case Settlement() as outcome:
             return outcome
         case Released(ReleaseReason.WAITS, awaited=jobs):
-            return Settlement(Status.FAILED, error=f"it waits for {len(jobs)} jobs, which only a job in the queue can")
+            return Settlement(
+                Status.FAILED, error=f"it waits for {format_count(len(jobs), 'job')}, which only a job in the queue can"
+            )
         case Released():
             return Settlement(Status.CANCELED)
         case _:  # the pipeline settled the job in its own transaction
