@@ -128,7 +128,7 @@ def test_locked_key_delays_only_its_own_caller(service: RunningService):
 
 def test_hanging_queue_refresh_delays_no_trigger(service: RunningService):
     over, answered = threading.Event(), list[tuple[int, int]]()  # whom, and how
-    hangs = "SELECT 1 FROM pg_locks WHERE relation = 'dl_workers'::regclass AND NOT granted"
+    hangs = "SELECT 1 FROM pg_locks WHERE relation = 'dl_fair_weights'::regclass AND NOT granted"
 
     def asked(n: int, client: Client) -> list[Any]:
         while not over.is_set():
@@ -144,7 +144,7 @@ def test_hanging_queue_refresh_delays_no_trigger(service: RunningService):
         try:
             eventually(lambda: len(answered) > CLIENTS)
             with holder.cursor() as cursor:
-                cursor.execute("LOCK TABLE dl_workers IN ACCESS EXCLUSIVE MODE")
+                cursor.execute("LOCK TABLE dl_fair_weights IN ACCESS EXCLUSIVE MODE")
                 eventually(lambda: query_rows(service.dsn, hangs))  # type: ignore[attr-defined]
                 before = len(answered)
                 # Sooner than the look itself is given up, after 15 s.
