@@ -28,7 +28,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (6, 'by hand', 4);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (7, 'by hand', 4);
 
 -- ── Types ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -44,7 +44,8 @@ CREATE TYPE dl_enqueue_request AS (
     partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int,
     producer text, consumer_group text, live_key text, time_limit_sec int, retry jsonb, parent_id uuid,
     webhook jsonb, traceparent text, field text, problem text, limits jsonb, after jsonb, need text,
-    fair_key text, debounce jsonb, throttle jsonb, expires_at timestamptz, start_within_sec int
+    fair_key text, debounce jsonb, throttle jsonb, expires_at timestamptz, start_within_sec int,
+    schedule_id uuid, backfill_id uuid, logical_at timestamptz, interval_start timestamptz, interval_end timestamptz
 );
 
 -- A job id begins with the time (RFC 9562, version 7, to a quarter of a microsecond), so that jobs created together are
@@ -109,6 +110,11 @@ CREATE TABLE dl_jobs (
     throttle_key     text,          -- unique: key and time window of a request of which each window has one job
     expires_at       timestamptz,   -- canceled if it has not started by then; NULL once it has
     error_fingerprint text,         -- of the last attempt's error: its class, and the function it came from
+    schedule_id      uuid,          -- the schedule that made it
+    backfill_id      uuid,          -- the backfill that made it
+    logical_at       timestamptz,   -- the time it is for: the nominal time of its schedule, the end of its slice
+    interval_start   timestamptz,   -- the data it is to load, up to interval_end
+    interval_end     timestamptz,
     CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
     -- What fits into every index. Without it a job that no index holds yet would fail each statement that promotes it.
     CONSTRAINT dl_jobs_chk_sizes
@@ -147,6 +153,10 @@ CREATE INDEX dl_jobs_fair_idx ON dl_jobs (queue, priority, fair_key, created_at,
 CREATE UNIQUE INDEX dl_jobs_debounce_key_idx ON dl_jobs (debounce_key) WHERE status = 'queued' AND debounce_key IS NOT NULL;
 CREATE UNIQUE INDEX dl_jobs_throttle_key_idx ON dl_jobs (throttle_key) WHERE throttle_key IS NOT NULL;
 CREATE INDEX dl_jobs_expires_idx ON dl_jobs (expires_at) WHERE status = 'queued' AND expires_at IS NOT NULL;
+
+-- The live jobs of a schedule, and all jobs of a slice.
+CREATE INDEX dl_jobs_schedule_idx ON dl_jobs (schedule_id, logical_at) WHERE schedule_id IS NOT NULL AND status IN ('queued', 'running');
+CREATE INDEX dl_jobs_slice_idx ON dl_jobs (task, partition_key, created_at) WHERE live_key LIKE 'slice:%';
 
 -- No two running jobs share a lock key, whatever else goes wrong.
 CREATE UNIQUE INDEX dl_jobs_running_key_idx ON dl_jobs (lock_key) WHERE status = 'running';
@@ -460,6 +470,7 @@ CREATE TABLE dl_workers (
     start_time       bigint,                              -- in clock ticks after boot
     lock_file        text,                                -- locked by the process and by its children
     child_tasks      text[]      NOT NULL DEFAULT '{}',   -- tasks that run in a child process
+    schedules        text[]      NOT NULL DEFAULT '{}',   -- schedules that its tasks declare
     worker_name      text,                                -- DL_WORKER_NAME, which at most one process holds
     incarnation      bigint,                              -- how many processes held the name so far
     superseded_by    uuid,                                -- the process that took over its name
@@ -1184,6 +1195,175 @@ BEGIN
     RETURN closed;
 END $$;
 
+-- ── Schedules ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Schedules make jobs at nominal times. What applies is `declared` with `overrides` on top: the definition in code and what
+-- people changed, or for a schedule of people the overrides alone.
+CREATE TABLE dl_schedules (
+    schedule_id     uuid        PRIMARY KEY DEFAULT dl_new_id(),
+    name            text        NOT NULL UNIQUE CHECK (name <> '' AND octet_length(name) <= 200),
+    source          text        NOT NULL CHECK (source IN ('code', 'people')),
+    task            text        NOT NULL CHECK (task <> '' AND octet_length(task) <= 1000),
+    declared        jsonb       NOT NULL DEFAULT '{}',
+    overrides       jsonb       NOT NULL DEFAULT '{}',
+    declared_at     timestamptz,        -- when the process started that declared it last: an older one changes nothing
+    seen_at         timestamptz,        -- when a live worker last had it in its code
+    orphaned_at     timestamptz,        -- no live worker has it in its code any more: it does not fire
+    paused_at       timestamptz,
+    paused_by       text,
+    paused_reason   text,
+    version         int         NOT NULL DEFAULT 1,  -- grows with each change of what applies
+    last_at         timestamptz,        -- nominal times up to this one have their rows in dl_firings
+    next_at         timestamptz,        -- the next nominal time; NULL: there is none
+    error           text,               -- why its next time is unknown
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    changed_by      text,
+    changed_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX dl_schedules_next_idx ON dl_schedules (next_at) WHERE paused_at IS NULL AND orphaned_at IS NULL;
+
+-- What became of each nominal time: one row, or one for a range of them that were skipped.
+CREATE TABLE dl_firings (
+    schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,
+    fire_at     timestamptz NOT NULL,
+    due_at      timestamptz NOT NULL,  -- with jitter
+    outcome     text        NOT NULL CHECK (outcome IN ('made', 'exists', 'late_skipped', 'overlap_skipped', 'paused_skipped', 'refused')),
+    until       timestamptz,           -- the last time of a range
+    job_id      uuid,
+    made_by     text        NOT NULL CHECK (made_by IN ('clock', 'person', 'dataset')),
+    detail      text,
+    made_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (schedule_id, fire_at)
+);
+CREATE INDEX dl_firings_made_idx ON dl_firings (made_at);
+
+-- Fires schedules. Each object of the batch has a schedule as it was read (schedule_id, version, read_last_at), its new last_at,
+-- next_at and error, and firings: fire_at, due_at, outcome, until, detail, and with the outcome `due` the request of its job and
+-- the overlap rule. A schedule that has changed or fired meanwhile is left out; a time that has a row is not fired again.
+CREATE OR REPLACE FUNCTION dl_fire_schedules(batch jsonb)
+    RETURNS TABLE (schedule_id uuid, fire_at timestamptz, outcome text, job_id uuid, detail text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    item    jsonb;
+    firing  jsonb;
+    id      uuid;
+    made    record;
+    kind    text;
+    new_job uuid;
+    reason  text;
+BEGIN
+    FOR item IN SELECT value FROM jsonb_array_elements(batch) ORDER BY value ->> 'schedule_id' LOOP
+        id := (item ->> 'schedule_id')::uuid;
+        UPDATE dl_schedules s
+           SET last_at = (item ->> 'last_at')::timestamptz, next_at = (item ->> 'next_at')::timestamptz, error = item ->> 'error'
+         WHERE s.schedule_id = id AND s.version = (item ->> 'version')::int AND s.paused_at IS NULL AND s.orphaned_at IS NULL
+           AND s.last_at IS NOT DISTINCT FROM (item ->> 'read_last_at')::timestamptz;
+        CONTINUE WHEN NOT FOUND;
+        FOR firing IN SELECT value FROM jsonb_array_elements(item -> 'firings') WITH ORDINALITY ORDER BY ordinality LOOP
+            kind := firing ->> 'outcome';
+            new_job := NULL;
+            reason := firing ->> 'detail';
+            INSERT INTO dl_firings (schedule_id, fire_at, due_at, outcome, until, made_by, detail)
+            VALUES (id, (firing ->> 'fire_at')::timestamptz, (firing ->> 'due_at')::timestamptz,
+                    CASE kind WHEN 'due' THEN 'made' ELSE kind END, (firing ->> 'until')::timestamptz,
+                    coalesce(firing ->> 'made_by', 'clock'), reason)
+                ON CONFLICT DO NOTHING;
+            CONTINUE WHEN NOT FOUND;
+            IF kind = 'due' THEN
+                IF firing ->> 'overlap' = 'skip' AND EXISTS (SELECT FROM dl_jobs j WHERE j.schedule_id = id AND j.status IN ('queued', 'running')) THEN
+                    kind := 'overlap_skipped';
+                ELSE
+                    SELECT m.* INTO made FROM dl_enqueue_many(jsonb_build_array(firing -> 'job')) m;
+                    new_job := made.job_id;
+                    kind := CASE made.outcome WHEN 'created' THEN 'made' WHEN 'invalid' THEN 'refused' ELSE 'exists' END;
+                    IF made.outcome = 'invalid' THEN
+                        reason := coalesce(made.field || ' ', '') || made.detail;
+                    END IF;
+                END IF;
+                UPDATE dl_firings f SET outcome = kind, job_id = new_job, detail = reason
+                 WHERE f.schedule_id = id AND f.fire_at = (firing ->> 'fire_at')::timestamptz;
+            END IF;
+            RETURN QUERY SELECT id, (firing ->> 'fire_at')::timestamptz, kind, new_job, reason;
+        END LOOP;
+    END LOOP;
+END $$;
+
+-- ── Slices and backfills ────────────────────────────────────────────────────────────────────────────────────────────
+
+-- Backfills load slices of a task again or for the first time. Their jobs have the limit backfill:ID, which is their concurrency.
+CREATE TABLE dl_backfills (
+    backfill_id         uuid        PRIMARY KEY DEFAULT dl_new_id(),
+    task                text        NOT NULL CHECK (task <> '' AND octet_length(task) <= 1000),
+    queue               text        NOT NULL CHECK (queue <> '' AND octet_length(queue) <= 1000),
+    slices              jsonb       NOT NULL,  -- a unit with its zone, first and last slice; a list; or a schedule with two times
+    mode                text        NOT NULL CHECK (mode IN ('missing', 'failed', 'unfinished', 'all')),
+    newest_first        bool        NOT NULL,
+    concurrency         int         NOT NULL CHECK (concurrency >= 1),
+    template            jsonb       NOT NULL,  -- of its jobs: args, lock_key, priority, …
+    stop_after_failures int         CHECK (stop_after_failures >= 1),
+    state               text        NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'paused', 'canceled', 'done')),
+    reason              text,       -- of the state
+    cursor              text,       -- the last slice that was looked at; NULL: none
+    total               int         NOT NULL,
+    made                int         NOT NULL DEFAULT 0,  -- slices with a job, made for them or found
+    skipped             int         NOT NULL DEFAULT 0,  -- slices that the mode leaves out
+    note                text,
+    created_by          text,
+    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    resumed_at          timestamptz NOT NULL DEFAULT clock_timestamp(),  -- earlier failures do not stop it again
+    changed_by          text,
+    changed_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at            timestamptz
+);
+CREATE INDEX dl_backfills_open_idx ON dl_backfills (backfill_id) WHERE state IN ('open', 'paused');
+
+-- The slices of tasks, such as days, that have been loaded or are to be: what the last job of each did. A job loads the slice
+-- `partition_key` of its task if its live_key is slice:TASK:PARTITION_KEY, so that no two load one at a time.
+CREATE TABLE dl_slices (
+    task           text        NOT NULL,
+    partition_key  text        NOT NULL COLLATE "C",
+    interval_start timestamptz,
+    interval_end   timestamptz,
+    state          dl_status   NOT NULL,  -- of its last job
+    job_id         uuid        NOT NULL,
+    backfill_id    uuid,                  -- the backfill that asked for it last
+    runs           int         NOT NULL DEFAULT 0,
+    rows           bigint,                -- that the last successful job produced
+    succeeded_at   timestamptz,
+    succeeded_job  uuid,
+    changed_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (task, partition_key)
+) WITH (fillfactor = 80);
+CREATE INDEX dl_slices_backfill_idx ON dl_slices (backfill_id, state) WHERE backfill_id IS NOT NULL;
+
+CREATE OR REPLACE FUNCTION dl_jobs_record_slice() RETURNS trigger
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO dl_slices AS s (task, partition_key, interval_start, interval_end, state, job_id, backfill_id, runs, succeeded_at,
+                                succeeded_job)
+    VALUES (NEW.task, NEW.partition_key, NEW.interval_start, NEW.interval_end, NEW.status, NEW.job_id, NEW.backfill_id,
+            (NEW.status = 'running')::int, CASE NEW.status WHEN 'succeeded' THEN clock_timestamp() END,
+            CASE NEW.status WHEN 'succeeded' THEN NEW.job_id END)
+        ON CONFLICT (task, partition_key) DO UPDATE
+       SET interval_start = coalesce(excluded.interval_start, s.interval_start),
+           interval_end = coalesce(excluded.interval_end, s.interval_end),
+           state = excluded.state, job_id = excluded.job_id, runs = s.runs + excluded.runs,
+           backfill_id = CASE s.job_id WHEN excluded.job_id THEN s.backfill_id ELSE coalesce(excluded.backfill_id, s.backfill_id) END,
+           succeeded_at = coalesce(excluded.succeeded_at, s.succeeded_at),
+           succeeded_job = coalesce(excluded.succeeded_job, s.succeeded_job), changed_at = clock_timestamp()
+     WHERE s.job_id = excluded.job_id OR excluded.state IN ('queued', 'running');
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER dl_jobs_slice_inserted AFTER INSERT ON dl_jobs
+    FOR EACH ROW WHEN (NEW.live_key LIKE 'slice:%' AND NEW.live_key = 'slice:' || NEW.task || ':' || NEW.partition_key)
+    EXECUTE FUNCTION dl_jobs_record_slice();
+CREATE OR REPLACE TRIGGER dl_jobs_slice_changed AFTER UPDATE OF status ON dl_jobs
+    FOR EACH ROW WHEN (NEW.live_key LIKE 'slice:%' AND NEW.live_key = 'slice:' || NEW.task || ':' || NEW.partition_key
+                       AND NEW.status <> OLD.status)
+    EXECUTE FUNCTION dl_jobs_record_slice();
+
 -- ── Graphs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Jobs that wait for other jobs. All parents of a job are in its graph, so one lock, (1684828531, hashtext(graph_id)), orders
@@ -1831,7 +2011,8 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                 THEN 'must be a text that is not empty, of at most 2000 bytes in UTF-8'
                 WHEN f.field IN ('args', 'retry', 'webhook') THEN 'must be a JSON object'
                 WHEN f.field = 'priority' THEN 'must be 0 or more'
-                WHEN f.field IN ('available_at', 'expires_at') THEN 'must be a time between the years 1 and 9999'
+                WHEN f.field IN ('available_at', 'expires_at', 'logical_at') THEN 'must be a time between the years 1 and 9999'
+                WHEN f.field = 'interval_end' THEN 'must be later than interval_start, and neither is given alone'
                 WHEN f.field IN ('max_attempts', 'lease_ttl_sec', 'time_limit_sec')
                 THEN 'must be 1 or more'
                 ELSE 'is no field of this request; leave it out' END,
@@ -1842,7 +2023,8 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
            coalesce(r.expires_at, greatest(r.available_at, clock_timestamp()
                                            + CASE WHEN f.field IS NULL AND jsonb_typeof(r.debounce) = 'object'
                                                   THEN make_interval(secs => (r.debounce ->> 'wait_sec')::float8) ELSE interval '0' END)
-                                  + make_interval(secs => r.start_within_sec)), NULL::int
+                                  + make_interval(secs => r.start_within_sec)), NULL::int, r.schedule_id, r.backfill_id,
+           r.logical_at, r.interval_start, r.interval_end
       FROM jsonb_array_elements(jobs) WITH ORDINALITY AS i (item, n)
            CROSS JOIN (SELECT array_agg(key) AS fields
                          FROM jsonb_object_keys(to_jsonb(jsonb_populate_record(NULL::dl_enqueue_request, '{}'))
@@ -1877,6 +2059,9 @@ CREATE OR REPLACE FUNCTION dl_parse_requests(jobs jsonb) RETURNS SETOF dl_enqueu
                     WHEN r.need IS NOT NULL AND nullif(r.after, 'null') IS NULL THEN 'after'
                     WHEN octet_length(r.fair_key) > 500 THEN 'fair_key'
                     WHEN r.expires_at < '0001-01-01' OR r.expires_at >= '9999-12-31' THEN 'expires_at'
+                    WHEN r.logical_at < '0001-01-01' OR r.logical_at >= '9999-12-31' THEN 'logical_at'
+                    WHEN (r.interval_start IS NULL) <> (r.interval_end IS NULL) OR r.interval_start >= r.interval_end
+                         OR r.interval_start < '0001-01-01' OR r.interval_end >= '9999-12-31' THEN 'interval_end'
                     WHEN r.start_within_sec < 1 OR r.start_within_sec IS NOT NULL AND r.expires_at IS NOT NULL THEN 'start_within_sec'
                     WHEN nullif(r.debounce, 'null') IS NOT NULL
                          AND (dl_debounce_problem(r.debounce) IS NOT NULL OR r.available_at IS NOT NULL
@@ -1924,7 +2109,9 @@ BEGIN
     -- a row is missing is it worked out which one, and why.
     IF NOT jsonb_path_exists(input, '$[*] ? (exists (@.idempotency_key) || exists (@.live_key) || exists (@.after) || exists (@.need)
                                              || exists (@.debounce) || exists (@.throttle) || exists (@.start_within_sec)
-                                             || exists (@.expires_at) || exists (@.fair_key))') THEN
+                                             || exists (@.expires_at) || exists (@.fair_key) || exists (@.logical_at)
+                                             || exists (@.interval_start) || exists (@.interval_end)
+                                             || exists (@.schedule_id) || exists (@.backfill_id))') THEN
         BEGIN
             WITH new AS (
                 INSERT INTO dl_jobs (queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
@@ -1997,13 +2184,14 @@ BEGIN
                 INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority,
                                      available_at, max_attempts, lease_ttl_sec, producer, consumer_group, live_key,
                                      time_limit_sec, retry, parent_id, webhook, traceparent, limits, fair_key, debounce_key,
-                                     throttle_key, expires_at, request_hash, wait_state, created_at)
+                                     throttle_key, expires_at, schedule_id, backfill_id, logical_at, interval_start,
+                                     interval_end, request_hash, wait_state, created_at)
                 SELECT a.job_id, a.queue, a.task, a.args, a.idempotency_key, a.lock_key, a.partition_key, a.priority,
                        coalesce(a.available_at, clock_timestamp()), a.max_attempts, a.lease_ttl_sec, a.producer,
                        a.consumer_group, a.live_key, a.time_limit_sec, a.retry, a.parent_id, a.webhook, a.traceparent,
                        a.limits, a.fair_key, a.debounce ->> 'key',
                        (a.throttle ->> 'key') || '@' || floor(date_part('epoch', clock_timestamp()) / (a.throttle ->> 'per_sec')::float8),
-                       a.expires_at,
+                       a.expires_at, a.schedule_id, a.backfill_id, a.logical_at, a.interval_start, a.interval_end,
                        CASE WHEN a.idempotency_key IS NOT NULL THEN dl_request_hash(a.queue, a.task, a.args) END,
                        CASE WHEN a.available_at > clock_timestamp() THEN 'scheduled' ELSE 'ready' END::dl_wait_state,
                        now() + a.n * interval '1 microsecond'  -- so that they are claimed in their order
@@ -2101,7 +2289,8 @@ CREATE OR REPLACE FUNCTION dl_enqueue(
     consumer_group text DEFAULT NULL, live_key text DEFAULT NULL, time_limit_sec int DEFAULT NULL,
     retry jsonb DEFAULT NULL, parent_id uuid DEFAULT NULL, limits jsonb DEFAULT NULL, after jsonb DEFAULT NULL,
     need text DEFAULT NULL, fair_key text DEFAULT NULL, debounce jsonb DEFAULT NULL, throttle jsonb DEFAULT NULL,
-    expires_at timestamptz DEFAULT NULL, start_within_sec int DEFAULT NULL
+    expires_at timestamptz DEFAULT NULL, start_within_sec int DEFAULT NULL, logical_at timestamptz DEFAULT NULL,
+    interval_start timestamptz DEFAULT NULL, interval_end timestamptz DEFAULT NULL
 ) RETURNS uuid
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -2116,7 +2305,8 @@ BEGIN
                'retry', retry, 'parent_id', parent_id, 'limits', limits)
                || jsonb_strip_nulls(jsonb_build_object('after', after, 'need', need, 'fair_key', fair_key, 'debounce', debounce,
                                                     'throttle', throttle, 'expires_at', expires_at,
-                                                    'start_within_sec', start_within_sec)))) m;
+                                                    'start_within_sec', start_within_sec, 'logical_at', logical_at,
+                                                    'interval_start', interval_start, 'interval_end', interval_end)))) m;
     IF result.outcome = 'invalid' THEN
         RAISE invalid_parameter_value USING MESSAGE = coalesce(result.field || ' ', '') || result.detail;
     ELSIF result.outcome = 'conflict' THEN
@@ -2710,7 +2900,7 @@ REVOKE EXECUTE ON FUNCTION
     dl_claim_expected, dl_notify_queue, dl_jobs_set_ready, dl_jobs_inserted, dl_jobs_on_requeue, dl_jobs_on_manual_update, dl_jobs_end_queued,
     dl_jobs_cancel_running, dl_jobs_check_limits, dl_jobs_graph_ended, dl_jobs_graph_requeued, dl_graph_work_done, dl_edges_added,
     dl_parse_requests, dl_enqueue_many, dl_enqueue, dl_enqueue_graph, dl_create_deliveries,
-    dl_create_alert_deliveries, dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune
+    dl_create_alert_deliveries, dl_audit_row, dl_audit_jobs_inserted, dl_audit_prune, dl_jobs_record_slice
   FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION dl_new_id TO PUBLIC;
 

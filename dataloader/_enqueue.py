@@ -32,6 +32,9 @@ class JobOptions(TypedDict, total=False):
     throttle: Mapping[str, Any] | None
     expires_at: datetime | None
     start_within_sec: int | None
+    logical_at: datetime | None
+    interval_start: datetime | None
+    interval_end: datetime | None
 
 
 class TriggerOptions(JobOptions, total=False):
@@ -43,7 +46,7 @@ class TriggerOptions(JobOptions, total=False):
 
 
 _CASTS = dict.fromkeys(("args", "retry", "limits", "after", "debounce", "throttle"), "jsonb") | dict.fromkeys(
-    ("available_at", "expires_at"), "timestamptz"
+    ("available_at", "expires_at", "logical_at", "interval_start", "interval_end"), "timestamptz"
 )
 
 

@@ -193,8 +193,9 @@ class VersionedJob:
 class JobDetail(JobSummary):
     """A job with its attempts and related jobs. `wait_state`: where a queued job waits: scheduled, ready, blocked,
     waiting (for other jobs of its graph) or limited, which is by the limit `waits_on`. `skipped`: it was canceled
-    because a parent did not end as it asked. `unknown_task`: it is deferred, since no live worker knows its task.
-    `lock_holder`: the job that has its lock key while it waits."""
+    because a parent did not end as it asked. `logical_at` is the time it is for, and
+    `interval_start` to `interval_end` the data it is to load. `unknown_task`: it is deferred, since no live worker
+    knows its task. `lock_holder`: the job that has its lock key while it waits."""
 
     args: dict[str, Any]
     lease_ttl_sec: int
@@ -213,6 +214,11 @@ class JobDetail(JobSummary):
     fair_key: str | None
     expires_at: datetime | None
     error_fingerprint: str | None
+    schedule_id: UUID | None
+    backfill_id: UUID | None
+    logical_at: datetime | None
+    interval_start: datetime | None
+    interval_end: datetime | None
     retry: dict[str, Any] | None
     parent_id: UUID | None
     crashes: int

@@ -78,6 +78,11 @@ class NewJob:
     throttle: Mapping[str, Any] | None = None  # key, per_sec
     expires_at: datetime | None = None  # canceled if it has not started by then
     start_within_sec: int | None = None  # the same, after its time
+    schedule_id: UUID | None = None  # the schedule that makes it
+    backfill_id: UUID | None = None  # the backfill that makes it
+    logical_at: datetime | None = None  # the time it is for
+    interval_start: datetime | None = None  # the data it is to load
+    interval_end: datetime | None = None
 
 
 def encode_request(job: NewJob) -> dict[str, Any]:
@@ -143,6 +148,11 @@ class Job:
     throttle_key: str | None = None
     expires_at: datetime | None = None
     error_fingerprint: str | None = None
+    schedule_id: UUID | None = None
+    backfill_id: UUID | None = None
+    logical_at: datetime | None = None
+    interval_start: datetime | None = None
+    interval_end: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -162,6 +172,9 @@ class Enqueued:
     status: Status
     created: bool  # False: it existed already, by one of its keys
     debounced: bool = False  # the request changed a queued job
+
+
+_TIMES_OF_JOB = ("logical_at", "interval_start", "interval_end")
 
 
 class ClaimedJob(NamedTuple):
@@ -190,6 +203,19 @@ class ClaimedJob(NamedTuple):
     crashes: int
     traceparent: str | None = None
     waited_sec: float = 0.0  # between its due time and the claim
+    partition_key: str = ""
+    logical_at: datetime | None = None
+    interval_start: datetime | None = None
+    interval_end: datetime | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ClaimedJob:
+        times = {name: values[name] and datetime.fromisoformat(values[name]) for name in _TIMES_OF_JOB}
+        return cls(**{**values, **times})
+
+    def to_json(self) -> dict[str, Any]:
+        values = self._asdict()
+        return values | {name: values[name] and values[name].isoformat() for name in _TIMES_OF_JOB}
 
     @property
     def id(self) -> UUID:

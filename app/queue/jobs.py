@@ -78,7 +78,7 @@ class JobQueue:
 
         Raises IdempotencyConflict if the job with the idempotency key has another queue, task or args, and InvalidJob.
         """
-        if job.after or job.need or job.debounce or job.throttle:
+        if job.after or job.need or job.debounce or job.throttle or job.logical_at or job.interval_start:
             return self._enqueue_by_batch(job)
         parameters = {name: _encode_field(name, value) for name, value in vars(job).items()}
         rows: list[tuple[Any, ...]] = []

@@ -168,7 +168,8 @@ WITH candidates AS MATERIALIZED (
               j.priority, j.attempt, j.max_attempts, j.lease_ttl_sec, j.producer, dl_json_text(j.progress) AS progress,
               dl_json_text(j.checkpoint) AS checkpoint, j.time_limit_sec, dl_json_text(j.retry) AS retry, j.crashes, j.traceparent,
               date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
-                                                           j.heartbeat_at - interval '10 years')) AS waited_sec  -- may be infinite
+                                                           j.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
+              j.partition_key, j.logical_at, j.interval_start, j.interval_end
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
     SELECT job_id, queue, clock_timestamp(), 'picked',
@@ -177,7 +178,7 @@ WITH candidates AS MATERIALIZED (
 )
 SELECT c.job_id::text, c.run_id, c.queue, c.task, c.args, c.lock_key, c.key_hash,
        c.priority, c.attempt, c.max_attempts, c.lease_ttl_sec, c.producer, c.progress, c.checkpoint,
-       c.time_limit_sec, c.retry, c.crashes, c.traceparent, c.waited_sec,
+       c.time_limit_sec, c.retry, c.crashes, c.traceparent, c.waited_sec, c.partition_key, c.logical_at, c.interval_start, c.interval_end,
        current_setting('dl.skipped')::int + (SELECT count(*) FROM busy_jobs)::int + (SELECT count(*) FROM limited)::int
        + (SELECT count(*) FROM dl_wake_limited((SELECT array_agg(DISTINCT woken_for) FROM blocked
                                                  WHERE woken_for IS NOT NULL)))::int AS skipped,
@@ -252,6 +253,7 @@ SELECT j.job_id::text, j.run_id::text, j.queue, j.task, dl_json_text(j.args), j.
        j.time_limit_sec, dl_json_text(j.retry), j.crashes, j.traceparent,
        date_part('epoch', j.heartbeat_at - greatest(least(greatest(j.created_at, j.available_at), j.heartbeat_at),
                                                     j.heartbeat_at - interval '10 years')) AS waited_sec,  -- may be infinite
+       j.partition_key, j.logical_at, j.interval_start, j.interval_end,
        0 AS skipped, NULL AS next_due_sec, NULL AS cursor, NULL AS blocked_keys
   FROM dl_jobs j
  WHERE j.status = 'running' AND j.run_id = ANY (%(run_ids)s::uuid[]);
@@ -709,7 +711,8 @@ SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_k
        dl_json_text(progress, 1048576), error, producer, consumer_group, created_at, started_at, finished_at, run_id, worker,
        dl_json_text(result, 8388608), traceback, live_key, time_limit_sec, dl_json_text(retry, 1048576),
        dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent, limits::text, waits_on,
-       graph_id, graph_key, need, skipped, fair_key, debounce_key, throttle_key, expires_at, error_fingerprint
+       graph_id, graph_key, need, skipped, fair_key, debounce_key, throttle_key, expires_at, error_fingerprint,
+       schedule_id, backfill_id, logical_at, interval_start, interval_end
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
 

@@ -419,6 +419,9 @@ class TriggerRequest(BodyModel):
     start_within_sec: PositiveInt | None = Field(
         None, description="Canceled if it has not started so long after its time; null: the task's."
     )
+    logical_at: Timestamp = Field(None, description="The time that the job is for (RFC 3339 with a zone).")
+    interval_start: Timestamp = Field(None, description="The data that it is to load begins here; with interval_end.")
+    interval_end: Timestamp = Field(None, description="The data that it is to load ends before this time.")
     webhook: JobWebhook | None
 
     @model_validator(mode="after")

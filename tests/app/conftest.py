@@ -20,6 +20,10 @@ TABLES = (
     "dl_edges",
     "dl_graph_work",
     "dl_breakers",
+    "dl_schedules",
+    "dl_firings",
+    "dl_backfills",
+    "dl_slices",
     "dl_fair_weights",
 )
 # Without triggers and foreign keys, like TRUNCATE, which makes a file for each table and index: 20 times the time.

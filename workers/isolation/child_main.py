@@ -141,7 +141,7 @@ def _build_context(spec: dict[str, Any]) -> JobContext:
         follow_up_lease_sec=spec["follow_up_lease_sec"],
         task_limits=spec["task_limits"],
     )
-    context = JobContext(ClaimedJob(**spec["job"]), settings)
+    context = JobContext(ClaimedJob.from_json(spec["job"]), settings)
     context.redactor = Redactor(spec["secrets"])
     return context
 

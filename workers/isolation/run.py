@@ -89,7 +89,7 @@ def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, A
         "secrets": attempt.redactor.secrets,
         "results": attempt.results,
         "connection_settings": None if connection_settings is None else asdict(connection_settings),
-        "job": attempt.job._asdict(),
+        "job": attempt.job.to_json(),
         "memory_mb": task.options.memory_mb,
         "cpu_sec": task.options.cpu_sec,
         "parent_pid": parent_pid,

@@ -159,11 +159,7 @@ def test_enqueue_role_needs_no_right_to_tables(own_queue_db):
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
             cursor.execute("SELECT dl_enqueue('q', 't', 'k')")
         connection.rollback()
-        queue_db.sql(
-            "GRANT EXECUTE ON FUNCTION dl_enqueue_many(jsonb, bool), dl_enqueue(text, text, text, jsonb, text, text,"
-            " int, timestamptz, int, int, text, text, text, int, jsonb, uuid, jsonb, jsonb, text, text, jsonb, jsonb,"
-            " timestamptz, int) TO dl_only_enqueues"
-        )
+        queue_db.sql("GRANT EXECUTE ON FUNCTION dl_enqueue_many, dl_enqueue TO dl_only_enqueues")
         cursor.execute("SET ROLE dl_only_enqueues")
         cursor.execute("SELECT dl_enqueue('q', 't', 'k')")
         cursor.execute("SELECT count(*) FROM dl_enqueue_many(%s)", (json.dumps([FINE]),))

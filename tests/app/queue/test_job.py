@@ -59,6 +59,9 @@ def test_every_requested_field_is_written_by_enqueue(queue_db):
         "retry": {"kind": "none"}, "parent_id": uuid4(), "webhook": {"url": "https://x"}, "traceparent": "00-1",
         "limits": {"warehouse": 2}, "fair_key": "acme",
         "expires_at": queue_db.fetch_row("SELECT now() + interval '2 h'"),
+        "schedule_id": uuid4(), "backfill_id": uuid4(), "logical_at": queue_db.fetch_row("SELECT now()"),
+        "interval_start": queue_db.fetch_row("SELECT now() - interval '1 day'"),
+        "interval_end": queue_db.fetch_row("SELECT now() + interval '1 h'"),
     }  # fmt: skip
     assert set(requested) == NEW_JOB - (NO_COLUMN | {"need"}), "the new field has a value here"
 
@@ -72,9 +75,15 @@ def test_every_requested_field_is_accepted_by_sql_functions(queue_db):
     request = {name for (name,) in queue_db.sql(columns)}
 
     assert request - {"n", "job_id", "field", "problem"} == NEW_JOB
-    assert function_parameters(queue_db, "dl_enqueue") >= NEW_JOB - {"webhook", "traceparent"}
+    assert function_parameters(queue_db, "dl_enqueue") >= NEW_JOB - {
+        "webhook",
+        "traceparent",
+        "schedule_id",
+        "backfill_id",
+    }
     (source,) = (s.text for s in schema_statements(schema_text()) if s.object_name == "function dl_enqueue_many")
     inserts = [set(re.findall(r"\w+", columns)) for columns in re.findall(r"INSERT INTO dl_jobs \(([^)]*)\)", source)]
-    without = {"idempotency_key", "live_key", "expires_at"}  # the first INSERT is for requests without these
+    times = {"schedule_id", "backfill_id", "logical_at", "interval_start", "interval_end"}
+    without = {"idempotency_key", "live_key", "expires_at"} | times  # the first INSERT is for requests without these
     parents = NO_COLUMN | {"need"}  # dl_set_parents writes it
     assert [NEW_JOB - columns for columns in inserts] == [without | parents, parents]
