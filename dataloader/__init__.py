@@ -22,18 +22,36 @@ if TYPE_CHECKING:
         ServiceFault,
         ServiceUnavailable,
     )
-    from pipelines.contract import Breaker, Checkpoint, Context, Fail, Progress, Snooze, Stop, Wait, register
+    from pipelines.contract import (
+        Breaker,
+        Checkpoint,
+        Context,
+        Daily,
+        Fail,
+        Hourly,
+        Listed,
+        Monthly,
+        Progress,
+        Snooze,
+        Stop,
+        Wait,
+        Weekly,
+        register,
+    )
 
 __all__ = [
-    "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Fail", "FieldError", "JobOptions",
-    "NotAllowed", "NotFound", "Progress", "Refused", "ServiceFault", "ServiceUnavailable", "Snooze", "Stop",
-    "TriggerOptions", "Wait", "enqueue", "register",
+    "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Daily", "Fail", "FieldError", "Hourly",
+    "JobOptions", "Listed", "Monthly", "NotAllowed", "NotFound", "Progress", "Refused", "ServiceFault",
+    "ServiceUnavailable", "Snooze", "Stop", "TriggerOptions", "Wait", "Weekly", "enqueue", "register",
 ]  # fmt: skip
 
 _MODULES = {
     **dict.fromkeys(("JobOptions", "TriggerOptions", "enqueue"), "dataloader._enqueue"),
     **dict.fromkeys(
-        ("Breaker", "Checkpoint", "Context", "Fail", "Progress", "Snooze", "Stop", "Wait", "register"),
+        (
+            *("Breaker", "Checkpoint", "Context", "Daily", "Fail", "Hourly", "Listed", "Monthly", "Progress", "Snooze"),
+            *("Stop", "Wait", "Weekly", "register"),
+        ),
         "pipelines.contract",
     ),
     "Client": "dataloader.client",

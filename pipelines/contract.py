@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pipelines.context import Args, Checkpoint, Context, ContextLog, Progress, Stop, StopReason, Wait
 from pipelines.job_args import secret_name
+from pipelines.partitions import Daily, Hourly, Listed, Monthly, Partitions, Weekly, partitions_from_json
 from pipelines.retry import DEFAULT, ErrorMatcher, Fail, Policy, RetryAction, Rule, Rules, Snooze
 from pipelines.retry import policy_from_json as read_policy
 from pipelines.retry import policy_to_json as show_policy
@@ -27,8 +28,9 @@ from pipelines.task import (
 )
 
 __all__ = [
-    "Args", "Breaker", "Checkpoint", "Command", "Context", "ContextLog", "Fail", "Isolation", "Pipelines", "Progress",
-    "Snooze", "Stop", "StopReason", "Task", "TaskConflict", "TaskKind", "TaskOptions", "Wait", "load_tasks",
+    "Args", "Breaker", "Checkpoint", "Command", "Context", "ContextLog", "Daily", "Fail", "Hourly", "Isolation",
+    "Listed", "Monthly", "Partitions", "Pipelines", "Progress", "Snooze", "Stop", "StopReason", "Task", "TaskConflict",
+    "TaskKind", "TaskOptions", "Wait", "Weekly", "load_tasks",
     "read_policy", "register", "registry", "show_policy", "task_from_callable",
 ]  # fmt: skip
 
@@ -63,6 +65,7 @@ class Pipelines:
         limits: Mapping[str, int] | None = None,
         start_within: int | None = None,
         breaker: Breaker | None = None,
+        partitions: Partitions | None = None,
         memory_mb: int | None = None,
         cpu_sec: int | None = None,
         connection_check: bool = True,
@@ -93,6 +96,7 @@ class Pipelines:
             limits=limits or {},
             start_within=start_within,
             breaker=breaker,
+            partitions=partitions,
             memory_mb=memory_mb,
             cpu_sec=cpu_sec,
             connection_check=connection_check,
@@ -161,6 +165,10 @@ class Pipelines:
             if (rule := task.options.breaker) is not None
         ]
 
+    def declared_partitions(self) -> dict[str, dict[str, Any]]:
+        """The partitions of the tasks that have some, as JSON."""
+        return {task.name: p.to_json() for task in self if (p := task.options.partitions) is not None}
+
     def __iter__(self) -> Iterator[Task]:
         return iter([self._tasks[name] for name in self.names])
 
@@ -223,6 +231,8 @@ def _register_task(name: str, definition: Any, known_tasks: Pipelines) -> None:
     options: dict[str, Any] = {"call": definition} if isinstance(definition, str) else dict(definition)
     if "retry" in options:
         options["retry"] = read_policy(options["retry"])
+    if "partitions" in options:
+        options["partitions"] = partitions_from_json(options["partitions"])
     if "command" in options:
         known_tasks.command(name, options.pop("command"), **options)
         return

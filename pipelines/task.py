@@ -23,6 +23,7 @@ from pipelines.job_args import (
     outside_refs,
 )
 from pipelines.limits import check_limits
+from pipelines.partitions import Partitions
 from pipelines.retry import DEFAULT, Fail, Policy, Rules
 
 Isolation = Literal["thread", "process"]
@@ -60,6 +61,7 @@ class TaskOptions:
     limits: Mapping[str, int] = field(default_factory=dict)  # likewise; names are templates. Checked with the task
     start_within: int | None = None  # likewise; seconds after its time
     breaker: Breaker | None = None
+    partitions: Partitions | None = None
     memory_mb: int | None = None  # of an isolated process, as the next three
     cpu_sec: int | None = None
     connection_check: bool = True  # PGOPTIONS makes servers notice that the process is gone
@@ -75,6 +77,8 @@ class TaskOptions:
         _check_positive("start_within", self.start_within, int)
         if self.breaker is not None and not isinstance(self.breaker, Breaker):
             raise TypeError(f"breaker is Breaker(failures=5, resume=300), not {self.breaker!r}")
+        if self.partitions is not None and not isinstance(self.partitions, Partitions):
+            raise TypeError(f'partitions are slices such as Daily("2030-01-01"), not {self.partitions!r}')
         for name in ("memory_mb", "cpu_sec"):
             _check_positive(name, getattr(self, name), int)
             if getattr(self, name) is not None and self.isolation != "process":

@@ -35,6 +35,7 @@ class _TaskOptions(TypedDict, total=False):
     time_limit: _Seconds
     queue: _Text
     lock_key: _Text
+    partitions: dict[str, Any]  # such as {"unit": "day", "start": "2024-01-01"}
     memory_mb: _Count
     cpu_sec: _Count
     connection_check: bool

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pipelines.contract import Command, Fail, Pipelines, TaskConflict, TaskKind, TaskOptions, load_tasks
+from pipelines.contract import Command, Daily, Fail, Listed, Pipelines, TaskConflict, TaskKind, TaskOptions, load_tasks
 from pipelines.job_args import Template
 from pipelines.retry import Exponential, Fixed, RetryAction
 from pipelines.task import fill_argv
@@ -99,12 +99,34 @@ def test_options_of_the_author_are_kept(known):
         ({"no_retry": "ValueError"}, "no_retry is a list"),
         ({"no_retry": [int]}, "neither an exception class"),
         ({"rules": {"X": "never"}}, "not a rule"),
+        ({"partitions": {"unit": "day", "start": "2024-01-01"}}, "partitions are slices such as Daily"),
+        ({"partitions": Daily}, "partitions are slices such as Daily"),
     ],
 )
 def test_invalid_options_are_refused_at_registration(known, wrong, why):
     with pytest.raises((TypeError, ValueError), match=why):
         known.register("t", **wrong)
     assert len(known) == 0
+
+
+def test_declared_partitions_are_those_of_functions_commands_and_settings(known):
+    known.register("daily", partitions=Daily("2024-01-01", zone="Europe/Moscow"))(print)
+    known.register("other")(print)
+    known.command("regions", ["load"], partitions=Listed(["north", "south"]))
+    raw = {"unit": "month", "start": "2024-01"}
+    settings = {
+        "called": {"call": "builtins:print", "partitions": raw},
+        "run": {"command": ["load"], "partitions": {**raw, "end": "2024-12"}},
+        "broken": {"command": ["load"], "partitions": {"unit": "year"}},
+    }
+
+    assert load_tasks([], settings, known_tasks=known).keys() == {"task broken"}
+    assert known.declared_partitions() == {
+        "called": {"unit": "month", "zone": None, "start": "2024-01", "end": None},
+        "daily": {"unit": "day", "zone": "Europe/Moscow", "start": "2024-01-01", "end": None},
+        "regions": {"list": ["north", "south"]},
+        "run": {"unit": "month", "zone": None, "start": "2024-01", "end": "2024-12"},
+    }
 
 
 # ── args ────────────────────────────────────────────────────────────────────────────────────────────────────────────

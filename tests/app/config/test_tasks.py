@@ -28,6 +28,7 @@ EVERYTHING = {
         "time_limit": 1.5,
         "queue": "etl",
         "lock_key": "customer:{id}",
+        "partitions": {"unit": "day", "start": "2024-01-01"},
         "memory_mb": 512,
         "cpu_sec": 60,
     },
@@ -82,6 +83,7 @@ def test_tasks_are_paths_or_objects_with_options():
         ('{"a": {"call": "a:b", "rules": []}}', r"\.rules: .* dictionary"),
         ('{"a": {"call": "a:b", "queue": ""}}', r"\.queue: expected a text"),
         ('{"a": {"call": "a:b", "lock_key": 7}}', r"\.lock_key: .* string"),
+        ('{"a": {"call": "a:b", "partitions": "daily"}}', r"\.partitions: .* dictionary"),
     ],
 )
 def test_other_shape_names_the_option_and_the_problem(text, problem):
