@@ -37,12 +37,14 @@ if TYPE_CHECKING:
         Wait,
         Weekly,
         register,
+        schedule,
     )
 
 __all__ = [
     "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Daily", "Fail", "FieldError", "Hourly",
     "JobOptions", "Listed", "Monthly", "NotAllowed", "NotFound", "Progress", "Refused", "ServiceFault",
     "ServiceUnavailable", "Snooze", "Stop", "TriggerOptions", "Wait", "Weekly", "enqueue", "register",
+    "schedule",
 ]  # fmt: skip
 
 _MODULES = {
@@ -50,7 +52,7 @@ _MODULES = {
     **dict.fromkeys(
         (
             *("Breaker", "Checkpoint", "Context", "Daily", "Fail", "Hourly", "Listed", "Monthly", "Progress", "Snooze"),
-            *("Stop", "Wait", "Weekly", "register"),
+            *("Stop", "Wait", "Weekly", "register", "schedule"),
         ),
         "pipelines.contract",
     ),

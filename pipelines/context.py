@@ -104,6 +104,14 @@ def check_fan_out(jobs: Iterable[Mapping[str, Any]], on: object, need: object) -
     return requests
 
 
+@dataclass(frozen=True)
+class Interval:
+    """The data that a job is to load: from `start` up to, but not including, `end`."""
+
+    start: datetime
+    end: datetime
+
+
 class Context(Protocol):
     """The second argument of a pipeline that takes one: its job, its log, and what it may do."""
 
@@ -131,6 +139,18 @@ class Context(Protocol):
     @property
     def upstream(self) -> Mapping[str, Upstream]:
         """The jobs that this one waited for, by their key in the graph or else their id: status, result, error."""
+
+    @property
+    def logical_at(self) -> datetime | None:
+        """The time that the job is for, such as the nominal time of its schedule. The same in every attempt."""
+
+    @property
+    def interval(self) -> Interval | None:
+        """The data that the job is to load, if its schedule or slice has times."""
+
+    @property
+    def partition(self) -> str | None:
+        """The key of the job's slice."""
 
     @property
     def log(self) -> ContextLog: ...

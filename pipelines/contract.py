@@ -16,6 +16,7 @@ from pipelines.partitions import Daily, Hourly, Listed, Monthly, Partitions, Wee
 from pipelines.retry import DEFAULT, ErrorMatcher, Fail, Policy, RetryAction, Rule, Rules, Snooze
 from pipelines.retry import policy_from_json as read_policy
 from pipelines.retry import policy_to_json as show_policy
+from pipelines.schedules import schedule, schedules_of
 from pipelines.task import (
     Breaker,
     Command,
@@ -31,7 +32,7 @@ __all__ = [
     "Args", "Breaker", "Checkpoint", "Command", "Context", "ContextLog", "Daily", "Fail", "Hourly", "Isolation",
     "Listed", "Monthly", "Partitions", "Pipelines", "Progress", "Snooze", "Stop", "StopReason", "Task", "TaskConflict",
     "TaskKind", "TaskOptions", "Wait", "Weekly", "load_tasks",
-    "read_policy", "register", "registry", "show_policy", "task_from_callable",
+    "read_policy", "register", "registry", "schedule", "show_policy", "task_from_callable",
 ]  # fmt: skip
 
 _MAX_NAME_LENGTH = 200
@@ -169,6 +170,22 @@ class Pipelines:
         """The partitions of the tasks that have some, as JSON."""
         return {task.name: p.to_json() for task in self if (p := task.options.partitions) is not None}
 
+    def declared_schedules(self) -> list[dict[str, Any]]:
+        """The schedules of the tasks as JSON: name, task and definition. Raises ValueError if two have one name."""
+        declared: dict[str, dict[str, Any]] = {}
+        for task in self:
+            slices = task.options.partitions
+            more = {"task": task.name} | ({} if slices is None else {"partitions": slices.to_json()})
+            for declaration in schedules_of(task.call):
+                name = declaration.name or task.name
+                if name in declared:
+                    other = declared[name]["task"]
+                    raise ValueError(
+                        f"two schedules have the name {name!r}: of task {other!r} and of task {task.name!r}"
+                    )
+                declared[name] = {"name": name, "task": task.name, "definition": declaration.to_json() | more}
+        return list(declared.values())
+
     def __iter__(self) -> Iterator[Task]:
         return iter([self._tasks[name] for name in self.names])
 
@@ -204,7 +221,8 @@ def load_tasks(
     """Import all modules of the packages, which registers their tasks; then register `tasks`: each is a dotted path
     such as `company.loads:rates`, or an object with `call` (such a path) or `command`, and options.
 
-    Return the traceback of each module, and of each `task NAME`, that cannot be loaded; the others are loaded.
+    Return the traceback of each module, and of each `task NAME`, that cannot be loaded; the others are loaded. That of
+    `schedules` means that two have one name.
     """
     failures: dict[str, str] = {}
     for package in packages:
@@ -224,6 +242,10 @@ def load_tasks(
             _register_task(name, definition, known_tasks)
         except Exception:
             failures[f"task {name}"] = traceback.format_exc()
+    try:
+        known_tasks.declared_schedules()
+    except ValueError:
+        failures["schedules"] = traceback.format_exc()
     return failures
 
 

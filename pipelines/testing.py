@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from pipelines.context import ParentEnd, ParentsNeeded, Upstream, check_fan_out
+from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from pipelines.contract import Args, Stop, StopReason, Wait, task_from_callable
 from pipelines.job_args import RESULT_KEY, resolve_results, substitute
 from pipelines.limits import check_calls
@@ -49,7 +49,7 @@ class FakeContext:
     those methods raise.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the fields of a context
         self,
         *,
         task: str = "task",
@@ -57,6 +57,9 @@ class FakeContext:
         max_attempts: int = 5,
         resume: Any = None,
         upstream: Mapping[str, Upstream] | None = None,
+        logical_at: datetime | None = None,
+        interval: Interval | tuple[datetime, datetime] | None = None,
+        partition: str | None = None,
         traceparent: str | None = None,
         stop_after: int | None = None,
         connect: Callable[[str], Any] | None = None,
@@ -66,6 +69,8 @@ class FakeContext:
         self.task, self.attempt, self.max_attempts = task, attempt, max_attempts
         self.resume, self.traceparent = resume, traceparent
         self.upstream = upstream or {}
+        self.logical_at, self.partition = logical_at, partition
+        self.interval = Interval(*interval) if isinstance(interval, tuple) else interval
         self.logs: list[LogLine] = []
         self.log = LeveledLog(self._write_log)
         self.progresses: list[dict[str, Any]] = []  # as the API would show each

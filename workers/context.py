@@ -24,7 +24,7 @@ from app.queue.graphs import ParentJob
 from app.queue.job import ClaimedJob, NewJob, Settlement, Status
 from app.queue.jobs import settle_parameters
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
-from pipelines.context import ParentEnd, ParentsNeeded, Upstream, check_fan_out
+from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from pipelines.contract import Fail, Stop, StopReason, Wait
 from pipelines.limits import check_calls
 from pipelines.runner import LeveledLog
@@ -230,6 +230,19 @@ class JobContext:
     @property
     def traceparent(self) -> str | None:
         return self.job.traceparent
+
+    @property
+    def logical_at(self) -> datetime | None:
+        return self.job.logical_at
+
+    @property
+    def interval(self) -> Interval | None:
+        start, end = self.job.interval_start, self.job.interval_end
+        return None if start is None or end is None else Interval(start, end)
+
+    @property
+    def partition(self) -> str | None:
+        return self.job.partition_key or None
 
     @property
     def upstream(self) -> Mapping[str, Upstream]:

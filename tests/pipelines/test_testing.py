@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import pytest
 
+from pipelines.context import Interval
 from pipelines.contract import Checkpoint, Context, Progress, Stop, StopReason
 from pipelines.testing import FakeContext, LogLine, run
+
+
+def test_context_has_the_times_and_the_slice_of_its_job():
+    start, end = datetime(2030, 1, 31, tzinfo=UTC), datetime(2030, 2, 1, tzinfo=UTC)
+    ctx = FakeContext(logical_at=end, interval=(start, end), partition="2030-01-31")
+
+    assert (ctx.logical_at, ctx.interval, ctx.partition) == (end, Interval(start, end), "2030-01-31")
+    assert FakeContext(interval=Interval(start, end)).interval == ctx.interval
+    assert (FakeContext().logical_at, FakeContext().interval, FakeContext().partition) == (None, None, None)
 
 
 def test_fake_context_records_all_calls():

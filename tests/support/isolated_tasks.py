@@ -52,6 +52,12 @@ def do_limited_work(args: dict[str, Any]) -> None:
     """Declares a limit."""
 
 
+@register("apart.times", isolation="process")
+def return_times(args: dict[str, Any], ctx: Context) -> list[str | None]:
+    bounds = (None, None) if ctx.interval is None else (ctx.interval.start, ctx.interval.end)
+    return [ctx.partition, *(time and time.isoformat() for time in (ctx.logical_at, *bounds))]
+
+
 @register("apart.raises", isolation="process")
 def raise_error(args: dict[str, Any]) -> None:
     if args["what"] == "fail":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -16,6 +17,7 @@ from app.db.encoding import JsonNull
 from app.errors import DatabaseUnavailable, IdempotencyConflict
 from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.job import ClaimedJob, Status
+from pipelines.context import Interval
 from pipelines.contract import Checkpoint, Progress, Stop, StopReason, registry
 from pipelines.runner import NotProgress, record_yield
 from tests.support import eventually, hostile_tasks  # noqa: F401 - registers its tasks
@@ -262,6 +264,15 @@ def test_every_check_after_a_stop_raises(ctx):
 
 
 # ── effects ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_context_has_the_times_and_the_slice_of_its_job(ctx):
+    start, end = datetime(2030, 1, 31, tzinfo=UTC), datetime(2030, 2, 1, tzinfo=UTC)
+    job = JOB._replace(partition_key="2030-01-31", logical_at=end, interval_start=start, interval_end=end)
+    scheduled = JobContext(job, ContextSettings())
+
+    assert (scheduled.logical_at, scheduled.interval, scheduled.partition) == (end, Interval(start, end), "2030-01-31")
+    assert (ctx.logical_at, ctx.interval, ctx.partition) == (None, None, None)
 
 
 def test_context_without_database_refuses_connections(ctx):

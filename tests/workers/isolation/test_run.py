@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from app.queue.job import Status
@@ -27,6 +29,19 @@ def test_isolated_task_behaves_as_in_a_thread(worker_pools):
     (done,) = worker_pools.event_payloads(job.id, "done")
     assert done["exit_code"] == 0
     assert done["peak_kb"] > 1000
+
+
+def test_times_and_slice_of_the_job_are_those_of_its_request(worker_pools):
+    apart(worker_pools)
+    start, end = datetime(2030, 1, 31, tzinfo=UTC), datetime(2030, 2, 1, tzinfo=UTC)
+    times = {"logical_at": end, "interval_start": start, "interval_end": end}
+    sliced = worker_pools.add_job("apart.times", partition_key="2030-01-31", **times)
+    plain = worker_pools.add_job("apart.times")
+
+    result = worker_pools.wait_for_status(sliced, Status.SUCCEEDED).result
+    assert result[0] == "2030-01-31"
+    assert [datetime.fromisoformat(text) for text in result[1:]] == [end, start, end]
+    assert worker_pools.wait_for_status(plain, Status.SUCCEEDED).result == [None] * 4
 
 
 def test_retry_resumes_at_the_checkpoint(worker_pools):
