@@ -32,6 +32,10 @@ DataloaderError
 ├── GraphNotFound             no graph has this id
 ├── BreakerNotFound           the task has no circuit breaker
 ├── LimitNotFound             the limit has no setting, and no job uses it
+├── ScheduleNotFound          no schedule has this name
+├── ScheduleExists            a schedule of this name is there already
+├── ScheduleChanged           it has changed or fired since it was read
+├── TimeHasFired              the schedule has a job for this time
 ├── WorkerNotFound            no worker process has this id
 ├── BulkNotFound              no bulk operation has this id
 ├── BulkMismatch              not as many jobs fit as the caller expects
@@ -43,6 +47,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 
@@ -239,6 +244,30 @@ class BreakerNotFound(DataloaderError):
     def __init__(self, task: str) -> None:
         super().__init__(f"the task {task!r} has no circuit breaker, and is not paused")
         self.task = task
+
+
+class ScheduleNotFound(DataloaderError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no schedule {name!r}")
+        self.name = name
+
+
+class ScheduleExists(DataloaderError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a schedule named {name!r} is there already; change that one, or choose another name")
+        self.name = name
+
+
+class ScheduleChanged(DataloaderError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the schedule {name!r} has changed or fired meanwhile; read it again")
+        self.name = name
+
+
+class TimeHasFired(DataloaderError):
+    def __init__(self, name: str, fire_at: datetime) -> None:
+        super().__init__(f"the schedule {name!r} has fired for {fire_at.isoformat()}; `again` makes another job")
+        self.name = name
 
 
 class WorkerNotFound(DataloaderError):

@@ -173,8 +173,8 @@ class Timing:
         return begin.astimezone(self._zone).replace(tzinfo=None)
 
     def _in_order(self, wall_clock_times: CronSim) -> Iterator[NominalTime]:
-        """The times by elapsed time. cronsim is given no zone: it misses times where a clock changes by half an hour, or
-        at another minute than 0."""
+        """The times by elapsed time. cronsim is given no zone: it misses times where a clock changes by half an hour,
+        or at another minute than 0."""
         waiting: list[tuple[datetime, NominalTime]] = []  # of the second pass of a fold
         gap_end = datetime.min  # noqa: DTZ901 - a wall clock time, as those of the loop
         for wall_clock in wall_clock_times:

@@ -23,6 +23,7 @@ class WorkerInfo:
     tasks: tuple[str, ...]
     threads: int
     queue_threads: Mapping[str, int] = field(default_factory=dict)  # how many of its threads run jobs of each queue
+    schedules: tuple[str, ...] = ()  # that its tasks declare
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class WorkerLiveness:
             "worker_id": str(info.id),
             "queues": array(info.queues),
             "tasks": array(info.tasks),
+            "schedules": array(info.schedules),
             "queue_threads": json.dumps(dict(info.queue_threads)),
             "heartbeat_sec": heartbeat_sec,
             **vars(facts),

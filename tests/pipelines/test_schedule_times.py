@@ -25,7 +25,7 @@ def times_of_day(timing: Timing, day: date) -> list[str]:
     zone = ZoneInfo(timing.zone)
     begin = datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
     end = (datetime(day.year, day.month, day.day, tzinfo=zone) + timedelta(days=1)).astimezone(UTC)
-    found = []
+    found: list[str] = []
     for time in timing.after(begin - timedelta(microseconds=1)):
         if time.at.astimezone(UTC) >= end:
             return found

@@ -1,0 +1,301 @@
+"""What a schedule is: its times, the template of its jobs, and its rules. One model for code, people and files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from pipelines.limits import check_limits
+from pipelines.partitions import Partitions, Slice, partitions_from_json
+from pipelines.retry import policy_from_json
+from pipelines.schedule_templates import check_template, fill_template
+from pipelines.schedule_times import EPOCH, Timing
+from pipelines.task import Task
+
+Overlap = Literal["queue", "skip", "cancel", "allow"]
+CatchUp = Literal["last", "all", "skip"]
+_MAX_DAYS = 31 * 86_400
+_INT4_MAX = 2_147_483_647
+
+
+def _check_aware(value: datetime | None) -> datetime | None:
+    if value is not None and value.tzinfo is None:
+        raise PydanticCustomError("zone", "needs a time zone, as in 2030-01-31T06:00:00+03:00")
+    return value
+
+
+def _check_name(value: str | None) -> str | None:
+    if value is not None and (not value.strip() or "\0" in value or len(value.encode()) > 1_000):
+        raise PydanticCustomError("name", "is a text of 1 to 1,000 bytes that is not blank")
+    return value
+
+
+Moment = Annotated[datetime | None, AfterValidator(_check_aware)]
+Name = Annotated[str | None, AfterValidator(_check_name)]
+Whole = Annotated[int, Field(ge=1, le=_INT4_MAX)]
+
+
+class Interval(NamedTuple):
+    start: datetime
+    end: datetime
+
+
+class JobTimes(NamedTuple):
+    """What a job is for."""
+
+    logical_at: datetime
+    interval: Interval | None
+    partition: str | None
+
+
+class ScheduleDefinition(BaseModel):
+    """When jobs are made, and which."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: Annotated[str, AfterValidator(_check_name)] = Field(description="The task of its jobs.")
+    kind: Literal["cron", "interval", "dataset"] = Field(
+        "cron", description="cron: at times of a clock; interval: by elapsed time; dataset: when datasets are updated."
+    )
+    zone: str = Field("UTC", description="The IANA time zone of its times and days.")
+    expression: str = Field(
+        "", description="Of cron five fields, such as `0 6 * * *`, or @daily; of an interval a number of seconds."
+    )
+    anchor: Moment = Field(None, description="An interval counts from here; null: from 1970.")
+    gap: Literal["after", "skip"] = Field("after", description="A time that a clock change leaves out: after it, or not.")
+    fold: Literal["first", "second", "both"] = Field("first", description="A time that a clock change repeats.")
+    jitter_sec: Annotated[int, Field(ge=0, le=86_400)] = Field(
+        0, description="Jobs start up to so many seconds later, always the same for one time."
+    )
+    starts_at: Moment = Field(None, description="No job for earlier times.")
+    ends_at: Moment = Field(None, description="No job for later times.")
+    excluded: list[date] = Field([], max_length=1_000, description="Days without a job.")
+    after: list[str] = Field([], max_length=20, description="The datasets whose updates make jobs.")
+    need: Literal["all", "any"] = Field("all", description="all of these datasets, or one, since its last job.")
+    args: dict[str, Any] = Field(
+        {}, description="The args of its jobs; texts may have placeholders, as {interval_start:%Y-%m-%d}."
+    )
+    queue: Name = Field(None, description="The queue of its jobs; null: the task's.")
+    lock_key: Name = Field(None, description="null: the task's, or else one of the schedule.")
+    priority: Annotated[int, Field(ge=0, le=_INT4_MAX)] = 100
+    max_attempts: Whole = 5
+    lease_ttl_sec: Whole | None = None
+    time_limit_sec: Whole | None = None
+    retry: dict[str, Any] | None = None
+    limits: dict[str, int] | None = None
+    fair_key: Name = None
+    catch_up: CatchUp = Field(
+        "last", description="Of times that no process fired within grace_sec: the latest, all of them, or none."
+    )
+    catch_up_max: Annotated[int, Field(ge=1, le=10_000)] = Field(100, description="At most so many, the latest ones.")
+    catch_up_window_sec: Annotated[int, Field(ge=1, le=366 * 86_400)] = Field(
+        7 * 86_400, description="None that are older."
+    )
+    grace_sec: Annotated[int, Field(ge=1, le=_MAX_DAYS)] = Field(60, description="A later time counts as missed.")
+    overlap: Overlap = Field(
+        "queue", description="While an earlier job is queued or running: wait behind it, skip this one, cancel it, or run both."
+    )
+    partitions: dict[str, Any] | None = Field(None, description="The slices of the task, as it declares them.")
+
+    @field_validator("zone")
+    @classmethod
+    def _check_zone(cls, value: str) -> str:
+        return _checked(value, lambda: Timing(kind="interval", expression="60", zone=value))
+
+    @field_validator("expression")
+    @classmethod
+    def _check_expression(cls, value: str, info: ValidationInfo) -> str:
+        kind = info.data.get("kind")
+        return value if kind in (None, "dataset") else _checked(value, lambda: Timing(kind=kind, expression=value))
+
+    @field_validator("ends_at")
+    @classmethod
+    def _check_end(cls, value: datetime | None, info: ValidationInfo) -> datetime | None:
+        starts_at = info.data.get("starts_at")
+        if value is not None and starts_at is not None and value <= starts_at:
+            raise PydanticCustomError("end", "is not later than starts_at")
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _check_args(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _checked(value, lambda: check_template(value))
+
+    @field_validator("lock_key", "fair_key")
+    @classmethod
+    def _check_template(cls, value: str | None) -> str | None:
+        return value if value is None else _checked(value, lambda: check_template(value))
+
+    @field_validator("retry")
+    @classmethod
+    def _check_retry(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        return value if value is None else _checked(value, lambda: policy_from_json(value))
+
+    @field_validator("limits")
+    @classmethod
+    def _check_limits(cls, value: dict[str, int] | None) -> dict[str, int] | None:
+        return value if value is None else _checked(value, lambda: check_limits(value))
+
+    @field_validator("after")
+    @classmethod
+    def _check_after(cls, value: list[str]) -> list[str]:
+        if any(not name.strip() or len(name.encode()) > 500 for name in value) or len(set(value)) < len(value):
+            raise PydanticCustomError("after", "names datasets, each once, with 1 to 500 bytes")
+        return value
+
+    @field_validator("partitions")
+    @classmethod
+    def _check_partitions(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        return value if value is None else _checked(value, lambda: partitions_from_json(value))
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> ScheduleDefinition:
+        if (self.kind == "dataset") != bool(self.after):
+            raise PydanticCustomError("kind", "after names the datasets of kind dataset, and of no other")
+        if self.kind != "dataset" and not self.expression:
+            raise PydanticCustomError("expression", "expression is required")
+        return self
+
+    @cached_property
+    def timing(self) -> Timing | None:
+        """None: datasets make its jobs."""
+        if self.kind == "dataset":
+            return None
+        return Timing(
+            kind=self.kind,
+            expression=self.expression,
+            zone=self.zone,
+            anchor=self.anchor,
+            gap=self.gap,
+            fold=self.fold,
+            starts_at=self.starts_at,
+            ends_at=self.ends_at,
+            excluded=frozenset(self.excluded),
+        )
+
+    @cached_property
+    def slices(self) -> Partitions | None:
+        return None if self.partitions is None else partitions_from_json(self.partitions).in_zone(self.zone)
+
+    def times_of_job(self, fire_at: datetime) -> JobTimes:
+        """What the job of a nominal time is for: with slices the one that ended last, else what has passed since the time
+        before."""
+        fire_at = fire_at.astimezone(ZoneInfo(self.zone))
+        if self.slices is not None:
+            last = self.slices.last_ended(fire_at)
+            if last is None:
+                raise ValueError(f"no slice of {self.task} has ended by {fire_at.isoformat()}")
+            return times_of_slice(last, fire_at)
+        previous = None if self.timing is None else self.timing.previous(fire_at)
+        return JobTimes(fire_at, None if previous is None else Interval(previous, fire_at), None)
+
+    def jitter(self, key: str, fire_at: datetime) -> timedelta:
+        """How much later the job of a nominal time starts."""
+        if not self.jitter_sec:
+            return timedelta()
+        digest = hashlib.sha256(f"{key} {fire_at.astimezone(UTC).isoformat()}".encode()).digest()
+        return timedelta(seconds=int.from_bytes(digest[:8], "big") % (self.jitter_sec * 1000) / 1000)
+
+    def to_json(self) -> dict[str, Any]:
+        """The zone, and the fields that differ from their defaults."""
+        return {"zone": self.zone, **self.model_dump(mode="json", exclude_defaults=True)}
+
+
+def times_of_slice(part: Slice, logical_at: datetime | None = None) -> JobTimes:
+    interval = None if part.start is None or part.end is None else Interval(part.start, part.end)
+    return JobTimes(logical_at or part.end or EPOCH, interval, part.key)
+
+
+def fill_job(
+    definition: ScheduleDefinition, times: JobTimes, task: Task | None, *, default_lease_sec: int, lock_key: str
+) -> dict[str, Any]:
+    """The request of a job of this template. `task` is None where its code is not known: its args are checked when it
+    runs. `lock_key` is for tasks that have none. Raises ValueError."""
+    interval = times.interval
+    values = {
+        "logical_at": times.logical_at,
+        "interval_start": interval and interval.start,
+        "interval_end": interval and interval.end,
+        "partition": times.partition,
+    }
+    args = fill_template(definition.args, values, definition.zone)
+    queue = definition.queue or (None if task is None else task.options.queue)
+    if queue is None:
+        raise ValueError("queue: is required, as the task has none")
+    limits = definition.limits
+    if task is not None:
+        if errors := task.check_args(args):
+            raise ValueError("; ".join(f"args.{path}: {message}" if path else f"args: {message}" for path, message in errors))
+        limits = limits if limits is not None else task.fill_limits(args)
+        if task.options.lock_key is not None:
+            lock_key = task.fill_lock_key(args)
+    if definition.lock_key is not None:
+        lock_key = fill_template(definition.lock_key, values, definition.zone)
+    request: dict[str, Any] = {
+        "queue": queue,
+        "task": definition.task,
+        "lock_key": lock_key,
+        "args": args,
+        "priority": definition.priority,
+        "max_attempts": definition.max_attempts,
+        "lease_ttl_sec": definition.lease_ttl_sec or default_lease_sec,
+        "time_limit_sec": definition.time_limit_sec,
+        "retry": definition.retry,
+        "limits": limits,
+        "logical_at": times.logical_at.isoformat(),
+        "interval_start": interval and interval.start.isoformat(),
+        "interval_end": interval and interval.end.isoformat(),
+        "start_within_sec": None if task is None else task.options.start_within,
+    }
+    if definition.fair_key is not None:
+        request["fair_key"] = fill_template(definition.fair_key, values, definition.zone)
+    if times.partition is not None:
+        request |= {"partition_key": times.partition, "live_key": slice_live_key(definition.task, times.partition)}
+    return {name: value for name, value in request.items() if value is not None}
+
+
+def slice_live_key(task: str, partition: str) -> str:
+    """The live key of jobs that load a slice: one at a time has it."""
+    return f"slice:{task}:{partition}"
+
+
+def _checked(value: Any, check: Any) -> Any:
+    try:
+        check()
+    except (ValueError, TypeError) as error:
+        message = str(error).removeprefix("expression: ").removeprefix("zone: ")
+        raise PydanticCustomError("schedule", "{reason}", {"reason": message}) from None
+    return value
+
+
+def definition_from(values: Mapping[str, Any], *, zone: str) -> ScheduleDefinition:
+    """The definition with the default zone filled in. Raises pydantic's ValidationError."""
+    return ScheduleDefinition.model_validate({"zone": zone, **{k: v for k, v in values.items() if v is not None}})
+
+
+def scheduled_job(
+    name: str,
+    schedule_id: str,
+    definition: ScheduleDefinition,
+    fire_at: datetime,
+    task: Task | None,
+    *,
+    default_lease_sec: int,
+) -> dict[str, Any]:
+    """The request of the job of a nominal time. Raises ValueError."""
+    fired = fire_at.astimezone(UTC).isoformat()
+    lock_key = f"schedule:{name}:{fired}" if definition.overlap == "allow" else f"schedule:{name}"
+    times = definition.times_of_job(fire_at)
+    job = fill_job(definition, times, task, default_lease_sec=default_lease_sec, lock_key=lock_key)
+    return job | {
+        "schedule_id": schedule_id,
+        "producer": f"schedule:{name}",
+        "idempotency_key": f"schedule:{schedule_id}:{fired}",
+    }

@@ -1,0 +1,147 @@
+"""Fires schedules: makes the jobs of nominal times that have come, each time once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic import ValidationError
+
+from app import log
+from app.admin.schedules import FiredTime, FiringOutcome, Schedule, Schedules
+from app.db.connection import Session
+from app.errors import DatabaseUnavailable, JobNotFound
+from app.queue.jobs import JobQueue
+from pipelines.contract import Pipelines
+from pipelines.schedule_definition import ScheduleDefinition, definition_from, scheduled_job
+from pipelines.schedule_plan import plan_firings
+from workers.threads import clock
+
+_log = log.get(__name__)
+_BATCH = 50  # schedules
+_MAX_CLOCK_JUMP_SEC = 60.0
+_CLOCK_CHECK_SEC = 10.0  # a clock that has jumped ahead may jump back
+LATE_SEC = 5.0  # other processes than the maintenance leader fire what is later than this
+
+
+class SchedulesDuty:
+    """Fires what is due, in batches of one transaction each."""
+
+    def __init__(self, session: Session, tasks: Pipelines, *, zone: str, default_lease_sec: int) -> None:
+        self._schedules, self._queue = Schedules(session), JobQueue(session)
+        self._tasks, self._zone, self._default_lease_sec = tasks, zone, default_lease_sec
+        self._clocks: tuple[datetime, float] | None = None  # the database's and our own, at the last look
+
+    def run(self, *, late_by_sec: float = 0.0) -> float | None:
+        """Fire one batch; return the seconds until the next time, None if there is none."""
+        due = self._schedules.due(limit=_BATCH, late_by_sec=late_by_sec)
+        if self._has_clock_jumped(due.now):
+            _log.warning("schedules.clock_jumped", now=due.now.isoformat())
+            return _CLOCK_CHECK_SEC
+        if not due.schedules:
+            return None if due.next_in_sec is None else max(0.0, due.next_in_sec)
+        items = {schedule.schedule_id: self._plan(schedule, due.now) for schedule in due.schedules}
+        self._log_fired(due.schedules, self._fire(list(items.values())))
+        return 0.0
+
+    def _has_clock_jumped(self, now: datetime) -> bool:
+        before, self._clocks = self._clocks, (now, clock())
+        if before is None:
+            return False
+        return (now - before[0]).total_seconds() - (self._clocks[1] - before[1]) > _MAX_CLOCK_JUMP_SEC
+
+    def _plan(self, schedule: Schedule, now: datetime) -> dict[str, Any]:
+        """What is to be written of a schedule. A definition that does not hold any more stops it, with an error."""
+        item: dict[str, Any] = {
+            "schedule_id": str(schedule.schedule_id),
+            "version": schedule.version,
+            "read_last_at": schedule.last_at and schedule.last_at.isoformat(),
+        }
+        try:
+            definition = definition_from({**schedule.definition, "task": schedule.task}, zone=self._zone)
+        except ValidationError as error:
+            fire_at = (schedule.next_at or now).isoformat()
+            refused = {"fire_at": fire_at, "due_at": fire_at, "outcome": "refused", "detail": _first_error(error)}
+            return item | {"last_at": fire_at, "next_at": None, "error": _first_error(error), "firings": [refused]}
+        assert definition.timing is not None  # noqa: S101 - only schedules with times have a next one
+        plan = plan_firings(
+            definition.timing,
+            last_at=schedule.last_at or schedule.created_at,
+            now=now,
+            grace_sec=definition.grace_sec,
+            catch_up=definition.catch_up,
+            catch_up_max=definition.catch_up_max,
+            catch_up_window_sec=definition.catch_up_window_sec,
+        )
+        firings = []
+        if plan.skipped is not None:
+            first, last = (time.isoformat() for time in plan.skipped)
+            firings.append({"fire_at": first, "due_at": first, "until": last, "outcome": "late_skipped"})
+        if definition.overlap == "cancel" and plan.fire_at:
+            self._cancel_earlier(schedule, plan.fire_at[-1])
+        firings += [self._firing(schedule, definition, fire_at) for fire_at in plan.fire_at]
+        return item | {
+            "last_at": plan.last_at.isoformat(),
+            "next_at": plan.next_at and plan.next_at.isoformat(),
+            "firings": firings,
+        }
+
+    def _firing(self, schedule: Schedule, definition: ScheduleDefinition, fire_at: datetime) -> dict[str, Any]:
+        due_at = (fire_at + definition.jitter(str(schedule.schedule_id), fire_at)).isoformat()
+        firing: dict[str, Any] = {"fire_at": fire_at.isoformat(), "due_at": due_at, "overlap": definition.overlap}
+        try:
+            job = scheduled_job(
+                schedule.name,
+                str(schedule.schedule_id),
+                definition,
+                fire_at,
+                self._tasks.get(definition.task),
+                default_lease_sec=self._default_lease_sec,
+            )
+        except (ValueError, TypeError) as error:
+            return firing | {"outcome": "refused", "detail": str(error)[:2_000]}
+        return firing | {"outcome": "due", "job": job | {"available_at": due_at}}
+
+    def _cancel_earlier(self, schedule: Schedule, fire_at: datetime) -> None:
+        for job_id in self._schedules.live_jobs(schedule, before=fire_at):
+            try:
+                self._queue.cancel(job_id)
+            except JobNotFound:
+                continue
+            _log.info("schedule.canceled_earlier_job", schedule=schedule.name, job_id=str(job_id))
+
+    def _fire(self, items: list[Mapping[str, Any]]) -> list[FiredTime]:
+        """All in one transaction; if a transaction of others holds one of their keys, one by one."""
+        try:
+            return self._schedules.fire(items)
+        except DatabaseUnavailable:
+            if len(items) == 1:
+                raise
+        fired = []
+        for item in items:
+            try:
+                fired += self._schedules.fire([item])
+            except DatabaseUnavailable as error:
+                _log.warning("schedule.delayed", schedule_id=item["schedule_id"], error=str(error))
+        return fired
+
+    def _log_fired(self, schedules: list[Schedule], fired: list[FiredTime]) -> None:
+        names: dict[UUID, str] = {schedule.schedule_id: schedule.name for schedule in schedules}
+        for time in fired:
+            write = _log.warning if time.outcome is FiringOutcome.REFUSED else _log.info
+            write(
+                "schedule.fired",
+                schedule=names[time.schedule_id],
+                fire_at=time.fire_at.isoformat(),
+                outcome=time.outcome.value,
+                job_id=time.job_id and str(time.job_id),
+                detail=time.detail,
+            )
+
+
+def _first_error(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    path = ".".join(map(str, first["loc"]))
+    return f"{path}: {first['msg']}" if path else first["msg"]
