@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -22,6 +22,7 @@ from pipelines.task import Task
 Overlap = Literal["queue", "skip", "cancel", "allow"]
 CatchUp = Literal["last", "all", "skip"]
 _MAX_DAYS = 31 * 86_400
+_MAX_NAME_BYTES, _MAX_DATASET_BYTES = 1_000, 500
 _INT4_MAX = 2_147_483_647
 
 
@@ -32,11 +33,12 @@ def _check_aware(value: datetime | None) -> datetime | None:
 
 
 def _check_name(value: str | None) -> str | None:
-    if value is not None and (not value.strip() or "\0" in value or len(value.encode()) > 1_000):
+    if value is not None and (not value.strip() or "\0" in value or len(value.encode()) > _MAX_NAME_BYTES):
         raise PydanticCustomError("name", "is a text of 1 to 1,000 bytes that is not blank")
     return value
 
 
+Value = TypeVar("Value")
 Moment = Annotated[datetime | None, AfterValidator(_check_aware)]
 Name = Annotated[str | None, AfterValidator(_check_name)]
 Whole = Annotated[int, Field(ge=1, le=_INT4_MAX)]
@@ -69,7 +71,9 @@ class ScheduleDefinition(BaseModel):
         "", description="Of cron five fields, such as `0 6 * * *`, or @daily; of an interval a number of seconds."
     )
     anchor: Moment = Field(None, description="An interval counts from here; null: from 1970.")
-    gap: Literal["after", "skip"] = Field("after", description="A time that a clock change leaves out: after it, or not.")
+    gap: Literal["after", "skip"] = Field(
+        "after", description="A time that a clock change leaves out: after it, or not."
+    )
     fold: Literal["first", "second", "both"] = Field("first", description="A time that a clock change repeats.")
     jitter_sec: Annotated[int, Field(ge=0, le=86_400)] = Field(
         0, description="Jobs start up to so many seconds later, always the same for one time."
@@ -100,7 +104,8 @@ class ScheduleDefinition(BaseModel):
     )
     grace_sec: Annotated[int, Field(ge=1, le=_MAX_DAYS)] = Field(60, description="A later time counts as missed.")
     overlap: Overlap = Field(
-        "queue", description="While an earlier job is queued or running: wait behind it, skip this one, cancel it, or run both."
+        "queue",
+        description="While an earlier job is queued or running: wait behind it, skip this one, cancel it, or run both.",
     )
     partitions: dict[str, Any] | None = Field(None, description="The slices of the task, as it declares them.")
 
@@ -146,7 +151,9 @@ class ScheduleDefinition(BaseModel):
     @field_validator("after")
     @classmethod
     def _check_after(cls, value: list[str]) -> list[str]:
-        if any(not name.strip() or len(name.encode()) > 500 for name in value) or len(set(value)) < len(value):
+        if any(not name.strip() or len(name.encode()) > _MAX_DATASET_BYTES for name in value) or len(set(value)) < len(
+            value
+        ):
             raise PydanticCustomError("after", "names datasets, each once, with 1 to 500 bytes")
         return value
 
@@ -185,8 +192,8 @@ class ScheduleDefinition(BaseModel):
         return None if self.partitions is None else partitions_from_json(self.partitions).in_zone(self.zone)
 
     def times_of_job(self, fire_at: datetime) -> JobTimes:
-        """What the job of a nominal time is for: with slices the one that ended last, else what has passed since the time
-        before."""
+        """What the job of a nominal time is for: with slices the one that ended last, else what has passed since the
+        time before."""
         fire_at = fire_at.astimezone(ZoneInfo(self.zone))
         if self.slices is not None:
             last = self.slices.last_ended(fire_at)
@@ -232,7 +239,9 @@ def fill_job(
     limits = definition.limits
     if task is not None:
         if errors := task.check_args(args):
-            raise ValueError("; ".join(f"args.{path}: {message}" if path else f"args: {message}" for path, message in errors))
+            raise ValueError(
+                "; ".join(f"args.{path}: {message}" if path else f"args: {message}" for path, message in errors)
+            )
         limits = limits if limits is not None else task.fill_limits(args)
         if task.options.lock_key is not None:
             lock_key = task.fill_lock_key(args)
@@ -266,7 +275,7 @@ def slice_live_key(task: str, partition: str) -> str:
     return f"slice:{task}:{partition}"
 
 
-def _checked(value: Any, check: Any) -> Any:
+def _checked(value: Value, check: Callable[[], object]) -> Value:
     try:
         check()
     except (ValueError, TypeError) as error:

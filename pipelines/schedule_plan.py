@@ -28,8 +28,8 @@ def plan_firings(
     catch_up_max: int,
     catch_up_window_sec: int,
 ) -> FiringPlan:
-    """Account for the times after `last_at` up to now. Those older than `grace_sec` are missed ones: `catch_up` says which
-    of them are fired."""
+    """Account for the times after `last_at` up to now. Those older than `grace_sec` are missed ones: `catch_up` says
+    which of them are fired."""
     missed_until = now - timedelta(seconds=grace_sec)
     first = timing.next_after(last_at)
     if first is None or first.at.astimezone(UTC) > now:

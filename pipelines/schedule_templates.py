@@ -29,9 +29,8 @@ _ANY = _Any()
 
 
 def fill_template(value: Any, values: Mapping[str, Any], zone: str, path: str = "") -> Any:
-    """Return the value with the placeholders of all its texts replaced, times in the zone. A text that is one placeholder
-    alone becomes an RFC 3339 text; `{interval_start:%Y-%m-%d}` has a strftime format. References to secrets and results
-    stay. Raises ValueError."""
+    """Return the value with the placeholders of all its texts replaced, times in the zone: as RFC 3339 texts, or by a
+    strftime format, as in `{interval_start:%Y-%m-%d}`. References to secrets and results stay. Raises ValueError."""
     if path.count("/") > _MAX_DEPTH:
         raise ValueError(f"{path[:100]}: nested deeper than {_MAX_DEPTH}")
     if isinstance(value, str):

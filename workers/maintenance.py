@@ -16,6 +16,7 @@ from app.admin.bulk import BulkOperations
 from app.admin.limits import Limits
 from app.admin.queues import Queues
 from app.admin.retention import PrunedBatch, Retention, RetentionPeriods
+from app.admin.schedules import ORPHAN_AFTER_SEC, Schedules
 from app.admin.statistics import Statistics
 from app.admin.webhooks import Webhooks
 from app.db.connection import Session
@@ -23,6 +24,8 @@ from app.errors import DatabaseUnavailable, DataloaderError
 from app.queue.graphs import Graphs
 from app.queue.jobs import JobQueue
 from app.queue.workers import notify_waiting_queues, prune_notify_state
+from pipelines.contract import Pipelines
+from workers.schedules import SchedulesDuty
 from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
@@ -32,6 +35,8 @@ _NOTIFY_INTERVAL_SEC = 1.0
 _LIMITS_INTERVAL_SEC = 1.0
 _GRAPHS_INTERVAL_SEC = 1.0
 _EXPIRY_INTERVAL_SEC = 1.0
+_SCHEDULES_INTERVAL_SEC = 30.0  # at the latest; a step returns when the next time comes
+_SEEN_INTERVAL_SEC = 60.0
 _BREAKERS_INTERVAL_SEC = 1.0
 _MIN_RATE_INTERVAL_SEC = 0.005  # between two steps that wake jobs of rates
 _NEXT_LIMITS_SEC = 0.05  # between two parts of all limits that jobs wait for
@@ -67,6 +72,8 @@ class MaintenanceOptions:
     is_retention_requested: bool = False  # then also from tables that were upgraded from version 0
     alert_interval_sec: float = 15.0
     keep_deliveries_sec: float = 14 * 86_400.0
+    zone: str = "UTC"  # of schedules that name none
+    default_lease_sec: int = 60  # of their jobs
 
 
 class Maintenance:
@@ -83,7 +90,9 @@ class Maintenance:
         duties: Sequence[Duty],
         *,
         on_crash: Callable[[str], None],
+        follow: Callable[[], object] = lambda: None,  # what a follower does at each check
     ) -> None:
+        self._follow = follow
         self._session, self._duties = session, {duty.name: duty for duty in duties}
         self._lock, self._lock_check = Queues(session), Queues(follower_session)
         self._leader_generation = -1  # of the connection that holds the lock
@@ -102,6 +111,7 @@ class Maintenance:
     def run_once(self) -> float:
         """Run one slice of the duty that is longest overdue; return the seconds until the next one is due."""
         if not self.is_leader and not self._acquire_lock():
+            self._follow()
             return _LEADER_CHECK_SEC
         name = min(self._next_run_at, key=self._next_run_at.__getitem__)
         if self._next_run_at[name] <= clock():
@@ -138,11 +148,12 @@ class Maintenance:
         self._session.close()
 
 
-def duties(session: Session, options: MaintenanceOptions) -> list[Duty]:
+def duties(session: Session, options: MaintenanceOptions, tasks: Pipelines) -> list[Duty]:
     """All duties of the maintenance leader."""
     bulk, statistics, retention = BulkOperations(session), Statistics(session), RetentionDuty(session, options)
     alerts, webhooks = Alerts(session), Webhooks(session)
     half_a_minute = _RETENTION_INTERVAL_SEC / 2
+    schedules = Schedules(session)
     return [
         Duty("bulk", _IDLE_INTERVAL_SEC, lambda: 0.0 if bulk.run_batch() else bulk.next_step_in_sec()),
         Duty("bulk-prune", _HOURLY_SEC, bulk.prune),
@@ -154,6 +165,9 @@ def duties(session: Session, options: MaintenanceOptions) -> list[Duty]:
         Duty("breakers", _BREAKERS_INTERVAL_SEC, lambda: _probe_breakers(Breakers(session))),
         Duty("graphs", _GRAPHS_INTERVAL_SEC, lambda: _decide_left(Graphs(session))),
         Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(JobQueue(session))),
+        Duty("schedules", _SCHEDULES_INTERVAL_SEC, schedules_duty(session, options, tasks).run),
+        Duty("schedules-seen", _SEEN_INTERVAL_SEC, lambda: _see_schedules(schedules), first_delay_sec=ORPHAN_AFTER_SEC),
+        Duty("firings-prune", _PRUNE_INTERVAL_SEC, lambda: _prune_firings(schedules, options)),
         Duty("limits-prune", _HOURLY_SEC, Limits(session).prune),
         Duty("retention", _RETENTION_INTERVAL_SEC, retention.run, first_delay_sec=half_a_minute),
         Duty("alerts", options.alert_interval_sec, lambda: _check_alerts(alerts, options.alert_interval_sec)),
@@ -187,6 +201,22 @@ def _expire(queue: JobQueue) -> float | None:
     if expired:
         _log.info("jobs.expired", jobs=expired)
     return 0.0 if expired else None
+
+
+def schedules_duty(session: Session, options: MaintenanceOptions, tasks: Pipelines) -> SchedulesDuty:
+    return SchedulesDuty(session, tasks, zone=options.zone, default_lease_sec=options.default_lease_sec)
+
+
+def _see_schedules(schedules: Schedules) -> None:
+    for name in schedules.see():
+        _log.warning("schedule.orphaned", schedule=name)
+
+
+def _prune_firings(schedules: Schedules, options: MaintenanceOptions) -> float | None:
+    if not options.deletion_enabled:
+        return None
+    pruned = schedules.prune(keep_sec=options.periods.succeeded, limit=_PRUNE_BATCH)
+    return 1.0 if pruned >= _PRUNE_BATCH else None
 
 
 def _check_alerts(alerts: Alerts, interval_sec: float) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import uuid4
 
 from prometheus_client.core import Metric
@@ -32,10 +33,11 @@ from workers.heartbeat import Heartbeat
 from workers.isolation.run import run_isolated
 from workers.listener import Listener, ListenState
 from workers.logs.writer import JobLogLimits, JobLogWriter, LogSink
-from workers.maintenance import Maintenance, MaintenanceOptions, duties
+from workers.maintenance import Maintenance, MaintenanceOptions, duties, schedules_duty
 from workers.memory import MemoryMonitor
 from workers.metrics import PoolCounters, PoolState, state_metrics
 from workers.reaper import Reaper
+from workers.schedules import LATE_SEC
 from workers.settler import Settler
 from workers.stopper import StopEscalator
 from workers.threads import clock
@@ -268,8 +270,13 @@ class WorkerPool:
             on_crash=self._on_crash,
         )
         maintenance_session = self._make_session("maintenance")
+        late_schedules = schedules_duty(session, options.maintenance, self._pipelines)
         self._maintenance = Maintenance(
-            maintenance_session, session, duties(maintenance_session, options.maintenance), on_crash=self._on_crash
+            maintenance_session,
+            session,
+            duties(maintenance_session, options.maintenance, self._pipelines),
+            on_crash=self._on_crash,
+            follow=partial(late_schedules.run, late_by_sec=LATE_SEC),
         )
 
     def _on_superseded(self) -> None:
@@ -417,7 +424,7 @@ class WorkerPool:
             self._webhooks.thread.wake()
         elif verb in ("queue", "drain", "undrain"):
             self._worker_control.sync_now()
-        elif verb in ("bulk", "limits", "graphs"):
+        elif verb in ("bulk", "limits", "graphs", "schedules"):
             self._maintenance.wake(verb)
         elif verb == "cancel":
             attempt = self._running_attempts.get(argument)

@@ -110,7 +110,9 @@ class Schedules:
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
 
-    def list_by_name(self, *, task: str | None = None, after: str | None = None, limit: int = MAX_SCHEDULES) -> list[Schedule]:
+    def list_by_name(
+        self, *, task: str | None = None, after: str | None = None, limit: int = MAX_SCHEDULES
+    ) -> list[Schedule]:
         """By name."""
         return self._schedules(task=task, after=after, limit=limit)
 

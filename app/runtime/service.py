@@ -260,6 +260,8 @@ class Service:
                 periods=retention_periods(settings),
                 deletion_enabled=settings.retention_enabled,
                 is_retention_requested=settings.is_retention_requested,
+                zone=settings.timezone,
+                default_lease_sec=settings.default_lease_ttl_sec,
             ),
         )
 

@@ -227,11 +227,11 @@ TIMINGS = st.builds(
     st.sampled_from(["first", "second", "both"]),
 )
 MOMENTS = st.one_of(
-    st.datetimes(datetime(2006, 1, 1), datetime(2031, 1, 1)),
-    st.sampled_from([datetime(2030, 3, 31, 1), datetime(2030, 10, 27, 1), datetime(2011, 12, 30, 10)]).flatmap(
-        lambda at: st.integers(-7_200, 7_200).map(lambda seconds: at + timedelta(seconds=seconds))
+    st.integers(1_140_000_000, 1_920_000_000),
+    st.sampled_from(["2030-03-31T01:00Z", "2030-10-27T01:00Z", "2011-12-30T10:00Z"]).flatmap(
+        lambda change: st.integers(-7_200, 7_200).map(lambda sec: int(datetime.fromisoformat(change).timestamp()) + sec)
     ),
-).map(lambda at: at.replace(tzinfo=UTC))
+).map(lambda seconds: datetime.fromtimestamp(seconds, UTC))
 
 
 def times_until(timing: Timing, begin: datetime, end: datetime) -> list[datetime]:

@@ -292,7 +292,7 @@ def test_partitions_are_created_where_deletion_is_disabled(queue):
 
 
 def duty(queue: QueueFixture, name: str) -> Duty:
-    return next(entry for entry in duties(queue.session, MaintenanceOptions()) if entry.name == name)
+    return next(entry for entry in duties(queue.session, MaintenanceOptions(), Pipelines()) if entry.name == name)
 
 
 def test_queues_with_waiting_jobs_are_notified(queue):
