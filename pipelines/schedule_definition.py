@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from pipelines.context import Interval
 from pipelines.limits import check_limits
 from pipelines.partitions import Partitions, Slice, partitions_from_json
 from pipelines.retry import policy_from_json
@@ -42,11 +43,6 @@ Value = TypeVar("Value")
 Moment = Annotated[datetime | None, AfterValidator(_check_aware)]
 Name = Annotated[str | None, AfterValidator(_check_name)]
 Whole = Annotated[int, Field(ge=1, le=_INT4_MAX)]
-
-
-class Interval(NamedTuple):
-    start: datetime
-    end: datetime
 
 
 class JobTimes(NamedTuple):

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime, timedelta
-from importlib import import_module
 from typing import Any, Literal, TypeVar, get_args
 
 from pipelines.limits import check_limits
@@ -66,6 +65,7 @@ class ScheduleDeclaration:
     catch_up_window_sec: int = 7 * _DAY_SEC
     overlap: Overlap = "queue"
     grace_sec: int = 60
+    off: bool = False  # paused when it is first declared
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -97,15 +97,14 @@ class ScheduleDeclaration:
                 policy_from_json(self.retry)
             except ValueError as error:
                 raise ValueError(f"retry: {error}") from None
-        check_template = _find("schedule_templates", "check_template")
-        if check_template is not None:
-            check_template({"args": self.args, "lock_key": self.lock_key})
+        from pipelines.schedule_templates import check_template  # noqa: PLC0415 - only where there is a schedule
+
+        check_template({"args": self.args, "lock_key": self.lock_key})
 
     def _check_timing(self) -> None:
-        timing = _find("schedule_times", "Timing")
-        if timing is None:
-            return
-        timing(
+        from pipelines.schedule_times import Timing  # noqa: PLC0415 - likewise
+
+        Timing(
             kind="cron" if self.kind == "cron" else "interval",
             expression="60" if self.kind == "dataset" else self.expression,
             zone="UTC" if self.zone is None else self.zone,
@@ -150,12 +149,14 @@ def schedule(  # noqa: PLR0913 - the options of the contract
     catch_up_window: int | timedelta = 7 * _DAY_SEC,
     overlap: Overlap = "queue",
     grace: int | timedelta = 60,
+    off: bool = False,
 ) -> Callable[[F], F]:
     """Declare when jobs of the decorated task are made: at times of a clock (`cron`), by elapsed time (`every`, in
     seconds) or when datasets are updated (`after`).
 
     It may be above or below `@register`, and is also called with what `registry.command` returns. With several on one
-    task all but one need a `name`; without one it is the task's. Texts in `args` may have placeholders, such as
+    task all but one need a `name`; without one it is the task's. With `off` it is paused
+    until a person resumes it. Texts in `args` may have placeholders, such as
     `{interval_start:%Y-%m-%d}`.
     """
     kind, expression = _parse_times(cron, every, after)
@@ -185,6 +186,7 @@ def schedule(  # noqa: PLR0913 - the options of the contract
         catch_up_window_sec=_parse_seconds("catch_up_window", catch_up_window),
         overlap=overlap,
         grace_sec=_parse_seconds("grace", grace),
+        off=off,
     )
 
     def decorate(target: F) -> F:
@@ -276,14 +278,6 @@ def _parse_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"args are no JSON: {error}") from None
     return copy
-
-
-def _find(module: str, name: str) -> Any:
-    """Import what is needed only where there is a schedule."""
-    try:
-        return getattr(import_module(f"pipelines.{module}"), name)
-    except ImportError:
-        return None
 
 
 def _check_text(name: str, value: object) -> None:

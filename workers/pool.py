@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 from prometheus_client.core import Metric
@@ -18,8 +19,10 @@ from prometheus_client.registry import Collector
 from app import log
 from app.admin.breakers import Breakers
 from app.admin.queues import Queues
+from app.admin.schedules import Schedules
 from app.admin.webhooks import Webhooks
 from app.db.connection import Session
+from app.db.statements import Executor
 from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.jobs import JobLimits, JobQueue
 from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
@@ -135,6 +138,7 @@ class WorkerPool:
             self._pipelines.names,
             sum(options.queues.values()),
             queue_threads=dict(options.queues),
+            schedules=tuple(declared["name"] for declared in self._declared_schedules()),
         )
         self._registration = Registration(
             sessions["renew"], info, heartbeat_sec=options.heartbeat_sec, worker_name=options.worker_name
@@ -219,7 +223,7 @@ class WorkerPool:
             interval_sec=options.heartbeat_sec,
             info=info,
             register=lambda: self._death_watch.on_beat(self._registration.beat()),
-            declare=lambda: Breakers(queue["renew"].executor).declare(self._pipelines.declared_breakers()),
+            declare=lambda: self._declare(queue["renew"].executor),
             listen=self._dispatcher.listen_while_busy,
             on_crash=self._on_crash,
             counters=self.counters,
@@ -250,6 +254,19 @@ class WorkerPool:
             registration=self._registration,
             name_claim=name_claim,
         )
+
+    def _declare(self, executor: Executor) -> None:
+        """Write what the tasks declare to the database."""
+        Breakers(executor).declare(self._pipelines.declared_breakers())
+        for name in Schedules(executor).declare(self._declared_schedules(), self.id):
+            _log.error("schedule.name_taken", schedule=name)
+
+    def _declared_schedules(self) -> list[dict[str, Any]]:
+        try:
+            return self._pipelines.declared_schedules()
+        except ValueError as error:  # two have one name
+            _log.error("schedules.not_declared", error=str(error))
+            return []
 
     def _build_database_threads(self) -> None:
         """Make the threads that serve operators and webhook receivers, and the maintenance duties."""

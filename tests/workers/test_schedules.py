@@ -17,10 +17,12 @@ import pytest
 from app.admin.schedules import Schedule, Schedules, Times
 from app.queue.job import SUCCEEDED
 from app.queue.workers import WorkerInfo, WorkerLiveness
-from pipelines.contract import Pipelines
+from pipelines.contract import Context, Pipelines, schedule
 from pipelines.schedule_definition import definition_from
 from tests.support.processes import ROOT
 from tests.support.queue_fixture import QueueFixture
+from tests.support.waiting import eventually
+from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import schedules
 from workers.schedules import SchedulesDuty
 from workers.threads import clock
@@ -278,7 +280,7 @@ def test_a_schedule_that_no_live_worker_declares_is_orphaned_and_fires_no_more(f
 RACER = """
 import sys
 from app.db.connection import Session
-from pipelines.contract import Pipelines
+from pipelines.contract import Context, Pipelines, schedule
 from workers.schedules import SchedulesDuty
 from workers.threads import clock
 duty = SchedulesDuty(Session(sys.argv[1], application_name="racer"), Pipelines(), zone="UTC", default_lease_sec=60)
@@ -341,3 +343,20 @@ def _start_racer(dsn: str) -> Any:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+
+
+def test_a_worker_declares_and_fires_the_schedules_of_its_tasks(worker_pools: WorkerPoolFixture):
+    done: list[tuple[datetime | None, Any]] = []
+
+    @schedule(every=1, queue="q", args={"until": "{interval_end}"})
+    @worker_pools.pipelines.register("tick")
+    def tick(args: dict[str, Any], ctx: Context) -> None:
+        done.append((ctx.logical_at, ctx.interval))
+
+    worker_pools.pool()
+    eventually(lambda: len(done) >= 3)
+
+    found = Schedules(worker_pools.queue_fixture.session).get("tick")
+    assert (found.source, found.task, found.orphaned_at) == ("code", "tick", None)
+    for logical_at, interval in done:
+        assert logical_at == interval.end == interval.start + timedelta(seconds=1)
