@@ -75,6 +75,8 @@ class ScheduleDeclaration:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not low <= value <= high):
                 raise ValueError(f"{name} is a whole number from {low:,} to {high:,}, not {value!r}")
+        if not isinstance(self.off, bool):
+            raise TypeError(f"off is True or False, not {self.off!r}")
         for name in ("name", "zone", "queue", "lock_key"):
             _check_text(name, getattr(self, name))
         if self.name is not None and len(self.name) > _MAX_NAME_LENGTH:
@@ -155,9 +157,8 @@ def schedule(  # noqa: PLR0913 - the options of the contract
     seconds) or when datasets are updated (`after`).
 
     It may be above or below `@register`, and is also called with what `registry.command` returns. With several on one
-    task all but one need a `name`; without one it is the task's. With `off` it is paused
-    until a person resumes it. Texts in `args` may have placeholders, such as
-    `{interval_start:%Y-%m-%d}`.
+    task all but one need a `name`; without one it is the task's. With `off` it is paused until a person resumes it.
+    Texts in `args` may have placeholders, such as `{interval_start:%Y-%m-%d}`.
     """
     kind, expression = _parse_times(cron, every, after)
     declaration = ScheduleDeclaration(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -11,7 +12,9 @@ import pytest
 
 from pipelines.contract import Daily, Pipelines, load_tasks, schedule
 from pipelines.retry import Fixed
-from pipelines.schedules import schedules_of
+from pipelines.schedule_definition import ScheduleDefinition, definition_from
+from pipelines.schedule_times import Timing
+from pipelines.schedules import ScheduleDeclaration, schedules_of
 
 
 @pytest.fixture
@@ -67,6 +70,37 @@ def test_declaration_has_the_fields_that_are_set(known):
             "partitions": {"unit": "day", "zone": "Europe/Moscow", "start": "2024-01-01", "end": None},
         }
     }  # fmt: skip
+
+
+def test_declaration_is_a_definition_of_a_schedule(known):
+    @known.register("t", partitions=Daily("2024-01-01"))
+    @schedule("@daily", args={"day": "{partition}"}, starts="2026-01-01T00:00+03:00", excluded=["2026-05-09"])
+    @schedule(every=60, name="interval", retry=Fixed(5), limits={"warehouse": 2}, jitter=5)
+    @schedule(after=["warehouse.sales"], name="dataset", need="any", zone="UTC")
+    def load(args): ...
+
+    defined = {name: definition_from(values, zone="Asia/Tokyo") for name, values in definitions(known).items()}
+
+    assert {name: one.zone for name, one in defined.items()} == {
+        "t": "Asia/Tokyo", "interval": "Asia/Tokyo", "dataset": "UTC",
+    }  # fmt: skip
+    assert {one.task for one in defined.values()} == {"t"}
+    assert defined["interval"].timing == Timing(kind="interval", expression="60", zone="Asia/Tokyo")
+
+
+def test_defaults_of_a_declaration_are_those_of_a_definition():
+    fields = {field.name: field.default for field in dataclasses.fields(ScheduleDeclaration)}
+    model = {name: field.default for name, field in ScheduleDefinition.model_fields.items()}
+    filled_in = {"name", "off", "zone", "kind", "args", "excluded", "after", "priority", "max_attempts"}
+
+    assert fields.keys() - model.keys() == {"name", "off"}
+    assert {n: v for n, v in fields.items() if n not in filled_in} == {n: model[n] for n in fields.keys() - filled_in}
+
+
+def test_schedule_that_is_off_says_so(known):
+    known.register("t")(schedule(every=60, off=True)(lambda args: None))
+
+    assert definitions(known)["t"]["off"] is True
 
 
 @pytest.mark.parametrize("every", [90, 90.0, timedelta(seconds=90)])
@@ -183,6 +217,17 @@ def test_task_without_schedule_declares_none(known):
         ({"limits": {"a*": 1}}, "limits: "),
         ({"limits": {"a": 0}}, "limits: the weight of 'a'"),
         ({"retry": 5}, "retry: kind must be one of"),
+        ({"off": 1}, "off is True or False, not 1"),
+        ({"cron": "0 6 * *"}, "expression: a cron expression has five fields"),
+        ({"cron": "0 25 * * *"}, "expression: '25' is no valid hour"),
+        ({"cron": "0 0 30 2 *"}, "never fires"),
+        ({"every": 367 * 86_400}, "expression: an interval has 1 to"),
+        ({"every": 60, "zone": "Moscow"}, "zone: 'Moscow' is no IANA time zone"),
+        ({"after": ["a"], "zone": "Moscow"}, "zone: 'Moscow' is no IANA time zone"),
+        ({"starts": "2026-01-02T00:00Z", "ends": "2026-01-01T00:00Z"}, "ends_at: is not later than starts_at"),
+        ({"args": {"days": ["{yesterday}"]}}, "args.days.0: {yesterday} is none of the placeholders"),
+        ({"args": {"day": "{interval_start:%Q}"}}, "args.day: .* no strftime format"),
+        ({"lock_key": "sales:{"}, "lock_key: the braces"),
     ],
 )
 def test_schedule_that_makes_no_sense_is_refused(wrong, why):
