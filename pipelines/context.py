@@ -10,6 +10,8 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol, get_args
 from uuid import UUID
 
+from pipelines.reports import Severity
+
 Args = dict[str, Any]
 MAX_PARENTS = 1_000
 
@@ -155,8 +157,35 @@ class Context(Protocol):
     @property
     def log(self) -> ContextLog: ...
 
-    def check(self) -> None:
-        """A safe point: raises `Stop` if the attempt is to stop."""
+    def check(
+        self,
+        name: str | None = None,
+        value: float | None = None,
+        *,
+        min: float | None = None,
+        max: float | None = None,
+        vs: str | None = None,
+        tolerance: float | None = None,
+        severity: Severity = "fail",
+    ) -> None:
+        """A safe point: raises `Stop` if the attempt is to stop.
+
+        With a name it is a data check too: compares the value with `min` and `max`, and with the median of the last
+        values of the same task and check (`vs="median:7", tolerance=0.3` allows 30 % to both sides). Raises `Fail` if
+        it does not pass, unless the severity is "warn". Recorded when the attempt ends, however it ends.
+        """
+
+    def produced(
+        self, dataset: str, *, rows: int | None = None, partition: str | None = None, schema: Any = None
+    ) -> None:
+        """Report that the job updated a dataset. Recorded with the job's success and only then; another call for the
+        same dataset and partition replaces the former. The partition is the job's own if none is given."""
+
+    def consumed(self, dataset: str, *, partition: str | None = None) -> None:
+        """Report that the job read a dataset. Recorded as by `produced`."""
+
+    def link(self, name: str, url: str) -> None:
+        """Show a link (http or https) with the job, such as to a report or another system's page."""
 
     def sleep(self, seconds: float) -> None:
         """Wait; raise `Stop` as soon as the attempt is to stop."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -20,6 +20,8 @@ from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, chec
 from pipelines.contract import Args, Stop, StopReason, Wait, task_from_callable
 from pipelines.job_args import RESULT_KEY, resolve_results, substitute
 from pipelines.limits import check_calls
+from pipelines.reports import Check, DatasetUse, Severity, parse_check, parse_dataset, parse_link
+from pipelines.retry import Fail
 from pipelines.runner import LeveledLog, StopIgnored, run_task
 
 
@@ -46,7 +48,7 @@ class FakeContext:
     """A context in memory. It never waits; with `stop_after` it stops after that many safe points.
 
     `connect` is called for `ctx.connect(name)`, `database` for the connection of `ctx.transaction()`. Without them
-    those methods raise.
+    those methods raise. `check_history` has the earlier values of data checks by name, the newest last.
     """
 
     def __init__(  # noqa: PLR0913 - the fields of a context
@@ -62,6 +64,7 @@ class FakeContext:
         partition: str | None = None,
         traceparent: str | None = None,
         stop_after: int | None = None,
+        check_history: Mapping[str, Sequence[float]] | None = None,
         connect: Callable[[str], Any] | None = None,
         database: Callable[[], Any] | None = None,
     ) -> None:
@@ -79,9 +82,13 @@ class FakeContext:
         self.slept: list[float] = []
         self.acquired: list[tuple[str, int]] = []  # limit and number of calls
         self.waited: list[tuple[UUID, ...]] = []  # the jobs of each Wait that `run` met
+        self.checks: list[Check] = []
+        self.datasets: list[DatasetUse] = []  # produced and consumed
+        self.links: dict[str, str] = {}  # addresses by name
         self.safe_points = 0
         self.finished_with: Any = None  # the result of a final transaction
         self.finished = False
+        self._check_history = check_history or {}
         self._stop_after, self._stop_reason = stop_after, StopReason.CANCEL
         self._stopped = False
         self._connect, self._database = connect, database
@@ -98,7 +105,44 @@ class FakeContext:
         """A stop of this context is raised at safe points only."""
         return nullcontext()
 
-    def check(self) -> None:
+    def check(
+        self,
+        name: str | None = None,
+        value: float | None = None,
+        *,
+        min: float | None = None,
+        max: float | None = None,
+        vs: str | None = None,
+        tolerance: float | None = None,
+        severity: Severity = "fail",
+    ) -> None:
+        """With a name: recorded in `checks`, and compared with `check_history`."""
+        self._count_safe_point()
+        if name is None and value is None:
+            return
+        request = parse_check(name, value, low=min, high=max, vs=vs, tolerance=tolerance, severity=severity)
+        history = self._check_history.get(request.name, ())
+        result = request.evaluate(history[-request.history_count :] if request.history_count else ())
+        self.checks.append(result)
+        if result.outcome == "failed":
+            raise Fail(f"the check {result.name!r} failed: {result.detail}")
+
+    def produced(
+        self, dataset: str, *, rows: int | None = None, partition: str | None = None, schema: Any = None
+    ) -> None:
+        self.datasets.append(parse_dataset("produced", dataset, rows=rows, partition=partition, schema=schema))
+        self._safe_point()
+
+    def consumed(self, dataset: str, *, partition: str | None = None) -> None:
+        self.datasets.append(parse_dataset("consumed", dataset, partition=partition))
+        self._safe_point()
+
+    def link(self, name: str, url: str) -> None:
+        name, url = parse_link(name, url)
+        self.links[name] = url
+        self._safe_point()
+
+    def _count_safe_point(self) -> None:
         self.safe_points += 1
         if self._stop_after is not None and self.safe_points > self._stop_after:
             self._stopped = True

@@ -177,6 +177,8 @@ class Attempt(JobContext):
         progress, checkpoint = self.reported.unsaved()
         if progress is not None or checkpoint is not None:
             outcome = replace(outcome, progress=progress, checkpoint=checkpoint)
+        if self.reported.reports:
+            outcome = replace(outcome, reports=self.reported.reports)
         fields: dict[str, Any] = {}
         signal = self.stop_signal
         if signal.reason is not None and signal.requested_at is not None:

@@ -7,9 +7,9 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -21,12 +21,23 @@ from app.db.encoding import JsonNull, from_row, sanitize_json
 from app.errors import AttemptLost, SessionsRefused
 from app.queue.attempt_sessions import ConnectionSettings
 from app.queue.graphs import ParentJob
-from app.queue.job import ClaimedJob, NewJob, Settlement, Status
+from app.queue.job import ClaimedJob, NewJob, Reports, Settlement, Status
 from app.queue.jobs import settle_parameters
 from app.queue.task_connections import MAX_CHECKPOINT_BYTES, TaskConnections
 from pipelines.context import Interval, ParentEnd, ParentsNeeded, Upstream, check_fan_out
 from pipelines.contract import Fail, Stop, StopReason, Wait
 from pipelines.limits import check_calls
+from pipelines.reports import (
+    MAX_LINKS,
+    MAX_REPORTS,
+    Check,
+    DatasetUse,
+    Severity,
+    links_in,
+    parse_check,
+    parse_dataset,
+    parse_link,
+)
 from pipelines.runner import LeveledLog
 from pipelines.task import fill_limits
 from workers.outcome import caused_by_stop
@@ -35,6 +46,8 @@ from workers.threads import clock
 
 _JOB_LOG = log.get("pipeline")
 _MAX_IDLE_SESSION_SEC = 2.0  # a longer wait in `acquire` keeps no session of the server
+_DATASET_KEY = ("kind", "dataset", "partition")
+_MAX_SCHEMA_BYTES = 64_000  # of a dataset
 _MAX_ACQUIRE_WAIT_SEC = 30.0  # then it asks again: the rate may have been raised
 
 
@@ -116,6 +129,7 @@ class ReportedState:
     """
 
     progress: dict[str, Any] | None = None  # written under the lock, read by the heartbeat
+    reports = Reports()  # of this attempt; written under the lock
     checkpoint: Any = None  # where the next attempt resumes; the pipeline's thread alone, as the next two
     in_transaction = False
     _transaction_checkpoint: Any = None  # reported in the open transaction, and saved by its commit
@@ -134,6 +148,28 @@ class ReportedState:
     def merge_progress(self, fields: Mapping[str, Any]) -> None:
         with self._lock:
             self.replace_progress({**(self.progress or {}), **fields})
+
+    def add_link(self, name: str, url: str) -> None:
+        with self._lock:
+            links = links_in(self.progress or {}) | {name: url}
+            if len(links) > MAX_LINKS:
+                raise ValueError(f"a job has at most {MAX_LINKS} links")
+            self.replace_progress({**(self.progress or {}), "links": links})
+
+    def add_check(self, check: Check) -> None:
+        with self._lock:
+            if len(self.reports.checks) >= MAX_REPORTS:
+                raise ValueError(f"an attempt has at most {MAX_REPORTS:,} checks")
+            self.reports = replace(self.reports, checks=(*self.reports.checks, asdict(check)))
+
+    def add_dataset(self, use: DatasetUse) -> None:
+        """Replaces what was reported of the same dataset and partition."""
+        new = asdict(use)
+        with self._lock:
+            others = [old for old in self.reports.datasets if any(old[key] != new[key] for key in _DATASET_KEY)]
+            if len(others) >= MAX_REPORTS:
+                raise ValueError(f"an attempt reports at most {MAX_REPORTS:,} datasets")
+            self.reports = replace(self.reports, datasets=(*others, new))
 
     def add_counts(self, numbers: Mapping[str, int | float]) -> None:
         with self._lock:
@@ -164,7 +200,7 @@ class ReportedState:
     @contextmanager
     def transaction(self, is_commit_unknown: Callable[[], bool]) -> Iterator[None]:
         """Checkpoints reported within are saved by the transaction's commit and forgotten by its rollback."""
-        before = self.checkpoint
+        before, datasets = self.checkpoint, self.reports.datasets
         self.in_transaction = True
         try:
             yield
@@ -172,6 +208,7 @@ class ReportedState:
             if self._transaction_checkpoint is not None and is_commit_unknown():
                 self._saved_checkpoint = self._unsaved_checkpoint  # an older one must not replace what may be committed
             self.checkpoint, self._transaction_checkpoint = before, None
+            self.reports = replace(self.reports, datasets=datasets)  # what it wrote is rolled back; checks stay
             raise
         finally:
             self.in_transaction = False
@@ -266,19 +303,73 @@ class JobContext:
     def resume(self) -> Any:
         return self.reported.checkpoint
 
-    def check(self) -> None:
+    def check(
+        self,
+        name: str | None = None,
+        value: float | None = None,
+        *,
+        min: float | None = None,
+        max: float | None = None,
+        vs: str | None = None,
+        tolerance: float | None = None,
+        severity: Severity = "fail",
+    ) -> None:
+        self._raise_stop()
+        if name is None and value is None:
+            return
+        request = parse_check(name, value, low=min, high=max, vs=vs, tolerance=tolerance, severity=severity)
+        request = replace(request, name=self._redact_text(request.name))
+        history: Sequence[float] = ()
+        if request.history_count:
+            with nullcontext() if self.reported.in_transaction else self._owner_only():
+                history = self._require_connections().check_history(self.task, request.name, request.history_count)
+        result = request.evaluate(history)
+        self.reported.add_check(result)
+        if result.outcome == "passed":
+            _JOB_LOG.info("check.passed", check=result.name, value=result.value, detail=result.detail)
+        else:
+            _JOB_LOG.warning("check.broken", check=result.name, outcome=result.outcome, detail=result.detail)
+        if result.outcome == "failed":
+            raise Fail(f"the check {result.name!r} failed: {result.detail}")
+
+    def produced(
+        self, dataset: str, *, rows: int | None = None, partition: str | None = None, schema: Any = None
+    ) -> None:
+        self._add_dataset(parse_dataset("produced", dataset, rows=rows, partition=partition, schema=schema))
+
+    def consumed(self, dataset: str, *, partition: str | None = None) -> None:
+        self._add_dataset(parse_dataset("consumed", dataset, partition=partition))
+
+    def _add_dataset(self, use: DatasetUse) -> None:
+        schema = _json_copy(self.redactor.redact_value(use.schema), _MAX_SCHEMA_BYTES, "schema")
+        partition = use.partition and self.redactor.redact_text(use.partition)
+        self.reported.add_dataset(
+            replace(use, dataset=self._redact_text(use.dataset), partition=partition, schema=schema)
+        )
+        self._safe_point()
+
+    def link(self, name: str, url: str) -> None:
+        name, url = parse_link(name, url)
+        self.reported.add_link(self._redact_text(name), self._redact_text(url))
+        self._safe_point()
+
+    def _redact_text(self, text: str) -> str:
+        """Without the attempt's secrets, and without passwords in addresses."""
+        return self.redactor.redact_text(str(log.redact_text(text)))
+
+    def _raise_stop(self) -> None:
         if self.stop_reason is None and not self._is_lease_trusted():
             self.stop(StopReason.LEASE_LOST)
         if self.stop_reason is not None:
             raise Stop(self.stop_reason)
 
     def _safe_point(self) -> None:
-        """As `check`, but not in code that handles a stop: a second Stop would interrupt its clean-up."""
+        """Raise Stop, but not in code that handles a stop: a second Stop would interrupt its clean-up."""
         handled = sys.exc_info()[1]
         if handled is None or not (
             isinstance(handled, asyncio.CancelledError | GeneratorExit) or caused_by_stop(handled)
         ):
-            self.check()
+            self._raise_stop()
 
     def _is_lease_trusted(self) -> bool:
         return True
@@ -461,7 +552,9 @@ class JobContext:
 
     def _success_parameters(self, result: Any) -> dict[str, Any]:
         job, result = self.job, self.redactor.redact_value(result)
-        settlement = Settlement(Status.SUCCEEDED, result=result, progress=self.reported.progress)
+        settlement = Settlement(
+            Status.SUCCEEDED, result=result, progress=self.reported.progress, reports=self.reported.reports or None
+        )
         values = [(job.id, job.run_id, job.key_hash, settlement)]
         return settle_parameters(values, max_result_bytes=self.settings.max_result_bytes)
 
@@ -489,11 +582,11 @@ def _log_unchecked_target(target: str, error: str) -> None:
         _JOB_LOG.warning("connection_check.off", target=target, error=error)
 
 
-def _json_copy(cursor: Any, max_bytes: int) -> Any:
+def _json_copy(cursor: Any, max_bytes: int, name: str = "this checkpoint") -> Any:
     """A copy as the next attempt reads it, which the pipeline cannot change any more."""
     if cursor is None or isinstance(cursor, bool | int):
         return cursor
     copy = json.loads(sanitize_json(cursor, max_bytes))
     if isinstance(copy, dict) and copy.keys() == {"$dropped"} and not (type(cursor) is dict and copy == cursor):
-        raise ValueError(f"this checkpoint cannot be kept: {copy['$dropped']}")
+        raise ValueError(f"{name} cannot be kept: {copy['$dropped']}")
     return copy

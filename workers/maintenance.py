@@ -13,6 +13,7 @@ from app import log
 from app.admin.alerts import Alerts
 from app.admin.breakers import Breakers
 from app.admin.bulk import BulkOperations
+from app.admin.data_quality import DataQuality
 from app.admin.limits import Limits
 from app.admin.queues import Queues
 from app.admin.retention import PrunedBatch, Retention, RetentionPeriods
@@ -44,13 +45,14 @@ _RETENTION_INTERVAL_SEC = 60.0
 _HOURLY_SEC = 3600.0
 _PRUNE_INTERVAL_SEC = 600.0
 _DEPTHS_INTERVAL_SEC = 30.0  # recorded once a minute, and none may be left out
-_PRUNE_BATCH = 1000  # deliveries
+_PRUNE_BATCH = 1000  # deliveries, data checks, dataset events
 _REST_FACTOR = 9  # statistics rest this many times as long as a batch took: jobs come first
 _FAILED_RETRY_SEC = 60.0
 _AGGREGATE_BATCH = 10_000  # events
 _DELETE_BATCH = 500  # jobs
 _MAX_DELETE_PAUSE_SEC = 5.0
 _KEEP_ALERTS_SEC = 90 * 86_400.0
+_KEEP_CHECKS_SEC = 90 * 86_400.0  # and dataset events
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class Maintenance:
 def duties(session: Session, options: MaintenanceOptions, tasks: Pipelines) -> list[Duty]:
     """All duties of the maintenance leader."""
     bulk, statistics, retention = BulkOperations(session), Statistics(session), RetentionDuty(session, options)
-    alerts, webhooks = Alerts(session), Webhooks(session)
+    alerts, webhooks, quality = Alerts(session), Webhooks(session), DataQuality(session)
     half_a_minute = _RETENTION_INTERVAL_SEC / 2
     schedules = Schedules(session)
     return [
@@ -172,6 +174,7 @@ def duties(session: Session, options: MaintenanceOptions, tasks: Pipelines) -> l
         Duty("retention", _RETENTION_INTERVAL_SEC, retention.run, first_delay_sec=half_a_minute),
         Duty("alerts", options.alert_interval_sec, lambda: _check_alerts(alerts, options.alert_interval_sec)),
         Duty("alerts-prune", _HOURLY_SEC, lambda: alerts.prune(keep_sec=_KEEP_ALERTS_SEC)),
+        Duty("checks-prune", _HOURLY_SEC, lambda: _prune_checks(quality)),
         Duty("deliveries-prune", _PRUNE_INTERVAL_SEC, lambda: _prune_deliveries(webhooks, options.keep_deliveries_sec)),
     ]
 
@@ -228,6 +231,10 @@ def _check_alerts(alerts: Alerts, interval_sec: float) -> None:
 
 def _prune_deliveries(webhooks: Webhooks, keep_sec: float) -> float | None:
     return 1.0 if webhooks.prune(keep_sec=keep_sec, limit=_PRUNE_BATCH) >= _PRUNE_BATCH else None
+
+
+def _prune_checks(quality: DataQuality) -> float | None:
+    return 1.0 if quality.prune(keep_sec=_KEEP_CHECKS_SEC, limit=_PRUNE_BATCH) >= _PRUNE_BATCH else None
 
 
 class LimitsDuty:

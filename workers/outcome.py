@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, ReleaseRequest, Settlement, Status
+from app.queue.job import SUCCEEDED, ClaimedJob, ReleaseReason, ReleaseRequest, Reports, Settlement, Status
 from pipelines.contract import Stop, StopReason, TaskOptions
 from pipelines.retry import Policy, RetryAction, decide, policy_from_json
 
@@ -39,9 +39,12 @@ class Released:
     checkpoint: Any = None  # None: likewise
     event_fields: Mapping[str, Any] | None = None
     awaited: Sequence[UUID] = ()  # with the reason WAITS
+    reports: Reports | None = None
 
     def request_for(self, job: ClaimedJob) -> ReleaseRequest:
-        return ReleaseRequest(job, self.reason, self.progress, self.checkpoint, self.event_fields, self.awaited)
+        return ReleaseRequest(
+            job, self.reason, self.progress, self.checkpoint, self.event_fields, self.awaited, self.reports
+        )
 
 
 Outcome = Settlement | Released | LeaseLost | SettledByTask

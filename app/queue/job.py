@@ -237,6 +237,17 @@ class ClaimHint:
 
 
 @dataclass(frozen=True)
+class Reports:
+    """What an attempt reported in addition to its outcome: columns of dl_checks, and of dl_dataset_events."""
+
+    checks: tuple[Mapping[str, Any], ...] = ()
+    datasets: tuple[Mapping[str, Any], ...] = ()  # count only if the attempt succeeds
+
+    def __bool__(self) -> bool:
+        return bool(self.checks or self.datasets)
+
+
+@dataclass(frozen=True)
 class Settlement:
     """How an attempt ended, as the run that owns the job writes it."""
 
@@ -251,6 +262,7 @@ class Settlement:
     crashed: bool = False  # its child process died
     event_fields: Mapping[str, Any] | None = None  # for the event: stop step, peak memory …
     error_fingerprint: str | None = None
+    reports: Reports | None = None
 
 
 SUCCEEDED = Settlement(Status.SUCCEEDED)  # the usual settlement, without any value
@@ -284,6 +296,7 @@ class ReleaseRequest(NamedTuple):
     checkpoint: Any = None
     event_fields: Mapping[str, Any] | None = None
     awaited: Sequence[UUID] = ()  # with the reason WAITS: jobs that must end before the next attempt
+    reports: Reports | None = None
 
 
 class RenewalRequest(NamedTuple):

@@ -40,6 +40,7 @@ from app.queue.job import (
     Renewal,
     RenewalRequest,
     RepairResult,
+    Reports,
     Settlement,
     SettleResult,
     Status,
@@ -291,6 +292,7 @@ class JobQueue:
             "progress": array(_limited_json(run.progress, _MAX_PROGRESS_BYTES) for run in requests),
             "checkpoints": array(_limited_json(run.checkpoint, max_bytes) for run in requests),
             "event_fields": array(_limited_json(run.event_fields, max_bytes) for run in requests),
+            "reports": _reports_json((run.job.run_text, run.reports) for run in requests),
         }
         if len(requests) == 1 and requests[0].reason is ReleaseReason.WAITS:
             parameters["awaited"] = array(requests[0].awaited)
@@ -389,7 +391,14 @@ def settle_parameters(
         "crashes": array(int(end.crashed) for end in ends),
         "event_fields": array(_limited_json(end.event_fields, max_result_bytes) for end in ends),
         "fingerprints": array(_limited_text(end.error_fingerprint, _MAX_FINGERPRINT_LENGTH) for end in ends),
+        "reports": _reports_json((str(run), settlement.reports) for _, run, _, settlement in others),
     }
+
+
+def _reports_json(reports: Iterable[tuple[str, Reports | None]]) -> str | None:
+    """What the runs reported, for dl_record_reports; None: nothing."""
+    given = [{"run_id": run, **vars(of_run)} for run, of_run in reports if of_run]
+    return validate_json("reports", given) if given else None
 
 
 def _encode_field(name: str, value: Any) -> Any:

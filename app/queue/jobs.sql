@@ -354,6 +354,7 @@ RETURNING 1;
 -- running -> succeeded | failed | canceled | queued: how an attempt that counts ends. An error after a cancel request ends as
 -- canceled; a success stays one; without attempts left a retry ends as failed. The next blocked job of each freed key becomes
 -- ready. The sender has released the keys' session locks before.
+-- `reports` has the data checks and datasets of the runs that have any; see dl_record_reports.
 -- Plain successes, which leave no value, come as `plain_jobs` and `plain_runs` alone. The result is one row: how many were
 -- applied; the runs whose status differs from the requested one, with their status; and, if not all were applied, which.
 SELECT count(pg_advisory_xact_lock(1684828526, hash))
@@ -426,8 +427,17 @@ SELECT count(*)::int AS applied,
                 OFFSET 0) ended
                CROSS JOIN LATERAL dl_wake_after(coalesce(ended.runs || ended.closed, ended.runs, ended.closed))) AS woken,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM settled
-         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries
+         WHERE webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL))) AS deliveries,
+       (SELECT dl_record_reports(%(reports)s::jsonb, array_agg(job_id)) FROM settled WHERE %(reports)s::jsonb IS NOT NULL) AS reports
   FROM settled;
+
+-- name: check_history
+-- The last values of a check that did not fail, other than this job's own: a retry must not make its value the usual one.
+SELECT value
+  FROM dl_checks
+ WHERE task = %(task)s::text AND name = %(name)s::text AND outcome <> 'failed' AND job_id <> %(job_id)s::uuid
+ ORDER BY at DESC, check_id DESC
+ LIMIT %(count)s::int;
 
 -- name: find_settlement
 -- Of settlements that were not applied: the status of those that the same run had applied before, if the response was lost.
@@ -478,7 +488,8 @@ SELECT r.run_id, r.status::text,
                                               FROM released WHERE (SELECT EXISTS (SELECT FROM dl_limits)
                                                                    OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed'))))) AS woken,
        (SELECT dl_create_deliveries(array_agg(job_id)) FROM released WHERE status = 'canceled'
-           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries
+           AND (webhook IS NOT NULL OR (SELECT EXISTS (SELECT FROM dl_webhooks WHERE disabled_at IS NULL)))) AS deliveries,
+       (SELECT dl_record_reports(%(reports)s::jsonb, array_agg(job_id)) FROM released WHERE %(reports)s::jsonb IS NOT NULL) AS reports
   FROM released r;
 
 -- name: lock_awaited

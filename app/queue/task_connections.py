@@ -207,6 +207,14 @@ class TaskConnections:
                 return self.fan_out(jobs, then, on=on, need=need)
         return Graphs(self._borrowed(self._queue_connection)).fan_out(jobs, then, on=on, need=need)
 
+    def check_history(self, task: str, name: str, count: int) -> list[float]:
+        """The last values of a check that did not fail, other than this job's; newest first."""
+        if not self._in_transaction:
+            with self._fenced():
+                return self.check_history(task, name, count)
+        parameters = {"task": task, "name": name, "job_id": str(self._job_id), "count": count}
+        return [row[0] for row in self._borrowed(self._queue_connection).execute("check_history", parameters)]
+
     def execute_owned(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
         """Execute a named statement in a transaction of its own: a run that lost its job changes nothing."""
         with self._fenced() as connection:

@@ -24,6 +24,8 @@ TABLES = (
     "dl_firings",
     "dl_backfills",
     "dl_slices",
+    "dl_checks",
+    "dl_dataset_events",
     "dl_fair_weights",
 )
 # Without triggers and foreign keys, like TRUNCATE, which makes a file for each table and index: 20 times the time.

@@ -23,6 +23,7 @@ from typing import Any
 
 from app import log
 from app.queue.attempt_sessions import attempt_application_name, end_sessions, server_dsns
+from app.queue.job import Reports
 from workers.attempt import Attempt
 from workers.context import StopStep
 from workers.outcome import Outcome, add_event_fields
@@ -311,6 +312,8 @@ class ChildProcess:
             case {"checkpoint": cursor}:
                 with suppress(ValueError):
                     attempt.record_checkpoint(cursor)
+            case {"reports": {"checks": [*checks], "datasets": [*datasets]}}:
+                attempt.reported.reports = Reports(tuple(checks), tuple(datasets))
             case {"log": [str(level), str(stream), str(text)]}:
                 attempt.settings.log(attempt.job_id, attempt.attempt, level, stream, text)
             case {"result": {"kind": str(kind), **fields}} if _MESSAGE_FIELDS.get(kind, {"?"}) <= fields.keys():

@@ -156,10 +156,14 @@ def _handle_commands(parent: ParentChannel, context: JobContext) -> None:
 
 
 def _report_progress(parent: ParentChannel, context: JobContext, done: threading.Event) -> None:
-    is_last = False
+    is_last, sent_reports = False, context.reported.reports
     while not is_last:
         is_last = done.wait(_PROGRESS_INTERVAL_SEC)
         with suppress(MemoryError):  # the pipeline's, which may recover
+            reports = context.reported.reports
+            if reports is not sent_reports:
+                parent.send({"reports": vars(reports)})
+                sent_reports = reports
             progress, checkpoint = unsaved = context.reported.unsaved()
             if progress is not None:
                 parent.send({"progress": json.loads(sanitize_json(progress, _MAX_PROGRESS_BYTES))})

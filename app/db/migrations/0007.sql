@@ -1,4 +1,4 @@
--- Schedules, backfills and slices.
+-- Schedules, backfills, slices, data checks and datasets.
 
 ALTER TABLE dl_jobs
     ADD COLUMN schedule_id uuid,
@@ -91,6 +91,39 @@ CREATE TABLE dl_slices (
     PRIMARY KEY (task, partition_key)
 ) WITH (fillfactor = 80);
 CREATE INDEX dl_slices_backfill_idx ON dl_slices (backfill_id, state) WHERE backfill_id IS NOT NULL;
+
+CREATE TABLE dl_checks (
+    check_id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task          text        NOT NULL,
+    name          text        NOT NULL CHECK (name <> '' AND octet_length(name) <= 200),
+    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
+    job_id        uuid        NOT NULL,
+    attempt       int         NOT NULL,
+    partition_key text        NOT NULL,
+    value         float8      NOT NULL,
+    low           float8,
+    high          float8,
+    median        float8,
+    outcome       text        NOT NULL CHECK (outcome IN ('passed', 'warned', 'failed')),
+    detail        text
+);
+CREATE INDEX dl_checks_name_idx ON dl_checks (task, name, at);
+CREATE INDEX dl_checks_job_idx ON dl_checks (job_id);
+CREATE INDEX dl_checks_bad_idx ON dl_checks (at) WHERE outcome <> 'passed';
+
+CREATE TABLE dl_dataset_events (
+    event_id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    dataset       text        NOT NULL CHECK (dataset <> '' AND octet_length(dataset) <= 500),
+    kind          text        NOT NULL CHECK (kind IN ('produced', 'consumed')),
+    task          text        NOT NULL,
+    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
+    job_id        uuid        NOT NULL,
+    partition_key text        NOT NULL,
+    rows          bigint,
+    schema        jsonb
+);
+CREATE INDEX dl_dataset_events_dataset_idx ON dl_dataset_events (dataset, kind, task, at);
+CREATE INDEX dl_dataset_events_job_idx ON dl_dataset_events (job_id);
 
 ALTER TYPE dl_enqueue_request
     ADD ATTRIBUTE schedule_id uuid,

@@ -17,7 +17,7 @@ from tests.support import Databases
 from tests.support.queue_fixture import QueueFixture
 
 NOTHING = "{NULL,NULL,NULL,NULL,NULL}"  # of five runs
-NO_PROCESS = {"worker_id": None, "server": None}  # a lease decides, over whichever connection
+NO_PROCESS = {"worker_id": None, "server": None, "reports": None}  # a lease decides, over whichever connection
 NO_ONE = "00000000-0000-0000-0000-000000000000"
 INDEXES = ("dl_jobs_ready_idx", "dl_jobs_scheduled_idx", "dl_jobs_blocked_idx")
 
