@@ -2919,6 +2919,13 @@ CREATE OR REPLACE TRIGGER dl_limits_audit AFTER INSERT OR UPDATE OR DELETE ON dl
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('limit', 'name', 'changed_by,changed_at', '');
 
+CREATE OR REPLACE TRIGGER dl_schedules_audit
+    AFTER INSERT OR DELETE OR UPDATE OF overrides, task, source, paused_at, paused_reason ON dl_schedules
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('schedule', 'name',
+                                  'schedule_id,declared_at,seen_at,version,last_at,next_at,error,created_at,changed_by,changed_at',
+                                  'declared,overrides');
+
 CREATE OR REPLACE TRIGGER dl_breakers_audit AFTER INSERT OR UPDATE OR DELETE ON dl_breakers
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('breaker', 'task', 'changed_by,changed_at,failed_at', '');

@@ -9,7 +9,17 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from pipelines.context import Interval
@@ -27,10 +37,22 @@ _MAX_NAME_BYTES, _MAX_DATASET_BYTES = 1_000, 500
 _INT4_MAX = 2_147_483_647
 
 
-def _check_aware(value: datetime | None) -> datetime | None:
-    if value is not None and value.tzinfo is None:
+def _parse_moment(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise PydanticCustomError("moment", "is no RFC 3339 time, such as 2030-01-31T06:00:00+03:00") from None
+    if isinstance(value, datetime) and value.tzinfo is None:
         raise PydanticCustomError("zone", "needs a time zone, as in 2030-01-31T06:00:00+03:00")
     return value
+
+
+def _parse_day(value: Any) -> Any:
+    try:
+        return date.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        raise PydanticCustomError("day", "is no day of the calendar, such as 2030-01-31") from None
 
 
 def _check_name(value: str | None) -> str | None:
@@ -40,7 +62,12 @@ def _check_name(value: str | None) -> str | None:
 
 
 Value = TypeVar("Value")
-Moment = Annotated[datetime | None, AfterValidator(_check_aware)]
+Moment = Annotated[
+    datetime | None,
+    BeforeValidator(_parse_moment),
+    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}),
+]
+Day = Annotated[date, BeforeValidator(_parse_day), WithJsonSchema({"type": "string", "format": "date"})]
 Name = Annotated[str | None, AfterValidator(_check_name)]
 Whole = Annotated[int, Field(ge=1, le=_INT4_MAX)]
 
@@ -56,7 +83,7 @@ class JobTimes(NamedTuple):
 class ScheduleDefinition(BaseModel):
     """When jobs are made, and which."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     task: Annotated[str, AfterValidator(_check_name)] = Field(description="The task of its jobs.")
     kind: Literal["cron", "interval", "dataset"] = Field(
@@ -64,7 +91,9 @@ class ScheduleDefinition(BaseModel):
     )
     zone: str = Field("UTC", description="The IANA time zone of its times and days.")
     expression: str = Field(
-        "", description="Of cron five fields, such as `0 6 * * *`, or @daily; of an interval a number of seconds."
+        "",
+        validate_default=True,
+        description="Of cron five fields, such as `0 6 * * *`, or @daily; of an interval a number of seconds.",
     )
     anchor: Moment = Field(None, description="An interval counts from here; null: from 1970.")
     gap: Literal["after", "skip"] = Field(
@@ -76,7 +105,7 @@ class ScheduleDefinition(BaseModel):
     )
     starts_at: Moment = Field(None, description="No job for earlier times.")
     ends_at: Moment = Field(None, description="No job for later times.")
-    excluded: list[date] = Field([], max_length=1_000, description="Days without a job.")
+    excluded: list[Day] = Field([], max_length=1_000, description="Days without a job.")
     after: list[str] = Field([], max_length=20, description="The datasets whose updates make jobs.")
     need: Literal["all", "any"] = Field("all", description="all of these datasets, or one, since its last job.")
     args: dict[str, Any] = Field(
@@ -120,7 +149,7 @@ class ScheduleDefinition(BaseModel):
     @classmethod
     def _check_end(cls, value: datetime | None, info: ValidationInfo) -> datetime | None:
         starts_at = info.data.get("starts_at")
-        if value is not None and starts_at is not None and value <= starts_at:
+        if value is not None and starts_at is not None and value.astimezone(UTC) <= starts_at.astimezone(UTC):
             raise PydanticCustomError("end", "is not later than starts_at")
         return value
 
@@ -162,8 +191,6 @@ class ScheduleDefinition(BaseModel):
     def _check_kind(self) -> ScheduleDefinition:
         if (self.kind == "dataset") != bool(self.after):
             raise PydanticCustomError("kind", "after names the datasets of kind dataset, and of no other")
-        if self.kind != "dataset" and not self.expression:
-            raise PydanticCustomError("expression", "expression is required")
         return self
 
     @cached_property

@@ -60,7 +60,7 @@ class SchedulesDuty:
             "read_last_at": schedule.last_at and schedule.last_at.isoformat(),
         }
         try:
-            definition = definition_from({**schedule.definition, "task": schedule.task}, zone=self._zone)
+            definition = definition_from({**schedule.effective_definition, "task": schedule.task}, zone=self._zone)
         except ValidationError as error:
             fire_at = (schedule.next_at or now).isoformat()
             refused = {"fire_at": fire_at, "due_at": fire_at, "outcome": "refused", "detail": _first_error(error)}

@@ -58,7 +58,7 @@ class Schedule:
     changed_at: datetime
 
     @property
-    def definition(self) -> dict[str, Any]:
+    def effective_definition(self) -> dict[str, Any]:
         return {**self.declared, **self.overrides}
 
 
@@ -97,7 +97,7 @@ class FiredTime(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Where a schedule stands: times up to `last_at` are accounted for."""
+    """The state of a schedule: times up to `last_at` are accounted for."""
 
     last_at: datetime | None
     next_at: datetime | None
@@ -128,6 +128,11 @@ class Schedules:
     ) -> list[Schedule]:
         parameters = validate_texts({"name": name, "task": task, "after": after})
         return [from_row(Schedule, row) for row in self._execute("schedules", {**parameters, "limit": limit})]
+
+    def now(self) -> datetime:
+        """The database's clock."""
+        now: datetime = self._execute("read_clock")[0][0]
+        return now
 
     def create(
         self,

@@ -10,6 +10,9 @@ SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at
  ORDER BY name
  LIMIT %(limit)s::int;
 
+-- name: read_clock
+SELECT clock_timestamp();
+
 -- name: create_schedule
 -- A schedule of people. No row: the name is taken.
 INSERT INTO dl_schedules (name, source, task, overrides, last_at, next_at, error, paused_at, paused_by, paused_reason, changed_by)
@@ -20,7 +23,7 @@ VALUES (%(name)s::text, 'people', %(task)s::text, %(overrides)s::jsonb, %(last_a
 RETURNING schedule_id, pg_notify('dl_control', 'schedules');
 
 -- name: change_schedule
--- Change what applies; times after `last_at` follow it. No row: somebody else has changed it meanwhile.
+-- Change what applies; times after `last_at` follow it. No row: another request has changed it meanwhile.
 UPDATE dl_schedules
    SET overrides = %(overrides)s::jsonb, task = %(task)s::text, version = version + 1, last_at = %(last_at)s::timestamptz,
        next_at = %(next_at)s::timestamptz, error = %(error)s::text, changed_by = %(changed_by)s::text, changed_at = clock_timestamp(),
@@ -38,7 +41,7 @@ RETURNING schedule_id;
 
 -- name: resume_schedule
 -- Fire again, from `last_at` on. With `skipped`, the first and the last nominal time of the pause, one row says that they did
--- not fire. No row: somebody else has changed it meanwhile.
+-- not fire. No row: another request has changed it meanwhile.
 WITH resumed AS (
     UPDATE dl_schedules
        SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, version = version + 1, last_at = %(last_at)s::timestamptz,

@@ -33,6 +33,7 @@ from app.web.api.jobs import JobIdConverter, JobWatcher, create_jobs_blueprint
 from app.web.api.limits import create_limits_blueprint
 from app.web.api.metrics import QueueCollector, create_metrics_blueprint
 from app.web.api.queues import create_queues_blueprint
+from app.web.api.schedules import create_schedules_blueprint
 from app.web.api.task_stats import create_task_stats_blueprint
 from app.web.api.webhooks import create_webhooks_blueprint
 from app.web.auth.guard import ACTOR, Authenticator, csrf_token, parse_networks
@@ -99,6 +100,7 @@ def create_app(
         create_queues_blueprint(executor),
         create_limits_blueprint(executor),
         create_breakers_blueprint(executor),
+        create_schedules_blueprint(executor, pipelines, options),
         create_task_stats_blueprint(executor, pipelines),
         create_events_blueprint(executor, options, closing),
         create_job_logs_blueprint(queue, watcher),

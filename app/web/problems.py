@@ -77,6 +77,14 @@ class ProblemCode(Enum):
     GRAPH_NOT_FOUND = (404, "The graph does not exist", "No graph has this id; old ones are deleted with their jobs.")
     BREAKER_NOT_FOUND = (404, "The task has no breaker", "The task declares none, and was not paused.")
     LIMIT_NOT_FOUND = (404, "The limit does not exist", "No limit has this name, and no job uses it.")
+    SCHEDULE_NOT_FOUND = (404, "The schedule does not exist", "No schedule has this name.")
+    SCHEDULE_EXISTS = (409, "The schedule exists already", "Change that one, or choose another name.")
+    TIME_HAS_FIRED = (
+        409,
+        "The schedule has fired for this time",
+        "`GET …/firings` has the job; with `again` another one is made.",
+    )
+    NOT_ORPHANED = (409, "The schedule is not orphaned", "Live workers have it in their code, or people made it.")
     WORKER_NOT_FOUND = (
         404,
         "The worker does not exist",
@@ -214,6 +222,10 @@ BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
     errors.GraphNotFound: ProblemCode.GRAPH_NOT_FOUND,
     errors.BreakerNotFound: ProblemCode.BREAKER_NOT_FOUND,
     errors.LimitNotFound: ProblemCode.LIMIT_NOT_FOUND,
+    errors.ScheduleNotFound: ProblemCode.SCHEDULE_NOT_FOUND,
+    errors.ScheduleExists: ProblemCode.SCHEDULE_EXISTS,
+    errors.ScheduleChanged: ProblemCode.CHANGED,
+    errors.TimeHasFired: ProblemCode.TIME_HAS_FIRED,
     errors.WorkerNotFound: ProblemCode.WORKER_NOT_FOUND,
     errors.BulkNotFound: ProblemCode.BULK_NOT_FOUND,
     errors.BulkMismatch: ProblemCode.BULK_MISMATCH,

@@ -252,7 +252,7 @@ def test_a_declaration_of_an_older_process_changes_nothing(fixture):
 
     declare(new, "0 6 * * *")
     declare(old, "0 5 * * *")
-    assert fixture.schedules.get("s").definition["expression"] == "0 6 * * *"
+    assert fixture.schedules.get("s").effective_definition["expression"] == "0 6 * * *"
     declare(new, "0 7 * * *")
     assert fixture.schedules.get("s").version == 2
     fixture.create("people's")

@@ -1,0 +1,341 @@
+"""Schedules as people see and change them: what both the API and the dashboard do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+from pydantic import ValidationError
+
+from app.admin.schedules import CalendarFiring, Schedule, Schedules, ScheduleSource, Times
+from app.db.statements import Executor
+from app.errors import ScheduleNotFound
+from app.web.auth.guard import current_actor
+from app.web.json_io import FieldError
+from app.web.middleware import audit_action
+from app.web.options import WebOptions
+from app.web.problems import InvalidRequest, ProblemCode, RequestRejected
+from app.web.schemas import field_errors
+from pipelines.contract import Pipelines
+from pipelines.schedule_definition import ScheduleDefinition, definition_from, scheduled_job
+
+MAX_CALENDAR_ENTRIES = 5_000
+_NAME_BYTES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleDetail(Schedule):
+    """A schedule with what applies, in words too, and the fields in which it differs from the code."""
+
+    definition: dict[str, Any]
+    explanation: str | None
+    differs_from_code: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviewTime:
+    """A nominal time. `note`: moved out of a gap that a clock change makes, or within what it repeats. `args` are those
+    of the job; null, with the `problem`, if none can be made."""
+
+    at: datetime
+    local_time: str
+    note: str | None
+    starts_at: datetime
+    interval_start: datetime | None
+    interval_end: datetime | None
+    partition: str | None
+    args: dict[str, Any] | None
+    problem: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FutureFiring:
+    schedule: str
+    fire_at: datetime
+    note: str | None
+
+
+@dataclass(frozen=True)
+class Calendar:
+    """`complete` is false if there are more entries than are listed."""
+
+    past: list[CalendarFiring]
+    future: list[FutureFiring]
+    complete: bool
+
+
+class ScheduleEditor:
+    """Reads and changes schedules for a caller, who sees and changes those of visible tasks."""
+
+    def __init__(self, executor: Executor, pipelines: Pipelines, options: WebOptions) -> None:
+        self.schedules = Schedules(executor)
+        self._pipelines, self._options = pipelines, options
+
+    def list_details(self, *, task: str | None = None) -> list[ScheduleDetail]:
+        can_see_task = current_actor().can_see_task
+        return [
+            self.detail(schedule) for schedule in self.schedules.list_by_name(task=task) if can_see_task(schedule.task)
+        ]
+
+    def get(self, name: str) -> Schedule:
+        """Raises ScheduleNotFound."""
+        schedule = self.schedules.get(name)
+        if not current_actor().can_see_task(schedule.task):
+            raise ScheduleNotFound(name)
+        return schedule
+
+    def detail(self, schedule: Schedule) -> ScheduleDetail:
+        definition = schedule.effective_definition
+        try:
+            effective = self.definition(schedule)
+        except InvalidRequest:
+            explanation = None
+        else:
+            explanation = explain(effective)
+        changed = schedule.overrides if schedule.source is ScheduleSource.CODE else {}
+        differs = sorted(name for name, value in changed.items() if schedule.declared.get(name) != value)
+        return ScheduleDetail(
+            **vars(schedule), definition=definition, explanation=explanation, differs_from_code=differs
+        )
+
+    def definition(self, schedule: Schedule) -> ScheduleDefinition:
+        """What applies. Raises InvalidRequest if it does not hold any more."""
+        return self.validate({**schedule.effective_definition, "task": schedule.task})
+
+    def validate(self, values: Mapping[str, Any]) -> ScheduleDefinition:
+        """The definition, with the slices that its task declares. Raises InvalidRequest."""
+        task = self._pipelines.get(str(values.get("task")))
+        more = {}
+        if task is not None and task.options.partitions is not None and values.get("partitions") is None:
+            more["partitions"] = task.options.partitions.to_json()
+        try:
+            return definition_from({**values, **more}, zone=self._options.timezone)
+        except ValidationError as error:
+            raise InvalidRequest(list(field_errors(error))) from None
+
+    def create(self, name: str, values: Mapping[str, Any], *, is_paused: bool) -> Schedule:
+        """Raises InvalidRequest and ScheduleExists."""
+        if not name.strip() or len(name.encode("utf-8", "surrogatepass")) > _NAME_BYTES or "/" in name:
+            raise InvalidRequest([FieldError("name", f"is a text of 1 to {_NAME_BYTES} bytes without a slash")])
+        definition = self.validate(values)
+        self._require_job(name, definition)
+        now = self.schedules.now()
+        stored = definition.to_json()
+        stored.pop("task")
+        schedule = self.schedules.create(
+            name,
+            definition.task,
+            stored,
+            Times(now, _next(definition, now)),
+            is_paused=is_paused,
+            changed_by=current_actor().name,
+        )
+        audit_action("schedule.created", schedule=name, task=definition.task)
+        return schedule
+
+    def change(self, name: str, changes: Mapping[str, Any], *, version: str | None = None) -> Schedule:
+        """Override fields. Raises InvalidRequest and ScheduleChanged."""
+        schedule = self._get_version(name, version)
+        is_code = schedule.source is ScheduleSource.CODE
+        if is_code and changes.get("task") not in (None, schedule.task):
+            raise InvalidRequest([FieldError("task", "is that of the code; create another schedule for another task")])
+        overrides = {**schedule.overrides, **{k: v for k, v in changes.items() if k != "task"}}
+        task = changes.get("task") or schedule.task
+        saved = self._save(schedule, overrides, task=task)
+        audit_action("schedule.changed", schedule=name, fields=sorted(changes))
+        return saved
+
+    def reset(self, name: str, fields: Iterable[str] | None) -> Schedule:
+        """Undo what people changed of a schedule in code: these fields, or all."""
+        schedule = self.get(name)
+        if schedule.source is not ScheduleSource.CODE:
+            raise InvalidRequest(
+                [FieldError("fields", "no code declares this schedule, so there is nothing to go back to")]
+            )
+        dropped = set(schedule.overrides if fields is None else fields)
+        saved = self._save(
+            schedule, {k: v for k, v in schedule.overrides.items() if k not in dropped}, task=schedule.task
+        )
+        audit_action("schedule.reset", schedule=name, fields=sorted(dropped))
+        return saved
+
+    def adopt(self, name: str) -> Schedule:
+        """Make an orphaned schedule one of people: it fires again."""
+        schedule = self.get(name)
+        if schedule.orphaned_at is None:
+            raise RequestRejected(ProblemCode.NOT_ORPHANED)
+        definition = self.definition(schedule).to_json()
+        definition.pop("task")
+        saved = self._save(schedule, definition, task=schedule.task, source=ScheduleSource.PEOPLE)
+        audit_action("schedule.adopted", schedule=name)
+        return saved
+
+    def _save(
+        self, schedule: Schedule, overrides: dict[str, Any], *, task: str, source: ScheduleSource | None = None
+    ) -> Schedule:
+        definition = self.validate({**schedule.declared, **overrides, "task": task})
+        self._require_job(schedule.name, definition)
+        now = self.schedules.now()
+        last_at = schedule.last_at
+        # What has come already is fired, by one definition or the other. Later times follow the new one.
+        is_due = schedule.next_at is not None and schedule.next_at <= now
+        if schedule.paused_at is None and not is_due:
+            last_at = now
+        times = Times(last_at, _next(definition, last_at or now))
+        return self.schedules.change(
+            schedule, overrides, times, task=task, source=source, changed_by=current_actor().name
+        )
+
+    def _get_version(self, name: str, version: str | None) -> Schedule:
+        schedule = self.get(name)
+        if version is not None and version != str(schedule.version):
+            raise RequestRejected(ProblemCode.CHANGED)
+        return schedule
+
+    def _require_job(self, name: str, definition: ScheduleDefinition) -> None:
+        """Raises InvalidRequest if the next time makes no job."""
+        current_actor().require_trigger(definition.task, definition.queue or self._queue_of(definition.task) or "")
+        now = datetime.now(UTC)
+        fire_at = _next(definition, now) or now
+        if definition.slices is not None and definition.slices.last_ended(fire_at) is None:
+            return
+        try:
+            self.job(name, UUID(int=0), definition, fire_at)
+        except (ValueError, TypeError) as error:
+            field, _, message = str(error).partition(": ")
+            raise InvalidRequest([FieldError(field if message else "args", message or field)]) from None
+
+    def _queue_of(self, task: str) -> str | None:
+        known = self._pipelines.get(task)
+        return None if known is None else known.options.queue
+
+    def job(self, name: str, schedule_id: UUID, definition: ScheduleDefinition, fire_at: datetime) -> dict[str, Any]:
+        """The request of the job of a nominal time. Raises ValueError."""
+        return scheduled_job(
+            name,
+            str(schedule_id),
+            definition,
+            fire_at,
+            self._pipelines.get(definition.task),
+            default_lease_sec=self._options.default_lease_ttl_sec,
+        )
+
+    def pause(self, name: str, reason: str | None) -> Schedule:
+        self.get(name)
+        schedule = self.schedules.pause(name, reason=reason, changed_by=current_actor().name)
+        audit_action("schedule.paused", schedule=name)
+        return schedule
+
+    def resume(self, name: str, *, catch_up: bool) -> Schedule:
+        """Fire again: from now on, or with what its `catch_up` says of the times of the pause."""
+        schedule = self.get(name)
+        if schedule.paused_at is None:
+            return schedule
+        definition = self.definition(schedule)
+        now = self.schedules.now()
+        last_at, skipped = schedule.last_at or now, None
+        if not catch_up and definition.timing is not None:
+            first = definition.timing.next_after(last_at)
+            if first is not None and first.at.astimezone(UTC) <= now:
+                skipped = (first.at, definition.timing.previous(now) or first.at)
+            last_at = now
+        times = Times(last_at, _next(definition, last_at))
+        resumed = self.schedules.resume(schedule, times, skipped=skipped, changed_by=current_actor().name)
+        audit_action("schedule.resumed", schedule=name, catch_up=catch_up)
+        return resumed
+
+    def delete(self, name: str) -> None:
+        self.get(name)
+        self.schedules.delete(name)
+        audit_action("schedule.deleted", schedule=name)
+
+    def run(self, name: str, at: datetime | None, *, again: bool) -> tuple[UUID, bool]:
+        """Make the job of a time now; return it, and whether it is new. Raises TimeHasFired and InvalidRequest."""
+        schedule = self.get(name)
+        definition = self.definition(schedule)
+        fire_at = at or self.schedules.now()
+        try:
+            job = self.job(name, schedule.schedule_id, definition, fire_at)
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest([FieldError("at", str(error))]) from None
+        current_actor().require_trigger(definition.task, job["queue"])
+        if again:
+            job.pop("idempotency_key")
+        detail = f"run by {current_actor().name}"
+        job_id, created = self.schedules.run(schedule, fire_at, job, again=again, detail=detail)
+        audit_action("schedule.run", schedule=name, job_id=job_id, created=created)
+        return job_id, created
+
+    def preview(self, name: str, definition: ScheduleDefinition, begin: datetime, count: int) -> list[PreviewTime]:
+        """The next times after `begin`, and their jobs."""
+        if definition.timing is None:
+            return []
+        return [
+            self._preview_time(name, definition, time.at, time.note)
+            for time in islice(definition.timing.after(begin), count)
+        ]
+
+    def _preview_time(self, name: str, definition: ScheduleDefinition, at: datetime, note: str | None) -> PreviewTime:
+        job: dict[str, Any] = {}
+        problem = None
+        try:
+            job = self.job(name, UUID(int=0), definition, at)
+        except (ValueError, TypeError) as error:
+            problem = str(error)
+        start, end = job.get("interval_start"), job.get("interval_end")
+        return PreviewTime(
+            at=at.astimezone(UTC),
+            local_time=at.isoformat(),
+            note=note,
+            starts_at=(at + definition.jitter(name, at)).astimezone(UTC),
+            interval_start=start and datetime.fromisoformat(start).astimezone(UTC),
+            interval_end=end and datetime.fromisoformat(end).astimezone(UTC),
+            partition=job.get("partition_key"),
+            args=job.get("args"),
+            problem=problem,
+        )
+
+    def calendar(self, first: datetime, last: datetime, *, name: str | None = None) -> Calendar:
+        """What fired in a range of time, and what will."""
+        can_see_task = current_actor().can_see_task
+        schedules = [
+            schedule
+            for schedule in ([self.get(name)] if name else self.schedules.list_by_name())
+            if can_see_task(schedule.task)
+        ]
+        names = {schedule.name for schedule in schedules}
+        rows = self.schedules.firings_between(first, last, name=name, limit=MAX_CALENDAR_ENTRIES + 1)
+        past = [firing for firing in rows if firing.schedule in names][:MAX_CALENDAR_ENTRIES]
+        future: list[FutureFiring] = []
+        begin = max(first, self.schedules.now())
+        is_complete = len(rows) <= MAX_CALENDAR_ENTRIES
+        for schedule in schedules:
+            if schedule.next_at is None or schedule.paused_at is not None or schedule.orphaned_at is not None:
+                continue
+            definition = self.definition(schedule)
+            for time in () if definition.timing is None else definition.timing.after(begin):
+                if time.at.astimezone(UTC) >= last:
+                    break
+                if len(past) + len(future) >= MAX_CALENDAR_ENTRIES:
+                    is_complete = False
+                    break
+                future.append(FutureFiring(schedule=schedule.name, fire_at=time.at.astimezone(UTC), note=time.note))
+        future.sort(key=lambda firing: (firing.fire_at, firing.schedule))
+        return Calendar(past, future, is_complete)
+
+
+def explain(definition: ScheduleDefinition) -> str:
+    """When it fires, as a sentence."""
+    if definition.timing is not None:
+        return definition.timing.explain()
+    quantity = "all of" if definition.need == "all" else "one of"
+    return f"When {quantity} {', '.join(definition.after)} {'are' if len(definition.after) > 1 else 'is'} updated"
+
+
+def _next(definition: ScheduleDefinition, moment: datetime) -> datetime | None:
+    following = None if definition.timing is None else definition.timing.next_after(moment)
+    return following and following.at
