@@ -115,6 +115,7 @@ CREATE TABLE dl_jobs (
     logical_at       timestamptz,   -- the time it is for: the nominal time of its schedule, the end of its slice
     interval_start   timestamptz,   -- the data it is to load, up to interval_end
     interval_end     timestamptz,
+    warnings         int,           -- how many data checks of the attempt that succeeded did not pass; NULL: none
     CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
     -- What fits into every index. Without it a job that no index holds yet would fail each statement that promotes it.
     CONSTRAINT dl_jobs_chk_sizes
@@ -207,6 +208,7 @@ CREATE OR REPLACE FUNCTION dl_job_matches(j dl_jobs, filter jsonb) RETURNS bool
        AND (filter ->> 'partition_key' IS NULL OR j.partition_key = filter ->> 'partition_key')
        AND (filter ->> 'producer' IS NULL OR j.producer = filter ->> 'producer')
        AND (filter ->> 'fingerprint' IS NULL OR j.error_fingerprint = filter ->> 'fingerprint')
+       AND (filter ->> 'warnings' IS NULL OR (j.warnings IS NOT NULL) = (filter ->> 'warnings')::bool)
        AND (filter ->> 'created_from' IS NULL OR j.created_at >= (filter ->> 'created_from')::timestamptz)
        AND (filter ->> 'created_to' IS NULL OR j.created_at < (filter ->> 'created_to')::timestamptz)
        AND (filter ->> 'started_from' IS NULL OR j.started_at >= (filter ->> 'started_from')::timestamptz)
@@ -1418,6 +1420,12 @@ BEGIN
            CROSS JOIN LATERAL jsonb_to_recordset(r -> 'checks')
                               AS c (name text, value float8, low float8, high float8, median float8, outcome text, detail text);
 
+    UPDATE dl_jobs j
+       SET warnings = w.count
+      FROM (SELECT (r ->> 'run_id')::uuid AS run_id, count(*) FROM jsonb_array_elements(reports) r, jsonb_array_elements(r -> 'checks') c
+             WHERE c ->> 'outcome' = 'warned' GROUP BY 1) w
+     WHERE j.job_id = ANY (job_ids) AND j.run_id = w.run_id AND j.status = 'succeeded';
+
     INSERT INTO dl_dataset_events (dataset, kind, task, job_id, partition_key, rows, schema)
     SELECT d.dataset, d.kind, j.task, j.job_id, coalesce(d.partition, j.partition_key), d.rows, d.schema
       FROM jsonb_array_elements(reports) r
@@ -1441,6 +1449,21 @@ BEGIN
     END IF;
     RETURN recorded;
 END $$;
+
+-- The last event of each kind and task of a dataset: one search in the index for each.
+CREATE OR REPLACE FUNCTION dl_last_dataset_events(dataset_name text) RETURNS SETOF dl_dataset_events
+    LANGUAGE sql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET enable_sort = off AS $$
+    WITH RECURSIVE last AS (
+        (SELECT e.* FROM dl_dataset_events e WHERE e.dataset = dataset_name ORDER BY e.kind DESC, e.task DESC, e.at DESC LIMIT 1)
+        UNION ALL
+        SELECT next.*
+          FROM last CROSS JOIN LATERAL (
+                   SELECT e.* FROM dl_dataset_events e
+                    WHERE e.dataset = dataset_name AND (e.kind, e.task) < (last.kind, last.task)
+                    ORDER BY e.kind DESC, e.task DESC, e.at DESC LIMIT 1) next
+    )
+    SELECT * FROM last LIMIT 1000
+$$;
 
 -- ── Graphs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -31,6 +31,7 @@ DataloaderError
 ├── QueueDraining             the queue takes no new jobs
 ├── GraphNotFound             no graph has this id
 ├── BreakerNotFound           the task has no circuit breaker
+├── DatasetNotFound           no job has produced or consumed a dataset of this name
 ├── LimitNotFound             the limit has no setting, and no job uses it
 ├── ScheduleNotFound          no schedule has this name
 ├── ScheduleExists            a schedule of this name is there already
@@ -244,6 +245,12 @@ class BreakerNotFound(DataloaderError):
     def __init__(self, task: str) -> None:
         super().__init__(f"the task {task!r} has no circuit breaker, and is not paused")
         self.task = task
+
+
+class DatasetNotFound(DataloaderError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no job has produced or consumed a dataset {name[:500]!r}")
+        self.name = name
 
 
 class ScheduleNotFound(DataloaderError):

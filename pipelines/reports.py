@@ -170,14 +170,6 @@ def is_web_address(url: object) -> bool:
         return False
 
 
-def links_in(progress: dict[str, Any]) -> dict[str, str]:
-    """The links of a job, which are kept in its progress. Other services write progress too."""
-    links = progress.get("links")
-    if not isinstance(links, dict):
-        return {}
-    return {str(name)[:MAX_NAME_BYTES]: url for name, url in list(links.items())[:MAX_LINKS] if is_web_address(url)}
-
-
 def _text(argument: str, value: object, max_bytes: int) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise ValueError(f"{argument} must be a text that is neither empty nor has control characters")

@@ -33,7 +33,6 @@ from pipelines.reports import (
     Check,
     DatasetUse,
     Severity,
-    links_in,
     parse_check,
     parse_dataset,
     parse_link,
@@ -151,7 +150,8 @@ class ReportedState:
 
     def add_link(self, name: str, url: str) -> None:
         with self._lock:
-            links = links_in(self.progress or {}) | {name: url}
+            links = (self.progress or {}).get("links")
+            links = {**(links if isinstance(links, dict) else {}), name: url}
             if len(links) > MAX_LINKS:
                 raise ValueError(f"a job has at most {MAX_LINKS} links")
             self.replace_progress({**(self.progress or {}), "links": links})

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+from app.admin.data_quality import CheckResult, DataQuality
 from app.admin.statistics import SAMPLED_PAGES, UNSUCCESSFUL
 from app.db.encoding import array, as_uuid, from_row, validate_text
 from app.db.statements import Executor
@@ -52,6 +53,7 @@ class Filter:
     partition_key: str | None = None
     producer: str | None = None
     fingerprint: str | None = None
+    warnings: bool | None = None  # whether it succeeded with data checks that did not pass
     created_from: datetime | None = None
     created_to: datetime | None = None
     started_from: datetime | None = None
@@ -71,8 +73,8 @@ class Filter:
     def as_parameters(self) -> dict[str, str]:
         """The texts that the SQL function dl_job_matches takes, and that a bulk operation stores."""
         return {
-            name: value.isoformat() if isinstance(value, datetime) else array(value) if isinstance(value, list)
-            else validate_text(name, value)
+            name: str(value).lower() if isinstance(value, bool) else value.isoformat() if isinstance(value, datetime)
+            else array(value) if isinstance(value, list) else validate_text(name, value)
             for name, value in self.to_dict().items()
         }  # fmt: skip
 
@@ -86,6 +88,8 @@ class Filter:
         for name, value in values.items():
             if name == "status":
                 values[name] = frozenset(Status(status.strip('"')) for status in value[1:-1].split(",") if status)
+            elif name == "warnings":
+                values[name] = value == "true"
             elif name.endswith(("_from", "_to")):
                 values[name] = datetime.fromisoformat(value)
         return cls(**values)
@@ -118,6 +122,7 @@ class JobSummary:
     worker: str | None
     wait_state: str
     unknown_task: bool
+    warnings: int | None
 
 
 SUMMARY_FIELDS = tuple(field.name for field in fields(JobSummary))
@@ -195,7 +200,8 @@ class JobDetail(JobSummary):
     waiting (for other jobs of its graph) or limited, which is by the limit `waits_on`. `skipped`: it was canceled
     because a parent did not end as it asked. `logical_at` is the time it is for, and
     `interval_start` to `interval_end` the data it is to load. `unknown_task`: it is deferred, since no live worker
-    knows its task. `lock_holder`: the job that has its lock key while it waits."""
+    knows its task. `lock_holder`: the job that has its lock key while it waits. `checks`: the data checks of its
+    attempts, `links`: addresses by name, as its task reported them."""
 
     args: dict[str, Any]
     lease_ttl_sec: int
@@ -228,6 +234,8 @@ class JobDetail(JobSummary):
     parent: RelatedJob | None
     follow_up_jobs: list[RelatedJob]
     lock_holder: RelatedJob | None
+    checks: list[CheckResult]
+    links: dict[str, str]
 
 
 class JobSearch:
@@ -236,6 +244,7 @@ class JobSearch:
     def __init__(self, executor: Executor, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._execute = executor.execute
         self._job_queue, self._schema = JobQueue(executor), executor.schema
+        self._quality = DataQuality(executor)
         self._clock = clock
 
     def page(
@@ -376,6 +385,8 @@ class JobSearch:
             parent=next(iter(parents), None),
             follow_up_jobs=self._related_jobs("children", job_id, limit=_MAX_FOLLOW_UPS_SHOWN),
             lock_holder=next(iter(lock_holders), None),
+            checks=self._quality.checks_of_job(job_id),
+            links=_links_in(job.progress),
         )
 
     def _related_jobs(self, statement: str, job_id: UUID, **parameters: Any) -> list[RelatedJob]:
@@ -402,6 +413,16 @@ class TooManyActiveJobs(NotSortable):
     """Too many jobs are queued and running to sort them by anything but creation time."""
 
     message = "more than five thousand jobs are queued and running; sort by created_at, or select a queue"
+
+
+def _links_in(progress: dict[str, Any]) -> dict[str, str]:
+    """The links that a job reported. Others write progress too: only web addresses may become links of a page."""
+    links = progress.get("links")
+    if not isinstance(links, dict):
+        return {}
+    return {
+        n: url for n, url in links.items() if isinstance(url, str) and url.lower().startswith(("http://", "https://"))
+    }
 
 
 def _window(job_filter: Filter, *, newest_first: bool, after: Cursor | None) -> dict[str, Any]:

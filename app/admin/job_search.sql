@@ -34,7 +34,7 @@ WITH window_end AS MATERIALIZED (
 SELECT window_end.created_at, window_end.job_id,
        f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
        f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
-       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task
+       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
   FROM (VALUES (1)) AS single (n) LEFT JOIN window_end ON true LEFT JOIN page f ON true
  ORDER BY f.created_at DESC, f.job_id DESC;
 
@@ -67,7 +67,7 @@ WITH window_end AS MATERIALIZED (
 SELECT window_end.created_at, window_end.job_id,
        f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
        f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
-       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task
+       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
   FROM (VALUES (1)) AS single (n) LEFT JOIN window_end ON true LEFT JOIN page f ON true
  ORDER BY f.created_at, f.job_id;
 
@@ -177,7 +177,7 @@ WITH size AS MATERIALIZED (
 SELECT size.scanned > %(max_active)s::int AS too_many, size.scanned, (SELECT count(*) FROM keyed) AS matching, page.key,
        f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
        f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
-       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task
+       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
   FROM size LEFT JOIN (page JOIN dl_jobs f USING (job_id)) ON true
  ORDER BY page.key, page.job_id;
 

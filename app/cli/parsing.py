@@ -147,6 +147,11 @@ def filter_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--partition-key", help="Only jobs with this partition key."),
         click.option("--producer", help="Only jobs requested by this producer."),
         click.option("--fingerprint", help="Only jobs whose last error has this fingerprint; see `failures`."),
+        click.option(
+            "--warnings/--no-warnings",
+            default=None,
+            help="Only jobs that succeeded with data checks that did not pass; or only others.",
+        ),
         click.option("--created-from", type=TIME, help="Only jobs created then or later (RFC 3339)."),
         click.option("--created-to", type=TIME, help="Only jobs created before this time."),
         click.option("--finished-from", type=TIME, help="Only jobs that ended then or later."),

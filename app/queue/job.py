@@ -153,6 +153,7 @@ class Job:
     logical_at: datetime | None = None
     interval_start: datetime | None = None
     interval_end: datetime | None = None
+    warnings: int | None = None  # data checks that did not pass in the attempt that succeeded
 
 
 @dataclass(frozen=True)

@@ -723,7 +723,7 @@ SELECT job_id, queue, task, dl_json_text(args, 8388608), idempotency_key, lock_k
        dl_json_text(result, 8388608), traceback, live_key, time_limit_sec, dl_json_text(retry, 1048576),
        dl_json_text(checkpoint, 8388608), crashes, parent_id, dl_json_text(webhook, 1048576), traceparent, limits::text, waits_on,
        graph_id, graph_key, need, skipped, fair_key, debounce_key, throttle_key, expires_at, error_fingerprint,
-       schedule_id, backfill_id, logical_at, interval_start, interval_end
+       schedule_id, backfill_id, logical_at, interval_start, interval_end, warnings
   FROM dl_jobs
  WHERE job_id = %(job_id)s::uuid;
 

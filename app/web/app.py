@@ -20,6 +20,7 @@ from app.web.api.audit import create_audit_blueprint
 from app.web.api.batch import create_batch_blueprint
 from app.web.api.breakers import create_breakers_blueprint
 from app.web.api.bulk import create_bulk_blueprint
+from app.web.api.data_quality import DatasetConverter, create_data_quality_blueprint
 from app.web.api.docs import create_docs_blueprint
 from app.web.api.events import create_events_blueprint
 from app.web.api.failures import create_failures_blueprint
@@ -72,7 +73,7 @@ def create_app(
     """
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = options.max_body_bytes
-    app.url_map.converters["job"] = JobIdConverter
+    app.url_map.converters |= {"job": JobIdConverter, "dataset": DatasetConverter}
     app.url_map.merge_slashes = False  # no redirects from other spellings of a path
     app.context_processor(lambda: {"actor": request.environ.get(ACTOR), "csrf_token": csrf_token()})
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
@@ -101,6 +102,7 @@ def create_app(
         create_limits_blueprint(executor),
         create_breakers_blueprint(executor),
         create_schedules_blueprint(executor, pipelines, options),
+        create_data_quality_blueprint(executor),
         create_task_stats_blueprint(executor, pipelines),
         create_events_blueprint(executor, options, closing),
         create_job_logs_blueprint(queue, watcher),

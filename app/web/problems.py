@@ -75,6 +75,7 @@ class ProblemCode(Enum):
     )
     BULK_NOT_FOUND = (404, "The bulk operation does not exist", "No bulk operation has this id; old ones are deleted.")
     GRAPH_NOT_FOUND = (404, "The graph does not exist", "No graph has this id; old ones are deleted with their jobs.")
+    DATASET_NOT_FOUND = (404, "No dataset has this name", "No job has produced or consumed it.")
     BREAKER_NOT_FOUND = (404, "The task has no breaker", "The task declares none, and was not paused.")
     LIMIT_NOT_FOUND = (404, "The limit does not exist", "No limit has this name, and no job uses it.")
     SCHEDULE_NOT_FOUND = (404, "The schedule does not exist", "No schedule has this name.")
@@ -220,6 +221,7 @@ BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
     errors.RuleExists: ProblemCode.RULE_EXISTS,
     errors.QueueDraining: ProblemCode.QUEUE_DRAINING,
     errors.GraphNotFound: ProblemCode.GRAPH_NOT_FOUND,
+    errors.DatasetNotFound: ProblemCode.DATASET_NOT_FOUND,
     errors.BreakerNotFound: ProblemCode.BREAKER_NOT_FOUND,
     errors.LimitNotFound: ProblemCode.LIMIT_NOT_FOUND,
     errors.ScheduleNotFound: ProblemCode.SCHEDULE_NOT_FOUND,

@@ -5,7 +5,8 @@ ALTER TABLE dl_jobs
     ADD COLUMN backfill_id uuid,
     ADD COLUMN logical_at timestamptz,
     ADD COLUMN interval_start timestamptz,
-    ADD COLUMN interval_end timestamptz;
+    ADD COLUMN interval_end timestamptz,
+    ADD COLUMN warnings int;
 
 CREATE INDEX dl_jobs_schedule_idx ON dl_jobs (schedule_id, logical_at) WHERE schedule_id IS NOT NULL AND status IN ('queued', 'running');
 CREATE INDEX dl_jobs_slice_idx ON dl_jobs (task, partition_key, created_at) WHERE live_key LIKE 'slice:%';

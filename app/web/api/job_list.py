@@ -66,6 +66,10 @@ class JobFilter(QueryModel):
     fingerprint: Annotated[
         str | None, Field(description="Only jobs whose last error has this fingerprint, as `error_fingerprint` has it.")
     ] = None
+    warnings: Annotated[
+        bool | None,
+        Field(description="true: only jobs that succeeded with data checks that did not pass; false: only others."),
+    ] = None
     created_from: Annotated[Timestamp, Field(description="Only jobs created then or later.")] = None
     created_to: Annotated[Timestamp, Field(description="Only jobs created before.")] = None
     started_from: Annotated[Timestamp, Field(description="Only jobs first started then or later.")] = None

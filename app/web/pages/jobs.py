@@ -44,6 +44,7 @@ _UNSORTABLE = (
     "This order needs a small number of queued or running jobs: filter by these statuses, and by queue or task."
 )
 _DEFAULT_SORT = "-created_at"
+_WARNINGS = ("true", "false")
 
 
 class JobsPageQuery(FormModel):
@@ -56,6 +57,7 @@ class JobsPageQuery(FormModel):
     partition_key: FormText = Field("", description="The partition_key.")
     producer: FormText = Field("", description="The producer.")
     fingerprint: FormText = Field("", description="The fingerprint of the last error.")
+    warnings: FormText = Field("", description="true: succeeded with data checks that did not pass.")
     created_from: FormText = Field("", description="Created at this time or later, in the zone of the pages.")
     created_to: FormText = Field("", description="Created before this time.")
     text: FormText = Field("", description="A text in the args or in the error.")
@@ -151,6 +153,7 @@ def parse_filter(query: JobsPageQuery, zone: str) -> Filter:
     statuses = [parse_choice("status", raw.strip(), Status) for raw in query.status.split(",") if raw.strip()]
     return Filter(
         status=frozenset(statuses) or None,
+        warnings=parse_choice("warnings", query.warnings, _WARNINGS) == "true" if query.warnings else None,
         created_from=parse_time("created_from", query.created_from, zone),
         created_to=parse_time("created_to", query.created_to, zone),
         **{name: text for name, text in texts.items() if text},

@@ -18,6 +18,7 @@ BY_PROTOCOL = INTERNAL | {
     "job_id", "status", "attempt", "lease_expires_at", "heartbeat_at", "cancel_requested", "progress", "error",
     "created_at", "started_at", "finished_at", "run_id", "worker", "result", "traceback", "checkpoint", "crashes",
     "waits_on", "graph_id", "graph_key", "skipped", "debounce_key", "throttle_key", "error_fingerprint",
+    "warnings",
 }  # fmt: skip
 NEW_JOB = {field.name for field in fields(NewJob)}
 NO_COLUMN = {"after", "debounce", "throttle", "start_within_sec"}  # become rows of dl_edges, keys, and expires_at

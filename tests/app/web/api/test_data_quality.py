@@ -1,0 +1,106 @@
+"""Data checks and datasets over HTTP and on their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import unescape
+from typing import Any
+
+import psycopg2
+import pytest
+
+from app.queue.job import Reports, Settlement, Status, new_run_ids
+
+
+@pytest.fixture(autouse=True)
+def no_reports(dsn):
+    """Jobs are deleted before each test; their checks and dataset events are kept."""
+    connection = psycopg2.connect(dsn)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM dl_checks; DELETE FROM dl_dataset_events")
+    connection.close()
+
+
+@pytest.fixture
+def record(queue, trigger) -> Callable[..., str]:
+    """Return a function that makes a job which reported this; it returns the job's id."""
+
+    def record(*, checks: tuple[Any, ...] = (), datasets: tuple[Any, ...] = (), **progress: Any) -> str:
+        job_id: str = trigger()
+        (job,), _ = queue.claim("etl", ["noop"], new_run_ids(1), "worker")
+        queue.settle([(job, Settlement(Status.SUCCEEDED, reports=Reports(checks, datasets), progress=progress))])
+        return job_id
+
+    return record
+
+
+def check(name: str, value: float, outcome: str = "passed") -> dict[str, Any]:
+    return {
+        "name": name, "value": value, "outcome": outcome, "low": 1.0, "high": None, "median": None, "detail": "because",
+    }  # fmt: skip
+
+
+def use(dataset: str, kind: str = "produced", rows: int | None = None) -> dict[str, Any]:
+    return {"kind": kind, "dataset": dataset, "partition": None, "rows": rows, "schema": {"id": "int"}}
+
+
+def test_job_has_its_checks_and_links(client, record):
+    links = {"report": "https://host/x", "bad": "javascript:alert(1)"}
+    job_id = record(checks=(check("rows", 7, "warned"),), links=links)
+
+    job = client.get(f"/api/v1/jobs/{job_id}").json
+
+    assert [(c["name"], c["value"], c["outcome"], c["low"]) for c in job["checks"]] == [("rows", 7.0, "warned", 1.0)]
+    assert (job["links"], job["warnings"]) == ({"report": "https://host/x"}, 1)
+
+
+def test_jobs_are_filtered_by_warnings(client, record):
+    warned, passed = record(checks=(check("rows", 7, "warned"),)), record(checks=(check("rows", 7),))
+
+    def listed(value: str) -> list[str]:
+        return [job["job_id"] for job in client.get(f"/api/v1/jobs?warnings={value}").json["jobs"]]
+
+    assert (listed("true"), listed("false")) == ([warned], [passed])
+    assert client.get("/api/v1/jobs?warnings=maybe").status_code == 400
+
+
+def test_checks_of_a_task_are_listed(client, record):
+    jobs = [record(checks=(check("rows", n), check("nulls", 0))) for n in range(3)]
+
+    found = client.get("/api/v1/tasks/noop/checks?limit=2").json
+
+    assert [c["name"] for c in found["checks"]] == ["nulls", "rows"]
+    assert [(r["value"], r["job_id"]) for r in found["checks"][1]["results"]] == [(2.0, jobs[2]), (1.0, jobs[1])]
+    assert client.get("/api/v1/tasks/a%2Fb/checks").json == {"task": "a/b", "checks": []}
+
+
+@pytest.mark.parametrize("name", ["warehouse.sales", "s3://raw/orders", "/data/orders/", "a b&c?<d>"])
+def test_dataset_of_any_name_is_found(client, record, name):
+    job_id = record(datasets=(use(name, rows=5), use("other", "consumed")))
+
+    listed = client.get("/api/v1/datasets").json["datasets"]
+    path = "/api/v1/datasets/" + "".join(f"%{byte:02X}" for byte in name.encode())
+    found = client.get(path).json
+
+    assert {dataset["dataset"] for dataset in listed} == {name, "other"}
+    assert (found["dataset"], found["schema"], found["stale"]) == (name, {"id": "int"}, False)
+    assert [(u["job_id"], u["rows"]) for u in found["updates"]] == [(job_id, 5)]
+    assert [p["task"] for p in found["producers"]] == ["noop"]
+
+
+def test_unknown_dataset_is_not_found(client):
+    answer = client.get("/api/v1/datasets/nothing")
+
+    assert (answer.status_code, answer.json["code"]) == (404, "dataset_not_found")
+    assert client.get("/api/v1/datasets/" + "d" * 501).status_code == 404
+
+
+def test_jobs_page_shows_and_filters_warnings(client, record):
+    job_id = record(checks=(check("rows", 7, "warned"), check("nulls", 7, "warned")))
+    record()
+
+    page = unescape(client.get("/jobs?warnings=true").text)
+
+    assert f'href="/jobs/{job_id}#checks">2 warnings</a>' in page
+    assert page.count('<tr id="job-') == 1
+    assert "expected one of" in client.get("/jobs?warnings=perhaps").text
