@@ -56,7 +56,7 @@ def datasets(service: RemoteService, *, name: str | None, limit: int) -> None:
 
 @remote_command(short_help="List the data checks of a task.")
 @click.argument("task")
-@click.option("--name", help="Only this check.")
+@click.option("--name", metavar="NAME", help="Only this check.")
 @limit_option
 def checks(service: RemoteService, *, task: str, limit: int, name: str | None) -> None:
     """List the last results of each data check of a TASK, newest first."""

@@ -148,9 +148,11 @@ def filter_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--producer", help="Only jobs requested by this producer."),
         click.option("--fingerprint", help="Only jobs whose last error has this fingerprint; see `failures`."),
         click.option(
-            "--warnings/--no-warnings",
+            "--warnings",
+            flag_value=True,
             default=None,
-            help="Only jobs that succeeded with data checks that did not pass; or only others.",
+            type=bool,
+            help="Only jobs that succeeded with data checks that did not pass.",
         ),
         click.option("--created-from", type=TIME, help="Only jobs created then or later (RFC 3339)."),
         click.option("--created-to", type=TIME, help="Only jobs created before this time."),
