@@ -65,6 +65,8 @@ BY_EXCEPTION: tuple[tuple[type[Exception], ExitCode, str, str], ...] = (
 def error_report(error: errors.DataloaderError | client_errors.ClientError) -> ErrorReport:
     exit_, code, remedy = next((e, c, r) for kind, e, c, r in BY_EXCEPTION if isinstance(error, kind))
     if isinstance(error, client_errors.Refused):
+        if remedy == _JOBS_REMEDY and error.code != "job_not_found":
+            remedy = ""  # there is no queue, limit, schedule … of that name
         return ErrorReport(exit_, error.code, error.detail, error.errors, remedy)
     # No error may show a password, whichever library has put one into its message.
     return ErrorReport(exit_, code, redact_text(str(error)), remedy=remedy)

@@ -149,6 +149,22 @@ class ScheduleEditor:
         audit_action("schedule.changed", schedule=name, fields=sorted(changes))
         return saved
 
+    def put(self, name: str, values: Mapping[str, Any]) -> Schedule:
+        """Create a schedule, or replace all fields of one that people made. Raises InvalidRequest."""
+        try:
+            schedule = self.get(name)
+        except ScheduleNotFound:
+            return self.create(name, values, is_paused=False)
+        if schedule.source is ScheduleSource.CODE:
+            raise InvalidRequest([FieldError("name", "is that of a schedule in code; change its fields instead")])
+        definition = self.validate(values).to_json()
+        task = definition.pop("task")
+        if (definition, task) == (schedule.overrides, schedule.task):
+            return schedule
+        saved = self._save(schedule, definition, task=task)
+        audit_action("schedule.replaced", schedule=name, task=task)
+        return saved
+
     def reset(self, name: str, fields: Iterable[str] | None) -> Schedule:
         """Undo what people changed of a schedule in code: these fields, or all."""
         schedule = self.get(name)

@@ -25,11 +25,16 @@ from pipelines.schedule_definition import ScheduleDefinition
 _MAX_CALENDAR_DAYS = 92
 
 
-class NewSchedule(ScheduleDefinition):
+class WholeSchedule(ScheduleDefinition):
+    """All fields of a schedule."""
+
+    zone: str | None = Field(None, description="The IANA time zone of its times; null: the service's.")  # type: ignore[assignment]
+
+
+class NewSchedule(WholeSchedule):
     """A new schedule."""
 
     name: Annotated[str, Field(min_length=1, max_length=200, description="Unique among schedules.")]
-    zone: str | None = Field(None, description="The IANA time zone of its times; null: the service's.")  # type: ignore[assignment]
     is_paused: bool = Field(False, description="It does not fire before a person resumes it.")
 
 
@@ -171,6 +176,17 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
         if not changes:
             raise InvalidRequest([FieldError("", "there is no change; send at least one field")])
         return versioned(editor.change(name, changes, version=if_match_version()))
+
+    @blueprint.put(
+        "/schedules/<name>",
+        body=WholeSchedule,
+        response=ScheduleDetail,
+        problems=(ProblemCode.CHANGED, ProblemCode.OUTSIDE_KEY_LIMITS),
+        scope=Scope.OPERATE,
+    )
+    def put_schedule(body: WholeSchedule, name: str) -> VersionedResponse:
+        """Create a schedule, or replace all fields of one that people made. Whether it is paused does not change."""
+        return versioned(editor.put(name, {field: getattr(body, field) for field in body.model_fields_set}))
 
     @blueprint.delete("/schedules/<name>", response=Deleted, problems=unknown, scope=Scope.OPERATE)
     def delete_schedule(name: str) -> Deleted:
