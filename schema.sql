@@ -2727,7 +2727,7 @@ CREATE TABLE dl_alert_rules (
     rule_id     uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     name        text        NOT NULL UNIQUE,
     kind        text        NOT NULL CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker',
-                                                          'breaker_open', 'limit_starved')),
+                                                          'breaker_open', 'limit_starved', 'schedule_late', 'schedule_behind')),
     queue       text,
     task        text,
     threshold   float8      NOT NULL CHECK (threshold >= 0),   -- a share of 1, or seconds

@@ -22,6 +22,8 @@ class RuleKind(StrEnum):
     STALLED = "stalled"  # seconds since a running job's progress last changed
     BREAKER_OPEN = "breaker_open"  # seconds since a task's circuit breaker opened
     LIMIT_STARVED = "limit_starved"  # seconds that the next job of a limit has waited
+    SCHEDULE_LATE = "schedule_late"  # seconds since a schedule should have fired
+    SCHEDULE_BEHIND = "schedule_behind"  # jobs of a schedule that have not ended
     DEAD_WORKER = "dead_worker"  # seconds since a worker's last heartbeat
 
 

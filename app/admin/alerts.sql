@@ -155,6 +155,27 @@ WITH RECURSIVE rules AS MATERIALIZED (
                            ORDER BY j.priority, j.created_at LIMIT 20) first
                 GROUP BY n.name) l
      WHERE r.kind = 'limit_starved' AND l.sec > r.threshold
+    UNION ALL
+    SELECT r.rule_id, r.kind, r.name, s.name, r.queue, s.task, coalesce(late.sec, 0),
+           'the schedule ' || s.name || CASE WHEN s.orphaned_at IS NOT NULL THEN ' is in no live worker''s code any more'
+                                             WHEN s.error IS NOT NULL THEN ' has stopped: ' || s.error
+                                             WHEN late.sec > r.threshold THEN ' is ' || round(late.sec) || ' s late'
+                                             ELSE ' fired ' || replace(last.outcome, '_', ' ') || coalesce(': ' || last.detail, '') END
+      FROM rules r CROSS JOIN dl_schedules s
+           CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - s.next_at)::float8 AS sec) late
+           LEFT JOIN LATERAL (SELECT f.outcome, f.detail FROM dl_firings f
+                               WHERE f.schedule_id = s.schedule_id ORDER BY f.fire_at DESC LIMIT 1) last ON true
+     WHERE r.kind = 'schedule_late' AND s.paused_at IS NULL AND coalesce(s.task = r.task, true)
+       AND (s.orphaned_at IS NOT NULL OR s.error IS NOT NULL OR late.sec > r.threshold OR last.outcome IN ('refused', 'late_skipped'))
+    UNION ALL
+    SELECT r.rule_id, r.kind, r.name, s.name, r.queue, s.task, live.jobs,
+           live.jobs || ' jobs of the schedule ' || s.name || ' have not ended'
+      FROM rules r CROSS JOIN LATERAL (
+               SELECT j.schedule_id, count(*)::float8 AS jobs FROM dl_jobs j
+                WHERE j.schedule_id IS NOT NULL AND j.status IN ('queued', 'running') AND coalesce(j.queue = r.queue, true)
+                GROUP BY j.schedule_id) live
+           JOIN dl_schedules s ON s.schedule_id = live.schedule_id
+     WHERE r.kind = 'schedule_behind' AND live.jobs > r.threshold AND coalesce(s.task = r.task, true)
 ), new_alerts AS (
     INSERT INTO dl_alerts AS a (rule_id, kind, name, subject, queue, task, value, detail)
     SELECT DISTINCT ON (rule_id, subject) rule_id, kind, name, subject, queue, task, value, detail

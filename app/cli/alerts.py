@@ -11,7 +11,10 @@ from app.cli.parsing import POSITIVE, without_none
 from app.cli.service_options import RemoteGroup, RemoteService
 from app.cli.tables import Table
 
-KINDS = ("failure_rate", "no_success", "queue_age", "stalled", "dead_worker", "breaker_open", "limit_starved")
+KINDS = (
+    "failure_rate", "no_success", "queue_age", "stalled", "dead_worker", "breaker_open", "limit_starved",
+    "schedule_late", "schedule_behind",
+)  # fmt: skip
 _ALERTS = Table(
     "since=started_at, state, rule=name, detail",
     {"state": lambda alert: "resolved" if alert["resolved_at"] else "firing"},

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from app.admin.alerts import Alerts, RuleKind
 from app.admin.schedules import Schedule, Schedules, Times
 from app.queue.job import SUCCEEDED
 from app.queue.workers import WorkerInfo, WorkerLiveness
@@ -360,3 +361,34 @@ def test_a_worker_declares_and_fires_the_schedules_of_its_tasks(worker_pools: Wo
     assert (found.source, found.task, found.orphaned_at) == ("code", "tick", None)
     for logical_at, interval in done:
         assert logical_at == interval.end == interval.start + timedelta(seconds=1)
+
+
+def test_alerts_say_what_is_late_refused_or_behind(fixture):
+    alerts = Alerts(fixture.queue.session)
+    for kind, threshold in ((RuleKind.SCHEDULE_LATE, 60), (RuleKind.SCHEDULE_BEHIND, 3)):
+        alerts.add(kind.value, kind, threshold)
+    fixture.create("late", last="now() - interval '3 hours'")
+    fixture.queue.sql("UPDATE dl_schedules SET next_at = now() - interval '2 hours' WHERE name = 'late'")
+    fixture.create("paused", last="now() - interval '3 hours'")
+    fixture.schedules.pause("paused")
+    fixture.create("fine", last="now()")
+    fixture.queue.sql("UPDATE dl_schedules SET next_at = now() + interval '1 hour' WHERE name = 'fine'")
+    behind = fixture.create("behind", last="now()")
+    for n in range(4):
+        fixture.queue.enqueue(f"{n}", schedule_id=behind.schedule_id, logical_at=behind.created_at)
+    fixture.queue.sql("UPDATE dl_schedules SET next_at = now() + interval '1 hour' WHERE name = 'behind'")
+    alerts.check(interval_sec=15)
+
+    assert {(alert.kind, alert.subject): alert.detail for alert in alerts.all()} == {
+        ("schedule_late", "late"): "the schedule late is 7200 s late",
+        ("schedule_behind", "behind"): "4 jobs of the schedule behind have not ended",
+    }
+    fixture.queue.sql("DELETE FROM dl_schedules WHERE name <> 'late'")
+    fixture.queue.sql(
+        'UPDATE dl_schedules SET overrides = overrides || \'{"args": {"x": "{partition}"}}\', version = 2'
+    )
+    fixture.fire()
+    fixture.queue.sql("DELETE FROM dl_alerts")
+    alerts.check(interval_sec=15)
+    (refused,) = alerts.all()
+    assert "fired refused: args" in refused.detail or "fired refused: x: this job has no partition" in refused.detail

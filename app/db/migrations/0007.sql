@@ -126,6 +126,11 @@ CREATE TABLE dl_dataset_events (
 CREATE INDEX dl_dataset_events_dataset_idx ON dl_dataset_events (dataset, kind, task, at);
 CREATE INDEX dl_dataset_events_job_idx ON dl_dataset_events (job_id);
 
+ALTER TABLE dl_alert_rules DROP CONSTRAINT dl_alert_rules_kind_check;
+ALTER TABLE dl_alert_rules ADD CONSTRAINT dl_alert_rules_kind_check
+    CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker', 'breaker_open', 'limit_starved', 'schedule_late',
+                    'schedule_behind'));
+
 ALTER TYPE dl_enqueue_request
     ADD ATTRIBUTE schedule_id uuid,
     ADD ATTRIBUTE backfill_id uuid,

@@ -34,9 +34,11 @@ class NewAlertRule(BodyModel):
         description="failure_rate: the share of failed runs within the window; no_success: seconds since a task last "
         "succeeded; queue_age: seconds that the oldest ready job has waited; stalled: seconds since a running job's "
         "progress last changed; dead_worker: seconds since a worker's last heartbeat; breaker_open: seconds since a "
-        "task's circuit breaker opened; limit_starved: seconds that a job has waited for a limit."
+        "task's circuit breaker opened; limit_starved: seconds that a job has waited for a limit; "
+        "schedule_late: seconds that a schedule is late, also one that was refused, skipped times or stopped; "
+        "schedule_behind: jobs of a schedule that have not ended."
     )
-    threshold: Threshold = Field(description="The alert fires above it: a share from 0 to 1, or seconds.")
+    threshold: Threshold = Field(description="The alert fires above it: a share from 0 to 1, seconds, or jobs.")
     queue: Name | None = Field(None, description="Only this queue; null: every queue.")
     task: Name | None = Field(None, description="Only this task; null: every task. Required for no_success.")
     window_sec: Window = Field(
