@@ -125,11 +125,13 @@ def fill(running: RunningService, jobs: ServiceJobs) -> None:
     jobs.insert("test.nap", 12, seconds=0.01)
     for n in range(2):
         client.trigger("test.secret", {"password": "hidden"}, queue="q", lock_key=f"bad-{n}", max_attempts=1)
+    for rows in (10_000, 9_800, 10_250, 9_900, 2_000):
+        client.trigger("test.measure", {"rows": rows}, queue="q", lock_key="measure")
     jobs.insert("test.tell", 2)
     canceled = client.trigger("noop", queue="nobody", lock_key="x")
     client.cancel(canceled["job_id"])
     client.trigger("noop", queue="nobody", lock_key="y")
-    jobs.wait_for_counts({"succeeded": 12, "failed": 2, "running": 2, "canceled": 1, "queued": 1}, 40)
+    jobs.wait_for_counts({"succeeded": 17, "failed": 2, "running": 2, "canceled": 1, "queued": 1}, 40)
     eventually(lambda: any(line["line"].startswith("reading") for line in running_job_log(client)), 20)
     eventually(lambda: running.get("/status")[0] == 200, 20)
 

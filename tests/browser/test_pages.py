@@ -23,6 +23,9 @@ PAGES = {
     "jobs": "/jobs",
     "tasks": "/tasks",
     "task": "/tasks/load.cbr.rates",
+    "checks": "/tasks/test.measure",
+    "datasets": "/datasets",
+    "dataset": "/datasets/warehouse.sales",
     "failures": "/failures",
     "queues": "/queues",
     "limits": "/limits",
@@ -45,6 +48,7 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
     window = seen(size=size)
     running = client.jobs(status=Status.RUNNING, limit=1)[0]
     failed = client.jobs(status=Status.FAILED, limit=1)[0]
+    warned = client.jobs(warnings="true", limit=1)[0]
     client.request("PUT", "/api/v1/limits/warehouse", body={"concurrency": 4, "note": "four slots"}, repeatable=True)
     client.request("PUT", "/api/v1/limits/partner:*", body={"rate": 10, "burst": 2}, repeatable=True)
     client.request("PUT", "/api/v1/tasks/unserved/breaker", body={"state": "open", "reason": "moving"}, repeatable=True)
@@ -53,7 +57,11 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
         job | {"key": "load", "lock_key": "load"},
         job | {"key": "report", "lock_key": "report", "after": [{"job": "load", "on": "ended"}]},
     ], name="daily", idempotency_key="for the page")  # fmt: skip
-    jobs = {"job": f"/jobs/{running['job_id']}", "failed": f"/jobs/{failed['job_id']}"}
+    jobs = {
+        "job": f"/jobs/{running['job_id']}",
+        "failed": f"/jobs/{failed['job_id']}",
+        "warned": f"/jobs/{warned['job_id']}",
+    }
     flaws = []
 
     for name, path in {**PAGES, **jobs, "graph": f"/graphs/{graph['graph_id']}"}.items():
@@ -112,6 +120,18 @@ def test_a_large_graph_is_grouped_by_layer_and_task(seen: OpenPage, client: Clie
     expect(page.locator("#picture")).to_contain_text("noop × 300")
     expect(page.locator("#picture")).to_contain_text("300 ready")
     expect(page.locator("#picture path.edge")).to_have_count(1)
+
+
+def test_history_of_a_check_is_drawn_and_links_its_jobs(seen: OpenPage):
+    page = seen().go("/jobs?warnings=true")
+
+    page.get_by_role("link", name="1 warning").click()
+    expect(page.locator("#checks")).to_contain_text("2000 is outside its limits")
+    expect(page.get_by_role("link", name="report")).to_have_attribute("href", "https://reports.example.com/sales")
+    page.get_by_role("link", name="History of the task's checks").click()
+    expect(page.locator("#check-1 canvas")).to_be_visible()
+    page.get_by_text("Results: rows").click()
+    expect(page.get_by_role("region", name="Results: rows").get_by_role("row")).to_have_count(6)
 
 
 @pytest.mark.smoke

@@ -9,6 +9,7 @@ failures.py  failed and lost jobs, grouped by the fingerprint of the error
 graph.py     jobs that wait for one another, by layer
 queues.py    queues and workers, and their actions
 limits.py    limits: what each allows, who holds it, who waits
+data_quality.py  datasets: last updates, who updates and reads them
 charts.py    statistics over time
 audit.py     the audit log
 
@@ -24,6 +25,7 @@ from app.queue.jobs import JobQueue
 from app.web.options import WebOptions
 from app.web.pages.audit import create_audit_page
 from app.web.pages.charts import create_charts_page
+from app.web.pages.data_quality import create_datasets_page
 from app.web.pages.failures import create_failures_page
 from app.web.pages.graph import create_graph_page
 from app.web.pages.job import create_job_page, create_log_page
@@ -50,6 +52,7 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_failures_page(queue.executor, options),
         create_queues_page(queue.executor, options),
         create_limits_page(queue.executor, options),
+        create_datasets_page(queue.executor, options),
         create_charts_page(queue.executor, options),
         create_audit_page(queue.executor, options),
     )

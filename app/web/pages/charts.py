@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 from flask import Response
 from pydantic import Field
@@ -51,10 +51,14 @@ class LineChart:
     names: tuple[str, ...]
     timestamps: list[int]  # seconds since 1970
     values: list[list[float | None]]
+    is_evenly_spaced: bool = False  # one point after the other, however much time lies between them
 
     @property
     def as_json(self) -> str:
-        return json.dumps({"unit": self.unit, "names": self.names, "data": [self.timestamps, *self.values]})
+        chart: dict[str, Any] = {"unit": self.unit, "names": self.names, "data": [self.timestamps, *self.values]}
+        if self.is_evenly_spaced:
+            chart |= {"times": self.timestamps, "data": [list(range(len(self.timestamps))), *self.values]}
+        return json.dumps(chart)
 
     @property
     def rows(self) -> list[tuple[int, list[float | None]]]:

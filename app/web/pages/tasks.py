@@ -13,6 +13,7 @@ from flask import Response, request
 from pydantic import ConfigDict, Field, ValidationError
 
 from app.admin.api_keys import Scope
+from app.admin.data_quality import CheckHistory, DataQuality
 from app.admin.statistics import Statistics
 from app.queue.jobs import JobQueue
 from app.web.api.task_stats import TaskInfo
@@ -20,12 +21,16 @@ from app.web.auth.guard import CSRF_FIELD, current_actor
 from app.web.json_io import MAX_JSON_DEPTH, FieldError
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, PageRenderer, parse_json, parse_json_object, redirect_to
+from app.web.pages.charts import LineChart
+from app.web.pages.data_quality import check_chart
 from app.web.problems import ProblemCode
 from app.web.routing import HTML, ApiBlueprint
 from app.web.schemas import apply_task_defaults, field_errors, trigger_request_model, validate_args
 from pipelines.contract import Pipelines
 
 START_RESPONSES = {303: "Redirect to the created job; without a session to /login."}
+_CHECK_RESULTS = 60  # of each data check
+_MAX_CHECK_CHARTS = 6
 _ARG_PREFIX = "arg."  # of the names of form fields that hold args
 _INPUT_KINDS = {"string": "text", "integer": "number", "number": "number", "boolean": "checkbox"}
 
@@ -56,7 +61,7 @@ class FormInput:
 
 def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("tasks_page", options)
-    statistics = Statistics(queue.executor)
+    statistics, quality = Statistics(queue.executor), DataQuality(queue.executor)
     request_model, apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
 
     @pages.page("/tasks")
@@ -112,6 +117,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
             task=None if task is None else TaskInfo.from_task(task),
             statistics=by_task.get(name),
             runs=runs.get(name, []),
+            checks=_with_charts(quality.checks_of_task(name, limit=_CHECK_RESULTS).checks),
             inputs=_form_inputs(_args_schema(name), values),
             values=values,
             errors=list(errors),
@@ -123,6 +129,12 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
         return None if task is None else task.args_schema()
 
     return pages.blueprint
+
+
+def _with_charts(checks: Iterable[CheckHistory]) -> list[tuple[CheckHistory, LineChart | None]]:
+    """The checks, what did not pass first; the first ones with a chart."""
+    ordered = sorted(checks, key=lambda check: check.results[0].outcome == "passed")
+    return [(check, check_chart(check) if n < _MAX_CHECK_CHARTS else None) for n, check in enumerate(ordered)]
 
 
 def _form_inputs(schema: Mapping[str, Any] | None, values: Mapping[str, str]) -> list[FormInput] | None:

@@ -22,6 +22,7 @@
   const SERIES_COLORS = {
     succeeded: "good", failed: "bad", lost: "odd", retries: "busy", canceled: "soft", queued: "busy",
     p50: "busy", p95: "odd", ready: "busy", scheduled: "soft", "blocked by lock": "odd", running: "good",
+    value: "busy", low: "soft", high: "soft",
   };
   const color = (name) => COLORS[SERIES_COLORS[name] || "busy"][dark.matches ? 1 : 0];
 
@@ -38,7 +39,10 @@
     const text = container.dataset.chart;
     const previous = plots.get(container.id);
     if (previous && previous.text === text && previous.dark === dark.matches && container.contains(previous.plot.root)) return;
-    const { names, data } = JSON.parse(text);
+    const { names, data, times } = JSON.parse(text); // with times, x counts the points
+    const timeOf = (x) => new Date((times ? times[x] : x) * 1000);
+    const isOneDay = times && day.format(timeOf(0)) === day.format(timeOf(times.length - 1));
+    const pointTicks = (_, splits) => splits.map((x) => (times[x] ? (isOneDay ? clock : day).format(timeOf(x)) : ""));
     const ink = getComputedStyle(document.body).color;
     const line = getComputedStyle(document.querySelector(".top")).borderBottomColor;
     const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
@@ -49,10 +53,10 @@
         width: container.clientWidth,
         height: 220,
         tzDate: (at) => uPlot.tzDate(new Date(at * 1000), timeZone),
-        axes: [{ ...axis, values: ticks }, { ...axis, size: 60 }],
-        scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
+        axes: [{ ...axis, values: times ? pointTicks : ticks }, { ...axis, size: 60 }],
+        scales: { x: { time: !times }, y: { range: (_, low, high) => [Math.min(low, 0) * 1.05, high > 0 ? high * 1.05 : 1] } },
         series: [
-          { label: "Time", value: (_, at) => (at === null ? "--" : full.format(new Date(at * 1000))) },
+          { label: "Time", value: (_, at) => (at === null ? "--" : full.format(timeOf(at))) },
           ...names.map((name) => ({ label: name, stroke: color(name), width: 2, spanGaps: false })),
         ],
       },

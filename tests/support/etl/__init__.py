@@ -65,6 +65,16 @@ def fail_with_secret(args: dict[str, Any], ctx: Context) -> None:
     raise RuntimeError(f"refused: password={args['password']}")
 
 
+@register("test.measure")
+def report_quality(args: dict[str, Any], ctx: Context) -> None:
+    """Reports data checks, datasets and a link."""
+    ctx.link("report", "https://reports.example.com/sales")
+    ctx.consumed("s3://raw/orders")
+    ctx.produced("warehouse.sales", rows=args["rows"], partition="2030-01-31", schema={"id": "bigint"})
+    ctx.check("rows", args["rows"], vs="median:7", tolerance=0.3, severity="warn")
+    ctx.check("nulls", 0, max=0)
+
+
 @register("test.tell")
 def report_progress(args: dict[str, Any], ctx: Context) -> dict[str, int]:
     """Reports progress and logs, and runs until a file exists."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import unescape
+from html import escape, unescape
 from typing import Any
 
 import psycopg2
@@ -104,3 +104,46 @@ def test_jobs_page_shows_and_filters_warnings(client, record):
     assert f'href="/jobs/{job_id}#checks">2 warnings</a>' in page
     assert page.count('<tr id="job-') == 1
     assert "expected one of" in client.get("/jobs?warnings=perhaps").text
+
+
+def test_job_page_shows_checks_and_links(client, record):
+    links = {"<report>": "https://host/x?a=1&b=2", "bad": "javascript:alert(1)"}
+    page = client.get(f"/jobs/{record(checks=(check('rows', 1_234_567, 'warned'),), links=links)}").text
+
+    assert '<a href="https://host/x?a=1&amp;b=2" rel="noopener noreferrer external">&lt;report&gt;</a>' in page
+    assert 'href="javascript' not in page
+    assert "1 234 567" in page
+    assert '<span class="st warning">warned</span>' in page
+
+
+def test_task_page_shows_the_history_of_checks(client, record):
+    for value in (7, 8, 0):
+        record(checks=(check("rows", value, "passed" if value else "failed"), check("nulls", 0)))
+
+    page = unescape(client.get("/tasks/noop").text)
+
+    assert page.index("rows <span") < page.index("Results: nulls")  # what did not pass comes first
+    assert '"names": ["value", "low"], "data": [' in page
+    assert "[7.0, 8.0, 0.0], [1.0, 1.0, 1.0]]" in page
+    assert "uplot" in page
+    assert "uplot" not in client.get("/tasks/other").text
+
+
+@pytest.mark.parametrize("name", ["warehouse.sales", "s3://raw/orders", "/data/orders/", "a b&c?<d>"])
+def test_dataset_pages_show_updates_and_users(client, record, name):
+    job_id = record(datasets=(use(name, rows=5_000), use("other", "consumed")))
+
+    listed = client.get("/datasets").text
+    link = unescape(listed.partition(f'">{escape(name)}</a>')[0].rpartition('href="')[2])
+    page = client.get(link).text
+
+    assert f"<h1>{escape(name)} <small>" in page
+    assert f"/jobs/{job_id}" in page
+    assert "5 000" in page
+    assert "No task has reported that it reads this dataset." in page
+    assert client.get("/datasets/nothing").status_code == 404
+    assert "No more datasets." in client.get("/datasets?after=zzz").text
+
+
+def test_datasets_page_without_datasets_says_what_to_do(client):
+    assert "ctx.produced" in client.get("/datasets").text
