@@ -208,6 +208,11 @@ class Schedules:
         parameters = {"schedule_id": str(schedule.schedule_id), "before": before, "limit": limit}
         return [from_row(Firing, row) for row in self._execute("firings", parameters)]
 
+    def last_firings(self) -> dict[str, Firing]:
+        """The latest firing of each schedule, by name."""
+        rows = self._execute("last_firings", {"limit": MAX_SCHEDULES})
+        return {row[0]: from_row(Firing, row[1:]) for row in rows}
+
     def firings_between(
         self, first: datetime, last: datetime, *, name: str | None = None, limit: int
     ) -> list[CalendarFiring]:

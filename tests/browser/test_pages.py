@@ -29,6 +29,8 @@ PAGES = {
     "failures": "/failures",
     "queues": "/queues",
     "limits": "/limits",
+    "schedules": "/schedules?expression=0+6+*+*+*&task=noop&queue=etl",
+    "calendar": "/calendar",
     "workers": "/workers",
     "charts": "/charts",
     "audit": "/audit",
@@ -62,9 +64,16 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
         "failed": f"/jobs/{failed['job_id']}",
         "warned": f"/jobs/{warned['job_id']}",
     }
+    client.request("PUT", "/api/v1/schedules/daily", body={"expression": "0 6 * * *"} | job, repeatable=True)
+    client.request("POST", "/api/v1/schedules/daily/run", body={})
     flaws = []
 
-    for name, path in {**PAGES, **jobs, "graph": f"/graphs/{graph['graph_id']}"}.items():
+    for name, path in {
+        **PAGES,
+        **jobs,
+        "graph": f"/graphs/{graph['graph_id']}",
+        "schedule": "/schedules/daily",
+    }.items():
         window.set_color_scheme("light")
         page = window.go(path)
         expect(page.locator("h1")).to_be_visible()

@@ -10,6 +10,7 @@ graph.py     jobs that wait for one another, by layer
 queues.py    queues and workers, and their actions
 limits.py    limits: what each allows, who holds it, who waits
 data_quality.py  datasets: last updates, who updates and reads them
+schedules.py schedules: when they fire, what became of each time; the calendar
 charts.py    statistics over time
 audit.py     the audit log
 
@@ -33,6 +34,7 @@ from app.web.pages.jobs import create_jobs_page
 from app.web.pages.limits import create_limits_page
 from app.web.pages.overview import create_overview_page
 from app.web.pages.queues import create_queues_page
+from app.web.pages.schedules import create_schedules_page
 from app.web.pages.tasks import create_tasks_page
 from app.web.routing import ApiBlueprint
 from pipelines.contract import Pipelines
@@ -53,6 +55,7 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_queues_page(queue.executor, options),
         create_limits_page(queue.executor, options),
         create_datasets_page(queue.executor, options),
+        create_schedules_page(queue.executor, pipelines, options),
         create_charts_page(queue.executor, options),
         create_audit_page(queue.executor, options),
     )

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from app.admin.api_keys import Scope
 from app.admin.data_quality import CheckHistory, DataQuality
+from app.admin.schedules import Schedules
 from app.admin.statistics import Statistics
 from app.queue.jobs import JobQueue
 from app.web.api.task_stats import TaskInfo
@@ -31,6 +32,7 @@ from pipelines.contract import Pipelines
 START_RESPONSES = {303: "Redirect to the created job; without a session to /login."}
 _CHECK_RESULTS = 60  # of each data check
 _MAX_CHECK_CHARTS = 6
+_MAX_SCHEDULES_SHOWN = 20
 _ARG_PREFIX = "arg."  # of the names of form fields that hold args
 _INPUT_KINDS = {"string": "text", "integer": "number", "number": "number", "boolean": "checkbox"}
 
@@ -62,6 +64,7 @@ class FormInput:
 def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("tasks_page", options)
     statistics, quality = Statistics(queue.executor), DataQuality(queue.executor)
+    schedules = Schedules(queue.executor)
     request_model, apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
 
     @pages.page("/tasks")
@@ -113,6 +116,7 @@ def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions
         return pages.render(
             "task.html",
             name=name,
+            schedules=schedules.list_by_name(task=name, limit=_MAX_SCHEDULES_SHOWN),
             url_name=quote(name, safe=""),  # one segment of the path, also for a name with slashes
             task=None if task is None else TaskInfo.from_task(task),
             statistics=by_task.get(name),
