@@ -2727,15 +2727,34 @@ CREATE TABLE dl_alert_rules (
     rule_id     uuid        PRIMARY KEY DEFAULT gen_random_uuid(),
     name        text        NOT NULL UNIQUE,
     kind        text        NOT NULL CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker',
-                                                          'breaker_open', 'limit_starved', 'schedule_late', 'schedule_behind')),
+                                                          'breaker_open', 'limit_starved', 'schedule_late', 'schedule_behind',
+                                                          'check_failed', 'stale_dataset')),
     queue       text,
     task        text,
     threshold   float8      NOT NULL CHECK (threshold >= 0),   -- a share of 1, or seconds
     window_sec  float8      NOT NULL CHECK (window_sec > 0),
     min_runs    int         NOT NULL DEFAULT 1 CHECK (min_runs > 0),
     active      bool        NOT NULL DEFAULT true,
-    created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    dataset     text,
+    by_time     text        CHECK (by_time ~ '^([01][0-9]|2[0-3]):[0-5][0-9]$'),  -- of a dataset: when its update is due
+    zone        text                                                             -- of by_time; NULL: UTC
 );
+
+-- The last time at which the clock of the zone showed `by_time`. In a zone that the server does not know it is that of UTC: one
+-- rule must not fail the check of all.
+CREATE OR REPLACE FUNCTION dl_last_deadline(by_time text, zone text) RETURNS timestamptz
+    LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    today date;
+    due   timestamptz;
+BEGIN
+    today := (clock_timestamp() AT TIME ZONE zone)::date;
+    due := (today + by_time::time) AT TIME ZONE zone;
+    RETURN CASE WHEN due <= clock_timestamp() THEN due ELSE (today - 1 + by_time::time) AT TIME ZONE zone END;
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN dl_last_deadline(by_time, 'UTC');
+END $$;
 
 -- Alerts that fire or have fired, one row from start to end.
 CREATE TABLE dl_alerts (

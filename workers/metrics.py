@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -17,6 +17,7 @@ _BUCKETS_SEC = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
     *(1800, 3600, 7200, 14_400, 43_200, math.inf),
 )
+_MAX_CHECK_NAMES = 1_000
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,21 @@ class PoolCounters:
         self.fenced_writes = Counter(
             "dataloader_fenced_writes", "Settlements refused because another run owns the job.", registry=None
         )
+        self._checks = Counter(
+            "dataloader_checks", "Data checks of attempts that ended.", ("task", "name", "outcome"), registry=None
+        )
+        self._check_names: set[tuple[str, str]] = set()  # of a task; those beyond a thousand share one series
         webhooks = Counter("dataloader_webhooks_sent", "Webhooks sent, by outcome.", ("outcome",), registry=None)
         self.webhooks_delivered, self.webhooks_failed = webhooks.labels("delivered"), webhooks.labels("failed")
-        self._all = (self._attempts, self._runs, self._waits, self.leases_lost, self.fenced_writes, webhooks)
+        self._all = (
+            self._attempts,
+            self._runs,
+            self._waits,
+            self.leases_lost,
+            self.fenced_writes,
+            self._checks,
+            webhooks,
+        )
 
     def record(
         self, queue: str, task: str, status: str, *, run_durations: Collection[float], wait_durations: Collection[float]
@@ -77,6 +90,13 @@ class PoolCounters:
             series = histogram.labels(queue, task)
             for seconds in durations:
                 series.observe(seconds)
+
+    def record_checks(self, task: str, checks: Iterable[Mapping[str, Any]]) -> None:
+        for check in checks:
+            names, name = self._check_names, check["name"]
+            if len(names) < _MAX_CHECK_NAMES:
+                names.add((task, name))
+            self._checks.labels(task, name if (task, name) in names else "other", check["outcome"]).inc()
 
     def collect(self) -> Iterator[Metric]:
         for counter in self._all:

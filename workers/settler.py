@@ -182,6 +182,9 @@ class Settler:
             waits = [max(0.0, attempt.job.waited_sec) for attempt in attempts]
             runs = [_duration(attempt) for attempt in attempts]
             self._counters.record(queue, task, status, run_durations=runs, wait_durations=waits)
+            for attempt in attempts:
+                if reports := attempt.reported.reports:
+                    self._counters.record_checks(task, reports.checks)
         logs_successes = log.file_logging_enabled() or _log.is_enabled(DEBUG)
         for attempt, status in settled:
             if logs_successes or status is not Status.SUCCEEDED:

@@ -24,6 +24,8 @@ class RuleKind(StrEnum):
     LIMIT_STARVED = "limit_starved"  # seconds that the next job of a limit has waited
     SCHEDULE_LATE = "schedule_late"  # seconds since a schedule should have fired
     SCHEDULE_BEHIND = "schedule_behind"  # jobs of a schedule that have not ended
+    CHECK_FAILED = "check_failed"  # how often a data check has not passed within the window
+    STALE_DATASET = "stale_dataset"  # seconds since a dataset was last updated
     DEAD_WORKER = "dead_worker"  # seconds since a worker's last heartbeat
 
 
@@ -39,6 +41,9 @@ class AlertRule:
     min_runs: int
     active: bool
     created_at: datetime
+    dataset: str | None
+    by_time: str | None
+    zone: str | None
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,14 @@ class Alerts:
         task: str | None = None,
         window_sec: float = 3600.0,
         min_runs: int = 1,
+        dataset: str | None = None,
+        by_time: str | None = None,
+        zone: str | None = None,
     ) -> AlertRule:
         """Raises RuleExists if there is one of this name."""
         values = {"kind": kind.value, "threshold": threshold, "window_sec": window_sec, "min_runs": min_runs}
-        rows = self._execute("add_alert_rule", validate_texts({"name": name, "queue": queue, "task": task}) | values)
+        texts = {"name": name, "queue": queue, "task": task, "dataset": dataset, "by_time": by_time, "zone": zone}
+        rows = self._execute("add_alert_rule", validate_texts(texts) | values)
         if not rows:
             raise RuleExists(name)
         return from_row(AlertRule, rows[0])

@@ -2,14 +2,14 @@
 
 -- name: add_alert_rule
 -- No row: a rule of this name exists.
-INSERT INTO dl_alert_rules (name, kind, queue, task, threshold, window_sec, min_runs)
+INSERT INTO dl_alert_rules (name, kind, queue, task, threshold, window_sec, min_runs, dataset, by_time, zone)
 VALUES (%(name)s::text, %(kind)s::text, %(queue)s::text, %(task)s::text, %(threshold)s::float8, %(window_sec)s::float8,
-        %(min_runs)s::int)
+        %(min_runs)s::int, %(dataset)s::text, %(by_time)s::text, %(zone)s::text)
     ON CONFLICT (name) DO NOTHING
-RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at;
+RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone;
 
 -- name: alert_rules
-SELECT rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at
+SELECT rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone
   FROM dl_alert_rules
  WHERE (%(rule_id)s::uuid IS NULL OR rule_id = %(rule_id)s::uuid)
  ORDER BY name;
@@ -22,7 +22,7 @@ UPDATE dl_alert_rules
        min_runs = coalesce(%(min_runs)s::int, min_runs),
        active = coalesce(%(active)s::bool, active)
  WHERE rule_id = %(rule_id)s::uuid
-RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at;
+RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone;
 
 -- name: remove_alert_rule
 -- The next check resolves the alerts of the removed rule.
@@ -42,7 +42,7 @@ SELECT kind, count(*) FROM dl_alerts WHERE ended_at IS NULL GROUP BY kind;
 
 -- name: check_rules
 -- Checks all rules once; the maintenance leader does so periodically. What it reads is bounded: the statistics of a
--- window, the running jobs, the first ready jobs of each queue and priority, the workers. An alert fires when its rule is
+-- window, the running jobs, the first ready jobs of each queue and priority, the workers, ten thousand checks. An alert fires when its rule is
 -- first broken, and is resolved when the rule has held for longer than an interval. Both are queued for delivery in this transaction.
 WITH stale AS (
     DELETE FROM dl_stalled_progress s
@@ -176,6 +176,29 @@ WITH RECURSIVE rules AS MATERIALIZED (
                 GROUP BY j.schedule_id) live
            JOIN dl_schedules s ON s.schedule_id = live.schedule_id
      WHERE r.kind = 'schedule_behind' AND live.jobs > r.threshold AND coalesce(s.task = r.task, true)
+    UNION ALL
+    SELECT r.rule_id, r.kind, r.name, c.task || ': ' || c.name, r.queue, c.task, c.count,
+           'the check ' || c.name || ' of ' || c.task || ' ' || last.outcome || coalesce(': ' || last.detail, '')
+      FROM rules r CROSS JOIN LATERAL (
+               SELECT b.task, b.name, count(*)::float8 AS count
+                 FROM (SELECT task, name FROM dl_checks
+                        WHERE outcome <> 'passed' AND at > clock_timestamp() - make_interval(secs => r.window_sec)
+                        ORDER BY at DESC LIMIT 10000) b
+                WHERE coalesce(b.task = r.task, true)
+                GROUP BY b.task, b.name) c
+           CROSS JOIN LATERAL (SELECT l.outcome, l.detail FROM dl_checks l
+                                WHERE l.task = c.task AND l.name = c.name ORDER BY l.at DESC, l.check_id DESC LIMIT 1) last
+     WHERE r.kind = 'check_failed' AND c.count > r.threshold AND last.outcome <> 'passed'
+    UNION ALL
+    SELECT r.rule_id, r.kind, r.name, r.dataset, r.queue, NULL, late.sec,
+           'the dataset ' || r.dataset
+           || coalesce(' was last updated ' || round(extract(epoch FROM clock_timestamp() - last.at)) || ' s ago', ' has not been updated')
+           || coalesce(', and an update was due by ' || r.by_time || ' ' || coalesce(r.zone, 'UTC'), '')
+      FROM rules r
+           CROSS JOIN LATERAL (SELECT max(e.at) AS at FROM dl_last_dataset_events(r.dataset) e WHERE e.kind = 'produced') last
+           CROSS JOIN LATERAL (SELECT extract(epoch FROM coalesce(dl_last_deadline(r.by_time, coalesce(r.zone, 'UTC')), clock_timestamp())
+                                                         - coalesce(last.at, r.created_at))::float8 AS sec) late
+     WHERE r.kind = 'stale_dataset' AND late.sec > r.threshold
 ), new_alerts AS (
     INSERT INTO dl_alerts AS a (rule_id, kind, name, subject, queue, task, value, detail)
     SELECT DISTINCT ON (rule_id, subject) rule_id, kind, name, subject, queue, task, value, detail

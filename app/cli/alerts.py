@@ -13,7 +13,7 @@ from app.cli.tables import Table
 
 KINDS = (
     "failure_rate", "no_success", "queue_age", "stalled", "dead_worker", "breaker_open", "limit_starved",
-    "schedule_late", "schedule_behind",
+    "schedule_late", "schedule_behind", "check_failed", "stale_dataset",
 )  # fmt: skip
 _ALERTS = Table(
     "since=started_at, state, rule=name, detail",
@@ -29,7 +29,7 @@ _RULES = Table(
 )
 alerts = RemoteGroup("alerts", help="Manage alerts and the rules that fire them.")
 _RULES_PATH = "/api/v1/alerts/rules"
-_THRESHOLD_HELP = "A share below 1 for failure_rate, else seconds."
+_THRESHOLD_HELP = "A share below 1 for failure_rate, a number for schedule_behind and check_failed, else seconds."
 rule_argument = click.argument("rule_id", type=click.UUID)
 window_option = click.option("--window", "window_sec", type=float, help="How many seconds back the rule counts.")
 min_runs_option = click.option("--min-runs", type=POSITIVE, help="How many runs the window must have.")
@@ -56,6 +56,9 @@ def alerts_rules(service: RemoteService) -> None:
 @click.option("--task", help="Only for this task.")
 @window_option
 @min_runs_option
+@click.option("--dataset", metavar="DATASET", help="The dataset of stale_dataset.")
+@click.option("--by", "by_time", metavar="HH:MM", help="The time of day by which its update is due.")
+@click.option("--zone", metavar="ZONE", help="The time zone of --by.  [default: UTC]")
 def alerts_add(service: RemoteService, **options: Any) -> None:
     """Add a rule of a KIND; docs/alerts.md describes the kinds."""
     rule = service.post(_RULES_PATH, without_none(options))

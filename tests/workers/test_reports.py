@@ -192,6 +192,20 @@ def test_rows_of_produced_datasets_fill_the_slice(worker_pools: WorkerPoolFixtur
     assert queue_db.sql("SELECT rows, state::text FROM dl_slices") == [(7, "succeeded")]
 
 
+def test_checks_are_counted(worker_pools: WorkerPoolFixture):
+    run_task(worker_pools, report_tasks.load, {"rows": 3})
+    run_task(worker_pools, report_tasks.load, {"rows": 0})
+    (pool,) = worker_pools.pools
+
+    def counted() -> dict[tuple[str, str], float]:
+        samples = [
+            s for metric in pool.counters.collect() for s in metric.samples if s.name == "dataloader_checks_total"
+        ]
+        return {(s.labels["name"], s.labels["outcome"]): s.value for s in samples}
+
+    eventually(lambda: counted() == {("rows", "passed"): 1, ("refused", "warned"): 1, ("rows", "failed"): 1})
+
+
 def test_passwords_and_secrets_are_redacted(worker_pools: WorkerPoolFixture):
     queue_db = worker_pools.queue_fixture
 

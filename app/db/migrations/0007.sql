@@ -129,7 +129,11 @@ CREATE INDEX dl_dataset_events_job_idx ON dl_dataset_events (job_id);
 ALTER TABLE dl_alert_rules DROP CONSTRAINT dl_alert_rules_kind_check;
 ALTER TABLE dl_alert_rules ADD CONSTRAINT dl_alert_rules_kind_check
     CHECK (kind IN ('failure_rate', 'no_success', 'queue_age', 'stalled', 'dead_worker', 'breaker_open', 'limit_starved', 'schedule_late',
-                    'schedule_behind'));
+                    'schedule_behind', 'check_failed', 'stale_dataset'));
+ALTER TABLE dl_alert_rules
+    ADD COLUMN dataset text,
+    ADD COLUMN by_time text CHECK (by_time ~ '^([01][0-9]|2[0-3]):[0-5][0-9]$'),
+    ADD COLUMN zone text;
 
 ALTER TYPE dl_enqueue_request
     ADD ATTRIBUTE schedule_id uuid,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 from uuid import UUID
+from zoneinfo import available_timezones
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.alerts import AlertRule, Alerts, FiredAlert, RuleKind
@@ -16,6 +17,7 @@ from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, BodyModel, Deleted, QueryModel, require_change, require_one_field
+from pipelines.reports import MAX_DATASET_BYTES
 
 _MAX_DURATION_SEC = 30 * 86_400.0  # statistics are kept no longer
 _MIN_WINDOW_SEC = 60.0
@@ -24,6 +26,12 @@ Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Threshold = Annotated[float, Field(ge=0, le=_MAX_DURATION_SEC, allow_inf_nan=False)]
 Window = Annotated[float, Field(ge=_MIN_WINDOW_SEC, le=_MAX_DURATION_SEC, allow_inf_nan=False)]
 RunCount = Annotated[int, Field(ge=1, le=INT4_MAX)]
+
+
+def _validate_zone(raw: str) -> str:
+    if raw not in available_timezones():
+        raise PydanticCustomError("zone", "is not a time zone of the IANA database, such as Europe/Moscow")
+    return raw
 
 
 class NewAlertRule(BodyModel):
@@ -36,17 +44,30 @@ class NewAlertRule(BodyModel):
         "progress last changed; dead_worker: seconds since a worker's last heartbeat; breaker_open: seconds since a "
         "task's circuit breaker opened; limit_starved: seconds that a job has waited for a limit; "
         "schedule_late: seconds that a schedule is late, also one that was refused, skipped times or stopped; "
-        "schedule_behind: jobs of a schedule that have not ended."
+        "schedule_behind: jobs of a schedule that have not ended; check_failed: how often a data check did not pass "
+        "within the window, while its last value does not; stale_dataset: seconds since a dataset was last updated, "
+        "now or at the last time `by_time`."
     )
     threshold: Threshold = Field(description="The alert fires above it: a share from 0 to 1, seconds, or jobs.")
     queue: Name | None = Field(None, description="Only this queue; null: every queue.")
     task: Name | None = Field(None, description="Only this task; null: every task. Required for no_success.")
     window_sec: Window = Field(
         3600.0,
-        description="failure_rate: the window of runs that count; dead_worker: the age after which a worker is "
-        "forgotten. Ignored for other kinds.",
+        description="failure_rate, check_failed: the window of what counts; dead_worker: the age after which a worker "
+        "is forgotten. Ignored for other kinds.",
     )
     min_runs: RunCount = Field(1, description="failure_rate: the minimum number of runs in the window.")
+    dataset: Annotated[str, Field(min_length=1, max_length=MAX_DATASET_BYTES)] | None = Field(
+        None, description="The dataset of stale_dataset."
+    )
+    by_time: Annotated[str, Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")] | None = Field(
+        None,
+        description="stale_dataset: the time of day by which the update is due; it may be `threshold` seconds older.",
+        examples=["07:00"],
+    )
+    zone: Annotated[str, AfterValidator(_validate_zone)] | None = Field(
+        None, description="The time zone of `by_time`; null: UTC.", examples=["Europe/Moscow"]
+    )
 
     @model_validator(mode="after")
     def _check_fields_fit_kind(self) -> Self:
@@ -54,8 +75,14 @@ class NewAlertRule(BodyModel):
             raise PydanticCustomError("rule", "no_success requires a task")
         if self.kind == "failure_rate" and self.threshold >= 1:
             raise PydanticCustomError("rule", "the threshold of failure_rate must be below 1, such as 0.2")
-        if self.kind in ("queue_age", "dead_worker", "limit_starved") and self.task is not None:
+        if self.kind in ("queue_age", "dead_worker", "limit_starved", "stale_dataset") and self.task is not None:
             raise PydanticCustomError("rule", "{kind} takes no task", {"kind": self.kind})
+        if (self.kind == "stale_dataset") != (self.dataset is not None):
+            raise PydanticCustomError("rule", "stale_dataset requires a dataset, and other kinds take none")
+        if self.kind in ("stale_dataset", "check_failed") and self.queue is not None:
+            raise PydanticCustomError("rule", "{kind} takes no queue", {"kind": self.kind})
+        if (self.by_time is not None and self.dataset is None) or (self.zone is not None and self.by_time is None):
+            raise PydanticCustomError("rule", "by_time belongs to a dataset, and zone to by_time")
         return self
 
 

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from app.admin.alerts import Alerts, RuleKind
+from app.admin.data_quality import DataQuality
 from app.admin.webhooks import WebhookEvent, Webhooks
 from app.errors import RuleExists, RuleNotFound
+from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
 
 AT_ONCE = 0.001  # seconds between two looks
@@ -19,7 +21,7 @@ def alerts(queue_db: QueueFixture) -> Alerts:
     queue_db.sql(
         "TRUNCATE dl_webhooks, dl_deliveries, dl_delivery_attempts, dl_alerts, dl_alert_rules, dl_stalled_progress,"
         " dl_statistics,"
-        " dl_recent_runs"
+        " dl_recent_runs, dl_checks, dl_dataset_events"
     )
     Webhooks(queue_db.session).add(
         "http://127.0.0.1:1/", events=[WebhookEvent.ALERT_FIRING, WebhookEvent.ALERT_RESOLVED]
@@ -187,3 +189,95 @@ def test_alerts_are_paged(queue_db, alerts):
     newest = alerts.all(limit=2)
 
     assert len({one.subject for one in (*newest, *alerts.all(before=newest[-1].alert_id))}) == 3
+
+
+# ── data quality ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def add_check(queue_db: QueueFixture, outcome: str, *, task: str = "t", name: str = "rows", age_sec: float = 0) -> None:
+    queue_db.sql(
+        "INSERT INTO dl_checks (task, name, at, job_id, attempt, partition_key, value, outcome, detail)"
+        " VALUES (%s, %s, clock_timestamp() - %s * interval '1 s', dl_new_id(), 1, '', 0, %s, 'below 1')",
+        task, name, age_sec, outcome,
+    )  # fmt: skip
+
+
+def test_a_check_alert_lasts_until_the_check_passes(queue_db, alerts):
+    alerts.add(name="c", kind=RuleKind.CHECK_FAILED, threshold=0, window_sec=3600)
+    add_check(queue_db, "failed", name="old", age_sec=4000)
+    add_check(queue_db, "passed", name="good")
+    assert look(alerts) == (0, 0)
+
+    add_check(queue_db, "warned")
+    assert look(alerts) == (1, 0)
+    (firing,) = alerts.all()
+    assert (firing.subject, firing.task, firing.value) == ("t: rows", "t", 1)
+    assert firing.detail == "the check rows of t warned: below 1"
+
+    add_check(queue_db, "passed")
+    eventually(lambda: look(alerts) == (0, 1))
+
+
+def test_a_check_alert_counts_and_is_for_a_task(queue_db, alerts):
+    alerts.add(name="c", kind=RuleKind.CHECK_FAILED, threshold=1, task="t", window_sec=3600)
+    add_check(queue_db, "failed")
+    add_check(queue_db, "failed", task="other")
+    add_check(queue_db, "failed", task="other")
+    assert look(alerts) == (0, 0)
+
+    add_check(queue_db, "failed")
+    assert look(alerts) == (1, 0)
+
+
+def add_update(queue_db: QueueFixture, at: str, *, dataset: str = "sales", kind: str = "produced") -> None:
+    queue_db.sql("DELETE FROM dl_dataset_events WHERE dataset = %s AND kind = %s", dataset, kind)
+    queue_db.sql(
+        "INSERT INTO dl_dataset_events (dataset, kind, task, at, job_id, partition_key)"
+        f" VALUES (%s, %s, 't', {at}, dl_new_id(), '')",
+        dataset, kind,
+    )  # fmt: skip
+
+
+def test_a_dataset_is_stale_until_it_is_updated(queue_db, alerts):
+    alerts.add(name="s", kind=RuleKind.STALE_DATASET, threshold=3600, dataset="sales")
+    add_update(queue_db, "now()", kind="consumed")
+    add_update(queue_db, "now()", dataset="other")
+    assert look(alerts) == (0, 0)  # the rule is new
+
+    queue_db.sql("UPDATE dl_alert_rules SET created_at = now() - interval '2 hours'")
+    assert look(alerts) == (1, 0)
+    (firing,) = alerts.all()
+    assert (firing.subject, firing.detail) == ("sales", "the dataset sales has not been updated")
+    add_update(queue_db, "now() - interval '61 minutes'")
+    assert look(alerts) == (0, 0)
+    assert alerts.all()[0].detail == "the dataset sales was last updated 3660 s ago"
+    assert DataQuality(queue_db.session).dataset("sales").stale
+
+    add_update(queue_db, "now()")
+    eventually(lambda: look(alerts) == (0, 1))
+    assert not DataQuality(queue_db.session).dataset("sales").stale
+
+
+@pytest.mark.parametrize("zone", ["Europe/Moscow", None, "Not/AZone"])
+def test_a_dataset_is_due_by_a_time_of_day(queue_db, alerts, zone):
+    """The deadline was a minute ago: an update may be an hour older than that."""
+    known = "UTC" if zone in (None, "Not/AZone") else zone
+    deadline = "date_trunc('minute', now())"
+    by_time = queue_db.fetch_row(f"SELECT to_char({deadline} AT TIME ZONE %s, 'HH24:MI')", known)
+    alerts.add(name="s", kind=RuleKind.STALE_DATASET, threshold=3600, dataset="sales", by_time=by_time, zone=zone)
+    queue_db.sql("UPDATE dl_alert_rules SET created_at = now() - interval '2 days'")
+
+    add_update(queue_db, f"{deadline} - interval '61 minutes'")
+    assert look(alerts) == (1, 0)
+    assert f"an update was due by {by_time} {zone or 'UTC'}" in alerts.all()[0].detail
+
+    add_update(queue_db, f"{deadline} - interval '50 minutes'")
+    eventually(lambda: look(alerts) == (0, 1))
+
+
+def test_a_deadline_later_today_is_that_of_yesterday(queue_db, alerts):
+    by_time = queue_db.fetch_row("SELECT to_char(now() + interval '3 minutes', 'HH24:MI')")
+
+    age = queue_db.fetch_row("SELECT extract(epoch FROM now() - dl_last_deadline(%s, 'UTC'))::float8", by_time)
+
+    assert 86_400 - 240 < age < 86_400 - 60

@@ -185,6 +185,7 @@ def test_a_job_may_have_a_webhook_of_its_own_if_it_can_be_signed(queue, pool: Po
 # ── alerts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 RULE = {"name": "rates fail", "kind": "failure_rate", "threshold": 0.2}
+STALE = {"kind": "stale_dataset", "dataset": "a/b"}
 
 
 def test_a_rule_is_made_changed_and_removed(hooks):
@@ -200,11 +201,30 @@ def test_a_rule_is_made_changed_and_removed(hooks):
     assert hooks.get(path).json["code"] == "rule_not_found"
 
 
+def test_a_rule_of_a_dataset_has_its_time_and_zone(hooks):
+    rule = {
+        "name": "late",
+        "kind": "stale_dataset",
+        "threshold": 0,
+        "dataset": "a/b",
+        "by_time": "07:00",
+        "zone": "Europe/Moscow",
+    }
+
+    made = hooks.post("/api/v1/alerts/rules", json=rule)
+
+    assert made.status_code == 200, made.json
+    assert {name: made.json[name] for name in rule} == rule
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"kind": "no_success"}, {"threshold": 1.0}, {"threshold": -1}, {"window_sec": 5}, {"kind": "odd"},
-        {"kind": "dead_worker", "task": "t"}, {"min_runs": 0}, {"name": ""},
+        {"kind": "dead_worker", "task": "t"}, {"min_runs": 0}, {"name": ""}, {"dataset": "d"},
+        {"kind": "check_failed", "queue": "q"}, {"kind": "stale_dataset"}, STALE | {"dataset": ""},
+        STALE | {"dataset": "d" * 501}, STALE | {"by_time": "7:00"}, STALE | {"zone": "UTC"}, STALE | {"queue": "q"},
+        STALE | {"by_time": "07:00", "zone": "Mars/Base"},
     ],
 )  # fmt: skip
 def test_a_rule_that_means_nothing_is_refused(hooks, change):
