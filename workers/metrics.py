@@ -96,7 +96,9 @@ class PoolCounters:
             names, name = self._check_names, check["name"]
             if len(names) < _MAX_CHECK_NAMES:
                 names.add((task, name))
-            self._checks.labels(task, name if (task, name) in names else "other", check["outcome"]).inc()
+            label = name if (task, name) in names else "other"
+            for outcome in ("passed", "warned", "failed"):  # a series that begins at 1 has no increase
+                self._checks.labels(task, label, outcome).inc(outcome == check["outcome"])
 
     def collect(self) -> Iterator[Metric]:
         for counter in self._all:
