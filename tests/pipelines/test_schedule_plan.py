@@ -84,7 +84,7 @@ def test_a_short_interval_after_a_long_outage_takes_several_steps():
     assert fired == 250 + 60
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(["0 * * * *", "*/15 * * * *", "30 2 * * *"]),
     st.lists(st.integers(1, 200_000), min_size=1, max_size=8),

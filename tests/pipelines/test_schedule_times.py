@@ -243,7 +243,7 @@ def times_until(timing: Timing, begin: datetime, end: datetime) -> list[datetime
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(TIMINGS, MOMENTS, st.integers(0, 90_000), st.integers(0, 90_000))
 def test_no_time_is_lost_or_repeated_between_two_computations(timing, begin, first_sec, second_sec):
     middle = begin + timedelta(seconds=first_sec)
@@ -255,7 +255,7 @@ def test_no_time_is_lost_or_repeated_between_two_computations(timing, begin, fir
     assert times_until(timing, begin, middle) + times_until(timing, middle, end) == whole
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(TIMINGS, MOMENTS)
 def test_previous_is_the_time_before(timing, moment):
     first, second = islice(timing.after(moment), 2)

@@ -13,7 +13,6 @@ from app.admin.api_keys import Scope
 from app.admin.schedules import Firing
 from app.db.statements import Executor
 from app.web.json_io import FieldError
-from app.web.middleware import audit_action
 from app.web.options import WebOptions
 from app.web.problems import DATABASE_PROBLEMS, InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint, VersionedResponse, if_match_version
@@ -150,7 +149,6 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
     def preview_new_schedule(body: NewSchedule, query: PreviewQuery) -> Preview:
         """Show when a schedule would fire, with the effect of daylight saving, and which jobs. Nothing is saved."""
         values = {name: getattr(body, name) for name in body.model_fields_set if name not in ("name", "is_paused")}
-        audit_action("schedule.previewed", schedule=body.name)
         return _preview(body.name, editor.validate(values), query)
 
     @blueprint.get("/schedules/<name>", response=ScheduleDetail, problems=unknown, scope=Scope.READ)
