@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pipelines import staging, targets
 from pipelines.arguments import Arguments
-from pipelines.contract import Context, register
+from pipelines.contract import Context, Daily, register, schedule
 from pipelines.toolkit.decode import decimal, xml_root
 from pipelines.toolkit.errors import DecodeError
 from pipelines.toolkit.load import upsert
@@ -44,6 +44,15 @@ COMMENT ON TABLE cbr.rate IS 'Official rates of the Bank of Russia, in roubles';
 COMMENT ON COLUMN cbr.rate.value IS 'what `nominal` units cost, as published';
 COMMENT ON COLUMN cbr.rate.rate IS 'what one unit costs';
 """
+_LARGEST_MOVE = """
+SELECT max(abs(now.rate / before.rate - 1))
+  FROM cbr.rate now JOIN cbr.rate before USING (currency)
+ WHERE now.date = %(day)s AND before.date = (SELECT max(date) FROM cbr.rate WHERE date < %(day)s)
+   AND before.rate > 0 AND now.date - before.date <= %(max_days)s
+"""
+_MAX_MOVE = 0.3  # a rate that moved by more from one day to the next is rather a mistake
+_MAX_MOVE_DAYS = 14  # between the two days
+_MAX_FEWER = 0.1  # of the usual number of currencies
 _COLUMNS = ("date", "currency", "cbr_id", "num_code", "name", "nominal", "value", "rate")
 _KEY = ("date", "currency")
 
@@ -59,7 +68,10 @@ class UnknownCurrency(DecodeError):
     """None of the requested currencies is among the rates."""
 
 
-@register("load.cbr.rates", args=RatesArguments)
+@schedule(
+    "0 6 * * *", zone="Europe/Moscow", queue="etl.default", args={"date": "{partition}"}, catch_up="all", off=True
+)
+@register("load.cbr.rates", args=RatesArguments, partitions=Daily(start="1992-07-01", zone="Europe/Moscow"))
 def load_rates(arguments: RatesArguments, ctx: Context) -> dict[str, Any]:
     day = arguments.date or datetime.now(_MOSCOW).date()
     rejects = Rejects(_MAX_REJECTS)
@@ -73,7 +85,13 @@ def load_rates(arguments: RatesArguments, ctx: Context) -> dict[str, Any]:
         staging.ensure_tables(conn, ("cbr.rate",), _CREATE_TABLE)
         rows = [{"date": published, **rate} for rate in wanted]
         loaded = upsert(conn, "cbr.rate", _COLUMNS, _KEY, rows, ctx=ctx)
+        largest_move = _largest_move(conn, published)
         conn.commit()
+    if largest_move is not None:
+        ctx.check("largest move", largest_move, max=_MAX_MOVE, severity="warn")
+    if arguments.currencies is None:
+        ctx.check("currencies", len(wanted), vs="median:7", tolerance=_MAX_FEWER, severity="warn")
+    ctx.produced("cbr.rate", rows=loaded.rows, partition=published.isoformat())
 
     ctx.progress(len(wanted), len(wanted), "rates")
     return {
@@ -84,6 +102,14 @@ def load_rates(arguments: RatesArguments, ctx: Context) -> dict[str, Any]:
         "rejected": rejects.count,
         **{name: getattr(loaded, name) for name in ("rows", "inserted", "updated", "unchanged")},
     }
+
+
+def _largest_move(conn: Any, day: date) -> float | None:
+    """By what part a rate moved since the day before; None: there is none to compare with."""
+    with conn.cursor() as cursor:
+        cursor.execute(_LARGEST_MOVE, {"day": day, "max_days": _MAX_MOVE_DAYS})
+        (move,) = cursor.fetchone()
+    return None if move is None else float(move)
 
 
 def _parse_document(document: bytes, rejects: Rejects) -> tuple[date, list[Rate]]:

@@ -13,7 +13,8 @@ from psycopg2.extensions import make_dsn
 
 from pipelines import targets
 from pipelines.cbr_rates import UnknownCurrency
-from pipelines.contract import Fail
+from pipelines.contract import Fail, registry
+from pipelines.schedule_definition import definition_from, scheduled_job
 from pipelines.toolkit.errors import DecodeError, SourceAnswered, SourceBusy, SourceTruncated, TooManyRejects
 from tests.support_sources import RecordingContext, Reply, start_task
 
@@ -216,3 +217,30 @@ def test_connection_name_has_job_id(source, rows):
     load_rates({}, ctx)
 
     assert {"application_name": f"dataloader {ctx.job_id}"} in seen
+
+
+def test_a_rate_that_moved_by_more_than_a_third_is_a_warning(source, rows):
+    source.add_route("GET", PATH, document(USD, day="30.01.2024"), document((*USD[:5], "130,0000"), day="31.01.2024"))
+    ctx = RecordingContext()
+    load_rates({"date": "2024-01-30"}, RecordingContext())
+
+    load_rates({"date": "2024-01-31"}, ctx)
+
+    checks = {check.name: check for check in ctx.checks}
+    assert checks["largest move"].outcome == "warned"
+    assert round(checks["largest move"].value, 3) == 0.475
+    assert [(update.dataset, update.rows, update.partition) for update in ctx.datasets] == [
+        ("cbr.rate", 1, "2024-01-31")
+    ]
+
+
+def test_its_schedule_loads_the_day_before_and_is_off():
+    (declared,) = [d for d in registry.declared_schedules() if d["task"] == "load.cbr.rates"]
+
+    assert (declared["definition"]["off"], declared["definition"]["args"]) == (True, {"date": "{partition}"})
+    definition = definition_from({k: v for k, v in declared["definition"].items() if k != "off"}, zone="UTC")
+    job = scheduled_job(
+        "load.cbr.rates", "id", definition, datetime(2026, 2, 1, 6, tzinfo=ZoneInfo("Europe/Moscow")),
+        registry.get("load.cbr.rates"), default_lease_sec=60,
+    )  # fmt: skip
+    assert (job["args"], job["partition_key"]) == ({"date": "2026-01-31"}, "2026-01-31")

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from pipelines.contract import Args, Stop, StopReason, registry
+from pipelines.reports import Check, DatasetUse, parse_check, parse_dataset
 
 
 @dataclass
@@ -22,10 +23,20 @@ class _RecordingContext:
     sleeps: list[float] = field(default_factory=list)
     progress_reports: list[dict[str, Any]] = field(default_factory=list)
 
-    def check(self) -> None:
+    checks: list[Check] = field(default_factory=list)
+    datasets: list[DatasetUse] = field(default_factory=list)
+
+    def check(self, name: str | None = None, value: float | None = None, **limits: Any) -> None:
         self.on_check()
         if self.stop_when():
             raise Stop(StopReason.CANCEL)
+        if name is not None:
+            rule = {"vs": None, "tolerance": None, "severity": "fail", **limits}
+            low, high = rule.pop("min", None), rule.pop("max", None)
+            self.checks.append(parse_check(name, value, low=low, high=high, **rule).evaluate(()))
+
+    def produced(self, dataset: str, **more: Any) -> None:
+        self.datasets.append(parse_dataset("produced", dataset, **more))
 
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)

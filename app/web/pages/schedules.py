@@ -26,7 +26,7 @@ from app.web.pages.base import (
     parse_time,
     redirect_to,
 )
-from app.web.problems import InvalidRequest, RequestRejected
+from app.web.problems import InvalidRequest, ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
 from app.web.schedule_changes import Calendar, PreviewTime, ScheduleDetail, ScheduleEditor, explain
 from pipelines.contract import Pipelines
@@ -110,7 +110,7 @@ def create_schedules_page(source: Executor, pipelines: Pipelines, options: WebOp
             schedule = editor.create(form.name.strip(), _values(form), is_paused=False)
         return redirect_to(f"/schedules/{quote(schedule.name, safe='')}")
 
-    @pages.page("/schedules/<name>")
+    @pages.page("/schedules/<name>", problems=(ProblemCode.SCHEDULE_NOT_FOUND,))
     def show_schedule(name: str) -> Response:
         """Show a schedule: what applies, its next times, and what became of the last ones."""
         schedule = editor.get(name)
