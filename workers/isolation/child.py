@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from app import log
 from app.queue.attempt_sessions import attempt_application_name, end_sessions, server_dsns
 from app.queue.job import Reports
+from pipelines.reports import Check, DatasetUse
 from workers.attempt import Attempt
 from workers.context import StopStep
 from workers.outcome import Outcome, add_event_fields
@@ -313,7 +314,11 @@ class ChildProcess:
                 with suppress(ValueError):
                     attempt.record_checkpoint(cursor)
             case {"reports": {"checks": [*checks], "datasets": [*datasets]}}:
-                attempt.reported.reports = Reports(tuple(checks), tuple(datasets))
+                with suppress(TypeError):  # of other fields
+                    attempt.reported.reports = Reports(
+                        tuple(asdict(Check(**check)) for check in checks),
+                        tuple(asdict(DatasetUse(**use)) for use in datasets),
+                    )
             case {"log": [str(level), str(stream), str(text)]}:
                 attempt.settings.log(attempt.job_id, attempt.attempt, level, stream, text)
             case {"result": {"kind": str(kind), **fields}} if _MESSAGE_FIELDS.get(kind, {"?"}) <= fields.keys():

@@ -30,6 +30,13 @@ def talks(args, ctx):
     ctx.progress(1, 2, "rows")
     return {"args": args}
 
+@register("measured")
+def measured(args, ctx):
+    ctx.produced("warehouse.sales", rows=args["rows"])
+    ctx.link("report", "https://host/x")
+    ctx.check("rows", args["rows"], min=1, vs="median:7", tolerance=0.3)
+    ctx.check("nulls", 3, max=0, severity="warn")
+
 @register("broken", args={"type": "object", "properties": {"n": {"type": "integer"}}})
 def broken(args):
     raise ValueError("no good")
@@ -125,6 +132,18 @@ def test_in_memory_it_shows_what_it_says_and_gives_its_result(ran):
     assert "INFO     logged" in err
     assert "1 of 2 rows (50%)" in err
     assert err.endswith("succeeded\n")
+
+
+@pytest.mark.parametrize(("rows", "code"), [(5, 0), (0, 1)])
+def test_in_memory_checks_are_made_without_a_history(ran, rows, code):
+    _, err, exit_code = ran("measured", "--arg", f"rows={rows}", "--local")
+
+    assert exit_code == code, err
+    if code:
+        assert "the check 'rows' failed: 0 is outside its limits: low 1" in err
+    else:
+        assert "too little history for a median: 0 of at least 3 values" in err
+        assert "3 is outside its limits: high 0" in err
 
 
 def test_in_memory_results_of_parents_are_filled_in(ran):

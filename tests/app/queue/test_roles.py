@@ -264,6 +264,28 @@ def test_only_our_own_tables_stand_in_parts(dsn):
             do(dsn, f"SELECT * FROM {call}")
 
 
+def test_service_role_records_and_prunes_reports(roles, dsn):
+    run = "01234567-89ab-4def-8123-456789abcdef"
+    do(
+        dsn,
+        "INSERT INTO dl_jobs (queue, task, lock_key, status, run_id, partition_key, live_key)"
+        f" VALUES ('q', 't', 'k', 'succeeded', '{run}', 'p', 'slice:t:p')",
+    )
+    check = '{"name": "rows", "value": 1, "outcome": "warned"}'
+    report = (
+        f'[{{"run_id": "{run}", "checks": [{check}], "datasets": [{{"kind": "produced", "dataset": "d", "rows": 1}}]}}]'
+    )
+    record = f"SELECT dl_record_reports(%s, array_agg(job_id)) FROM dl_jobs WHERE run_id = '{run}'"
+
+    assert do(roles["service"], record, report) == [(1,)]
+    assert do(roles["service"], f"SELECT warnings FROM dl_jobs WHERE run_id = '{run}'") == [(1,)]
+    assert do(roles["reader"], "SELECT dataset FROM dl_last_dataset_events('d')") == [("d",)]
+    do(roles["service"], "DELETE FROM dl_checks; DELETE FROM dl_dataset_events")
+    for role in ("reader", "enqueuer"):
+        with pytest.raises(errors.InsufficientPrivilege):
+            do(roles[role], record, report)
+
+
 def test_service_role_cannot_misuse_partition_functions(roles, dsn):
     for span, ahead in (("1 second", "1 hour"), ("1 hour", "10 years"), ("50 days", "1 day"), ("-1 day", "1 day")):
         with pytest.raises(errors.RaiseException, match="allowed are an hour to 31 days"):
