@@ -52,7 +52,7 @@ class ScheduleFields(FormModel):
     expression: FormText = Field("", description="Five cron fields, such as 0 6 * * *, or @daily.")
     zone: FormText = Field("", description="The IANA time zone; empty: the service's.")
     queue: FormText = Field("", description="The queue; empty: the task's.")
-    args: str = Field("", max_length=100_000, description="The args as a JSON object; texts may have placeholders.")
+    args: str = Field("", description="The args as a JSON object; texts may have placeholders.")
     catch_up: FormText = Field("last", description="Of missed times: last, all or skip.")
     overlap: FormText = Field("queue", description="While an earlier job has not ended: queue, skip, cancel or allow.")
 
@@ -66,7 +66,7 @@ class ActionForm(FormModel):
     again: FormText = Field("", description="run: yes to make another job of a time that has fired.")
     field: FormText = Field("", description="reset: the field; empty: all.")
     expression: FormText = Field("", description="change: the new expression.")
-    args: str = Field("", max_length=100_000, description="change: the new args.")
+    args: str = Field("", description="change: the new args.")
     confirmed: FormText = Field("", description="delete: yes.")
 
 
