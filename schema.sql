@@ -2273,6 +2273,11 @@ BEGIN
         SELECT array_agg(a) INTO requests FROM dl_parse_requests(input) a;
     END;
 
+    -- Two batches with common debounce keys follow each other: one may have made the job of one key, and the other have changed
+    -- that of another, before each asks for the rest.
+    PERFORM pg_advisory_xact_lock(1684828532, k.hash)
+       FROM (SELECT DISTINCT hashtext(a.debounce ->> 'key') AS hash FROM unnest(requests) a
+              WHERE a.debounce IS NOT NULL AND a.field IS NULL ORDER BY 1 OFFSET 0) k;
     BEGIN
         SELECT array_agg(a), '{}' INTO pending, created FROM unnest(requests) a WHERE a.field IS NULL;
         WHILE cardinality(pending) > 0 LOOP

@@ -311,7 +311,7 @@ def test_queue_is_paused_limited_and_resumed(seen: OpenPage):
     row.get_by_role("button", name="Resume").click()
     expect(row.get_by_role("button", name="Pause")).to_be_visible()
 
-    page.get_by_text("Change concurrency", exact=True).click()
+    page.get_by_text("Change concurrency and fairness", exact=True).click()
     page.get_by_role("combobox", name="Queue").select_option("nobody")
     page.get_by_label("Global concurrency").fill("3")
     page.get_by_role("button", name="Apply").click()
