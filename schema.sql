@@ -1339,6 +1339,38 @@ CREATE TABLE dl_slices (
 ) WITH (fillfactor = 80);
 CREATE INDEX dl_slices_backfill_idx ON dl_slices (backfill_id, state) WHERE backfill_id IS NOT NULL;
 
+-- Makes jobs of a backfill whose cursor is still where it was read: the requests of slices up to `next_cursor`; `passed` slices were
+-- left out. A slice that another job loads already is counted, not made twice. A cancel locks the same row: after its commit this
+-- makes nothing. Returns no row if the backfill is not open any more, or its cursor has moved.
+CREATE OR REPLACE FUNCTION dl_make_backfill(id uuid, read_cursor text, next_cursor text, requests jsonb, passed int)
+    RETURNS TABLE (created int, adopted int, problem text)
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    PERFORM FROM dl_backfills b
+      WHERE b.backfill_id = id AND b.state = 'open' AND b.cursor IS NOT DISTINCT FROM read_cursor
+        FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    WITH answers AS (
+        SELECT m.outcome, m.job_id, m.field, m.detail FROM dl_enqueue_many(requests) m
+    ), taken AS (
+        UPDATE dl_slices s SET backfill_id = id
+          FROM answers a JOIN dl_jobs j ON j.job_id = a.job_id
+         WHERE a.outcome = 'exists' AND s.task = j.task AND s.partition_key = j.partition_key
+        RETURNING 1
+    )
+    SELECT count(*) FILTER (WHERE outcome = 'created'), count(*) FILTER (WHERE outcome = 'exists'),
+           min(concat_ws(' ', field, detail)) FILTER (WHERE outcome NOT IN ('created', 'exists'))
+      INTO created, adopted, problem
+      FROM answers;
+    UPDATE dl_backfills b
+       SET cursor = next_cursor, made = b.made + created + adopted, skipped = b.skipped + passed,
+           state = CASE WHEN problem IS NULL THEN b.state ELSE 'paused' END, reason = coalesce(problem, b.reason)
+     WHERE b.backfill_id = id;
+    RETURN NEXT;
+END $$;
+
 CREATE OR REPLACE FUNCTION dl_jobs_record_slice() RETURNS trigger
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN

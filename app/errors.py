@@ -37,6 +37,8 @@ DataloaderError
 ├── ScheduleExists            a schedule of this name is there already
 ├── ScheduleChanged           it has changed or fired since it was read
 ├── TimeHasFired              the schedule has a job for this time
+├── BackfillNotFound          no backfill has this id
+├── BackfillEnded             it is done or canceled
 ├── WorkerNotFound            no worker process has this id
 ├── BulkNotFound              no bulk operation has this id
 ├── BulkMismatch              not as many jobs fit as the caller expects
@@ -275,6 +277,16 @@ class TimeHasFired(DataloaderError):
     def __init__(self, name: str, fire_at: datetime) -> None:
         super().__init__(f"the schedule {name!r} has fired for {fire_at.isoformat()}; `again` makes another job")
         self.name = name
+
+
+class BackfillNotFound(DataloaderError):
+    def __init__(self, backfill_id: object) -> None:
+        super().__init__(f"there is no backfill {backfill_id}")
+
+
+class BackfillEnded(DataloaderError):
+    def __init__(self, backfill_id: object) -> None:
+        super().__init__(f"the backfill {backfill_id} has ended; `retry` loads again what ended badly")
 
 
 class WorkerNotFound(DataloaderError):

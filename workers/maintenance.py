@@ -26,6 +26,7 @@ from app.queue.graphs import Graphs
 from app.queue.jobs import JobQueue
 from app.queue.workers import notify_waiting_queues, prune_notify_state
 from pipelines.contract import Pipelines
+from workers.backfills import BackfillsDuty
 from workers.schedules import SchedulesDuty
 from workers.threads import BackgroundThread, clock
 
@@ -38,6 +39,7 @@ _GRAPHS_INTERVAL_SEC = 1.0
 _EXPIRY_INTERVAL_SEC = 1.0
 _SCHEDULES_INTERVAL_SEC = 30.0  # at the latest; a step returns when the next time comes
 _SEEN_INTERVAL_SEC = 60.0
+_BACKFILLS_INTERVAL_SEC = 2.0
 _BREAKERS_INTERVAL_SEC = 1.0
 _MIN_RATE_INTERVAL_SEC = 0.005  # between two steps that wake jobs of rates
 _NEXT_LIMITS_SEC = 0.05  # between two parts of all limits that jobs wait for
@@ -156,6 +158,7 @@ def duties(session: Session, options: MaintenanceOptions, tasks: Pipelines) -> l
     alerts, webhooks, quality = Alerts(session), Webhooks(session), DataQuality(session)
     half_a_minute = _RETENTION_INTERVAL_SEC / 2
     schedules = Schedules(session)
+    backfills = BackfillsDuty(session, tasks, default_lease_sec=options.default_lease_sec)
     return [
         Duty("bulk", _IDLE_INTERVAL_SEC, lambda: 0.0 if bulk.run_batch() else bulk.next_step_in_sec()),
         Duty("bulk-prune", _HOURLY_SEC, bulk.prune),
@@ -168,6 +171,7 @@ def duties(session: Session, options: MaintenanceOptions, tasks: Pipelines) -> l
         Duty("graphs", _GRAPHS_INTERVAL_SEC, lambda: _decide_left(Graphs(session))),
         Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(JobQueue(session))),
         Duty("schedules", _SCHEDULES_INTERVAL_SEC, schedules_duty(session, options, tasks).run),
+        Duty("backfills", _BACKFILLS_INTERVAL_SEC, backfills.run),
         Duty("schedules-seen", _SEEN_INTERVAL_SEC, lambda: _see_schedules(schedules), first_delay_sec=ORPHAN_AFTER_SEC),
         Duty("firings-prune", _PRUNE_INTERVAL_SEC, lambda: _prune_firings(schedules, options)),
         Duty("limits-prune", _HOURLY_SEC, Limits(session).prune),

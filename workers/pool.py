@@ -441,7 +441,7 @@ class WorkerPool:
             self._webhooks.thread.wake()
         elif verb in ("queue", "drain", "undrain"):
             self._worker_control.sync_now()
-        elif verb in ("bulk", "limits", "graphs", "schedules"):
+        elif verb in ("bulk", "limits", "graphs", "schedules", "backfills"):
             self._maintenance.wake(verb)
         elif verb == "cancel":
             attempt = self._running_attempts.get(argument)

@@ -1,0 +1,239 @@
+"""Backfills: slices of a task that are loaded for the first time or again, a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from app.admin.limits import Limits
+from app.db.encoding import array, as_uuid, from_row, validate_json, validate_texts
+from app.db.statements import Executor
+from app.errors import BackfillEnded, BackfillNotFound, LimitNotFound
+from app.queue.job import Status
+
+MAX_OPEN = 1_000
+
+
+class BackfillMode(StrEnum):
+    """Which slices it loads."""
+
+    MISSING = "missing"  # that have never succeeded
+    FAILED = "failed"  # whose last job ended badly
+    UNFINISHED = "unfinished"  # both
+    ALL = "all"
+
+
+class BackfillState(StrEnum):
+    OPEN = "open"
+    PAUSED = "paused"
+    CANCELED = "canceled"
+    DONE = "done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillOptions:
+    """How a backfill loads its slices."""
+
+    mode: BackfillMode = BackfillMode.UNFINISHED
+    newest_first: bool = False
+    concurrency: int = 2
+    stop_after_failures: int | None = None  # so many in a row pause it
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backfill:
+    """A backfill. `made`: slices with a job, made for them or found; `skipped`: slices that the mode leaves out; the
+    others of `total` are to come. `by_state` counts its slices by the state of their last job; a slice counts in the
+    backfill that asked for it last."""
+
+    backfill_id: UUID
+    task: str
+    queue: str
+    slices: dict[str, Any]
+    mode: BackfillMode
+    newest_first: bool
+    concurrency: int
+    template: dict[str, Any]
+    stop_after_failures: int | None
+    state: BackfillState
+    reason: str | None
+    cursor: str | None
+    total: int
+    made: int
+    skipped: int
+    note: str | None
+    created_by: str | None
+    created_at: datetime
+    resumed_at: datetime
+    changed_by: str | None
+    changed_at: datetime
+    ended_at: datetime | None
+    by_state: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceState:
+    """A slice of a task and what its last job did."""
+
+    task: str
+    partition_key: str
+    interval_start: datetime | None
+    interval_end: datetime | None
+    state: Status
+    job_id: UUID
+    backfill_id: UUID | None
+    runs: int
+    rows: int | None
+    succeeded_at: datetime | None
+    succeeded_job: UUID | None
+    changed_at: datetime
+
+
+class MadeStep(NamedTuple):
+    created: int
+    adopted: int  # slices that another job loads already
+    problem: str | None
+
+
+def limit_of(backfill_id: UUID) -> str:
+    """The limit that is the concurrency of a backfill."""
+    return f"backfill:{backfill_id}"
+
+
+class Backfills:
+    """Reads and changes backfills."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._execute, self._limits = executor.execute, Limits(executor)
+
+    def create(
+        self,
+        task: str,
+        *,
+        queue: str,
+        slices: Mapping[str, Any],
+        total: int,
+        template: Mapping[str, Any],
+        options: BackfillOptions | None = None,
+        created_by: str | None = None,
+    ) -> Backfill:
+        """Create a backfill of `total` slices; the maintenance leader makes its jobs."""
+        options = options or BackfillOptions()
+        backfill_id = uuid4()
+        self._limits.set(limit_of(backfill_id), concurrency=options.concurrency, changed_by=created_by)
+        parameters = {
+            **vars(options), "backfill_id": str(backfill_id), "mode": options.mode.value, "total": total,
+            "slices": validate_json("slices", dict(slices)), "template": validate_json("args", dict(template)),
+        }  # fmt: skip
+        texts = validate_texts({"task": task, "queue": queue, "note": options.note, "created_by": created_by})
+        self._execute("create_backfill", {**parameters, **texts})
+        return self.get(backfill_id)
+
+    def get(self, backfill_id: UUID) -> Backfill:
+        """Raises BackfillNotFound."""
+        found = self._backfills(backfill_id=backfill_id)
+        if not found:
+            raise BackfillNotFound(backfill_id)
+        return found[0]
+
+    def newest(self, *, task: str | None = None, is_open: bool = False, limit: int = 100) -> list[Backfill]:
+        return self._backfills(task=task, is_open=is_open, limit=limit)
+
+    def _backfills(
+        self, *, backfill_id: UUID | None = None, task: str | None = None, is_open: bool = False, limit: int = 1
+    ) -> list[Backfill]:
+        parameters = {"backfill_id": backfill_id and str(backfill_id), "is_open": is_open, "limit": limit}
+        rows = self._execute("backfills", {**parameters, **validate_texts({"task": task})})
+        return [from_row(Backfill, row) for row in rows]
+
+    def change(
+        self,
+        backfill_id: UUID,
+        *,
+        state: BackfillState | None = None,
+        reason: str | None = None,
+        concurrency: int | None = None,
+        note: str | None = None,
+        changed_by: str | None = None,
+    ) -> Backfill:
+        """Pause, resume or end it, or change its concurrency. Raises BackfillNotFound and BackfillEnded."""
+        texts = validate_texts({"reason": reason, "note": note, "changed_by": changed_by})
+        parameters = {"backfill_id": str(backfill_id), "state": state and state.value, "concurrency": concurrency}
+        if not self._execute("change_backfill", {**parameters, **texts}):
+            raise BackfillEnded(self.get(backfill_id).backfill_id)
+        backfill = self.get(backfill_id)
+        self._set_limit(backfill, changed_by)
+        return backfill
+
+    def _set_limit(self, backfill: Backfill, changed_by: str | None) -> None:
+        """A paused backfill starts no job; the limit of one that has ended would only be listed."""
+        name = limit_of(backfill.backfill_id)
+        if backfill.state in (BackfillState.OPEN, BackfillState.PAUSED):
+            allowed = backfill.concurrency if backfill.state is BackfillState.OPEN else 0
+            self._limits.set(name, concurrency=allowed, changed_by=changed_by)
+            return
+        try:
+            self._limits.delete(name)
+        except LimitNotFound:
+            return
+
+    def retry(self, backfill_id: UUID, *, changed_by: str | None = None) -> Backfill:
+        """Load again what ended badly. Raises BackfillNotFound; an open one is left as it is."""
+        parameters = {"backfill_id": str(backfill_id), **validate_texts({"changed_by": changed_by})}
+        self._execute("retry_backfill", parameters)
+        backfill = self.get(backfill_id)
+        self._set_limit(backfill, changed_by)
+        return backfill
+
+    def jobs(self, backfill_id: UUID, states: Iterable[Status], *, limit: int) -> list[UUID]:
+        """Its jobs in these states."""
+        names = array(state.value for state in states)
+        parameters = {"backfill_id": str(backfill_id), "states": names, "limit": limit}
+        return [as_uuid(job_id) for (job_id,) in self._execute("backfill_jobs", parameters)]
+
+    def slices(
+        self,
+        *,
+        task: str | None = None,
+        backfill_id: UUID | None = None,
+        state: Status | None = None,
+        first: datetime | None = None,
+        last: datetime | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> list[SliceState]:
+        """The slices of a task or of a backfill, by key; by default all."""
+        parameters = {
+            "backfill_id": backfill_id and str(backfill_id), "state": state and state.value,
+            "first": first, "last": last, "limit": limit,
+        }  # fmt: skip
+        rows = self._execute("slices", {**parameters, **validate_texts({"task": task, "after": after})})
+        return [from_row(SliceState, row) for row in rows]
+
+    # Called by the maintenance leader
+
+    def states_of(self, task: str, keys: Sequence[str]) -> dict[str, tuple[Status, bool]]:
+        """Of slices that have had a job: the state of the last one, and whether any succeeded."""
+        rows = self._execute("slice_states", {"task": task, "keys": array(keys)})
+        return {key: (Status(state), has_succeeded) for key, state, has_succeeded in rows}
+
+    def make(
+        self, backfill: Backfill, next_cursor: str, requests: Sequence[Mapping[str, Any]], *, passed: int
+    ) -> MadeStep | None:
+        """Make jobs of slices up to the cursor; None: it is not open any more, or another process was faster."""
+        parameters = {
+            "backfill_id": str(backfill.backfill_id), "read_cursor": backfill.cursor, "next_cursor": next_cursor,
+            "requests": validate_json("args", list(requests)), "passed": passed,
+        }  # fmt: skip
+        rows = self._execute("make_backfill", parameters)
+        return MadeStep(*rows[0]) if rows else None
+
+    def bad_ends_in_row(self, backfill: Backfill, *, limit: int) -> int:
+        """How many of its last slices ended badly, one after the other."""
+        parameters = {"backfill_id": str(backfill.backfill_id), "limit": limit}
+        return int(self._execute("bad_ends_in_row", parameters)[0][0])

@@ -1,0 +1,178 @@
+"""Making the jobs of backfills: each mode, concurrency, pause and cancel, slices that others load."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.admin.backfills import Backfill, BackfillMode, BackfillOptions, Backfills, BackfillState, limit_of
+from app.errors import BackfillEnded
+from app.queue.job import SUCCEEDED, Settlement, Status
+from pipelines.contract import Pipelines
+from pipelines.partitions import Daily
+from tests.support.queue_fixture import QueueFixture
+from workers.backfills import BackfillsDuty
+
+FAILED = Settlement(Status.FAILED, error="it broke")
+
+
+class BackfillFixture:
+    def __init__(self, queue: QueueFixture) -> None:
+        self.queue, self.backfills = queue, Backfills(queue.session)
+        self.duty = BackfillsDuty(queue.session, Pipelines(), default_lease_sec=60)
+
+    def create(self, first: str = "2026-01-01", last: str = "2026-01-31", **options: Any) -> Backfill:
+        slices = Daily(first, end=last, zone="Europe/Moscow")
+        return self.backfills.create(
+            "t", queue="q", slices=slices.to_json(), total=slices.count(), template={"args": {"day": "{partition}"}},
+            options=BackfillOptions(**options),
+        )  # fmt: skip
+
+    def make(self) -> None:
+        while self.duty.run() == 0.0:
+            pass
+
+    def load(self, day: str, settlement: Settlement = SUCCEEDED) -> None:
+        """A job of its own for one slice, from its request to its end."""
+        self.queue.enqueue(day, live_key=f"slice:t:{day}", partition_key=day)
+        (run,) = self.queue.claim()
+        self.queue.queue.settle([(run, settlement)])
+
+    def finish(self, count: int, settlement: Settlement = SUCCEEDED) -> list[str]:
+        runs = self.queue.claim(count)
+        self.queue.queue.settle([(run, settlement) for run in runs])
+        return [run.partition_key for run in runs]
+
+    def queued(self) -> list[str]:
+        rows = self.queue.sql("SELECT partition_key FROM dl_jobs WHERE status = 'queued' ORDER BY created_at")
+        return [key for (key,) in rows]
+
+
+@pytest.fixture
+def fixture(dsn: str) -> Iterator[BackfillFixture]:
+    queue = QueueFixture(dsn)
+    yield BackfillFixture(queue)
+    queue.close()
+
+
+def test_each_slice_is_loaded_once_and_the_backfill_ends(fixture):
+    backfill = fixture.create()
+    fixture.make()
+    assert fixture.queued() == [f"2026-01-{n:02}" for n in range(1, 32)]
+    job = fixture.queue.fetch_row("SELECT args FROM dl_jobs ORDER BY created_at LIMIT 1")
+    assert job == {"day": "2026-01-01"}
+
+    loaded = []
+    while days := fixture.finish(10):
+        assert len(days) <= 2, "its concurrency"
+        loaded += days
+    fixture.make()
+
+    ended = fixture.backfills.get(backfill.backfill_id)
+    assert sorted(loaded) == [f"2026-01-{n:02}" for n in range(1, 32)]
+    assert (ended.state, ended.made, ended.by_state) == (BackfillState.DONE, 31, {"succeeded": 31})
+    assert fixture.queue.sql("SELECT count(*) FROM dl_limits") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("missing", "23"), ("failed", "2"), ("unfinished", "23"), ("all", "123")],
+)
+def test_modes(fixture, mode, expected):
+    fixture.load("2026-01-01")
+    fixture.load("2026-01-02", FAILED)
+    if mode == "failed":
+        fixture.load("2026-01-02", FAILED)
+    backfill = fixture.create(last="2026-01-03", mode=BackfillMode(mode))
+    fixture.make()
+
+    assert fixture.queued() == [f"2026-01-0{n}" for n in expected]
+    made = fixture.backfills.get(backfill.backfill_id)
+    assert (made.made, made.skipped) == (len(expected), 3 - len(expected))
+
+
+def test_the_newest_come_first_if_asked_for(fixture):
+    fixture.create(last="2026-01-03", newest_first=True)
+    fixture.make()
+
+    assert fixture.queued() == ["2026-01-03", "2026-01-02", "2026-01-01"]
+
+
+def test_a_slice_that_another_job_loads_is_adopted(fixture):
+    other = fixture.queue.enqueue("live", live_key="slice:t:2026-01-02", partition_key="2026-01-02")
+    backfill = fixture.create(last="2026-01-03")
+    fixture.make()
+
+    slices = fixture.backfills.slices(backfill_id=backfill.backfill_id)
+    assert [(s.partition_key, s.job_id == other) for s in slices] == [
+        ("2026-01-01", False),
+        ("2026-01-02", True),
+        ("2026-01-03", False),
+    ]
+    assert fixture.queue.fetch_row("SELECT count(*) FROM dl_jobs") == 3
+
+
+def test_a_paused_backfill_starts_nothing_and_a_canceled_one_makes_nothing(fixture):
+    backfill = fixture.create()
+    fixture.make()
+    fixture.backfills.change(backfill.backfill_id, state=BackfillState.PAUSED)
+    assert fixture.finish(5) == []
+    fixture.backfills.change(backfill.backfill_id, state=BackfillState.OPEN, concurrency=3)
+    assert len(fixture.finish(5)) == 3
+
+    second = fixture.create("2025-01-01", "2025-12-31")
+    read = fixture.backfills.get(second.backfill_id)
+    fixture.backfills.change(second.backfill_id, state=BackfillState.CANCELED)
+    assert fixture.backfills.make(read, "2025-01-01", [], passed=0) is None
+    fixture.make()
+    assert fixture.queue.fetch_row("SELECT count(*) FROM dl_jobs WHERE partition_key < '2026'") == 0
+    with pytest.raises(BackfillEnded):
+        fixture.backfills.change(second.backfill_id, state=BackfillState.OPEN)
+
+
+def test_failures_in_a_row_pause_it_and_what_failed_is_loaded_again(fixture):
+    backfill = fixture.create(last="2026-01-05", stop_after_failures=2, concurrency=1)
+    fixture.make()
+    fixture.finish(1, FAILED)
+    fixture.finish(1)
+    fixture.finish(1, FAILED)
+    fixture.make()
+    assert fixture.backfills.get(backfill.backfill_id).state is BackfillState.OPEN
+    fixture.finish(1, FAILED)
+    fixture.make()
+    paused = fixture.backfills.get(backfill.backfill_id)
+    assert (paused.state, paused.reason) == (BackfillState.PAUSED, "2 slices in a row ended badly")
+
+    fixture.backfills.change(backfill.backfill_id, state=BackfillState.OPEN)
+    fixture.finish(1)
+    fixture.make()
+    assert fixture.backfills.get(backfill.backfill_id).state is BackfillState.DONE
+    fixture.backfills.retry(backfill.backfill_id)
+    fixture.make()
+    assert fixture.queued() == ["2026-01-01", "2026-01-03", "2026-01-04"]
+
+
+def test_jobs_are_made_some_ahead_of_need(fixture):
+    backfill = fixture.create("2020-01-01", "2026-01-31")
+    fixture.make()
+    assert fixture.backfills.get(backfill.backfill_id).by_state == {"queued": 1000}
+    fixture.queue.sql("UPDATE dl_jobs SET status = 'canceled' WHERE partition_key < '2022'")
+    fixture.make()
+
+    states = Counter(fixture.backfills.get(backfill.backfill_id).by_state)
+    assert states["queued"] == 1000
+    limit = fixture.queue.sql("SELECT concurrency FROM dl_limits WHERE name = %s", limit_of(backfill.backfill_id))
+    assert limit == [(2,)]
+
+
+def test_args_that_fit_no_slice_pause_it_with_the_reason(fixture):
+    slices = Daily("2026-01-01", end="2026-01-02", zone="UTC")
+    backfill = fixture.backfills.create(
+        "t", queue="q", slices=slices.to_json(), total=2, template={"args": {"day": "{partition}"}, "limits": {"w": 0}}
+    )
+    fixture.make()
+
+    assert fixture.backfills.get(backfill.backfill_id).state is BackfillState.PAUSED

@@ -1,0 +1,123 @@
+"""Makes the jobs of backfills, some ahead of need, and ends those whose slices have all ended."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from app import log
+from app.admin.backfills import Backfill, BackfillMode, Backfills, BackfillState, limit_of
+from app.db.connection import Session
+from app.errors import BackfillEnded
+from app.queue.job import Status
+from pipelines.contract import Pipelines
+from pipelines.partitions import Slice, partitions_from_json
+from pipelines.schedule_definition import ScheduleDefinition, fill_job, slice_live_key, times_of_slice
+
+_log = log.get(__name__)
+_STEP, _MAX_AHEAD, _LOOK_AHEAD = 500, 1_000, 5_000  # jobs; jobs that have not ended; slices
+_BAD = frozenset({Status.FAILED, Status.LOST, Status.CANCELED})
+_LIVE = frozenset({Status.QUEUED, Status.RUNNING})
+
+
+class BackfillsDuty:
+    """One step of each open backfill in turn."""
+
+    def __init__(self, session: Session, tasks: Pipelines, *, default_lease_sec: int) -> None:
+        self._backfills, self._tasks, self._default_lease_sec = Backfills(session), tasks, default_lease_sec
+
+    def run(self) -> float | None:
+        """Return 0.0 if there is more to make at once."""
+        has_more = [self._step(backfill) for backfill in self._backfills.newest(is_open=True)]
+        return 0.0 if any(has_more) else None
+
+    def _step(self, backfill: Backfill) -> bool:
+        if backfill.state is not BackfillState.OPEN or self._has_failed_too_often(backfill):
+            return False
+        live = sum(backfill.by_state.get(state.value, 0) for state in _LIVE)
+        if live >= _MAX_AHEAD:
+            return False
+        partitions = partitions_from_json(backfill.slices)
+        considered = list(islice(partitions.slices(backfill.cursor, newest_first=backfill.newest_first), _LOOK_AHEAD))
+        if not considered:
+            if live == 0:
+                self._end(backfill)
+            return False
+        states = self._backfills.states_of(backfill.task, [part.key for part in considered])
+        selected: list[Slice] = []
+        last = considered[-1]
+        for part in considered:
+            if is_selected(backfill.mode, *states.get(part.key, (None, False))):
+                selected.append(part)
+            if len(selected) >= min(_STEP, _MAX_AHEAD - live):
+                last = part
+                break
+        passed = considered.index(last) + 1 - len(selected)
+        try:
+            requests = [backfill_job(backfill, part, self._tasks, self._default_lease_sec) for part in selected]
+        except (ValueError, TypeError) as error:
+            self._pause(backfill, str(error))
+            return False
+        step = self._backfills.make(backfill, last.key, requests, passed=passed)
+        if step is None:
+            return True
+        if step.problem is not None:
+            _log.warning("backfill.paused", backfill_id=str(backfill.backfill_id), reason=step.problem)
+            return False
+        _log.info(
+            "backfill.jobs_made",
+            backfill_id=str(backfill.backfill_id), created=step.created, adopted=step.adopted, passed=passed,
+        )  # fmt: skip
+        return True
+
+    def _has_failed_too_often(self, backfill: Backfill) -> bool:
+        allowed = backfill.stop_after_failures
+        if allowed is None or self._backfills.bad_ends_in_row(backfill, limit=allowed) < allowed:
+            return False
+        self._pause(backfill, f"{allowed} slices in a row ended badly")
+        return True
+
+    def _pause(self, backfill: Backfill, reason: str) -> None:
+        _log.warning("backfill.paused", backfill_id=str(backfill.backfill_id), reason=reason)
+        self._change(backfill, BackfillState.PAUSED, reason)
+
+    def _end(self, backfill: Backfill) -> None:
+        _log.info("backfill.done", backfill_id=str(backfill.backfill_id))
+        self._change(backfill, BackfillState.DONE)
+
+    def _change(self, backfill: Backfill, state: BackfillState, reason: str | None = None) -> None:
+        try:
+            self._backfills.change(backfill.backfill_id, state=state, reason=reason)
+        except BackfillEnded:  # canceled meanwhile
+            return
+
+
+def is_selected(mode: BackfillMode, state: Status | None, has_succeeded: bool) -> bool:
+    """Whether a backfill of this mode loads a slice. One that is being loaded is asked for: its job is found."""
+    is_missing = not has_succeeded
+    is_failed = state in _BAD
+    return {
+        BackfillMode.MISSING: is_missing,
+        BackfillMode.FAILED: is_failed,
+        BackfillMode.UNFINISHED: is_missing or is_failed,
+        BackfillMode.ALL: True,
+    }[mode]
+
+
+def backfill_job(backfill: Backfill, part: Slice, tasks: Pipelines, default_lease_sec: int) -> dict[str, Any]:
+    """The request of the job of a slice. Raises ValueError."""
+    definition = ScheduleDefinition.model_validate(
+        {**backfill.template, "kind": "interval", "expression": "60", "task": backfill.task, "queue": backfill.queue}
+    )
+    job = fill_job(
+        definition,
+        times_of_slice(part),
+        tasks.get(backfill.task),
+        default_lease_sec=default_lease_sec,
+        lock_key=slice_live_key(backfill.task, part.key),
+    )
+    return job | {
+        "backfill_id": str(backfill.backfill_id),
+        "producer": f"backfill:{backfill.backfill_id}",
+        "limits": {**(job.get("limits") or {}), limit_of(backfill.backfill_id): 1},
+    }
