@@ -238,6 +238,13 @@ class ScheduleDefinition(BaseModel):
         return {"zone": self.zone, **self.model_dump(mode="json", exclude_defaults=True)}
 
 
+def times_of_listed(definition: ScheduleDefinition, part: Slice) -> JobTimes:
+    """What the job of a slice is for, also if it was named in a list: its task's partitions have its times."""
+    if part.start is None and definition.slices is not None:
+        part = definition.slices.slice(part.key)
+    return times_of_slice(part)
+
+
 def times_of_slice(part: Slice, logical_at: datetime | None = None) -> JobTimes:
     interval = None if part.start is None or part.end is None else Interval(part.start, part.end)
     return JobTimes(logical_at or part.end or EPOCH, interval, part.key)

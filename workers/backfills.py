@@ -6,17 +6,16 @@ from itertools import islice
 from typing import Any
 
 from app import log
-from app.admin.backfills import Backfill, BackfillMode, Backfills, BackfillState, limit_of
+from app.admin.backfills import Backfill, Backfills, BackfillState, is_selected, limit_of
 from app.db.connection import Session
 from app.errors import BackfillEnded
 from app.queue.job import Status
 from pipelines.contract import Pipelines
 from pipelines.partitions import Slice, partitions_from_json
-from pipelines.schedule_definition import ScheduleDefinition, fill_job, slice_live_key, times_of_slice
+from pipelines.schedule_definition import ScheduleDefinition, fill_job, slice_live_key, times_of_listed
 
 _log = log.get(__name__)
 _STEP, _MAX_AHEAD, _LOOK_AHEAD = 500, 1_000, 5_000  # jobs; jobs that have not ended; slices
-_BAD = frozenset({Status.FAILED, Status.LOST, Status.CANCELED})
 _LIVE = frozenset({Status.QUEUED, Status.RUNNING})
 
 
@@ -92,18 +91,6 @@ class BackfillsDuty:
             return
 
 
-def is_selected(mode: BackfillMode, state: Status | None, has_succeeded: bool) -> bool:
-    """Whether a backfill of this mode loads a slice. One that is being loaded is asked for: its job is found."""
-    is_missing = not has_succeeded
-    is_failed = state in _BAD
-    return {
-        BackfillMode.MISSING: is_missing,
-        BackfillMode.FAILED: is_failed,
-        BackfillMode.UNFINISHED: is_missing or is_failed,
-        BackfillMode.ALL: True,
-    }[mode]
-
-
 def backfill_job(backfill: Backfill, part: Slice, tasks: Pipelines, default_lease_sec: int) -> dict[str, Any]:
     """The request of the job of a slice. Raises ValueError."""
     definition = ScheduleDefinition.model_validate(
@@ -111,7 +98,7 @@ def backfill_job(backfill: Backfill, part: Slice, tasks: Pipelines, default_leas
     )
     job = fill_job(
         definition,
-        times_of_slice(part),
+        times_of_listed(definition, part),
         tasks.get(backfill.task),
         default_lease_sec=default_lease_sec,
         lock_key=slice_live_key(backfill.task, part.key),

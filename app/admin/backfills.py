@@ -15,7 +15,7 @@ from app.db.statements import Executor
 from app.errors import BackfillEnded, BackfillNotFound, LimitNotFound
 from app.queue.job import Status
 
-MAX_OPEN = 1_000
+_BAD_ENDS = frozenset({Status.FAILED, Status.LOST, Status.CANCELED})
 
 
 class BackfillMode(StrEnum):
@@ -103,6 +103,18 @@ class MadeStep(NamedTuple):
 def limit_of(backfill_id: UUID) -> str:
     """The limit that is the concurrency of a backfill."""
     return f"backfill:{backfill_id}"
+
+
+def is_selected(mode: BackfillMode, state: Status | None, has_succeeded: bool) -> bool:
+    """Whether a backfill of this mode loads a slice. One that is being loaded is asked for: its job is found."""
+    is_missing = not has_succeeded
+    is_failed = state in _BAD_ENDS
+    return {
+        BackfillMode.MISSING: is_missing,
+        BackfillMode.FAILED: is_failed,
+        BackfillMode.UNFINISHED: is_missing or is_failed,
+        BackfillMode.ALL: True,
+    }[mode]
 
 
 class Backfills:
@@ -214,6 +226,20 @@ class Backfills:
         }  # fmt: skip
         rows = self._execute("slices", {**parameters, **validate_texts({"task": task, "after": after})})
         return [from_row(SliceState, row) for row in rows]
+
+    def counts(
+        self,
+        task: str,
+        *,
+        keys: Sequence[str] | None = None,
+        first: datetime | None = None,
+        last: datetime | None = None,
+    ) -> list[tuple[Status, bool, int]]:
+        """The slices of a task in a range of time, or of these keys, by the state of the last job and whether any job
+        succeeded."""
+        parameters = {"task": task, "keys": None if keys is None else array(keys), "first": first, "last": last}
+        rows = self._execute("count_slices", parameters)
+        return [(Status(state), has_succeeded, count) for state, has_succeeded, count in rows]
 
     # Called by the maintenance leader
 

@@ -81,3 +81,12 @@ SELECT task, partition_key, interval_start, interval_end, state::text, job_id, b
    AND (%(after)s::text IS NULL OR partition_key > %(after)s::text)
  ORDER BY partition_key
  LIMIT %(limit)s::int;
+
+-- name: count_slices
+-- The slices of a task in a range of time, or of these keys, by the state of the last job and whether any succeeded.
+SELECT state::text, succeeded_at IS NOT NULL, count(*)::int
+  FROM dl_slices
+ WHERE task = %(task)s::text
+   AND (%(keys)s::text[] IS NULL OR partition_key = ANY (%(keys)s::text[]))
+   AND (%(first)s::timestamptz IS NULL OR interval_start >= %(first)s::timestamptz AND interval_start < %(last)s::timestamptz)
+ GROUP BY 1, 2;

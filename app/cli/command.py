@@ -11,7 +11,20 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from app.cli import admin, alerts, data_quality, jobs, keys, schedules, service, skeleton, text, trigger, webhooks
+from app.cli import (
+    admin,
+    alerts,
+    backfills,
+    data_quality,
+    jobs,
+    keys,
+    schedules,
+    service,
+    skeleton,
+    text,
+    trigger,
+    webhooks,
+)
 from app.cli.exit_codes import ErrorReport, ExitCode, error_report
 from app.cli.parsing import AS_JSON_META_KEY
 from app.errors import DataloaderError
@@ -112,6 +125,7 @@ for _command in (
         admin.task_numbers,
     ),
     schedules.schedules,
+    *(backfills.backfill, backfills.backfills, backfills.slices),
     *(data_quality.datasets, data_quality.checks),
     *(keys.keys, admin.audit, webhooks.webhooks, alerts.alerts),
 ):

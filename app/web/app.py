@@ -17,6 +17,7 @@ from app.queue.jobs import JobQueue
 from app.tracing import Tracer
 from app.web.api.alerts import create_alerts_blueprint
 from app.web.api.audit import create_audit_blueprint
+from app.web.api.backfills import create_backfills_blueprint
 from app.web.api.batch import create_batch_blueprint
 from app.web.api.breakers import create_breakers_blueprint
 from app.web.api.bulk import create_bulk_blueprint
@@ -102,6 +103,7 @@ def create_app(
         create_limits_blueprint(executor),
         create_breakers_blueprint(executor),
         create_schedules_blueprint(executor, pipelines, options),
+        create_backfills_blueprint(queue, pipelines, options),
         create_data_quality_blueprint(executor),
         create_task_stats_blueprint(executor, pipelines),
         create_events_blueprint(executor, options, closing),

@@ -86,6 +86,8 @@ class ProblemCode(Enum):
         "`GET …/firings` has the job; with `again` another one is made.",
     )
     NOT_ORPHANED = (409, "The schedule is not orphaned", "Live workers have it in their code, or people made it.")
+    BACKFILL_NOT_FOUND = (404, "The backfill does not exist", "No backfill has this id.")
+    BACKFILL_ENDED = (409, "The backfill has ended", "`retry` loads again what ended badly.")
     WORKER_NOT_FOUND = (
         404,
         "The worker does not exist",
@@ -228,6 +230,8 @@ BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
     errors.ScheduleExists: ProblemCode.SCHEDULE_EXISTS,
     errors.ScheduleChanged: ProblemCode.CHANGED,
     errors.TimeHasFired: ProblemCode.TIME_HAS_FIRED,
+    errors.BackfillNotFound: ProblemCode.BACKFILL_NOT_FOUND,
+    errors.BackfillEnded: ProblemCode.BACKFILL_ENDED,
     errors.WorkerNotFound: ProblemCode.WORKER_NOT_FOUND,
     errors.BulkNotFound: ProblemCode.BULK_NOT_FOUND,
     errors.BulkMismatch: ProblemCode.BULK_MISMATCH,
