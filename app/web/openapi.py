@@ -17,7 +17,9 @@ from app.web.routing import FORM, HTML, JSON, OPEN, ApiBlueprint, Operation
 API_VERSION = "1.0.0"
 _REF_TEMPLATE = "#/components/schemas/{model}"
 _PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
+_NAME_IN_PATH = re.compile(r"<path:(\w+)>")  # any text, also with slashes
 _NO_NUL_PATTERN = r"^[^\u0000]*$"  # PostgreSQL cannot store NUL
+_NAME_SCHEMA = {"type": "string", "minLength": 1, "pattern": _NO_NUL_PATTERN}
 # These responses are sent before routing, so any operation may have them.
 _REJECTED_BEFORE_ROUTING = {
     408: ("RequestTimeout", "The request was not complete in time; the connection is closed."),
@@ -136,7 +138,9 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
         entry["requestBody"] = {"required": True, "content": content}
     # One of the scopes suffices; an open operation needs none.
     entry["security"] = [{scheme: [scope.value]} for scope in operation.required_scopes for scheme in _SECURITY]
-    path_problems = (ProblemCode.NOT_FOUND,) if "<uuid:" in operation.path else ()  # such a path matches UUIDs only
+    # Such a path matches UUIDs only, or no line break.
+    has_other_paths = "<uuid:" in operation.path or "<path:" in operation.path
+    path_problems = (ProblemCode.NOT_FOUND,) if has_other_paths else ()
     codes = (*_request_problems(operation), *operation.problems, *path_problems, ProblemCode.INTERNAL)
     entry["responses"] = {"200": _success_response(operation), **_problem_responses(codes)}
     if operation.media_type == HTML:  # problems of pages are shown as pages
@@ -178,6 +182,11 @@ def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
             "schema": {"type": "string", "format": "uuid"},
             "description": _PATH_DESCRIPTIONS.get(name, "The id, as returned by the service."),
         }
+        | (
+            {"schema": _NAME_SCHEMA, "description": "The name."}
+            if name in _NAME_IN_PATH.findall(operation.path)
+            else {}
+        )
         for name in _PATH_PARAMETER.findall(operation.path)
     ]
 

@@ -52,6 +52,7 @@ def test_depth(run):
     assert all(ratio(row[n]) > 0 for row in rows for n in (2, 5))
 
 
+@pytest.mark.timeout(300)  # five parts
 def test_flow(run):
     rows = run(
         flow.main, "--rows", "50", "--jobs", "100", "--shared", "100", "--rounds", "1", "--singles", "2", "--chain", "5"

@@ -274,7 +274,7 @@ def create_backfills_blueprint(queue: JobQueue, pipelines: Pipelines, options: W
             backfills.slices(backfill_id=backfill_id, state=query.state, after=query.after, limit=query.limit)
         )
 
-    @blueprint.get("/tasks/<task>/slices", query=TaskSlicesQuery, response=SliceList, scope=Scope.READ)
+    @blueprint.get("/tasks/<path:task>/slices", query=TaskSlicesQuery, response=SliceList, scope=Scope.READ)
     def list_task_slices(query: TaskSlicesQuery, task: str) -> SliceList:
         """List the slices of a task that have had a job, by key: the state of the last one, and the last success."""
         if not current_actor().can_see_task(task):
