@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from pipelines.job_args import REFERENCE_KEYS
 
 PLACEHOLDERS = ("logical_at", "interval_start", "interval_end", "partition")
-_DIRECTIVES = re.compile(r"(?:[^%]|%[aAbBdHIjmMpSuUVwWyYGzZfs%:T-])*")
+_DIRECTIVES = re.compile(r"(?:[^%{}]|%(?:-?[dHIjmMSUWwy]|[aAbBpuVYGzZfsT%]))*")
 _MAX_DEPTH = 50
 
 

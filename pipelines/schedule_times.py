@@ -124,10 +124,13 @@ class Timing:
     def previous(self, moment: datetime) -> datetime | None:
         """The latest time before this moment; it may lie before `starts_at`, which no firing does."""
         moment = moment.astimezone(UTC)
+        if self.ends_at is not None:
+            moment = min(moment, self.ends_at.astimezone(UTC) + timedelta(microseconds=1))
         unbounded = replace(self, starts_at=None) if self.starts_at is not None else self
         if self.kind == "interval" and not self.excluded:
-            count = -((moment - (self.anchor or EPOCH)) // -self._every) - 1
-            return ((self.anchor or EPOCH) + count * self._every).astimezone(self._zone)
+            anchor = (self.anchor or EPOCH).astimezone(UTC)
+            count = -((moment - anchor) // -self._every) - 1
+            return (anchor + count * self._every).astimezone(self._zone)
         for lookback in _LOOKBACKS:
             latest = None
             try:

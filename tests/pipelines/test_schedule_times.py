@@ -281,6 +281,25 @@ def test_an_interval_counts_elapsed_seconds_from_its_anchor():
     assert timing.explain() == "Every 90 minutes"
 
 
+def test_previous_of_an_interval_is_by_elapsed_time_from_its_anchor():
+    anchor = datetime(2030, 1, 1, 6, tzinfo=ZoneInfo(BERLIN))  # winter time
+    timing = Timing(kind="interval", expression="86400", anchor=anchor, zone=BERLIN)
+
+    first, second = islice(timing.after(datetime(2030, 7, 1, 12, tzinfo=UTC)), 2)
+
+    assert timing.previous(second.at) == first.at
+
+
+@pytest.mark.parametrize(("kind", "expression"), [("interval", "3600"), ("cron", "0 * * * *")])
+def test_previous_after_the_end_is_the_last_time(kind, expression):
+    end = datetime(2030, 1, 1, tzinfo=UTC)
+    timing = Timing(kind=kind, expression=expression, ends_at=end)
+
+    assert timing.previous(end) == end - timedelta(hours=1)
+    assert timing.previous(end + timedelta(hours=2, minutes=30)) == end
+    assert timing.previous(end + timedelta(days=4_000)) == end
+
+
 def test_excluded_days_and_bounds_have_no_times():
     begin = datetime(2030, 1, 1, tzinfo=UTC)
     timing = cron(
