@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
+from threading import Event
 
 from app.db.connection import Session
 from app.queue.job import ReleaseReason, ReleaseRequest, Settlement, Status, new_run_ids
@@ -174,9 +175,10 @@ def share(server_dsn: str, jobs: int, concurrency: int | None) -> float:
         query_value(dsn, "VACUUM ANALYZE dl_jobs")
         until = time.monotonic() + SHARING_TIMEOUT_SEC
         done: list[int] = []  # each claimer appends the size of its groups
+        failed = Event()
         with ThreadPoolExecutor(CLAIMERS) as threads:
             began = time.perf_counter()
-            claimers = [threads.submit(claim_and_settle, dsn, done, jobs, until) for _ in range(CLAIMERS)]
+            claimers = [threads.submit(claim_and_settle, dsn, done, jobs, until, failed) for _ in range(CLAIMERS)]
             for claimer in claimers:
                 claimer.result()
             seconds = time.perf_counter() - began
@@ -184,16 +186,20 @@ def share(server_dsn: str, jobs: int, concurrency: int | None) -> float:
         return jobs / seconds
 
 
-def claim_and_settle(dsn: str, done: list[int], jobs: int, until: float) -> None:
+def claim_and_settle(dsn: str, done: list[int], jobs: int, until: float, failed: Event) -> None:
     with closing(Session(dsn, application_name="bench", command_timeout_sec=600)) as session:
         queue = JobQueue(session)
-        while sum(done) < jobs and time.monotonic() < until:
-            claimed, _ = queue.claim("bench", ["noop"], new_run_ids(GROUP), "bench")
-            if claimed:
-                queue.settle([(job, Settlement(Status.SUCCEEDED)) for job in claimed])
-                done.append(len(claimed))
-            else:
-                time.sleep(EMPTY_PAUSE_SEC)
+        try:
+            while sum(done) < jobs and time.monotonic() < until and not failed.is_set():
+                claimed, _ = queue.claim("bench", ["noop"], new_run_ids(GROUP), "bench")
+                if claimed:
+                    queue.settle([(job, Settlement(Status.SUCCEEDED)) for job in claimed])
+                    done.append(len(claimed))
+                else:
+                    time.sleep(EMPTY_PAUSE_SEC)
+        except BaseException:
+            failed.set()  # the others would wait for the jobs that this one has claimed
+            raise
 
 
 def measure_turns(server_dsn: str, jobs: int, rounds: int, singles: int) -> list[Sequence[Cell]]:

@@ -30,14 +30,19 @@ def run_rounds(
 ) -> dict[str, list[T]]:
     """Return the results of each side by round; the sides take turns, so that a busy machine slows all of them."""
     results: dict[str, list[T]] = {name: [] for name in sides}
-    for turn in range(-warm_up, rounds):
-        for name, side in sides.items():
-            gc.collect()
-            result = side()
-            if turn >= 0:
-                results[name].append(result)
-                if log is not None:
-                    print(f"  round {turn + 1}, {name}: {log(name, result)}", file=sys.stderr, flush=True)
+    gc.collect()
+    gc.freeze()  # else each collection below would pass over all that exists already
+    try:
+        for turn in range(-warm_up, rounds):
+            for name, side in sides.items():
+                gc.collect()
+                result = side()
+                if turn >= 0:
+                    results[name].append(result)
+                    if log is not None:
+                        print(f"  round {turn + 1}, {name}: {log(name, result)}", file=sys.stderr, flush=True)
+    finally:
+        gc.unfreeze()
     return results
 
 

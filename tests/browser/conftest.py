@@ -96,7 +96,7 @@ class ObservedPage:
 
     def save_screenshot(self, name: str) -> None:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True, timeout=60_000)  # ms
 
 
 @pytest.fixture(scope="session")
