@@ -1239,8 +1239,19 @@ CREATE TABLE dl_firings (
 );
 CREATE INDEX dl_firings_made_idx ON dl_firings (made_at);
 
+-- Updates of datasets that schedules wait for, until these fire. Only inserted and deleted: a settlement waits for no firing.
+CREATE TABLE dl_dataset_updates (
+    update_id   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,
+    dataset     text        NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX dl_dataset_updates_schedule_idx ON dl_dataset_updates (schedule_id, dataset);
+CREATE INDEX dl_schedules_after_idx ON dl_schedules USING gin (coalesce(overrides -> 'after', declared -> 'after'))
+    WHERE coalesce(overrides -> 'after', declared -> 'after') IS NOT NULL;
+
 -- Fires schedules. Each object of the batch has a schedule as it was read (schedule_id, version, read_last_at), its new last_at,
--- next_at and error, and firings: fire_at, due_at, outcome, until, detail, and with the outcome `due` the request of its job and
+-- next_at and error, the updates of datasets that it answers, and firings: fire_at, due_at, outcome, until, detail, and with the outcome `due` the request of its job and
 -- the overlap rule. A schedule that has changed or fired meanwhile is left out; a time that has a row is not fired again.
 CREATE OR REPLACE FUNCTION dl_fire_schedules(batch jsonb)
     RETURNS TABLE (schedule_id uuid, fire_at timestamptz, outcome text, job_id uuid, detail text)
@@ -1262,6 +1273,8 @@ BEGIN
          WHERE s.schedule_id = id AND s.version = (item ->> 'version')::int AND s.paused_at IS NULL AND s.orphaned_at IS NULL
            AND s.last_at IS NOT DISTINCT FROM (item ->> 'read_last_at')::timestamptz;
         CONTINUE WHEN NOT FOUND;
+        DELETE FROM dl_dataset_updates u
+         WHERE u.update_id IN (SELECT value::bigint FROM jsonb_array_elements_text(item -> 'updates'));
         FOR firing IN SELECT value FROM jsonb_array_elements(item -> 'firings') WITH ORDINALITY ORDER BY ordinality LOOP
             kind := firing ->> 'outcome';
             new_job := NULL;
@@ -1275,7 +1288,15 @@ BEGIN
             IF kind = 'due' THEN
                 IF firing ->> 'overlap' = 'skip' AND EXISTS (SELECT FROM dl_jobs j WHERE j.schedule_id = id AND j.status IN ('queued', 'running')) THEN
                     kind := 'overlap_skipped';
-                ELSE
+                ELSIF firing ->> 'made_by' = 'dataset' AND firing ->> 'overlap' = 'queue' THEN
+                    -- A job that begins later than this sees what was updated before.
+                    SELECT j.job_id INTO new_job FROM dl_jobs j
+                     WHERE j.schedule_id = id AND j.status = 'queued' AND j.attempt = 0 LIMIT 1;
+                    IF FOUND THEN
+                        kind := 'exists';
+                    END IF;
+                END IF;
+                IF kind = 'due' THEN
                     SELECT m.* INTO made FROM dl_enqueue_many(jsonb_build_array(firing -> 'job')) m;
                     new_job := made.job_id;
                     kind := CASE made.outcome WHEN 'created' THEN 'made' WHEN 'invalid' THEN 'refused' ELSE 'exists' END;
@@ -1468,6 +1489,19 @@ BEGIN
     GET DIAGNOSTICS recorded = ROW_COUNT;
 
     IF recorded > 0 THEN
+        INSERT INTO dl_dataset_updates (schedule_id, dataset)
+        SELECT s.schedule_id, p.dataset
+          FROM (SELECT DISTINCT d ->> 'dataset' AS dataset
+                  FROM jsonb_array_elements(reports) r
+                       JOIN dl_jobs j ON j.job_id = ANY (job_ids) AND j.run_id = (r ->> 'run_id')::uuid AND j.status = 'succeeded'
+                       CROSS JOIN LATERAL jsonb_array_elements(r -> 'datasets') d
+                 WHERE d ->> 'kind' = 'produced') p
+               JOIN dl_schedules s ON coalesce(s.overrides -> 'after', s.declared -> 'after') ? p.dataset
+         -- One is enough. It may be about to be answered: by a job that begins after this statement, so after the update.
+         WHERE NOT EXISTS (SELECT FROM dl_dataset_updates u WHERE u.schedule_id = s.schedule_id AND u.dataset = p.dataset);
+        IF FOUND THEN
+            PERFORM pg_notify('dl_control', 'schedules');
+        END IF;
         UPDATE dl_slices s
            SET rows = p.rows
           FROM (SELECT j.task, j.partition_key, j.job_id, sum((d ->> 'rows')::bigint)::bigint AS rows

@@ -191,6 +191,8 @@ class ScheduleDefinition(BaseModel):
     def _check_kind(self) -> ScheduleDefinition:
         if (self.kind == "dataset") != bool(self.after):
             raise PydanticCustomError("kind", "after names the datasets of kind dataset, and of no other")
+        if self.kind == "dataset" and self.excluded:
+            raise PydanticCustomError("excluded", "excluded days are of kinds with times; updates make jobs on any day")
         return self
 
     @cached_property
@@ -208,6 +210,12 @@ class ScheduleDefinition(BaseModel):
             starts_at=self.starts_at,
             ends_at=self.ends_at,
             excluded=frozenset(self.excluded),
+        )
+
+    def is_within_bounds(self, at: datetime) -> bool:
+        at = at.astimezone(UTC)
+        return (self.starts_at is None or at >= self.starts_at.astimezone(UTC)) and (
+            self.ends_at is None or at <= self.ends_at.astimezone(UTC)
         )
 
     @cached_property

@@ -86,6 +86,8 @@ class ScheduleDeclaration:
         self._check_template()
         if self.kind == "dataset":
             _check_datasets(self.after)
+            if self.excluded:
+                raise ValueError("excluded days are of kinds with times; updates make jobs on any day")
         self._check_timing()
 
     def _check_template(self) -> None:

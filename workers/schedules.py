@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from pydantic import ValidationError
 
 from app import log
-from app.admin.schedules import FiredTime, FiringOutcome, Schedule, Schedules
+from app.admin.schedules import FiredTime, FiringOutcome, Schedule, Schedules, Updates
 from app.db.connection import Session
 from app.errors import DatabaseUnavailable, JobNotFound
 from app.queue.jobs import JobQueue
@@ -42,7 +42,10 @@ class SchedulesDuty:
             return _CLOCK_CHECK_SEC
         if not due.schedules:
             return None if due.next_in_sec is None else max(0.0, due.next_in_sec)
-        items = {schedule.schedule_id: self._plan(schedule, due.now) for schedule in due.schedules}
+        items = {
+            schedule.schedule_id: self._plan(schedule, due.now, due.updates.get(schedule.schedule_id))
+            for schedule in due.schedules
+        }
         self._log_fired(due.schedules, self._fire(list(items.values())))
         return 0.0
 
@@ -52,7 +55,7 @@ class SchedulesDuty:
             return False
         return (now - before[0]).total_seconds() - (self._clocks[1] - before[1]) > _MAX_CLOCK_JUMP_SEC
 
-    def _plan(self, schedule: Schedule, now: datetime) -> dict[str, Any]:
+    def _plan(self, schedule: Schedule, now: datetime, updates: Updates | None = None) -> dict[str, Any]:
         """What is to be written of a schedule. A definition that does not hold any more stops it, with an error."""
         item: dict[str, Any] = {
             "schedule_id": str(schedule.schedule_id),
@@ -65,7 +68,8 @@ class SchedulesDuty:
             fire_at = (schedule.next_at or now).isoformat()
             refused = {"fire_at": fire_at, "due_at": fire_at, "outcome": "refused", "detail": _first_error(error)}
             return item | {"last_at": fire_at, "next_at": None, "error": _first_error(error), "firings": [refused]}
-        assert definition.timing is not None  # noqa: S101 - only schedules with times have a next one
+        if definition.timing is None:
+            return item | self._plan_by_updates(schedule, definition, now, updates)
         plan = plan_firings(
             definition.timing,
             last_at=schedule.last_at or schedule.created_at,
@@ -87,6 +91,24 @@ class SchedulesDuty:
             "next_at": plan.next_at and plan.next_at.isoformat(),
             "firings": firings,
         }
+
+    def _plan_by_updates(
+        self, schedule: Schedule, definition: ScheduleDefinition, now: datetime, updates: Updates | None
+    ) -> dict[str, Any]:
+        """Updates before `starts_at` and after `ends_at` make no job."""
+        last_at = schedule.last_at or schedule.created_at
+        plan: dict[str, Any] = {"last_at": last_at.isoformat(), "next_at": None, "firings": []}
+        if updates is None:  # it was declared or changed
+            return plan
+        plan["updates"] = updates.ids
+        if not definition.is_within_bounds(now):
+            return plan
+        fire_at = max(now, last_at + timedelta(microseconds=1))  # a clock that was set back
+        if definition.overlap == "cancel":
+            self._cancel_earlier(schedule, fire_at)
+        firing = {"detail": f"updated: {', '.join(updates.datasets)}"[:2_000]}
+        firing |= self._firing(schedule, definition, fire_at) | {"made_by": "dataset"}
+        return plan | {"last_at": fire_at.isoformat(), "firings": [firing]}
 
     def _firing(self, schedule: Schedule, definition: ScheduleDefinition, fire_at: datetime) -> dict[str, Any]:
         due_at = (fire_at + definition.jitter(str(schedule.schedule_id), fire_at)).isoformat()

@@ -82,10 +82,20 @@ class CalendarFiring(Firing):
     schedule: str
 
 
+class Updates(NamedTuple):
+    """Datasets that were updated since the schedule fired last; `ids` are the rows that say so."""
+
+    datasets: list[str]
+    ids: list[int]
+
+
 class DueSchedules(NamedTuple):
+    """The updates are those of the schedules by dataset that are due."""
+
     now: datetime
     next_in_sec: float | None
     schedules: list[Schedule]
+    updates: Mapping[UUID, Updates]
 
 
 class FiredTime(NamedTuple):
@@ -187,14 +197,20 @@ class Schedules:
         times: Times,
         *,
         skipped: tuple[datetime, datetime] | None = None,
+        keep_updates: bool = False,
         changed_by: str | None = None,
     ) -> Schedule:
-        """Let it fire again; `skipped` is the first and the last nominal time that did not fire. Raises
-        ScheduleChanged."""
+        """Let it fire again; `skipped` is the first and the last nominal time that did not fire. Updates of datasets
+        during the pause are dropped, unless they are kept. Raises ScheduleChanged."""
         texts = validate_texts({"name": schedule.name, "changed_by": changed_by, "detail": _pause_detail(schedule)})
         first, last = skipped or (None, None)
-        times_skipped = {"version": schedule.version, "skipped_from": first, "skipped_until": last}
-        if not self._execute("resume_schedule", {**texts, **times_skipped, **times._asdict()}):
+        skips = {
+            "version": schedule.version,
+            "skipped_from": first,
+            "skipped_until": last,
+            "keep_updates": keep_updates,
+        }
+        if not self._execute("resume_schedule", {**texts, **skips, **times._asdict()}):
             raise ScheduleChanged(schedule.name)
         return self.get(schedule.name)
 
@@ -238,10 +254,12 @@ class Schedules:
     # Called by the process that fires
 
     def due(self, *, limit: int, late_by_sec: float = 0.0) -> DueSchedules:
-        """The schedules whose next time has passed by `late_by_sec`, the longest overdue first."""
+        """The schedules whose next time has passed by `late_by_sec`, the longest overdue first, and those
+        whose datasets were updated that long ago."""
         rows = self._execute("due_schedules", {"limit": limit, "late_by_sec": late_by_sec})
-        found = [from_row(Schedule, row[2:]) for row in rows if row[2] is not None]
-        return DueSchedules(rows[0][0], rows[0][1], found)
+        due = [(from_row(Schedule, row[2:-2]), *map(json.loads, row[-2:])) for row in rows if row[2] is not None]
+        updates = {schedule.schedule_id: Updates(datasets, ids) for schedule, datasets, ids in due if ids}
+        return DueSchedules(rows[0][0], rows[0][1], [schedule for schedule, _, _ in due], updates)
 
     def live_jobs(self, schedule: Schedule, before: datetime) -> list[UUID]:
         """Jobs of earlier nominal times that have not ended."""

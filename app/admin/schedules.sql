@@ -41,7 +41,7 @@ RETURNING schedule_id;
 
 -- name: resume_schedule
 -- Fire again, from `last_at` on. With `skipped`, the first and the last nominal time of the pause, one row says that they did
--- not fire. No row: another request has changed it meanwhile.
+-- not fire; so does one for updates of datasets, unless they are kept. No row: another request has changed it meanwhile.
 WITH resumed AS (
     UPDATE dl_schedules
        SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, version = version + 1, last_at = %(last_at)s::timestamptz,
@@ -55,6 +55,15 @@ WITH resumed AS (
       FROM resumed
      WHERE %(skipped_from)s::timestamptz IS NOT NULL
         ON CONFLICT DO NOTHING
+), dropped AS (
+    DELETE FROM dl_dataset_updates u USING resumed r WHERE u.schedule_id = r.schedule_id AND NOT %(keep_updates)s::bool
+    RETURNING u.schedule_id, u.dataset, u.at
+), recorded AS (
+    INSERT INTO dl_firings (schedule_id, fire_at, due_at, outcome, until, made_by, detail)
+    SELECT schedule_id, min(at), min(at), 'paused_skipped', max(at), 'dataset',
+           %(detail)s::text || ', updated: ' || string_agg(DISTINCT dataset, ', ')
+      FROM dropped GROUP BY schedule_id
+        ON CONFLICT DO NOTHING
 )
 SELECT schedule_id, pg_notify('dl_control', 'schedules') FROM resumed;
 
@@ -62,21 +71,33 @@ SELECT schedule_id, pg_notify('dl_control', 'schedules') FROM resumed;
 DELETE FROM dl_schedules WHERE name = %(name)s::text RETURNING schedule_id;
 
 -- name: due_schedules
--- Schedules whose next time has come, the longest overdue first, and the clock. One row without a schedule: none is due; it has the
--- seconds until the next one is.
-WITH due AS (
-    SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at, orphaned_at, paused_at, paused_by, paused_reason,
-           version, last_at, next_at, error, created_at, changed_by, changed_at
-      FROM dl_schedules
-     WHERE next_at <= (SELECT clock_timestamp() - make_interval(secs => %(late_by_sec)s::float8))
-       AND paused_at IS NULL AND orphaned_at IS NULL
-     ORDER BY next_at
-     LIMIT %(limit)s::int
+-- Schedules whose next time has come, the longest overdue first, those whose datasets have been updated, and the clock. One row
+-- without a schedule: none is due; it has the seconds until the next one is.
+WITH bound AS MATERIALIZED (
+    SELECT clock_timestamp() - make_interval(secs => %(late_by_sec)s::float8) AS due_at
+), updates AS (
+    SELECT schedule_id, jsonb_agg(DISTINCT dataset) AS datasets, jsonb_agg(update_id) AS ids FROM dl_dataset_updates GROUP BY schedule_id
+    HAVING max(at) <= (SELECT due_at FROM bound)
+), due AS (
+    (SELECT s.*, '[]'::jsonb AS datasets, '[]'::jsonb AS updates
+       FROM dl_schedules s
+      WHERE next_at <= (SELECT due_at FROM bound) AND paused_at IS NULL AND orphaned_at IS NULL
+      ORDER BY next_at
+      LIMIT %(limit)s::int)
+    UNION ALL
+    (SELECT s.*, u.datasets, u.ids
+       FROM updates u JOIN dl_schedules s USING (schedule_id)
+      WHERE s.next_at IS NULL AND s.error IS NULL AND s.paused_at IS NULL AND s.orphaned_at IS NULL
+        AND CASE coalesce(s.overrides ->> 'need', s.declared ->> 'need', 'all')
+                WHEN 'any' THEN u.datasets ?| ARRAY(SELECT jsonb_array_elements_text(coalesce(s.overrides -> 'after', s.declared -> 'after')))
+                ELSE u.datasets @> coalesce(s.overrides -> 'after', s.declared -> 'after') END
+      LIMIT %(limit)s::int)
 )
 SELECT clock_timestamp(),
        (SELECT extract(epoch FROM next_at - clock_timestamp())::float8
           FROM dl_schedules WHERE next_at IS NOT NULL AND paused_at IS NULL AND orphaned_at IS NULL ORDER BY next_at LIMIT 1),
-       due.*
+       due.schedule_id, name, source, task, declared::text, overrides::text, seen_at, orphaned_at, paused_at, paused_by, paused_reason,
+       version, last_at, next_at, error, created_at, changed_by, changed_at, datasets::text, updates::text
   FROM (VALUES (1)) AS single (n) LEFT JOIN due ON true;
 
 -- name: fire_schedules

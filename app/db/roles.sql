@@ -41,6 +41,7 @@ BEGIN
             ('dl_breakers',           'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_schedules',          'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_firings',            'SELECT, INSERT, UPDATE, DELETE'),
+            ('dl_dataset_updates',    'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_backfills',          'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_slices',             'SELECT, INSERT, UPDATE, DELETE'),
             ('dl_checks',             'SELECT, INSERT, DELETE'),

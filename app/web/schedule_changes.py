@@ -260,7 +260,9 @@ class ScheduleEditor:
                 skipped = (first.at, definition.timing.previous(now) or first.at)
             last_at = now
         times = Times(last_at, _next(definition, last_at))
-        resumed = self.schedules.resume(schedule, times, skipped=skipped, changed_by=current_actor().name)
+        resumed = self.schedules.resume(
+            schedule, times, skipped=skipped, keep_updates=catch_up, changed_by=current_actor().name
+        )
         audit_action("schedule.resumed", schedule=name, catch_up=catch_up)
         return resumed
 

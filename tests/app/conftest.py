@@ -22,6 +22,7 @@ TABLES = (
     "dl_breakers",
     "dl_schedules",
     "dl_firings",
+    "dl_dataset_updates",
     "dl_backfills",
     "dl_slices",
     "dl_checks",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,7 +18,7 @@ import pytest
 
 from app.admin.alerts import Alerts, RuleKind
 from app.admin.schedules import Schedule, Schedules, Times
-from app.queue.job import SUCCEEDED
+from app.queue.job import SUCCEEDED, Reports
 from app.queue.workers import WorkerInfo, WorkerLiveness
 from pipelines.contract import Context, Pipelines, schedule
 from pipelines.schedule_definition import definition_from
@@ -361,6 +363,130 @@ def test_a_worker_declares_and_fires_the_schedules_of_its_tasks(worker_pools: Wo
     assert (found.source, found.task, found.orphaned_at) == ("code", "tick", None)
     for logical_at, interval in done:
         assert logical_at == interval.end == interval.start + timedelta(seconds=1)
+
+
+def produce(fixture: ScheduleFixture, *datasets: str) -> None:
+    """A run that updates these datasets."""
+    run = fixture.queue.enqueue_and_claim("producer", queue="producers")
+    reports = Reports(datasets=tuple({"kind": "produced", "dataset": name} for name in datasets))
+    fixture.queue.settle(run, reports=reports)
+
+
+def by_dataset(fixture: ScheduleFixture, name: str = "s", **definition: Any) -> Schedule:
+    values = {"kind": "dataset", "queue": "q", "task": "t", "after": ["a", "b"], **definition}
+    now = fixture.queue.fetch_row("SELECT now()")
+    created = definition_from(values, zone="UTC").to_json()
+    return fixture.schedules.create(name, "t", created, Times(now, None))
+
+
+def test_a_schedule_fires_when_all_its_datasets_or_one_have_been_updated(fixture):
+    by_dataset(fixture, "all")
+    by_dataset(fixture, "any", need="any", overlap="allow")
+    by_dataset(fixture, "other", after=["c"])
+    produce(fixture, "a")
+    produce(fixture, "a", "d")
+    fixture.fire()
+    assert fixture.rows("made_by, outcome, detail") == [("dataset", "made", "updated: a")], "any"
+    assert fixture.queue.fetch_row("SELECT count(*) FROM dl_dataset_updates") == 1, "one update of a is enough"
+
+    produce(fixture, "b")
+    fixture.fire()
+    fixture.fire()
+
+    jobs = fixture.queue.sql("SELECT producer, idempotency_key FROM dl_jobs WHERE queue = 'q' ORDER BY created_at")
+    assert Counter(producer for producer, _ in jobs) == {"schedule:all": 1, "schedule:any": 2}
+    assert "updated: a, b" in [detail for (detail,) in fixture.rows("detail")]
+    assert fixture.queue.fetch_row("SELECT count(*) FROM dl_dataset_updates") == 0
+
+
+def test_updates_before_a_queued_job_begins_are_served_by_it(fixture):
+    by_dataset(fixture, need="any")
+    for dataset in ("a", "a", "b"):
+        produce(fixture, dataset)
+        fixture.fire()
+    ((job_id,),) = fixture.queue.sql("SELECT job_id FROM dl_jobs WHERE queue = 'q'")
+    assert fixture.rows("outcome, job_id") == [("made", job_id), ("exists", job_id), ("exists", job_id)]
+
+    (run,) = fixture.queue.claim()
+    produce(fixture, "b")
+    fixture.fire()
+    assert [outcome for (outcome,) in fixture.rows("outcome")][3:] == ["made"], "the job that runs may not see it"
+    assert fixture.queue.claim() == [], "it waits for the one that runs"
+    fixture.queue.queue.settle([(run, SUCCEEDED)])
+    assert len(fixture.queue.claim()) == 1
+
+
+def test_updates_during_a_pause_are_dropped_or_kept(fixture):
+    for name, keep in (("kept", True), ("dropped", False)):
+        by_dataset(fixture, name, after=["a"])
+        fixture.schedules.pause(name, reason="moving")
+        produce(fixture, "a")
+        fixture.fire()
+        assert fixture.queue.fetch_row("SELECT count(*) FROM dl_jobs WHERE producer = %s", f"schedule:{name}") == 0
+        paused = fixture.schedules.get(name)
+        fixture.schedules.resume(paused, Times(paused.last_at, None), keep_updates=keep)
+        fixture.fire()
+    made = fixture.queue.sql("SELECT producer FROM dl_jobs WHERE queue = 'q' ORDER BY created_at")
+    assert made[0] == ("schedule:kept",)
+    assert ("schedule:dropped",) not in made
+    dropped = fixture.queue.sql("SELECT detail FROM dl_firings WHERE outcome = 'paused_skipped'")
+    assert dropped == [("paused: moving, updated: a",)]
+
+
+def test_updates_outside_the_bounds_of_a_schedule_make_no_job(fixture):
+    by_dataset(fixture, after=["a"], starts_at="2100-01-01T00:00:00+00:00")
+    produce(fixture, "a")
+    fixture.fire()
+
+    assert fixture.rows() == []
+    assert fixture.queue.fetch_row("SELECT count(*) FROM dl_dataset_updates") == 0
+
+
+def test_a_settlement_and_a_firing_do_not_wait_for_one_another(fixture):
+    """The firing waits for a key that the settlement ends; the settlement reports what the firing deletes."""
+    by_dataset(fixture, after=["a"], partitions={"unit": "day", "start": "2020-01-01"}, need="any")
+    produce(fixture, "a")
+    read = fixture.schedules.due(limit=1)
+    (found,) = read.schedules
+    firing = fixture.duty._plan(found, read.now, read.updates[found.schedule_id])
+    key = firing["firings"][0]["job"]["live_key"]
+    run = fixture.queue.enqueue_and_claim("loads it", queue="producers", live_key=key)
+    with ThreadPoolExecutor(1) as threads, fixture.queue.connect() as settling:
+        cursor = settling.cursor()
+        cursor.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (str(run.id),))
+        fired = threads.submit(Schedules(QueueFixture(fixture.queue.dsn).session).fire, [firing])
+        eventually(lambda: fixture.queue.fetch_row("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        cursor.execute(
+            "SELECT dl_record_reports(jsonb_build_array(%s::jsonb || jsonb_build_object('run_id', %s)),"
+            " ARRAY[%s]::uuid[])",
+            (
+                json.dumps({"checks": [], "datasets": [{"kind": "produced", "dataset": "a"}]}),
+                str(run.run_id),
+                str(run.id),
+            ),
+        )
+        settling.commit()
+        assert [time.outcome.value for time in fired.result(30)] == ["made"]
+
+
+def test_a_worker_fires_by_dataset(worker_pools: WorkerPoolFixture):
+    done: list[UUID] = []
+
+    @worker_pools.pipelines.register("source")
+    def source(args: dict[str, Any], ctx: Context) -> None:
+        ctx.produced("warehouse.sales", rows=1)
+
+    @schedule(after=["warehouse.sales"], queue="q")
+    @worker_pools.pipelines.register("report")
+    def report(args: dict[str, Any], ctx: Context) -> None:
+        done.append(ctx.job_id)
+
+    worker_pools.pool()
+    eventually(
+        lambda: worker_pools.queue_fixture.fetch_row("SELECT count(*) FROM dl_schedules WHERE next_at IS NULL") == 1
+    )
+    worker_pools.queue_fixture.enqueue("source", task="source")
+    eventually(lambda: len(done) == 1)
 
 
 def test_alerts_say_what_is_late_refused_or_behind(fixture):

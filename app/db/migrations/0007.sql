@@ -50,6 +50,16 @@ CREATE TABLE dl_firings (
 );
 CREATE INDEX dl_firings_made_idx ON dl_firings (made_at);
 
+CREATE TABLE dl_dataset_updates (
+    update_id   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    schedule_id uuid        NOT NULL REFERENCES dl_schedules ON DELETE CASCADE,
+    dataset     text        NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX dl_dataset_updates_schedule_idx ON dl_dataset_updates (schedule_id, dataset);
+CREATE INDEX dl_schedules_after_idx ON dl_schedules USING gin (coalesce(overrides -> 'after', declared -> 'after'))
+    WHERE coalesce(overrides -> 'after', declared -> 'after') IS NOT NULL;
+
 CREATE TABLE dl_backfills (
     backfill_id         uuid        PRIMARY KEY DEFAULT dl_new_id(),
     task                text        NOT NULL CHECK (task <> '' AND octet_length(task) <= 1000),
