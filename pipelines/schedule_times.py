@@ -108,15 +108,39 @@ class Timing:
         moment = moment.astimezone(UTC)
         if self.starts_at is not None:
             moment = max(moment, self.starts_at.astimezone(UTC) - timedelta(microseconds=1))
-        times = self._interval_times(moment) if self.kind == "interval" else self._cron_times(moment)
+        start: datetime | None = moment
         try:
-            for time in times:
-                if self.ends_at is not None and time.at.astimezone(UTC) > self.ends_at.astimezone(UTC):
-                    return
-                if time.at.date() not in self.excluded:
-                    yield time
+            while start is not None:
+                times, start = self._times_after(start), None
+                for time in times:
+                    if self.ends_at is not None and time.at.astimezone(UTC) > self.ends_at.astimezone(UTC):
+                        return
+                    if time.at.date() not in self.excluded:
+                        yield time
+                    elif (end := self._end_of_excluded(time.at.date())) > time.at.astimezone(UTC):
+                        start = end - timedelta(microseconds=1)
+                        break
         except (OverflowError, ValueError):  # the year 10000
             return
+
+    def _times_after(self, moment: datetime) -> Iterator[NominalTime]:
+        return self._interval_times(moment) if self.kind == "interval" else self._cron_times(moment)
+
+    def _end_of_excluded(self, day: date) -> datetime:
+        """When the days that are left out end. Where midnight is repeated, some of their times follow."""
+        while day in self.excluded:
+            day += timedelta(days=1)
+        return datetime.combine(day, datetime.min.time(), self._zone).astimezone(UTC)
+
+    def _before_excluded(self, moment: datetime) -> datetime:
+        """This moment, or if it is in days that are left out, their beginning."""
+        day = first = (moment - timedelta(microseconds=1)).astimezone(self._zone).date()
+        while first in self.excluded:
+            day, first = first, first - timedelta(days=1)
+        if day not in self.excluded:
+            return moment
+        midnight = datetime.combine(day, datetime.min.time(), self._zone)
+        return min(moment, max(midnight.replace(fold=fold).astimezone(UTC) for fold in (0, 1)))
 
     def next_after(self, moment: datetime) -> NominalTime | None:
         return next(self.after(moment), None)
@@ -126,6 +150,7 @@ class Timing:
         moment = moment.astimezone(UTC)
         if self.ends_at is not None:
             moment = min(moment, self.ends_at.astimezone(UTC) + timedelta(microseconds=1))
+        moment = self._before_excluded(moment)
         unbounded = replace(self, starts_at=None) if self.starts_at is not None else self
         if self.kind == "interval" and not self.excluded:
             anchor = (self.anchor or EPOCH).astimezone(UTC)

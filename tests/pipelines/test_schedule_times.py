@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from itertools import islice
+from itertools import islice, takewhile
+from random import Random
+from time import perf_counter
 from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.schedule_times import Timing
+from pipelines.schedule_times import NominalTime, Timing
 
 BERLIN = "Europe/Berlin"
 SPRING, AUTUMN = date(2030, 3, 31), date(2030, 10, 27)  # in Berlin: 02:00 → 03:00, 03:00 → 02:00
@@ -19,6 +21,10 @@ SPRING, AUTUMN = date(2030, 3, 31), date(2030, 10, 27)  # in Berlin: 02:00 → 0
 
 def cron(expression: str, zone: str = BERLIN, **options) -> Timing:
     return Timing(kind="cron", expression=expression, zone=zone, **options)
+
+
+def times_between(timing: Timing, begin: datetime, end: datetime) -> list[NominalTime]:
+    return list(takewhile(lambda found: found.at.astimezone(UTC) < end, timing.after(begin)))
 
 
 def times_of_day(timing: Timing, day: date) -> list[str]:
@@ -312,6 +318,35 @@ def test_excluded_days_and_bounds_have_no_times():
     assert [time.at.day for time in timing.after(begin)] == [2, 4, 5]
     assert timing.previous(datetime(2030, 1, 4, 5, tzinfo=UTC)) == datetime(2030, 1, 2, 5, tzinfo=UTC)
     assert timing.previous(datetime(2030, 1, 2, 5, tzinfo=UTC)) == datetime(2030, 1, 1, 5, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/Havana", "America/Sao_Paulo", "Africa/Cairo"])
+@pytest.mark.parametrize("expression", ["*/7 * * * *", "30 0 * * *", "0 0 * * *", "30 23 * * *"])
+def test_excluded_days_leave_out_their_times_and_no_other(zone, expression):
+    random = Random(f"{zone} {expression}")
+    days = [date(2017, 1, 1) + timedelta(days) for days in range(366)]
+    excluded = frozenset(random.sample(days, 250))
+    for start in random.sample(days, 20):
+        begin = datetime(start.year, start.month, start.day, random.randrange(24), tzinfo=UTC)
+        end = begin + timedelta(days=10)
+        every = times_between(cron(expression, zone=zone, fold="both"), begin, end)
+        some = cron(expression, zone=zone, fold="both", excluded=excluded)
+        wanted = [found for found in every if found.at.date() not in excluded]
+        assert times_between(some, begin, end) == wanted
+        if wanted:
+            assert some.previous(end) == wanted[-1].at
+
+
+def test_a_thousand_excluded_days_are_passed_over_by_day():
+    excluded = frozenset(date(2026, 1, 1) + timedelta(days) for days in range(1_000))
+    timing, timing_zone = cron("* * * * *", excluded=excluded), ZoneInfo(BERLIN)
+    begin, end = datetime(2026, 1, 1, tzinfo=timing_zone), datetime(2028, 9, 27, tzinfo=timing_zone)
+
+    since = perf_counter()
+    following = timing.next_after(begin)
+    assert following is not None
+    assert (following.at, timing.previous(end)) == (end, begin - timedelta(minutes=1))
+    assert perf_counter() - since < 5.0, "minute by minute it takes half a minute"
 
 
 @pytest.mark.parametrize(
