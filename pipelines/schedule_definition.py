@@ -323,8 +323,13 @@ def _checked(value: Value, check: Callable[[], object]) -> Value:
 
 
 def definition_from(values: Mapping[str, Any], *, zone: str) -> ScheduleDefinition:
-    """The definition with the default zone filled in. Raises pydantic's ValidationError."""
-    return ScheduleDefinition.model_validate({"zone": zone, **{k: v for k, v in values.items() if v is not None}})
+    """The definition with the default zone filled in. Slices have their own: backfills of the task load them
+    too, so the zone of a schedule does not move them. Raises pydantic's ValidationError."""
+    given = {"zone": zone, **{name: value for name, value in values.items() if value is not None}}
+    partitions = given.get("partitions")
+    if isinstance(partitions, Mapping) and "unit" in partitions and partitions.get("zone") is None:
+        given["partitions"] = {**partitions, "zone": zone}
+    return ScheduleDefinition.model_validate(given)
 
 
 def scheduled_job(

@@ -27,6 +27,7 @@ from app.queue.jobs import JobQueue
 from app.queue.workers import notify_waiting_queues, prune_notify_state
 from pipelines.contract import Pipelines
 from workers.backfills import BackfillsDuty
+from workers.metrics import PoolCounters
 from workers.schedules import SchedulesDuty
 from workers.threads import BackgroundThread, clock
 
@@ -152,7 +153,9 @@ class Maintenance:
         self._session.close()
 
 
-def duties(session: Session, options: MaintenanceOptions, tasks: Pipelines) -> list[Duty]:
+def duties(
+    session: Session, options: MaintenanceOptions, tasks: Pipelines, counters: PoolCounters | None = None
+) -> list[Duty]:
     """All duties of the maintenance leader."""
     bulk, statistics, retention = BulkOperations(session), Statistics(session), RetentionDuty(session, options)
     alerts, webhooks, quality = Alerts(session), Webhooks(session), DataQuality(session)
@@ -170,7 +173,7 @@ def duties(session: Session, options: MaintenanceOptions, tasks: Pipelines) -> l
         Duty("breakers", _BREAKERS_INTERVAL_SEC, lambda: _probe_breakers(Breakers(session))),
         Duty("graphs", _GRAPHS_INTERVAL_SEC, lambda: _decide_left(Graphs(session))),
         Duty("expiry", _EXPIRY_INTERVAL_SEC, lambda: _expire(JobQueue(session))),
-        Duty("schedules", _SCHEDULES_INTERVAL_SEC, schedules_duty(session, options, tasks).run),
+        Duty("schedules", _SCHEDULES_INTERVAL_SEC, schedules_duty(session, options, tasks, counters).run),
         Duty("backfills", _BACKFILLS_INTERVAL_SEC, backfills.run),
         Duty("schedules-seen", _SEEN_INTERVAL_SEC, lambda: _see_schedules(schedules), first_delay_sec=ORPHAN_AFTER_SEC),
         Duty("firings-prune", _PRUNE_INTERVAL_SEC, lambda: _prune_firings(schedules, options)),
@@ -210,8 +213,16 @@ def _expire(queue: JobQueue) -> float | None:
     return 0.0 if expired else None
 
 
-def schedules_duty(session: Session, options: MaintenanceOptions, tasks: Pipelines) -> SchedulesDuty:
-    return SchedulesDuty(session, tasks, zone=options.zone, default_lease_sec=options.default_lease_sec)
+def schedules_duty(
+    session: Session, options: MaintenanceOptions, tasks: Pipelines, counters: PoolCounters | None
+) -> SchedulesDuty:
+    return SchedulesDuty(
+        session,
+        tasks,
+        zone=options.zone,
+        default_lease_sec=options.default_lease_sec,
+        record_firing=(counters or PoolCounters()).record_firing,
+    )
 
 
 def _see_schedules(schedules: Schedules) -> None:

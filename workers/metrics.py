@@ -18,6 +18,7 @@ _BUCKETS_SEC = (
     *(1800, 3600, 7200, 14_400, 43_200, math.inf),
 )
 _MAX_CHECK_NAMES = 1_000
+_MAX_SCHEDULE_NAMES = 1_000
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,13 @@ class PoolCounters:
             "dataloader_checks", "Data checks of attempts that ended.", ("task", "name", "outcome"), registry=None
         )
         self._check_names: set[tuple[str, str]] = set()  # of a task; those beyond a thousand share one series
+        self._firings = Counter(
+            "dataloader_schedule_firings",
+            "Nominal times of schedules that this process accounted for.",
+            ("schedule", "outcome"),
+            registry=None,
+        )
+        self._schedule_names: set[str] = set()  # those beyond a thousand share one series
         webhooks = Counter("dataloader_webhooks_sent", "Webhooks sent, by outcome.", ("outcome",), registry=None)
         self.webhooks_delivered, self.webhooks_failed = webhooks.labels("delivered"), webhooks.labels("failed")
         self._all = (
@@ -78,6 +86,7 @@ class PoolCounters:
             self.leases_lost,
             self.fenced_writes,
             self._checks,
+            self._firings,
             webhooks,
         )
 
@@ -99,6 +108,11 @@ class PoolCounters:
             label = name if (task, name) in names else "other"
             for outcome in ("passed", "warned", "failed"):  # a series that begins at 1 has no increase
                 self._checks.labels(task, label, outcome).inc(outcome == check["outcome"])
+
+    def record_firing(self, schedule: str, outcome: str) -> None:
+        if len(self._schedule_names) < _MAX_SCHEDULE_NAMES:
+            self._schedule_names.add(schedule)
+        self._firings.labels(schedule if schedule in self._schedule_names else "other", outcome).inc()
 
     def collect(self) -> Iterator[Metric]:
         for counter in self._all:

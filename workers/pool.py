@@ -287,11 +287,11 @@ class WorkerPool:
             on_crash=self._on_crash,
         )
         maintenance_session = self._make_session("maintenance")
-        late_schedules = schedules_duty(session, options.maintenance, self._pipelines)
+        late_schedules = schedules_duty(session, options.maintenance, self._pipelines, self.counters)
         self._maintenance = Maintenance(
             maintenance_session,
             session,
-            duties(maintenance_session, options.maintenance, self._pipelines),
+            duties(maintenance_session, options.maintenance, self._pipelines, self.counters),
             on_crash=self._on_crash,
             follow=partial(late_schedules.run, late_by_sec=LATE_SEC),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -29,8 +29,17 @@ LATE_SEC = 5.0  # other processes than the maintenance leader fire what is later
 class SchedulesDuty:
     """Fires what is due, in batches of one transaction each."""
 
-    def __init__(self, session: Session, tasks: Pipelines, *, zone: str, default_lease_sec: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        tasks: Pipelines,
+        *,
+        zone: str,
+        default_lease_sec: int,
+        record_firing: Callable[[str, str], None],
+    ) -> None:
         self._schedules, self._queue = Schedules(session), JobQueue(session)
+        self._record_firing = record_firing
         self._tasks, self._zone, self._default_lease_sec = tasks, zone, default_lease_sec
         self._clocks: tuple[datetime, float] | None = None  # the database's and our own, at the last look
 
@@ -152,6 +161,7 @@ class SchedulesDuty:
     def _log_fired(self, schedules: list[Schedule], fired: list[FiredTime]) -> None:
         names: dict[UUID, str] = {schedule.schedule_id: schedule.name for schedule in schedules}
         for time in fired:
+            self._record_firing(names[time.schedule_id], time.outcome.value)
             write = _log.warning if time.outcome is FiringOutcome.REFUSED else _log.info
             write(
                 "schedule.fired",

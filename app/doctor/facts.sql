@@ -115,7 +115,7 @@ SELECT 'slot', slot_name, '', CASE WHEN active THEN 'active' ELSE 'inactive' END
 -- name: doctor_queue
 -- Jobs that no worker will claim, and attempts that run too long. Each list is limited.
 WITH RECURSIVE live AS MATERIALIZED (
-    SELECT name, queues, tasks FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
+    SELECT name, queues, tasks, schedules FROM dl_workers WHERE seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
 ), queues AS (
     (SELECT queue FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready' ORDER BY queue LIMIT 1)
     UNION ALL
@@ -169,4 +169,16 @@ SELECT jsonb_build_object(
                                      GROUP BY worker_name HAVING count(*) > 1) shared),
            'webhooks_disabled', (SELECT coalesce(jsonb_agg(webhook_id), '[]')
                                    FROM (SELECT webhook_id FROM dl_webhooks WHERE disabled_at IS NOT NULL LIMIT 50) w),
+           'schedules_taken', (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')
+                                 FROM (SELECT s.name FROM dl_schedules s
+                                        WHERE s.source = 'people' AND EXISTS (SELECT FROM live WHERE s.name = ANY (live.schedules))
+                                        LIMIT 50) t),
+           'schedules_orphaned', (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')
+                                    FROM (SELECT name FROM dl_schedules WHERE orphaned_at IS NOT NULL LIMIT 50) o),
+           'schedules_stopped', (SELECT coalesce(jsonb_agg(jsonb_build_array(name, left(error, 300)) ORDER BY name), '[]')
+                                   FROM (SELECT name, error FROM dl_schedules WHERE error IS NOT NULL LIMIT 50) s),
+           'schedules_late', (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')
+                                FROM (SELECT name FROM dl_schedules
+                                       WHERE next_at < clock_timestamp() - interval '2 minutes' AND paused_at IS NULL AND orphaned_at IS NULL
+                                       LIMIT 50) l),
            'alerts_firing', (SELECT count(*) FROM dl_alerts WHERE ended_at IS NULL))::text;

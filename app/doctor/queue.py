@@ -84,7 +84,7 @@ def _format_age(transaction: Transaction) -> str:
 
 
 def check_queue(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    checks = (_check_workers, _check_running, _check_lock_keys, _check_worker_names, _check_alerting)
+    checks = (_check_workers, _check_running, _check_lock_keys, _check_worker_names, _check_schedules, _check_alerting)
     findings = [finding for check in checks for finding in check(facts)]
     yield from findings
     if not findings:
@@ -165,6 +165,39 @@ def _check_worker_names(facts: Mapping[str, Any]) -> Iterator[Finding]:
             "frozen one loses its jobs",
             name=name, workers=workers,
         )  # fmt: skip
+
+
+def _check_schedules(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    if late := facts["schedules_late"]:
+        yield error(
+            "schedules_late",
+            f"no process fires what is due: {_join_names(late)}",
+            "dataloader worker; any worker process fires schedules",
+            schedules=late,
+        )
+    for name, problem in facts["schedules_stopped"]:
+        yield error(
+            "schedules_stopped",
+            f"the schedule {name} has no next time: {problem}",
+            f"dataloader schedules edit {shlex.quote(name)} changes a field of it; or correct it in the code",
+            schedule=name,
+        )
+    if taken := facts["schedules_taken"]:
+        yield error(
+            "schedules_taken",
+            f"declared in code, but people have made schedules of the same name: {_join_names(taken)}",
+            "; ".join(f"dataloader schedules delete {shlex.quote(name)}" for name in taken)
+            + "; then restart a worker with the code, which creates its own; or rename it in the code",
+            schedules=taken,
+        )
+    if orphaned := facts["schedules_orphaned"]:
+        yield warning(
+            "schedules_orphaned",
+            f"no live worker has them in its code, so they do not fire: {_join_names(orphaned)}",
+            "; ".join(f"dataloader schedules adopt {shlex.quote(name)}" for name in orphaned)
+            + "; or delete them, or start a worker with their code",
+            schedules=orphaned,
+        )
 
 
 def _check_alerting(facts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import json
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -257,3 +258,14 @@ def test_one_name_for_schedules_of_two_tasks_is_an_error_of_the_load(known):
     with pytest.raises(ValueError, match="the name 'nightly': of task 'a' and of task 'nightly'"):
         known.declared_schedules()
     assert "of task 'a' and of task 'nightly'" in load_tasks([], known_tasks=known)["schedules"]
+
+
+def test_slices_have_one_zone_whatever_the_zone_of_a_schedule():
+    values = {"task": "t", "expression": "0 6 * * *", "zone": "America/New_York"}
+    noon = datetime(2030, 1, 2, 12, tzinfo=UTC)
+    for named, zone in ((None, "Asia/Tokyo"), ("Europe/Moscow", "Europe/Moscow")):
+        partitions = {"unit": "day", "start": "2024-01-01", "zone": named}
+        definition = definition_from({**values, "partitions": partitions}, zone="Asia/Tokyo")
+        interval = definition.times_of_job(noon).interval
+        assert interval is not None
+        assert interval.start.astimezone(ZoneInfo(zone)).hour == 0

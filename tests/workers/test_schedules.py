@@ -27,6 +27,7 @@ from tests.support.queue_fixture import QueueFixture
 from tests.support.waiting import eventually
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import schedules
+from workers.metrics import PoolCounters
 from workers.schedules import SchedulesDuty
 from workers.threads import clock
 
@@ -38,7 +39,10 @@ class ScheduleFixture:
         self.queue = queue
         self.schedules = Schedules(queue.session)
         self.tasks = Pipelines()
-        self.duty = SchedulesDuty(queue.session, self.tasks, zone="UTC", default_lease_sec=60)
+        self.counters = PoolCounters()
+        self.duty = SchedulesDuty(
+            queue.session, self.tasks, zone="UTC", default_lease_sec=60, record_firing=self.counters.record_firing
+        )
 
     def create(self, name: str = "s", *, last: str = "now()", task: str = "t", **definition: Any) -> Schedule:
         """A schedule whose times after `last` are to be fired."""
@@ -52,6 +56,11 @@ class ScheduleFixture:
 
     def rows(self, columns: str = "fire_at, outcome") -> list[tuple[Any, ...]]:
         return self.queue.sql(f"SELECT {columns} FROM dl_firings ORDER BY fire_at")
+
+    def counted(self) -> dict[tuple[str, str], float]:
+        samples = [sample for metric in self.counters.collect() for sample in metric.samples]
+        found = [sample for sample in samples if sample.name == "dataloader_schedule_firings_total"]
+        return {(sample.labels["schedule"], sample.labels["outcome"]): sample.value for sample in found}
 
     def hour(self, ago: int = 0) -> datetime:
         """The last full hour, or one before it."""
@@ -81,6 +90,7 @@ def test_a_time_that_has_come_makes_one_job_with_its_interval(fixture):
     assert (job.logical_at, job.interval_start, job.interval_end) == (hour, hour - timedelta(hours=1), hour)
     assert job.args == {"from": f"{hour - timedelta(hours=1):%H}", "to": hour.astimezone(UTC).isoformat()}
     assert (job.lock_key, job.producer, job.schedule_id) == ("schedule:s", "schedule:s", schedule.schedule_id)
+    assert fixture.counted() == {("s", "made"): 1}
     after = fixture.schedules.get("s")
     assert (after.last_at, after.next_at) == (hour, hour + timedelta(hours=1))
 
@@ -286,7 +296,8 @@ from app.db.connection import Session
 from pipelines.contract import Context, Pipelines, schedule
 from workers.schedules import SchedulesDuty
 from workers.threads import clock
-duty = SchedulesDuty(Session(sys.argv[1], application_name="racer"), Pipelines(), zone="UTC", default_lease_sec=60)
+session = Session(sys.argv[1], application_name="racer")
+duty = SchedulesDuty(session, Pipelines(), zone="UTC", default_lease_sec=60, record_firing=lambda *fired: None)
 print("ready", flush=True)
 sys.stdin.readline()
 while True:

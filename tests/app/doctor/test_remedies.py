@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import shutil
 import signal
 import tempfile
@@ -20,9 +21,10 @@ import psycopg2.extras
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.db.connection import KNOWN_TIMELINES
+from app.db.connection import KNOWN_TIMELINES, Session
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
+from pipelines.contract import Pipelines
 from tests.support.api_server import serving
 from tests.support.pgbouncer import running_pgbouncer
 from tests.support.private_server import copy_data_dir
@@ -30,6 +32,7 @@ from tests.support.processes import ROOT, Process
 from tests.support.real_service import query_rows
 from tests.support.remedies import execute_sql, find_finding, find_problems, is_gone, run_in_this_process, run_remedy
 from tests.support.waiting import eventually
+from workers.schedules import SchedulesDuty
 
 # Severity and check of what no test provokes or mends, and why.
 NOT_RUN = {
@@ -327,6 +330,62 @@ def test_remedy_of_disabled_webhooks_switches_them_on(dsn):
             run_in_this_process(dsn, *line.removeprefix("dataloader ").split(), DL_URL=url)
 
     assert is_gone(dsn, "webhooks_disabled")
+
+
+def run_commands(dsn: str, remedy: str) -> None:
+    with serving(dsn) as url:
+        for line in remedy.split("; "):
+            if line.startswith("dataloader "):
+                run_in_this_process(dsn, *shlex.split(line.removeprefix("dataloader ")), DL_URL=url)
+
+
+ADD_SCHEDULE = (
+    "INSERT INTO dl_schedules (name, source, task, overrides, next_at) VALUES ('a b', 'people', 'noop', '{}', now())"
+)
+
+
+def test_remedy_of_a_taken_name_deletes_the_schedule_of_people(dsn):
+    execute_sql(
+        dsn,
+        ADD_SCHEDULE,
+        "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, schedules)"
+        " VALUES (gen_random_uuid(), 'w', '1', '{q}', '{noop}', 1, 600, '{a b}')",
+    )
+    run_commands(dsn, find_finding(find_problems(dsn), "error schedules_taken").remedy)
+
+    assert is_gone(dsn, "schedules_taken")
+
+
+def test_remedy_of_an_orphaned_schedule_adopts_it(dsn):
+    values = '{"expression": "0 6 * * *", "queue": "etl.default"}'
+    execute_sql(
+        dsn, ADD_SCHEDULE, f"UPDATE dl_schedules SET source = 'code', orphaned_at = now(), declared = '{values}'"
+    )
+    run_commands(dsn, find_finding(find_problems(dsn), "warning schedules_orphaned").remedy)
+
+    assert is_gone(dsn, "schedules_orphaned")
+    assert query_rows(dsn, "SELECT source FROM dl_schedules") == [("people",)]
+
+
+def test_a_schedule_that_has_stopped_is_edited(dsn):
+    values = '{"expression": "0 6 * * *", "queue": "etl.default", "zone": "Mars/Olympus"}'
+    execute_sql(dsn, ADD_SCHEDULE, f"UPDATE dl_schedules SET next_at = NULL, error = 'zone', overrides = '{values}'")
+    remedy = find_finding(find_problems(dsn), "error schedules_stopped").remedy
+    run_commands(dsn, f"{remedy.partition(' changes')[0]} --zone Europe/Berlin")
+
+    assert is_gone(dsn, "schedules_stopped")
+
+
+def test_any_worker_process_fires_what_is_late(dsn):
+    execute_sql(dsn, ADD_SCHEDULE, "UPDATE dl_schedules SET next_at = now() - interval '1 hour'")
+    assert find_finding(find_problems(dsn), "error schedules_late").remedy.startswith("dataloader worker")
+    session = Session(dsn, application_name="worker")
+    SchedulesDuty(
+        session, Pipelines(), zone="UTC", default_lease_sec=60, record_firing=lambda _schedule, _outcome: None
+    ).run()
+    session.close()
+
+    assert is_gone(dsn, "schedules_late")
 
 
 def test_remedy_of_pooler_is_a_way_past_it(dsn, run_folder):
