@@ -10,9 +10,12 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+from app.admin.backfills import Backfill, Backfills, BackfillState
 from app.admin.breakers import Breakers, BreakerState, BreakerStatus
 from app.admin.job_search import AttemptRecord, JobSearch
 from app.admin.limits import LimitHolder, Limits, LimitStatus
+from app.admin.queues import Queues
+from app.admin.schedules import Schedule, Schedules
 from app.admin.statistics import PeriodStatistics, Statistics
 from app.db.encoding import from_row
 from app.db.statements import Executor
@@ -58,6 +61,11 @@ class ReasonCode(StrEnum):
     STOP_NOT_OBEYED = "stop_not_obeyed"
     PROGRESS_OLD = "progress_old"
     RUNNING = "running"
+    SCHEDULE_PAUSED = "schedule_paused"
+    SCHEDULE_ORPHANED = "schedule_orphaned"
+    SCHEDULE_STOPPED = "schedule_stopped"
+    SCHEDULE_NEXT = "schedule_next"
+    BACKFILL_PAUSED = "backfill_paused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELED = "canceled"
@@ -91,6 +99,14 @@ class JobExplanation:
     position: int | None
     position_exact: bool
     estimate: StartEstimate | None
+
+
+@dataclass(frozen=True)
+class TaskExplanation:
+    """What keeps jobs of a task from being made and from running, and when its schedules make the next."""
+
+    task: str
+    reasons: list[ExplanationReason]
 
 
 @dataclass(frozen=True)
@@ -174,6 +190,7 @@ class JobExplainer:
         self._execute = executor.execute
         self._job_search, self._statistics, self._limits = JobSearch(executor), Statistics(executor), Limits(executor)
         self._graphs, self._breakers = Graphs(executor), Breakers(executor)
+        self._schedules, self._backfills, self._queues = Schedules(executor), Backfills(executor), Queues(executor)
 
     def explain(self, job_id: UUID) -> JobExplanation:
         """Raises JobNotFound."""
@@ -194,6 +211,24 @@ class JobExplainer:
             job = self._job_search.get_with_version(job_id).job
         ended_reason = _ended_reason(job, self._job_search.attempts(job_id))
         return JobExplanation(job.id, job.status, [ended_reason], None, True, None)
+
+    def explain_task(self, task: str) -> TaskExplanation:
+        return TaskExplanation(task, list(self._task_reasons(task)))
+
+    def _task_reasons(self, task: str) -> Iterator[ExplanationReason]:
+        with suppress(BreakerNotFound):
+            breaker = self._breakers.status(task)
+            if breaker.state is not BreakerState.CLOSED:
+                yield _breaker_reason(breaker)
+        schedules = sorted(map(_schedule_reason, self._schedules.list_by_name(task=task)), key=_is_next)
+        yield from (reason for reason in schedules if not _is_next(reason))
+        for backfill in self._backfills.newest(task=task, is_open=True):
+            if backfill.state is BackfillState.PAUSED:
+                yield _backfill_reason(backfill)
+        if not any(task in worker.tasks for worker in self._queues.live_workers()):
+            message = f"No live worker knows the task {task!r}."
+            yield ExplanationReason(ReasonCode.TASK_UNKNOWN, message, {"task": task})
+        yield from (reason for reason in schedules if _is_next(reason))
 
     def _limit_reasons(self, waiting: WaitingFacts) -> Iterator[ExplanationReason]:
         name, weight = waiting.waits_on or "", waiting.weight or 1
@@ -361,6 +396,44 @@ def _breaker_reason(breaker: BreakerStatus) -> ExplanationReason:
     probe = f"one job is tried at {_format_time(breaker.probe_at)}"
     message = f"The circuit breaker of task {breaker.task!r} has been open {since}{reason}; {probe}."
     return ExplanationReason(ReasonCode.BREAKER_OPEN, message, details)
+
+
+def _schedule_reason(schedule: Schedule) -> ExplanationReason:
+    details: dict[str, Any] = {"schedule": schedule.name}
+    name = f"The schedule {schedule.name!r}"
+    if schedule.paused_at is not None:
+        by = f" by {schedule.paused_by}" if schedule.paused_by else ""
+        reason = f": {schedule.paused_reason}" if schedule.paused_reason else ""
+        message = f"{name} has been paused since {_format_time(schedule.paused_at)}{by}{reason}. It makes no jobs."
+        details |= {"since": schedule.paused_at, "by": schedule.paused_by, "reason": schedule.paused_reason}
+        return ExplanationReason(ReasonCode.SCHEDULE_PAUSED, message, details)
+    if schedule.orphaned_at is not None:
+        since = f"since {_format_time(schedule.orphaned_at)}"
+        message = f"{name} makes no jobs: {since} no live worker has had it in its code."
+        details["since"] = schedule.orphaned_at
+        return ExplanationReason(ReasonCode.SCHEDULE_ORPHANED, message, details)
+    if schedule.error is not None:
+        message = f"{name} makes no jobs: {schedule.error}."
+        return ExplanationReason(ReasonCode.SCHEDULE_STOPPED, message, details | {"error": schedule.error})
+    after = schedule.effective_definition.get("after")
+    if schedule.next_at is not None:
+        when = f"its next job at {_format_time(schedule.next_at)}"
+    else:
+        when = f"a job when these datasets are updated: {', '.join(after)}" if after else "no further job: it has ended"
+    details["next_at"] = schedule.next_at
+    return ExplanationReason(ReasonCode.SCHEDULE_NEXT, f"{name} makes {when}.", details)
+
+
+def _is_next(reason: ExplanationReason) -> bool:
+    return reason.code is ReasonCode.SCHEDULE_NEXT
+
+
+def _backfill_reason(backfill: Backfill) -> ExplanationReason:
+    by = f" by {backfill.changed_by}" if backfill.changed_by else ""
+    reason = f": {backfill.reason}" if backfill.reason else ""
+    message = f"The backfill {backfill.backfill_id} has been paused{by}{reason}."
+    details = {"backfill_id": backfill.backfill_id, "by": backfill.changed_by, "reason": backfill.reason}
+    return ExplanationReason(ReasonCode.BACKFILL_PAUSED, message, details)
 
 
 def _limit_reason(

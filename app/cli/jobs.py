@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 import click
@@ -179,11 +180,19 @@ def show(service: RemoteService, *, job_id: UUID) -> None:
     service.print_payload(job, *lines)
 
 
-@remote_command(short_help="Explain why a job waits, runs or ended.")
-@job_argument
-def why(service: RemoteService, *, job_id: UUID) -> None:
-    """Explain why a job waits, runs for so long, or ended as it did."""
-    payload = service.get(f"/api/v1/jobs/{job_id}/why")
+@remote_command(short_help="Explain why a job waits, or a task has none.")
+@click.argument("subject", metavar="JOB_ID|TASK")
+def why(service: RemoteService, *, subject: str) -> None:
+    """Explain why a job waits, runs for so long, or ended as it did; or what keeps jobs of a task from being made."""
+    try:
+        path = f"/api/v1/jobs/{UUID(subject)}/why"
+    except ValueError:
+        path = f"/api/v1/tasks/{quote(subject, safe='')}/why"
+    payload = service.get(path)
+    if "task" in payload:
+        messages = [text.one_line(reason["message"]) for reason in payload["reasons"]]
+        service.print_payload(payload, *(messages or [f"Nothing keeps jobs of {text.one_line(subject)} from running."]))
+        return
     lines = [text.one_line(reason["message"]) for reason in payload["reasons"]]
     if payload["position"] is not None:
         lines.append(f"Position in queue: {'' if payload['position_exact'] else 'beyond '}{payload['position']}.")

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
-from app.admin.explain import JobExplainer, JobExplanation
+from app.admin.explain import JobExplainer, JobExplanation, TaskExplanation
 from app.admin.job_search import (
     SUMMARY_FIELDS,
     Cursor,
@@ -172,6 +172,13 @@ def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
         Each reason has a stable `code`, details, and a message.
         """
         return explainer.explain(parse_job_id(job_id))
+
+    @blueprint.get("/tasks/<path:task>/why", response=TaskExplanation, scope=Scope.READ)
+    def explain_task(task: str) -> TaskExplanation:
+        """Explain what keeps jobs of a task from being made or from running, and when its schedules make the next one.
+
+        It may be a paused schedule or backfill, an open circuit breaker, or that no live worker knows the task."""
+        return explainer.explain_task(task)
 
     return blueprint
 

@@ -278,8 +278,46 @@ CASES: list[tuple[ReasonCode, Callable[[QueueFixture], UUID]]] = [
 ]
 
 
+OF_TASKS = (
+    ReasonCode.SCHEDULE_PAUSED,
+    ReasonCode.SCHEDULE_ORPHANED,
+    ReasonCode.SCHEDULE_STOPPED,
+    ReasonCode.SCHEDULE_NEXT,
+    ReasonCode.BACKFILL_PAUSED,
+)
+
+
 def test_every_reason_code_has_a_case():
-    assert {code for code, _ in CASES} == {*ReasonCode}
+    assert {code for code, _ in CASES} | {*OF_TASKS} == {*ReasonCode}
+
+
+def test_what_keeps_jobs_of_a_task_is_given_over_http_and_by_command(queue_db, url):
+    add = "INSERT INTO dl_schedules (name, source, task, overrides, next_at, paused_at, paused_by, paused_reason,"
+    add += " orphaned_at, error)"
+    queue_db.sql(
+        f"{add} VALUES ('six', 'people', 'load', '{{}}', now(), now(), 'ann', 'the source moves', NULL, NULL),"
+        " ('gone', 'code', 'load', '{}', now(), NULL, NULL, NULL, now(), NULL),"
+        " ('wrong', 'people', 'load', '{}', NULL, NULL, NULL, NULL, NULL, 'zone: Mars'),"
+        " ('fine', 'people', 'load', '{}', now(), NULL, NULL, NULL, NULL, NULL),"
+        " ('by data', 'people', 'load', '{\"after\": [\"sales\"]}', NULL, NULL, NULL, NULL, NULL, NULL),"
+        " ('of another', 'people', 'other', '{}', now(), now(), NULL, NULL, NULL, NULL)"
+    )
+    queue_db.sql(
+        "INSERT INTO dl_backfills (task, queue, slices, mode, newest_first, concurrency, template, state, reason,"
+        " total) VALUES ('load', 'q', '{}', 'all', true, 1, '{}', 'paused', '3 slices failed in a row', 9)"
+    )
+
+    reasons = json.loads(text_of(f"{url}/api/v1/tasks/load/why"))["reasons"]
+    output = CliRunner().invoke(cli, ["why", "load", "--url", url]).output
+
+    assert {reason["code"] for reason in reasons} == {*OF_TASKS, "task_unknown"}
+    assert [reason["code"] for reason in reasons][-2:] == ["schedule_next"] * 2
+    assert "The schedule 'six' has been paused since" in output
+    assert "by ann: the source moves" in output
+    assert "3 slices failed in a row" in output
+    assert "a job when these datasets are updated: sales" in output
+    assert all(reason["message"].split("since")[0] in output for reason in reasons)
+    assert "of another" not in output
 
 
 @pytest.mark.parametrize(("code", "make"), CASES, ids=[f"{code}-{make.__name__}" for code, make in CASES])
