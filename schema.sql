@@ -1531,6 +1531,13 @@ CREATE OR REPLACE FUNCTION dl_last_dataset_events(dataset_name text) RETURNS SET
     SELECT * FROM last LIMIT 1000
 $$;
 
+-- How far the event stream has been sent as OpenLineage events: a cursor of it; null: not yet.
+CREATE TABLE dl_lineage_state (
+    singleton bool PRIMARY KEY DEFAULT true CHECK (singleton),
+    cursor    text
+);
+INSERT INTO dl_lineage_state DEFAULT VALUES;
+
 -- ── Graphs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 -- Jobs that wait for other jobs. All parents of a job are in its graph, so one lock, (1684828531, hashtext(graph_id)), orders

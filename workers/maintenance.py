@@ -27,6 +27,7 @@ from app.queue.jobs import JobQueue
 from app.queue.workers import notify_waiting_queues, prune_notify_state
 from pipelines.contract import Pipelines
 from workers.backfills import BackfillsDuty
+from workers.lineage import LineageDuty, LineageOptions
 from workers.metrics import PoolCounters
 from workers.schedules import SchedulesDuty
 from workers.threads import BackgroundThread, clock
@@ -79,6 +80,7 @@ class MaintenanceOptions:
     keep_deliveries_sec: float = 14 * 86_400.0
     zone: str = "UTC"  # of schedules that name none
     default_lease_sec: int = 60  # of their jobs
+    lineage: LineageOptions | None = None
 
 
 class Maintenance:
@@ -162,7 +164,9 @@ def duties(
     half_a_minute = _RETENTION_INTERVAL_SEC / 2
     schedules = Schedules(session)
     backfills = BackfillsDuty(session, tasks, default_lease_sec=options.default_lease_sec)
+    lineage = options.lineage and LineageDuty(session, options.lineage)
     return [
+        *([Duty("lineage", _IDLE_INTERVAL_SEC, lineage.run)] if lineage else []),
         Duty("bulk", _IDLE_INTERVAL_SEC, lambda: 0.0 if bulk.run_batch() else bulk.next_step_in_sec()),
         Duty("bulk-prune", _HOURLY_SEC, bulk.prune),
         Duty("statistics", _IDLE_INTERVAL_SEC, lambda: _aggregate(statistics)),

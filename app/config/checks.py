@@ -42,6 +42,10 @@ def find_contradictions(settings: Settings, environment: Mapping[str, str]) -> I
         remedy = f"a lease of at least two heartbeats ({2 * heartbeat:g}) or a shorter heartbeat would do"
         error = SettingError("DL_DEFAULT_LEASE_TTL_SEC", f"{lease} with DL_HEARTBEAT_SEC={heartbeat:g}", remedy)
         yield frozenset({"DL_DEFAULT_LEASE_TTL_SEC", "DL_HEARTBEAT_SEC"}), error
+    if settings.lineage_url is not None and not _module_exists("openlineage.client"):
+        problem = "a URL, and openlineage-python is not installed"
+        error = SettingError("DL_LINEAGE_URL", problem, "pip install 'dataloader[lineage]'")
+        yield frozenset({"DL_LINEAGE_URL"}), error
     yield from _check_folders(settings)
 
 

@@ -23,7 +23,7 @@ _GROUPS = {  # the first setting of each
     "endpoints": "Pipelines",
     "max_body_bytes": "Limits of a request",
     "retention_enabled": "Retention",
-    "webhook_allowed_hosts": "Webhooks, probes and traces",
+    "webhook_allowed_hosts": "Webhooks, probes, traces and lineage",
     "auth": "Security",
     "log_format": "Logs",
 }
@@ -237,6 +237,15 @@ class Settings(BaseSettings):
         "OTEL_EXPORTER_OTLP_ENDPOINT says where.",
     )  # fmt: skip
 
+    lineage_url: values.Url | None = setting(
+        "DL_LINEAGE_URL", None, "Send OpenLineage events of jobs to this receiver, with the packages of "
+        "dataloader[lineage]; /api/v1/lineage is added.",
+        "a URL such as https://marquez.internal:5000, without credentials",
+    )  # fmt: skip
+    lineage_api_key: values.Token | None = setting(
+        "DL_LINEAGE_API_KEY", None, "The bearer token for DL_LINEAGE_URL; never shown.", "a token"
+    )
+
     auth: Literal["keys", "none"] = setting(
         "DL_AUTH", "keys", "Who may call. keys: callers with an API key, and callers on this machine while there is no "
         "key; none: every caller that can reach the service.", "keys or none",
@@ -356,7 +365,13 @@ class Settings(BaseSettings):
         connections = [
             connection for connection in (self.db_dsn, self.worker_dsn, *self.targets.values()) if connection
         ]
-        others = (self.pg_password, self.session_secret, self.webhook_secret, *self.tokens.values())
+        others = (
+            self.pg_password,
+            self.session_secret,
+            self.webhook_secret,
+            self.lineage_api_key,
+            *self.tokens.values(),
+        )
         known = [secret.get_secret_value() for secret in (*connections, *others) if secret is not None]
         for connection in connections:
             parameters = dsn.parse_dsn(connection.get_secret_value())

@@ -85,7 +85,7 @@ def _check_url(url: str) -> str:
     except ValueError:
         raise ValueError("it is not a URL") from None
     if parts.username is not None:
-        raise ValueError("it carries credentials; a token belongs into DL_TOKENS")
+        raise ValueError("it carries credentials; a token belongs into DL_TOKENS or DL_LINEAGE_API_KEY")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it starts neither with http:// nor with https://")
     return url
@@ -177,9 +177,11 @@ WordList = Annotated[tuple[Annotated[str, StringConstraints(to_lower=True), matc
 LogRotation = Annotated[Rotation, BeforeValidator(parse_rotation)]
 Workers = Annotated[tuple[QueueWorkers, ...], _Json, AfterValidator(_check_queues)]
 Endpoints = Annotated[Mapping[Text, Annotated[str, AfterValidator(_check_url)]], _Json]
+Url = Annotated[str, StringConstraints(max_length=2_000), AfterValidator(_check_url)]
 Dsn = Annotated[SecretStr, AfterValidator(_check_dsn)]
 Targets = Annotated[Mapping[Text, Dsn], _Json]
-Tokens = Annotated[Mapping[Text, Annotated[SecretStr, AfterValidator(_check_token)]], _Json]
+Token = Annotated[SecretStr, AfterValidator(_check_token)]
+Tokens = Annotated[Mapping[Text, Token], _Json]
 Days = Annotated[float, Field(strict=True, gt=0, le=36_500, allow_inf_nan=False)]
 TaskRetention = Annotated[
     Mapping[str, Mapping[Annotated[str, matching("|".join(FINAL_STATUSES), f"expected one of {_STATUS_LIST}")], Days]],

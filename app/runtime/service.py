@@ -36,6 +36,7 @@ from app.web.api.metrics import DatabaseCollector
 from pipelines import contract
 from pipelines import targets as places
 from workers.attempt import AttemptSettings
+from workers.lineage import LineageOptions
 from workers.logs.writer import JobLogLimits
 from workers.maintenance import MaintenanceOptions
 from workers.pool import PoolCollector, PoolOptions, WorkerPool
@@ -262,6 +263,7 @@ class Service:
                 is_retention_requested=settings.is_retention_requested,
                 zone=settings.timezone,
                 default_lease_sec=settings.default_lease_ttl_sec,
+                lineage=_lineage_options(settings),
             ),
         )
 
@@ -310,6 +312,14 @@ def _as_database_error(dsn: Callable[[], str]) -> str:
         return dsn()
     except EmbeddedServerError as error:
         raise DatabaseUnavailable(str(error)) from error
+
+
+def _lineage_options(settings: Settings) -> LineageOptions | None:
+    if settings.lineage_url is None:
+        return None
+    key = settings.lineage_api_key
+    api_key = None if key is None else key.get_secret_value()
+    return LineageOptions(url=settings.lineage_url, api_key=api_key, version=version())
 
 
 def _describe_pooler(dsn: str, *, timeout_sec: float) -> str | None:

@@ -1,4 +1,4 @@
--- Schedules, backfills, slices, data checks and datasets.
+-- Schedules, backfills, slices, data checks, datasets and lineage.
 
 ALTER TABLE dl_jobs
     ADD COLUMN schedule_id uuid,
@@ -135,6 +135,12 @@ CREATE TABLE dl_dataset_events (
 );
 CREATE INDEX dl_dataset_events_dataset_idx ON dl_dataset_events (dataset, kind, task, at);
 CREATE INDEX dl_dataset_events_job_idx ON dl_dataset_events (job_id);
+
+CREATE TABLE dl_lineage_state (
+    singleton bool PRIMARY KEY DEFAULT true CHECK (singleton),
+    cursor    text
+);
+INSERT INTO dl_lineage_state DEFAULT VALUES;
 
 ALTER TABLE dl_alert_rules DROP CONSTRAINT dl_alert_rules_kind_check;
 ALTER TABLE dl_alert_rules ADD CONSTRAINT dl_alert_rules_kind_check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.config import Settings, load_settings
+from app.config import Settings, checks, load_settings
 from app.config.checks import unknown_variables
 from app.errors import ConfigError
 
@@ -108,3 +108,22 @@ def test_two_logs_do_not_share_a_file(tmp_path):
         load(LOG_PATH=folder, AUDIT_LOG_PATH=f"{folder}/.", AUDIT_LOG_FILE_NAME="app.log")
     load(LOG_PATH=folder, METRIC_PATH=folder, AUDIT_LOG_PATH=folder)
     load(LOG_FILE_NAME="same.log", METRIC_FILE_NAME="same.log")
+
+
+def test_lineage_needs_its_packages(monkeypatch):
+    url = "https://marquez.internal:5000"
+    assert load(DL_LINEAGE_URL=url).lineage_url == url
+
+    monkeypatch.setattr(checks, "_module_exists", lambda name: not name.startswith("openlineage"))
+    load()
+    with pytest.raises(ConfigError, match=r"DL_LINEAGE_URL: found a URL, and .* pip install 'dataloader\[lineage\]'"):
+        load(DL_LINEAGE_URL=url)
+
+
+def test_lineage_key_is_kept_out_of_the_url_and_hidden():
+    with pytest.raises(ConfigError, match=r"DL_LINEAGE_URL: .*DL_LINEAGE_API_KEY"):
+        load(DL_LINEAGE_URL="https://user:pass@marquez.internal")
+
+    settings = load(DL_LINEAGE_API_KEY="key-of-lineage")
+    assert "key-of-lineage" in settings.secrets
+    assert not any("key-of-lineage" in info.value for info in settings.describe())
