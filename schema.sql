@@ -850,9 +850,14 @@ BEGIN
         END IF;
         SELECT l.name, l.concurrency, l.rate, coalesce(l.burst, 1) AS burst INTO setting
           FROM dl_limits l
-         WHERE l.name = ANY (dl_limit_names(requested.key))
-         ORDER BY l.name = requested.key DESC, length(l.name) DESC
-         LIMIT 1;
+         WHERE l.name = requested.key;
+        IF NOT FOUND THEN  -- a default may apply
+            SELECT l.name, l.concurrency, l.rate, coalesce(l.burst, 1) AS burst INTO setting
+              FROM dl_limits l
+             WHERE l.name = ANY (dl_limit_names(requested.key))
+             ORDER BY length(l.name) DESC
+             LIMIT 1;
+        END IF;
         -- A limit of 0 is closed for a time: jobs may wait for it.
         IF setting.concurrency > 0 AND requested.weight > setting.concurrency THEN
             RETURN format('asks for %s of %s, which has %s', requested.weight, to_jsonb(requested.key), setting.concurrency);
@@ -1258,13 +1263,15 @@ CREATE OR REPLACE FUNCTION dl_fire_schedules(batch jsonb)
     LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    item    jsonb;
-    firing  jsonb;
-    id      uuid;
-    made    record;
-    kind    text;
-    new_job uuid;
-    reason  text;
+    item     jsonb;
+    firing   jsonb;
+    id       uuid;
+    kind     text;
+    serving  uuid;
+    has_job  bool;           -- an earlier firing of the schedule makes one
+    requests jsonb[];        -- of the jobs to be made
+    ids      uuid[];         -- their schedules
+    times    timestamptz[];  -- and nominal times
 BEGIN
     FOR item IN SELECT value FROM jsonb_array_elements(batch) ORDER BY value ->> 'schedule_id' LOOP
         id := (item ->> 'schedule_id')::uuid;
@@ -1275,41 +1282,51 @@ BEGIN
         CONTINUE WHEN NOT FOUND;
         DELETE FROM dl_dataset_updates u
          WHERE u.update_id IN (SELECT value::bigint FROM jsonb_array_elements_text(item -> 'updates'));
+        has_job := false;
         FOR firing IN SELECT value FROM jsonb_array_elements(item -> 'firings') WITH ORDINALITY ORDER BY ordinality LOOP
             kind := firing ->> 'outcome';
-            new_job := NULL;
-            reason := firing ->> 'detail';
-            INSERT INTO dl_firings (schedule_id, fire_at, due_at, outcome, until, made_by, detail)
+            serving := NULL;
+            IF kind = 'due' AND firing ->> 'overlap' = 'skip' THEN
+                IF has_job OR EXISTS (SELECT FROM dl_jobs j WHERE j.schedule_id = id AND j.status IN ('queued', 'running')) THEN
+                    kind := 'overlap_skipped';
+                END IF;
+            ELSIF kind = 'due' AND firing ->> 'made_by' = 'dataset' AND firing ->> 'overlap' = 'queue' THEN
+                -- A job that begins later than this sees what was updated before.
+                SELECT j.job_id INTO serving FROM dl_jobs j
+                 WHERE j.schedule_id = id AND j.status = 'queued' AND j.attempt = 0 LIMIT 1;
+                IF FOUND THEN
+                    kind := 'exists';
+                END IF;
+            END IF;
+            INSERT INTO dl_firings (schedule_id, fire_at, due_at, outcome, until, job_id, made_by, detail)
             VALUES (id, (firing ->> 'fire_at')::timestamptz, (firing ->> 'due_at')::timestamptz,
-                    CASE kind WHEN 'due' THEN 'made' ELSE kind END, (firing ->> 'until')::timestamptz,
-                    coalesce(firing ->> 'made_by', 'clock'), reason)
+                    CASE kind WHEN 'due' THEN 'made' ELSE kind END, (firing ->> 'until')::timestamptz, serving,
+                    coalesce(firing ->> 'made_by', 'clock'), firing ->> 'detail')
                 ON CONFLICT DO NOTHING;
             CONTINUE WHEN NOT FOUND;
             IF kind = 'due' THEN
-                IF firing ->> 'overlap' = 'skip' AND EXISTS (SELECT FROM dl_jobs j WHERE j.schedule_id = id AND j.status IN ('queued', 'running')) THEN
-                    kind := 'overlap_skipped';
-                ELSIF firing ->> 'made_by' = 'dataset' AND firing ->> 'overlap' = 'queue' THEN
-                    -- A job that begins later than this sees what was updated before.
-                    SELECT j.job_id INTO new_job FROM dl_jobs j
-                     WHERE j.schedule_id = id AND j.status = 'queued' AND j.attempt = 0 LIMIT 1;
-                    IF FOUND THEN
-                        kind := 'exists';
-                    END IF;
-                END IF;
-                IF kind = 'due' THEN
-                    SELECT m.* INTO made FROM dl_enqueue_many(jsonb_build_array(firing -> 'job')) m;
-                    new_job := made.job_id;
-                    kind := CASE made.outcome WHEN 'created' THEN 'made' WHEN 'invalid' THEN 'refused' ELSE 'exists' END;
-                    IF made.outcome = 'invalid' THEN
-                        reason := coalesce(made.field || ' ', '') || made.detail;
-                    END IF;
-                END IF;
-                UPDATE dl_firings f SET outcome = kind, job_id = new_job, detail = reason
-                 WHERE f.schedule_id = id AND f.fire_at = (firing ->> 'fire_at')::timestamptz;
+                has_job := true;
+                requests := requests || (firing -> 'job');
+                ids := ids || id;
+                times := times || (firing ->> 'fire_at')::timestamptz;
+            ELSE
+                RETURN QUERY SELECT id, (firing ->> 'fire_at')::timestamptz, kind, serving, firing ->> 'detail';
             END IF;
-            RETURN QUERY SELECT id, (firing ->> 'fire_at')::timestamptz, kind, new_job, reason;
         END LOOP;
     END LOOP;
+
+    IF requests IS NOT NULL THEN
+        RETURN QUERY
+        WITH answers AS MATERIALIZED (
+            SELECT m.n, m.outcome, m.job_id, m.field, m.detail FROM dl_enqueue_many(to_jsonb(requests)) m
+        )
+        UPDATE dl_firings f
+           SET outcome = CASE a.outcome WHEN 'created' THEN 'made' WHEN 'invalid' THEN 'refused' ELSE 'exists' END, job_id = a.job_id,
+               detail = CASE a.outcome WHEN 'invalid' THEN concat_ws(' ', a.field, a.detail) ELSE f.detail END
+          FROM answers a
+         WHERE f.schedule_id = ids[a.n] AND f.fire_at = times[a.n]
+        RETURNING f.schedule_id, f.fire_at, f.outcome, f.job_id, f.detail;
+    END IF;
 END $$;
 
 -- ── Slices and backfills ────────────────────────────────────────────────────────────────────────────────────────────

@@ -37,23 +37,28 @@ class BackfillsDuty:
         if live >= _MAX_AHEAD:
             return False
         partitions = partitions_from_json(backfill.slices)
-        considered = list(islice(partitions.slices(backfill.cursor, newest_first=backfill.newest_first), _LOOK_AHEAD))
-        if not considered:
+        following = partitions.slices(backfill.cursor, newest_first=backfill.newest_first)
+        selected: list[Slice] = []
+        last, looked_at = None, 0
+        while looked_at < _LOOK_AHEAD and len(selected) < (wanted := min(_STEP, _MAX_AHEAD - live)):
+            considered = list(islice(following, wanted - len(selected)))
+            if not considered:
+                break
+            states = self._backfills.states_of(backfill.task, [part.key for part in considered])
+            selected += [
+                part for part in considered if is_selected(backfill.mode, *states.get(part.key, (None, False)))
+            ]
+            last, looked_at = considered[-1], looked_at + len(considered)
+        if last is None:
             if live == 0:
                 self._end(backfill)
             return False
-        states = self._backfills.states_of(backfill.task, [part.key for part in considered])
-        selected: list[Slice] = []
-        last = considered[-1]
-        for part in considered:
-            if is_selected(backfill.mode, *states.get(part.key, (None, False))):
-                selected.append(part)
-            if len(selected) >= min(_STEP, _MAX_AHEAD - live):
-                last = part
-                break
-        passed = considered.index(last) + 1 - len(selected)
+        passed = looked_at - len(selected)
         try:
-            requests = [backfill_job(backfill, part, self._tasks, self._default_lease_sec) for part in selected]
+            definition = definition_of(backfill)
+            requests = [
+                backfill_job(backfill, definition, part, self._tasks, self._default_lease_sec) for part in selected
+            ]
         except (ValueError, TypeError) as error:
             self._pause(backfill, str(error))
             return False
@@ -91,11 +96,17 @@ class BackfillsDuty:
             return
 
 
-def backfill_job(backfill: Backfill, part: Slice, tasks: Pipelines, default_lease_sec: int) -> dict[str, Any]:
-    """The request of the job of a slice. Raises ValueError."""
-    definition = ScheduleDefinition.model_validate(
+def definition_of(backfill: Backfill) -> ScheduleDefinition:
+    """The template of its jobs. Raises ValueError."""
+    return ScheduleDefinition.model_validate(
         {**backfill.template, "kind": "interval", "expression": "60", "task": backfill.task, "queue": backfill.queue}
     )
+
+
+def backfill_job(
+    backfill: Backfill, definition: ScheduleDefinition, part: Slice, tasks: Pipelines, default_lease_sec: int
+) -> dict[str, Any]:
+    """The request of the job of a slice. Raises ValueError."""
     job = fill_job(
         definition,
         times_of_listed(definition, part),

@@ -34,6 +34,7 @@ from workers.threads import BackgroundThread, clock
 
 _log = log.get(__name__)
 _LEADER_CHECK_SEC = 2.0
+_FOLLOW_INTERVAL_SEC = 5.0
 _IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
 _NOTIFY_INTERVAL_SEC = 1.0
 _LIMITS_INTERVAL_SEC = 1.0
@@ -97,9 +98,9 @@ class Maintenance:
         duties: Sequence[Duty],
         *,
         on_crash: Callable[[str], None],
-        follow: Callable[[], object] = lambda: None,  # what a follower does at each check
+        follow: Callable[[], object] = lambda: None,  # what a follower does from time to time
     ) -> None:
-        self._follow = follow
+        self._follow, self._next_follow_at = follow, 0.0
         self._session, self._duties = session, {duty.name: duty for duty in duties}
         self._lock, self._lock_check = Queues(session), Queues(follower_session)
         self._leader_generation = -1  # of the connection that holds the lock
@@ -118,7 +119,9 @@ class Maintenance:
     def run_once(self) -> float:
         """Run one slice of the duty that is longest overdue; return the seconds until the next one is due."""
         if not self.is_leader and not self._acquire_lock():
-            self._follow()
+            if clock() >= self._next_follow_at:
+                self._next_follow_at = clock() + _FOLLOW_INTERVAL_SEC
+                self._follow()
             return _LEADER_CHECK_SEC
         name = min(self._next_run_at, key=self._next_run_at.__getitem__)
         if self._next_run_at[name] <= clock():

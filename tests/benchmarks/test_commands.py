@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as listing
-from benchmarks import depth, flow, heartbeat, horizon, http, load, memory
+from benchmarks import depth, flow, heartbeat, horizon, http, load, memory, schedules
 
 Run = Callable[[Sequence[str]], None]
 
@@ -61,6 +61,15 @@ def test_flow(run, monkeypatch, part, count):
     assert len(rows) == count
     assert rows[0][3] == "1.00 ×"
     assert all(ratio(row[3]) > 0 for row in rows)
+
+
+def test_schedules(run):
+    rows = run(schedules.main, "--schedules", "60", "--every", "6", "--seconds", "1", "--race", "2", "--slices", "700")
+
+    assert [row[0].partition(",")[0] for row in rows[-3:]] == [
+        "race: 16 processes", "700 plain jobs", "700 slices",
+    ]  # fmt: skip
+    assert all(ratio(row[3]) > 0 for row in (*rows[:-3], *rows[-2:]))
 
 
 def test_heartbeat(run):
