@@ -284,6 +284,11 @@ class BackfillNotFound(DataloaderError):
         super().__init__(f"there is no backfill {backfill_id}")
 
 
+class LimitInUse(DataloaderError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the limit {name} is the concurrency of a backfill that has not ended; cancel the backfill")
+
+
 class BackfillEnded(DataloaderError):
     def __init__(self, backfill_id: object) -> None:
         super().__init__(f"the backfill {backfill_id} has ended; `retry` loads again what ended badly")

@@ -16,7 +16,7 @@ at any moment, on average after half a second, and another takes its place. Each
 job.
 
 *Slices*: a backfill of 100,000 slices (`--slices`) by one process: slices per second, and next to it INSERTs of as many
-plain jobs by the same groups.
+plain jobs by the same groups; then the dashboard's pages of it, in milliseconds, next to a probe's.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import psycopg2
@@ -40,9 +42,12 @@ from app.admin.alerts import Alerts, RuleKind
 from app.admin.backfills import Backfills
 from app.admin.schedules import Schedules
 from app.db.connection import Session
+from app.db.pool import Pool
 from app.errors import DatabaseUnavailable
+from app.queue.jobs import JobQueue
+from app.web import WebOptions, create_app
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
-from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, quantile
+from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, quantile, run_rounds
 from pipelines.contract import Pipelines
 from pipelines.schedule_definition import definition_from
 from workers.backfills import BackfillsDuty
@@ -279,18 +284,37 @@ def measure_slices(dsn: str, options: argparse.Namespace) -> list[Sequence[Cell]
             query_value(dsn, _INSERT_PLAIN, made)
             plain_sec += time.perf_counter() - began
             query_value(dsn, "DELETE FROM dl_jobs WHERE status = 'queued'")
+    query_value(dsn, "VACUUM ANALYZE dl_slices")
+    pages = time_pages(
+        dsn, tasks, ["/health", f"/backfills/{backfill.backfill_id}", "/tasks/noop/slices", "/backfills"]
+    )
     rates = {"plain jobs, one INSERT a group": options.slices / plain_sec, "slices": options.slices / made_sec}
     base = next(iter(rates.values()))
     return [
-        [
-            f"{options.slices:,} {name}",
-            rate,
-            "a second",
-            format_ratio(rate / base),
-            "≥ 3,000" if name == "slices" else None,
-        ]
-        for name, rate in rates.items()
+        *(
+            [f"{options.slices:,} {name}", rate, "a second", format_ratio(rate / base), goal]
+            for (name, rate), goal in zip(rates.items(), (None, "≥ 3,000"), strict=True)
+        ),
+        *(
+            [f"page {name}", cost, "ms", format_ratio(cost / pages[0][1]), "≤ 60" if n else None]
+            for n, (name, cost) in enumerate(pages)
+        ),
     ]
+
+
+def time_pages(dsn: str, tasks: Pipelines, paths: Sequence[str]) -> list[tuple[str, float]]:
+    pool = Pool(dsn, size=1, overflow=0)
+    try:
+        client = create_app(JobQueue(pool), tasks, WebOptions(version="0"), pool=pool).test_client()
+
+        def get(path: str) -> None:
+            assert client.get(path).status_code == HTTPStatus.OK, path
+
+        taken = run_rounds({path: partial(milliseconds, partial(get, path)) for path in paths}, 20, warm_up=2)
+    finally:
+        pool.close()
+    names = ["of a probe", "of the backfill", "of the task's slices", "of all backfills"]
+    return [(name, median(costs)) for name, costs in zip(names, taken.values(), strict=True)]
 
 
 PARTS: dict[str, Callable[[str, argparse.Namespace], list[Sequence[Cell]]]] = {

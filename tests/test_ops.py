@@ -70,6 +70,7 @@ def families(databases) -> Iterator[dict[str, Metric]]:
             working = worker_pools.listening_pool({"q": 1})
             worker_pools.wait_for_all([worker_pools.add_job()])
             working.counters.record_checks("t", [{"name": "rows", "outcome": "passed"}])
+            working.counters.record_firing("s", "fired")
             registry = CollectorRegistry()
             traffic = RequestMetrics(registry)
             traffic.start()

@@ -214,6 +214,7 @@ class Backfills:
         task: str | None = None,
         backfill_id: UUID | None = None,
         state: Status | None = None,
+        keys: Sequence[str] | None = None,
         first: datetime | None = None,
         last: datetime | None = None,
         after: str | None = None,
@@ -221,11 +222,22 @@ class Backfills:
     ) -> list[SliceState]:
         """The slices of a task or of a backfill, by key; by default all."""
         parameters = {
-            "backfill_id": backfill_id and str(backfill_id), "state": state and state.value,
+            "keys": None if keys is None else array(keys), "state": state and state.value,
+            "backfill_id": backfill_id and str(backfill_id),
             "first": first, "last": last, "limit": limit,
         }  # fmt: skip
         rows = self._execute("slices", {**parameters, **validate_texts({"task": task, "after": after})})
         return [from_row(SliceState, row) for row in rows]
+
+    def last_jobs(self, task: str, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """By key, of slices that have had a job: the state of the last one, and its id."""
+        rows = self._execute("slice_jobs", {"task": task, "keys": array(keys)})
+        return {key: (state, job_id) for key, state, job_id in rows}
+
+    def last_keys(self, task: str, *, limit: int) -> list[str]:
+        """The last slices of a task that have had a job, in their order."""
+        rows = self._execute("last_slice_keys", {**validate_texts({"task": task}), "limit": limit})
+        return [key for (key,) in reversed(rows)]
 
     def counts(
         self,

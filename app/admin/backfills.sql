@@ -68,6 +68,15 @@ SELECT count(*)
                  ORDER BY s.changed_at DESC, s.partition_key LIMIT %(limit)s::int) ended) in_row
  WHERE is_bad;
 
+-- name: slice_jobs
+-- The last job of each of these slices of a task, and its state.
+SELECT partition_key, state::text, job_id::text
+  FROM dl_slices WHERE task = %(task)s::text AND partition_key = ANY (%(keys)s::text[]);
+
+-- name: last_slice_keys
+-- The last slices of a task by key.
+SELECT partition_key FROM dl_slices WHERE task = %(task)s::text ORDER BY partition_key DESC LIMIT %(limit)s::int;
+
 -- name: slices
 -- The slices of a task, or of a backfill, by key.
 SELECT task, partition_key, interval_start, interval_end, state::text, job_id, backfill_id, runs, rows, succeeded_at, succeeded_job,
@@ -75,7 +84,8 @@ SELECT task, partition_key, interval_start, interval_end, state::text, job_id, b
   FROM dl_slices
  WHERE (%(task)s::text IS NULL OR task = %(task)s::text)
    AND (%(backfill_id)s::uuid IS NULL OR backfill_id = %(backfill_id)s::uuid)
-   AND (%(state)s::text IS NULL OR state::text = %(state)s::text)
+   AND (%(state)s::text IS NULL OR state = %(state)s::dl_status)
+   AND (%(keys)s::text[] IS NULL OR partition_key = ANY (%(keys)s::text[]))
    AND (%(first)s::timestamptz IS NULL OR interval_start >= %(first)s::timestamptz)
    AND (%(last)s::timestamptz IS NULL OR interval_start < %(last)s::timestamptz)
    AND (%(after)s::text IS NULL OR partition_key > %(after)s::text)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from app.db.encoding import from_row, validate_texts
 from app.db.statements import Executor
-from app.errors import LimitNotFound
+from app.errors import LimitInUse, LimitNotFound
 
 MAX_NAMES = 1_000
 MAX_EXACT_WAITING = 10_000
@@ -100,8 +100,10 @@ class Limits:
         return self.status(name)
 
     def delete(self, name: str) -> None:
-        """Delete a setting; jobs that wait for it may start. Raises LimitNotFound."""
+        """Delete a setting; jobs that wait for it may start. Raises LimitNotFound and LimitInUse."""
         if not self._execute("delete_limit", validate_texts({"name": name}))[0][0]:
+            if name.startswith("backfill:") and self.status(name).concurrency is not None:
+                raise LimitInUse(name)
             raise LimitNotFound(name)
 
     # Called by worker processes

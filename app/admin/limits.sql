@@ -17,11 +17,14 @@ SELECT count(*) FROM dl_wake_limited(dl_waiting_limits(%(name)s::text));
 SELECT pg_notify('dl_control', 'limits');
 
 -- name: delete_limit
--- Delete a limit. Jobs that wait for it may start.
+-- Delete a limit. Jobs that wait for it may start. That of a backfill which has not ended stays.
 SELECT dl_lock_limits(ARRAY[%(name)s::text]);
 
 WITH deleted AS (
-    DELETE FROM dl_limits WHERE name = %(name)s::text RETURNING name
+    DELETE FROM dl_limits
+     WHERE name = %(name)s::text
+       AND NOT EXISTS (SELECT FROM dl_backfills WHERE 'backfill:' || backfill_id = %(name)s::text AND state IN ('open', 'paused'))
+    RETURNING name
 ), starts AS (
     DELETE FROM dl_limit_starts WHERE name = %(name)s::text
 )

@@ -41,6 +41,7 @@ from app.web.api.webhooks import create_webhooks_blueprint
 from app.web.auth.guard import ACTOR, Authenticator, csrf_token, parse_networks
 from app.web.auth.login import create_login_blueprint
 from app.web.auth.sessions import Sessions
+from app.web.backfill_changes import BackfillEditor
 from app.web.caches import KeyCache, QueueSettingsCache
 from app.web.middleware import RequestMetrics, RequestMiddleware, handle_error
 from app.web.options import WebOptions
@@ -103,7 +104,7 @@ def create_app(
         create_limits_blueprint(executor),
         create_breakers_blueprint(executor),
         create_schedules_blueprint(executor, pipelines, options),
-        create_backfills_blueprint(queue, pipelines, options),
+        create_backfills_blueprint(BackfillEditor(queue, pipelines, options)),
         create_data_quality_blueprint(executor),
         create_task_stats_blueprint(executor, pipelines),
         create_events_blueprint(executor, options, closing),

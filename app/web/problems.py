@@ -86,6 +86,7 @@ class ProblemCode(Enum):
         "`GET …/firings` has the job; with `again` another one is made.",
     )
     NOT_ORPHANED = (409, "The schedule is not orphaned", "Live workers have it in their code, or people made it.")
+    LIMIT_IN_USE = (409, "The limit is in use", "It is the concurrency of a backfill that has not ended.")
     BACKFILL_NOT_FOUND = (404, "The backfill does not exist", "No backfill has this id.")
     BACKFILL_ENDED = (409, "The backfill has ended", "`retry` loads again what ended badly.")
     WORKER_NOT_FOUND = (
@@ -232,6 +233,7 @@ BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
     errors.TimeHasFired: ProblemCode.TIME_HAS_FIRED,
     errors.BackfillNotFound: ProblemCode.BACKFILL_NOT_FOUND,
     errors.BackfillEnded: ProblemCode.BACKFILL_ENDED,
+    errors.LimitInUse: ProblemCode.LIMIT_IN_USE,
     errors.WorkerNotFound: ProblemCode.WORKER_NOT_FOUND,
     errors.BulkNotFound: ProblemCode.BULK_NOT_FOUND,
     errors.BulkMismatch: ProblemCode.BULK_MISMATCH,

@@ -31,6 +31,8 @@ PAGES = {
     "limits": "/limits",
     "schedules": "/schedules?expression=0+6+*+*+*&task=noop&queue=etl",
     "calendar": "/calendar",
+    "backfills": "/backfills",
+    "slices": "/tasks/load.cbr.rates/slices",
     "workers": "/workers",
     "charts": "/charts",
     "audit": "/audit",
@@ -66,6 +68,8 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
     }
     client.request("PUT", "/api/v1/schedules/daily", body={"expression": "0 6 * * *"} | job, repeatable=True)
     client.request("POST", "/api/v1/schedules/daily/run", body={})
+    slices = {"from": "2026-01-01", "to": "2026-03-15", "unit": "day"}
+    filled = client.request("POST", "/api/v1/backfills", body={"task": "noop", "queue": "unserved", "slices": slices})
     flaws = []
 
     for name, path in {
@@ -73,6 +77,7 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
         **jobs,
         "graph": f"/graphs/{graph['graph_id']}",
         "schedule": "/schedules/daily",
+        "backfill": f"/backfills/{filled['backfill']['backfill_id']}",
     }.items():
         window.set_color_scheme("light")
         page = window.go(path)
@@ -365,3 +370,22 @@ def test_missing_resource_renders_an_error_page(browser, service: RunningService
     expect(page.get_by_role("alert")).to_contain_text("no job")
     eventually(lambda: page.title().endswith("dataloader"))
     page.close()
+
+
+def test_slices_are_chosen_and_run(seen: OpenPage, client: Client):
+    queue = {"queue": "etl.default"}
+    client.request("PATCH", "/api/v1/queues", body=queue | {"state": "paused"}, repeatable=True)  # the task asks a bank
+    try:
+        page = seen().go("/tasks/load.cbr.rates/slices")
+        page.locator("#act-on-slices summary").click()
+        page.get_by_role("textbox", name="Slices").fill("2026-02-01..2026-02-02")
+        page.get_by_role("button", name="Run", exact=True).click()
+
+        expect(page.locator("h1")).to_contain_text("2026-02-01 … 2026-02-02")
+        expect(page.locator("table.grid .cell")).to_have_count(2)
+        expect(page.get_by_role("link", name="2026-02-01: queued")).to_be_visible()
+        page.locator("#cancel summary").click()
+        page.get_by_role("button", name="Cancel the backfill").click()
+        expect(page.get_by_role("link", name="2026-02-01: canceled")).to_be_visible()
+    finally:
+        client.request("PATCH", "/api/v1/queues", body=queue | {"state": "open"}, repeatable=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+
+import psutil  # type: ignore[import-untyped]
 
 from tests.support.waiting import eventually
 
@@ -133,12 +136,14 @@ class Process:
             raise AssertionError(f"still running after {timeout} s:\n{self.text}") from None
 
     def kill(self) -> None:
-        """SIGKILL to it and to all of its session; and reap it."""
+        """SIGKILL to it and to its process group; wait until all of them have ended, and their ports with them."""
+        members = _group_members(self.pid)
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             self._popen.kill()
         self._popen.wait(30)
+        eventually(lambda: all(map(_has_ended, members)), 30, f"the processes of group {self.pid} have ended")
 
     def __enter__(self) -> Process:
         return self
@@ -147,6 +152,22 @@ class Process:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+
+def _group_members(group: int) -> list[psutil.Process]:
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group:
+                members.append(process)
+    return members
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def clean_environment() -> dict[str, str]:

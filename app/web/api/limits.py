@@ -99,7 +99,12 @@ def create_limits_blueprint(executor: Executor) -> ApiBlueprint:
         audit_action("limit.set", name=name, **body.model_dump(exclude={"note"}, exclude_none=True))
         return status
 
-    @blueprint.delete("/limits/<name>", response=Deleted, problems=unknown, scope=Scope.OPERATE)
+    @blueprint.delete(
+        "/limits/<name>",
+        response=Deleted,
+        problems=(*unknown, ProblemCode.LIMIT_IN_USE),
+        scope=Scope.OPERATE,
+    )
     def delete_limit(name: str) -> Deleted:
         """Delete a limit. Jobs that wait for it may start."""
         limits.delete(name)

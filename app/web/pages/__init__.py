@@ -10,6 +10,7 @@ graph.py     jobs that wait for one another, by layer
 queues.py    queues and workers, and their actions
 limits.py    limits: what each allows, who holds it, who waits
 data_quality.py  datasets: last updates, who updates and reads them
+backfills.py backfills and slices: what was loaded of a task, and what failed
 schedules.py schedules: when they fire, what became of each time; the calendar
 charts.py    statistics over time
 audit.py     the audit log
@@ -25,6 +26,7 @@ from collections.abc import Sequence
 from app.queue.jobs import JobQueue
 from app.web.options import WebOptions
 from app.web.pages.audit import create_audit_page
+from app.web.pages.backfills import create_backfills_page
 from app.web.pages.charts import create_charts_page
 from app.web.pages.data_quality import create_datasets_page
 from app.web.pages.failures import create_failures_page
@@ -55,6 +57,7 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_queues_page(queue.executor, options),
         create_limits_page(queue.executor, options),
         create_datasets_page(queue.executor, options),
+        create_backfills_page(queue, pipelines, options),
         create_schedules_page(queue.executor, pipelines, options),
         create_charts_page(queue.executor, options),
         create_audit_page(queue.executor, options),

@@ -8,6 +8,7 @@ from pydantic import Field
 from app.admin.breakers import Breakers, BreakerState
 from app.admin.limits import Limits
 from app.db.statements import Executor
+from app.errors import LimitInUse
 from app.web.auth.guard import current_actor
 from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer
@@ -59,7 +60,10 @@ def create_limits_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     def submit_limit(form: LimitForm) -> None:
         """Create, change or delete a limit."""
         if form.action == "delete":
-            limits.delete(form.name)
+            try:
+                limits.delete(form.name)
+            except LimitInUse as error:
+                raise InvalidForm(str(error)) from None
             return
         try:
             check_limit_name(form.name)
