@@ -1514,8 +1514,9 @@ BEGIN
                        CROSS JOIN LATERAL jsonb_array_elements(r -> 'datasets') d
                  WHERE d ->> 'kind' = 'produced') p
                JOIN dl_schedules s ON coalesce(s.overrides -> 'after', s.declared -> 'after') ? p.dataset
-         -- One is enough. It may be about to be answered: by a job that begins after this statement, so after the update.
-         WHERE NOT EXISTS (SELECT FROM dl_dataset_updates u WHERE u.schedule_id = s.schedule_id AND u.dataset = p.dataset);
+         -- One is enough, unless it is being answered: the job that answers it may begin before this transaction commits.
+         WHERE NOT EXISTS (SELECT FROM dl_dataset_updates u WHERE u.schedule_id = s.schedule_id AND u.dataset = p.dataset
+                              FOR SHARE SKIP LOCKED);
         IF FOUND THEN
             PERFORM pg_notify('dl_control', 'schedules');
         END IF;

@@ -480,6 +480,38 @@ def test_a_settlement_and_a_firing_do_not_wait_for_one_another(fixture):
         assert [time.outcome.value for time in fired.result(30)] == ["made"]
 
 
+def test_an_update_that_commits_after_the_job_of_an_earlier_one_began_makes_another_job(fixture):
+    by_dataset(fixture, after=["a"])
+    produce(fixture, "a")
+    run = fixture.queue.enqueue_and_claim("late", queue="producers")
+    reports = json.dumps([{"run_id": str(run.run_id), "datasets": [{"kind": "produced", "dataset": "a"}]}])
+    report = "SELECT dl_record_reports(%s::jsonb, ARRAY[%s]::uuid[])"
+    with fixture.queue.connect() as settling, ThreadPoolExecutor(1) as threads:
+        cursor = settling.cursor()
+        cursor.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (str(run.id),))
+        cursor.execute(report, (reports, str(run.id)))
+        read = fixture.schedules.due(limit=1)
+        (found,) = read.schedules
+        firing = fixture.duty._plan(found, read.now, read.updates[found.schedule_id])
+        fired = threads.submit(Schedules(QueueFixture(fixture.queue.dsn).session).fire, [firing])
+        eventually(lambda: fixture.queue.fetch_row("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        settling.commit()
+        assert len(fired.result(30)) == 1, "its job begins after the update"
+    assert len(fixture.queue.claim()) == 1
+
+    produce(fixture, "a")
+    run = fixture.queue.enqueue_and_claim("later", queue="producers")
+    with fixture.queue.connect() as firing, fixture.queue.connect() as settling:
+        firing.cursor().execute("DELETE FROM dl_dataset_updates")
+        cursor = settling.cursor()
+        cursor.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (str(run.id),))
+        reports = json.dumps([{"run_id": str(run.run_id), "datasets": [{"kind": "produced", "dataset": "a"}]}])
+        cursor.execute(report, (reports, str(run.id)))
+        firing.commit()
+        settling.commit()
+    assert fixture.queue.fetch_row("SELECT count(*) FROM dl_dataset_updates") == 1
+
+
 def test_a_worker_fires_by_dataset(worker_pools: WorkerPoolFixture):
     done: list[UUID] = []
 
