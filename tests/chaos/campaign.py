@@ -78,8 +78,10 @@ def collect_history(environment: Environment, injected: Sequence[InjectedFault])
         heartbeat_sec=HEARTBEAT_SEC,
         wall=time.time() - clock(),
         sessions_unbroken=not any(FAULTS[done.fault].breaks_sessions for done in injected),
-        limit_changes=environment.operator.changes,
-        pauses=environment.operator.pauses,
+        limit_changes=[*environment.operator.changes, *environment.schedules.limit_changes],
+        pauses=[*environment.operator.pauses, *environment.schedules.pauses],
+        stopped_schedules=environment.schedules.stopped_at,
+        backfill_keys={created.backfill_id: created.keys for created in environment.schedules.created},
     )
 
 
@@ -107,6 +109,14 @@ def _missing_coverage(history: History, *, is_full_length: bool) -> list[str]:
             for name in ("warehouse", "partner", "task:chaos.fragile")
             if name not in awaited
         ]
+        outcomes = {firing.outcome for firing in history.firings}
+        complaints += [
+            f"no time of a schedule was {outcome!r}"
+            for outcome in ("made", "exists", "late_skipped", "overlap_skipped", "paused_skipped")
+            if outcome not in outcomes
+        ]
+        states = {backfill.state for backfill in history.backfills}
+        complaints += [f"no backfill is {state}" for state in ("done", "canceled") if state not in states]
     if is_full_length and not any(row.skipped for row in history.rows.values()):
         complaints.append("no job of a graph was skipped")
     if is_full_length and not takeovers_with_effects(history):

@@ -20,6 +20,7 @@ from tests.chaos.client_log import ClientLog
 from tests.chaos.limit_changes import LimitOperator
 from tests.chaos.load import Load, Mix
 from tests.chaos.proxy import FaultProxy
+from tests.chaos.schedule_changes import ScheduleOperator
 from tests.chaos.servers import Server
 from tests.chaos.services import ManagedService, can_have_namespaces, service_environment
 from tests.support.processes import free_port
@@ -75,6 +76,9 @@ class Environment:
         self.operator = LimitOperator(self.seed, lambda: self.address_dsn)
         if self.size.mix.has_limits:
             self.operator.set_all()
+        self.schedules = ScheduleOperator(self.seed, lambda: self.address_dsn, self.client_log)
+        if self.size.mix.schedules:
+            self.schedules.create_schedules()
         self._build_services()
 
     def _build_services(self) -> None:
@@ -82,14 +86,18 @@ class Environment:
         for n in range(shape.workers):
             dsn = self.multi_host_dsn if n % 2 == 0 else self.address_dsn
             self._add(
-                f"worker-{n + 1}", ("dataloader", "worker"), service_environment(dsn, result, threads=shape.threads)
+                f"worker-{n + 1}",
+                ("dataloader", "worker"),
+                service_environment(dsn, result, threads=shape.threads, has_schedules=shape.mix.schedules),
             )
         # As containers on one host: the pids of one mean other processes to the others.
         self.services[-1].own_namespace = shape.namespaces and can_have_namespaces()
         port = None
         if shape.api:
             port = free_port()
-            env = service_environment(self.address_dsn, result, threads=shape.threads) | {"APP_PORT": str(port)}
+            env = service_environment(
+                self.address_dsn, result, threads=shape.threads, has_schedules=shape.mix.schedules
+            ) | {"APP_PORT": str(port)}
             self._add("gunicorn", ("gunicorn", "wsgi:app"), env)
         self.load = Load(
             self.seed, shape.mix, self.client_log, dsn=lambda: self.address_dsn, port=port, per_sec=shape.per_sec
@@ -110,6 +118,8 @@ class Environment:
         self.load.start()
         if self.size.mix.has_limits and self.size.changes_limits:
             self.operator.start()
+        if self.size.mix.schedules:
+            self.schedules.start()
         self._manager.start()
 
     def _restart_ended_services(self) -> None:
@@ -143,6 +153,7 @@ class Environment:
         began = time.monotonic()
         self.load.stop()
         self.operator.stop()
+        self.schedules.stop()
         self.load.join()
         while time.monotonic() - began < timeout:
             with suppress(psycopg2.Error):
@@ -152,7 +163,12 @@ class Environment:
         return -1.0
 
     def unfinished(self) -> int:
-        ((count,),) = self.primary.query("SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")
+        """Jobs, backfills and updates of datasets that are not done with."""
+        ((count,),) = self.primary.query(
+            "SELECT (SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running'))"
+            "     + (SELECT count(*) FROM dl_backfills WHERE state IN ('open', 'paused'))"
+            "     + (SELECT count(*) FROM dl_dataset_updates)"
+        )
         return int(count)
 
     def stop(self) -> None:

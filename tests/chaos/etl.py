@@ -108,6 +108,7 @@ def load(args: dict[str, Any], ctx: Context) -> Iterator[Any]:
                 _write(connection, ctx, part, run)
                 ctx.checkpoint(part + 1)
             yield
+        ctx.produced("chaos.parts", rows=PARTS)
         with ctx.transaction(final=True, result={"run": run}) as connection:
             _write(connection, ctx, PARTS - 1, run)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from tests.chaos.client_log import ClientResponse
@@ -44,6 +44,17 @@ class Row:
     graph_id: UUID | None = None
     need: str | None = None
     skipped: bool | None = None
+    schedule_id: UUID | None = None
+    logical_at: datetime | None = None
+    backfill_id: UUID | None = None
+    partition_key: str = ""
+    live_key: str | None = None
+
+    @property
+    def slice(self) -> tuple[str, str] | None:
+        """The task and the slice that it loads."""
+        is_slice = self.live_key is not None and self.live_key == f"slice:{self.task}:{self.partition_key}"
+        return (self.task, self.partition_key) if is_slice else None
 
     @property
     def weights(self) -> Mapping[str, int]:
@@ -109,11 +120,64 @@ class Edge:
 
 @dataclass(frozen=True)
 class Pause:
-    """A task that an operator had paused: from the confirmation until it was resumed, by the database's clock."""
+    """What an operator had paused, a task, a schedule or a backfill: from the confirmation until it was resumed, by the
+    database's clock. A canceled backfill stays so."""
 
-    task: str
+    name: str
     since: datetime
     until: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRow:
+    """A schedule as it is at the end. `interval_sec`: its nominal times are the multiples of it since 1970."""
+
+    schedule_id: UUID
+    name: str
+    interval_sec: int | None
+    overlap: str
+    created_at: datetime
+    last_at: datetime | None
+    datasets: Collection[str] = ()
+    pending_updates: int = 0  # of datasets, that made no job yet
+    stopped_at: datetime | None = None  # when an operator stopped it at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Firing:
+    """A nominal time, or with `until` a range of them, and what became of it."""
+
+    schedule_id: UUID
+    fire_at: datetime
+    outcome: str
+    until: datetime | None
+    job_id: UUID | None
+    made_by: str
+    made_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillRow:
+    """A backfill as it is at the end. `keys`: the slices that were asked for; none: its creation was not confirmed."""
+
+    backfill_id: UUID
+    task: str
+    state: str
+    total: int
+    made: int
+    skipped: int
+    keys: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceRow:
+    """What the table of slices says of one."""
+
+    task: str
+    partition_key: str
+    state: str
+    job_id: UUID
+    runs: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +196,11 @@ class History:
     pauses: Sequence[Pause] = ()
     edges: Sequence[Edge] = ()
     canceling_graphs: Collection[UUID] = ()  # in which a failure cancels the rest
+    schedules: Sequence[ScheduleRow] = ()
+    firings: Sequence[Firing] = ()
+    backfills: Sequence[BackfillRow] = ()
+    slices: Sequence[SliceRow] = ()
+    producers: Collection[tuple[UUID, str]] = ()  # jobs, and the datasets that they produced
 
     def settings(self, limit_name: str) -> list[LimitChange]:
         """The settings that applied to a limit: those of its own name, else the default's."""
@@ -156,6 +225,8 @@ def read_history(
     sessions_unbroken: bool = False,
     limit_changes: Sequence[LimitChange] = (),
     pauses: Sequence[Pause] = (),
+    stopped_schedules: Mapping[str, datetime] | None = None,
+    backfill_keys: Mapping[UUID, Sequence[str]] | None = None,
 ) -> History:
     """`queue` and `witness` each run a question and return its rows."""
     event_log = [
@@ -192,21 +263,53 @@ def read_history(
             for child, parent, wants in queue("SELECT child_id, parent_id, wants FROM dl_edges")
         ],
         canceling_graphs={UUID(i) for (i,) in queue("SELECT graph_id FROM dl_graphs WHERE on_failure = 'cancel'")},
+        schedules=_read_schedules(queue, stopped_schedules or {}),
+        firings=_read(queue, Firing, "dl_firings"),
+        backfills=[
+            replace(row, keys=(backfill_keys or {}).get(row.backfill_id, ()))
+            for row in _read(queue, BackfillRow, "dl_backfills", keys="'{}'::text[]")
+        ],
+        slices=_read(queue, SliceRow, "dl_slices", state="state::text"),
+        producers=[
+            (UUID(job), dataset)
+            for job, dataset in queue("SELECT job_id, dataset FROM dl_dataset_events WHERE kind = 'produced'")
+        ],
     )
 
 
 _TEXTS = {"status": "status::text", "wait_state": "wait_state::text"}  # the driver knows no enums
-_IDS = ("job_id", "run_id", "parent_id", "graph_id")
+_IDS = frozenset({"job_id", "run_id", "parent_id", "graph_id", "schedule_id", "backfill_id"})
+T = TypeVar("T")
 
 
 def _read_rows(queue: Query) -> list[Row]:
-    names = [field.name for field in fields(Row)]
-    found = queue(f"SELECT {', '.join(_TEXTS.get(name, name) for name in names)} FROM dl_jobs")
+    return _read(queue, Row, "dl_jobs", **_TEXTS)
+
+
+def _read(queue: Query, kind: type[T], table: str, **expressions: str) -> list[T]:
+    """The rows of a table; a field that is no column needs an expression."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # they are dataclasses
     rows = []
-    for values in found:
+    for values in queue(f"SELECT {', '.join(expressions.get(name, name) for name in names)} FROM {table}"):
         named = dict(zip(names, values, strict=True))
-        rows.append(Row(**named | {name: named[name] and UUID(named[name]) for name in _IDS}))
+        rows.append(kind(**named | {name: named[name] and UUID(named[name]) for name in _IDS & set(names)}))
     return rows
+
+
+def _read_schedules(queue: Query, stopped_at: Mapping[str, datetime]) -> list[ScheduleRow]:
+    applies = "(declared || overrides)"
+    found = _read(
+        queue,
+        ScheduleRow,
+        "dl_schedules s",
+        interval_sec=f"CASE {applies} ->> 'kind' WHEN 'interval' THEN ({applies} ->> 'expression')::int"
+        " WHEN 'dataset' THEN NULL ELSE 60 END",  # `* * * * *` is the only expression
+        overlap=f"coalesce({applies} ->> 'overlap', 'queue')",
+        datasets=f"ARRAY(SELECT jsonb_array_elements_text(coalesce({applies} -> 'after', '[]')))",
+        pending_updates="(SELECT count(*) FROM dl_dataset_updates u WHERE u.schedule_id = s.schedule_id)::int",
+        stopped_at="NULL",
+    )
+    return [replace(row, stopped_at=stopped_at.get(row.name)) for row in found]
 
 
 def _read_reports(observer: Query) -> list[RunReport]:

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 from tests.chaos.checker import check
 from tests.chaos.client_log import ClientResponse
-from tests.chaos.history import Effect, History, LimitChange, Row, RunReport, TargetRow
+from tests.chaos.history import Effect, Firing, History, LimitChange, Row, RunReport, ScheduleRow, SliceRow, TargetRow
 from tests.support.event_replay import Event
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -27,6 +27,9 @@ class HistoryBuilder:
         self.responses: list[ClientResponse] = []
         self.event_log: list[tuple[int, Event]] = []
         self.limit_changes: list[LimitChange] = []
+        self.schedules: list[ScheduleRow] = []
+        self.firings: list[Firing] = []
+        self.slices: dict[str, SliceRow] = {}
         self.now = 0.0
 
     def job(self, task: str = "chaos.short", key: str = "k", **more: Any) -> UUID:
@@ -109,6 +112,54 @@ class HistoryBuilder:
     def row(self, job_id: UUID, **more: Any) -> None:
         self.rows[job_id] = replace(self.rows[job_id], **more)
 
+    def schedule(self, **more: Any) -> ScheduleRow:
+        """A schedule of every ten seconds, whose times up to the last full minute were accounted for."""
+        values: dict[str, Any] = {
+            "name": "s",
+            "interval_sec": 10,
+            "overlap": "queue",
+            "created_at": NOON,
+            "last_at": NOON + timedelta(seconds=30),
+        }
+        row = ScheduleRow(schedule_id=uuid4(), **values | more)
+        self.schedules.append(row)
+        return row
+
+    def fire(
+        self,
+        schedule: ScheduleRow,
+        sec: int,
+        outcome: str = "made",
+        *,
+        until: int | None = None,
+        job: UUID | None = None,
+    ) -> UUID | None:
+        """A row for the time so many seconds after noon, with a job that succeeds if none is given."""
+        fire_at = NOON + timedelta(seconds=sec)
+        if job is None and outcome == "made":
+            job = self.job(key=f"{schedule.name} {sec}", schedule_id=schedule.schedule_id, logical_at=fire_at)
+            self.succeed(job, self.claim(job))
+        self.firings.append(
+            Firing(
+                schedule_id=schedule.schedule_id,
+                fire_at=fire_at,
+                outcome=outcome,
+                until=None if until is None else NOON + timedelta(seconds=until),
+                job_id=job,
+                made_by="clock",
+                made_at=fire_at + timedelta(milliseconds=5),
+            )
+        )
+        return job
+
+    def load_slice(self, key: str, *, run: bool = True, **more: Any) -> UUID:
+        """A job of a slice, which succeeds."""
+        job = self.job("t", f"slice:t:{key}", partition_key=key, live_key=f"slice:t:{key}", **more)
+        if run:
+            self.succeed(job, self.claim(job))
+            self.slices[key] = SliceRow(task="t", partition_key=key, state="succeeded", job_id=job, runs=1)
+        return job
+
     def cancel(self, job_id: UUID, status: str = "running") -> None:
         self.now += 0.1
         self.responses.append(ClientResponse("canceled", self.now, str(job_id), status=status))
@@ -125,6 +176,9 @@ class HistoryBuilder:
             wall=NOON.timestamp(),
             event_log=self.event_log,
             limit_changes=self.limit_changes,
+            schedules=self.schedules,
+            firings=self.firings,
+            slices=list(self.slices.values()),
             **more,
         )
 

@@ -9,6 +9,7 @@ import sys
 
 
 def main(mutant: str, program: str, *arguments: str) -> None:
+    _make_backfills_in_small_steps()
     if mutant:
         from tests.chaos.mutants import MUTANTS
 
@@ -23,6 +24,13 @@ def main(mutant: str, program: str, *arguments: str) -> None:
 
     sys.argv = [program, *arguments]
     dataloader()
+
+
+def _make_backfills_in_small_steps() -> None:
+    """So that jobs of a backfill are made during all of its life: the campaign has few slices, and little time."""
+    from workers import backfills
+
+    backfills._STEP, backfills._MAX_AHEAD = 4, 8
 
 
 if __name__ == "__main__":

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import sys
-import threading
-import time
 from collections.abc import Callable
-from contextlib import closing
 from datetime import datetime
 from typing import Any
 
 from app.admin.breakers import Breakers, BreakerState
 from app.admin.limits import Limits
 from app.db.connection import Session
-from app.errors import DataloaderError
 from tests.chaos.history import LimitChange, Pause
+from tests.chaos.operator import Operator, last_event, now
 
 CHANGED_LIMIT = "warehouse"
 MAX_WEIGHT = 2  # of a job in that limit
@@ -26,89 +22,65 @@ _INITIAL: tuple[tuple[str, dict[str, Any]], ...] = (
     ("tenant:*", {"concurrency": 2}),
     ("partner", {"rate": 5, "per_sec": 1.0}),
 )
-_PAUSE_SEC = (3.0, 8.0)
-_CHANGE_TIMEOUT_SEC = 60.0
 PAUSED_TASK = "chaos.fragile"
-_NOW = "SELECT clock_timestamp()"
-_LAST_EVENT = "SELECT last_value FROM dl_job_events_event_id_seq"
 
 
-class LimitOperator:
-    """Sets limits through the product's own statements, and records each change with the events around it."""
+class LimitOperator(Operator):
+    """Sets limits, and records each change with the events around it; pauses a task, and lets it run again."""
 
     def __init__(self, seed: int, dsn: Callable[[], str]) -> None:
+        super().__init__(seed, dsn, "limits")
         self.changes: list[LimitChange] = []  # one thread at a time
         self.pauses: list[Pause] = []
         self._paused_at: datetime | None = None
-        self._dsn, self._random = dsn, random.Random(f"limits {seed}")
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="limit-operator", daemon=True)
 
     def set_all(self) -> None:
         for name, setting in _INITIAL:
             self._set(name, setting)
 
-    def start(self) -> None:
-        self._thread.start()
+    def turn(self, number: int) -> None:
+        self._set(CHANGED_LIMIT, {"concurrency": _CONCURRENCIES[number % len(_CONCURRENCIES)]})
+        self._pause(is_paused=number % 2 == 0)
 
-    def stop(self) -> None:
-        """Make no more changes; the last one leaves room for every job."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(_CHANGE_TIMEOUT_SEC + 30)
-            self._set(CHANGED_LIMIT, {"concurrency": LAST_CONCURRENCY})
-            self._pause(is_paused=False)
-
-    def _run(self) -> None:
-        turn = 0
-        while not self._stopping.wait(self._random.uniform(*_PAUSE_SEC)):
-            self._set(CHANGED_LIMIT, {"concurrency": _CONCURRENCIES[turn % len(_CONCURRENCIES)]})
-            self._pause(is_paused=turn % 2 == 0)
-            turn += 1
+    def finish(self) -> None:
+        self._set(CHANGED_LIMIT, {"concurrency": LAST_CONCURRENCY})
+        self._pause(is_paused=False)
 
     def _set(self, name: str, setting: dict[str, Any]) -> None:
-        """Send the change until it is confirmed. Without a confirmation it may be in force from the first try on."""
-        until = time.monotonic() + _CHANGE_TIMEOUT_SEC
-        before = None
-        while time.monotonic() < until:
-            try:
-                with closing(Session(self._dsn(), application_name="chaos-operator")) as session:
-                    before = _last_event(session) if before is None else before
-                    Limits(session).set(name, **setting, changed_by="chaos")
-                    after = _last_event(session)
-            except DataloaderError:
-                time.sleep(0.3)
-                continue
-            self.changes.append(LimitChange(name=name, event_before=before, event_after=after, **setting))
-            return
-        if before is not None:
-            self.changes.append(LimitChange(name=name, event_before=before, event_after=sys.maxsize, **setting))
+        change = change_limit(
+            self, name, setting, lambda session: Limits(session).set(name, **setting, changed_by="chaos")
+        )
+        self.changes += [] if change is None else [change]
 
     def _pause(self, *, is_paused: bool) -> None:
-        """Pause a task, or let it run again; try until it is confirmed."""
-        until = time.monotonic() + _CHANGE_TIMEOUT_SEC
-        while time.monotonic() < until:
-            try:
-                with closing(Session(self._dsn(), application_name="chaos-operator")) as session:
-                    before = _now(session)
-                    if self._paused_at is not None:
-                        self.pauses.append(Pause(PAUSED_TASK, self._paused_at, before))
-                        self._paused_at = None
-                    state = BreakerState.OPEN if is_paused else BreakerState.CLOSED
-                    Breakers(session).set(PAUSED_TASK, state=state, changed_by="chaos")
-                    self._paused_at = _now(session) if is_paused else None
-            except DataloaderError:
-                time.sleep(0.3)
-                continue
-            return
+        """Pause a task, or let it run again."""
+
+        def change(session: Session) -> None:
+            before = now(session)
+            if self._paused_at is not None:
+                self.pauses.append(Pause(PAUSED_TASK, self._paused_at, before))
+                self._paused_at = None
+            state = BreakerState.OPEN if is_paused else BreakerState.CLOSED
+            Breakers(session).set(PAUSED_TASK, state=state, changed_by="chaos")
+            self._paused_at = now(session) if is_paused else None
+
+        self.confirm(change)
 
 
-def _now(session: Session) -> datetime:
-    ((moment,),) = session.execute_raw(_NOW)
-    assert isinstance(moment, datetime)
-    return moment
+def change_limit(
+    operator: Operator, name: str, setting: dict[str, Any], action: Callable[[Session], object]
+) -> LimitChange | None:
+    """Do what changes a limit until it is confirmed. Without a confirmation it may be in force from the first try on;
+    None: it was never tried."""
+    before: int | None = None
 
+    def change(session: Session) -> int:
+        nonlocal before
+        before = last_event(session) if before is None else before
+        action(session)
+        return last_event(session)
 
-def _last_event(session: Session) -> int:
-    ((number,),) = session.execute_raw(_LAST_EVENT)
-    return int(number)
+    after = operator.confirm(change)
+    if before is None:
+        return None
+    return LimitChange(name=name, event_before=before, event_after=sys.maxsize if after is None else after, **setting)

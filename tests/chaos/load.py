@@ -54,6 +54,8 @@ class Mix:
     warehouse: float = 9  # jobs of a limit, in two queues, of weight 1 and 2
     tenant: float = 5  # of a default for the limits of several names; some of `warehouse` too
     partner: float = 0.6  # of a rate; each brings some at once
+    slice: float = 2  # a slice that backfills load too
+    schedules: bool = True  # and backfills
     canceled: float = 5
     retried: float = 2
     lease_sec: tuple[int, ...] = (2, 3)
@@ -73,7 +75,8 @@ class Mix:
 
     def weights(self) -> Mapping[str, float]:
         names = ("short", "hot", "long", "failing", "fragile", "graph", "parent", "load", "apart", "sql", "sql_apart",
-                 "legacy", "zombie", "delayed", "bulk", "pair", "canceled", "retried", *LIMITED_KINDS)  # fmt: skip
+                 "legacy", "zombie", "delayed", "bulk", "pair", "slice", "canceled", "retried",
+                 *LIMITED_KINDS)  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
@@ -156,6 +159,9 @@ class RequestGenerator:
                 key = f"tomb {chance.randrange(6)}" if chance.random() < mix.tombs else key
             case "load":
                 task = kind
+            case "slice":
+                task, args = kind, {"seconds": chance.uniform(0.2, 1.0)}
+                key = f"slice:chaos.slice:2026-01-{chance.randrange(1, 3):02}T{chance.randrange(24):02}+00:00"
             case "delayed":
                 delay = chance.uniform(0.5, 8.0)
         args = args | {"queue": QUEUE}
@@ -235,6 +241,8 @@ class Load:
                 self._insert(f"{key}:second", jobs)
             elif kind == "graph":
                 self._trigger_graph(chance, key)
+            elif kind == "slice":
+                self._load_slice(key, jobs[0])
             elif kind in ("bulk", "partner") or self.port is None or chance.random() < 0.3:
                 self._insert(key, jobs)
             else:
@@ -315,6 +323,26 @@ class Load:
         for job, its_key in zip(jobs, keys, strict=True):
             self.record.unanswered(job.task, its_key)
         return []
+
+    def _load_slice(self, key: str, job: JobRequest) -> None:
+        """As a service does that loads a slice itself: one that has a job already gets that one."""
+        body = job.body(key) | {
+            "live_key": job.lock_key,
+            "partition_key": job.lock_key.removeprefix(f"slice:{job.task}:"),
+        }
+        until = time.monotonic() + _RETRY_DEADLINE_SEC
+        while time.monotonic() < until:
+            try:
+                ((job_id, outcome),) = self._sql(
+                    "SELECT job_id, outcome FROM dl_enqueue_many(%s::jsonb)", json.dumps([body])
+                )
+            except psycopg2.Error:
+                time.sleep(0.3)
+                continue
+            if outcome == "created":
+                self.record.accepted(job_id, job.task, key)
+            return
+        self.record.unanswered(job.task, key)
 
     def _cancel(self, random_source: random.Random, key: str, job: JobRequest) -> None:
         """One of the last jobs, or a new one a moment later."""

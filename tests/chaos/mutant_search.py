@@ -23,7 +23,7 @@ from tests.chaos.schedule import PlannedFault
 
 _DRAIN_SEC = 25.0
 _MAX_PLAYS = 4  # of a scene, until its mutant is convicted
-_NO_MIX = replace(Mix(), **dict.fromkeys(Mix().weights(), 0.0))  # type: ignore[arg-type]  # weights are numbers
+_NO_MIX = replace(Mix(), schedules=False, **dict.fromkeys(Mix().weights(), 0.0))  # type: ignore[arg-type]  # weights are numbers
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,20 @@ SCENES = {
     "graphs over many processes": Scene(replace(_NO_MIX, graph=10), 12.0, workers=4, threads=2, per_sec=6.0),
     "paused task": Scene(replace(_NO_MIX, fragile=10, short=2), 24.0, per_sec=12.0, changes_limits=True),
     "failing task": Scene(replace(_NO_MIX, fragile=10, short=2), 10.0, per_sec=12.0),
+    "schedules": Scene(
+        replace(_NO_MIX, schedules=True, load=3, slice=6),
+        24.0,
+        [(6.0, 4.0, faults.WorkerKilled), (14.0, 1.0, faults.WorkerKilled)],
+        workers=3,
+        per_sec=4.0,
+    ),
+    "backfills": Scene(
+        replace(_NO_MIX, schedules=True, slice=6, short=2),
+        24.0,
+        [(10.0, 2.0, faults.WorkerKilled)],
+        workers=3,
+        per_sec=6.0,
+    ),
     "rates": Scene(replace(_NO_MIX, partner=1, short=5), 8.0, per_sec=3.0),
     "held row": Scene(replace(_NO_MIX, short=10), 6.0, per_sec=20.0, holds_row_lock=True),
 }

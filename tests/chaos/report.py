@@ -149,6 +149,15 @@ def _run_counts(history: History, wall: float) -> dict[str, int]:
         "stubborn ones that acted on after their job had been taken from them": _zombie_runs(history, wall),
         "times a job became limited": sum(line.kind == "limited" for line in lines),
         "changes of a limit": len(history.limit_changes),
+        **{
+            f"times of schedules {outcome}": count
+            for outcome, count in sorted(Counter(firing.outcome for firing in history.firings).items())
+        },
+        **{
+            f"backfills {state}": count
+            for state, count in sorted(Counter(backfill.state for backfill in history.backfills).items())
+        },
+        "slices loaded": len(history.slices),
         "parts written into the target": len(history.target),
         "rows written by statements in autocommit": len(history.effects),
         "attempts taken from a worker that had written such rows": len(takeovers_with_effects(history)),

@@ -43,7 +43,9 @@ class Death:
     at: float
 
 
-def service_environment(dsn: str, observer_dsn: str, *, threads: int = THREADS) -> dict[str, str]:
+def service_environment(
+    dsn: str, observer_dsn: str, *, threads: int = THREADS, has_schedules: bool = False
+) -> dict[str, str]:
     """Short leases and short periods: what takes minutes otherwise is seen in seconds."""
     return {
         "DL_DB_DSN": dsn,
@@ -59,7 +61,7 @@ def service_environment(dsn: str, observer_dsn: str, *, threads: int = THREADS) 
         "PG_COMMAND_TIMEOUT": "4",
         "PG_POOL_SIZE": "4",
         "PG_MAX_OVERFLOW": "4",
-        "DL_PIPELINES": "tests.chaos.etl",
+        "DL_PIPELINES": "tests.chaos.etl,tests.chaos.scheduled_etl" if has_schedules else "tests.chaos.etl",
         "DL_LOG_FORMAT": "json",
         "WORKERS_JSON": json.dumps(
             [{"queue": QUEUE, "concurrency": threads}, {"queue": OTHER_QUEUE, "concurrency": OTHER_THREADS}]
