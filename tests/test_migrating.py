@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from datetime import UTC, datetime
 from types import ModuleType
 
 import pytest
@@ -12,6 +14,7 @@ from app.config import load_settings
 from pipelines import contract
 from pipelines.contract import Checkpoint, Pipelines, TaskKind, load_tasks
 from pipelines.retry import Table
+from pipelines.schedule_definition import definition_from, scheduled_job
 from tests.support.processes import ROOT
 
 PAGE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
@@ -110,6 +113,27 @@ def test_the_steps_of_airflow_go_on_from_the_last_one(known):
     assert list(known.get("sales").start({"date": "2030-01-31"}, again)) == []
     task, args = first.enqueued[0]
     assert known.get(task).check_args(args) == []
+
+
+def test_the_schedules_of_the_page_make_jobs(known):
+    """That of code, and that of the command line."""
+    (declared,) = known.declared_schedules()
+    create = next(block for block in blocks(PAGE, "sh") if "schedules create" in block)
+    words = shlex.split(create.partition("dataloader schedules preview")[0].partition("dataloader ")[2])
+    values = {"task": "report.daily", "expression": words[words.index("--cron") + 1], "zone": "Europe/Moscow"}
+    by_hand = values | {"args": json.loads(words[words.index("--args") + 1])}
+    jobs = {}
+    for name, given in ((declared["name"], declared["definition"] | {"task": "sales"}), ("report.daily", by_hand)):
+        task = known.get(given["task"])
+        partitions = task.options.partitions and {"partitions": task.options.partitions.to_json()}
+        definition = definition_from({**given, **(partitions or {})}, zone="UTC")
+        fire_at = definition.timing.next_after(datetime(2026, 1, 31, tzinfo=UTC)).at
+        jobs[name] = scheduled_job(name, "", definition, fire_at, task, default_lease_sec=60)
+
+    assert jobs["sales"]["args"] == {"date": "2026-01-30"}
+    assert jobs["sales"]["partition_key"] == "2026-01-30"
+    assert jobs["sales"]["max_attempts"] == 4
+    assert jobs["report.daily"]["args"] == {"date": "2026-02-02"}, "the first Monday"
 
 
 def test_the_settings_of_the_page_are_json():

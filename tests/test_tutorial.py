@@ -76,15 +76,19 @@ def test_the_tutorial_does_what_it_says(dsn: str, folder: Path, bank: SourceServ
     with Process(argv, output=folder / "service.log", env=env, cwd=folder) as service:
         service.wait_for_line("is ready at")
         client = Client(f"http://127.0.0.1:{port}")
-        result = "".join(
-            shell(block.replace("seq -w 1 30", "seq -w 1 30 | head -n 4"), folder, port) for block in SHELL
-        )
-        eventually(lambda: len(client.jobs(status=Status.SUCCEEDED, limit=100)) == 6, 60, lambda: result + service.text)
+        result = "".join(shell(block.replace("--to 2026-01-31", "--to 2026-01-04"), folder, port) for block in SHELL)
+        eventually(lambda: len(client.jobs(status=Status.SUCCEEDED, limit=100)) == 7, 60, lambda: result + service.text)
 
     assert "picked" in result
+    assert "4 of 4 slices" in result
+    assert "done: 4 succeeded" in result
+    assert "load.cbr.rates is on; next " in result
+    assert "rates are late" in result
     drawn = ET.fromstring((folder / "rates.svg").read_text(encoding="utf-8"))
     lines = [line.get("points", "").split() for line in drawn.iter() if line.tag.endswith("polyline")]
-    assert [len(points) for points in lines] == [5, 5], "those of the loop, and the one before"
+    assert [len(points) for points in lines] == [5, 5], (
+        "those of the backfill, and the one before; the schedule's is yesterday"
+    )
     usd, cny = ([float(point.split(",")[1]) for point in points] for points in lines)
     assert usd[0] > usd[-1], "what rises is drawn upward"
     assert cny[0] < cny[-1]

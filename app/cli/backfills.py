@@ -91,6 +91,9 @@ def backfill(
     made = service.post(_PATH, body)
     plan = made["plan"]
     lines = [f"{plan['selected']:,} of {plan['total']:,} slices, {plan['first'][0]} to {plan['last'][-1]}"]
+    if plan["estimated_sec"] is not None:
+        lines.append(f"about {text.format_duration(plan['estimated_sec'])}, by the median run of the last week")
+    lines += [f"the limit {name} lets only {count} run at a time" for name, count in plan["limits"].items()]
     if dry_run:
         lines.append(f"args of the first: {text.json_line(plan['args'])}")
         service.print_payload(made, *lines)

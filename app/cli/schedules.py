@@ -55,6 +55,7 @@ def _state(schedule: text.Payload) -> str:
 _SCHEDULES = Table(
     "name, task, when=explanation, next=next_at, state, source",
     {
+        "next": lambda s: None if s["paused_at"] else s["next_at"],
         "state": _state,
         "source": lambda s: f"{s['source']}, changed" if s["differs_from_code"] else s["source"],
     },
@@ -241,7 +242,7 @@ def schedules_run(service: RemoteService, *, name: str, at: datetime | None, aga
 @click.option(
     "--count", "n", type=click.IntRange(1, 100), default=10, metavar="N", show_default=True, help="How many times."
 )
-@click.option("--from", "begin", type=TIME, help="Times after this one; by default now.")
+@click.option("--from", "begin", type=TIME, metavar="TIME", help="Times after this one; by default now.")
 def schedules_preview(service: RemoteService, *, name: str, n: int, begin: datetime | None) -> None:
     """Show the next times of a schedule, with the effect of daylight saving, and the args of their jobs."""
     shown = service.get(_path(name, "preview"), n=n, **without_none({"from": begin and begin.isoformat()}))

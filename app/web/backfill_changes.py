@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
+from math import ceil
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -13,8 +14,11 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.admin.backfills import Backfill, BackfillMode, BackfillOptions, Backfills, BackfillState, is_selected
+from app.admin.limits import Limits
+from app.admin.queues import Queues
 from app.admin.schedules import Schedules
-from app.errors import BackfillNotFound
+from app.admin.statistics import Statistics
+from app.errors import BackfillNotFound, LimitNotFound
 from app.queue.job import Status
 from app.queue.jobs import JobQueue
 from app.web.auth.guard import current_actor
@@ -82,7 +86,9 @@ class NewBackfill(BodyModel):
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillPlan:
-    """What a backfill would do. `selected` of `total` slices; `by_state` counts those that have had a job."""
+    """What a backfill would do. `selected` of `total` slices; `by_state` counts those that have had a job.
+    `estimated_sec` is how long they take by the median run of the last week; null: the task has not run then. `limits`
+    are those that let fewer of its jobs run at a time than its concurrency, with how many."""
 
     task: str
     total: int
@@ -91,6 +97,8 @@ class BackfillPlan:
     first: list[str]
     last: list[str]
     args: dict[str, Any]
+    estimated_sec: float | None
+    limits: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,8 @@ class BackfillEditor:
     def __init__(self, queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> None:
         self.backfills = Backfills(queue.executor)
         self._queue, self._schedules = queue, Schedules(queue.executor)
+        self._limits, self._queues = Limits(queue.executor), Queues(queue.executor)
+        self._statistics = Statistics(queue.executor)
         self._pipelines, self._options = pipelines, options
 
     def newest(self, *, task: str | None = None, is_open: bool = False, limit: int) -> list[Backfill]:
@@ -126,7 +136,7 @@ class BackfillEditor:
         partitions = _partitions(body, self._pipelines, self._options)
         definition, queue_name = _template(body, self._pipelines, self._schedules, self._options)
         current_actor().require_trigger(body.task, queue_name)
-        plan = _plan(body, partitions, definition, self._pipelines, self.backfills, self._options)
+        plan = self._plan(body, partitions, definition, queue_name)
         if body.dry_run:
             return CreatedBackfill(plan, None)
         created = self.backfills.create(
@@ -148,6 +158,70 @@ class BackfillEditor:
         )
         audit_action("backfill.created", backfill_id=created.backfill_id, task=body.task, slices=plan.total)
         return CreatedBackfill(plan, created)
+
+    def _plan(
+        self, body: NewBackfill, partitions: Partitions, definition: ScheduleDefinition, queue_name: str
+    ) -> BackfillPlan:
+        """Count what would be loaded, and check the args of the first and the last slice. Raises InvalidRequest."""
+        total = partitions.count()
+        first = list(islice(partitions.slices(), _SHOWN))
+        last = list(islice(partitions.slices(newest_first=True), _SHOWN))[::-1]
+        job: dict[str, Any] = {}
+        for part in (last[-1], first[0]):
+            try:
+                job = fill_job(
+                    definition,
+                    times_of_listed(definition, part),
+                    self._pipelines.get(body.task),
+                    default_lease_sec=self._options.default_lease_ttl_sec,
+                    lock_key=part.key,
+                )
+            except (ValueError, TypeError) as error:
+                raise InvalidRequest([FieldError("args", f"of the slice {part.key}: {error}")]) from None
+        by_state: dict[str, int] = {}
+        unselected = 0
+        known = 0
+        for state, has_succeeded, count in self.backfills.counts(body.task, **_extent(partitions, first, last)):
+            by_state[state.value] = by_state.get(state.value, 0) + count
+            known += count
+            unselected += 0 if is_selected(body.mode, state, has_succeeded) else count
+        if not is_selected(body.mode, None, False):
+            unselected += total - known
+        limits = self._binding_limits(job, body.concurrency, queue_name)
+        return BackfillPlan(
+            task=body.task,
+            total=total,
+            selected=total - unselected,
+            by_state=by_state,
+            first=[part.key for part in first],
+            last=[part.key for part in last],
+            args=job["args"],
+            estimated_sec=self._estimate(body.task, total - unselected, min((body.concurrency, *limits.values()))),
+            limits=limits,
+        )
+
+    def _binding_limits(self, job: Mapping[str, Any], concurrency: int, queue_name: str) -> dict[str, int]:
+        """The limits that let fewer jobs like this one run at a time."""
+        weights = {**(job.get("limits") or {}), f"queue:{queue_name}": 1, f"task:{job['task']}": 1}
+        binding: dict[str, int] = {}
+        for name, weight in weights.items():
+            try:
+                allowed = self._limits.status(name).concurrency
+            except LimitNotFound:
+                continue
+            if allowed is not None and allowed // weight < concurrency:
+                binding[name] = allowed // weight
+        (setting,) = self._queues.statuses(queue=queue_name) or (None,)
+        if setting is not None and setting.concurrency is not None and setting.concurrency < concurrency:
+            binding[f"queue:{queue_name}"] = setting.concurrency
+        return binding
+
+    def _estimate(self, task: str, count: int, concurrency: int) -> float | None:
+        found = self._statistics.by_task("7d", task=task).get(task)
+        median = None if found is None else found.run_time.p50
+        if median is None or concurrency < 1:
+            return None
+        return ceil(count / concurrency) * median
 
     def run_slices(self, task: str, keys: Sequence[str], **more: Any) -> Backfill:
         """Load these slices again, or for the first time, by a backfill of their own. Raises InvalidRequest."""
@@ -262,51 +336,6 @@ def _template(
         return definition_from(values, zone=body.slices.zone or options.timezone), queue_name
     except ValidationError as error:
         raise InvalidRequest(list(field_errors(error))) from None
-
-
-def _plan(
-    body: NewBackfill,
-    partitions: Partitions,
-    definition: ScheduleDefinition,
-    pipelines: Pipelines,
-    backfills: Backfills,
-    options: WebOptions,
-) -> BackfillPlan:
-    """Count what would be loaded, and check the args of the first and the last slice. Raises InvalidRequest."""
-    total = partitions.count()
-    first = list(islice(partitions.slices(), _SHOWN))
-    last = list(islice(partitions.slices(newest_first=True), _SHOWN))[::-1]
-    args: dict[str, Any] = {}
-    for part in (last[-1], first[0]):
-        try:
-            job = fill_job(
-                definition,
-                times_of_listed(definition, part),
-                pipelines.get(body.task),
-                default_lease_sec=options.default_lease_ttl_sec,
-                lock_key=part.key,
-            )
-        except (ValueError, TypeError) as error:
-            raise InvalidRequest([FieldError("args", f"of the slice {part.key}: {error}")]) from None
-        args = job["args"]
-    by_state: dict[str, int] = {}
-    unselected = 0
-    known = 0
-    for state, has_succeeded, count in backfills.counts(body.task, **_extent(partitions, first, last)):
-        by_state[state.value] = by_state.get(state.value, 0) + count
-        known += count
-        unselected += 0 if is_selected(body.mode, state, has_succeeded) else count
-    if not is_selected(body.mode, None, False):
-        unselected += total - known
-    return BackfillPlan(
-        task=body.task,
-        total=total,
-        selected=total - unselected,
-        by_state=by_state,
-        first=[part.key for part in first],
-        last=[part.key for part in last],
-        args=args,
-    )
 
 
 def _extent(partitions: Partitions, first: list[Slice], last: list[Slice]) -> dict[str, Any]:

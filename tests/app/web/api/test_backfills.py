@@ -7,8 +7,11 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
+from app.admin.statistics import Statistics
 from app.db.connection import Session
+from app.queue.job import SUCCEEDED
 from pipelines.contract import Daily, Pipelines
+from tests.support.queue_fixture import QueueFixture
 from workers.backfills import BackfillsDuty
 
 JANUARY = {"task": "visits", "slices": {"from": "2026-01-01", "to": "2026-01-31"}}
@@ -70,6 +73,28 @@ def test_a_backfill_is_planned_created_paused_and_canceled(client, dsn):
     assert (canceled["state"], canceled["by_state"]) == ("canceled", {"canceled": 31})
     assert client.post(f"{path}/pause").json["code"] == "backfill_ended"
     assert client.post(f"{path}/retry").json["state"] == "open"
+
+
+def test_a_plan_estimates_how_long_it_takes_and_names_the_limits_that_bind(client, dsn):
+    request = {**JANUARY, "dry_run": True, "concurrency": 4}
+    plan = client.post("/api/v1/backfills", json=request).json["plan"]
+    assert (plan["estimated_sec"], plan["limits"]) == (None, {}), "it has not run yet"
+
+    queue = QueueFixture(dsn)
+    for _ in range(3):
+        queue.queue.settle([(queue.enqueue_and_claim(uuid4().hex, task="visits", queue="etl"), SUCCEEDED)])
+    queue.sql("UPDATE dl_job_events SET ts = ts + interval '60 seconds' WHERE kind = 'done'")
+    while Statistics(queue.session).aggregate():
+        pass
+    queue.close()
+    plan = client.post("/api/v1/backfills", json=request).json["plan"]
+    assert 8 * 60 * 0.8 <= plan["estimated_sec"] <= 8 * 60 * 1.2, "31 slices, four at a time"
+
+    client.put("/api/v1/limits/task:visits", json={"concurrency": 1})
+    client.patch("/api/v1/queues", json={"queue": "etl", "concurrency": 3})
+    slow = client.post("/api/v1/backfills", json=request).json["plan"]
+    assert slow["limits"] == {"task:visits": 1, "queue:etl": 3}
+    assert slow["estimated_sec"] == pytest.approx(plan["estimated_sec"] * 31 / 8)
 
 
 def test_args_are_those_of_the_only_schedule_of_the_task(client):
