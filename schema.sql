@@ -155,8 +155,9 @@ CREATE UNIQUE INDEX dl_jobs_debounce_key_idx ON dl_jobs (debounce_key) WHERE sta
 CREATE UNIQUE INDEX dl_jobs_throttle_key_idx ON dl_jobs (throttle_key) WHERE throttle_key IS NOT NULL;
 CREATE INDEX dl_jobs_expires_idx ON dl_jobs (expires_at) WHERE status = 'queued' AND expires_at IS NOT NULL;
 
--- The live jobs of a schedule, and all jobs of a slice.
+-- The live jobs of a schedule and of a backfill, and all jobs of a slice.
 CREATE INDEX dl_jobs_schedule_idx ON dl_jobs (schedule_id, logical_at) WHERE schedule_id IS NOT NULL AND status IN ('queued', 'running');
+CREATE INDEX dl_jobs_backfill_idx ON dl_jobs (backfill_id) WHERE backfill_id IS NOT NULL AND status IN ('queued', 'running');
 CREATE INDEX dl_jobs_slice_idx ON dl_jobs (task, partition_key, created_at) WHERE live_key LIKE 'slice:%';
 
 -- No two running jobs share a lock key, whatever else goes wrong.
@@ -1377,6 +1378,24 @@ CREATE TABLE dl_slices (
 ) WITH (fillfactor = 80);
 CREATE INDEX dl_slices_backfill_idx ON dl_slices (backfill_id, state) WHERE backfill_id IS NOT NULL;
 
+-- Writes the limit of a backfill: its concurrency, or 0 while it is paused. When it has ended its jobs may still wait, for another
+-- backfill has asked for their slices: the limit is deleted when none is left. The caller has changed the row of the backfill, and
+-- so holds its lock: two changes leave the limit of the second one.
+CREATE OR REPLACE FUNCTION dl_set_backfill_limit(id uuid) RETURNS void
+    LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    limit_name text := 'backfill:' || id;
+BEGIN
+    PERFORM dl_lock_limits(ARRAY[limit_name]);
+    INSERT INTO dl_limits (name, concurrency, changed_by)
+    SELECT limit_name, CASE state WHEN 'paused' THEN 0 ELSE concurrency END, changed_by FROM dl_backfills WHERE backfill_id = id
+        ON CONFLICT (name) DO UPDATE
+       SET concurrency = excluded.concurrency, rate = NULL, per_sec = NULL, burst = NULL, note = NULL, changed_by = excluded.changed_by,
+           changed_at = clock_timestamp();
+    PERFORM count(*) FROM dl_wake_limited(dl_waiting_limits(limit_name));
+    PERFORM pg_notify('dl_control', 'limits');
+END $$;
+
 -- Makes jobs of a backfill whose cursor is still where it was read: the requests of slices up to `next_cursor`; `passed` slices were
 -- left out. A slice that another job loads already is counted, not made twice. A cancel locks the same row: after its commit this
 -- makes nothing. Returns no row if the backfill is not open any more, or its cursor has moved.
@@ -1406,6 +1425,9 @@ BEGIN
        SET cursor = next_cursor, made = b.made + created + adopted, skipped = b.skipped + passed,
            state = CASE WHEN problem IS NULL THEN b.state ELSE 'paused' END, reason = coalesce(problem, b.reason)
      WHERE b.backfill_id = id;
+    IF problem IS NOT NULL THEN
+        PERFORM dl_set_backfill_limit(id);
+    END IF;
     RETURN NEXT;
 END $$;
 

@@ -127,7 +127,11 @@ def test_the_schedules_of_the_page_make_jobs(known):
         task = known.get(given["task"])
         partitions = task.options.partitions and {"partitions": task.options.partitions.to_json()}
         definition = definition_from({**given, **(partitions or {})}, zone="UTC")
-        fire_at = definition.timing.next_after(datetime(2026, 1, 31, tzinfo=UTC)).at
+        timing = definition.timing
+        assert timing is not None
+        following = timing.next_after(datetime(2026, 1, 31, tzinfo=UTC))
+        assert following is not None
+        fire_at = following.at
         jobs[name] = scheduled_job(name, "", definition, fire_at, task, default_lease_sec=60)
 
     assert jobs["sales"]["args"] == {"date": "2026-01-30"}

@@ -28,12 +28,13 @@ SHELL = [
 
 
 def rates(request: Request) -> Reply:
-    """A month of rates: the dollar rises, the yuan falls."""
+    """Rates of a day: the dollar rises, the yuan falls, a little each day."""
     day = datetime.strptime(request.query["date_req"], "%d/%m/%Y").replace(tzinfo=None)  # noqa: DTZ007 - a day
+    days = day.toordinal() - datetime(2024, 1, 1).toordinal()  # noqa: DTZ001 - likewise
     valutes = "".join(
         f'<Valute ID="R{code}"><NumCode>{number}</NumCode><CharCode>{code}</CharCode><Nominal>1</Nominal>'
         f"<Name>{code}</Name><Value>{value:.4f}</Value></Valute>".replace(".", ",")
-        for code, number, value in (("USD", 840, 88 + day.day / 10), ("CNY", 156, 12 - day.day / 100))
+        for code, number, value in (("USD", 840, 60 + days / 1000), ("CNY", 156, 80 - days / 1000))
     )
     document = (
         f'<?xml version="1.0" encoding="windows-1251"?><ValCurs Date="{day:%d.%m.%Y}" name="x">{valutes}</ValCurs>'
@@ -86,9 +87,7 @@ def test_the_tutorial_does_what_it_says(dsn: str, folder: Path, bank: SourceServ
     assert "rates are late" in result
     drawn = ET.fromstring((folder / "rates.svg").read_text(encoding="utf-8"))
     lines = [line.get("points", "").split() for line in drawn.iter() if line.tag.endswith("polyline")]
-    assert [len(points) for points in lines] == [5, 5], (
-        "those of the backfill, and the one before; the schedule's is yesterday"
-    )
+    assert [len(points) for points in lines] == [6, 6], "those of the backfill, the one before, and yesterday"
     usd, cny = ([float(point.split(",")[1]) for point in points] for points in lines)
     assert usd[0] > usd[-1], "what rises is drawn upward"
     assert cny[0] < cny[-1]

@@ -16,7 +16,7 @@ from pipelines.schedule_definition import ScheduleDefinition, fill_job, slice_li
 
 _log = log.get(__name__)
 _STEP, _MAX_AHEAD, _LOOK_AHEAD = 500, 1_000, 5_000  # jobs; jobs that have not ended; slices
-_LIVE = frozenset({Status.QUEUED, Status.RUNNING})
+_LIVE = frozenset({Status.QUEUED.value, Status.RUNNING.value})
 
 
 class BackfillsDuty:
@@ -28,12 +28,13 @@ class BackfillsDuty:
     def run(self) -> float | None:
         """Return 0.0 if there is more to make at once."""
         has_more = [self._step(backfill) for backfill in self._backfills.newest(is_open=True)]
+        self._backfills.prune_limits()
         return 0.0 if any(has_more) else None
 
     def _step(self, backfill: Backfill) -> bool:
         if backfill.state is not BackfillState.OPEN or self._has_failed_too_often(backfill):
             return False
-        live = sum(backfill.by_state.get(state.value, 0) for state in _LIVE)
+        live = self._backfills.count_jobs(backfill.backfill_id)
         if live >= _MAX_AHEAD:
             return False
         partitions = partitions_from_json(backfill.slices)
@@ -50,7 +51,7 @@ class BackfillsDuty:
             ]
             last, looked_at = considered[-1], looked_at + len(considered)
         if last is None:
-            if live == 0:
+            if live == 0 and not _LIVE & backfill.by_state.keys():  # and no job of others that it waits for
                 self._end(backfill)
             return False
         passed = looked_at - len(selected)

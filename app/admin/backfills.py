@@ -9,10 +9,9 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from app.admin.limits import Limits
 from app.db.encoding import array, as_uuid, from_row, validate_json, validate_texts
 from app.db.statements import Executor
-from app.errors import BackfillEnded, BackfillNotFound, LimitNotFound
+from app.errors import BackfillEnded, BackfillNotFound
 from app.queue.job import Status
 
 _BAD_ENDS = frozenset({Status.FAILED, Status.LOST, Status.CANCELED})
@@ -121,7 +120,7 @@ class Backfills:
     """Reads and changes backfills."""
 
     def __init__(self, executor: Executor) -> None:
-        self._execute, self._limits = executor.execute, Limits(executor)
+        self._execute = executor.execute
 
     def create(
         self,
@@ -137,7 +136,6 @@ class Backfills:
         """Create a backfill of `total` slices; the maintenance leader makes its jobs."""
         options = options or BackfillOptions()
         backfill_id = uuid4()
-        self._limits.set(limit_of(backfill_id), concurrency=options.concurrency, changed_by=created_by)
         parameters = {
             **vars(options), "backfill_id": str(backfill_id), "mode": options.mode.value, "total": total,
             "slices": validate_json("slices", dict(slices)), "template": validate_json("args", dict(template)),
@@ -178,29 +176,13 @@ class Backfills:
         parameters = {"backfill_id": str(backfill_id), "state": state and state.value, "concurrency": concurrency}
         if not self._execute("change_backfill", {**parameters, **texts}):
             raise BackfillEnded(self.get(backfill_id).backfill_id)
-        backfill = self.get(backfill_id)
-        self._set_limit(backfill, changed_by)
-        return backfill
-
-    def _set_limit(self, backfill: Backfill, changed_by: str | None) -> None:
-        """A paused backfill starts no job; the limit of one that has ended would only be listed."""
-        name = limit_of(backfill.backfill_id)
-        if backfill.state in (BackfillState.OPEN, BackfillState.PAUSED):
-            allowed = backfill.concurrency if backfill.state is BackfillState.OPEN else 0
-            self._limits.set(name, concurrency=allowed, changed_by=changed_by)
-            return
-        try:
-            self._limits.delete(name)
-        except LimitNotFound:
-            return
+        return self.get(backfill_id)
 
     def retry(self, backfill_id: UUID, *, changed_by: str | None = None) -> Backfill:
         """Load again what ended badly. Raises BackfillNotFound; an open one is left as it is."""
         parameters = {"backfill_id": str(backfill_id), **validate_texts({"changed_by": changed_by})}
         self._execute("retry_backfill", parameters)
-        backfill = self.get(backfill_id)
-        self._set_limit(backfill, changed_by)
-        return backfill
+        return self.get(backfill_id)
 
     def jobs(self, backfill_id: UUID, states: Iterable[Status], *, limit: int) -> list[UUID]:
         """Its jobs in these states."""
@@ -254,6 +236,14 @@ class Backfills:
         return [(Status(state), has_succeeded, count) for state, has_succeeded, count in rows]
 
     # Called by the maintenance leader
+
+    def count_jobs(self, backfill_id: UUID) -> int:
+        """Its jobs that have not ended, also those of slices that count in another backfill by now."""
+        return int(self._execute("count_backfill_jobs", {"backfill_id": str(backfill_id)})[0][0])
+
+    def prune_limits(self) -> None:
+        """Delete the limits of backfills that have ended, and whose jobs have."""
+        self._execute("prune_backfill_limits")
 
     def states_of(self, task: str, keys: Sequence[str]) -> dict[str, tuple[Status, bool]]:
         """Of slices that have had a job: the state of the last one, and whether any succeeded."""

@@ -7,6 +7,8 @@ VALUES (%(backfill_id)s::uuid, %(task)s::text, %(queue)s::text, %(slices)s::json
         %(concurrency)s::int, %(template)s::jsonb, %(stop_after_failures)s::int, %(total)s::int, %(note)s::text,
         %(created_by)s::text, %(created_by)s::text);
 
+SELECT dl_set_backfill_limit(%(backfill_id)s::uuid);
+
 -- name: backfills
 -- The newest first; with `backfill_id` that one alone. The slices of each are counted by the state of their last job; a slice
 -- counts in the backfill that asked for it last.
@@ -23,24 +25,53 @@ SELECT b.backfill_id, b.task, b.queue, b.slices::text, b.mode, b.newest_first, b
  LIMIT %(limit)s::int;
 
 -- name: change_backfill
--- Its state, concurrency or note; NULL leaves a value as it is. No row: it has ended, or there is none.
-UPDATE dl_backfills
-   SET state = coalesce(%(state)s::text, state),
-       reason = CASE WHEN %(state)s::text IS NULL THEN reason ELSE %(reason)s::text END,
-       concurrency = coalesce(%(concurrency)s::int, concurrency), note = coalesce(%(note)s::text, note),
-       resumed_at = CASE WHEN %(state)s::text = 'open' THEN clock_timestamp() ELSE resumed_at END,
-       ended_at = CASE WHEN %(state)s::text IN ('canceled', 'done') THEN clock_timestamp() END,
-       changed_by = coalesce(%(changed_by)s::text, changed_by), changed_at = clock_timestamp()
- WHERE backfill_id = %(backfill_id)s::uuid AND state IN ('open', 'paused')
-RETURNING backfill_id, pg_notify('dl_control', 'backfills');
+-- Its state, concurrency or note, and its limit; NULL leaves a value as it is. No row: it has ended, or there is none.
+WITH changed AS (
+    UPDATE dl_backfills
+       SET state = coalesce(%(state)s::text, state),
+           reason = CASE WHEN %(state)s::text IS NULL THEN reason ELSE %(reason)s::text END,
+           concurrency = coalesce(%(concurrency)s::int, concurrency), note = coalesce(%(note)s::text, note),
+           resumed_at = CASE WHEN %(state)s::text = 'open' THEN clock_timestamp() ELSE resumed_at END,
+           ended_at = CASE WHEN %(state)s::text IN ('canceled', 'done') THEN clock_timestamp() END,
+           changed_by = coalesce(%(changed_by)s::text, changed_by), changed_at = clock_timestamp()
+     WHERE backfill_id = %(backfill_id)s::uuid AND state IN ('open', 'paused')
+    RETURNING backfill_id
+)
+SELECT set_config('dl.changed', (SELECT count(*) FROM changed)::text, true);
+
+SELECT backfill_id, dl_set_backfill_limit(backfill_id), pg_notify('dl_control', 'backfills')
+  FROM dl_backfills WHERE backfill_id = %(backfill_id)s::uuid AND current_setting('dl.changed') = '1';
 
 -- name: retry_backfill
 -- Look at all slices again, for those that ended badly. No row: it is open, or there is none.
-UPDATE dl_backfills
-   SET state = 'open', mode = 'failed', cursor = NULL, skipped = 0, made = 0, reason = NULL, ended_at = NULL,
-       resumed_at = clock_timestamp(), changed_by = %(changed_by)s::text, changed_at = clock_timestamp()
- WHERE backfill_id = %(backfill_id)s::uuid AND state <> 'open'
-RETURNING backfill_id, pg_notify('dl_control', 'backfills');
+WITH changed AS (
+    UPDATE dl_backfills
+       SET state = 'open', mode = 'failed', cursor = NULL, skipped = 0, made = 0, reason = NULL, ended_at = NULL,
+           resumed_at = clock_timestamp(), changed_by = %(changed_by)s::text, changed_at = clock_timestamp()
+     WHERE backfill_id = %(backfill_id)s::uuid AND state <> 'open'
+    RETURNING backfill_id
+)
+SELECT set_config('dl.changed', (SELECT count(*) FROM changed)::text, true);
+
+SELECT backfill_id, dl_set_backfill_limit(backfill_id), pg_notify('dl_control', 'backfills')
+  FROM dl_backfills WHERE backfill_id = %(backfill_id)s::uuid AND current_setting('dl.changed') = '1';
+
+-- name: count_backfill_jobs
+-- Jobs of a backfill that have not ended, those of slices that another backfill asked for since included.
+SELECT count(*) FROM dl_jobs WHERE backfill_id = %(backfill_id)s::uuid AND status IN ('queued', 'running');
+
+-- name: prune_backfill_limits
+-- Delete the limits of backfills that have ended, and whose jobs have.
+WITH ended AS MATERIALIZED (
+    SELECT l.name
+      FROM (SELECT name, CASE WHEN name ~ '^backfill:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN substr(name, 10)::uuid END AS id
+              FROM dl_limits WHERE name ^@ 'backfill:') l
+           JOIN dl_backfills b ON b.backfill_id = l.id
+     WHERE b.state IN ('canceled', 'done')
+       AND NOT EXISTS (SELECT FROM dl_jobs j WHERE j.backfill_id = l.id AND j.status IN ('queued', 'running'))
+       FOR UPDATE OF b SKIP LOCKED
+)
+DELETE FROM dl_limits d USING ended WHERE d.name = ended.name RETURNING d.name;
 
 -- name: backfill_jobs
 -- The jobs of a backfill that have not ended.

@@ -235,7 +235,7 @@ class ScheduleOperator(Operator):
             for job_id in Backfills(session).jobs(backfill_id, [Status.QUEUED], limit=SLICES):
                 self._client_log.canceled(str(job_id), queue.cancel(job_id).status.value)
 
-        self._record_limit(backfill_id, None, cancel)
+        self._record_limit(backfill_id, self._concurrency.get(backfill_id), cancel)
         self._forget(backfill_id)
 
     def _retry(self, backfill_id: UUID) -> None:
@@ -245,10 +245,10 @@ class ScheduleOperator(Operator):
             if Backfills(session).get(backfill_id).state is BackfillState.DONE:
                 Backfills(session).retry(backfill_id, changed_by="chaos")
 
-        self._record_limit(backfill_id, None, retry)
+        self._record_limit(backfill_id, self._concurrency.get(backfill_id), retry)
 
     def _record_limit(self, backfill_id: UUID, concurrency: int | None, action: Callable[[Session], object]) -> None:
-        """None: any number, as while the limit is deleted or has one of several values."""
+        """None: any number, for its concurrency is not known."""
         change = change_limit(self, limit_of(backfill_id), {"concurrency": concurrency}, action)
         if change is not None:
             self.limit_changes.append(change)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -14,6 +16,7 @@ from app.queue.job import SUCCEEDED, Settlement, Status
 from pipelines.contract import Pipelines
 from pipelines.partitions import Daily
 from tests.support.queue_fixture import QueueFixture
+from tests.support.waiting import eventually
 from workers.backfills import BackfillsDuty
 
 FAILED = Settlement(Status.FAILED, error="it broke")
@@ -45,6 +48,10 @@ class BackfillFixture:
         runs = self.queue.claim(count)
         self.queue.queue.settle([(run, settlement) for run in runs])
         return [run.partition_key for run in runs]
+
+    def limits(self) -> dict[UUID, int]:
+        rows = self.queue.sql("SELECT name, concurrency FROM dl_limits")
+        return {UUID(name.removeprefix("backfill:")): concurrency for name, concurrency in rows}
 
     def queued(self) -> list[str]:
         rows = self.queue.sql("SELECT partition_key FROM dl_jobs WHERE status = 'queued' ORDER BY created_at")
@@ -176,3 +183,57 @@ def test_args_that_fit_no_slice_pause_it_with_the_reason(fixture):
     fixture.make()
 
     assert fixture.backfills.get(backfill.backfill_id).state is BackfillState.PAUSED
+
+
+def test_jobs_keep_the_limit_of_their_backfill_when_another_one_asks_for_their_slices(fixture):
+    first = fixture.create(last="2026-01-10", concurrency=1)
+    fixture.make()
+    second = fixture.create(last="2026-01-10", concurrency=5, mode=BackfillMode.ALL)
+    fixture.make()
+    assert fixture.backfills.get(first.backfill_id).by_state == {}, "the slices count in the second one"
+    assert fixture.backfills.get(first.backfill_id).state is BackfillState.OPEN, "its jobs wait"
+
+    canceled = fixture.create("2026-02-01", "2026-02-02")
+    fixture.backfills.change(canceled.backfill_id, state=BackfillState.CANCELED)
+    fixture.make()
+    assert fixture.limits() == {first.backfill_id: 1, second.backfill_id: 5}, "that of the canceled one is deleted"
+    fixture.backfills.change(first.backfill_id, state=BackfillState.CANCELED)
+    fixture.make()
+    assert fixture.limits() == {first.backfill_id: 1, second.backfill_id: 5}
+    while days := fixture.finish(10):
+        assert len(days) == 1
+    fixture.make()
+
+    assert fixture.backfills.get(second.backfill_id).state is BackfillState.DONE
+    fixture.make()
+    assert fixture.limits() == {}
+
+
+def test_the_limit_follows_a_backfill_that_two_change_at_once(fixture):
+    """One changes the concurrency, the other pauses it meanwhile: whichever commits last, nothing starts."""
+    backfill = fixture.create()
+    fixture.make()
+    changes = "UPDATE dl_backfills SET concurrency = 7 WHERE backfill_id = %s"
+    with fixture.queue.connect() as other, ThreadPoolExecutor(1) as threads:
+        cursor = other.cursor()
+        cursor.execute(changes, (str(backfill.backfill_id),))
+        pausing = threads.submit(fixture.backfills.change, backfill.backfill_id, state=BackfillState.PAUSED)
+        watcher = QueueFixture(fixture.queue.dsn)
+        eventually(lambda: watcher.fetch_row("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        cursor.execute("SELECT dl_set_backfill_limit(%s)", (str(backfill.backfill_id),))
+        other.commit()
+        assert pausing.result(30).concurrency == 7
+        watcher.close()
+
+    assert fixture.limits() == {backfill.backfill_id: 0}
+    assert fixture.finish(10) == []
+
+
+def test_a_step_that_finds_a_problem_lets_none_of_its_jobs_start(fixture):
+    backfill = fixture.create()
+    made = fixture.backfills.make(backfill, "2026-01-01", [{"queue": "q", "task": ""}], passed=0)
+
+    assert made is not None
+    assert made.problem is not None
+    assert fixture.backfills.get(backfill.backfill_id).state is BackfillState.PAUSED
+    assert fixture.limits() == {backfill.backfill_id: 0}

@@ -9,6 +9,7 @@ ALTER TABLE dl_jobs
     ADD COLUMN warnings int;
 
 CREATE INDEX dl_jobs_schedule_idx ON dl_jobs (schedule_id, logical_at) WHERE schedule_id IS NOT NULL AND status IN ('queued', 'running');
+CREATE INDEX dl_jobs_backfill_idx ON dl_jobs (backfill_id) WHERE backfill_id IS NOT NULL AND status IN ('queued', 'running');
 CREATE INDEX dl_jobs_slice_idx ON dl_jobs (task, partition_key, created_at) WHERE live_key LIKE 'slice:%';
 
 ALTER TABLE dl_workers ADD COLUMN schedules text[] NOT NULL DEFAULT '{}';
