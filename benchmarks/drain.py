@@ -96,6 +96,7 @@ WITH ended AS (
 INSERT INTO simple_events (job_id, queue, kind) SELECT job_id, queue, 'done' FROM ended;
 """
 FILL = "INSERT INTO {table} (queue, task, lock_key) SELECT 'bench', 'noop', 'key ' || n FROM generate_series(1, %s) n"
+CLOCK = "SELECT clock_timestamp()"  # in the transaction of FILL: a job can end before a later statement reads the clock
 DRAIN_TIMEOUT_SEC = 600.0
 
 
@@ -160,9 +161,8 @@ def run_round(
         if prepare:
             query_value(dsn, prepare)
         with running_workers(side, dsn, threads, trips.append) as workers:
-            query_value(dsn, FILL.format(table=side.table), jobs)
+            ((began,),) = query_value(dsn, f"{FILL.format(table=side.table)}; {CLOCK}", jobs)
             before = (sum(map(cpu_sec_of, workers)), cpu_sec_of(server) if server else 0.0, commit_count(dsn))
-            ((began,),) = query_value(dsn, "SELECT clock_timestamp()")
             if side is LIMIT:
                 run_pgbench(dsn, jobs)
             wait_until_drained(side, dsn)
