@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Unpack
+from urllib.parse import quote
 from uuid import UUID
 
 import requests
@@ -298,6 +299,46 @@ class Client:
     def queues(self) -> list[Payload]:
         """List the queues with their limits, jobs and statistics of the last hour."""
         return self._list(self.request("GET", "/api/v1/queues"), "queues")
+
+    def schedules(self, *, task: str | None = None) -> list[Payload]:
+        """List the schedules with what applies, their last time and the next one."""
+        return self._list(self.request("GET", "/api/v1/schedules", query={"task": task}), "schedules")
+
+    def run_schedule(self, name: str, *, at: datetime | None = None, again: bool = False) -> Payload:
+        """Make the job of a nominal time now; by default of this moment. Raises `Conflict` if the time has fired, unless
+        `again`."""
+        body = {"at": None if at is None else at.isoformat(), "again": again}
+        payload: Payload = self.request("POST", f"/api/v1/schedules/{quote(name, safe='')}/run", body=body)
+        return payload
+
+    def pause_schedule(self, name: str, reason: str | None = None) -> Payload:
+        """Make no jobs until it is resumed."""
+        path = f"/api/v1/schedules/{quote(name, safe='')}/pause"
+        payload: Payload = self.request("POST", path, body={"reason": reason}, repeatable=True)
+        return payload
+
+    def resume_schedule(self, name: str, *, catch_up: bool = False) -> Payload:
+        """Make jobs again; `catch_up` treats the times of the pause as missed ones."""
+        path = f"/api/v1/schedules/{quote(name, safe='')}/resume"
+        payload: Payload = self.request("POST", path, body={"catch_up": catch_up}, repeatable=True)
+        return payload
+
+    def backfill(
+        self, task: str, first: str | None = None, last: str | None = None, *, keys: Sequence[str] = (), **fields: Any
+    ) -> Payload:
+        """Load slices of a task from the first to the last, or those of `keys`; fields as in `POST /api/v1/backfills`, such
+        as `mode`, `concurrency` and `dry_run`. Returns the `plan` and the `backfill`."""
+        slices = {"list": list(keys)} if keys else {"from": first, "to": last}
+        payload: Payload = self.request("POST", "/api/v1/backfills", body={"task": task, "slices": slices, **fields})
+        return payload
+
+    def backfills(self, **filters: Any) -> list[Payload]:
+        """List backfills, newest first, by the filters of `GET /api/v1/backfills`."""
+        return self._list(self.request("GET", "/api/v1/backfills", query=filters), "backfills")
+
+    def slices(self, task: str, **filters: Any) -> list[Payload]:
+        """List the slices of a task by key; filters of `GET /api/v1/tasks/{task}/slices`, such as `state`."""
+        return self._list(self.request("GET", f"/api/v1/tasks/{quote(task, safe='')}/slices", query=filters), "slices")
 
     def metrics(self) -> str:
         """Return the metrics in the text format of Prometheus."""

@@ -28,6 +28,7 @@ from pipelines.partitions import Partitions, Slice, partitions_from_json
 from pipelines.retry import policy_from_json
 from pipelines.schedule_templates import check_template, fill_template
 from pipelines.schedule_times import EPOCH, Timing
+from pipelines.schedules import schedules_of
 from pipelines.task import Task
 
 Overlap = Literal["queue", "skip", "cancel", "allow"]
@@ -78,6 +79,15 @@ class JobTimes(NamedTuple):
     logical_at: datetime
     interval: Interval | None
     partition: str | None
+
+    def placeholders(self) -> dict[str, Any]:
+        """What the placeholders of a template stand for."""
+        return {
+            "logical_at": self.logical_at,
+            "interval_start": self.interval and self.interval.start,
+            "interval_end": self.interval and self.interval.end,
+            "partition": self.partition,
+        }
 
 
 class ScheduleDefinition(BaseModel):
@@ -246,6 +256,27 @@ class ScheduleDefinition(BaseModel):
         return {"zone": self.zone, **self.model_dump(mode="json", exclude_defaults=True)}
 
 
+def times_by_hand(
+    task: Task, args: Mapping[str, Any], *, zone: str, logical_at: datetime | None, part: str | None
+) -> tuple[JobTimes, dict[str, Any]]:
+    """What a job that a person runs is for, by a slice or by a nominal time, and its args, which may have placeholders.
+    They are those of the task's only schedule in code by default, and so is the interval. Raises ValueError."""
+    declared = [declaration.to_json() for declaration in schedules_of(task.call)]
+    base: dict[str, Any] = declared[0] if len(declared) == 1 else {"kind": "dataset", "after": ["none"]}
+    applies: dict[str, Any] = {name: value for name, value in base.items() if name != "off"} | {"task": task.name}
+    if task.options.partitions is not None:
+        applies["partitions"] = task.options.partitions.to_json()
+    definition = definition_from(applies | ({"args": dict(args)} if args else {}), zone=zone)
+    if part is not None:
+        if definition.slices is None:
+            raise ValueError(f"the task {task.name!r} declares no partitions, so there is no slice {part!r}")
+        times = times_of_slice(definition.slices.slice(part), logical_at)
+    else:
+        assert logical_at is not None  # noqa: S101 - one of the two is given
+        times = definition.times_of_job(logical_at)
+    return times, fill_template(definition.args, times.placeholders(), definition.zone)
+
+
 def times_of_listed(definition: ScheduleDefinition, part: Slice) -> JobTimes:
     """What the job of a slice is for, also if it was named in a list: its task's partitions have its times."""
     if part.start is None and definition.slices is not None:
@@ -264,12 +295,7 @@ def fill_job(
     """The request of a job of this template. `task` is None where its code is not known: its args are checked when it
     runs. `lock_key` is for tasks that have none. Raises ValueError."""
     interval = times.interval
-    values = {
-        "logical_at": times.logical_at,
-        "interval_start": interval and interval.start,
-        "interval_end": interval and interval.end,
-        "partition": times.partition,
-    }
+    values = times.placeholders()
     args = fill_template(definition.args, values, definition.zone)
     queue = definition.queue or (None if task is None else task.options.queue)
     if queue is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -52,10 +52,10 @@ class SchedulesDuty:
         if not due.schedules:
             return None if due.next_in_sec is None else max(0.0, due.next_in_sec)
         items = {
-            schedule.schedule_id: self._plan(schedule, due.now, due.updates.get(schedule.schedule_id))
+            schedule.schedule_id: self.plan(schedule, due.now, due.updates.get(schedule.schedule_id))
             for schedule in due.schedules
         }
-        self._log_fired(due.schedules, self._fire(list(items.values())))
+        self._log_fired(due.schedules, self.fire(list(items.values())))
         return 0.0
 
     def _has_clock_jumped(self, now: datetime) -> bool:
@@ -64,7 +64,7 @@ class SchedulesDuty:
             return False
         return (now - before[0]).total_seconds() - (self._clocks[1] - before[1]) > _MAX_CLOCK_JUMP_SEC
 
-    def _plan(self, schedule: Schedule, now: datetime, updates: Updates | None = None) -> dict[str, Any]:
+    def plan(self, schedule: Schedule, now: datetime, updates: Updates | None = None) -> dict[str, Any]:
         """What is to be written of a schedule. A definition that does not hold any more stops it, with an error."""
         item: dict[str, Any] = {
             "schedule_id": str(schedule.schedule_id),
@@ -143,7 +143,7 @@ class SchedulesDuty:
                 continue
             _log.info("schedule.canceled_earlier_job", schedule=schedule.name, job_id=str(job_id))
 
-    def _fire(self, items: list[Mapping[str, Any]]) -> list[FiredTime]:
+    def fire(self, items: Sequence[Mapping[str, Any]]) -> list[FiredTime]:
         """All in one transaction; if a transaction of others holds one of their keys, one by one."""
         try:
             return self._schedules.fire(items)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from uuid import UUID
 
+from app.admin.schedules import Schedule, Schedules, Times, Updates
 from app.db.connection import Session
 from app.errors import WaitRefused
 from app.queue.attempt_sessions import ConnectionSettings
@@ -14,9 +17,11 @@ from pipelines.toolkit.deprecation import renamed_keywords
 from workers.attempt import Attempt, AttemptSettings
 from workers.isolation.run import run_isolated
 from workers.outcome import Released
-from workers.threads import clock
+from workers.schedules import SchedulesDuty
+from workers.threads import clock as monotonic
 
 _MAX_JOBS = 1_000
+_MAX_FIRED = 100  # schedules at a time
 
 
 @renamed_keywords(most="max_jobs")
@@ -28,8 +33,12 @@ def drain(
     schema: str = "public",
     targets: Mapping[str, str] | None = None,
     max_jobs: int = _MAX_JOBS,
+    now: datetime | None = None,
 ) -> list[Job]:
     """Run all ready jobs of these queues until none is left, with real claims and settlements.
+
+    With `now` schedules fire too: those of the table and those in the code of `pipelines`, each time up to `now` in
+    turn, as if the clock had moved there, and those of datasets that the jobs update. Jitter does not matter.
 
     Returns each job as it was after its run, in the order of running. Jobs that are retried later, or whose key is
     locked, stay as they are. No lease is renewed: a job has its `lease_ttl_sec`. Raises AssertionError after `max_jobs`
@@ -44,17 +53,56 @@ def drain(
             run_isolated=run_isolated,
             isolation_enabled=False,
         )
+        clock = None if now is None else _ScheduleClock(session, pipelines)
         jobs: list[Job] = []
-        while (claimed := _claim(queue, pipelines, queues)) is not None:
-            if len(jobs) >= max_jobs:
-                queue.release([ReleaseRequest(claimed, ReleaseReason.NOT_STARTED)])
-                raise AssertionError(f"{max_jobs} jobs were run, and there are still more")
-            _run(queue, claimed, pipelines, settings)
-            job = queue.get(claimed.id)
-            jobs += [] if job is None else [job]
-        return jobs
+        while True:
+            while (claimed := _claim(queue, pipelines, queues)) is not None:
+                if len(jobs) >= max_jobs:
+                    queue.release([ReleaseRequest(claimed, ReleaseReason.NOT_STARTED)])
+                    raise AssertionError(f"{max_jobs} jobs were run, and there are still more")
+                _run(queue, claimed, pipelines, settings)
+                job = queue.get(claimed.id)
+                jobs += [] if job is None else [job]
+            if clock is None or now is None or not clock.advance(now):
+                return jobs
     finally:
         session.close()
+
+
+class _ScheduleClock:
+    """Fires schedules up to a time of one's own, one time after the other."""
+
+    def __init__(self, session: Session, tasks: Pipelines) -> None:
+        self._schedules = Schedules(session)
+        self._duty = SchedulesDuty(session, tasks, zone="UTC", default_lease_sec=60, record_firing=lambda *_: None)
+        known = {schedule.name for schedule in self._schedules.list_by_name()}
+        begin = self._schedules.now()
+        for declared in tasks.declared_schedules():
+            definition = {name: value for name, value in declared["definition"].items() if name != "off"}
+            if declared["name"] not in known:
+                next_at = None if definition.get("kind") == "dataset" else begin
+                self._schedules.create(declared["name"], declared["task"], definition, Times(begin, next_at))
+
+    def advance(self, until: datetime) -> bool:
+        """Fire the schedules of the next time that is not later; False: there is none."""
+        due = self._schedules.due(limit=_MAX_FIRED)
+        if due.updates:
+            self._fire(
+                [schedule for schedule in due.schedules if schedule.schedule_id in due.updates], due.now, due.updates
+            )
+            return True
+        live = [s for s in self._schedules.list_by_name() if s.paused_at is None and s.orphaned_at is None]
+        times = [schedule.next_at for schedule in live if schedule.next_at is not None]
+        if not times or min(times) > until:
+            return False
+        self._fire([schedule for schedule in live if schedule.next_at == min(times)], min(times), {})
+        return True
+
+    def _fire(self, schedules: list[Schedule], now: datetime, updates: Mapping[UUID, Updates]) -> None:
+        items = [self._duty.plan(schedule, now, updates.get(schedule.schedule_id)) for schedule in schedules]
+        for firing in (firing for item in items for firing in item["firings"]):
+            firing.get("job", {}).pop("available_at", None)
+        self._duty.fire(items)
 
 
 def _claim(queue: JobQueue, pipelines: Pipelines, queues: Sequence[str]) -> ClaimedJob | None:
@@ -73,7 +121,7 @@ def _run(queue: JobQueue, job: ClaimedJob, pipelines: Pipelines, settings: Attem
     if not (is_locked and is_owned):
         queue.release([ReleaseRequest(job, ReleaseReason.LOCK_BUSY)])
         return
-    outcome = Attempt(job, claimed_at=clock(), settings=settings).run(pipelines.get(job.task))
+    outcome = Attempt(job, claimed_at=monotonic(), settings=settings).run(pipelines.get(job.task))
     queue.unlock_keys([job.key_hash])
     if isinstance(outcome, Settlement):
         queue.settle([(job, outcome)])

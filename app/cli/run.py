@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from types import FrameType
 from typing import Any, Self
 from uuid import UUID, uuid4
+
+from pydantic import ValidationError
 
 from app.cli import text
 from app.config import Settings
@@ -30,6 +33,7 @@ from app.wording import format_count
 from pipelines import contract, targets
 from pipelines.context import Upstream
 from pipelines.contract import Fail, StopReason, Task
+from pipelines.schedule_definition import JobTimes, slice_live_key, times_by_hand
 from workers.attempt import Attempt, AttemptSettings
 from workers.isolation.run import run_isolated
 from workers.logs.writer import Capture, is_captured, sanitize_line
@@ -108,9 +112,11 @@ def run_task_in_foreground(
     lock_key: str | None,
     local: bool,
     upstream: Mapping[str, Any] | None = None,
+    logical_at: datetime | None = None,
+    part: str | None = None,
 ) -> tuple[Settlement, bool]:
     """Run a task to its end; return how it ended, and whether it was interrupted. `upstream` has the results of its
-    parents by their keys, for a local run.
+    parents by their keys, for a local run. `logical_at` or the slice `part` says what it is for; its args are a template then.
 
     Raises DataloaderError if the task is unknown or its args are invalid, or an error of the database.
     """
@@ -124,29 +130,46 @@ def run_task_in_foreground(
         _ = service.pipeline_failures
         if local and settings.dsn is None:  # a target without a name must not start the embedded server
             targets.configure(*settings.pipeline_connections())
-        task = _find_task(task_name, args)
+        task = _find_task(task_name)
+        times = None
+        if logical_at is not None or part is not None:
+            try:
+                times, args = times_by_hand(task, args, zone=settings.timezone, logical_at=logical_at, part=part)
+            except ValueError as error:
+                raise DataloaderError(_first_line(error)) from error
+        _check_args(task, args)
         with Terminal() as terminal:
             if local:
-                settlement = _run_locally(settings, task, args, upstream or {}, terminal)
+                settlement = _run_locally(settings, task, args, upstream or {}, times, terminal)
             else:
                 try:
                     key, limits = lock_key or _lock_key(task, args), task.fill_limits(args)
                 except ValueError as error:
                     raise DataloaderError(str(error)) from error
-                settlement = _run_as_job(service, task, args, key, limits, terminal)
+                settlement = _run_as_job(service, task, args, key, limits, times, terminal)
         return settlement, terminal.is_stop_requested
     finally:
         service.close()
 
 
-def _find_task(name: str, args: dict[str, Any]) -> Task:
+def _find_task(name: str) -> Task:
     task = contract.registry.get(name)
     if task is None:
         known = ", ".join(contract.registry.names) or "none"
         raise DataloaderError(f"there is no task {name!r}; expected one of: {known}")
+    return task
+
+
+def _check_args(task: Task, args: dict[str, Any]) -> None:
     if errors := task.check_args(args):
         raise DataloaderError("invalid args: " + "; ".join(f"{path or 'args'}: {error}" for path, error in errors))
-    return task
+
+
+def _first_line(error: ValueError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error)
 
 
 def _lock_key(task: Task, args: dict[str, Any]) -> str:
@@ -157,7 +180,13 @@ def _lock_key(task: Task, args: dict[str, Any]) -> str:
 
 
 def _run_as_job(
-    service: Service, task: Task, args: dict[str, Any], lock_key: str, limits: dict[str, int] | None, terminal: Terminal
+    service: Service,
+    task: Task,
+    args: dict[str, Any],
+    lock_key: str,
+    limits: dict[str, int] | None,
+    times: JobTimes | None,
+    terminal: Terminal,
 ) -> Settlement:
     service.database.prepare()
     own_queue = f"run.{uuid4()}"  # no other process claims from it
@@ -171,15 +200,29 @@ def _run_as_job(
     try:
         new = NewJob(
             queue=own_queue, task=task.name, lock_key=lock_key, args=args, max_attempts=1, producer=_PRODUCER,
-            lease_ttl_sec=service.settings.default_lease_ttl_sec, limits=limits,
+            lease_ttl_sec=service.settings.default_lease_ttl_sec, limits=limits, **_fields_of_times(task, times),
         )  # fmt: skip
-        job_id = jobs.enqueue(new).job_id
+        enqueued = jobs.enqueue(new)
+        if not enqueued.created:
+            raise DataloaderError(f"another job loads this slice: {enqueued.job_id}")
+        job_id = enqueued.job_id
         terminal.print_notice(f"Job {job_id}")
         pool.start()
         return _wait_until_final(jobs, job_id, lock_key, terminal)
     finally:
         pool.stop(0.0)
         session.close()
+
+
+def _fields_of_times(task: Task, times: JobTimes | None) -> dict[str, Any]:
+    if times is None:
+        return {}
+    fields: dict[str, Any] = {"logical_at": times.logical_at}
+    if times.interval is not None:
+        fields |= {"interval_start": times.interval.start, "interval_end": times.interval.end}
+    if times.partition is not None:
+        fields |= {"partition_key": times.partition, "live_key": slice_live_key(task.name, times.partition)}
+    return fields
 
 
 def _wait_until_final(jobs: JobQueue, job_id: UUID, lock_key: str, terminal: Terminal) -> Settlement:
@@ -236,7 +279,12 @@ class LocalTaskConnections(TaskConnections):
 
 
 def _run_locally(
-    settings: Settings, task: Task, args: dict[str, Any], upstream: Mapping[str, Any], terminal: Terminal
+    settings: Settings,
+    task: Task,
+    args: dict[str, Any],
+    upstream: Mapping[str, Any],
+    times: JobTimes | None,
+    terminal: Terminal,
 ) -> Settlement:
     connection_settings = ConnectionSettings(
         dsn="" if settings.dsn is None else settings.dsn.get_secret_value(),
@@ -259,6 +307,7 @@ def _run_locally(
         lease_ttl_sec=_UNLIMITED_LEASE_SEC, producer=_PRODUCER, progress_text="{}", checkpoint_text=None,
         time_limit_sec=None, retry_text=None, crashes=0,
     )  # fmt: skip
+    job = job._replace(**{name: value for name, value in _fields_of_times(task, times).items() if name != "live_key"})
     attempt = Attempt(job, claimed_at=clock(), settings=attempt_settings)
     attempt.connections = LocalTaskConnections(connection_settings, job.id, job.run_id)
     attempt.parents = {key: Upstream(uuid4(), Status.SUCCEEDED, result) for key, result in upstream.items()}

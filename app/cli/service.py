@@ -19,7 +19,7 @@ import click
 from app.cli import text
 from app.cli.exit_codes import ExitCode
 from app.cli.invocation import dataloader_command
-from app.cli.parsing import OBJECT, args_options, json_option, option_type, without_none
+from app.cli.parsing import OBJECT, TIME, args_options, json_option, option_type, without_none
 from app.cli.tables import Table
 from app.runtime.startup import Startup, last_error
 from app.wording import format_count
@@ -241,7 +241,18 @@ def doctor(*, everything: bool, as_json: bool) -> None:
 @click.option("--lock-key", help="Wait for jobs with this key.  [default: the task's]")
 @click.option("--local", is_flag=True, help="Run with a context in memory: no job, no queue, no lock.")
 @click.option("--upstream", type=OBJECT, help="With --local: the results of its parents by their keys, as JSON.")
-def run(*, task: str, args: dict[str, Any], lock_key: str | None, local: bool, upstream: dict[str, Any] | None) -> None:
+@click.option("--slice", "part", metavar="SLICE", help="The slice to load, such as 2026-01-31.")
+@click.option("--logical-at", type=TIME, metavar="TIME", help="The nominal time it is for, as a schedule sets it.")
+def run(
+    *,
+    task: str,
+    args: dict[str, Any],
+    lock_key: str | None,
+    local: bool,
+    upstream: dict[str, Any] | None,
+    part: str | None,
+    logical_at: datetime | None,
+) -> None:
     """Run TASK in this process, with its progress and its log on the terminal, and its result on standard output.
 
     It is a real job with one attempt that only this process claims, in the settings' database or the embedded one.
@@ -250,6 +261,10 @@ def run(*, task: str, args: dict[str, Any], lock_key: str | None, local: bool, u
     \b
       dataloader run noop --arg sleep1=1
       dataloader run load.cbr.rates --args '{"date": "2026-11-20"}' --local
+      dataloader run load.cbr.rates --slice 2026-11-20
+
+    With --slice or --logical-at the args are a template with placeholders such as {partition}; without args they are
+    those of the task's schedule in code.
 
     Ctrl-C stops it at its next safe point; a second one ends the process at once.
     """
@@ -258,7 +273,14 @@ def run(*, task: str, args: dict[str, Any], lock_key: str | None, local: bool, u
     if upstream is not None and not local:
         raise click.UsageError("--upstream needs --local: a job reads the results of its own parents")
     outcome, is_interrupted = run_task_in_foreground(
-        _load_settings(), task, args, lock_key=lock_key, local=local, upstream=upstream
+        _load_settings(),
+        task,
+        args,
+        lock_key=lock_key,
+        local=local,
+        upstream=upstream,
+        part=part,
+        logical_at=logical_at,
     )
     if outcome.traceback:
         click.echo(outcome.traceback, err=True, nl=False)

@@ -239,7 +239,7 @@ def test_a_key_that_a_long_transaction_holds_delays_its_own_schedule_only(fixtur
 def test_what_was_changed_while_it_was_fired_is_fired_by_one_definition_only(fixture):
     fixture.create(last="date_trunc('hour', now()) - interval '1 minute'", catch_up="all")
     read = fixture.schedules.due(limit=10)
-    plan = fixture.duty._plan(read.schedules[0], read.now)
+    plan = fixture.duty.plan(read.schedules[0], read.now)
     fixture.queue.sql(
         'UPDATE dl_schedules SET version = version + 1, overrides = overrides || \'{"args": {"new": 1}}\''
     )
@@ -459,7 +459,7 @@ def test_a_settlement_and_a_firing_do_not_wait_for_one_another(fixture):
     produce(fixture, "a")
     read = fixture.schedules.due(limit=1)
     (found,) = read.schedules
-    firing = fixture.duty._plan(found, read.now, read.updates[found.schedule_id])
+    firing = fixture.duty.plan(found, read.now, read.updates[found.schedule_id])
     key = firing["firings"][0]["job"]["live_key"]
     run = fixture.queue.enqueue_and_claim("loads it", queue="producers", live_key=key)
     with ThreadPoolExecutor(1) as threads, fixture.queue.connect() as settling:
@@ -492,7 +492,7 @@ def test_an_update_that_commits_after_the_job_of_an_earlier_one_began_makes_anot
         cursor.execute(report, (reports, str(run.id)))
         read = fixture.schedules.due(limit=1)
         (found,) = read.schedules
-        firing = fixture.duty._plan(found, read.now, read.updates[found.schedule_id])
+        firing = fixture.duty.plan(found, read.now, read.updates[found.schedule_id])
         fired = threads.submit(Schedules(QueueFixture(fixture.queue.dsn).session).fire, [firing])
         eventually(lambda: fixture.queue.fetch_row("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
         settling.commit()
