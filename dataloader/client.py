@@ -305,8 +305,10 @@ class Client:
         return self._list(self.request("GET", "/api/v1/schedules", query={"task": task}), "schedules")
 
     def run_schedule(self, name: str, *, at: datetime | None = None, again: bool = False) -> Payload:
-        """Make the job of a nominal time now; by default of this moment. Raises `Conflict` if the time has fired, unless
-        `again`."""
+        """Make the job of a nominal time now; by default of this moment.
+
+        Raises `Conflict` if the time has fired, unless `again`.
+        """
         body = {"at": None if at is None else at.isoformat(), "again": again}
         payload: Payload = self.request("POST", f"/api/v1/schedules/{quote(name, safe='')}/run", body=body)
         return payload
@@ -320,14 +322,16 @@ class Client:
     def resume_schedule(self, name: str, *, catch_up: bool = False) -> Payload:
         """Make jobs again; `catch_up` treats the times of the pause as missed ones."""
         path = f"/api/v1/schedules/{quote(name, safe='')}/resume"
-        payload: Payload = self.request("POST", path, body={"catch_up": catch_up}, repeatable=True)
+        payload: Payload = self.request("POST", path, query={"catch_up": catch_up}, repeatable=True)
         return payload
 
     def backfill(
         self, task: str, first: str | None = None, last: str | None = None, *, keys: Sequence[str] = (), **fields: Any
     ) -> Payload:
-        """Load slices of a task from the first to the last, or those of `keys`; fields as in `POST /api/v1/backfills`, such
-        as `mode`, `concurrency` and `dry_run`. Returns the `plan` and the `backfill`."""
+        """Load slices of a task from the first to the last, or those of `keys`. Returns the `plan` and the `backfill`.
+
+        Fields are those of `POST /api/v1/backfills`, such as `mode`, `concurrency` and `dry_run`.
+        """
         slices = {"list": list(keys)} if keys else {"from": first, "to": last}
         payload: Payload = self.request("POST", "/api/v1/backfills", body={"task": task, "slices": slices, **fields})
         return payload

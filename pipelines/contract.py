@@ -16,7 +16,7 @@ from pipelines.partitions import Daily, Hourly, Listed, Monthly, Partitions, Wee
 from pipelines.retry import DEFAULT, ErrorMatcher, Fail, Policy, RetryAction, Rule, Rules, Snooze
 from pipelines.retry import policy_from_json as read_policy
 from pipelines.retry import policy_to_json as show_policy
-from pipelines.schedules import schedule, schedules_of
+from pipelines.schedules import check_schedule_name, schedule, schedules_of
 from pipelines.task import (
     Breaker,
     Command,
@@ -178,6 +178,7 @@ class Pipelines:
             more = {"task": task.name} | ({} if slices is None else {"partitions": slices.to_json()})
             for declaration in schedules_of(task.call):
                 name = declaration.name or task.name
+                check_schedule_name(name)  # where it is the task's
                 if name in declared:
                     other = declared[name]["task"]
                     raise ValueError(

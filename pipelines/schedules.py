@@ -31,7 +31,7 @@ _RANGES = {
     "max_attempts": (1, _INT4_MAX),
     "time_limit_sec": (1, _INT4_MAX),
 }
-_MAX_NAME_LENGTH, _MAX_DATASETS, _MAX_DATASET_BYTES, _MAX_EXCLUDED = 200, 20, 500, 1_000
+_MAX_NAME_BYTES, _MAX_DATASETS, _MAX_DATASET_BYTES, _MAX_EXCLUDED = 200, 20, 500, 1_000
 _ATTRIBUTE = "__dataloader_schedules__"
 F = TypeVar("F", bound="Callable[..., Any] | Task")
 
@@ -79,8 +79,8 @@ class ScheduleDeclaration:
             raise TypeError(f"off is True or False, not {self.off!r}")
         for name in ("name", "zone", "queue", "lock_key"):
             _check_text(name, getattr(self, name))
-        if self.name is not None and len(self.name) > _MAX_NAME_LENGTH:
-            raise ValueError(f"name has at most {_MAX_NAME_LENGTH} characters, not {len(self.name)}")
+        if self.name is not None:
+            check_schedule_name(self.name)
         if len(self.excluded) > _MAX_EXCLUDED:
             raise ValueError(f"excluded has at most {_MAX_EXCLUDED:,} days, not {len(self.excluded):,}")
         self._check_template()
@@ -281,6 +281,12 @@ def _parse_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"args are no JSON: {error}") from None
     return copy
+
+
+def check_schedule_name(name: str) -> None:
+    """Raises ValueError unless a schedule can have this name, which is part of addresses."""
+    if not name.strip() or len(name.encode("utf-8", "surrogatepass")) > _MAX_NAME_BYTES or "/" in name:
+        raise ValueError(f"a schedule's name is a text of 1 to {_MAX_NAME_BYTES} bytes without a slash, not {name!r}")
 
 
 def _check_text(name: str, value: object) -> None:

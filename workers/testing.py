@@ -37,8 +37,9 @@ def drain(
 ) -> list[Job]:
     """Run all ready jobs of these queues until none is left, with real claims and settlements.
 
-    With `now` schedules fire too: those of the table and those in the code of `pipelines`, each time up to `now` in
-    turn, as if the clock had moved there, and those of datasets that the jobs update. Jitter does not matter.
+    With `now` schedules fire too, those of the table and those that `pipelines` declare: each nominal time from the
+    database's present time to `now`, in order, and after updates of datasets. A job of a schedule with jitter starts at
+    once. Schedules that are paused or `off` do not fire.
 
     Returns each job as it was after its run, in the order of running. Jobs that are retried later, or whose key is
     locked, stay as they are. No lease is renewed: a job has its `lease_ttl_sec`. Raises AssertionError after `max_jobs`
@@ -78,10 +79,12 @@ class _ScheduleClock:
         known = {schedule.name for schedule in self._schedules.list_by_name()}
         begin = self._schedules.now()
         for declared in tasks.declared_schedules():
-            definition = {name: value for name, value in declared["definition"].items() if name != "off"}
-            if declared["name"] not in known:
-                next_at = None if definition.get("kind") == "dataset" else begin
-                self._schedules.create(declared["name"], declared["task"], definition, Times(begin, next_at))
+            if declared["name"] in known:
+                continue
+            definition = dict(declared["definition"])
+            is_off = definition.pop("off", False)
+            times = Times(begin, None if definition["kind"] == "dataset" else begin)
+            self._schedules.create(declared["name"], declared["task"], definition, times, is_paused=is_off)
 
     def advance(self, until: datetime) -> bool:
         """Fire the schedules of the next time that is not later; False: there is none."""

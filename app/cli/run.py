@@ -116,7 +116,8 @@ def run_task_in_foreground(
     part: str | None = None,
 ) -> tuple[Settlement, bool]:
     """Run a task to its end; return how it ended, and whether it was interrupted. `upstream` has the results of its
-    parents by their keys, for a local run. `logical_at` or the slice `part` says what it is for; its args are a template then.
+    parents by their keys, for a local run. `logical_at` or the slice `part` says what the job is for; its args are a
+    template then.
 
     Raises DataloaderError if the task is unknown or its args are invalid, or an error of the database.
     """

@@ -26,6 +26,8 @@ from app.wording import format_count
 from dataloader._address import DEFAULT_URL
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from app.config import Settings
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound

@@ -22,9 +22,9 @@ from app.web.problems import InvalidRequest, ProblemCode, RequestRejected
 from app.web.schemas import field_errors
 from pipelines.contract import Pipelines
 from pipelines.schedule_definition import ScheduleDefinition, definition_from, scheduled_job
+from pipelines.schedules import check_schedule_name
 
 MAX_CALENDAR_ENTRIES = 5_000
-_NAME_BYTES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +119,10 @@ class ScheduleEditor:
 
     def create(self, name: str, values: Mapping[str, Any], *, is_paused: bool) -> Schedule:
         """Raises InvalidRequest and ScheduleExists."""
-        if not name.strip() or len(name.encode("utf-8", "surrogatepass")) > _NAME_BYTES or "/" in name:
-            raise InvalidRequest([FieldError("name", f"is a text of 1 to {_NAME_BYTES} bytes without a slash")])
+        try:
+            check_schedule_name(name)
+        except ValueError as error:
+            raise InvalidRequest([FieldError("name", str(error))]) from None
         definition = self.validate(values)
         self._require_job(name, definition)
         now = self.schedules.now()

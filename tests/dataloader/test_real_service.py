@@ -12,6 +12,8 @@ import psycopg2
 import pytest
 
 from dataloader import Client, Conflict, Refused, enqueue
+from pipelines.contract import Pipelines
+from pipelines.partitions import Daily
 from tests.support import Databases
 from tests.support.api_server import serving
 from tests.support.queue_fixture import QueueFixture
@@ -25,7 +27,13 @@ def dsn(databases: Databases) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def url(dsn: str) -> Iterator[str]:
-    with serving(dsn) as address:
+    known = Pipelines()
+
+    @known.register("load a/b", queue="q", lock_key="load:{day}", partitions=Daily("2026-01-01"))
+    def load(args):
+        pass
+
+    with serving(dsn, known) as address:
         yield address
 
 
@@ -37,7 +45,9 @@ def client(url: str) -> Client:
 @pytest.fixture
 def queue(dsn: str) -> Iterator[QueueFixture]:
     fixture = QueueFixture(dsn)
-    fixture.sql("TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_bulk, dl_queues")
+    fixture.sql(
+        "TRUNCATE dl_jobs, dl_job_events, dl_workers, dl_bulk, dl_queues, dl_schedules, dl_slices, dl_backfills CASCADE"
+    )
     yield fixture
     fixture.close()
 
@@ -106,6 +116,48 @@ def test_wait_returns_the_final_state(client, queue):
     queue.queue.cancel(job_id)
 
     assert client.wait(job_id)["status"] == "canceled"
+
+
+def test_a_schedule_is_run_paused_and_resumed(client, queue):
+    name, path = "load each day?", "/api/v1/schedules/load%20each%20day%3F"
+    definition = {
+        "task": "load a/b",
+        "kind": "cron",
+        "expression": "0 6 * * *",
+        "zone": "UTC",
+        "args": {"day": "{partition}"},
+    }
+    client.request("PUT", path, body=definition)
+    assert client.request("GET", path)["name"] == name
+    at = datetime(2026, 1, 2, 6, tzinfo=UTC)
+
+    made = client.run_schedule(name, at=at)
+    with pytest.raises(Conflict):
+        client.run_schedule(name, at=at)
+    again = client.run_schedule(name, at=at, again=True)
+    paused = client.pause_schedule(name, "audit")
+    (listed,) = client.schedules(task="load a/b")
+    resumed = client.resume_schedule(name, catch_up=True)
+
+    assert queue.job(UUID(made["job_id"])).args == {"day": "2026-01-01"}
+    assert again["job_id"] is not None
+    assert paused["paused_reason"] == listed["paused_reason"] == "audit"
+    assert resumed["paused_at"] is None
+    assert client.schedules(task="other") == []
+
+
+def test_a_backfill_makes_slices(client, queue):
+    planned = client.backfill("load a/b", "2026-01-01", "2026-01-04", args={"day": "{partition}"}, dry_run=True)
+    assert client.backfills() == []
+    made = client.backfill("load a/b", "2026-01-01", "2026-01-04", args={"day": "{partition}"}, concurrency=2)
+    listed = client.backfill("load a/b", keys=["2026-01-09"], args={"day": "{partition}"})
+
+    assert (planned["plan"]["selected"], planned["backfill"]) == (4, None)
+    assert made["backfill"]["concurrency"] == 2
+    assert [one["backfill_id"] for one in client.backfills(task="load a/b")] == [
+        listed["backfill"]["backfill_id"], made["backfill"]["backfill_id"],
+    ]  # fmt: skip
+    assert client.slices("load a/b", state="queued") == []
 
 
 def test_metrics_are_text(client, queue):

@@ -149,6 +149,17 @@ def test_partial_has_a_schedule_and_a_subclass_has_not_that_of_its_base(known):
     assert [*definitions(known)] == ["base", "partial"]
 
 
+def test_a_task_whose_name_no_schedule_can_have_needs_one_of_its_own(known):
+    known.register("a/b")(schedule(every=60)(lambda args: None))
+
+    with pytest.raises(ValueError, match="without a slash, not 'a/b'"):
+        known.declared_schedules()
+
+    named = Pipelines()
+    named.register("a/b")(schedule(every=60, name="a b")(lambda args: None))
+    assert list(definitions(named)) == ["a b"]
+
+
 def test_args_are_a_copy(known):
     args = {"days": ["x"]}
     known.register("t")(schedule(every=60, args=args)(lambda args: None))
@@ -186,7 +197,8 @@ def test_task_without_schedule_declares_none(known):
         ({"after": [7]}, "a dataset in after is a text"),
         ({"after": ["x" * 501]}, "at most 500 bytes"),
         ({"name": ""}, "name is a text"),
-        ({"name": "x" * 201}, "name has at most 200 characters"),
+        ({"name": "x" * 201}, "name is a text of 1 to 200 bytes without a slash"),
+        ({"name": "a/b"}, "without a slash, not 'a/b'"),
         ({"zone": 3}, "zone is a text"),
         ({"gap": "before"}, "gap is one of after, skip, not 'before'"),
         ({"fold": "last"}, "fold is one of first, second, both"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
+from app.admin.schedules import Schedules, Times
 from app.queue.job import Status
-from pipelines.contract import Pipelines, Snooze, Stop, StopReason
+from pipelines.contract import Pipelines, Snooze, Stop, StopReason, schedule
 from tests.support.queue_fixture import QueueFixture
 from workers.testing import drain
 
@@ -89,3 +92,61 @@ def test_drain_refuses_to_run_without_end(queue_db, dsn, tasks):
 
     with pytest.raises(AssertionError, match="3 jobs were run"):
         drain(dsn, tasks, ["q"], max_jobs=3)
+
+
+# ── schedules ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_drain_fires_schedules_in_the_order_of_their_times(queue_db, dsn):
+    known = Pipelines()
+
+    @known.register("hourly", queue="q", lock_key="h")
+    @schedule("30 * * * *", zone="UTC", jitter=600)
+    def hourly(args, ctx):
+        if ctx.logical_at.hour % 2:
+            ctx.produced("hours")
+
+    @known.register("after", queue="q", lock_key="a")
+    @schedule(after=["hours"])
+    def after(args):
+        pass
+
+    @known.register("off", queue="q", lock_key="o")
+    @schedule("0 * * * *", off=True)
+    def off(args):
+        pass
+
+    begin = Schedules(queue_db.session).now().replace(minute=30, second=0, microsecond=0)
+    first = begin + timedelta(hours=24)  # a time that does not come while the test runs
+    created_at = first - timedelta(minutes=1)
+    fields = {"kind": "cron", "expression": "30 * * * *", "zone": "UTC", "args": {"of": "people"}, "lock_key": "t"}
+    Schedules(queue_db.session).create("table", "hourly", fields | {"queue": "q"}, Times(created_at, first))
+
+    ran = drain(dsn, known, ["q"], now=first + timedelta(hours=1, minutes=29))
+
+    assert all(job.status is Status.SUCCEEDED for job in ran)
+    runs = [(job.lock_key, job.logical_at) for job in ran if job.logical_at is not None]
+    in_code = [at for key, at in runs if key == "h"]
+    assert in_code == [in_code[0] + timedelta(hours=n) for n in range(len(in_code))]
+    assert in_code[-1] == first + timedelta(hours=1)
+    assert [at for key, at in runs if key == "t"] == in_code[-2:]
+    hourly_times = [at for key, at in runs if key in "ht"]
+    assert hourly_times == sorted(hourly_times)
+    keys = [key for key, _ in runs]
+    updated = [{n for n, run in enumerate(runs) if run[1] == at and run[0] in "ht"} for at in in_code if at.hour % 2]
+    assert [keys[max(positions) + 1] for positions in updated] == ["a"] * len(updated)
+    assert keys.count("a") == len(updated)
+    assert "off" not in {job.task for job in ran}
+    assert drain(dsn, known, ["q"], now=first + timedelta(hours=1, minutes=29)) == []
+
+
+def test_drain_to_a_time_before_the_next_fires_nothing(queue_db, dsn):
+    known = Pipelines()
+
+    @known.register("yearly", queue="q", lock_key="y")
+    @schedule("0 0 1 1 *")
+    def yearly(args):
+        pass
+
+    assert drain(dsn, known, ["q"], now=datetime(2020, 1, 1, tzinfo=UTC)) == []
+    assert drain(dsn, known, ["q"]) == []

@@ -13,6 +13,7 @@ import pytest
 
 from app.cli import skeleton
 from app.db import schema
+from pipelines.schedule_definition import slice_live_key
 from tests.app.cli.test_watch import ON_A_TERMINAL
 from tests.support import Process, eventually
 from tests.support.databases import query_value
@@ -22,6 +23,8 @@ TASKS = """
 import logging, time
 from pathlib import Path
 from pipelines.contract import register
+from pipelines.partitions import Daily
+from pipelines.schedules import schedule
 
 @register("talks")
 def talks(args, ctx):
@@ -69,6 +72,12 @@ def writes(args, ctx):
     with ctx.transaction(final=True) as connection:
         connection.cursor().execute("CREATE TABLE written (x int)")
     ctx.enqueue("keyed", {"id": 1})
+
+@register("dated", lock_key="dated:{day}", partitions=Daily("2026-01-01", zone="Europe/Moscow"))
+@schedule("0 6 * * *", zone="Europe/Moscow", args={"day": "{partition}", "at": "{logical_at:%d.%m. %H:%M}"})
+def dated(args, ctx):
+    interval = None if ctx.interval is None else [ctx.interval.start.isoformat(), ctx.interval.end.isoformat()]
+    return [args, ctx.partition, interval, ctx.logical_at.isoformat()]
 
 @register("connects")
 def connects(args, ctx):
@@ -266,6 +275,60 @@ def test_a_database_that_goes_away_is_waited_for(interrupted, server):
         eventually(lambda: "canceled" in process.text, message=lambda: process.text)
 
         assert process.wait() == 130
+
+
+# ── what a job is for ───────────────────────────────────────────────────────────────────────────────────────────────
+
+JANUARY_31 = ["2026-01-30T21:00:00+00:00", "2026-01-31T21:00:00+00:00"]  # in Moscow
+
+
+@pytest.mark.parametrize("where", ["--local", None])
+def test_a_slice_is_loaded_by_hand(ran, dsn, where):
+    options = ["dated", "--slice", "2026-01-31", *([where] if where else [])]
+
+    out, err, code = ran(*options, DL_DB_DSN=dsn)
+
+    assert code == 0, err
+    at = JANUARY_31[1]
+    assert json.loads(out) == [{"day": "2026-01-31", "at": "01.02. 00:00"}, "2026-01-31", JANUARY_31, at]
+    if where is None:
+        assert query_value(dsn, "SELECT task || partition_key || state FROM dl_slices") == "dated2026-01-31succeeded"
+
+
+def test_a_nominal_time_has_the_interval_of_its_schedule(ran, dsn):
+    out, err, code = ran("dated", "--logical-at", "2026-02-01T03:00:00Z", "--arg", "day={partition}", DL_DB_DSN=dsn)
+
+    assert code == 0, err
+    assert json.loads(out) == [{"day": "2026-01-31"}, "2026-01-31", JANUARY_31, "2026-02-01T03:00:00+00:00"]
+
+
+def test_a_slice_that_another_job_loads_is_refused(ran, dsn):
+    key = slice_live_key("dated", "2026-01-31")
+    values = f"('q', 'dated', 'k', '{key}')"
+    job_id = query_value(dsn, f"INSERT INTO dl_jobs (queue, task, lock_key, live_key) VALUES {values} RETURNING job_id")
+
+    _, err, code = ran("dated", "--slice", "2026-01-31", DL_DB_DSN=dsn)
+
+    assert code == 4
+    assert f"another job loads this slice: {job_id}" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("dated", "--slice", "2026-02-30"), "2026-02-30"),
+        (("dated", "--slice", "2025-12-31"), "2025-12-31"),
+        (("talks", "--slice", "2026-01-31"), "the task 'talks' declares no partitions"),
+        (("talks", "--logical-at", "2026-01-31T00:00:00Z", "--arg", "day={partition}"), "partition"),
+        (("dated", "--slice", "2026-01-31", "--arg", "day={nothing}"), "nothing"),
+    ],
+)
+def test_what_does_not_exist_is_refused_before_the_start(ran, options, message):
+    _, err, code = ran(*options, "--local")
+
+    assert code == 4, err
+    assert message in err
+    assert "Traceback" not in err
 
 
 # ── new-pipeline ────────────────────────────────────────────────────────────────────────────────────────────────────
