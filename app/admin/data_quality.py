@@ -13,6 +13,7 @@ from app.db.statements import Executor
 from app.errors import DatasetNotFound
 
 _MAX_CHECKS_OF_JOB = 1_000
+_MAX_DATASETS_OF_JOB = 200
 _MAX_CHECKS_OF_TASK = 100  # different names
 
 
@@ -57,6 +58,17 @@ class DatasetEvent:
     task: str
     at: datetime
     job_id: UUID
+    partition_key: str
+    rows: int | None
+
+
+@dataclass(frozen=True)
+class JobDataset:
+    """A dataset that a run of a job that succeeded updated (`produced`) or read (`consumed`)."""
+
+    dataset: str
+    kind: str
+    at: datetime
     partition_key: str
     rows: int | None
 
@@ -117,6 +129,11 @@ class DataQuality:
         """The checks of a job's attempts, in their order."""
         rows = self._execute("job_checks", {"job_id": str(job_id), "limit": _MAX_CHECKS_OF_JOB})
         return [from_row(CheckResult, row) for row in rows]
+
+    def datasets_of_job(self, job_id: UUID) -> list[JobDataset]:
+        """The datasets that a job's runs updated and read, in their order."""
+        rows = self._execute("job_datasets", {"job_id": str(job_id), "limit": _MAX_DATASETS_OF_JOB})
+        return [from_row(JobDataset, row) for row in rows]
 
     def checks_of_task(self, task: str, *, name: str | None = None, limit: int = 30) -> TaskChecks:
         """The last results of each check of a task, or of one."""

@@ -7,6 +7,13 @@ SELECT name, at, job_id, attempt, partition_key, value, low, high, median, outco
  ORDER BY check_id
  LIMIT %(limit)s::int;
 
+-- name: job_datasets
+SELECT dataset, kind, at, partition_key, rows
+  FROM dl_dataset_events
+ WHERE job_id = %(job_id)s::uuid
+ ORDER BY event_id
+ LIMIT %(limit)s::int;
+
 -- name: task_checks
 -- The last results of each check of a task, whose names are found by a loose scan.
 WITH RECURSIVE names AS (

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from app.admin.data_quality import CheckResult, DataQuality
+from app.admin.data_quality import CheckResult, DataQuality, JobDataset
 from app.admin.statistics import SAMPLED_PAGES, UNSUCCESSFUL
 from app.db.encoding import array, as_uuid, from_row, validate_text
 from app.db.statements import Executor
@@ -201,7 +201,7 @@ class JobDetail(JobSummary):
     because a parent did not end as it asked. `logical_at` is the time it is for, and
     `interval_start` to `interval_end` the data it is to load. `unknown_task`: it is deferred, since no live worker
     knows its task. `lock_holder`: the job that has its lock key while it waits. `checks`: the data checks of its
-    attempts, `links`: addresses by name, as its task reported them."""
+    attempts, `datasets`: what its runs updated and read, `links`: addresses by name, as its task reported them."""
 
     args: dict[str, Any]
     lease_ttl_sec: int
@@ -235,6 +235,7 @@ class JobDetail(JobSummary):
     follow_up_jobs: list[RelatedJob]
     lock_holder: RelatedJob | None
     checks: list[CheckResult]
+    datasets: list[JobDataset]
     links: dict[str, str]
 
 
@@ -386,6 +387,7 @@ class JobSearch:
             follow_up_jobs=self._related_jobs("children", job_id, limit=_MAX_FOLLOW_UPS_SHOWN),
             lock_holder=next(iter(lock_holders), None),
             checks=self._quality.checks_of_job(job_id),
+            datasets=self._quality.datasets_of_job(job_id),
             links=_links_in(job.progress),
         )
 

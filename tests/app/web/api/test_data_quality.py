@@ -54,6 +54,21 @@ def test_job_has_its_checks_and_links(client, record):
     assert (job["links"], job["warnings"]) == ({"report": "https://host/x"}, 1)
 
 
+def test_job_has_its_datasets(client, record):
+    job_id = record(datasets=(use("warehouse.sales", rows=7), use("bank.rates", "consumed")))
+
+    job = client.get(f"/api/v1/jobs/{job_id}").json
+    page = client.get(f"/jobs/{job_id}").text
+
+    assert [(d["dataset"], d["kind"], d["rows"]) for d in job["datasets"]] == [
+        ("bank.rates", "consumed", None), ("warehouse.sales", "produced", 7),
+    ]  # fmt: skip
+    assert '<a href="/datasets/warehouse.sales">warehouse.sales</a>' in page
+    assert "updated " in page
+    assert "read " in page
+    assert client.get(f"/api/v1/jobs/{record()}").json["datasets"] == []
+
+
 def test_jobs_are_filtered_by_warnings(client, record):
     warned, passed = record(checks=(check("rows", 7, "warned"),)), record(checks=(check("rows", 7),))
 
