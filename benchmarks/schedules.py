@@ -17,6 +17,9 @@ job.
 
 *Slices*: a backfill of 100,000 slices (`--slices`) by one process: slices per second, and next to it INSERTs of as many
 plain jobs by the same groups; then the dashboard's pages of it, in milliseconds, next to a probe's.
+
+*Claim*: a claim of one of 1,000 plain jobs: alone, with a limit set, and where a backfill of another queue has made as
+many slices, of which the last ones are queued. A backfill has a limit, so the third is compared to the second.
 """
 
 from __future__ import annotations
@@ -30,11 +33,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import Any
+from uuid import UUID
 
 import psycopg2
 
@@ -46,6 +50,7 @@ from app.db.pool import Pool
 from app.errors import DatabaseUnavailable
 from app.queue.jobs import JobQueue
 from app.web import WebOptions, create_app
+from benchmarks import depth
 from benchmarks.place import benchmark_server, describe_environment, fresh_database, query_value
 from benchmarks.rounds import Cell, format_ratio, format_table, make_parser, median, quantile, run_rounds
 from pipelines.contract import Pipelines
@@ -85,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long lateness is measured")
     parser.add_argument("--race", type=float, default=20.0, help="seconds of the race")
     parser.add_argument("--slices", type=int, default=100_000, help="slices of the backfill")
+    parser.add_argument("--claims", type=int, default=300, help="claims of each kind")
     parser.add_argument("--racer", metavar="DSN", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.racer:
@@ -92,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[Sequence[Cell]] = []
     with benchmark_server() as (server_dsn, _):
         print(describe_environment(server_dsn))
+        options.server_dsn = server_dsn
         for part in options.parts:
             with fresh_database(server_dsn) as dsn:
                 rows += PARTS[part](dsn, options)
@@ -265,29 +272,22 @@ def race_until_killed(dsn: str) -> None:
 def measure_slices(dsn: str, options: argparse.Namespace) -> list[Sequence[Cell]]:
     tasks = Pipelines()
     tasks.register("noop")(lambda args: None)
-    first = datetime(2000, 1, 1, tzinfo=UTC)
-    last = first + timedelta(hours=options.slices)
-    slices = {"unit": "hour", "zone": "UTC", "start": first.isoformat()[:13], "end": last.isoformat()[:13]}
     made_sec = plain_sec = 0.0
     with closing(Session(dsn, application_name="bench")) as session:
-        backfills = Backfills(session)
-        template = definition_from({"task": "noop", "expression": "@daily", "queue": "bench"}, zone="UTC").to_json()
-        backfill = backfills.create("noop", queue="bench", slices=slices, total=options.slices, template=template)
+        backfills, backfill_id = Backfills(session), create_backfill(session, "bench", options.slices)
         duty = BackfillsDuty(session, tasks, default_lease_sec=60)
-        while (found := backfills.get(backfill.backfill_id)).made < options.slices:
+        while (found := backfills.get(backfill_id)).made < options.slices:
             began = time.perf_counter()
             duty.run()
             made_sec += time.perf_counter() - began
-            made = backfills.get(backfill.backfill_id).made - found.made
+            made = backfills.get(backfill_id).made - found.made
             query_value(dsn, _END_JOBS)
             began = time.perf_counter()
             query_value(dsn, _INSERT_PLAIN, made)
             plain_sec += time.perf_counter() - began
             query_value(dsn, "DELETE FROM dl_jobs WHERE status = 'queued'")
     query_value(dsn, "VACUUM ANALYZE dl_slices")
-    pages = time_pages(
-        dsn, tasks, ["/health", f"/backfills/{backfill.backfill_id}", "/tasks/noop/slices", "/backfills"]
-    )
+    pages = time_pages(dsn, tasks, ["/health", f"/backfills/{backfill_id}", "/tasks/noop/slices", "/backfills"])
     rates = {"plain jobs, one INSERT a group": options.slices / plain_sec, "slices": options.slices / made_sec}
     base = next(iter(rates.values()))
     return [
@@ -300,6 +300,57 @@ def measure_slices(dsn: str, options: argparse.Namespace) -> list[Sequence[Cell]
             for n, (name, cost) in enumerate(pages)
         ),
     ]
+
+
+def create_backfill(session: Session, queue: str, count: int) -> UUID:
+    first = datetime(2000, 1, 1, tzinfo=UTC)
+    last = first + timedelta(hours=count)
+    slices = {"unit": "hour", "zone": "UTC", "start": first.isoformat()[:13], "end": last.isoformat()[:13]}
+    template = definition_from({"task": "noop", "expression": "@daily", "queue": queue}, zone="UTC").to_json()
+    return Backfills(session).create("noop", queue=queue, slices=slices, total=count, template=template).backfill_id
+
+
+def measure_claim(dsn: str, options: argparse.Namespace) -> list[Sequence[Cell]]:
+    ready = 1_000
+    names = (
+        f"claim, {ready:,} ready",
+        f"claim, {ready:,} ready, a limit set",
+        f"claim, next to {options.slices:,} slices of another queue",
+    )
+    with ExitStack() as ends:
+        places = [
+            ends.enter_context(depth.open_database(options.server_dsn, dsn, n, depth.QueueContent(name, ready)))
+            for n, name in enumerate(names)
+        ]
+        query_value(places[1].dsn, "INSERT INTO dl_limits (name, concurrency) VALUES ('warehouse', 2)")
+        make_slices(places[2].dsn, options.slices)
+        for place in places[:2]:
+            query_value(place.dsn, "VACUUM ANALYZE")
+        sides: dict[str, Callable[[], float]] = {
+            place.content.name: partial(depth.time_claim, place, 1) for place in places
+        }
+        costs = [median(values) for values in run_rounds(sides, options.claims, warm_up=20).values()]
+    ratios = (1.0, costs[1] / costs[0], costs[2] / costs[1])  # a backfill is a limit: the second is its yardstick
+    goals = (None, None, "≤ 1.05")
+    return [
+        [name, cost, "ms", format_ratio(ratio), goal]
+        for name, cost, ratio, goal in zip(names, costs, ratios, goals, strict=True)
+    ]
+
+
+def make_slices(dsn: str, count: int) -> None:
+    """Make all slices of a backfill; end the jobs of all but the last step."""
+    tasks = Pipelines()
+    tasks.register("noop")(lambda args: None)
+    with closing(Session(dsn, application_name="bench")) as session:
+        backfills, backfill_id = Backfills(session), create_backfill(session, "others", count)
+        duty = BackfillsDuty(session, tasks, default_lease_sec=60)
+        while True:
+            duty.run()
+            if backfills.get(backfill_id).made >= count:
+                break
+            query_value(dsn, f"{_END_JOBS} AND queue = 'others'")
+    query_value(dsn, "VACUUM ANALYZE")
 
 
 def time_pages(dsn: str, tasks: Pipelines, paths: Sequence[str]) -> list[tuple[str, float]]:
@@ -323,6 +374,7 @@ PARTS: dict[str, Callable[[str, argparse.Namespace], list[Sequence[Cell]]]] = {
     "burst": measure_burst,
     "race": measure_race,
     "slices": measure_slices,
+    "claim": measure_claim,
 }
 
 if __name__ == "__main__":

@@ -64,12 +64,26 @@ def test_flow(run, monkeypatch, part, count):
 
 
 def test_schedules(run):
-    rows = run(schedules.main, "--schedules", "60", "--every", "6", "--seconds", "1", "--race", "2", "--slices", "700")
+    rows = run(
+        schedules.main,
+        "--schedules",
+        "60",
+        "--every",
+        "6",
+        "--seconds",
+        "1",
+        "--race",
+        "2",
+        "--slices",
+        "700",
+        "--claims",
+        "2",
+    )
 
-    assert [row[0].partition(",")[0] for row in rows[-7:-4]] == [
+    assert [row[0].partition(",")[0] for row in rows[-10:-7]] == [
         "race: 16 processes", "700 plain jobs", "700 slices",
     ]  # fmt: skip
-    assert all(ratio(row[3]) > 0 for row in (*rows[:-7], *rows[-6:]))
+    assert all(ratio(row[3]) > 0 for row in (*rows[:-10], *rows[-9:]))
 
 
 def test_heartbeat(run):
