@@ -807,6 +807,8 @@ CREATE TABLE dl_limits (
     changed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT dl_limits_chk_rate CHECK ((rate IS NULL) = (per_sec IS NULL) AND (burst IS NULL OR rate IS NOT NULL))
 );
+-- Limits that count jobs which do not name them.
+CREATE INDEX dl_limits_unnamed_idx ON dl_limits (name) WHERE starts_with(name, 'queue:') OR starts_with(name, 'task:');
 
 -- When the next start of a rate would be due if all were evenly spaced (GCRA: theoretical arrival time).
 CREATE TABLE dl_limit_starts (

@@ -117,7 +117,7 @@ SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',' ORDER B
 -- claims the first `claim_limit` of the rest. With `take_session_locks` the keys' session locks are taken too, for the life of
 -- each run: a former owner that lost its lease but not its session still holds one, and the job is blocked. They outlive a claim
 -- that fails: its sender must then close the session. A paused queue yields no job, and a limited one no more than it has free
--- slots. A job whose limit is full becomes limited: dl_apply_limits, which is called only if any limit is set. A lease shorter
+-- slots. A job whose limit is full becomes limited: dl_apply_limits, called only if a limit may count one of the jobs. A lease shorter
 -- than `min_lease_sec`, which is what the process can renew in time, is lengthened to that, in the row too: reapers and renewals
 -- read the row. A process that was frozen while another took over its name claims nothing: it has not learned of that yet.
 -- Every row has the claim hint: `skipped` rows that were scanned in vain, because they were blocked or limited or their key
@@ -127,6 +127,7 @@ SELECT set_config('dl.candidates', coalesce(string_agg(job_id::text, ',' ORDER B
 -- nothing was claimed.
 WITH candidates AS MATERIALIZED (
     SELECT j.job_id, j.priority, j.created_at, j.waits_on, hashtext(j.lock_key)::bigint AS key_hash,
+           j.limits IS NOT NULL OR j.waits_on IS NOT NULL AS names_limits,
            CASE WHEN %(in_turn)s::bool THEN array_position(string_to_array(current_setting('dl.candidates', true), ',')::uuid[], j.job_id) END AS turn,
            row_number() OVER (PARTITION BY j.lock_key ORDER BY j.priority, j.created_at, j.job_id) > 1
            OR EXISTS (SELECT FROM dl_jobs r WHERE r.lock_key = j.lock_key AND r.status = 'running') AS is_busy
@@ -141,7 +142,9 @@ WITH candidates AS MATERIALIZED (
 ), limited AS MATERIALIZED (
     SELECT dl_apply_limits((SELECT array_agg(job_id ORDER BY n) FROM first),
                            (SELECT array_agg(waits_on) FROM candidates WHERE is_busy AND waits_on IS NOT NULL)) AS job_id
-     WHERE EXISTS (SELECT FROM dl_limits) OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed')
+     WHERE EXISTS (SELECT FROM dl_limits) AND EXISTS (SELECT FROM candidates WHERE names_limits)
+        OR EXISTS (SELECT FROM dl_limits WHERE starts_with(name, 'queue:') OR starts_with(name, 'task:'))
+        OR EXISTS (SELECT FROM dl_breakers WHERE state <> 'closed')
 ), selected AS MATERIALIZED (
     SELECT job_id, priority, created_at, waits_on, key_hash, n,
            CASE WHEN %(take_session_locks)s::bool THEN pg_try_advisory_lock(key_hash) ELSE true END AS is_free

@@ -14,6 +14,8 @@ CREATE INDEX dl_jobs_slice_idx ON dl_jobs (task, partition_key, created_at) WHER
 
 ALTER TABLE dl_workers ADD COLUMN schedules text[] NOT NULL DEFAULT '{}';
 
+CREATE INDEX dl_limits_unnamed_idx ON dl_limits (name) WHERE starts_with(name, 'queue:') OR starts_with(name, 'task:');
+
 CREATE TABLE dl_schedules (
     schedule_id     uuid        PRIMARY KEY DEFAULT dl_new_id(),
     name            text        NOT NULL UNIQUE CHECK (name <> '' AND octet_length(name) <= 200),
