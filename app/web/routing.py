@@ -57,6 +57,7 @@ class Operation:
     html_responses: Mapping[int, str] | None = None
     if_match: bool = False
     max_body_bytes: int | None = None  # None: as set for the app
+    refuse_form: Callable[[Mapping[str, Any], Exception], Any] | None = None  # None: an invalid form is a problem
 
     @property
     def required_scopes(self) -> RequiredScopes:
@@ -131,7 +132,12 @@ class ApiBlueprint:
         def view(**path: Any) -> Response:
             models: list[BaseModel] = []
             if operation.form is not None:
-                models.append(_parse_form(operation.form))
+                try:
+                    models.append(_parse_form(operation.form))
+                except InvalidRequest as error:
+                    if operation.refuse_form is None:
+                        raise
+                    return respond(operation.refuse_form(path, error))
             elif operation.body is not None:
                 if operation.max_body_bytes is not None:
                     request.max_content_length = operation.max_body_bytes

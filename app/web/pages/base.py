@@ -5,28 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
-from flask import Response, render_template, request
+from flask import Response, g, render_template, request
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.admin.api_keys import Scope
 from app.errors import BulkNotFound, DatabaseUnavailable, DataloaderError, JobNotFound, SchemaError
 from app.log.masking import MASK
 from app.queue.job import Status
-from app.web.auth.guard import current_actor
+from app.web.auth.guard import CSRF_FIELD, current_actor
 from app.web.json_io import FieldError, InvalidJson, parse
 from app.web.options import WebOptions
+from app.web.problems import InvalidRequest
 from app.web.routing import HTML, ApiBlueprint, Handler
 from app.wording import format_count
 
 SEEN_HEADER, VERSION_HEADER = "X-Seen", "X-Version"  # of the live part that the browser has, and of the response
 ACTION_RESPONSES = {303: "Redirect to the changed resource; without a session to /login.", 409: "Why it failed."}
+REFUSED_FORM_RESPONSES = ACTION_RESPONSES | {422: "The page of the form, with a message at each refused field."}
 _Choice = TypeVar("_Choice", bound=str)
 FormText = Annotated[str, Field(max_length=1000)]
 _FRAGMENT_HEADER = "HX-Request"
@@ -47,11 +50,60 @@ class FormModel(BaseModel):
 
 
 class InvalidForm(ValueError):
-    """A field of a form or an address holds no valid value."""
+    """A field of a form or an address holds no valid value. `errors` names the fields, where they are known."""
+
+    def __init__(self, message: str, *, errors: Iterable[FieldError] = ()) -> None:
+        super().__init__(message)
+        self.errors = tuple(errors)
 
     @classmethod
     def from_errors(cls, errors: Iterable[FieldError]) -> InvalidForm:
-        return cls("; ".join(f"{error.field}: {error.message}" for error in errors))
+        known = tuple(errors)
+        return cls("; ".join(f"{error.field}: {error.message}" for error in known), errors=known)
+
+    @classmethod
+    def at_field(cls, field: str, message: str) -> InvalidForm:
+        return cls.from_errors([FieldError(field, message)])
+
+
+@dataclass(frozen=True)
+class FormState:
+    """What a form shows: nothing at first; after a refusal what the user entered, and the message of each field."""
+
+    action: str  # the name of its operation
+    is_refused: bool = False
+    values: Mapping[str, str] = field(default_factory=dict)
+    errors: Sequence[FieldError] = ()
+    reason: str = ""  # of the whole form
+
+    def value(self, name: str, default: Any = "") -> Any:
+        """What the user entered, or the default before a refusal."""
+        return self.values.get(name, "" if self.is_refused else default)
+
+    def field_id(self, name: str) -> str:
+        return f"{self.action}-{name}"
+
+    def error(self, name: str) -> str:
+        """The message of a field; the path within the field goes before it."""
+        found = (error for error in self.errors if _form_field(error.field) == name)
+        return "; ".join(
+            f"{error.field[len(name) :].lstrip('.')} {error.message}" if error.field != name else error.message
+            for error in found
+        )
+
+    @property
+    def invalid_fields(self) -> list[str]:
+        """The fields of the form that have a message, in the order of the form."""
+        with_errors = {_form_field(error.field) for error in self.errors}
+        return [name for name in self.values if name in with_errors]
+
+    @property
+    def general_errors(self) -> list[str]:
+        """What is wrong with no field of the form."""
+        found = [
+            f"{error.field}: {error.message}" for error in self.errors if _form_field(error.field) not in self.values
+        ]
+        return [*found, self.reason] if self.reason else found
 
 
 class Formatter:
@@ -179,35 +231,69 @@ class PageRenderer:
 
         return register
 
-    def action(self, path: str, *, page_url: str, **options: Any) -> Callable[[Handler], Handler]:
-        """Register a form action: it changes something and redirects to its page, or answers why it failed."""
+    def action(
+        self, path: str, *, page_url: str, page: Callable[..., Response] | None = None, **options: Any
+    ) -> Callable[[Handler], Handler]:
+        """Register a form action: it changes something and redirects to its page, or answers why it failed.
+
+        `page` is the page of the form: after a refusal it is rendered with what the user entered and the message at
+        each field (`form_of` in its template), as 422, or as 409 where no field is at fault. It is called with the
+        arguments of the path.
+        """
 
         def register(handler: Handler) -> Handler:
+            def refuse(path_args: Mapping[str, Any], error: Exception) -> Response:
+                page_path = page_url.format(**path_args)
+                if page is None or isinstance(error, UNAVAILABLE_ERRORS):
+                    return self.render_failure(error, back_url=page_path)
+                return self._render_refusal(page, path_args, error, action=handler.__name__, page_path=page_path)
+
             @wraps(handler)
             def act(*args: Any, **kwargs: Any) -> Response:
-                next_url = page_url.format(**kwargs)
                 try:
                     response: Response | None = handler(*args, **kwargs)
                 except (JobNotFound, BulkNotFound):
                     raise
                 except (DataloaderError, InvalidForm) as error:
-                    return self.render_failure(error, back_url=next_url)
-                return response or redirect_to(next_url)
+                    return refuse(kwargs, error)
+                return response or redirect_to(page_url.format(**kwargs))
 
             post = self.blueprint.post(
-                path, response=str, media_type=HTML, html_responses=ACTION_RESPONSES, scope=Scope.OPERATE, **options
+                path,
+                response=str,
+                media_type=HTML,
+                html_responses=ACTION_RESPONSES if page is None else REFUSED_FORM_RESPONSES,
+                scope=Scope.OPERATE,
+                refuse_form=None if page is None else refuse,
+                **options,
             )
             post(act)
             return handler
 
         return register
 
+    @staticmethod
+    def _render_refusal(
+        page: Callable[..., Response], path_args: Mapping[str, Any], error: Exception, *, action: str, page_path: str
+    ) -> Response:
+        """Render the page of a form that was refused."""
+        errors = getattr(error, "errors", ())
+        values = {name: value for name, value in request.form.items() if name != CSRF_FIELD}
+        g.refused_form = FormState(action, True, values, errors, "" if errors else str(error))
+        g.page_path = page_path
+        response = page(**path_args)
+        is_invalid = isinstance(error, InvalidForm | InvalidRequest)
+        response.status_code = HTTPStatus.UNPROCESSABLE_ENTITY if is_invalid else HTTPStatus.CONFLICT
+        return response
+
     def render(self, template: str, *, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> Response:
         is_fragment = request.headers.get(_FRAGMENT_HEADER) == "true"
         text = render_template(
             f"pages/{template}",
             base="fragment.html" if is_fragment else "layout.html",
-            current_url=request.full_path.rstrip("?"),
+            current_url=g.get("page_path") or request.full_path.rstrip("?"),
+            form_of=_form_of,
+            refused_form=g.get("refused_form"),
             formatter=self.formatter,
             options=self.options,
             can_operate=can_operate(),
@@ -219,10 +305,21 @@ class PageRenderer:
             return Response(status=HTTPStatus.NO_CONTENT)
         return Response(text, status=status, content_type="text/html; charset=utf-8", headers={VERSION_HEADER: version})
 
-    def render_failure(self, error: DataloaderError | ValueError, *, back_url: str) -> Response:
+    def render_failure(self, error: Exception, *, back_url: str) -> Response:
         """Answer a form action that failed, with the reason and a link back."""
         status = HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, UNAVAILABLE_ERRORS) else HTTPStatus.CONFLICT
         return self.render("action_failed.html", status=status, reason=str(error), back_url=back_url)
+
+
+def _form_of(action: str) -> FormState:
+    """The state of the form of an action, in the template of its page."""
+    refused: FormState | None = g.get("refused_form")
+    return refused if refused is not None and refused.action == action else FormState(action)
+
+
+def _form_field(path: str) -> str:
+    """The field of a form that holds this path."""
+    return path.partition(".")[0].partition("[")[0]
 
 
 def redirect_to(path: str) -> Response:
@@ -246,35 +343,35 @@ def parse_priority(raw: str) -> int | None:
     if not raw.strip():
         return None
     if not raw.strip().isdecimal() or int(raw) > 2**31 - 1:
-        raise InvalidForm(f"priority: {raw!r} is not a whole number from 0 to 2147483647")
+        raise InvalidForm.at_field("priority", f"{raw!r} is not a whole number from 0 to 2147483647")
     return int(raw)
 
 
-def parse_time(field: str, raw: str, zone: str) -> datetime | None:
+def parse_time(name: str, raw: str, zone: str) -> datetime | None:
     """Parse a time; without an offset it is in the zone of the pages. None: the field is empty."""
     if not raw.strip():
         return None
     try:
         moment = datetime.fromisoformat(raw.strip())
     except ValueError:
-        raise InvalidForm(f"{field}: {raw!r} is not a time such as 2026-11-21 or 2026-11-21T18:30") from None
+        raise InvalidForm.at_field(name, f"{raw!r} is not a time such as 2026-11-21 or 2026-11-21T18:30") from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=ZoneInfo(zone))
 
 
-def parse_json(field: str, text: str, max_depth: int) -> tuple[Any, list[FieldError]]:
+def parse_json(name: str, text: str, max_depth: int) -> tuple[Any, list[FieldError]]:
     """Parse the JSON of a form field; return the value with the errors."""
     try:
         parsed = parse(text.encode("utf-8", "replace"), max_depth=max_depth)
     except InvalidJson as error:
-        return None, [FieldError(field, str(error).replace("the body", "it"))]
-    return parsed.value, [FieldError(field, error.message) for error in parsed.errors]
+        return None, [FieldError(name, str(error).replace("the body", "it"))]
+    return parsed.value, [FieldError(name, error.message) for error in parsed.errors]
 
 
-def parse_json_object(field: str, text: str, max_depth: int) -> tuple[dict[str, Any], list[FieldError]]:
-    value, errors = parse_json(field, text, max_depth)
+def parse_json_object(name: str, text: str, max_depth: int) -> tuple[dict[str, Any], list[FieldError]]:
+    value, errors = parse_json(name, text, max_depth)
     if isinstance(value, dict):
         return value, errors
-    return {}, errors or [FieldError(field, "is not a JSON object such as {}")]
+    return {}, errors or [FieldError(name, "is not a JSON object such as {}")]
 
 
 def progress_summary(

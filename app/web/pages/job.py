@@ -105,23 +105,23 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) 
             can_clone=can_operate() and current_actor().can_trigger(job.task, job.queue),
         )
 
-    @pages.action("/jobs/<job:job_id>/cancel", page_url=_PAGE_URL, problems=_NOT_FOUND)
+    @pages.action("/jobs/<job:job_id>/cancel", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
     def submit_job_cancel(job_id: str) -> None:
         """Cancel this job."""
         queue.cancel(parse_job_id(job_id))
 
-    @pages.action("/jobs/<job:job_id>/retry", page_url=_PAGE_URL, problems=_NOT_FOUND)
+    @pages.action("/jobs/<job:job_id>/retry", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
     def submit_job_retry(job_id: str) -> None:
         """Queue this job again."""
         queue.retry(parse_job_id(job_id))
 
-    @pages.action("/jobs/<job:job_id>/delete", page_url=_PAGE_URL, problems=_NOT_FOUND)
+    @pages.action("/jobs/<job:job_id>/delete", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
     def submit_job_delete(job_id: str) -> Response:
         """Delete this finished job."""
         editor.delete(parse_job_id(job_id))
         return redirect_to("/jobs")
 
-    @pages.action("/jobs/<job:job_id>/edit", form=EditForm, page_url=_PAGE_URL, problems=_NOT_FOUND)
+    @pages.action("/jobs/<job:job_id>/edit", form=EditForm, page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
     def submit_job_edit(form: EditForm, job_id: str) -> None:
         """Change this queued job."""
         parsed_id = parse_job_id(job_id)
@@ -135,7 +135,7 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) 
 
     problems = (*_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS)
 
-    @pages.action("/jobs/<job:job_id>/clone", form=CloneForm, page_url=_PAGE_URL, problems=problems)
+    @pages.action("/jobs/<job:job_id>/clone", form=CloneForm, page_url=_PAGE_URL, page=show_job, problems=problems)
     def submit_job_clone(form: CloneForm, job_id: str) -> Response:
         """Create a job like this one, with other args."""
         original = search.get_with_version(parse_job_id(job_id)).job
