@@ -28,7 +28,7 @@ CREATE TABLE dl_schema (
     applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     serves_from int
 );
-INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (7, 'by hand', 4);
+INSERT INTO dl_schema (version, fingerprint, serves_from) VALUES (8, 'by hand', 4);
 
 -- ── Types ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -2858,7 +2858,9 @@ CREATE TABLE dl_alert_rules (
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     dataset     text,
     by_time     text        CHECK (by_time ~ '^([01][0-9]|2[0-3]):[0-5][0-9]$'),  -- of a dataset: when its update is due
-    zone        text                                                             -- of by_time; NULL: UTC
+    zone        text,                                                            -- of by_time; NULL: UTC
+    muted_until timestamptz,                                                     -- until then its new alerts are not delivered
+    muted_by    text
 );
 
 -- The last time at which the clock of the zone showed `by_time`. In a zone that the server does not know it is that of UTC: one
@@ -2889,7 +2891,10 @@ CREATE TABLE dl_alerts (
     detail     text        NOT NULL,
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     seen_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    ended_at   timestamptz
+    ended_at   timestamptz,
+    sent_at    timestamptz DEFAULT clock_timestamp(),  -- when its deliveries were created; NULL: its rule was muted
+    acknowledged_at timestamptz,
+    acknowledged_by text
 );
 CREATE UNIQUE INDEX dl_alerts_firing_idx
     ON dl_alerts (coalesce(rule_id, '00000000-0000-0000-0000-000000000000'), kind, subject) WHERE ended_at IS NULL;
@@ -2975,6 +2980,8 @@ CREATE TABLE dl_audit (
 );
 CREATE INDEX dl_audit_subject_idx ON dl_audit (subject_id, audit_id);
 CREATE INDEX dl_audit_at_idx ON dl_audit USING brin (at);
+-- All but triggers, which are the larger part.
+CREATE INDEX dl_audit_changes_idx ON dl_audit (audit_id) WHERE subject <> 'job' OR before IS NOT NULL OR after IS NULL;
 
 -- The actor of this transaction: dl.audit_context, if the account may write the audit itself; NULL if it sets none. Of any
 -- other account, whatever it has set, the account: the triggers have the owner's rights, and would write any name
@@ -3121,6 +3128,10 @@ CREATE OR REPLACE TRIGGER dl_deliveries_audit AFTER UPDATE OF earlier_attempts O
 CREATE OR REPLACE TRIGGER dl_alert_rules_audit AFTER INSERT OR UPDATE OR DELETE ON dl_alert_rules
     FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
     EXECUTE FUNCTION dl_audit_row('alert_rule', 'rule_id', 'rule_id,created_at', '');
+
+CREATE OR REPLACE TRIGGER dl_alerts_audit AFTER UPDATE OF acknowledged_at ON dl_alerts
+    FOR EACH ROW WHEN (current_setting('dl.audit_context', true) <> '')
+    EXECUTE FUNCTION dl_audit_row('alert', 'alert_id', 'seen_at,value,detail', '');
 
 -- Old entries are deleted by this function alone: a role that may call it cannot remove what it just did.
 CREATE OR REPLACE FUNCTION dl_audit_prune(period interval, max_rows int) RETURNS bigint

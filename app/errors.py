@@ -155,6 +155,11 @@ class RuleNotFound(DataloaderError):
         super().__init__(f"there is no alert rule {rule_id}")
 
 
+class AlertNotFound(DataloaderError):
+    def __init__(self, alert_id: UUID) -> None:
+        super().__init__(f"there is no firing alert {alert_id}; a resolved one cannot be acknowledged")
+
+
 class RuleExists(DataloaderError):
     def __init__(self, name: str) -> None:
         super().__init__(f"an alert rule named {name!r} is there already; change that one, or choose another name")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import from_row, validate_texts
+from app.db.encoding import as_uuid, from_row, validate_texts
 from app.db.statements import Executor
-from app.errors import RuleExists, RuleNotFound
+from app.errors import AlertNotFound, RuleExists, RuleNotFound
 
 
 class RuleKind(StrEnum):
@@ -44,11 +44,18 @@ class AlertRule:
     dataset: str | None
     by_time: str | None
     zone: str | None
+    muted_until: datetime | None  # until then its new alerts are not delivered
+    muted_by: str | None
+
+    @property
+    def is_muted(self) -> bool:
+        return self.muted_until is not None and self.muted_until > datetime.now(UTC)
 
 
 @dataclass(frozen=True)
 class FiredAlert:
-    """An alert; `subject` is the task, queue, job or worker that it is about."""
+    """An alert; `subject` is the task, queue, job or worker that it is about. `sent_at`: when it was given to the
+    webhooks; null while its rule is muted."""
 
     alert_id: UUID
     rule_id: UUID | None
@@ -62,6 +69,9 @@ class FiredAlert:
     started_at: datetime
     last_checked_at: datetime
     resolved_at: datetime | None
+    sent_at: datetime | None
+    acknowledged_at: datetime | None
+    acknowledged_by: str | None
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,11 @@ class Alerts:
         values = {"threshold": threshold, "window_sec": window_sec, "min_runs": min_runs, "active": active}
         return from_row(AlertRule, self._single_row("change_alert_rule", rule_id, **values))
 
+    def mute(self, rule_id: UUID, *, mute_sec: float, muted_by: str) -> AlertRule:
+        """Deliver no new alert of a rule for so long; 0 ends the mute."""
+        row = self._single_row("mute_alert_rule", rule_id, mute_sec=mute_sec, muted_by=muted_by)
+        return from_row(AlertRule, row)
+
     def remove(self, rule_id: UUID) -> None:
         self._single_row("remove_alert_rule", rule_id)
 
@@ -130,6 +145,18 @@ class Alerts:
         """List firing alerts, or all, newest first; `before` is the last one of the previous page."""
         parameters = {"firing": firing, "before": before and str(before), "limit": limit}
         return [from_row(FiredAlert, row) for row in self._execute("alerts", parameters)]
+
+    def acknowledge(self, alert_id: UUID, *, acknowledged_by: str) -> FiredAlert:
+        """Note who takes care of a firing alert. Raises AlertNotFound if it does not fire."""
+        parameters = {"alert_id": str(alert_id), "acknowledged_by": acknowledged_by}
+        rows = self._execute("acknowledge_alert", parameters)
+        if not rows:
+            raise AlertNotFound(alert_id)
+        return from_row(FiredAlert, rows[0])
+
+    def firing_hours(self) -> dict[UUID, list[int]]:
+        """Of each rule the hours of the last day in which it fired, as hours before now."""
+        return {as_uuid(row[0]): row[1] for row in self._execute("alert_hours")}
 
     def counts(self) -> dict[str, int]:
         """The number of firing alerts by kind."""

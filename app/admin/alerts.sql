@@ -6,10 +6,12 @@ INSERT INTO dl_alert_rules (name, kind, queue, task, threshold, window_sec, min_
 VALUES (%(name)s::text, %(kind)s::text, %(queue)s::text, %(task)s::text, %(threshold)s::float8, %(window_sec)s::float8,
         %(min_runs)s::int, %(dataset)s::text, %(by_time)s::text, %(zone)s::text)
     ON CONFLICT (name) DO NOTHING
-RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone;
+RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone,
+          muted_until, muted_by;
 
 -- name: alert_rules
-SELECT rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone
+SELECT rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone,
+       muted_until, muted_by
   FROM dl_alert_rules
  WHERE (%(rule_id)s::uuid IS NULL OR rule_id = %(rule_id)s::uuid)
  ORDER BY name;
@@ -22,20 +24,50 @@ UPDATE dl_alert_rules
        min_runs = coalesce(%(min_runs)s::int, min_runs),
        active = coalesce(%(active)s::bool, active)
  WHERE rule_id = %(rule_id)s::uuid
-RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone;
+RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone,
+          muted_until, muted_by;
+
+-- name: mute_alert_rule
+-- For `mute_sec`; 0 ends the mute. An alert that fires meanwhile is delivered when the mute ends, if it still fires then.
+UPDATE dl_alert_rules
+   SET muted_until = CASE WHEN %(mute_sec)s::float8 > 0 THEN clock_timestamp() + make_interval(secs => %(mute_sec)s::float8) END,
+       muted_by = CASE WHEN %(mute_sec)s::float8 > 0 THEN %(muted_by)s::text END
+ WHERE rule_id = %(rule_id)s::uuid
+RETURNING rule_id, name, kind, queue, task, threshold, window_sec, min_runs, active, created_at, dataset, by_time, zone,
+          muted_until, muted_by;
 
 -- name: remove_alert_rule
 -- The next check resolves the alerts of the removed rule.
 DELETE FROM dl_alert_rules WHERE rule_id = %(rule_id)s::uuid RETURNING rule_id;
 
 -- name: alerts
-SELECT alert_id, rule_id, kind, name, subject, queue, task, value, detail, started_at, seen_at, ended_at
+SELECT alert_id, rule_id, kind, name, subject, queue, task, value, detail, started_at, seen_at, ended_at, sent_at, acknowledged_at, acknowledged_by
   FROM dl_alerts
  WHERE (ended_at IS NULL OR NOT %(firing)s::bool)
    AND (%(before)s::uuid IS NULL
         OR (started_at, alert_id) < (SELECT b.started_at, b.alert_id FROM dl_alerts b WHERE b.alert_id = %(before)s::uuid))
  ORDER BY started_at DESC, alert_id DESC
  LIMIT %(limit)s::int;
+
+-- name: acknowledge_alert
+-- No row: there is no such alert, or it is resolved. The first acknowledgement is kept.
+UPDATE dl_alerts
+   SET acknowledged_at = coalesce(acknowledged_at, clock_timestamp()),
+       acknowledged_by = CASE WHEN acknowledged_at IS NULL THEN %(acknowledged_by)s::text ELSE acknowledged_by END
+ WHERE alert_id = %(alert_id)s::uuid AND ended_at IS NULL
+RETURNING alert_id, rule_id, kind, name, subject, queue, task, value, detail, started_at, seen_at, ended_at, sent_at,
+          acknowledged_at, acknowledged_by;
+
+-- name: alert_hours
+-- Of each rule the hours of the last day in which an alert fired or began, as hours before now.
+SELECT a.rule_id, array_agg(DISTINCT h.hour ORDER BY h.hour)
+  FROM (SELECT rule_id, started_at, coalesce(ended_at, clock_timestamp()) AS ended_at FROM dl_alerts
+         WHERE rule_id IS NOT NULL AND coalesce(ended_at, clock_timestamp()) > clock_timestamp() - interval '1 day'
+         ORDER BY started_at DESC LIMIT 10000) a
+       CROSS JOIN generate_series(0, 23) AS h (hour)
+ WHERE a.started_at < clock_timestamp() - make_interval(hours => h.hour)
+   AND a.ended_at > clock_timestamp() - make_interval(hours => h.hour + 1)
+ GROUP BY a.rule_id;
 
 -- name: count_alerts
 SELECT kind, count(*) FROM dl_alerts WHERE ended_at IS NULL GROUP BY kind;
@@ -200,25 +232,29 @@ WITH RECURSIVE rules AS MATERIALIZED (
                                                          - coalesce(last.at, r.created_at))::float8 AS sec) late
      WHERE r.kind = 'stale_dataset' AND late.sec > r.threshold
 ), new_alerts AS (
-    INSERT INTO dl_alerts AS a (rule_id, kind, name, subject, queue, task, value, detail)
-    SELECT DISTINCT ON (rule_id, subject) rule_id, kind, name, subject, queue, task, value, detail
+    INSERT INTO dl_alerts AS a (rule_id, kind, name, subject, queue, task, value, detail, sent_at)
+    SELECT DISTINCT ON (rule_id, subject) rule_id, kind, name, subject, queue, task, value, detail,
+           CASE WHEN (SELECT r.muted_until FROM rules r WHERE r.rule_id = broken.rule_id) > clock_timestamp() THEN NULL
+                ELSE transaction_timestamp() END
       FROM broken
      ORDER BY rule_id, subject, value DESC
         ON CONFLICT (coalesce(rule_id, '00000000-0000-0000-0000-000000000000'), kind, subject) WHERE ended_at IS NULL
-        DO UPDATE SET seen_at = clock_timestamp(), value = excluded.value, detail = excluded.detail
-    RETURNING a.alert_id, a.xmax = 0 AS new
+        DO UPDATE SET seen_at = clock_timestamp(), value = excluded.value, detail = excluded.detail,
+                      sent_at = coalesce(a.sent_at, excluded.sent_at)
+    RETURNING a.alert_id, a.xmax = 0 AS new, a.sent_at = transaction_timestamp() AS is_due
 ), ended_alerts AS (
     UPDATE dl_alerts a
        SET ended_at = clock_timestamp()
      WHERE a.ended_at IS NULL AND a.rule_id IS NOT NULL
        AND a.seen_at < clock_timestamp() - make_interval(secs => 1.5 * %(interval_sec)s::float8)
        AND NOT EXISTS (SELECT FROM broken b WHERE b.rule_id = a.rule_id AND b.subject = a.subject)
-    RETURNING a.alert_id
+    RETURNING a.alert_id, a.sent_at
 )
 SELECT (SELECT count(*) FROM new_alerts WHERE new) AS fired,
        (SELECT count(*) FROM ended_alerts) AS resolved,
-       (SELECT dl_create_alert_deliveries(array_agg(alert_id), 'alert.firing') FROM new_alerts WHERE new) AS fired_deliveries,
-       (SELECT dl_create_alert_deliveries(array_agg(alert_id), 'alert.resolved') FROM ended_alerts) AS resolved_deliveries;
+       (SELECT dl_create_alert_deliveries(array_agg(alert_id), 'alert.firing') FROM new_alerts WHERE is_due) AS fired_deliveries,
+       (SELECT dl_create_alert_deliveries(array_agg(alert_id), 'alert.resolved') FROM ended_alerts
+         WHERE sent_at IS NOT NULL) AS resolved_deliveries;
 
 -- name: prune_alerts
 DELETE FROM dl_alerts WHERE ended_at < clock_timestamp() - make_interval(secs => %(keep_sec)s::float8);

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import click
 
-from app.cli.parsing import POSITIVE, without_none
+from app.cli import text
+from app.cli.parsing import POSITIVE, option_type, parse_duration, without_none
 from app.cli.service_options import RemoteGroup, RemoteService
 from app.cli.tables import Table
 
@@ -15,15 +17,34 @@ KINDS = (
     "failure_rate", "no_success", "queue_age", "stalled", "dead_worker", "breaker_open", "limit_starved",
     "schedule_late", "schedule_behind", "check_failed", "stale_dataset",
 )  # fmt: skip
+
+
+def _alert_state(alert: text.Payload) -> str:
+    if alert["resolved_at"]:
+        return "resolved"
+    return f"acknowledged by {alert['acknowledged_by']}" if alert["acknowledged_at"] else "firing"
+
+
+def _rule_state(rule: text.Payload) -> str:
+    if not rule["active"]:
+        return "off"
+    return f"muted until {text.format_time(rule['muted_until'])}" if _is_muted(rule) else "on"
+
+
+def _is_muted(rule: text.Payload) -> bool:
+    until = rule["muted_until"]
+    return until is not None and datetime.fromisoformat(until) > datetime.now(UTC)
+
+
 _ALERTS = Table(
-    "since=started_at, state, rule=name, detail",
-    {"state": lambda alert: "resolved" if alert["resolved_at"] else "firing"},
-    uncut="since, state",
+    "alert=alert_id, since=started_at, state, rule=name, detail",
+    {"state": _alert_state},
+    uncut="alert, since, state",
     empty_message="No alerts fire.",
 )
 _RULES = Table(
     "rule=rule_id, name, kind, threshold, queue, task, state",
-    {"threshold": lambda rule: f"{rule['threshold']:g}", "state": lambda rule: "on" if rule["active"] else "off"},
+    {"threshold": lambda rule: f"{rule['threshold']:g}", "state": _rule_state},
     uncut="rule",
     empty_message="No rules.",
 )
@@ -75,6 +96,32 @@ def alerts_edit(service: RemoteService, *, rule_id: UUID, **changes: Any) -> Non
     """Change the given options of a rule; the others stay."""
     rule = service.patch(f"{_RULES_PATH}/{rule_id}", changes)
     service.print_payload(rule, f"rule {rule['name']} is {'on' if rule['active'] else 'off'}")
+
+
+@alerts.command("mute", short_help="Deliver no new alert of a rule for a time.")
+@rule_argument
+@click.option("--for", "mute_sec", type=option_type(parse_duration), required=True,
+              help="How long: 30m, 8h, 2d.")  # fmt: skip
+def alerts_mute(service: RemoteService, *, rule_id: UUID, mute_sec: float) -> None:
+    """Deliver no new alert of a rule for a time. It is still checked, and `alerts list` shows its alerts."""
+    rule = service.post(f"{_RULES_PATH}/{rule_id}/mute", {"mute_sec": mute_sec})
+    service.print_payload(rule, f"rule {rule['name']} is {_rule_state(rule)}")
+
+
+@alerts.command("unmute", short_help="End the mute of a rule.")
+@rule_argument
+def alerts_unmute(service: RemoteService, *, rule_id: UUID) -> None:
+    """End the mute of a rule. Alerts that fire are delivered at the next check."""
+    rule = service.post(f"{_RULES_PATH}/{rule_id}/mute", {"mute_sec": 0})
+    service.print_payload(rule, f"rule {rule['name']} is {_rule_state(rule)}")
+
+
+@alerts.command("acknowledge", short_help="Note that you take care of an alert.")
+@click.argument("alert_id", type=click.UUID)
+def alerts_acknowledge(service: RemoteService, *, alert_id: UUID) -> None:
+    """Note that you take care of a firing alert; the lists show it."""
+    alert = service.post(f"/api/v1/alerts/{alert_id}/acknowledge")
+    service.print_payload(alert, f"alert {alert['alert_id']} is {_alert_state(alert)}")
 
 
 @alerts.command("remove", short_help="Remove a rule.")

@@ -22,7 +22,7 @@ from app.db.repair import Repair, schema_statements
 from app.db.statements import statements
 from app.errors import SchemaBlocked, SchemaMissing, SchemaOutdated, SchemaTooNew
 
-SCHEMA_VERSION = 7  # grows with each migration
+SCHEMA_VERSION = 8  # grows with each migration
 COMPATIBLE_FROM = 4  # the oldest version whose processes work on these tables
 
 _MIGRATION_LOCK = 1684828528  # advisory lock: two migrations of one database

@@ -68,6 +68,7 @@ class ProblemCode(Enum):
     WEBHOOK_NOT_FOUND = (404, "The webhook does not exist", "No webhook has this id.")
     DELIVERY_NOT_FOUND = (404, "The delivery does not exist", "No delivery has this id; old ones are deleted.")
     RULE_NOT_FOUND = (404, "The alert rule does not exist", "No alert rule has this id.")
+    ALERT_NOT_FOUND = (404, "The alert does not fire", "No firing alert has this id; it may be resolved.")
     RULE_EXISTS = (
         409,
         "The alert rule exists already",
@@ -221,6 +222,7 @@ BY_EXCEPTION: Mapping[type[BaseException], ProblemCode] = {
     errors.WebhookNotFound: ProblemCode.WEBHOOK_NOT_FOUND,
     errors.DeliveryNotFound: ProblemCode.DELIVERY_NOT_FOUND,
     errors.RuleNotFound: ProblemCode.RULE_NOT_FOUND,
+    errors.AlertNotFound: ProblemCode.ALERT_NOT_FOUND,
     errors.RuleExists: ProblemCode.RULE_EXISTS,
     errors.QueueDraining: ProblemCode.QUEUE_DRAINING,
     errors.GraphNotFound: ProblemCode.GRAPH_NOT_FOUND,

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from app.admin.alerts import AlertRule, Alerts, FiredAlert, RuleKind
 from app.admin.api_keys import Scope
 from app.db.statements import Executor
+from app.web.auth.guard import current_actor
 from app.web.middleware import audit_action
 from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ApiBlueprint
@@ -99,6 +100,14 @@ class AlertRuleEdit(BodyModel):
     _require_change = model_validator(mode="after")(require_change)
 
 
+class AlertMute(BodyModel):
+    """How long no new alert of a rule is delivered."""
+
+    mute_sec: Annotated[float, Field(ge=0, le=_MAX_DURATION_SEC, allow_inf_nan=False)] = Field(
+        description="The time in seconds from now; 0 ends the mute.", examples=[28_800]
+    )
+
+
 class AlertsQuery(QueryModel):
     """Which alerts to list, the newest first."""
 
@@ -162,6 +171,30 @@ def create_alerts_blueprint(executor: Executor) -> ApiBlueprint:
         rule = alerts.change(rule_id, **vars(body))
         audit_action("alert_rule.changed", rule_id=rule_id)
         return rule
+
+    @blueprint.post(
+        "/rules/<uuid:rule_id>/mute", body=AlertMute, response=AlertRule, problems=rule_problems, scope=Scope.OPERATE
+    )
+    def mute_alert_rule(body: AlertMute, rule_id: UUID) -> AlertRule:
+        """Deliver no new alert of a rule for a time.
+
+        It is still checked, and its alerts are listed. One that still fires at the end of the mute is delivered then.
+        """
+        rule = alerts.mute(rule_id, mute_sec=body.mute_sec, muted_by=current_actor().name)
+        audit_action("alert_rule.muted", rule_id=rule_id, mute_sec=body.mute_sec)
+        return rule
+
+    @blueprint.post(
+        "/<uuid:alert_id>/acknowledge",
+        response=FiredAlert,
+        problems=(ProblemCode.ALERT_NOT_FOUND,),
+        scope=Scope.OPERATE,
+    )
+    def acknowledge_alert(alert_id: UUID) -> FiredAlert:
+        """Note that the caller takes care of a firing alert. A second acknowledgement changes nothing."""
+        alert = alerts.acknowledge(alert_id, acknowledged_by=current_actor().name)
+        audit_action("alert.acknowledged", alert_id=alert_id)
+        return alert
 
     @blueprint.delete("/rules/<uuid:rule_id>", response=Deleted, problems=rule_problems, scope=Scope.OPERATE)
     def delete_alert_rule(rule_id: UUID) -> Deleted:

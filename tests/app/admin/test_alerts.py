@@ -9,7 +9,7 @@ import pytest
 from app.admin.alerts import Alerts, RuleKind
 from app.admin.data_quality import DataQuality
 from app.admin.webhooks import WebhookEvent, Webhooks
-from app.errors import RuleExists, RuleNotFound
+from app.errors import AlertNotFound, RuleExists, RuleNotFound
 from tests.support import eventually
 from tests.support.queue_fixture import QueueFixture
 
@@ -281,3 +281,49 @@ def test_a_deadline_later_today_is_that_of_yesterday(queue_db, alerts):
     age = queue_db.fetch_row("SELECT extract(epoch FROM now() - dl_last_deadline(%s, 'UTC'))::float8", by_time)
 
     assert 86_400 - 240 < age < 86_400 - 60
+
+
+def test_muted_rule_fires_without_deliveries_until_it_ends(queue_db, alerts):
+    rule = alerts.add(name="f", kind=RuleKind.FAILURE_RATE, threshold=0.2)
+    alerts.mute(rule.rule_id, mute_sec=3600, muted_by="on-call")
+    ends(queue_db, "bad", failed=3)
+
+    assert look(alerts) == (1, 0)
+    assert (alerts.rule(rule.rule_id).is_muted, alerts.all()[0].sent_at, result(queue_db)) == (True, None, [])
+    assert alerts.firing_hours() == {rule.rule_id: [0]}
+
+    alerts.mute(rule.rule_id, mute_sec=0, muted_by="on-call")
+    assert look(alerts) == (0, 0)
+    assert (alerts.rule(rule.rule_id).muted_by, result(queue_db)) == (None, [("alert.firing", "bad")])
+    assert look(alerts) == (0, 0)
+    assert len(result(queue_db)) == 1
+
+
+def test_alert_resolved_while_muted_is_reported_only_if_sent(queue_db, alerts):
+    rule = alerts.add(name="f", kind=RuleKind.FAILURE_RATE, threshold=0.2)
+    ends(queue_db, "sent", failed=3)
+    look(alerts)
+    alerts.mute(rule.rule_id, mute_sec=3600, muted_by="on-call")
+    ends(queue_db, "unsent", failed=3)
+    look(alerts)
+
+    queue_db.sql("DELETE FROM dl_statistics")
+
+    assert look(alerts) == (0, 2)
+    assert result(queue_db) == [("alert.firing", "sent"), ("alert.resolved", "sent")]
+
+
+def test_first_acknowledgement_is_kept_until_resolved(queue_db, alerts):
+    alerts.add(name="f", kind=RuleKind.FAILURE_RATE, threshold=0.2)
+    ends(queue_db, "bad", failed=3)
+    look(alerts)
+    (firing,) = alerts.all()
+
+    first = alerts.acknowledge(firing.alert_id, acknowledged_by="first")
+    assert alerts.acknowledge(firing.alert_id, acknowledged_by="second") == first
+    queue_db.sql("DELETE FROM dl_statistics")
+    look(alerts)
+
+    assert first.acknowledged_by == "first"
+    with pytest.raises(AlertNotFound):
+        alerts.acknowledge(firing.alert_id, acknowledged_by="late")

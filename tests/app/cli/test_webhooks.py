@@ -118,6 +118,13 @@ def test_a_rule_and_what_it_fires(shell: Shell, webhook_dsn: str):
     connection.close()
     assert "it stood" not in shell("alerts", "list").output
     assert "it stood" in shell("alerts", "list", "--all").output
+    (firing,) = json.loads(shell("alerts", "list", "--json").output)["alerts"]
+    assert "acknowledged by" in shell("alerts", "acknowledge", firing["alert_id"]).output
+    assert "acknowledged by" in shell("alerts", "list").output
+    shell("alerts", "edit", rule, "--on")
+    assert "is muted until" in shell("alerts", "mute", rule, "--for", "8h").output
+    assert "muted until" in shell("alerts", "rules").output
+    assert "is on" in shell("alerts", "unmute", rule).output
     assert "removed" in shell("alerts", "remove", rule).output
 
 

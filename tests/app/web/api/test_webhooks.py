@@ -244,6 +244,26 @@ def test_what_fires_is_listed_and_what_is_over_when_asked_for(hooks, dsn):
     assert len(hooks.get("/api/v1/alerts?state=all").json["alerts"]) == 2
 
 
+def test_rule_is_muted_and_alert_acknowledged_under_audit(hooks, dsn):
+    rule = hooks.post("/api/v1/alerts/rules", json=RULE).json
+    path = f"/api/v1/alerts/rules/{rule['rule_id']}"
+    connection = psycopg2.connect(dsn)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO dl_alerts (kind, name, subject, detail) VALUES ('stalled', 'a', 's', 'd')")
+    connection.close()
+    (firing,) = hooks.get("/api/v1/alerts").json["alerts"]
+    known = f"/api/v1/alerts/{firing['alert_id']}/acknowledge"
+
+    muted = hooks.post(f"{path}/mute", json={"mute_sec": 60}).json
+    assert (muted["muted_by"], muted["muted_until"] > rule["created_at"]) == ("anonymous (localhost)", True)
+    assert hooks.post(f"{path}/mute", json={"mute_sec": 0}).json["muted_until"] is None
+    assert hooks.post(f"{path}/mute", json={"mute_sec": -1}).status_code == 400
+    assert hooks.post(known).json["acknowledged_by"] == "anonymous (localhost)"
+    assert hooks.post(f"/api/v1/alerts/{rule['rule_id']}/acknowledge").json["code"] == "alert_not_found"
+    entries = hooks.get("/api/v1/audit?limit=3").json["entries"]
+    assert [entry["action"] for entry in entries] == ["acknowledge_alert", "mute_alert_rule", "mute_alert_rule"]
+
+
 def test_webhook_change_is_audited_without_its_url(hooks):
     made = add(hooks)
 
