@@ -31,6 +31,10 @@ def find_contradictions(settings: Settings, environment: Mapping[str, str]) -> I
         remedy = "the same database as the API reaches it, or remove DL_WORKER_DSN"
         error = SettingError("DL_DB_DSN", "nothing, although DL_WORKER_DSN is given", remedy)
         yield frozenset({"DL_DB_DSN", "PG_HOST"}), error
+    if settings.read_dsn is not None and settings.dsn is None:
+        remedy = "the primary of this standby, or remove DL_READ_DSN"
+        error = SettingError("DL_DB_DSN", "nothing, although DL_READ_DSN is given", remedy)
+        yield frozenset({"DL_DB_DSN", "PG_HOST"}), error
     # Otherwise jobs would go into the embedded server instead of the intended one, without a message.
     parts = [name for name in ("PG_PORT", "PG_USER", "PG_PASSWORD", "PG_DATABASE") if name in environment]
     if parts and settings.dsn is None:

@@ -108,6 +108,14 @@ class Settings(BaseSettings):
         "transaction mode: workers use LISTEN and session locks, which need a direct connection.",
         "a connection as DL_DB_DSN takes it",
     )  # fmt: skip
+    read_dsn: values.Dsn | None = setting(
+        "DL_READ_DSN", None, "A standby of the same database, for what the API and the dashboard only show: lists, "
+        "charts, logs, the audit log, metrics. The primary is asked when it is too far behind, or away.",
+        "a connection as DL_DB_DSN takes it",
+    )  # fmt: skip
+    read_max_lag_sec: float = number_setting(
+        "DL_READ_MAX_LAG_SEC", 10.0, "How old the data of that standby may be, in seconds.", 0.1, 3600
+    )
     schema_queue: values.Identifier = setting(
         "PG_SCHEMA_QUEUE",
         "public",
@@ -363,7 +371,9 @@ class Settings(BaseSettings):
     def secrets(self) -> tuple[str, ...]:
         """Values that must not be seen in any log."""
         connections = [
-            connection for connection in (self.db_dsn, self.worker_dsn, *self.targets.values()) if connection
+            connection
+            for connection in (self.db_dsn, self.worker_dsn, self.read_dsn, *self.targets.values())
+            if connection
         ]
         others = (
             self.pg_password,

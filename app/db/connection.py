@@ -76,7 +76,7 @@ def translate_dsn_errors() -> Iterator[None]:
             "write % as %25, and @ : / as %40 %3A %2F, in a password within postgresql://…; quote a value that has "
             "blanks in keyword=value pairs"
         )
-        settings = "DL_DB_DSN, DL_WORKER_DSN or DL_TARGETS"
+        settings = "DL_DB_DSN, DL_WORKER_DSN, DL_READ_DSN or DL_TARGETS"
         raise ConfigError([SettingError(settings, "a connection string that libpq cannot read", remedy)]) from None
 
 
@@ -136,6 +136,11 @@ class Timelines:
         self._lock = threading.Lock()
         self._highest: dict[str, int] = {}  # by system identifier; under the lock
 
+    def knows(self, cluster: str) -> bool:
+        """Whether a writable server of this system identifier was met."""
+        with self._lock:
+            return cluster in self._highest
+
     def check(self, cluster: str, timeline: str | None) -> None:
         """Raise OperationalError for a writable server of a timeline lower than one met before; a standby has none."""
         if timeline is None:
@@ -158,6 +163,7 @@ class AsyncConnection(ext.connection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.prepared: set[str] = set()  # names of statement parts
+        self.cluster: str | None = None  # the server's system identifier; None: its function is not permitted
         self.opened_at = self.last_used_at = time.monotonic()  # for a pool
         self._plans_discarded_at = time.monotonic()
 
@@ -237,6 +243,7 @@ def _refuse_former_primary(connection: AsyncConnection, timeout_sec: float) -> N
         if error.pgcode != INSUFFICIENT_PRIVILEGE:  # the right to the function was revoked: the timeline is not known
             raise
     else:
+        connection.cluster = rows[0][0]
         KNOWN_TIMELINES.check(*rows[0])
 
 

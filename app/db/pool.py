@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg2
+from psycopg2.extensions import make_dsn
 from psycopg2_pool import ThreadSafeConnectionPool
 
-from app.db.connection import STALE_PLAN_CODES, AsyncConnection, Row, connect, is_lost_server, translate_errors
+from app.db.connection import (
+    KNOWN_TIMELINES,
+    STALE_PLAN_CODES,
+    AsyncConnection,
+    Row,
+    connect,
+    is_lost_server,
+    translate_errors,
+)
 from app.db.statements import statements, with_audit_setting
 from app.errors import DatabaseUnavailable, PoolExhausted
 
@@ -73,6 +82,7 @@ class Pool:
         use_pool: bool = True,
         schema: str = "public",
         transactions_only: bool = False,  # a pooler gives each transaction another server session
+        standby_only: bool = False,
     ) -> None:
         self.schema = schema
         self._size, self._max_connections = size if use_pool else 0, size + overflow
@@ -80,7 +90,7 @@ class Pool:
         self._command_timeout_sec, self._max_wait_sec = command_timeout_sec, wait_sec
         self._statements = statements(schema)
         settings = {"statement_timeout": int(command_timeout_sec * 1000), "client_min_messages": "error", "jit": "off"}
-        self._transactions_only = transactions_only
+        self._transactions_only, self._standby_only = transactions_only, standby_only
         if transactions_only:  # a session setting would stay with whichever client the pooler serves next
             self._session_settings = ""
             self._transaction_settings = "".join(f"SET LOCAL {key} = {value};" for key, value in settings.items())
@@ -172,8 +182,12 @@ class Pool:
 
     def _open(self) -> AsyncConnection:
         dsn = self._dsn() if callable(self._dsn) else self._dsn
+        if self._standby_only:
+            dsn = make_dsn(dsn, target_session_attrs="standby")
         connection = connect(dsn, name=self._application_name, timeout_sec=self._connect_timeout_sec)
         try:
+            if self._standby_only and connection.cluster and not KNOWN_TIMELINES.knows(connection.cluster):
+                raise psycopg2.OperationalError("the server is a standby of another one than the queue's")
             connection.execute(f"{self._session_settings} SET timezone = 'UTC'", None, self._connect_timeout_sec)
         except BaseException:
             connection.close()

@@ -33,6 +33,7 @@ from app.runtime.startup import last_error, version
 from app.tracing import Tracer, create_tracer
 from app.web import WebOptions, create_app
 from app.web.api.metrics import DatabaseCollector
+from app.web.standby_reads import StandbyCollector, StandbyExecutor
 from pipelines import contract
 from pipelines import targets as places
 from workers.attempt import AttemptSettings
@@ -49,6 +50,7 @@ _SCHEMA_RETRY_SEC = 2.0
 _POOLER_CHECK_INTERVAL_SEC = 30.0
 MAX_BATCH_BYTES = 4 * 1024**2
 _METRICS_MAX_AGE_SEC = 15.0
+_STANDBY_TIMEOUT_SEC = 5.0  # then the primary is asked
 
 
 def set_up_logging(settings: Settings) -> None:
@@ -116,6 +118,7 @@ class Service:
             schema=settings.schema,
             transactions_only=settings.worker_dsn is not None,
         )
+        standby = self._standby_executor(pool)
         options = WebOptions(
             version=version(),
             environment=settings.environment,
@@ -129,22 +132,41 @@ class Service:
             max_streams=max(1, settings.http_threads // 8),
             auth_disabled=settings.auth == "none",
             trusted_proxies=settings.trusted_proxies,
+            max_data_age_sec=None if standby is None else settings.read_max_lag_sec,
             session_sec=settings.session_hours * 3600,
             session_secret=None if settings.session_secret is None else settings.session_secret.get_secret_value(),
             webhook_allowed_hosts=settings.webhook_allowed_hosts,
             has_webhook_secret=settings.webhook_secret is not None,
         )
         return create_app(
-            JobQueue(pool),
+            JobQueue(standby or pool),
             contract.registry,
             options,
             probe=self.probe if self._runs_workers else None,
             pool=pool,
             keys=ApiKeys(pool),
-            collectors=self.collectors(pool),
+            collectors=[*self.collectors(pool), *([] if standby is None else [StandbyCollector(standby)])],
             tracer=self.tracer,
             closing=self._stopping,
         )
+
+    def _standby_executor(self, primary: Pool) -> StandbyExecutor | None:
+        settings = self.settings
+        if settings.read_dsn is None:
+            return None
+        standby = Pool(
+            settings.read_dsn.get_secret_value(),
+            size=settings.pg_pool_size,
+            overflow=settings.pg_max_overflow,
+            recycle_sec=settings.pg_pool_recycle,
+            connect_timeout_sec=min(settings.pg_connect_timeout, _STANDBY_TIMEOUT_SEC),
+            command_timeout_sec=min(settings.pg_command_timeout, _STANDBY_TIMEOUT_SEC),
+            application_name="dataloader-read",
+            use_pool=settings.pg_use_pool,
+            schema=settings.schema,
+            standby_only=True,
+        )
+        return StandbyExecutor(primary, standby, max_lag_sec=settings.read_max_lag_sec)
 
     @cached_property
     def tracer(self) -> Tracer | None:

@@ -47,6 +47,7 @@ from app.web.middleware import RequestMetrics, RequestMiddleware, handle_error
 from app.web.options import WebOptions
 from app.web.pages import create_pages
 from app.web.schemas import trigger_request_model
+from app.web.standby_reads import MAX_LAG_KEY
 from pipelines.contract import Pipelines
 
 OPERATIONS = "dataloader.operations"  # the key of all operations in the app's extensions
@@ -75,6 +76,7 @@ def create_app(
     """
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = options.max_body_bytes
+    app.config[MAX_LAG_KEY] = options.max_data_age_sec
     app.url_map.converters |= {"job": JobIdConverter, "dataset": DatasetConverter}
     app.url_map.merge_slashes = False  # no redirects from other spellings of a path
     app.context_processor(lambda: {"actor": request.environ.get(ACTOR), "csrf_token": csrf_token()})

@@ -13,6 +13,7 @@ from pydantic_core.core_schema import StringSchema
 
 from app.web.problems import MEDIA_TYPE, Problem, ProblemCode
 from app.web.routing import FORM, HTML, JSON, OPEN, ApiBlueprint, Operation
+from app.web.standby_reads import DATA_AGE_HEADER
 
 API_VERSION = "1.0.0"
 _REF_TEMPLATE = "#/components/schemas/{model}"
@@ -222,11 +223,13 @@ def _success_response(operation: Operation) -> dict[str, Any]:
         schema = {"type": "object"}
     else:
         schema = _schema_ref(operation.response)
+    headers = {"X-Request-ID": {"description": "The request's id, sent or generated.", "schema": {"type": "string"}}}
+    if operation.standby:
+        about = "How many seconds old the data is at most, if a standby (`DL_READ_DSN`) has answered."
+        headers[DATA_AGE_HEADER] = {"description": about, "schema": {"type": "number"}}
     return {
         "description": operation.summary + ".",
-        "headers": {
-            "X-Request-ID": {"description": "The request's id, sent or generated.", "schema": {"type": "string"}}
-        },
+        "headers": headers,
         "content": {operation.media_type: {"schema": schema}},
     }
 

@@ -23,6 +23,7 @@ class WebOptions:
     has_webhook_secret: bool = False  # needed to sign webhooks of single jobs
     auth_disabled: bool = False  # every caller has all scopes
     trusted_proxies: tuple[str, ...] = ()  # addresses and networks whose forwarding headers are trusted
+    max_data_age_sec: float | None = None  # of what a standby answers; None: there is none
     session_sec: float = 12 * 3600
     session_secret: str | None = field(default=None, repr=False)  # None: a secret stored in the database
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from http import HTTPStatus
 from typing import Any, TypeVar
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, current_app, request
 from pydantic import BaseModel, ValidationError
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
@@ -16,8 +18,9 @@ from app.admin.api_keys import Scope
 from app.db.statements import acting_as
 from app.web.auth.guard import CSRF_FIELD, REQUEST_ID, authorize
 from app.web.json_io import MAX_JSON_DEPTH, FieldError, dump_json, parse
-from app.web.problems import InvalidRequest, ProblemCode
+from app.web.problems import InvalidRequest, ProblemCode, problem_code
 from app.web.schemas import field_errors
+from app.web.standby_reads import CHANGED_COOKIE, DATA_AGE_HEADER, MAX_LAG_KEY, allowing_standby
 
 JSON = "application/json"
 HTML = "text/html"
@@ -56,6 +59,7 @@ class Operation:
     scope: Scope | RequiredScopes | None = None
     html_responses: Mapping[int, str] | None = None
     if_match: bool = False
+    standby: bool = False  # the answer may be as old as a standby's data
     max_body_bytes: int | None = None  # None: as set for the app
     refuse_form: Callable[[Mapping[str, Any], Exception], Any] | None = None  # None: an invalid form is a problem
 
@@ -117,7 +121,8 @@ class ApiBlueprint:
                 **{**options, "problems": (*options.get("problems", ()), *self.problems)},
             )
             self.operations.append(operation)
-            view = _check_scope(operation, self._make_view(operation, handler))
+            view = self._make_view(operation, handler)
+            view = _check_scope(operation, _read_from_standby(view) if operation.standby else view)
             self.blueprint.add_url_rule(path, name, view, methods=[method])
             return handler
 
@@ -160,9 +165,36 @@ def _check_scope(operation: Operation, view: Callable[..., Response]) -> Callabl
         if actor is None or operation.method == "GET":
             return view(**path)
         with acting_as(actor.audit_context(operation.name, environ[REQUEST_ID])):
-            return view(**path)
+            response = view(**path)
+        if is_page and (max_lag_sec := current_app.config.get(MAX_LAG_KEY)) is not None:
+            response.set_cookie(CHANGED_COOKIE, "1", max_age=math.ceil(max_lag_sec), httponly=True, samesite="Lax")
+        return response
 
     return checked_view
+
+
+def _read_from_standby(view: Callable[..., Response]) -> Callable[..., Response]:
+    """Let a standby answer what the view reads, unless this browser has just changed something.
+
+    What is not found there may be new: the primary is asked.
+    """
+
+    def standby_view(**path: Any) -> Response:
+        if CHANGED_COOKIE in request.cookies:
+            return view(**path)
+        with allowing_standby() as reads:
+            try:
+                response = view(**path)
+            except Exception as error:
+                if reads.age_sec is None or problem_code(error).status != HTTPStatus.NOT_FOUND:
+                    raise
+            else:
+                if reads.age_sec is not None:
+                    response.headers[DATA_AGE_HEADER] = f"{reads.age_sec:.1f}"
+                return response
+        return view(**path)
+
+    return standby_view
 
 
 def _parse_form(model: type[BaseModel]) -> BaseModel:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,13 +17,13 @@ import psycopg2
 import pytest
 
 from app.db.connection import Session
-from app.db.schema import migrate
 from app.errors import DatabaseUnavailable
 from app.postgres.binaries import Choice
 from app.queue.jobs import JobQueue
 from tests.chaos.servers import Server
 from tests.support import eventually
 from tests.support.real_service import ServiceJobs, ServiceStarter, query_rows
+from tests.support.standby import Pair, primary_and_standby
 from workers.reaper import Reaper
 
 HEARTBEAT_SEC = 3.0
@@ -34,31 +32,10 @@ UNSERVED = "unserved"  # a queue whose only worker is a row of ours
 INSERT = "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args) VALUES (%s, 'q', 'test.nap', %s, %s)"
 
 
-@dataclass
-class Pair:
-    primary: Server
-    standby: Server
-
-    @property
-    def dsn(self) -> str:
-        hosts = f"{self.primary.sockets},{self.standby.sockets}"
-        return self.primary.dsn.replace(str(self.primary.sockets), hosts) + " target_session_attrs=read-write"
-
-
 @pytest.fixture
 def pair(run_folder: Path, postgres_binaries: Choice) -> Iterator[Pair]:
-    folder = Path(tempfile.mkdtemp(prefix="pair-", dir=run_folder))
-    folder.chmod(0o755)
-    made = Pair(*(Server(folder / name, binaries=postgres_binaries) for name in ("a", "b")))
-    try:
-        made.primary.create()
-        migrate(made.primary.dsn)
-        made.standby.follow(made.primary)
+    with primary_and_standby(run_folder, postgres_binaries) as made:
         yield made
-    finally:
-        made.primary.remove()
-        made.standby.remove()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass

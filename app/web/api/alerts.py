@@ -135,7 +135,7 @@ def create_alerts_blueprint(executor: Executor) -> ApiBlueprint:
     alerts = Alerts(executor)
     rule_problems = (ProblemCode.RULE_NOT_FOUND,)
 
-    @blueprint.get("", query=AlertsQuery, response=AlertList, scope=Scope.READ)
+    @blueprint.get("", query=AlertsQuery, response=AlertList, scope=Scope.READ, standby=True)
     def list_alerts(query: AlertsQuery) -> AlertList:
         """List firing alerts, or all, newest first."""
         return AlertList(alerts.all(firing=query.state == "firing", before=query.before, limit=query.limit))

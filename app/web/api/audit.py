@@ -48,7 +48,7 @@ def create_audit_blueprint(executor: Executor) -> ApiBlueprint:
     blueprint = ApiBlueprint("audit", "/api/v1", problems=DATABASE_PROBLEMS)
     audit_log = AuditLog(executor)
 
-    @blueprint.get("/audit", query=AuditQuery, response=AuditPage, scope=Scope.OPERATE)
+    @blueprint.get("/audit", query=AuditQuery, response=AuditPage, scope=Scope.OPERATE, standby=True)
     def list_audit_entries(query: AuditQuery) -> AuditPage:
         """List audit entries: which actor did what, when, from where, and what it changed.
 

@@ -73,7 +73,7 @@ def create_backfills_blueprint(editor: BackfillEditor) -> ApiBlueprint:
     ended = (ProblemCode.BACKFILL_NOT_FOUND, ProblemCode.BACKFILL_ENDED)
     outside = (ProblemCode.OUTSIDE_KEY_LIMITS,)
 
-    @blueprint.get("/backfills", query=BackfillQuery, response=BackfillList, scope=Scope.READ)
+    @blueprint.get("/backfills", query=BackfillQuery, response=BackfillList, scope=Scope.READ, standby=True)
     def list_backfills(query: BackfillQuery) -> BackfillList:
         """List backfills, newest first, with the number of their slices by state."""
         return BackfillList(editor.newest(task=query.task, limit=query.limit))
@@ -130,6 +130,7 @@ def create_backfills_blueprint(editor: BackfillEditor) -> ApiBlueprint:
         response=SliceList,
         problems=unknown,
         scope=Scope.READ,
+        standby=True,
     )
     def list_backfill_slices(query: SlicesQuery, backfill_id: UUID) -> SliceList:
         """List the slices of a backfill that have a job, by key."""
@@ -138,7 +139,9 @@ def create_backfills_blueprint(editor: BackfillEditor) -> ApiBlueprint:
             editor.backfills.slices(backfill_id=backfill_id, state=query.state, after=query.after, limit=query.limit)
         )
 
-    @blueprint.get("/tasks/<path:task>/slices", query=TaskSlicesQuery, response=SliceList, scope=Scope.READ)
+    @blueprint.get(
+        "/tasks/<path:task>/slices", query=TaskSlicesQuery, response=SliceList, scope=Scope.READ, standby=True
+    )
     def list_task_slices(query: TaskSlicesQuery, task: str) -> SliceList:
         """List the slices of a task that have had a job, by key: the state of the last one, and the last success."""
         if not current_actor().can_see_task(task):

@@ -62,7 +62,7 @@ def create_breakers_blueprint(executor: Executor) -> ApiBlueprint:
     breakers = Breakers(executor)
     unknown = (ProblemCode.BREAKER_NOT_FOUND,)
 
-    @blueprint.get("/breakers", response=BreakerList, scope=Scope.READ)
+    @blueprint.get("/breakers", response=BreakerList, scope=Scope.READ, standby=True)
     def list_breakers() -> BreakerList:
         """List the circuit breakers of tasks, those that are open or half-open first."""
         return BreakerList(breakers.statuses())

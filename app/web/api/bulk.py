@@ -140,7 +140,7 @@ def create_bulk_blueprint(executor: Executor, pipelines: Pipelines) -> ApiBluepr
         audit_action("bulk.started", bulk_id=operation.bulk_id, action=body.action, expected=body.expected)
         return _masked(operation)
 
-    @blueprint.get("/bulk", query=BulkQuery, response=BulkOperationList, scope=Scope.READ)
+    @blueprint.get("/bulk", query=BulkQuery, response=BulkOperationList, scope=Scope.READ, standby=True)
     def list_bulk_operations(query: BulkQuery) -> BulkOperationList:
         """List bulk operations, newest first."""
         return BulkOperationList([_masked(operation) for operation in operations.list(limit=query.limit)])

@@ -42,12 +42,12 @@ def create_data_quality_blueprint(executor: Executor) -> ApiBlueprint:
     blueprint = ApiBlueprint("data_quality", "/api/v1", problems=DATABASE_PROBLEMS)
     quality = DataQuality(executor)
 
-    @blueprint.get("/tasks/<path:task>/checks", query=ChecksQuery, response=TaskChecks, scope=Scope.READ)
+    @blueprint.get("/tasks/<path:task>/checks", query=ChecksQuery, response=TaskChecks, scope=Scope.READ, standby=True)
     def list_task_checks(query: ChecksQuery, task: str) -> TaskChecks:
         """List the data checks of a task by name, each with its last results, newest first."""
         return quality.checks_of_task(task, name=query.name, limit=query.limit)
 
-    @blueprint.get("/datasets", query=DatasetsQuery, response=DatasetPage, scope=Scope.READ)
+    @blueprint.get("/datasets", query=DatasetsQuery, response=DatasetPage, scope=Scope.READ, standby=True)
     def list_datasets(query: DatasetsQuery) -> DatasetPage:
         """List datasets by name: the last update of each, and how many tasks update and read it."""
         return quality.datasets(after=query.after, limit=query.limit)
@@ -58,6 +58,7 @@ def create_data_quality_blueprint(executor: Executor) -> ApiBlueprint:
         response=DatasetDetail,
         problems=(ProblemCode.DATASET_NOT_FOUND,),
         scope=Scope.READ,
+        standby=True,
     )
     def get_dataset(query: DatasetQuery, name: str) -> DatasetDetail:
         """Get a dataset: its last updates, which tasks update it, and which read it."""

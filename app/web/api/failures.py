@@ -24,7 +24,7 @@ def create_failures_blueprint(executor: Executor) -> ApiBlueprint:
     blueprint = ApiBlueprint("failures", "/api/v1", problems=DATABASE_PROBLEMS)
     failures = Failures(executor)
 
-    @blueprint.get("/failures", query=FailuresQuery, response=FailureGroups, scope=Scope.READ)
+    @blueprint.get("/failures", query=FailuresQuery, response=FailureGroups, scope=Scope.READ, standby=True)
     def list_failures(query: FailuresQuery) -> FailureGroups:
         """List failed and lost jobs, grouped by task and fingerprint of the error, largest group first.
 

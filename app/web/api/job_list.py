@@ -135,7 +135,7 @@ def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
     search, explainer, queue = JobSearch(executor), JobExplainer(executor), JobQueue(executor)
     job_problems = (ProblemCode.JOB_NOT_FOUND,)
 
-    @blueprint.get("/jobs", query=JobsQuery, response=JobList, scope=Scope.READ)
+    @blueprint.get("/jobs", query=JobsQuery, response=JobList, scope=Scope.READ, standby=True)
     def list_jobs(query: JobsQuery) -> JobList:
         """List jobs, newest first.
 

@@ -60,6 +60,7 @@ def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBluepr
         response=JobLogs,
         problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.TOO_MANY_WAITING),
         scope=Scope.READ,
+        standby=True,
     )
     def get_job_logs(query: LogsQuery, job_id: str) -> JobLogs:
         """Read a job's log: what its pipeline logs and prints, and what its command writes, in all attempts.

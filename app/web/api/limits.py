@@ -67,7 +67,7 @@ def create_limits_blueprint(executor: Executor) -> ApiBlueprint:
     limits = Limits(executor)
     unknown = (ProblemCode.LIMIT_NOT_FOUND,)
 
-    @blueprint.get("/limits", response=LimitList, scope=Scope.READ)
+    @blueprint.get("/limits", response=LimitList, scope=Scope.READ, standby=True)
     def list_limits() -> LimitList:
         """List limits: what each allows, what is used, and how many jobs wait since when.
 

@@ -26,6 +26,7 @@ from app.queue.jobs import JobQueue
 from app.web.caches import RefreshingValue, RefreshTimeout
 from app.web.options import WebOptions
 from app.web.routing import ApiBlueprint
+from app.web.standby_reads import allowing_standby, record_data_age
 
 LOG = log.get("app.web.metrics")
 OTHER_QUEUES = "other"
@@ -38,13 +39,14 @@ class QueueMetrics:
     jobs: Mapping[tuple[str, str], int]  # (queue, status) → jobs
     estimated: frozenset[tuple[str, str]]  # the keys of `jobs` whose number is an estimate
     oldest_ready_sec: Mapping[str, float]
+    age_sec: float | None  # of what a standby has answered, when it was read
 
 
 class QueueCollector(Collector):
     """Reads the queues on each scrape. Without a database the scrape has the metrics of the process only."""
 
     def __init__(self, queue: JobQueue, options: WebOptions) -> None:
-        self._counts = JobCounts(queue.executor)
+        self._queue, self._counts = queue, JobCounts(queue.executor)
         self._registered_queues = frozenset(options.queues)
         self._queue_metrics = RefreshingValue(
             self._read,
@@ -72,6 +74,8 @@ class QueueCollector(Collector):
         except Exception:  # a bug here must not remove the other metrics
             LOG.exception("metrics.failed")
             return []
+        if metrics.age_sec is not None:
+            record_data_age(metrics.age_sec + self._queue_metrics.age_sec)
         up.add_metric((), 1)
         for (queue, status), count in metrics.jobs.items():
             jobs.add_metric((queue, status), count)
@@ -85,16 +89,19 @@ class QueueCollector(Collector):
             {(queue, status.value): 0 for queue in self._registered_queues for status in Status}
         )
         estimated = set()
-        for count in self._counts.by_queue():
+        self._queue.ping()  # the primary: a standby may answer the rest
+        with allowing_standby() as reads:
+            counts, oldest_ready = self._counts.by_queue(), self._counts.oldest_ready()
+        for count in counts:
             series = (self._queue_label(count.queue), str(count.status))
             jobs[series] += count.jobs
             if not count.exact:
                 estimated.add(series)
         oldest: dict[str, float] = dict.fromkeys(self._registered_queues, 0.0)
-        for queue, seconds in self._counts.oldest_ready().items():
+        for queue, seconds in oldest_ready.items():
             label = self._queue_label(queue)
             oldest[label] = max(oldest.get(label, 0.0), seconds)
-        return QueueMetrics(jobs, frozenset(estimated), oldest)
+        return QueueMetrics(jobs, frozenset(estimated), oldest, reads.age_sec)
 
     def _queue_label(self, queue: str) -> str:
         """Callers may name any queue: unregistered ones share one label, to bound the number of series."""
@@ -205,7 +212,7 @@ def _limit_metrics(limits: Sequence[LimitStatus], breakers: Sequence[BreakerStat
 def create_metrics_blueprint(registry: CollectorRegistry) -> ApiBlueprint:
     blueprint = ApiBlueprint("metrics", "")
 
-    @blueprint.get("/metrics", response=str, media_type="text/plain", scope=Scope.READ)
+    @blueprint.get("/metrics", response=str, media_type="text/plain", scope=Scope.READ, standby=True)
     def get_metrics() -> Response:
         """Return the metrics in the text format of Prometheus.
 

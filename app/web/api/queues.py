@@ -144,7 +144,7 @@ def create_queues_blueprint(executor: Executor) -> ApiBlueprint:
         audit_action("worker.resumed", worker_id=worker_id)
         return queues.drain_worker(worker_id, draining=False)
 
-    @blueprint.get("/charts", query=ChartsQuery, response=Chart, scope=Scope.READ)
+    @blueprint.get("/charts", query=ChartsQuery, response=Chart, scope=Scope.READ, standby=True)
     def get_charts(query: ChartsQuery) -> Chart:
         """Get statistics of an hour, a day or a week: job counts, wait times, run times, failures and queue depths."""
         return statistics.chart(query.period, queue=query.queue, task=query.task)

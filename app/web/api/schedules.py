@@ -124,7 +124,7 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
     def versioned(schedule: Any) -> VersionedResponse:
         return VersionedResponse(editor.detail(schedule), str(schedule.version))
 
-    @blueprint.get("/schedules", query=ScheduleQuery, response=ScheduleList, scope=Scope.READ)
+    @blueprint.get("/schedules", query=ScheduleQuery, response=ScheduleList, scope=Scope.READ, standby=True)
     def list_schedules(query: ScheduleQuery) -> ScheduleList:
         """List schedules by name: what applies, when each fires next, and whether it is paused."""
         return ScheduleList(editor.list_details(task=query.task))
@@ -235,7 +235,12 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
         return ScheduleRun(*editor.run(name, body.at, again=body.again))
 
     @blueprint.get(
-        "/schedules/<name>/firings", query=FiringsQuery, response=FiringList, problems=unknown, scope=Scope.READ
+        "/schedules/<name>/firings",
+        query=FiringsQuery,
+        response=FiringList,
+        problems=unknown,
+        scope=Scope.READ,
+        standby=True,
     )
     def list_firings(query: FiringsQuery, name: str) -> FiringList:
         """List what became of the times of a schedule, the latest first. Times that were skipped are one entry."""
@@ -248,7 +253,9 @@ def create_schedules_blueprint(executor: Executor, pipelines: Pipelines, options
         """Show the next times of a schedule and their jobs."""
         return _preview(name, editor.definition(editor.get(name)), query)
 
-    @blueprint.get("/calendar", query=CalendarQuery, response=Calendar, problems=unknown, scope=Scope.READ)
+    @blueprint.get(
+        "/calendar", query=CalendarQuery, response=Calendar, problems=unknown, scope=Scope.READ, standby=True
+    )
     def get_calendar(query: CalendarQuery) -> Calendar:
         """Get what the schedules made in a range of time, and what they will make; at most 5,000 entries."""
         begin = query.begin or datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -94,7 +94,7 @@ def create_task_stats_blueprint(executor: Executor, pipelines: Pipelines) -> Api
     blueprint = ApiBlueprint("tasks", "/api/v1", problems=DATABASE_PROBLEMS)
     statistics = Statistics(executor)
 
-    @blueprint.get("/tasks", query=TasksQuery, response=TaskList, scope=ANY_KEY)
+    @blueprint.get("/tasks", query=TasksQuery, response=TaskList, scope=ANY_KEY, standby=True)
     def list_tasks(query: TasksQuery) -> TaskList:
         """List the tasks that this process knows, with their options and the schema of their args, and statistics.
 

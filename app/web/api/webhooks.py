@@ -191,7 +191,7 @@ def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlu
         """Send a test delivery. A worker process sends it, like all others."""
         return DeliveryQueued(webhooks.ping(webhook_id))
 
-    @blueprint.get("/deliveries", query=DeliveriesQuery, response=DeliveryList, scope=Scope.READ)
+    @blueprint.get("/deliveries", query=DeliveriesQuery, response=DeliveryList, scope=Scope.READ, standby=True)
     def list_deliveries(query: DeliveriesQuery) -> DeliveryList:
         """List deliveries, newest first."""
         return DeliveryList([_visible_delivery(delivery) for delivery in webhooks.deliveries(**vars(query))])

@@ -25,6 +25,7 @@ from app.web.json_io import FieldError, InvalidJson, parse
 from app.web.options import WebOptions
 from app.web.problems import InvalidRequest
 from app.web.routing import HTML, ApiBlueprint, Handler
+from app.web.standby_reads import data_age_sec
 from app.wording import format_count
 
 SEEN_HEADER, VERSION_HEADER = "X-Seen", "X-Version"  # of the live part that the browser has, and of the response
@@ -212,8 +213,13 @@ class PageRenderer:
         self.blueprint = ApiBlueprint(name, "")
         self.options, self.formatter = options, Formatter(options.timezone)
 
-    def page(self, path: str, *, scope: Scope = Scope.READ, **options: Any) -> Callable[[Handler], Handler]:
-        """Register a page; without a database it answers with a page that reloads."""
+    def page(
+        self, path: str, *, scope: Scope = Scope.READ, standby: bool = True, **options: Any
+    ) -> Callable[[Handler], Handler]:
+        """Register a page; without a database it answers with a page that reloads.
+
+        `standby`: what it shows may be as old as a standby's data.
+        """
 
         def register(handler: Handler) -> Handler:
             @wraps(handler)
@@ -226,7 +232,7 @@ class PageRenderer:
                     response.headers["Retry-After"] = str(_RETRY_AFTER_SEC)
                 return response
 
-            self.blueprint.get(path, response=str, media_type=HTML, scope=scope, **options)(show)
+            self.blueprint.get(path, response=str, media_type=HTML, scope=scope, standby=standby, **options)(show)
             return handler
 
         return register
@@ -297,6 +303,7 @@ class PageRenderer:
             formatter=self.formatter,
             options=self.options,
             can_operate=can_operate(),
+            data_age_sec=data_age_sec(),
             Status=Status,
             **values,
         )

@@ -79,7 +79,7 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) 
     search, explainer, editor = JobSearch(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
     request_model, apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
 
-    @pages.page("/jobs/<job:job_id>", problems=_NOT_FOUND)
+    @pages.page("/jobs/<job:job_id>", standby=False, problems=_NOT_FOUND)
     def show_job(job_id: str) -> Response:
         """Show a job with its attempts, log and events."""
         parsed_id = parse_job_id(job_id)

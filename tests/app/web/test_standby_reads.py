@@ -1,0 +1,215 @@
+"""Lists and pages from a real standby: how old they are, and what happens when it is late, paused or killed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from flask.testing import FlaskClient
+
+from app.db.connection import translate_errors
+from app.db.pool import Pool
+from app.postgres.binaries import Choice
+from app.queue.jobs import JobQueue
+from app.web import WebOptions, create_app
+from app.web.app import OPERATIONS
+from app.web.standby_reads import DATA_AGE_HEADER, StandbyCollector, StandbyExecutor, allowing_standby
+from pipelines.contract import Context, Pipelines
+from tests.support import eventually
+from tests.support.standby import Pair, primary_and_standby
+
+MAX_LAG_SEC = 3.0
+NEVER_FROM_STANDBY = {
+    "trigger_job", "cancel_job", "get_job_status", "get_job", "explain_job", "explain_task", "list_workers",
+    "stream_events", "show_job", "log_in",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair(run_folder: Path, postgres_binaries: Choice) -> Iterator[Pair]:
+    with primary_and_standby(run_folder, postgres_binaries, synchronous=False) as made:
+        yield made
+
+
+@pytest.fixture
+def executor(pair: Pair) -> Iterator[StandbyExecutor]:
+    primary = Pool(pair.primary.dsn, size=2, overflow=6)
+    standby = Pool(
+        pair.standby.dsn, size=2, overflow=6, connect_timeout_sec=2, command_timeout_sec=2, standby_only=True
+    )
+    made = StandbyExecutor(primary, standby, max_lag_sec=MAX_LAG_SEC)
+    with closing(primary), closing(standby):
+        eventually(lambda: (made.age_sec() or MAX_LAG_SEC) < 1)
+        yield made
+
+
+@pytest.fixture
+def client(executor: StandbyExecutor) -> FlaskClient:
+    pipelines = Pipelines()
+
+    @pipelines.register("noop")
+    def noop(args: dict[str, Any], ctx: Context) -> None:
+        """Do nothing."""
+
+    options = WebOptions(version="1", max_data_age_sec=MAX_LAG_SEC, metrics_max_age_sec=0)
+    app = create_app(JobQueue(executor), pipelines, options, collectors=[StandbyCollector(executor)])
+    return app.test_client(use_cookies=False)
+
+
+@pytest.fixture
+def paused(pair: Pair) -> Iterator[None]:
+    pair.standby.query("SELECT pg_wal_replay_pause()")
+    eventually(lambda: pair.standby.query("SELECT pg_get_wal_replay_pause_state()") == [("paused",)])
+    yield
+    pair.standby.query("SELECT pg_wal_replay_resume()")
+
+
+def trigger(client: FlaskClient) -> str:
+    key = str(uuid4())
+    response = client.post("/api/v1/jobs/trigger", json={"queue": "etl", "task": "noop", "lock_key": key})
+    assert response.status_code == 200, response.text
+    return str(response.get_json()["job_id"])
+
+
+def listed_ids(client: FlaskClient) -> list[str]:
+    return [job["job_id"] for job in client.get("/api/v1/jobs").get_json()["jobs"]]
+
+
+def wait_until_replayed(pair: Pair) -> None:
+    ((position,),) = pair.primary.query("SELECT pg_current_wal_lsn()::text")
+    eventually(lambda: pair.standby.query("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", position) == [(True,)])
+
+
+def test_every_standby_route_is_answered_by_the_standby(client, executor, pair):
+    job_id = trigger(client)
+    wait_until_replayed(pair)
+    operations = [op for op in client.application.extensions[OPERATIONS] if op.standby]
+    paths = [op.path for op in operations if "<" not in op.path]
+    paths += [f"/jobs/{job_id}/log", f"/api/v1/jobs/{job_id}/logs", "/tasks/noop", "/api/v1/tasks/noop/checks"]
+
+    assert {op.name for op in operations} & NEVER_FROM_STANDBY == set()
+    assert all(op.method == "GET" for op in operations)
+    assert {"list_jobs", "get_charts", "list_audit_entries", "get_job_logs", "get_metrics", "show_overview"} <= {
+        op.name for op in operations
+    }
+    before = executor.counts()["primary"]
+    for path in paths:
+        response = client.get(path)
+        assert response.status_code == 200, (path, response.text)
+        assert float(response.headers[DATA_AGE_HEADER]) <= MAX_LAG_SEC, path
+        assert executor.counts()["primary"] == before, path
+
+
+def test_other_routes_never_read_from_the_standby(client, executor):
+    job_id, before = trigger(client), executor.counts()
+
+    for path in ("status", "why", ""):
+        assert DATA_AGE_HEADER not in client.get(f"/api/v1/jobs/{job_id}/{path}".rstrip("/")).headers
+    client.post(f"/api/v1/jobs/{job_id}/cancel")
+
+    assert executor.counts() == before
+
+
+def test_paused_standby_shows_age_then_primary_answers(client, pair, paused):
+    job_id = trigger(client)
+
+    # It has not replayed the job: what it shows grows old, and the page says so.
+    assert job_id not in listed_ids(client)
+    eventually(lambda: float(client.get("/api/v1/jobs").headers.get(DATA_AGE_HEADER, 0)) > 2)
+    assert "Data from a standby" in client.get("/jobs").text
+
+    eventually(lambda: DATA_AGE_HEADER not in client.get("/api/v1/jobs").headers)
+    assert job_id in listed_ids(client)
+    assert "Data from a standby" not in client.get("/jobs").text
+    assert "dataloader_standby_up 1.0" in client.get("/metrics").text
+
+
+def test_job_just_triggered_is_found_everywhere(client, paused):
+    job_id = trigger(client)
+
+    for path in ("", "/status", "/logs", "/why", "/events"):
+        assert client.get(f"/api/v1/jobs/{job_id}{path}").status_code == 200, path
+    for path in ("", "/log"):
+        assert client.get(f"/jobs/{job_id}{path}").status_code == 200, path
+
+
+def test_browser_sees_its_own_change_at_once(client, paused):
+    browser = client.application.test_client()
+    token = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+    response = browser.post("/queues", data={"queue": "etl", "state": "paused"}, headers=token)
+    assert response.status_code == 303, response.text
+
+    shown = browser.get("/queues")
+
+    assert DATA_AGE_HEADER not in shown.headers
+    assert "etl" in shown.text
+    assert DATA_AGE_HEADER in client.get("/queues").headers
+
+
+def test_conflict_with_recovery_is_read_from_the_primary(executor, pair, monkeypatch):
+    real, asked = executor._standby.execute, []
+
+    def execute(name: str, parameters: Any = None, **options: Any) -> Any:
+        asked.append(name)
+        return real(name, parameters, **options) if name == "replication_position" else raise_conflict(pair)
+
+    monkeypatch.setattr(executor._standby, "execute", execute)
+
+    with allowing_standby() as reads:
+        assert executor.execute("ping") == [(1,)]
+        assert executor.execute("ping") == [(1,)]
+
+    assert asked.count("ping") == 1  # a request that has read from the primary stays there
+    assert reads.age_sec is None
+
+
+def raise_conflict(pair: Pair) -> Any:
+    with translate_errors(), closing(pair.primary.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("DO $$ BEGIN RAISE EXCEPTION 'conflict with recovery' USING ERRCODE = '40001'; END $$")
+
+
+def test_standby_of_another_server_is_refused(pair, monkeypatch):
+    monkeypatch.setattr("app.db.connection.KNOWN_TIMELINES._highest", {})
+    pool = Pool(pair.standby.dsn, size=1, standby_only=True)
+
+    with pytest.raises(Exception, match="a standby of another one"):
+        pool.execute("ping")
+
+
+# The last one: it ends the standby.
+def test_standby_killed_under_load_fails_no_request(client, pair, executor):
+    wait_until_replayed(pair)
+    statuses: list[int] = []
+    ages: list[str | None] = []
+    is_over = threading.Event()
+
+    def load() -> None:
+        while not is_over.is_set():
+            for path in ("/api/v1/jobs", "/jobs", "/metrics", "/api/v1/charts"):
+                response = client.application.test_client().get(path)
+                statuses.append(response.status_code)
+                ages.append(response.headers.get(DATA_AGE_HEADER))
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually(lambda: sum(age is not None for age in ages) >= 20)
+        pair.standby.kill()
+        killed_at = len(statuses)
+        eventually(lambda: len(statuses) >= killed_at + 60 and ages[-1] is None)
+        assert executor.age_sec() is None
+
+        pair.standby.start()
+        eventually(lambda: ages[-1] is not None)
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+    assert set(statuses) == {200}
