@@ -167,6 +167,16 @@ class Client:
             raise ServiceFault(f"{self.url} gave an unexpected answer: it has no graph_id")
         return payload
 
+    def graph(self, graph_id: JobId) -> Payload:
+        """Return a graph: its state, its jobs by key, and what they wait for."""
+        payload: Payload = self.request("GET", f"/api/v1/graphs/{graph_id}")
+        return payload
+
+    def cancel_graph(self, graph_id: JobId) -> Payload:
+        """Cancel the jobs of a graph that have not ended."""
+        payload: Payload = self.request("POST", f"/api/v1/graphs/{graph_id}/cancel", repeatable=True)
+        return payload
+
     def status(self, job_id: JobId) -> Payload:
         """Return status, attempt, times, progress and error of a job."""
         return self._job(self.request("GET", f"/api/v1/jobs/{job_id}/status"))
@@ -299,6 +309,14 @@ class Client:
     def queues(self) -> list[Payload]:
         """List the queues with their limits, jobs and statistics of the last hour."""
         return self._list(self.request("GET", "/api/v1/queues"), "queues")
+
+    def limits(self) -> list[Payload]:
+        """List the limits with the jobs that they count."""
+        return self._list(self.request("GET", "/api/v1/limits"), "limits")
+
+    def datasets(self, **filters: Any) -> list[Payload]:
+        """List datasets with their last update, by the filters of `GET /api/v1/datasets`."""
+        return self._list(self.request("GET", "/api/v1/datasets", query=filters), "datasets")
 
     def schedules(self, *, task: str | None = None) -> list[Payload]:
         """List the schedules with what applies, their last time and the next one."""

@@ -160,6 +160,27 @@ def test_a_backfill_makes_slices(client, queue):
     assert client.slices("load a/b", state="queued") == []
 
 
+def test_a_graph_is_read_and_canceled(client, queue):
+    jobs = [
+        {"key": "a", "queue": "q", "task": "t", "lock_key": "a"},
+        {"key": "b", "queue": "q", "task": "t", "lock_key": "b", "after": [{"job": "a"}]},
+    ]
+    graph_id = client.trigger_graph(jobs, name="nightly")["graph_id"]
+
+    graph = client.graph(graph_id)
+    client.cancel_graph(graph_id)
+
+    assert (graph["name"], len(graph["jobs"]), len(graph["edges"])) == ("nightly", 2, 1)
+    assert {job["status"] for job in client.jobs(queue="q")} == {"canceled"}
+
+
+def test_limits_and_datasets_are_listed(client, queue):
+    client.request("PUT", "/api/v1/limits/partner", body={"concurrency": 3})
+
+    assert {limit["name"]: limit["concurrency"] for limit in client.limits()}["partner"] == 3
+    assert client.datasets(limit=1) == []
+
+
 def test_metrics_are_text(client, queue):
     assert "requests_total" in client.metrics()
 
