@@ -225,7 +225,7 @@ def test_bulk_action_counts_confirms_and_runs(seen: OpenPage, client: Client):
     expect(page.locator("h1")).to_have_text("Cancel 3 jobs?")
     page.get_by_role("button", name="Cancel 3 jobs").click()
 
-    expect(page.get_by_role("status").first).to_have_text("done")
+    expect(page.get_by_role("main").get_by_role("status").first).to_have_text("done")
     expect(page.get_by_text("3 of 3 changed")).to_be_visible()
     assert {client.status(job["job_id"])["status"] for job in made} == {Status.CANCELED}
 

@@ -14,7 +14,8 @@ from flask import Response
 from app.db.statements import Executor
 from app.queue.graphs import Graph, GraphEdge, GraphJob, Graphs, critical_path, layers
 from app.web.options import WebOptions
-from app.web.pages.base import Formatter, FormModel, PageRenderer
+from app.web.pages.base import FormModel, PageRenderer
+from app.web.pages.formatter import Formatter
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 

@@ -20,7 +20,8 @@ from app.admin.statistics import PeriodStatistics, RecentRun, Statistics
 from app.db.statements import Executor
 from app.queue.job import Status
 from app.web.options import WebOptions
-from app.web.pages.base import Formatter, PageRenderer, progress_summary
+from app.web.pages.base import PageRenderer, progress_summary
+from app.web.pages.formatter import Formatter
 from app.web.routing import ApiBlueprint
 from app.wording import format_count
 
@@ -46,14 +47,13 @@ def create_overview_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("overview_page", options)
     search, queues, statistics, alerts = JobSearch(source), Queues(source), Statistics(source), Alerts(source)
     breakers = Breakers(source)
-    formatter = pages.formatter
 
     @pages.page("/")
     def show_overview() -> Response:
         """Show problems and running jobs."""
         running, stalled_sec = _running_jobs(search), search.stalled(min_sec=_STALLED_AFTER_SEC)
         starts = search.attempt_starts(running)
-        statuses, workers = queues.statuses(), queues.workers()
+        statuses, workers, formatter = queues.statuses(), queues.workers(), pages.formatter
         issues = [
             *_breaker_issues(breakers.statuses()),
             *(Issue(f"Alert {alert.name}: {alert.detail}") for alert in alerts.all(limit=_MAX_ISSUES)),

@@ -7,7 +7,7 @@
   if (!live || !bar) return;
   const status = bar.querySelector("[role=status]");
   const pauseButton = bar.querySelector("button");
-  const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium", timeZone: document.body.dataset.zone || "UTC" });
+  const format = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium", timeZone: document.body.dataset.zone || "UTC" });
   const REFRESHING = "Refreshing every 2 s";
   let version = "";
   let paused = false;
@@ -27,15 +27,15 @@
 
   const showStatus = (text, stale = false) => {
     bar.classList.toggle("stale", stale);
+    status.classList.toggle("vh", text === REFRESHING || paused);
     if (status.textContent !== text) status.textContent = text;
   };
-  const showStale = (reason) => showStatus(`${reason} Data from ${clock.format(refreshedAt)}; retrying.`, true);
+  const showStale = (reason) => showStatus(`${reason} Data from ${format.format(refreshedAt)}; retrying.`, true);
 
   bar.hidden = false;
   showStatus(REFRESHING);
   pauseButton.addEventListener("click", () => {
     paused = !paused;
-    pauseButton.setAttribute("aria-pressed", String(paused));
     pauseButton.textContent = paused ? "Resume" : "Pause";
     showStatus(paused ? "Paused" : REFRESHING);
   });
@@ -89,6 +89,18 @@
     });
   });
   document.addEventListener("htmx:error", () => showStale("No response from the server."));
+})();
+
+// The clock of the header shows the time of the server in the zone of the page, whatever this machine's clock says.
+(() => {
+  const clock = document.getElementById("clock");
+  if (!clock) return;
+  const aheadMs = Date.parse(clock.dateTime) - Date.now();
+  const zone = clock.textContent.trim().slice("16:42:10".length);
+  const format = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium", timeZone: document.body.dataset.zone });
+  setInterval(() => {
+    clock.textContent = format.format(Date.now() + aheadMs) + zone;
+  }, 1000);
 })();
 
 // The log of a job: follow new lines, and show only the lines that contain a text.

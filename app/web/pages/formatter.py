@@ -1,0 +1,120 @@
+"""Formats times, durations, counts and sizes for people."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from app.wording import format_count
+
+_UTC_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+# Characters that change the direction of the text after them; in JSON they are written as escapes.
+_BIDI_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_TIME_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+class Formatter:
+    """Formats times, durations and sizes for people."""
+
+    def __init__(self, zone: str) -> None:
+        self._zone = ZoneInfo(zone)
+        self.zone = zone
+
+    def now(self) -> datetime:
+        return datetime.now(self._zone).replace(microsecond=0)
+
+    def wall_clock(self) -> str:
+        """The current time with its zone: `16:42:10 MSK`."""
+        return f"{datetime.now(self._zone):%H:%M:%S %Z}"
+
+    def utc_offset(self) -> str:
+        """The current offset of the zone from UTC, such as `+03:00`."""
+        return datetime.now(self._zone).isoformat()[-6:]
+
+    def time(self, moment: datetime | None) -> str:
+        return "" if moment is None else moment.astimezone(self._zone).strftime("%Y-%m-%d %H:%M:%S")
+
+    def clock(self, moment: datetime | None) -> str:
+        """The time of day, with the date before it unless that is today."""
+        if moment is None:
+            return ""
+        local = moment.astimezone(self._zone)
+        today = datetime.now(self._zone).date()
+        return local.strftime("%H:%M:%S" if local.date() == today else "%d %b %H:%M:%S")
+
+    def utc(self, moment: datetime | None) -> str:
+        return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+    def localize_times(self, sentence: str) -> str:
+        """Replace times in UTC within a sentence by times in the zone of the pages."""
+        return _UTC_TIME_PATTERN.sub(
+            lambda match: self.clock(datetime.fromisoformat(match[0].replace(" UTC", "+00:00"))), sentence
+        )
+
+    def time_ago(self, moment: datetime | None) -> str:
+        if moment is None:
+            return ""
+        age_sec = (datetime.now(UTC) - moment).total_seconds()
+        return f"{self.duration(age_sec)} ago" if age_sec >= 0 else f"in {self.duration(-age_sec)}"
+
+    def duration(self, seconds: float | timedelta | None) -> str:
+        """At most two units: `3 h 20 min`."""
+        if seconds is None:
+            return ""
+        exact = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+        if exact < 1:
+            return f"{exact * 1000:.0f} ms"
+        if exact < 10:  # noqa: PLR2004 - seconds; below that the tenth counts
+            return f"{exact:.1f} s"
+        remaining, parts = round(exact), []
+        for unit_sec, unit in (*_TIME_UNITS, (1, "s")):
+            if remaining >= unit_sec:
+                parts.append(f"{remaining // unit_sec} {unit}")
+                remaining %= unit_sec
+        return " ".join(parts[:2])
+
+    @staticmethod
+    def rate(per_second: float) -> str:
+        """A rate by the second, or by the minute or hour when it is less than one."""
+        unit_sec, unit = next(
+            ((length, unit) for length, unit in ((1, "s"), (60, "min")) if per_second * length >= 1), (3_600, "h")
+        )
+        rate = per_second * unit_sec
+        return f"{rate:,.0f}/{unit}".replace(",", " ") if rate >= 10 else f"{rate:.1f}/{unit}"  # noqa: PLR2004
+
+    def elapsed(self, start: datetime | None, end: datetime | None) -> str:
+        return "" if start is None else self.duration((end or datetime.now(UTC)) - start)
+
+    @staticmethod
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:,.0f}".replace(",", " ")
+
+    @staticmethod
+    def counted(count: int, noun: str) -> str:
+        return format_count(count, noun).replace(",", " ")
+
+    @staticmethod
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{value * 100:.1f} %" if 0 < value < 0.1 else f"{value * 100:.0f} %"  # noqa: PLR2004
+
+    @staticmethod
+    def byte_size(value: float | None) -> str:
+        if value is None:
+            return ""
+        step = 0
+        while value >= 1024 and step < len(_BYTE_UNITS) - 1:  # noqa: PLR2004
+            value, step = value / 1024, step + 1
+        return f"{value:.0f} {_BYTE_UNITS[step]}" if step == 0 or value >= 10 else f"{value:.1f} {_BYTE_UNITS[step]}"  # noqa: PLR2004
+
+    @staticmethod
+    def json(value: Any) -> str:
+        return json.dumps(value, indent=2, ensure_ascii=False, default=str).translate(_BIDI_CONTROLS)
+
+    @staticmethod
+    def first_line(text: str | None, max_length: int = 160) -> str:
+        line = (text or "").strip().partition("\n")[0]
+        return line if len(line) <= max_length else line[: max_length - 1] + "…"

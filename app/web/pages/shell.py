@@ -1,0 +1,68 @@
+"""The frame around every page: navigation, environment, the zone of times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from flask import request
+
+from app.web.options import WebOptions
+from app.web.pages.formatter import Formatter
+
+ZONE_COOKIE = "dl_zone"
+_UTC = "UTC"
+
+
+@dataclass(frozen=True)
+class NavLink:
+    """A page of the side navigation and of the command palette."""
+
+    group: str
+    title: str
+    path: str
+
+    def is_current(self, path: str) -> bool:
+        return path == self.path or (self.path != "/" and path.startswith(f"{self.path}/"))
+
+
+NAVIGATION = (
+    NavLink("Work", "Overview", "/"),
+    NavLink("Work", "Jobs", "/jobs"),
+    NavLink("Work", "Failures", "/failures"),
+    NavLink("Work", "Backfills", "/backfills"),
+    NavLink("Definitions", "Tasks", "/tasks"),
+    NavLink("Definitions", "Schedules", "/schedules"),
+    NavLink("Definitions", "Calendar", "/calendar"),
+    NavLink("Definitions", "Datasets", "/datasets"),
+    NavLink("Capacity", "Queues", "/queues"),
+    NavLink("Capacity", "Workers", "/workers"),
+    NavLink("Capacity", "Limits", "/limits"),
+    NavLink("Watch", "Charts", "/charts"),
+    NavLink("Watch", "Audit", "/audit"),
+    NavLink("Settings", "API", "/docs"),
+)
+
+
+def shell_values(options: WebOptions) -> dict[str, Any]:
+    """Return what the layout shows on every page."""
+    return {"navigation": list(_groups()), "options": options, "formatter": formatter_of_request(options)}
+
+
+def formatter_of_request(options: WebOptions) -> Formatter:
+    """Return the formatter of the zone that the browser has chosen: that of the service, or UTC."""
+    return _formatter(_UTC if request.cookies.get(ZONE_COOKIE) == "utc" else options.timezone)
+
+
+@lru_cache(maxsize=8)
+def _formatter(zone: str) -> Formatter:
+    return Formatter(zone)
+
+
+def _groups() -> Iterator[tuple[str, list[NavLink]]]:
+    for group, links in groupby(NAVIGATION, key=attrgetter("group")):
+        yield group, list(links)
