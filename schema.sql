@@ -269,7 +269,8 @@ CREATE TABLE dl_job_logs (
     ts      timestamptz NOT NULL,
     level   text        NOT NULL,
     stream  text        NOT NULL,
-    line    text        NOT NULL
+    line    text        NOT NULL,
+    dropped int         -- of a note: how many lines were left out before it
 ) PARTITION BY RANGE (log_id);
 CREATE INDEX dl_job_logs_job_idx ON dl_job_logs (job_id, log_id);
 CREATE TABLE dl_job_logs_default PARTITION OF dl_job_logs DEFAULT;

@@ -37,7 +37,9 @@ _FIRST_TEXT_WINDOW_ROWS = 200  # if args and errors are searched
 _FIRST_COUNT_WINDOW_ROWS = 5_000
 _MAX_WINDOW_ROWS = 50_000
 _MAX_FOLLOW_UPS_SHOWN = 100
-_ATTEMPT_EVENT_FIELDS = {"status", "attempt", "run_id", "error", "reason", "pause_sec"}
+_ATTEMPT_EVENT_FIELDS = {
+    "status", "attempt", "run_id", "error", "reason", "pause_sec", "traceback", "error_fingerprint",
+}  # fmt: skip
 _MIN_TIME, _MAX_TIME = "-infinity", "infinity"
 _MIN_ID, _MAX_ID = UUID(int=0), UUID(int=2**128 - 1)
 
@@ -169,6 +171,8 @@ class AttemptRecord:
     outcome: str | None
     reason: str | None
     error: str | None
+    traceback: str | None  # its end, if it is long
+    error_fingerprint: str | None
     retry_in_sec: float | None
     event_fields: dict[str, Any]
 
@@ -468,6 +472,8 @@ def _attempt_from_events(started: JobEvent, ended: JobEvent | None) -> AttemptRe
         outcome=None if ended is None else ended.kind,
         reason=payload.get("reason"),
         error=payload.get("error"),
+        traceback=payload.get("traceback"),
+        error_fingerprint=payload.get("error_fingerprint"),
         retry_in_sec=payload.get("pause_sec"),
         event_fields={name: value for name, value in payload.items() if name not in _ATTEMPT_EVENT_FIELDS},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 from uuid import UUID
 
@@ -130,12 +130,17 @@ def events(service: RemoteService, *, job_id: UUID) -> None:
 @click.option("--level", type=click.Choice(text.LEVELS, case_sensitive=False), help="Only this level and above.")
 @click.option("--attempt", type=POSITIVE, help="Only lines of this attempt.")
 @click.option("--stream", type=click.Choice(["log", "stdout", "stderr", "note"]), help="Only lines of this stream.")
-def logs(service: RemoteService, *, job_id: UUID, following: bool, tail: int | None, **query: Any) -> None:
+@click.option("-o", "--output", type=click.File("w", encoding="utf-8", lazy=True), default="-",
+              help="Write the log to this file.")  # fmt: skip
+def logs(
+    service: RemoteService, *, job_id: UUID, following: bool, tail: int | None, output: TextIO, **query: Any
+) -> None:
     """Show the log of a job: what its pipeline logged and printed, and what its command wrote, of all attempts.
 
     \b
       dataloader logs JOB_ID --tail 100
       dataloader logs JOB_ID -f --level WARNING
+      dataloader logs JOB_ID --attempt 2 -o attempt-2.log
 
     With --json each line is a JSON document of its own.
     """
@@ -146,7 +151,7 @@ def logs(service: RemoteService, *, job_id: UUID, following: bool, tail: int | N
         for line in follow or _read_pages(service, job_id, tail, query):
             head = f"{text.format_time(line['ts'])}  {line['attempt']}  {text.one_line(line['level']):<8}"
             shown = text.json_line(line) if service.as_json else f"{head} {text.printable(line['line'])}".rstrip()
-            click.echo(shown)
+            click.echo(shown, file=output)
             is_empty = False
     except KeyboardInterrupt:
         click.get_current_context().exit(ExitCode.INTERRUPTED)
@@ -166,7 +171,7 @@ def _read_pages(service: RemoteService, job_id: UUID, tail: int | None, query: A
 @remote_command(short_help="Show everything about a job.")
 @job_argument
 def show(service: RemoteService, *, job_id: UUID) -> None:
-    """Show everything about a job: its fields, args and result, and each attempt with its error."""
+    """Show everything about a job: its fields, args and result, and each attempt with its error and traceback."""
     job = service.client.job(job_id)
     fields = {name: value for name, value in job.items() if name not in _NOT_SHOWN}
     fields |= {name: job[name] for name in ("args", "progress", "result")}
@@ -177,6 +182,7 @@ def show(service: RemoteService, *, job_id: UUID) -> None:
         worker = text.format_value(attempt["worker"])
         lines.append(f"attempt {attempt['attempt']:<10} from {started} on {worker}: {outcome}")
         lines += [f"  {text.one_line(attempt['error'])}"] if attempt["error"] else []
+        lines += [f"    {text.printable(line)}" for line in (attempt.get("traceback") or "").splitlines()]
     service.print_payload(job, *lines)
 
 

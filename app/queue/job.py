@@ -365,6 +365,7 @@ class LogEntry(NamedTuple):
     level: str
     stream: str
     line: str
+    dropped: int = 0  # of a note: how many lines were left out before it
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -14,7 +14,29 @@ from app.queue.job import JobLogLine
 
 TIME_BUDGET_SEC = 0.04  # for one page; the next page continues where it ends
 WINDOW_ROWS = 10_000  # lines that one statement scans
+MAX_COUNTED_LINES = 20_000
 _MAX_LOG_ID = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFilter:
+    """Which lines to search for; None matches any."""
+
+    text: str | None = None  # within the line, ignoring case
+    levels: tuple[str, ...] | None = None
+    attempt: int | None = None
+    stream: str | None = None
+
+    def to_parameters(self) -> dict[str, Any]:
+        return {
+            "text": None if self.text is None else validate_text("text", self.text),
+            "levels": None if self.levels is None else array(self.levels),
+            "attempt": self.attempt,
+            "stream": self.stream,
+        }
+
+
+_ALL_LINES = LogFilter()
 
 
 @dataclass(frozen=True)
@@ -23,6 +45,23 @@ class LogSearchPage:
     previous: int | None  # `before` of the page before this one; None: the log begins here
     next: int | None  # `after` of the next page; None: the log ends here
     scanned_count: int
+
+
+@dataclass(frozen=True)
+class LogSummary:
+    """How many lines a job's log has, by attempt, and how many were left out."""
+
+    lines: dict[int, int]
+    dropped: dict[int, int]
+    is_exact: bool  # False: there are more lines than were counted
+
+    @property
+    def line_count(self) -> int:
+        return sum(self.lines.values())
+
+    @property
+    def dropped_count(self) -> int:
+        return sum(self.dropped.values())
 
 
 class JobLogSearch:
@@ -35,9 +74,8 @@ class JobLogSearch:
     def page(
         self,
         job_id: UUID,
+        log_filter: LogFilter = _ALL_LINES,
         *,
-        text: str | None = None,
-        levels: Iterable[str] | None = None,
         after: int | None = None,
         before: int | None = None,
         limit: int = 500,
@@ -46,15 +84,27 @@ class JobLogSearch:
         """The first lines after `after`, or the last ones before `before`, or the last ones of all."""
         back = after is None
         start = (_MAX_LOG_ID if before is None else before) if after is None else after
-        parameters = {
-            "job_id": str(job_id),
-            "text": None if text is None else validate_text("text", text),
-            "levels": None if levels is None else array(levels),
-        }
+        parameters = log_filter.to_parameters() | {"job_id": str(job_id)}
         lines, window_end, scanned_count = self._scan(parameters, back, start, limit, time_budget_sec)
         if back:
             return LogSearchPage(lines[::-1], window_end, None if before is None else before - 1, scanned_count)
         return LogSearchPage(lines, after + 1 if after else None, window_end, scanned_count)
+
+    def lines(
+        self, job_id: UUID, log_filter: LogFilter = _ALL_LINES, *, page_lines: int = 1000
+    ) -> Iterator[JobLogLine]:
+        """All matching lines, oldest first, read page by page."""
+        after: int | None = 0
+        while after is not None:
+            page = self.page(job_id, log_filter, after=after, limit=page_lines)
+            yield from page.lines
+            after = page.next
+
+    def summary(self, job_id: UUID, *, max_lines: int = MAX_COUNTED_LINES) -> LogSummary:
+        rows = self._execute("log_summary", {"job_id": str(job_id), "limit": max_lines + 1})
+        lines = {attempt: count for attempt, count, _ in rows}
+        dropped = {attempt: count for attempt, _, count in rows if count}
+        return LogSummary(lines, dropped, sum(lines.values()) <= max_lines)
 
     def _scan(
         self, parameters: dict[str, Any], backwards: bool, start_id: int, limit: int, time_budget_sec: float

@@ -258,7 +258,7 @@ class JobQueue:
 
     def write_logs(self, lines: Sequence[LogEntry]) -> None:
         """Add lines to jobs' logs. After an error the lines may have been written all the same."""
-        columns = ("job_ids", "attempts", "ages", "levels", "streams", "lines")
+        columns = ("job_ids", "attempts", "ages", "levels", "streams", "lines", "dropped")
         self._execute("write_logs", {name: array(line[n] for line in lines) for n, name in enumerate(columns)})
 
     def settle(self, settlements: Sequence[tuple[ClaimedJob, Settlement]]) -> list[SettleResult]:

@@ -401,7 +401,7 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
            lease_expires_at = NULL, worker_id = NULL
       FROM owned
      WHERE j.job_id = ANY (ARRAY[owned.job_id])
-    RETURNING j.job_id, j.run_id, j.queue, j.task, j.limits, j.lock_key, j.status, j.attempt, j.error, j.webhook,
+    RETURNING j.job_id, j.run_id, j.queue, j.task, j.limits, j.lock_key, j.status, j.attempt, j.error, j.webhook, j.traceback, j.error_fingerprint,
               owned.status AS requested_status, owned.pause, owned.refund, owned.event_fields, owned.ended_at
 ), events AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -410,7 +410,8 @@ WITH settlements AS MATERIALIZED (  -- else a row renewed while this waits for i
            coalesce(event_fields::jsonb, '{}') || jsonb_strip_nulls(jsonb_build_object(
                'status', status, 'attempt', attempt, 'run_id', run_id, 'error', error,
                'reason', CASE WHEN status = 'queued' THEN 'error' END,
-               'pause_sec', CASE WHEN status = 'queued' THEN pause END))
+               'pause_sec', CASE WHEN status = 'queued' THEN pause END,
+               'traceback', right(traceback, 16000), 'error_fingerprint', error_fingerprint))  -- the next attempt clears the job's own
       FROM settled
 )
 SELECT count(*)::int AS applied,
@@ -741,10 +742,10 @@ SELECT event_id, job_id, queue, ts, kind, coalesce(payload, '{}')::text
 -- Lines of jobs' logs, in their order. With short timeouts: leases are renewed over the same connection.
 SELECT set_config('lock_timeout', '500ms', true), set_config('statement_timeout', '5s', true);
 
-INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line)
-SELECT job_id, attempt, (SELECT clock_timestamp()) - make_interval(secs => age), level, stream, line
+INSERT INTO dl_job_logs (job_id, attempt, ts, level, stream, line, dropped)
+SELECT job_id, attempt, (SELECT clock_timestamp()) - make_interval(secs => age), level, stream, line, nullif(dropped, 0)
   FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(ages)s::float8[], %(levels)s::text[], %(streams)s::text[],
-              %(lines)s::text[]) WITH ORDINALITY AS lines (job_id, attempt, age, level, stream, line, n)
+              %(lines)s::text[], %(dropped)s::int[]) WITH ORDINALITY AS lines (job_id, attempt, age, level, stream, line, dropped, n)
  ORDER BY n;
 
 -- name: job_logs

@@ -230,6 +230,7 @@ class _Line(NamedTuple):
     level: str
     stream: str
     text: str
+    dropped: int = 0  # of a note
 
 
 @dataclass
@@ -337,10 +338,10 @@ class JobLogWriter:
 
     def _add_gap(self, line: _Line, dropped_count: int) -> None:
         if dropped_count:
-            self._add_notice(line, f"… {format_count(dropped_count, 'line')} left out …")
+            self._add_notice(line, f"… {format_count(dropped_count, 'line')} left out …", dropped_count)
 
-    def _add_notice(self, line: _Line, text: str) -> None:
-        self._append(line._replace(level="WARNING", stream="note", text=text))
+    def _add_notice(self, line: _Line, text: str, dropped_count: int = 0) -> None:
+        self._append(line._replace(level="WARNING", stream="note", text=text, dropped=dropped_count))
 
     def _append(self, line: _Line) -> None:
         self._pending.append(line)
@@ -406,7 +407,7 @@ class JobLogWriter:
     def _send(self, batch: list[_Line]) -> None:
         now = clock()
         lines = [
-            LogEntry(*line.key, max(0.0, now - line.logged_at), line.level, line.stream, sanitize_line(line.text))
+            LogEntry(*line.key, max(0.0, now - line.logged_at), *line[2:4], sanitize_line(line.text), line.dropped)
             for line in batch
         ]
         try:

@@ -11,3 +11,7 @@ ALTER TABLE dl_alerts
 -- Audit: changes are read without the triggers of jobs between them.
 
 CREATE INDEX dl_audit_changes_idx ON dl_audit (audit_id) WHERE subject <> 'job' OR before IS NOT NULL OR after IS NULL;
+
+-- Job logs: how many lines a note says were left out.
+
+ALTER TABLE dl_job_logs ADD COLUMN dropped int;

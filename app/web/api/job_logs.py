@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC
+from itertools import islice
 from typing import Annotated, Literal
 from uuid import UUID
 
+from flask import Response
 from pydantic import Field
 
 from app.admin.api_keys import Scope
+from app.errors import DatabaseUnavailable, JobNotFound
 from app.queue.job import JobLogLine, LogPage
+from app.queue.job_logs import JobLogSearch, LogFilter
 from app.queue.jobs import JobQueue
 from app.web.api.jobs import JobWatcher, parse_job_id
-from app.web.problems import DATABASE_PROBLEMS, ProblemCode
+from app.web.problems import DATABASE_PROBLEMS, ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
 from app.web.schemas import INT4_MAX, MAX_PAGE_SIZE, QueryModel
 
+TEXT = "text/plain"
 MAX_WAIT_SEC = 10  # a shutdown waits for pending requests
+MAX_DOWNLOADS = 4  # at a time: each takes a thread until it ends
+MAX_DOWNLOADED_LINES = 1_000_000
+_CHUNK_LINES = 1_000
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
@@ -41,6 +52,20 @@ class LogsQuery(QueryModel):
     ] = 0
 
 
+class LogTextQuery(QueryModel):
+    """Which lines of a job's log to download."""
+
+    level: Annotated[Level | None, Field(description="Only lines of this level and above.")] = None
+    attempt: Annotated[int | None, Field(ge=0, le=INT4_MAX, description="Only lines of this attempt.")] = None
+    stream: Annotated[Stream | None, Field(description="Only lines of this stream.")] = None
+    search: Annotated[str | None, Field(max_length=200, description="Only lines that contain this text.")] = None
+
+    def to_filter(self) -> LogFilter:
+        return LogFilter(
+            text=self.search or None, levels=levels_from(self.level), attempt=self.attempt, stream=self.stream
+        )
+
+
 @dataclass(frozen=True)
 class JobLogs:
     """Lines, the oldest first. `complete`: the job has ended, and nothing comes after the last line that is there."""
@@ -51,8 +76,15 @@ class JobLogs:
     complete: bool
 
 
+def levels_from(level: str | None) -> tuple[str, ...] | None:
+    """This level and those above it; None: all."""
+    return LEVELS[LEVELS.index(level) :] if level else None
+
+
 def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBlueprint:
     blueprint = ApiBlueprint("job_logs", "/api/v1", problems=DATABASE_PROBLEMS)
+    search = JobLogSearch(queue.executor)
+    downloads = threading.BoundedSemaphore(MAX_DOWNLOADS)
 
     @blueprint.get(
         "/jobs/<job:job_id>/logs",
@@ -68,7 +100,7 @@ def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBluepr
         To follow it, repeat the request with `after` set to the last `next`, and with `wait`, until a response is
         `complete` and has no lines.
         """
-        job, levels = parse_job_id(job_id), None if query.level is None else LEVELS[LEVELS.index(query.level) :]
+        job, levels = parse_job_id(job_id), levels_from(query.level)
 
         def fetch_page() -> LogPage:
             return queue.logs(
@@ -84,4 +116,48 @@ def create_job_logs_blueprint(queue: JobQueue, watcher: JobWatcher) -> ApiBluepr
         page = watcher.wait(fetch_page, lambda page: bool(page.lines) or page.complete, query.wait)
         return JobLogs(job, page.lines, page.lines[-1].log_id if page.lines else query.after, page.complete)
 
+    @blueprint.get(
+        "/jobs/<job:job_id>/log.txt",
+        query=LogTextQuery,
+        response=str,
+        media_type=TEXT,
+        problems=(ProblemCode.JOB_NOT_FOUND, ProblemCode.TOO_MANY_WAITING),
+        scope=Scope.READ,
+    )
+    def download_job_log(query: LogTextQuery, job_id: str) -> Response:
+        """Download a job's log as text: time in UTC, level or stream, attempt and text of each line.
+
+        The response is sent as it is read, at most a million lines; its last line says so if it ends before the log.
+        """
+        job = parse_job_id(job_id)
+        if queue.get(job) is None:
+            raise JobNotFound(job)
+        if not downloads.acquire(blocking=False):
+            raise RequestRejected(ProblemCode.TOO_MANY_WAITING, headers={"Retry-After": "1"})
+        response = Response(_text_lines(search, job, query.to_filter()), content_type=f"{TEXT}; charset=utf-8")
+        response.headers["Content-Disposition"] = f'attachment; filename="{job}.log.txt"'
+        response.call_on_close(downloads.release)
+        return response
+
     return blueprint
+
+
+def _text_lines(search: JobLogSearch, job_id: UUID, log_filter: LogFilter) -> Iterator[str]:
+    """The lines as text, a page at a time: a chunk for each line would be a packet for each line."""
+    lines = search.lines(job_id, log_filter)
+    try:
+        for _ in range(MAX_DOWNLOADED_LINES // _CHUNK_LINES):
+            chunk = [format_line(line) for line in islice(lines, _CHUNK_LINES)]
+            if not chunk:
+                return
+            yield "".join(chunk)
+        if next(lines, None) is not None:
+            yield f"… only the first {MAX_DOWNLOADED_LINES:,} lines …\n"
+    except DatabaseUnavailable:
+        yield "… the database went away: the log is incomplete …\n"
+
+
+def format_line(line: JobLogLine) -> str:
+    at = line.ts.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    kind = line.level if line.stream == "log" else line.stream
+    return f"{at} {kind:<8} {line.attempt:>3} {line.line}\n"

@@ -14,9 +14,9 @@ from app.admin.explain import JobExplainer, JobExplanation
 from app.admin.job_search import JobSearch
 from app.db.statements import Executor
 from app.log.masking import mask_secret_fields
-from app.queue.job_logs import JobLogSearch
+from app.queue.job_logs import JobLogSearch, LogFilter
 from app.queue.jobs import JobQueue
-from app.web.api.job_logs import LEVELS
+from app.web.api.job_logs import levels_from
 from app.web.api.jobs import parse_job_id
 from app.web.auth.guard import current_actor
 from app.web.json_io import MAX_JSON_DEPTH
@@ -169,10 +169,8 @@ def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
     def show_job_log(query: LogPageQuery, job_id: str) -> Response:
         """Show and search the full log of a job."""
         job = search.get_with_version(parse_job_id(job_id)).job
-        levels = LEVELS[LEVELS.index(query.level) :] if query.level else None
-        page = log_search.page(
-            job.id, text=query.search or None, levels=levels, after=query.after, before=query.before, limit=PAGE_LINES
-        )
+        log_filter = LogFilter(text=query.search or None, levels=levels_from(query.level))
+        page = log_search.page(job.id, log_filter, after=query.after, before=query.before, limit=PAGE_LINES)
         filters = {name: value for name, value in (("search", query.search), ("level", query.level)) if value}
         return pages.render(
             "log.html",

@@ -11,7 +11,7 @@ from app.admin import job_search
 from app.admin.job_search import Filter, JobSearch, NotSortable, TooManyActiveJobs
 from app.db.statements import statements
 from app.errors import JobNotFound
-from app.queue.job import ReleaseReason, Status
+from app.queue.job import ReleaseReason, Settlement, Status
 from tests.support.queue_fixture import QueueFixture
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -145,6 +145,22 @@ def test_count_beyond_time_budget_is_marked_estimate(queue_db, looking, monkeypa
     assert result.scanned == 500
     assert 1000 < result.jobs < 3000
     assert looking.count(Filter(task="odd"), time_budget_sec=60).jobs == 2000
+
+
+def test_each_attempt_keeps_its_traceback(queue_db, looking):
+    run = queue_db.enqueue_and_claim("k", max_attempts=2)
+    text = "Traceback (most recent call last):\n" + "x" * 20_000 + "\nValueError: one"
+    one = Settlement(Status.QUEUED, error="ValueError: one", traceback=text, error_fingerprint="aaaa")
+    queue_db.queue.settle([(run, one)])
+    (again,) = queue_db.claim()
+    queue_db.settle(again, Status.SUCCEEDED)
+
+    first, second = looking.detail(run.id).attempts
+
+    assert first.traceback == text[-16_000:]
+    assert (first.error, first.error_fingerprint) == ("ValueError: one", "aaaa")
+    assert (second.traceback, second.error_fingerprint) == (None, None)
+    assert first.event_fields == {}
 
 
 def test_detail_has_attempts_related_jobs_and_lock_holder(queue_db, looking):

@@ -19,7 +19,7 @@ from app.admin.queues import Queues
 from app.admin.statistics import JobCounts, Statistics
 from app.db.statements import statements
 from app.queue.job import Status
-from app.queue.job_logs import JobLogSearch
+from app.queue.job_logs import JobLogSearch, LogFilter
 from tests.support.queue_fixture import QueueFixture
 
 ROWS = 10_000
@@ -118,7 +118,14 @@ def questions(source: Planned, job: Any) -> Iterator[tuple[str, Callable[[], obj
     yield "one job", lambda: (lists.detail(job), lists.last_events(job, limit=50))
     yield "running jobs", lambda: lists.stalled(min_sec=60)
     yield "why", lambda: JobExplainer(source).explain(job)  # type: ignore[arg-type]
-    yield "a log", lambda: (output.page(job, text="line 7"), output.page(job, after=0, levels=["ERROR"]))
+    yield (
+        "a log",
+        lambda: (
+            output.page(job, LogFilter(text="line 7")),
+            output.page(job, LogFilter(levels=("ERROR",)), after=0),
+            output.summary(job),
+        ),
+    )
     yield "queues", lambda: Queues(source).statuses()  # type: ignore[arg-type]
     yield "tasks", lambda: (rollups.by_task("24h"), rollups.by_task("7d", task="t3"), rollups.recent_runs())
     for queue in (None, "q1"):

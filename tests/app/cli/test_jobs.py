@@ -205,6 +205,16 @@ def test_logs_of_silent_job_print_note_to_stderr(run, service):
     assert run("logs", job_id, "--json").output == ""
 
 
+def test_logs_are_written_to_a_file(run, service, tmp_path):
+    job_id = service.add()
+    service.say(job_id, "page loaded")
+
+    shown = run("logs", job_id, "-o", str(tmp_path / "job.log"))
+
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert (tmp_path / "job.log").read_text(encoding="utf-8").endswith("  1  INFO     page loaded\n")
+
+
 def test_logs_of_many_lines_are_read_page_by_page(run, service):
     job_id = service.add()
     service.say(job_id, *(f"line {n}" for n in range(2500)))

@@ -8,6 +8,7 @@ import pytest
 
 from app.errors import DatabaseUnavailable, JobNotFound
 from app.queue.job import LogEntry
+from app.queue.job_logs import JobLogSearch, LogFilter
 
 
 @pytest.fixture
@@ -76,6 +77,36 @@ def test_a_log_is_complete_a_moment_after_its_job_has_ended(queue_db, job_id):
 def test_an_unknown_job_has_no_log(queue_db):
     with pytest.raises(JobNotFound):
         queue_db.queue.logs(uuid4())
+
+
+def test_summary_counts_lines_and_dropped_lines(queue_db, job_id):
+    queue_db.queue.write_logs(
+        [
+            *logged(job_id, *"abc"),
+            LogEntry(job_id, 1, 0.0, "WARNING", "note", "… 40 lines left out …", 40),
+            LogEntry(job_id, 2, 0.0, "WARNING", "note", "… 2 lines left out …", 2),
+        ]
+    )
+
+    search = JobLogSearch(queue_db.queue.executor)
+    summary = search.summary(job_id)
+    assert (summary.lines, summary.dropped, summary.is_exact) == ({1: 4, 2: 1}, {1: 40, 2: 2}, True)
+    assert (summary.line_count, summary.dropped_count) == (5, 42)
+    assert not search.summary(job_id, max_lines=3).is_exact
+
+
+def test_lines_are_searched_by_text_level_attempt_and_stream(queue_db, job_id):
+    queue_db.queue.write_logs(
+        logged(job_id, "one", "two") + logged(job_id, "three", attempt=2, level="ERROR", stream="stderr")
+    )
+    search = JobLogSearch(queue_db.queue.executor)
+
+    def found(**log_filter):
+        return [line.line for line in search.lines(job_id, LogFilter(**log_filter), page_lines=1)]
+
+    assert found() == ["one", "two", "three"]
+    assert found(text="T") == ["two", "three"]
+    assert found(attempt=2) == found(stream="stderr") == found(levels=("ERROR", "CRITICAL")) == ["three"]
 
 
 def test_a_locked_table_does_not_hold_up_the_writer(own_queue_db):

@@ -120,7 +120,7 @@ def test_lines_beyond_capacity_are_dropped_and_counted(make, table, time, monkey
     logs.flush()
 
     assert table.texts == [*"abc", "… 4 lines left out …", "h"]
-    assert table.lines[3].stream == "note"
+    assert (table.lines[3].stream, table.lines[3].dropped) == ("note", 4)
 
 
 def test_attempt_ending_at_capacity_counts_dropped_lines(make, table, monkeypatch):

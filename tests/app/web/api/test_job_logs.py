@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from uuid import UUID, uuid4
 
 import pytest
 
 from app.queue.job import LogEntry
+from app.web.api import job_logs
 from tests.support import eventually
 
 
@@ -121,3 +123,36 @@ def test_a_request_too_many_is_a_503_that_says_when_to_come_back(app_without_dat
     assert refused.json["code"] == "too_many_waiting"
     assert refused.headers["Retry-After"] == "1"
     assert client.get(f"{path}?wait=0.01").status_code == 200
+
+
+def test_log_is_downloaded_as_text(client, queue, job_id):
+    say(queue, job_id, "one")
+    say(queue, job_id, "two", level="ERROR", stream="stderr", attempt=2)
+
+    response = client.get(f"/api/v1/jobs/{job_id}/log.txt")
+
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert response.headers["Content-Disposition"] == f'attachment; filename="{job_id}.log.txt"'
+    first, second = response.text.splitlines()
+    assert re.fullmatch(r"[\d-]+T[\d:.]+Z INFO       1 one", first)
+    assert re.fullmatch(r"[\d-]+T[\d:.]+Z stderr     2 two", second)
+    assert client.get(f"/api/v1/jobs/{job_id}/log.txt?level=ERROR&attempt=2&search=TW").text == f"{second}\n"
+    assert client.get(f"/api/v1/jobs/{uuid4()}/log.txt").json["code"] == "job_not_found"
+
+
+def test_long_download_says_that_it_ends_early(client, queue, job_id, monkeypatch):
+    monkeypatch.setattr(job_logs, "MAX_DOWNLOADED_LINES", 2)
+    monkeypatch.setattr(job_logs, "_CHUNK_LINES", 1)
+    say(queue, job_id, *"abc")
+
+    assert client.get(f"/api/v1/jobs/{job_id}/log.txt").text.splitlines()[-1] == "… only the first 2 lines …"
+
+
+def test_too_many_downloads_are_refused(client, queue, job_id, monkeypatch):
+    say(queue, job_id, "one")
+    opened = [client.get(f"/api/v1/jobs/{job_id}/log.txt", buffered=False) for _ in range(job_logs.MAX_DOWNLOADS)]
+
+    assert client.get(f"/api/v1/jobs/{job_id}/log.txt").json["code"] == "too_many_waiting"
+    for response in opened:
+        response.close()
+    assert client.get(f"/api/v1/jobs/{job_id}/log.txt").status_code == 200
