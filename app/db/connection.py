@@ -18,6 +18,7 @@ from typing import Any, cast
 import psycopg2
 from psycopg2 import extensions as ext
 
+from app.db.known_servers import KNOWN_QUEUES, KNOWN_TIMELINES, TIMELINE_QUERY
 from app.db.statements import Statement, statements, with_audit_setting
 from app.errors import (
     ConfigError,
@@ -116,47 +117,6 @@ def _parse_timestamp(text: str | bytes | None, cursor: Any) -> datetime | None:
 _TIMESTAMPTZ = ext.new_type((1184,), "TIMES", _parse_timestamp)
 
 
-# The timeline of the log that is being written; pg_control_checkpoint() has the former one until the next checkpoint.
-TIMELINE_QUERY = (
-    "SELECT system_identifier::text,"
-    " CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
-    " FROM pg_control_system()"
-)
-INSUFFICIENT_PRIVILEGE = "42501"
-
-
-class Timelines:
-    """Refuses a former primary: a server whose timeline this process has seen superseded.
-
-    A promotion begins a new timeline. A former primary that comes back still has the old one and takes writes, which
-    are lost as soon as it is rebuilt as a standby.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._highest: dict[str, int] = {}  # by system identifier; under the lock
-
-    def knows(self, cluster: str) -> bool:
-        """Whether a writable server of this system identifier was met."""
-        with self._lock:
-            return cluster in self._highest
-
-    def check(self, cluster: str, timeline: str | None) -> None:
-        """Raise OperationalError for a writable server of a timeline lower than one met before; a standby has none."""
-        if timeline is None:
-            return
-        number = int(timeline, 16)
-        with self._lock:
-            highest = self._highest[cluster] = max(number, self._highest.get(cluster, 0))
-        if number < highest:
-            raise psycopg2.OperationalError(
-                f"the server is a former primary: it is on timeline {number}, and {highest} has begun since"
-            )
-
-
-KNOWN_TIMELINES = Timelines()
-
-
 class AsyncConnection(ext.connection):
     """An asynchronous connection that waits with a deadline. One thread at a time may use it."""
 
@@ -240,11 +200,22 @@ def _refuse_former_primary(connection: AsyncConnection, timeout_sec: float) -> N
     try:
         rows = connection.execute(TIMELINE_QUERY, None, timeout_sec)
     except psycopg2.Error as error:
-        if error.pgcode != INSUFFICIENT_PRIVILEGE:  # the right to the function was revoked: the timeline is not known
+        if error.pgcode != _INSUFFICIENT_PRIVILEGE:  # the right to the function was revoked: the timeline is not known
             raise
     else:
         connection.cluster = rows[0][0]
         KNOWN_TIMELINES.check(*rows[0])
+
+
+def refuse_other_queue(connection: AsyncConnection, dsn: str, schema: str, timeout_sec: float) -> None:
+    """Raise OperationalError if a host of the DSN has another queue than the one this process has worked with."""
+    try:
+        rows = connection.execute(statements(schema)["queue_origin"].text, None, timeout_sec)
+    except psycopg2.Error as error:
+        if error.pgcode not in (*_UNDEFINED_TABLE_CODES, _INSUFFICIENT_PRIVILEGE):  # there are no tables yet
+            raise
+    else:
+        KNOWN_QUEUES.check((dsn, schema), rows[0][0])
 
 
 def connect_any_host(dsn: str, open_host: Callable[[str], Any]) -> Any:
@@ -379,6 +350,7 @@ class Session:
             connection.execute(f"{_SESSION_SETTINGS}; {timeout}", None, self._connect_timeout_sec)
             if connection.execute(_IS_READ_ONLY_QUERY, None, self._connect_timeout_sec)[0][0]:
                 raise psycopg2.OperationalError("the server takes no writes: it is a standby")
+            refuse_other_queue(connection, self._dsn, self.schema, self._connect_timeout_sec)
         except BaseException:
             connection.close()
             raise

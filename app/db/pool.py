@@ -15,14 +15,15 @@ from psycopg2.extensions import make_dsn
 from psycopg2_pool import ThreadSafeConnectionPool
 
 from app.db.connection import (
-    KNOWN_TIMELINES,
     STALE_PLAN_CODES,
     AsyncConnection,
     Row,
     connect,
     is_lost_server,
+    refuse_other_queue,
     translate_errors,
 )
+from app.db.known_servers import KNOWN_TIMELINES
 from app.db.statements import statements, with_audit_setting
 from app.errors import DatabaseUnavailable, PoolExhausted
 
@@ -183,12 +184,13 @@ class Pool:
     def _open(self) -> AsyncConnection:
         dsn = self._dsn() if callable(self._dsn) else self._dsn
         if self._standby_only:
-            dsn = make_dsn(dsn, target_session_attrs="standby")
+            dsn = str(make_dsn(dsn, target_session_attrs="standby"))
         connection = connect(dsn, name=self._application_name, timeout_sec=self._connect_timeout_sec)
         try:
             if self._standby_only and connection.cluster and not KNOWN_TIMELINES.knows(connection.cluster):
                 raise psycopg2.OperationalError("the server is a standby of another one than the queue's")
             connection.execute(f"{self._session_settings} SET timezone = 'UTC'", None, self._connect_timeout_sec)
+            refuse_other_queue(connection, dsn, self.schema, self._connect_timeout_sec)
         except BaseException:
             connection.close()
             raise

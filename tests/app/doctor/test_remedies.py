@@ -21,7 +21,8 @@ import psycopg2.extras
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from app.db.connection import KNOWN_TIMELINES, Session
+from app.db.connection import Session
+from app.db.known_servers import KNOWN_TIMELINES
 from app.postgres import EmbeddedServer
 from app.postgres.binaries import Choice
 from pipelines.contract import Pipelines

@@ -174,7 +174,7 @@ def raise_conflict(pair: Pair) -> Any:
 
 
 def test_standby_of_another_server_is_refused(pair, monkeypatch):
-    monkeypatch.setattr("app.db.connection.KNOWN_TIMELINES._highest", {})
+    monkeypatch.setattr("app.db.known_servers.KNOWN_TIMELINES._highest", {})
     pool = Pool(pair.standby.dsn, size=1, standby_only=True)
 
     with pytest.raises(Exception, match="a standby of another one"):
