@@ -78,6 +78,11 @@ class Limits:
         parameters = {"name": name, "max_names": MAX_NAMES, "max_waiting": MAX_EXACT_WAITING}
         return [from_row(LimitStatus, row) for row in self._execute("limits", parameters)]
 
+    def of_queue(self, queue: str) -> dict[str, int]:
+        """The limits that jobs of a queue wait for, each with their number, at most ten thousand."""
+        parameters = {"queue": queue, "max_names": MAX_NAMES, "max_waiting": MAX_EXACT_WAITING}
+        return {row[0]: row[1] for row in self._execute("limits_of_queue", parameters)}
+
     def holders(self, name: str) -> list[LimitHolder]:
         """The running jobs that count in a limit, longest first."""
         return [from_row(LimitHolder, r) for r in self._execute("limit_holders", {"name": name, "limit": MAX_HOLDERS})]

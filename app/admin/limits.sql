@@ -75,6 +75,29 @@ SELECT n.name, s.name, least(s.concurrency, b.concurrency), s.rate, s.per_sec, s
                                     LIMIT %(max_waiting)s::int + 1) j) w
  ORDER BY n.name;
 
+-- name: limits_of_queue
+-- The limits that jobs of a queue wait for, with their number, by a loose scan of all that jobs wait for.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
+
+WITH RECURSIVE names AS (
+    (SELECT waits_on AS name FROM dl_jobs WHERE status = 'queued' AND waits_on IS NOT NULL ORDER BY waits_on LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.waits_on FROM dl_jobs j
+             WHERE j.status = 'queued' AND j.waits_on IS NOT NULL AND j.waits_on > n.name ORDER BY j.waits_on LIMIT 1)
+      FROM names n
+     WHERE n.name IS NOT NULL
+)
+SELECT n.name, w.waiting
+  FROM (SELECT name FROM names WHERE name IS NOT NULL LIMIT %(max_names)s::int) n
+       CROSS JOIN LATERAL (SELECT count(*)::int AS waiting
+                             FROM (SELECT FROM dl_jobs j
+                                    WHERE j.waits_on = n.name AND j.queue = %(queue)s::text AND j.status = 'queued'
+                                      AND j.wait_state = 'limited'
+                                    LIMIT %(max_waiting)s::int) j) w
+ WHERE w.waiting > 0
+ ORDER BY w.waiting DESC, n.name;
+
 -- name: limit_holders
 -- The running jobs that count in a limit, longest first.
 SELECT r.job_id, r.queue, r.task, c.weight, r.worker, r.started_at

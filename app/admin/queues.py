@@ -84,7 +84,8 @@ class RunningJob:
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
     """A worker process as it registered itself. `alive`: its last heartbeat is less than three intervals old;
-    `listener` says whether it receives notifications or polls."""
+    `listener` says whether it receives notifications or polls; `queue_threads` has the threads of each queue;
+    `stopping`: it is shutting down."""
 
     worker_id: UUID
     name: str
@@ -100,6 +101,38 @@ class WorkerStatus:
     listener: str | None
     rss_bytes: int | None
     running: tuple[RunningJob, ...]
+    pid: int | None
+    queue_threads: dict[str, int]
+    stopping: bool
+
+    @property
+    def host(self) -> str:
+        return self.name.rpartition(":")[0] or self.name
+
+    def busy_in(self, queue: str) -> int:
+        return sum(run.queue == queue for run in self.running)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextJob:
+    """A ready job of a queue; `unknown_task`: no live worker knows its task."""
+
+    job_id: UUID
+    task: str
+    priority: int
+    fair_key: str | None
+    unknown_task: bool
+    ready_since: datetime
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant of a fair queue: its ready jobs among the first thousand of the queue, its running ones, its weight."""
+
+    name: str
+    ready: int
+    running: int
+    weight: int
 
 
 @dataclass(frozen=True)
@@ -130,6 +163,15 @@ class Queues:
             return from_row(QueueStatus, (name, *rest), oldest_ready_sec=oldest.get(name), last_hour=last_hour)
 
         return [status(*row) for row in rows]
+
+    def next_jobs(self, queue: str, *, limit: int = 10) -> list[NextJob]:
+        """The first ready jobs of a queue in the order of claims."""
+        return [from_row(NextJob, row) for row in self._execute("next_jobs", {"queue": queue, "limit": limit})]
+
+    def tenants(self, queue: str, *, limit: int = 20) -> list[Tenant]:
+        """The tenants of a fair queue, those with the most ready jobs first."""
+        parameters = {"queue": queue, "limit": limit, "max_exact": MAX_EXACT_READY}
+        return [from_row(Tenant, row) for row in self._execute("waiting_tenants", parameters)]
 
     def settings(self) -> dict[str, QueueSettings]:
         """The settings of each queue that has any; every other queue is open and has no limit."""

@@ -88,6 +88,42 @@ SELECT listed.queue, coalesce(q.state, 'open'), q.concurrency, q.per_worker, q.n
        LEFT JOIN dl_queues q ON q.queue = listed.queue
  ORDER BY listed.queue;
 
+-- name: next_jobs
+-- The first ready jobs of a queue in the order of claims. In a fair queue each tenant's jobs are in this order.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
+
+SELECT job_id, task, priority, fair_key, unknown_task, greatest(created_at, available_at) AS ready_since
+  FROM dl_jobs
+ WHERE queue = %(queue)s::text AND status = 'queued' AND wait_state = 'ready'
+ ORDER BY priority, created_at, job_id
+ LIMIT %(limit)s::int;
+
+-- name: waiting_tenants
+-- The tenants of a fair queue among its first ready jobs and its running ones, those with the most ready jobs first.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
+
+WITH ready AS (
+    SELECT coalesce(fair_key, '') AS tenant, count(*) AS n
+      FROM (SELECT fair_key FROM dl_jobs
+             WHERE queue = %(queue)s::text AND status = 'queued' AND wait_state = 'ready'
+             ORDER BY priority, created_at, job_id
+             LIMIT %(max_exact)s::int) first
+     GROUP BY 1
+), running AS (
+    SELECT coalesce(fair_key, '') AS tenant, count(*) AS n
+      FROM dl_jobs
+     WHERE status = 'running' AND queue = %(queue)s::text
+     GROUP BY 1
+)
+SELECT coalesce(ready.tenant, running.tenant), coalesce(ready.n, 0), coalesce(running.n, 0), coalesce(w.weight, 1)
+  FROM ready
+       FULL JOIN running ON running.tenant = ready.tenant
+       LEFT JOIN dl_fair_weights w ON w.queue = %(queue)s::text AND w.fair_key = coalesce(ready.tenant, running.tenant)
+ ORDER BY 2 DESC, 3 DESC, 1
+ LIMIT %(limit)s::int;
+
 -- name: drain_worker
 -- Make a worker process stop claiming jobs, or claim again.
 WITH changed AS (
@@ -102,7 +138,7 @@ WITH running AS MATERIALIZED (
 )
 SELECT w.worker_id, w.name, w.version, w.queues, w.tasks, w.threads, cardinality(jobs.running) AS busy, w.started_at, w.seen_at,
        w.seen_at > clock_timestamp() - make_interval(secs => 3 * w.heartbeat_sec) AND w.dead_at IS NULL AS alive, w.draining, w.listener,
-       w.rss_bytes, jobs.running
+       w.rss_bytes, jobs.running, w.pid, w.queue_threads::text, w.stopping
   FROM dl_workers w
        CROSS JOIN LATERAL (SELECT ARRAY(SELECT (to_jsonb(r) - 'worker')::text FROM running r WHERE r.worker = w.name
                                          ORDER BY r.started_at) AS running) jobs

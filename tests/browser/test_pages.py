@@ -28,6 +28,7 @@ PAGES = {
     "dataset": "/datasets/warehouse.sales",
     "failures": "/failures",
     "queues": "/queues",
+    "queue": "/queues/q",
     "limits": "/limits",
     "schedules": "/schedules?expression=0+6+*+*+*&task=noop&queue=etl",
     "calendar": "/calendar",
@@ -316,18 +317,18 @@ def test_queue_is_paused_limited_and_resumed(seen: OpenPage):
     row.get_by_role("button", name="Resume").click()
     expect(row.get_by_role("button", name="Pause")).to_be_visible()
 
-    page.get_by_text("Change concurrency and fairness", exact=True).click()
-    page.get_by_role("combobox", name="Queue").select_option("nobody")
-    page.get_by_label("Global concurrency").fill("3")
-    page.get_by_role("button", name="Apply").click()
-    expect(row).to_contain_text("3")
+    row.get_by_role("link", name="nobody", exact=True).click()
+    expect(page.locator("h1")).to_have_text("nobody")
+    page.get_by_label("Jobs at a time, all processes").fill("3")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".head")).to_contain_text("concurrency 3")
 
 
 def test_worker_is_drained_and_resumed(seen: OpenPage):
     page = seen().go("/workers")
 
     page.get_by_role("button", name="Drain").click()
-    expect(page.get_by_role("heading", name="draining")).to_be_visible()
+    expect(page.get_by_role("row").nth(1)).to_contain_text("drain")
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("button", name="Drain")).to_be_visible()
 

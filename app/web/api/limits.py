@@ -62,6 +62,17 @@ class LimitDetail(LimitStatus):
     holders: list[LimitHolder]
 
 
+def limit_name_problem(name: str) -> str | None:
+    """Why no limit can have this name, or None."""
+    try:
+        check_limit_name(name)
+    except ValueError as error:
+        return str(error)
+    if name.endswith("*") and (not name.endswith(":*") or name == ":*"):
+        return "ends in *, which only a prefix may precede, as in tenant:*"
+    return None
+
+
 def create_limits_blueprint(executor: Executor) -> ApiBlueprint:
     blueprint = ApiBlueprint("limits", "/api/v1", problems=DATABASE_PROBLEMS)
     limits = Limits(executor)
@@ -87,12 +98,8 @@ def create_limits_blueprint(executor: Executor) -> ApiBlueprint:
         It holds from the next claim of any worker process; running jobs continue. A name that ends in `:*` is the
         default of all names that begin so. `queue:NAME` and `task:NAME` apply to all jobs of the queue or task.
         """
-        try:
-            check_limit_name(name)
-        except ValueError as error:
-            raise InvalidRequest([FieldError("name", str(error))]) from None
-        if name.endswith("*") and (not name.endswith(":*") or name == ":*"):
-            raise InvalidRequest([FieldError("name", "ends in *, which only a prefix may precede, as in tenant:*")])
+        if problem := limit_name_problem(name):
+            raise InvalidRequest([FieldError("name", problem)])
         per_sec = 1.0 if body.rate is not None and body.per_sec is None else body.per_sec
         values = {**vars(body), "per_sec": per_sec, "changed_by": current_actor().name}
         status = limits.set(name, **values)

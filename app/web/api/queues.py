@@ -19,7 +19,7 @@ from app.web.problems import DATABASE_PROBLEMS, ProblemCode
 from app.web.routing import ANY_KEY, ApiBlueprint
 from app.web.schemas import INT4_MAX, BodyModel, IndexedText, QueryModel, parse_key, require_one_field
 
-_REMOVABLE = ("concurrency", "per_worker", "fair", "share")
+REMOVABLE = ("concurrency", "per_worker", "fair", "share")
 
 Limit = Annotated[int, Field(ge=1, le=INT4_MAX)]
 TenantWeight = Annotated[int, Field(ge=1, le=1_000)]
@@ -108,7 +108,7 @@ def create_queues_blueprint(executor: Executor) -> ApiBlueprint:
         Settings hold from the next claim of any worker process; running jobs continue. `is_drained` of the list is true
         when none is left. A note is kept until the state changes.
         """
-        removed = [name for name in _REMOVABLE if name in body.model_fields_set and vars(body)[name] is None]
+        removed = [name for name in REMOVABLE if name in body.model_fields_set and vars(body)[name] is None]
         settings = queues.change_settings(**vars(body), remove=removed, changed_by=current_actor().name)
         audit_action(
             "queue.settings_changed",

@@ -7,7 +7,8 @@ job.py       one job: status, attempts; cancel, retry, edit, clone, delete; its 
 tasks.py     recent runs of each task, and a form that starts one
 failures.py  failed and lost jobs, grouped by the fingerprint of the error
 graph.py     jobs that wait for one another, by layer
-queues.py    queues and workers, and their actions
+queues.py    queues, and one queue with its jobs, workers, limits and settings (picture in queue_charts.py)
+workers.py   worker processes, and what each runs
 limits.py    limits: what each allows, who holds it, who waits
 data_quality.py  datasets: last updates, who updates and reads them
 backfills.py backfills and slices: what was loaded of a task, and what failed
@@ -38,6 +39,7 @@ from app.web.pages.overview import create_overview_page
 from app.web.pages.queues import create_queues_page
 from app.web.pages.schedules import create_schedules_page
 from app.web.pages.tasks import create_tasks_page
+from app.web.pages.workers import create_workers_page
 from app.web.routing import ApiBlueprint
 from pipelines.contract import Pipelines
 
@@ -55,6 +57,7 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_tasks_page(queue, pipelines, options),
         create_failures_page(queue.executor, options),
         create_queues_page(queue.executor, options),
+        create_workers_page(queue.executor, options),
         create_limits_page(queue.executor, options),
         create_datasets_page(queue.executor, options),
         create_backfills_page(queue, pipelines, options),

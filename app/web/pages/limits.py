@@ -1,22 +1,29 @@
-"""The page of limits and circuit breakers, with the forms that change them."""
+"""The page of circuit breakers, limits and rates: what is used by whom, who waits since when; and their forms."""
 
 from __future__ import annotations
 
 from flask import Response
 from pydantic import Field
 
-from app.admin.breakers import Breakers, BreakerState
+from app.admin.breakers import Breakers, BreakerState, BreakerStatus
 from app.admin.limits import Limits
 from app.db.statements import Executor
-from app.errors import LimitInUse
+from app.errors import LimitInUse, LimitNotFound
+from app.web.api.breakers import BreakerSetting
+from app.web.api.limits import LimitSetting, limit_name_problem
 from app.web.auth.guard import current_actor
+from app.web.json_io import FieldError
 from app.web.options import WebOptions
-from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer
+from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice
+from app.web.pages.forms import format_duration, parse_duration, parse_number, validate_form
 from app.web.routing import ApiBlueprint
-from pipelines.limits import check_limit_name
 
-_MAX_INT = 2**31 - 1
-_MAX_HOLDERS_SHOWN = 5
+_MAX_HOLDERS_SHOWN = 4
+_BREAKER_ACTIONS = ("pause", "resume", "set", "delete")
+
+
+class LimitsPageQuery(FormModel):
+    edit: FormText = Field("", description="The limit that the form shows.")
 
 
 class LimitForm(FormModel):
@@ -25,17 +32,20 @@ class LimitForm(FormModel):
     name: FormText = Field(description="The limit.")
     concurrency: FormText = Field("", description="Weight of the jobs that run at a time.")
     rate: FormText = Field("", description="Weight of the jobs that start in a period.")
-    per_sec: FormText = Field("", description="The period in seconds; by default 1.")
+    per_sec: FormText = Field("", description="The period, such as 60 or 1m; by default a second.")
     burst: FormText = Field("", description="How many starts of the rate may come at once.")
     note: FormText = Field("", description="A reason.")
     action: FormText = Field("set", description="set or delete.")
 
 
 class BreakerForm(FormModel):
-    """Whether jobs of a task may start."""
+    """Whether jobs of a task may start, and after how many failures none may."""
 
     task: FormText = Field(min_length=1, max_length=250, description="The task.")
-    action: FormText = Field(description="pause: no job starts; resume: they start again.")
+    action: FormText = Field(description="pause: no job starts; resume: they start again; set: change it; delete.")
+    failures: FormText = Field("", description="It opens after so many failed attempts in a row.")
+    window_sec: FormText = Field("", description="A row of failures ends so long after its last one.")
+    resume_sec: FormText = Field("", description="How long after opening one job may start.")
     reason: FormText = Field("", description="Why it is paused.")
 
 
@@ -43,57 +53,78 @@ def create_limits_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("limits_page", options)
     limits, breakers = Limits(source), Breakers(source)
 
-    @pages.page("/limits")
-    def show_limits() -> Response:
+    @pages.page("/limits", query=LimitsPageQuery)
+    def show_limits(query: LimitsPageQuery | None = None) -> Response:
         """Show what each limit allows, who holds it, how many jobs wait since when, and the tasks' breakers."""
-        statuses = limits.statuses()
-        holders = {status.name: limits.holders(status.name) for status in statuses if status.used}
+        statuses, of_tasks = limits.statuses(), breakers.statuses()
+        name = "" if query is None else query.edit
         return pages.render(
             "limits.html",
-            limits=statuses,
-            holders=holders,
+            concurrency_limits=[status for status in statuses if status.concurrency is not None or not status.rate],
+            rates=[status for status in statuses if status.rate],
+            holders={status.name: limits.holders(status.name) for status in statuses if status.used},
             max_holders=_MAX_HOLDERS_SHOWN,
-            breakers=breakers.statuses(),
+            breakers=of_tasks,
+            open_breakers=[breaker for breaker in of_tasks if breaker.state is not BreakerState.CLOSED],
+            waiting=sum(status.waiting for status in statuses),
+            own=[status for status in statuses if status.setting == status.name],
+            edited=next((status for status in statuses if status.name == name), None),
+            format_duration=format_duration,
+            breaker_word=_breaker_word,
         )
 
-    @pages.action("/limits", form=LimitForm, page_url="/limits")
+    @pages.action("/limits", form=LimitForm, page_url="/limits", page=show_limits)
     def submit_limit(form: LimitForm) -> None:
         """Create, change or delete a limit."""
         if form.action == "delete":
             try:
                 limits.delete(form.name)
-            except LimitInUse as error:
+            except (LimitInUse, LimitNotFound) as error:
                 raise InvalidForm(str(error)) from None
             return
-        try:
-            check_limit_name(form.name)
-        except ValueError as error:
-            raise InvalidForm(str(error)) from None
-        concurrency, rate = _parse_number("concurrency", form.concurrency, 0), _parse_number("rate", form.rate, 1)
-        per_sec, burst = _parse_number("per_sec", form.per_sec, 1), _parse_number("burst", form.burst, 1)
-        if concurrency is None and rate is None:
-            raise InvalidForm("a limit needs a concurrency or a rate")
-        if rate is None and (burst is not None or per_sec is not None):
-            raise InvalidForm("a period and a burst belong to a rate")
-        per_sec = per_sec or (None if rate is None else 1)
-        limits.set(
-            form.name, concurrency=concurrency, rate=rate, per_sec=per_sec, burst=burst, note=form.note or None,
-            changed_by=current_actor().name,
-        )  # fmt: skip
+        setting = _parse_limit(form)
+        per_sec = 1.0 if setting.rate is not None and setting.per_sec is None else setting.per_sec
+        values = vars(setting) | {"per_sec": per_sec, "changed_by": current_actor().name}
+        limits.set(form.name, **values)
 
-    @pages.action("/breakers", form=BreakerForm, page_url="/limits#breakers")
+    @pages.action("/breakers", form=BreakerForm, page_url="/limits#breakers", page=show_limits)
     def submit_breaker(form: BreakerForm) -> None:
-        """Pause a task, or let its jobs start again."""
-        state = BreakerState.OPEN if form.action == "pause" else BreakerState.CLOSED
-        breakers.set(form.task, state=state, reason=form.reason or None, changed_by=current_actor().name)
+        """Pause a task, let its jobs start again, or change when its breaker opens."""
+        action = parse_choice("action", form.action, _BREAKER_ACTIONS)
+        if action == "delete":
+            breakers.delete(form.task)
+            return
+        state = {"pause": BreakerState.OPEN, "resume": BreakerState.CLOSED}.get(action)
+        values = {
+            "failures": parse_number(form.failures),
+            "window_sec": _whole_duration("window_sec", form.window_sec),
+            "resume_sec": _whole_duration("resume_sec", form.resume_sec),
+            "state": None if state is None else state.value,
+            "reason": form.reason or None,
+        }
+        setting = validate_form(BreakerSetting, values)
+        breakers.set(form.task, **(vars(setting) | {"state": state}), changed_by=current_actor().name)
 
     return pages.blueprint
 
 
-def _parse_number(name: str, raw: str, least: int) -> int | None:
-    text = raw.strip()
-    if not text:
-        return None
-    if not text.isdecimal() or not least <= int(text) <= _MAX_INT:
-        raise InvalidForm(f"{name}: {raw!r} is not a whole number from {least} on")
-    return int(text)
+def _parse_limit(form: LimitForm) -> LimitSetting:
+    """Raises InvalidForm."""
+    problem = limit_name_problem(form.name)
+    if problem:
+        raise InvalidForm.from_errors([FieldError("name", problem)])
+    numbers = {name: parse_number(getattr(form, name)) for name in ("concurrency", "rate", "burst")}
+    period = {"per_sec": parse_duration("per_sec", form.per_sec), "note": form.note or None}
+    return validate_form(LimitSetting, numbers | period)
+
+
+def _whole_duration(field: str, raw: str) -> int | None:
+    seconds = parse_duration(field, raw)
+    return None if seconds is None else int(seconds)
+
+
+def _breaker_word(breaker: BreakerStatus) -> str:
+    """The state as people call it: a breaker that a person opened is a paused task."""
+    if breaker.state is BreakerState.OPEN and breaker.probe_at is None:
+        return "paused"
+    return breaker.state.value.replace("_", "-")

@@ -1,101 +1,178 @@
-"""The pages of queues and workers, with the forms that change them."""
+"""The pages of queues: the list, and one queue with its jobs, workers, limits and settings."""
 
 from __future__ import annotations
 
-from uuid import UUID
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
 
 from flask import Response
 from pydantic import Field
 
-from app.admin.queues import FAIR_RULE, Queues, QueueState
+from app.admin.audit import AuditEntry, AuditLog
+from app.admin.limits import Limits
+from app.admin.queues import Queues, QueueState, WorkerStatus
+from app.admin.statistics import Period, RecentRun, Statistics
 from app.db.statements import Executor
+from app.web.api.queues import REMOVABLE, QueueSettingsEdit
 from app.web.auth.guard import current_actor
 from app.web.options import WebOptions
-from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_choice
+from app.web.pages.base import (
+    FormModel,
+    FormText,
+    InvalidForm,
+    PageRenderer,
+    can_operate,
+    parse_choice,
+    redirect_to,
+)
+from app.web.pages.forms import parse_number, validate_form
+from app.web.pages.queue_charts import QueueChart
+from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import ApiBlueprint
 
-_MAX_LIMIT = 2**31 - 1
-_NO_LIMIT = "none"
+_MAX_CHANGES_SHOWN = 8
+
+
+class QueueStateForm(FormModel):
+    """Whether jobs of a queue are claimed."""
+
+    queue: FormText = Field(min_length=1, description="The queue.")
+    state: FormText = Field(description="open, paused or draining.")
+
+
+class QueueActionForm(FormModel):
+    """Whether jobs of the queue are claimed, with a reason."""
+
+    state: FormText = Field(description="open, paused or draining.")
+    note: FormText = Field("", max_length=500, description="A reason, shown with the queue.")
 
 
 class QueueSettingsForm(FormModel):
-    """New settings of a queue; an empty field stays as it is."""
+    """The settings of a queue; an empty field removes one."""
 
-    queue: FormText = Field(min_length=1, description="The queue.")
-    state: FormText = Field("", description="open, paused or draining.")
-    concurrency: FormText = Field("", description="Jobs at a time in all processes; `none` removes the limit.")
-    per_worker: FormText = Field("", description="Jobs at a time in each process; `none` removes the limit.")
-    fair: FormText = Field("", description="What distinguishes tenants, which are served in turn; `none`: by age.")
-    share: FormText = Field("", description="The part of the threads that one tenant may have; `none`: half.")
+    concurrency: FormText = Field("", description="Jobs at a time in all processes.")
+    per_worker: FormText = Field("", description="Jobs at a time in each process.")
+    fair: FormText = Field("", description="What distinguishes tenants, which are served in turn; empty: by age.")
+    share: FormText = Field("", description="The part of the threads that one tenant may have; empty: half.")
+    weights: FormText = Field("", description="Jobs of a tenant for each job of another: `acme=3, beta=2`.")
 
 
-class WorkerForm(FormModel):
-    """Whether a worker process is drained."""
-
-    draining: FormText = Field(description="yes: claim no more jobs; no: claim again.")
+class QueuePageQuery(FormModel):
+    period: Period = Field("24h", description="How far back the chart goes.")
 
 
 def create_queues_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("queues_page", options)
-    queues = Queues(source)
+    queues, limits = Queues(source), Limits(source)
+    statistics, audit = Statistics(source), AuditLog(source)
 
     @pages.page("/queues")
     def show_queues() -> Response:
         """Show the queues with their jobs, settings and statistics."""
-        return pages.render("queues.html", queues=queues.statuses())
+        statuses = queues.statuses()
+        unserved = [status for status in statuses if not status.workers and status.ready]
+        return pages.render("queues.html", queues=statuses, unserved=unserved)
 
-    @pages.action("/queues", form=QueueSettingsForm, page_url="/queues")
-    def submit_queue_settings(form: QueueSettingsForm) -> None:
-        """Pause, open or drain a queue, change its concurrency limits, or serve its tenants in turn."""
-        given = {name: getattr(form, name).strip() for name in ("concurrency", "per_worker", "fair", "share")}
+    @pages.action("/queues", form=QueueStateForm, page_url="/queues", page=show_queues)
+    def submit_queue_state(form: QueueStateForm) -> None:
+        """Pause, open or drain a queue."""
         queues.change_settings(
-            form.queue,
-            state=parse_choice("state", form.state, QueueState) if form.state else None,
-            concurrency=_parse_limit("concurrency", form.concurrency),
-            per_worker=_parse_limit("per_worker", form.per_worker),
-            fair=_parse_rule(given["fair"]),
-            share=_parse_share(given["share"]),
-            remove=[name for name, raw in given.items() if raw == _NO_LIMIT],
-            changed_by=current_actor().name,
+            form.queue, state=parse_choice("state", form.state, QueueState), changed_by=current_actor().name
         )
 
-    @pages.page("/workers")
-    def show_workers() -> Response:
-        """Show the worker processes and the jobs that each runs."""
-        return pages.render("workers.html", workers=queues.workers())
+    @pages.page("/queues/<path:name>", query=QueuePageQuery, problems=(ProblemCode.NOT_FOUND,))
+    def show_queue(query: QueuePageQuery | None = None, *, name: str) -> Response:
+        """Show a queue: its jobs, who serves it, what limits it, how it did, and who changed it."""
+        found = queues.statuses(queue=name)
+        if not found:
+            raise RequestRejected(ProblemCode.NOT_FOUND, f"there is no queue {name!r}; its first job creates it")
+        status, waiting_for = found[0], limits.of_queue(name)
+        period: Period = "24h" if query is None else query.period
+        workers = [worker for worker in queues.workers() if name in worker.queues]
+        return pages.render(
+            "queue.html",
+            queue=status,
+            path=queue_path(name),
+            period=period,
+            day=statistics.by_queue("24h", queue=name).get(name),
+            chart=QueueChart.from_chart(statistics.chart(period, queue=name), period),
+            by_task=statistics.by_task("24h", queue=name),
+            runs=_runs_in(name, statistics.recent_runs()),
+            next_jobs=queues.next_jobs(name),
+            running=sorted((run for worker in workers for run in worker.running if run.queue == name), key=_started),
+            tenants=queues.tenants(name) if status.fair else [],
+            workers=workers,
+            threads=sum(_threads_in(name, worker) for worker in workers if worker.alive),
+            limits=[limit for limit in limits.statuses() if limit.name in {*waiting_for, f"queue:{name}"}],
+            waiting_for=waiting_for,
+            changes=_changes(audit, name),
+            weights_text=_format_weights,
+        )
 
-    @pages.action("/workers/<uuid:worker_id>", form=WorkerForm, page_url="/workers")
-    def submit_worker_drain(form: WorkerForm, worker_id: UUID) -> None:
-        """Drain a worker process, or let it claim again."""
-        queues.drain_worker(worker_id, draining=form.draining == "yes")
+    @pages.action("/queues/<path:name>/state", form=QueueActionForm, page_url="/queues/{name}", page=show_queue)
+    def submit_queue_action(form: QueueActionForm, name: str) -> Response:
+        """Pause, open or drain the queue, with a reason."""
+        state = parse_choice("state", form.state, QueueState)
+        queues.change_settings(name, state=state, note=form.note or None, changed_by=current_actor().name)
+        return redirect_to(queue_path(name))
+
+    @pages.action("/queues/<path:name>/settings", form=QueueSettingsForm, page_url="/queues/{name}", page=show_queue)
+    def submit_queue_settings(form: QueueSettingsForm, name: str) -> Response:
+        """Change the concurrency limits of the queue, or serve its tenants in turn."""
+        settings = _parse_settings(form, name)
+        values = {setting: getattr(settings, setting) for setting in REMOVABLE}
+        known = next((status.weights for status in queues.statuses(queue=name)), {})
+        weights: dict[str, int | None] = {**dict.fromkeys(known), **settings.weights}
+        remove = [setting for setting, value in values.items() if value is None]
+        queues.change_settings(name, **values, weights=weights, remove=remove, changed_by=current_actor().name)
+        return redirect_to(queue_path(name))
 
     return pages.blueprint
 
 
-def _parse_rule(raw: str) -> str | None:
-    if raw in ("", _NO_LIMIT):
-        return None
-    if not FAIR_RULE.fullmatch(raw):
-        raise InvalidForm(f"fair: {raw!r} is neither partition_key, producer nor a path such as args.tenant")
-    return raw
+def queue_path(name: str) -> str:
+    return f"/queues/{quote(name, safe='')}"
 
 
-def _parse_share(raw: str) -> float | None:
-    if raw in ("", _NO_LIMIT):
-        return None
-    try:
-        share = float(raw)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise InvalidForm(f"share: {raw!r} is not a number above 0 and up to 1")
-    return share
+def _started(run: Any) -> datetime:
+    started_at: datetime = run.started_at
+    return started_at
 
 
-def _parse_limit(name: str, raw: str) -> int | None:
-    text = raw.strip()
-    if text in ("", _NO_LIMIT):
-        return None
-    if not text.isdecimal() or not 1 <= int(text) <= _MAX_LIMIT:
-        raise InvalidForm(f"{name}: {raw!r} is not a whole number from 1 on; {_NO_LIMIT} removes the limit")
-    return int(text)
+def _threads_in(queue: str, worker: WorkerStatus) -> int:
+    return worker.queue_threads.get(queue, worker.threads)
+
+
+def _runs_in(queue: str, runs: dict[str, list[RecentRun]]) -> dict[str, list[RecentRun]]:
+    """The recent runs in this queue by task, the oldest first."""
+    within = {task: [run for run in reversed(of_task) if run.queue == queue] for task, of_task in runs.items()}
+    return {task: found for task, found in within.items() if found}
+
+
+def _changes(audit: AuditLog, queue: str) -> list[AuditEntry]:
+    """The last changes of the settings, for those who may read the audit."""
+    if not can_operate():
+        return []
+    return audit.entries(subject="queue", subject_id=queue, limit=_MAX_CHANGES_SHOWN)
+
+
+def _format_weights(weights: dict[str, int]) -> str:
+    return ", ".join(f"{tenant}={weight}" for tenant, weight in sorted(weights.items()))
+
+
+def _parse_settings(form: QueueSettingsForm, name: str) -> QueueSettingsEdit:
+    """The settings of the form, None where a field is empty. Raises InvalidForm."""
+    numbers = {field: parse_number(getattr(form, field)) for field in ("concurrency", "per_worker", "share")}
+    values = {"queue": name, "fair": form.fair.strip() or None, "weights": _parse_weights(form.weights), **numbers}
+    return validate_form(QueueSettingsEdit, values)
+
+
+def _parse_weights(raw: str) -> dict[str, int]:
+    weights: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in raw.split(","))):
+        tenant, equals, weight = part.rpartition("=")
+        if not equals or not weight.strip().isdecimal():
+            raise InvalidForm.at_field("weights", f"{part!r} is not a tenant with a whole number, such as acme=3")
+        weights[tenant.strip()] = int(weight)
+    return weights

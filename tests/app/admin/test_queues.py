@@ -99,3 +99,26 @@ def test_workers_list_their_jobs_and_can_be_drained(queue_db, queues):
         queues.drain_worker(uuid4(), draining=True)
     with pytest.raises(WorkerNotFound):
         queues.worker(uuid4())
+
+
+def test_next_jobs_are_in_claim_order(queue_db, queues):
+    late = queue_db.enqueue("late", priority=200)
+    first = queue_db.enqueue("first", priority=5)
+    queue_db.enqueue("other", queue="other")
+
+    found = queues.next_jobs("q")
+
+    assert [job.job_id for job in found] == [first, late]
+    assert [job.job_id for job in queues.next_jobs("q", limit=1)] == [first]
+
+
+def test_tenants_are_counted_with_their_weights(queue_db, queues):
+    queues.change_settings("q", fair="args.tenant", weights={"acme": 3})
+    for number in range(2):
+        queue_db.enqueue(f"a{number}", args={"tenant": "acme"})
+    queue_db.enqueue("b", args={"tenant": "beta"})
+
+    assert [(tenant.name, tenant.ready, tenant.running, tenant.weight) for tenant in queues.tenants("q")] == [
+        ("acme", 2, 0, 3),
+        ("beta", 1, 0, 1),
+    ]

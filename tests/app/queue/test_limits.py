@@ -352,3 +352,13 @@ def max_running(queue_db, limit: str | None) -> int:
         running += 1 if kind == "picked" else -1
         most = max(most, running)
     return most
+
+
+def test_limits_of_a_queue_are_those_its_jobs_wait_for(queue_db, limits):
+    limits.set("warehouse", concurrency=1)
+    for number in range(3):
+        queue_db.enqueue(f"k{number}", limits={"warehouse": 1})
+    queue_db.claim(3)
+
+    assert limits.of_queue("q") == {"warehouse": 2}
+    assert limits.of_queue("other") == {}

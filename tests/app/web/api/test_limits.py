@@ -119,7 +119,7 @@ def test_the_page_sets_and_deletes(client):
     made = client.post("/limits", data={"name": "api", "rate": "10", "burst": "2"})
     assert made.status_code == 303
     assert client.get("/api/v1/limits/api").json["burst"] == 2
-    assert client.post("/limits", data={"name": "api"}).status_code == 409
-    assert client.post("/limits", data={"name": "api", "rate": "fast"}).status_code == 409
+    assert client.post("/limits", data={"name": "api"}).status_code == 422
+    assert client.post("/limits", data={"name": "api", "rate": "fast"}).status_code == 422
     client.post("/limits", data={"name": "api", "action": "delete"})
     assert client.get("/api/v1/limits/api").status_code == 404

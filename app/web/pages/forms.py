@@ -1,0 +1,68 @@
+"""Forms that are checked by the model of the API, so that page and API refuse the same values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from app.web.json_io import FieldError
+from app.web.pages.base import InvalidForm
+from app.web.schemas import field_errors
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_DURATION = re.compile(r"(\d+)\s*([smhdw])", re.IGNORECASE)
+_UNIT_SEC = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def validate_form(model: type[_Model], values: Mapping[str, Any], *, names: Mapping[str, str] | None = None) -> _Model:
+    """Make the model of the values that are not None. Raises InvalidForm.
+
+    `names` has the fields of the form whose names differ from those of the model, by the model's names.
+    """
+    try:
+        return model.model_validate({name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        known = names or {}
+        raise InvalidForm.from_errors(
+            FieldError(known.get(found.field, found.field), found.message) for found in field_errors(error)
+        ) from None
+
+
+def parse_number(raw: str) -> float | str | None:
+    """A number, None for an empty field, or the text itself, which a model refuses with its own message."""
+    text = raw.strip()
+    if not text:
+        return None
+    if re.fullmatch(r"-?\d{1,18}", text):
+        return int(text)
+    if re.fullmatch(r"-?\d{1,18}\.\d{1,18}", text):
+        return float(text)
+    return text
+
+
+def parse_duration(field: str, raw: str) -> float | None:
+    """Seconds of a text such as `90`, `30m`, `8h` or `1h 30m`; None for an empty field. Raises InvalidForm."""
+    text = raw.strip()
+    if not text:
+        return None
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
+        return float(text)
+    parts = _DURATION.findall(text)
+    if not parts or _DURATION.sub("", text).strip() or len(text) > 50:  # noqa: PLR2004 - characters
+        raise InvalidForm.at_field(field, f"{raw!r} is not a duration such as 30m, 8h or 7d, or a number of seconds")
+    return float(sum(int(count) * _UNIT_SEC[unit.lower()] for count, unit in parts))
+
+
+def format_duration(seconds: float | None) -> str:
+    """A duration as `parse_duration` takes it."""
+    if seconds is None:
+        return ""
+    if seconds != int(seconds):
+        return f"{seconds:g}"
+    for unit in ("w", "d", "h", "m"):
+        if seconds and seconds % _UNIT_SEC[unit] == 0:
+            return f"{seconds // _UNIT_SEC[unit]:.0f}{unit}"
+    return f"{seconds:.0f}s" if seconds else "0"
