@@ -26,6 +26,7 @@ from pipelines.task import (
     TaskOptions,
     task_from_callable,
     task_from_command,
+    task_from_path,
 )
 
 __all__ = [
@@ -71,6 +72,8 @@ class Pipelines:
         cpu_sec: int | None = None,
         connection_check: bool = True,
         argv: Sequence[str] | None = None,
+        python: str | None = None,
+        cwd: str | None = None,
     ) -> Callable[[F], F]:
         """Register a callable as a task. The decorator returns the callable unchanged.
 
@@ -83,32 +86,45 @@ class Pipelines:
         is called without arguments, or with that list if it has a required parameter.
         """
         _check_name(name)
-        if isinstance(argv, str):
-            raise TypeError(f"argv is a list, such as [{argv!r}]")
-        options = TaskOptions(
+        options = _make_options(
             args=args,
             retry=retry,
-            rules=_merge_rules(no_retry, rules),
+            no_retry=no_retry,
+            rules=rules,
             time_limit=time_limit,
             isolation=isolation,
             interrupt=interrupt,
             queue=queue,
             lock_key=lock_key,
-            limits=limits or {},
+            limits=limits,
             start_within=start_within,
             breaker=breaker,
             partitions=partitions,
             memory_mb=memory_mb,
             cpu_sec=cpu_sec,
             connection_check=connection_check,
-            argv=None if argv is None else tuple(argv),
+            argv=argv,
+            python=python,
+            cwd=cwd,
         )
 
         def decorate(call: F) -> F:
+            if python is not None:
+                _check_importable(name, call)
             self.add(replace(task_from_callable(name, call, spread=spread), options=options))
             return call
 
         return decorate
+
+    def call(self, name: str, path: str, *, python: str, spread: bool | None = None, **options: Any) -> Task:
+        """Register a callable, such as `company.loads:rates`, that only the interpreter `python` imports. The other
+        options are those of `register`."""
+
+        _check_name(name)
+        task_options = _make_options(python=python, **{"isolation": "process", **options})
+        task = replace(task_from_path(name, path, spread=spread), options=task_options)
+        self.add(task)
+        return task
 
     def command(
         self,
@@ -130,10 +146,9 @@ class Pipelines:
         _check_name(name)
         if isinstance(argv, str):
             raise TypeError("a command is a list of texts: no shell parses it")
-        if options.keys() & {"spread", "argv"} or options.get("isolation", "process") != "process":
+        if options.keys() & {"spread", "argv", "python"} or options.get("isolation", "process") != "process":
             raise ValueError("a command always has a process of its own, and names its arguments itself")
-        fixed = {"isolation": "process", "rules": _merge_rules(no_retry, rules), "limits": options.get("limits") or {}}
-        task_options = TaskOptions(**{**options, **fixed})
+        task_options = _make_options(no_retry=no_retry, rules=rules, **{**options, "isolation": "process"})
         secrets = {name: str(secret_name(value)) for name, value in (env or {}).items() if isinstance(value, Mapping)}
         plain = {name: value for name, value in (env or {}).items() if name not in secrets}
         task = task_from_command(name, Command(tuple(argv), cwd, plain, secrets, tuple(inherit)), task_options)
@@ -199,6 +214,30 @@ def _check_name(name: str) -> None:
         raise ValueError(f"a task's name has 1 to {_MAX_NAME_LENGTH} characters, not {len(name)}")
 
 
+def _check_importable(name: str, call: Any) -> None:
+    module, qualified_name = getattr(call, "__module__", None), getattr(call, "__qualname__", None)
+    if module in (None, "__main__") or not str(qualified_name or "<").replace(".", "").isidentifier():
+        raise ValueError(f"task {name!r}: another interpreter cannot import {call!r}: it is no function of a module")
+
+
+def _make_options(
+    *,
+    no_retry: Sequence[ErrorMatcher] = (),
+    rules: Mapping[ErrorMatcher, Rule] | None = None,
+    limits: Mapping[str, int] | None = None,
+    argv: Sequence[str] | None = None,
+    **options: Any,
+) -> TaskOptions:
+    if isinstance(argv, str):
+        raise TypeError(f"argv is a list, such as [{argv!r}]")
+    return TaskOptions(
+        rules=_merge_rules(no_retry, rules),
+        limits=limits or {},
+        argv=None if argv is None else tuple(argv),
+        **options,
+    )
+
+
 def _merge_rules(no_retry: Sequence[ErrorMatcher], rules: Mapping[ErrorMatcher, Rule] | None) -> Rules:
     if isinstance(no_retry, str):
         raise TypeError(f"no_retry is a list, such as [{no_retry!r}]")
@@ -207,6 +246,8 @@ def _merge_rules(no_retry: Sequence[ErrorMatcher], rules: Mapping[ErrorMatcher, 
 
 def _origin(task: Task) -> str:
     """Where the task comes from: a module that is imported again registers the same tasks again."""
+    if task.path is not None:
+        return f"{task.path} of {task.options.python}"
     if task.command is not None:
         return f"the command {' '.join(task.command.argv)}"
     return f"{getattr(task.call, '__module__', '?')}.{getattr(task.call, '__qualname__', repr(task.call))}"
@@ -263,6 +304,9 @@ def _register_task(name: str, definition: Any, known_tasks: Pipelines) -> None:
     module, _, names = path.partition(":") if ":" in path else path.rpartition(".")
     if not module or not names:
         raise ValueError(f"{path!r} names no callable; expected a path such as company.loads:rates")
+    if "python" in options:
+        known_tasks.call(name, f"{module}:{names}", **options)
+        return
     root: Any = importlib.import_module(module)
     call = reduce(getattr, names.split("."), root)
     options.setdefault("isolation", "process")  # it may have no safe points: only a process can always be stopped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -66,6 +67,8 @@ class TaskOptions:
     cpu_sec: int | None = None
     connection_check: bool = True  # PGOPTIONS makes servers notice that the process is gone
     argv: tuple[str, ...] | None = None  # its command line
+    python: str | None = None  # an interpreter of its own
+    cwd: str | None = None  # the folder in which that one runs
 
     def __post_init__(self) -> None:
         isolation: object = self.isolation
@@ -87,11 +90,26 @@ class TaskOptions:
             _check_argv(self.argv, 'argv is a list of texts, such as ["--date", "{date}"]')
             if self.isolation != "process":
                 raise ValueError("argv belongs to a whole process: it needs isolation='process'")
+        self._check_interpreter()
         for name in ("queue", "lock_key"):
             text = getattr(self, name)
             if text is not None and (not isinstance(text, str) or not text.strip() or not text.isprintable()):
                 raise ValueError(f"{name} is a text that is neither empty nor has control characters, not {text!r}")
         _ = self.arg_schema, self.lock_key_template
+
+    def _check_interpreter(self) -> None:
+        python: object = self.python
+        cwd: object = self.cwd
+        if python is None:
+            if cwd is not None:
+                raise ValueError("cwd is the folder of an interpreter of its own: it needs python")
+            return
+        if self.isolation != "process":
+            raise ValueError("python is the interpreter of a process of its own: it needs isolation='process'")
+        if not isinstance(python, str) or not python.strip() or "\0" in python:
+            raise ValueError(f"python is the path of an interpreter, such as /srv/legacy/bin/python, not {python!r}")
+        if cwd is not None and (not isinstance(cwd, str) or not os.path.isabs(cwd) or "\0" in cwd):
+            raise ValueError(f"cwd is the absolute path of a folder, not {cwd!r}")
 
     @cached_property
     def arg_schema(self) -> ModelArgSchema | JsonArgSchema | None:
@@ -182,6 +200,7 @@ class Task:
     spread: bool  # args as keyword arguments rather than as one object
     options: TaskOptions = field(default_factory=TaskOptions)
     command: Command | None = None
+    path: str | None = None  # module:name of a callable that only an interpreter of its own imports
 
     # ── when a job is enqueued ──────────────────────────────────────────────────────────────────────────────────
 
@@ -248,6 +267,17 @@ class Task:
     def fill_limits(self, args: Mapping[str, Any]) -> dict[str, int] | None:
         """Return the limits of a job with these args, None if the task has none. Raises ValueError."""
         return fill_limits(self.options.limits, args)
+
+    @property
+    def import_path(self) -> str:
+        """The module:name by which an interpreter of its own imports its callable."""
+        return self.path or f"{self.module}:{self.call.__qualname__}"
+
+    def refuse_args(self, args: Mapping[str, Any]) -> None:
+        """Raises `Fail` for args that do not fit: another service may have written the row."""
+        errors = self.check_args(args)
+        if errors:
+            raise Fail(f"the args do not fit: {InvalidArgs(errors)}")
 
     @property
     def module(self) -> str:
@@ -327,6 +357,17 @@ def task_from_callable(name: str, call: Callable[..., Any], *, spread: bool | No
         takes_context = takes_context or (spread and any(_is_context(p) for p in positional))
     takes_args = bool(positional) or any(p.kind is p.VAR_POSITIONAL for p in parameters(call))
     return Task(name, call, _kind_of(call), takes_args, takes_context, spread)
+
+
+def task_from_path(name: str, path: str, *, spread: bool | None = None) -> Task:
+    """A callable that is not imported here."""
+    module, _, names = path.partition(":")
+
+    def refuse_call(*_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"the task {name!r} has an interpreter of its own, which a worker starts; it cannot be called")
+
+    refuse_call.__module__, refuse_call.__qualname__, refuse_call.__doc__ = module, names, f"Runs {path}."
+    return Task(name, refuse_call, TaskKind.FUNCTION, True, False, bool(spread), path=path)
 
 
 def task_from_command(name: str, command: Command, options: TaskOptions) -> Task:

@@ -77,7 +77,7 @@ class AttemptSettings(ContextSettings):
     tokens: dict[str, str] = field(default_factory=dict, repr=False)
     secret_store: SecretStore = field(default_factory=SecretStore)
     run_isolated: Callable[[Attempt, Task, dict[str, Any]], Outcome] | None = None  # `workers.isolation.run`
-    isolation_enabled: bool = True  # False: isolated tasks run in the thread too, but never commands
+    isolation_enabled: bool = True  # False: isolated tasks run in the thread too, but none with a program of its own
     process_lock: ProcessLock = field(default_factory=ProcessLock)  # inherited by isolated processes
     log: Callable[[UUID, int, str, str, str], None] = lambda job_id, attempt, level, stream, text: None
 
@@ -200,7 +200,8 @@ class Attempt(JobContext):
         if task is None:
             return Released(ReleaseReason.NOT_STARTED)
         self.options = task.options
-        is_isolated = self.settings.isolation_enabled or task.kind is TaskKind.COMMAND
+        has_own_program = task.kind is TaskKind.COMMAND or task.options.python is not None
+        is_isolated = self.settings.isolation_enabled or has_own_program
         self.in_thread = not (may_have_child(task) and is_isolated)
         self.started_at = now
         try:

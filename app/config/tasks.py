@@ -51,6 +51,19 @@ class _CallOptions(_TaskOptions, total=False):
     argv: list[_Argument]
 
 
+class _InterpreterOptions(_TaskOptions, total=False):
+    """A call in an interpreter of its own."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    call: _CallablePath
+    python: _Text
+    cwd: Annotated[str, matching(r"/[^\x00]*", "expected the absolute path of a folder")]
+    isolation: Literal["process"]
+    spread: bool
+    argv: list[_Argument]
+
+
 class _CommandOptions(_TaskOptions, total=False):
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
 
@@ -64,12 +77,15 @@ def _kind(task: Any) -> str | None:
     if isinstance(task, str):
         return "path"
     kinds = [kind for kind in ("call", "command") if isinstance(task, Mapping) and kind in task]
+    if kinds == ["call"] and "python" in task:
+        return "python"
     return kinds[0] if len(kinds) == 1 else None
 
 
 _Task = Annotated[
     Annotated[_CallablePath, Tag("path")]
     | Annotated[_CallOptions, Tag("call")]
+    | Annotated[_InterpreterOptions, Tag("python")]
     | Annotated[_CommandOptions, Tag("command")],
     Discriminator(_kind, custom_error_type="task_kind", custom_error_message=_KIND_PROBLEM),
 ]

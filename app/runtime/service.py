@@ -37,6 +37,7 @@ from app.web.standby_reads import StandbyCollector, StandbyExecutor
 from pipelines import contract
 from pipelines import targets as places
 from workers.attempt import AttemptSettings
+from workers.isolation.interpreter import MIN_VERSION, find_unusable
 from workers.lineage import LineageOptions
 from workers.logs.writer import JobLogLimits
 from workers.maintenance import MaintenanceOptions
@@ -99,6 +100,9 @@ class Service:
             remedy = "correct it (`dataloader tasks` shows the whole traceback), or leave it out"
             found = [f"{name!r}, which cannot be imported: {last_error(failures[name])}" for name in broken]
             raise ConfigError([SettingError("DL_PIPELINES", text, remedy) for text in found])
+        if self._runs_workers and (unusable := find_unusable(contract.registry)):
+            remedy = f"name a Python of version {'.'.join(map(str, MIN_VERSION))} or newer that the worker may start"
+            raise ConfigError([SettingError("DL_TASKS", text, remedy) for text in unusable])
         for module, trace in failures.items():
             _log.error("pipeline.import_failed", module=module, error=last_error(trace), traceback=trace)
         return failures

@@ -24,6 +24,7 @@ from typing import Any
 from app import log
 from app.queue.attempt_sessions import attempt_application_name, end_sessions, server_dsns
 from app.queue.job import Reports
+from pipelines.contract import Fail, Stop
 from pipelines.reports import Check, DatasetUse
 from workers.attempt import Attempt
 from workers.context import StopStep
@@ -40,6 +41,7 @@ _LIVENESS_INTERVAL_SEC = 1.0  # between two checks that the child lives: others 
 _SEND_RETRY_SEC = 0.02  # while the child does not read
 _DRAIN_SEC = 2.0  # for reading the output that is left: a process that escaped the group may go on writing
 _EXIT_TIMEOUT_SEC = 5.0  # from the result message to the exit
+_CALLS = frozenset({"check", "produced", "consumed", "link"})  # that `standalone_main.py` has done here
 _READ_SLICE_SEC = 0.005  # of reading at a time, after which a flood waits as long
 _MESSAGE_FIELDS = {
     "success": {"result"},
@@ -319,12 +321,28 @@ class ChildProcess:
                         tuple(asdict(Check(**check)) for check in checks),
                         tuple(asdict(DatasetUse(**use)) for use in datasets),
                     )
+            case {"call": [str(name), dict(arguments)]}:
+                self.send({"reply": self._call_context(name, arguments)})
             case {"log": [str(level), str(stream), str(text)]}:
                 attempt.settings.log(attempt.job_id, attempt.attempt, level, stream, text)
             case {"result": {"kind": str(kind), **fields}} if _MESSAGE_FIELDS.get(kind, {"?"}) <= fields.keys():
                 self._result_message, self._result_at = message["result"], clock()
             case _:
                 _log.error("child.invalid_message", job=str(attempt.job_id))
+
+    def _call_context(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Report something for a child that has no code of ours; return what to raise there."""
+        if name not in _CALLS:
+            return {"error": f"no such call: {name[:100]}"}
+        try:
+            getattr(self._attempt, name)(**arguments)
+        except Stop:  # the child knows, or will be sent it
+            return {}
+        except Fail as failure:
+            return {"fail": str(failure)}
+        except (TypeError, ValueError) as error:
+            return {"error": str(error)}
+        return {"links": (self._attempt.reported.progress or {}).get("links")} if name == "link" else {}
 
     # ── the stop ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -23,6 +23,7 @@ from pipelines.contract import Command, Fail, StopReason, Task, TaskKind, TaskOp
 from pipelines.retry import RetryAction
 from workers.attempt import Attempt
 from workers.isolation.child import ChildProcess, Exit, StartFailed
+from workers.isolation.interpreter import STANDALONE_PROGRAM, standalone_spec
 from workers.outcome import (
     Outcome,
     Released,
@@ -40,13 +41,17 @@ from workers.secrets import Redactor, SecretUnavailable
 _RESOURCE_ERRNOS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _RESOURCE_RETRY_SEC = 10.0
 _PRIVATE_ENV_PREFIXES = ("DL_", "PG")  # our own settings, and libpq's
+# Of our interpreter: with them another one would load our packages.
+_INTERPRETER_VARIABLES = frozenset({"PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"})
 _TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run_isolated(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
     """Run the task in a process of its own until the process has ended."""
     try:
-        return _run_command(attempt, task, args) if task.kind is TaskKind.COMMAND else _run_child(attempt, task)
+        if task.kind is TaskKind.COMMAND:
+            return _run_command(attempt, task, args)
+        return _run_child(attempt, task) if task.options.python is None else _run_standalone(attempt, task, args)
     except StartFailed as start:
         error = start.error
         if isinstance(error, OSError) and error.errno in _RESOURCE_ERRNOS:  # the machine's fault, not the job's
@@ -94,6 +99,34 @@ def _child_spec(attempt: Attempt, task: Task, *, parent_pid: int) -> dict[str, A
         "cpu_sec": task.options.cpu_sec,
         "parent_pid": parent_pid,
     }
+
+
+def _run_standalone(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:
+    """Run it in the interpreter that the task names, which has none of our packages."""
+    try:
+        task.refuse_args(args)
+        argv = None if task.options.argv is None else task.command_line(args)
+    except Fail as error:
+        return attempt.refuse(str(error))
+    inherited = {name: value for name, value in os.environ.items() if name not in _INTERPRETER_VARIABLES}
+    env = {**inherited, **session_variables(attempt, task.options, os.environ.get("PGOPTIONS", ""))}
+    with ExitStack() as until_started:
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise StartFailed(error) from error
+        until_started.enter_context(theirs)
+        child = ChildProcess(
+            attempt,
+            [str(task.options.python), STANDALONE_PROGRAM, str(theirs.fileno())],
+            channel=ours,
+            inherited_descriptors=(theirs.fileno(),),
+            cwd=task.options.cwd,
+            env=env,
+        )
+    child.send({**standalone_spec(attempt, task, args, argv), "parent_pid": child.pid})
+    exit_ = child.wait()
+    return exit_.add_to(_outcome_of(attempt, exit_))
 
 
 def _run_command(attempt: Attempt, task: Task, args: dict[str, Any]) -> Outcome:

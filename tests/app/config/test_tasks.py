@@ -32,6 +32,7 @@ EVERYTHING = {
         "memory_mb": 512,
         "cpu_sec": 60,
     },
+    "old": {"call": "app.loads:rates", "python": "/srv/legacy/bin/python", "cwd": "/srv/legacy", "argv": ["x"]},
     "legacy": {**LEGACY, "queue": "etl", "time_limit": 60},
 }
 
@@ -57,6 +58,10 @@ def test_tasks_are_paths_or_objects_with_options():
         ('{"a": "a:b c"}', r"a\..*: expected a path"),
         ('{"a": {"call": 7}}', r"a\.call\.call: .* valid string"),
         ('{"a": {"call": "a:b", "cwd": "/"}}', r"\.cwd: Extra inputs"),
+        ('{"a": {"call": "a:b", "python": "p", "isolation": "thread"}}', r"\.isolation: .*'process'"),
+        ('{"a": {"call": "a:b", "python": "p", "interrupt": true}}', r"\.interrupt: Extra inputs"),
+        ('{"a": {"call": "a:b", "python": "p", "cwd": "srv"}}', r"\.cwd: expected the absolute path"),
+        ('{"a": {"call": "a:b", "python": " "}}', r"\.python: expected a text"),
         ('{"a": {"command": ["x"], "isolation": "thread"}}', r"\.isolation: Extra inputs"),
         ('{"a": {"command": "x"}}', r"\.command: .* valid list"),
         ('{"a": {"command": []}}', r"\.command: .* at least 1 item"),

@@ -9,11 +9,12 @@ import pytest
 
 from app.config import load_settings
 from app.db import schema
-from app.errors import EmbeddedServerError
+from app.errors import ConfigError, EmbeddedServerError
 from app.log import tear_down
 from app.runtime import service as services
 from app.runtime import startup
 from app.runtime.service import Service, set_up_logging
+from pipelines import contract
 from tests.support import PrivateServer, eventually
 from tests.support.databases import query_value
 
@@ -43,6 +44,15 @@ def test_building_it_connects_to_nothing(made: Made, run_folder: Path):
     assert service.probe() == {"ready": False, "detail": "the worker pool is starting"}
     assert service.failure is None
     assert not (run_folder / "untouched").exists()
+
+
+def test_interpreter_that_is_missing_is_a_configuration_error(made: Made, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(contract.registry, "_tasks", {})
+    tasks = '{"old": {"call": "app.loads:rates", "python": "/nowhere/bin/python"}}'
+
+    with pytest.raises(ConfigError, match="DL_TASKS: found '/nowhere/bin/python' of task 'old', which cannot be"):
+        _ = made(DL_TASKS=tasks).pipeline_failures
+    assert made(DL_TASKS=tasks, workers=False).pipeline_failures == {}
 
 
 def test_it_works_until_it_is_stopped(made: Made, dsn: str):

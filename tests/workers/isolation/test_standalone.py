@@ -1,0 +1,391 @@
+"""Tasks with an interpreter of their own: old Pythons, packages that conflict with ours, and nothing of ours."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.queue.job import ReleaseReason, Settlement, Status
+from pipelines.contract import Pipelines, StopReason, load_tasks, register
+from tests.support import eventually
+from tests.support.claimed_jobs import CapturedLines, attempt_with
+from tests.support.real_service import is_alive
+from workers.attempt import Attempt
+from workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM, find_unusable
+from workers.outcome import Outcome, Released
+
+# A package named as ours, which knows nothing of us but the module `dataloader`.
+LEGACY = """
+import asyncio, logging, os, sys, time
+from dataloader import Checkpoint, Fail, Progress, Snooze, Stop, Wait
+
+
+def load(args, ctx):
+    print("printed", args["day"])
+    sys.stderr.write("complained\\n")
+    logging.getLogger("legacy").warning("warned %s", 1)
+    logging.getLogger("legacy").debug("not shown")
+    ctx.log.info("loaded", rows=3, table="a b")
+    ctx.progress(1, 2, "days", stage="x")
+    ctx.count(rows=3)
+    ctx.count(rows=4)
+    ctx.link("report", "https://example.org/1")
+    ctx.produced("sales", rows=7)
+    ctx.check("rows", 7, min=1)
+    return {
+        "version": list(sys.version_info[:2]), "file": __file__, "attempt": ctx.attempt, "task": ctx.task,
+        "partition": ctx.partition, "start": ctx.interval and ctx.interval.start.isoformat(),
+        "modules": sorted({"pydantic", "psycopg2", "flask", "workers", "pipelines"} & set(sys.modules)),
+        "PGAPPNAME": os.environ["PGAPPNAME"], "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV"),
+    }
+
+
+def spread(first, second="2"):
+    return [first, second]
+
+
+def steps(args, ctx):
+    for n in range(ctx.resume or 0, 4):
+        yield Checkpoint(n + 1)
+        if args.get("fail_at") == n:
+            raise ValueError("stumbled")
+    yield Progress(4, 4)
+    return {"began_at": ctx.resume}
+
+
+def rows(args):
+    yield {"customer": "x", "name": "y"}
+
+
+async def agenerator(args):
+    for n in (1, 2):
+        await asyncio.sleep(0)
+        yield {"processed": n}
+
+
+async def coroutine(args):
+    await asyncio.sleep(args["seconds"])
+    return "slept"
+
+
+def main():
+    if sys.argv != ["t", "--day", "1"]:
+        return sys.argv
+    return 3
+
+
+def raises(args, ctx):
+    kind = args["kind"]
+    if kind == "fail":
+        raise Fail("no use")
+    if kind == "snooze":
+        raise Snooze(30, "later")
+    if kind == "wait":
+        raise Wait(["00000000-0000-0000-0000-000000000001"], "cursor")
+    if kind == "exit":
+        raise SystemExit(3)
+    if kind == "vs":
+        ctx.check("rows", 1, vs="median:7")
+    if kind == "limits":
+        ctx.check("rows", 1, min=5)
+    if kind == "produced":
+        ctx.produced("")
+    if kind == "checkpoint":
+        ctx.checkpoint("x" * 2_000_000)
+    if hasattr(type(ctx), kind):
+        raise AssertionError(kind)
+    if kind in ("connect", "transaction", "enqueue", "fan_out", "acquire", "upstream"):
+        getattr(ctx, kind)
+    raise KeyError(kind)
+
+
+def waits(args, ctx):
+    print("begun")
+    try:
+        while True:
+            ctx.sleep(0.01) if args["how"] == "sleep" else time.sleep(0.01)
+    except Stop as stop:
+        print("stopped by", stop.reason)
+        raise
+"""
+
+
+def interpreters() -> dict[str, str]:
+    """This Python without our packages, and the oldest one that is installed and not too old, if it is another."""
+    found = {"own": str(Path(sys.base_prefix) / "bin/python3")}
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for minor in range(MIN_VERSION[1], 11):
+        for path in [*root.glob(f"versions/3.{minor}.*/bin/python"), Path(f"/usr/bin/python3.{minor}")]:
+            if path.exists():
+                return {**found, f"3.{minor}": str(path)}
+    return found
+
+
+INTERPRETERS = interpreters()
+*_, OLDEST = INTERPRETERS.values()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("legacy")
+    (made / "app").mkdir()
+    (made / "app/__init__.py").touch()
+    (made / "app/loads.py").write_text(LEGACY, encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def logged() -> CapturedLines:
+    return CapturedLines()
+
+
+def task_of(folder: Path, call: str, python: str = OLDEST, **options: Any) -> Pipelines:
+    known = Pipelines()
+    definition = {"call": f"app.loads:{call}", "python": python, "cwd": str(folder), **options}
+    assert load_tasks((), {"t": definition}, known_tasks=known) == {}
+    return known
+
+
+def run(
+    folder: Path, call: str, args: dict[str, Any], logged: CapturedLines | None = None, *, python: str = OLDEST,
+    options: dict[str, Any] | None = None, **row: Any,
+) -> tuple[Attempt, Outcome]:  # fmt: skip
+    attempt = attempt_with(logged, task="t", args_text=json.dumps(args), **row)
+    return attempt, attempt.run(task_of(folder, call, python, **(options or {})).get("t"))
+
+
+def settled(*arguments: Any, **more: Any) -> Settlement:
+    _, outcome = run(*arguments, **more)
+    assert isinstance(outcome, Settlement), outcome
+    return outcome
+
+
+def test_program_is_written_for_the_oldest_python():
+    ast.parse(Path(STANDALONE_PROGRAM).read_text(encoding="utf-8"), feature_version=MIN_VERSION)
+
+
+@pytest.mark.parametrize("python", INTERPRETERS.values(), ids=INTERPRETERS)
+def test_task_has_context_logs_and_result(folder, logged, python, monkeypatch):
+    monkeypatch.setenv("VIRTUAL_ENV", "/ours")
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    attempt, outcome = run(folder, "load", {"day": "Monday"}, logged, python=python, partition_key="p")
+
+    assert isinstance(outcome, Settlement), outcome
+    assert outcome.status is Status.SUCCEEDED, outcome.traceback
+    result = dict(outcome.result)
+    assert result.pop("PGAPPNAME").startswith("dataloader:")
+    assert result.pop("version")[0] == 3
+    assert result == {
+        "file": str(folder / "app/loads.py"), "attempt": 1, "task": "t", "partition": "p", "start": None,
+        "modules": [], "VIRTUAL_ENV": None,
+    }  # fmt: skip
+    assert attempt.reported.progress == {
+        "processed": 1, "total": 2, "unit": "days", "stage": "x", "counts": {"rows": 7},
+        "links": {"report": "https://example.org/1"},
+    }  # fmt: skip
+    assert outcome.reports is not None
+    assert [use["dataset"] for use in outcome.reports.datasets] == ["sales"]
+    assert [check["outcome"] for check in outcome.reports.checks] == ["passed"]
+    assert logged.texts_of("stdout") == ["printed Monday"]
+    assert logged.texts_of("stderr") == ["complained"]
+    assert [(level, text) for level, stream, text in logged.lines if stream == "log"] == [
+        ("WARNING", "warned 1"),
+        ("INFO", 'loaded rows=3 table="a b"'),
+    ]
+
+
+def test_four_kinds_and_ways_to_call(folder):
+    assert settled(folder, "spread", {"first": 1}, options={"spread": True}).result == [1, "2"]
+    assert settled(folder, "steps", {}).result == {"began_at": 4}
+    attempt, _ = run(folder, "agenerator", {})
+    assert attempt.reported.progress == {"processed": 2}
+    assert settled(folder, "coroutine", {"seconds": 0}).result == "slept"
+    exited = settled(folder, "main", {"day": 1}, options={"argv": ["--day", "{day}"]}, max_attempts=1)
+    assert (exited.status, exited.error) == (Status.FAILED, "SystemExit: 3")
+
+
+def test_next_attempt_resumes_at_the_checkpoint(folder):
+    attempt, outcome = run(folder, "steps", {"fail_at": 1})
+
+    assert isinstance(outcome, Settlement)
+    assert (outcome.status, outcome.error, outcome.checkpoint) == (Status.QUEUED, "ValueError: stumbled", 2)
+    assert outcome.error_fingerprint == "ValueError loads.py:steps"
+    assert attempt.reported.checkpoint == 2
+    assert settled(folder, "steps", {}, checkpoint_text="3").result == {"began_at": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("fail", "Fail: no use"),
+        ("connect", "NotAvailable: ctx.connect is not available in a task with an interpreter of its own; open"),
+        ("enqueue", "NotAvailable: ctx.enqueue is not available in a task with an interpreter of its own; execute"),
+        ("upstream", "NotAvailable: ctx.upstream is not available"),
+        ("vs", "NotAvailable: ctx.check with vs="),
+        ("limits", "Fail: the check 'rows' failed"),
+    ],
+)
+def test_permanent_errors_fail_the_job(folder, kind, error):
+    outcome = settled(folder, "raises", {"kind": kind})
+
+    assert outcome.status is Status.FAILED
+    assert (outcome.error or "").startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules", "expected"),
+    [
+        ("snooze", {}, (30.0, True)),
+        ("other", {"KeyError": 60}, (60.0, True)),
+        ("exit", {}, (30.0, False)),
+        ("produced", {}, (30.0, False)),
+        ("checkpoint", {}, (30.0, False)),
+    ],
+)
+def test_errors_are_retried_by_the_rules(folder, kind, rules, expected):
+    outcome = settled(folder, "raises", {"kind": kind}, options={"rules": rules} if rules else {})
+
+    assert outcome.status is Status.QUEUED
+    assert (outcome.retry_in_sec, outcome.refund_attempt) == expected
+
+
+def test_rule_by_name_and_last_attempt_fail(folder):
+    args, options = {"kind": "other"}, {"no_retry": ["builtins.LookupError"]}
+
+    assert settled(folder, "raises", args, options=options).status is Status.FAILED
+    assert settled(folder, "raises", args, attempt=3, max_attempts=3).status is Status.FAILED
+
+
+def test_rows_are_no_progress_and_wait_releases(folder):
+    _, waiting = run(folder, "raises", {"kind": "wait"})
+
+    assert (settled(folder, "rows", {}).error or "").startswith("NotProgress: the task has yielded a dict")
+    assert isinstance(waiting, Released)
+    assert (waiting.reason, waiting.checkpoint, len(waiting.awaited)) == (ReleaseReason.WAITS, "cursor", 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "call", "step"),
+    [("sleep", "waits", "request"), ("block", "waits", "sigterm"), ("", "coroutine", "request")],
+)
+def test_stop_ends_the_process(folder, logged, how, call, step):
+    attempt = attempt_with(logged, task="t", args_text=json.dumps({"how": how, "seconds": 60}))
+    ends: list[Outcome] = []
+    task = task_of(folder, call).get("t")
+    thread = threading.Thread(target=lambda: ends.append(attempt.run(task)))
+    thread.start()
+    if how:
+        eventually(lambda: "begun" in logged.texts_of("stdout"))
+    attempt.stop(StopReason.CANCEL)
+    thread.join(30)
+
+    (outcome,) = ends
+    assert isinstance(outcome, Settlement)
+    assert outcome.status is Status.CANCELED
+    assert dict(outcome.event_fields or {})["stopped_by"] == step
+    assert (logged.texts_of("stdout")[-1:] == ["stopped by cancel"]) == (how == "sleep")
+
+
+def test_module_that_is_missing_is_named(folder):
+    known = Pipelines()
+    known.call("t", "nowhere.loads:load", python=OLDEST)
+    outcome = attempt_with(task="t").run(known.get("t"))
+
+    assert isinstance(outcome, Settlement)
+    assert outcome.error == "ModuleNotFoundError: No module named 'nowhere'"
+
+
+def test_decorated_function_is_imported_by_both(tmp_path, monkeypatch):
+    (tmp_path / "both_sides.py").write_text(
+        "import sys\nfrom dataloader import Daily, register\n\n"
+        f"@register('t', python={OLDEST!r}, isolation='process', partitions=Daily('2030-01-01'))\n"
+        "def load(args):\n    return [sys.executable, __name__]\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import both_sides  # type: ignore[import-not-found]
+
+    from pipelines.contract import registry
+
+    try:
+        outcome = attempt_with(task="t").run(registry.get("t"))
+    finally:
+        registry._tasks.pop("t")
+
+    assert both_sides.load({})[0] == sys.executable
+    assert isinstance(outcome, Settlement)
+    assert outcome.result is not None, outcome.traceback
+    assert Path(outcome.result[0]).resolve() == Path(OLDEST).resolve()
+
+
+def test_options_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="isolation='process'"):
+        register("t", python=OLDEST)(print)
+    with pytest.raises(ValueError, match="needs python"):
+        register("t", cwd="/srv")
+    with pytest.raises(ValueError, match="absolute path"):
+        Pipelines().call("t", "a:b", python=OLDEST, cwd="srv")
+    with pytest.raises(ValueError, match="no function of a module"):
+        Pipelines().register("t", python=OLDEST, isolation="process")(lambda: None)
+
+
+def test_missing_and_old_interpreters_are_named(tmp_path):
+    old = tmp_path / "python3.6"
+    old.write_text("#!/bin/sh\necho 3 6\n", encoding="utf-8")
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    for program in (old, silent):
+        program.chmod(0o755)
+    known = Pipelines()
+    for name, python in {"a": "/nowhere/python", "b": str(old), "c": str(silent), "d": OLDEST}.items():
+        known.call(name, "a:b", python=python)
+    known.register("e")(print)
+
+    found = find_unusable(known)
+
+    assert found == [
+        "'/nowhere/python' of task 'a', which cannot be started: No such file or directory",
+        f"{str(old)!r} of task 'b', which is Python 3.6",
+        f"{str(silent)!r} of task 'c', which does not run Python code",
+    ]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment whose pydantic is a major version behind ours."""
+    made = tmp_path_factory.mktemp("environment")
+    subprocess.run([OLDEST, "-m", "venv", made], check=True, timeout=100)
+    pip = [str(made / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "-q", "pydantic>=1.10,<2"]
+    subprocess.run(pip, check=True, timeout=100)
+    return made
+
+
+@pytest.mark.full
+def test_packages_that_conflict_with_ours_are_used(environment, tmp_path):
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/__init__.py").write_text(
+        "import os, sys, pydantic\n\n"
+        "class Row(pydantic.BaseModel):\n    n: int\n\n"
+        "def load(args, ctx):\n"
+        "    row = Row.parse_obj(args)\n"
+        "    return {'pydantic': pydantic.VERSION, 'row': row.dict(), 'prefix': sys.prefix, 'pid': os.getpid()}\n",
+        encoding="utf-8",
+    )
+    known = Pipelines()
+    known.call("t", "app:load", python=str(environment / "bin/python"), cwd=str(tmp_path))
+    outcome = attempt_with(task="t", args_text='{"n": "5"}').run(known.get("t"))
+
+    assert isinstance(outcome, Settlement)
+    assert outcome.result is not None, outcome.traceback
+    assert outcome.result["pydantic"].startswith("1.")
+    assert outcome.result["row"] == {"n": 5}
+    assert outcome.result["prefix"] == str(environment)
+    assert not is_alive(outcome.result["pid"])
