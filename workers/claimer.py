@@ -26,6 +26,7 @@ from workers.threads import clock
 _log = log.get(__name__)
 _FULL_CLAIMS_BEFORE_SUPPRESSION = 3  # full claims in a row, until suppressing saves more than it costs
 _FIRST_RECHECK_SEC, _MAX_RECHECK_SEC = 0.005, 0.25
+_UNWANTED_INTERVAL_SEC = 60.0
 _BACKOFF_INTERVAL_SEC = 60.0  # between two lines about one key
 _MAX_REMEMBERED_KEYS = 10_000
 
@@ -255,6 +256,24 @@ class _QueueState:
     stored: _StoredState = _StoredState.UNKNOWN
     full_claims: int = 0
     recheck_sec: float = _FIRST_RECHECK_SEC
+
+
+class UnwantedNotifications:
+    """Keeps inserts from notifying a process that polls. The table is unlogged: it is written again now and then."""
+
+    def __init__(self, store: NotifyStateTable) -> None:
+        self._store = store
+        self._next_write_at: dict[str, float] = {}  # by queue
+
+    def update_after_claim(self, queue_name: str, *, is_full: bool) -> float | None:
+        if clock() >= self._next_write_at.get(queue_name, 0.0):
+            with suppress(DatabaseUnavailable):
+                self._store.set_needs_notification([queue_name], needs_notification=False)
+                self._next_write_at[queue_name] = clock() + _UNWANTED_INTERVAL_SEC
+        return None
+
+    def clear(self) -> None:
+        self._next_write_at.clear()
 
 
 class NotifyState:

@@ -40,7 +40,7 @@ _SESSIONS_TIMEOUT_SEC = 2.0
 _SESSIONS_POLL_SEC = 0.02
 _STOP_POLL_SEC = 0.05
 _ANSWER_TIMEOUT_SEC = 1.0  # for a process that listens
-_LISTENING = "listening"
+_RECEIVING = ("listening", "relayed")
 
 
 class Registration:
@@ -149,7 +149,7 @@ class NameClaim:
         while self._former_holders:
             if self._former_holders[0].id not in dead_workers:
                 other, timeout_sec = self._former_holders[0], _ANSWER_TIMEOUT_SEC
-                if other.listener != _LISTENING:  # it reads the request at its next beat
+                if other.listener not in _RECEIVING:  # it reads the request at its next beat
                     timeout_sec += other.heartbeat_sec
                 self._requests[other.id] = BeatRequest(
                     other, self._deaths.request_beat(other.id), clock() + timeout_sec

@@ -20,8 +20,8 @@ from app import log
 from app.errors import DatabaseUnavailable
 from app.queue.job import ReleaseReason
 from workers.attempt import Attempt
-from workers.claimer import Claimer, NotifyState
-from workers.listener import Listener, ListenState, Notifications
+from workers.claimer import Claimer, NotifyState, UnwantedNotifications
+from workers.listener import ListenerLike, ListenState, Notifications
 from workers.outcome import Released
 from workers.queue_buffer import CONFLICT_RETRY_SEC, PREFETCH_BELOW_SEC, ClaimTimers, QueueBuffer, QueueLimits
 from workers.threads import WakeupPipe, clock
@@ -29,6 +29,7 @@ from workers.threads import WakeupPipe, clock
 _log = log.get(__name__)
 _UNKNOWN_TASK_INTERVAL_SEC = 1.0
 _LIMIT_POLL_SEC = 0.25  # a run of another process may make room in a limited queue without a notification
+_POLL_JITTER = 0.5  # of the interval of processes that only poll
 _MAX_PREFETCH_AGE_SEC = 0.5  # a prefetched job that has found no thread is released
 
 
@@ -40,8 +41,8 @@ class Dispatcher:
         queue_threads: Mapping[str, int],
         *,
         claimer: Claimer,
-        listener: Listener,
-        notify_state: NotifyState,
+        listener: ListenerLike,
+        notify_state: NotifyState | UnwantedNotifications,
         poll_interval_sec: float,
         on_control: Callable[[str], None],
         release: Callable[[Attempt, Released], None],
@@ -52,7 +53,8 @@ class Dispatcher:
         }
         self._claimer, self._listener, self._notify_state = claimer, listener, notify_state
         self._on_control, self._release = on_control, release
-        self._timers = ClaimTimers(poll_interval_sec)
+        jitter = _POLL_JITTER if listener.state is ListenState.OFF else 0.0
+        self._timers = ClaimTimers(poll_interval_sec, jitter)
         self._wakeup = WakeupPipe()
         self._has_leader = False
         self._heartbeat_listening = False  # the leader is the heartbeat, which only listens
@@ -199,16 +201,22 @@ class Dispatcher:
         notifications = self._listener.listen(max(0.0, self._listening_until - now), self._wakeup)
         self._listening_until = 0.0
         self._apply_notifications(notifications)
-        if self._listener.state is ListenState.LISTENING and not self._database_down:
+        if self._is_waiting_as_meant and not self._database_down:
             self.last_cycle_at = clock()
         self._database_down = False
+
+    @property
+    def _is_waiting_as_meant(self) -> bool:
+        """Whether nothing is wrong with notifications: they arrive, or are not wanted."""
+        state = self._listener.state
+        return state.is_receiving or state is ListenState.OFF
 
     def _listen_deadline(self) -> float:
         times = [self._timers.next_poll_at, self._timers.next_due_at, *(b.retry_at for b in self.queues.values())]
         return min(at for at in times if at is not None)
 
     def _apply_timers(self, now: float) -> None:
-        expired = self._timers.expire(now, is_listening=self._listener.state is ListenState.LISTENING)
+        expired = self._timers.expire(now, is_listening=self._is_waiting_as_meant)
         for buffer in self.queues.values():
             if expired or (buffer.retry_at is not None and now >= buffer.retry_at):
                 buffer.may_have_work, buffer.retry_at = True, None

@@ -1,10 +1,11 @@
-"""The process's one LISTEN connection, with a self-test that proves that notifications arrive."""
+"""The process's LISTEN connection, with a self-test that proves that notifications arrive; or none at all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from app import log
 from app.db.connection import Session
@@ -19,6 +20,21 @@ class ListenState(StrEnum):
     DISCONNECTED = "disconnected"  # no connection: the dispatcher polls
     UNRESPONSIVE = "unresponsive"  # connected, but the self-test failed: the dispatcher polls
     LISTENING = "listening"
+    RELAYED = "relayed"  # another process of this host listens
+    OFF = "off"  # by DL_LISTEN: the dispatcher polls at its usual interval
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether notifications arrive."""
+        return self in (ListenState.LISTENING, ListenState.RELAYED)
+
+
+class ListenMode(StrEnum):
+    """Which process has a LISTEN connection."""
+
+    PROCESS = "process"  # each
+    HOST = "host"  # one on each host, which relays to the others
+    OFF = "off"  # none: jobs are found by polling
 
 
 @dataclass(frozen=True)
@@ -26,6 +42,29 @@ class Notifications:
     queues: frozenset[str] = frozenset()
     commands: tuple[str, ...] = ()
     reconnected: bool = False  # notifications may have been lost: claim for all queues
+
+
+class ListenerLike(Protocol):
+    """What a dispatcher waits with."""
+
+    @property
+    def state(self) -> ListenState: ...
+
+    @property
+    def last_self_test_at(self) -> float | None: ...
+
+    def listen(self, timeout: float, wakeup: WakeupPipe) -> Notifications: ...
+
+
+class NoListener:
+    """Waits for wake-ups of its own process alone."""
+
+    state = ListenState.OFF
+    last_self_test_at = None
+
+    def listen(self, timeout: float, wakeup: WakeupPipe) -> Notifications:
+        wakeup.wait(timeout)
+        return Notifications()
 
 
 class Listener:

@@ -11,7 +11,7 @@ from uuid import UUID
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from workers.listener import ListenState
+from workers.listener import ListenMode, ListenState
 
 _BUCKETS_SEC = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
@@ -29,6 +29,8 @@ class PoolState:
     worker_id: UUID
     name: str
     listener: str
+    listen_mode: str
+    is_host_listener: bool  # this process listens for all of its host
     self_test_age_sec: float | None
     claim_age_sec: float
     dispatch_age_sec: float
@@ -133,6 +135,10 @@ def state_metrics(state: PoolState) -> Iterator[Metric]:
     for listen_state in ListenState:
         listener.add_metric((listen_state.value,), state.listener == listen_state.value)
     yield listener
+    mode = GaugeMetricFamily("dataloader_listen_mode", "1 for the value of DL_LISTEN.", labels=("mode",))
+    for listen_mode in ListenMode:
+        mode.add_metric((listen_mode.value,), state.listen_mode == listen_mode.value)
+    yield mode
     for name, documentation, value in (
         ("dataloader_consuming", "Whether the dispatcher completed a cycle in time.", float(state.consuming)),
         ("dataloader_claim_age_seconds", "Since a claim last returned.", state.claim_age_sec),

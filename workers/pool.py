@@ -29,12 +29,13 @@ from app.queue.workers import NotifyStateTable, WorkerInfo, WorkerLiveness
 from app.tracing import Tracer
 from pipelines.contract import Pipelines, StopReason
 from workers.attempt import AttemptSettings, RunningAttempts, may_have_child
-from workers.claimer import Claimer, KeyLocks, NotifyState
+from workers.claimer import Claimer, KeyLocks, NotifyState, UnwantedNotifications
 from workers.death_watch import DeathWatch, NameClaim, Registration
 from workers.dispatcher import Dispatcher
 from workers.heartbeat import Heartbeat
+from workers.host_listener import HostGroup, HostListener, HostRelay
 from workers.isolation.run import run_isolated
-from workers.listener import Listener, ListenState
+from workers.listener import Listener, ListenMode, NoListener
 from workers.logs.writer import JobLogLimits, JobLogWriter, LogSink
 from workers.maintenance import Maintenance, MaintenanceOptions, duties, schedules_duty
 from workers.memory import MemoryMonitor
@@ -63,6 +64,7 @@ class PoolOptions:
     heartbeat_sec: float = 10.0
     reaper_period_sec: float = 10.0
     claim_backoff_sec: float = 15.0
+    listen: ListenMode = ListenMode.PROCESS
     connect_timeout_sec: float = 5.0
     command_timeout_sec: float = 30.0
     stop_wait_sec: float = 10.0  # for jobs that were asked to stop at shutdown
@@ -171,6 +173,8 @@ class WorkerPool:
             self._maintenance,
         )
         self._background_threads = [owner.thread for owner in owners]
+        if self._host_relay is not None:
+            self._background_threads.append(self._host_relay.thread)
         self._worker_stopper = WorkerStopper(
             self._workers,
             self._running_attempts,
@@ -190,11 +194,8 @@ class WorkerPool:
             run_isolated=run_isolated,
             log=self._logs.write,
         )
-        self._listener = Listener(
-            sessions["listen"],
-            self_test_interval_sec=options.heartbeat_sec,
-            on_state_change=lambda: self._worker_control.sync_now(),  # noqa: PLW0108 - it is made later
-        )
+        self._build_listener()
+        store = NotifyStateTable(sessions["claim"], self.id)
         self._dispatcher = Dispatcher(
             dict(options.queues),
             claimer=Claimer(
@@ -206,12 +207,27 @@ class WorkerPool:
                 release=self._settler.submit,
             ),
             listener=self._listener,
-            notify_state=NotifyState(NotifyStateTable(sessions["claim"], self.id)),
+            notify_state=UnwantedNotifications(store) if options.listen is ListenMode.OFF else NotifyState(store),
             poll_interval_sec=options.claim_backoff_sec,
             on_control=self._on_control,
             release=self._settler.submit,
         )
         self._memory = MemoryMonitor(options.memory_high_percent, on_change=self._dispatcher.set_memory_high)
+
+    def _build_listener(self) -> None:
+        """Make what the dispatcher waits with, by DL_LISTEN."""
+        options = self._options
+        on_change: Callable[[], None] = lambda: self._worker_control.sync_now()  # noqa: E731, PLW0108 - it is made later
+        interval_sec = options.heartbeat_sec
+        own = Listener(self._sessions["listen"], self_test_interval_sec=interval_sec, on_state_change=on_change)
+        self._listener: Listener | HostListener | NoListener = own
+        self._host_relay: HostRelay | None = None
+        if options.listen is ListenMode.OFF:
+            self._listener = NoListener()
+        elif options.listen is ListenMode.HOST:
+            group = HostGroup(options.dsn, options.schema, self.id)
+            self._listener = HostListener(group, own, beat_interval_sec=interval_sec, on_state_change=on_change)
+            self._host_relay = HostRelay(group, own, beat_interval_sec=interval_sec, on_crash=self._on_crash)
 
     def _build_lease_threads(self, queue: Mapping[str, JobQueue], info: WorkerInfo) -> None:
         """Make what renews leases, stops attempts and takes jobs from dead processes."""
@@ -384,8 +400,12 @@ class WorkerPool:
         for thread in self._background_threads:
             thread.stop()
         self._dispatcher.wake()
+        if self._host_relay is not None:
+            self._host_relay.wake()
         for thread in self._background_threads:
             thread.join(5.0)
+        if self._host_relay is not None:
+            self._host_relay.close()
         self._webhooks.drain(min(self._worker_stopper.timeout_sec, self._options.webhooks.timeout_sec))
         self._settler.abandon_rest()
         self._heartbeat.deregister()
@@ -396,6 +416,8 @@ class WorkerPool:
             self._registration.process_lock.release()
             self._sessions["claim"].close()
             self._sessions["settle"].close()
+            if isinstance(self._listener, HostListener):
+                self._listener.close()
             self._dispatcher.close()
 
     # ── state ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -406,7 +428,7 @@ class WorkerPool:
         threads = [*self._background_threads, self._logs.thread]
         ended = [thread.name for thread in threads if self._all_threads_started and not thread.is_alive()]
         crashed = (*self._crashed_threads, *ended)
-        is_listening, tested_at = self._listener.state is ListenState.LISTENING, self._listener.last_self_test_at
+        is_receiving, tested_at = self._listener.state.is_receiving, self._listener.last_self_test_at
         # `current_attempt` is read once for each worker, because it changes meanwhile.
         running = [attempt.job for worker in self._workers if (attempt := worker.current_attempt) is not None]
         busy = Counter(job.queue for job in running)
@@ -419,7 +441,9 @@ class WorkerPool:
             worker_id=self.id,
             name=self.name,
             listener=self._listener.state.value,
-            self_test_age_sec=round(now - tested_at, 1) if tested_at is not None and is_listening else None,
+            listen_mode=self._options.listen.value,
+            is_host_listener=self._host_relay is not None and self._host_relay.is_elected,
+            self_test_age_sec=round(now - tested_at, 1) if tested_at is not None and is_receiving else None,
             claim_age_sec=round(now - self._dispatcher.last_claim_at, 1),
             dispatch_age_sec=round(dispatch_age_sec, 1),
             consuming=ready and (self._dispatcher.all_busy or dispatch_age_sec < max_dispatch_age_sec),

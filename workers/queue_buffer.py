@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -122,6 +123,7 @@ class ClaimTimers:
     """
 
     poll_interval_sec: float
+    jitter: float = 0.0  # the part of the interval that is left out at random, so that processes do not poll together
     promote_due: bool = True  # the next claim makes ready what has fallen due
     next_due_at: float | None = None
     next_poll_at: float = 0.0
@@ -135,6 +137,7 @@ class ClaimTimers:
             self.next_poll_at = min(self.next_poll_at, now + interval_sec)
         if now < self.next_poll_at and (self.next_due_at is None or now < self.next_due_at):
             return False
+        interval_sec *= 1 - self.jitter * random.random()  # noqa: S311 - no secret
         self.next_due_at, self.next_poll_at, self.promote_due = None, now + interval_sec, True
         return True
 

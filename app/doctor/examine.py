@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from app.doctor.facts import DatabaseFacts, detect_pooler
 from app.doctor.findings import Finding, error, worst
-from app.doctor.queue import LONG_TRANSACTION_SEC, check_queue, check_retention, check_tables, check_transactions
+from app.doctor.queue import (
+    LONG_TRANSACTION_SEC,
+    check_listeners,
+    check_queue,
+    check_retention,
+    check_tables,
+    check_transactions,
+)
 from app.doctor.schema import check_rights, check_schema, expected_schema, required_rights
 from app.doctor.server import SETTINGS, ConnectionBudget, check_pooler, check_server
 from app.errors import DataloaderError
@@ -42,7 +49,7 @@ def run_checks(facts: DatabaseFacts, connections: Connections) -> list[Finding]:
         nonlocal live_workers
         queue = facts.queue()
         live_workers = int(queue["live"])
-        return check_queue(queue)
+        return [*check_queue(queue), *check_listeners(queue["listeners"])]
 
     expected = expected_schema()
     run_check("schema", lambda: check_schema(facts.schema_objects(), expected, facts.schema_version, facts.schema))

@@ -167,6 +167,12 @@ SELECT jsonb_build_object(
                                      WHERE worker_name IS NOT NULL AND superseded_by IS NULL AND dead_at IS NULL AND NOT stopping
                                        AND seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
                                      GROUP BY worker_name HAVING count(*) > 1) shared),
+           'listeners', (SELECT coalesce(jsonb_agg(jsonb_build_array(host, listener, workers)), '[]')
+                           FROM (SELECT split_part(name, ':', 1) AS host, listener, count(*) AS workers
+                                   FROM dl_workers
+                                  WHERE listener IS NOT NULL AND dead_at IS NULL AND NOT stopping
+                                    AND seen_at > clock_timestamp() - make_interval(secs => 3 * heartbeat_sec)
+                                  GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 1000) of_host),
            'webhooks_disabled', (SELECT coalesce(jsonb_agg(webhook_id), '[]')
                                    FROM (SELECT webhook_id FROM dl_webhooks WHERE disabled_at IS NOT NULL LIMIT 50) w),
            'schedules_taken', (SELECT coalesce(jsonb_agg(name ORDER BY name), '[]')

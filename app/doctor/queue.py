@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,12 @@ LONG_TRANSACTION_SEC = 300.0
 _VERY_LONG_TRANSACTION_SEC = 3600.0
 _MIN_DEAD_ROWS, _MIN_DEAD_SHARE = 50_000, 0.5
 _MAX_NAMES_SHOWN = 5
+_MANY_LISTENERS = 30  # of one host
+_LISTENER_TEXTS = {
+    "listening": "with a LISTEN connection",
+    "relayed": "by another process of the host (DL_LISTEN=host)",
+    "off": "without (DL_LISTEN=off)",
+}
 
 
 def check_tables(tables: Sequence[TableStats]) -> Iterator[Finding]:
@@ -90,6 +97,29 @@ def check_queue(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if not findings:
         workers = format_count(facts["live"], "live worker process", "live worker processes")
         yield ok("queue", f"{workers}, and no job waits in vain", live=facts["live"])
+
+
+def check_listeners(counts: Sequence[tuple[str, str, int]]) -> Iterator[Finding]:
+    """`counts`: host, state of the listener, worker processes."""
+    by_state: Counter[str] = Counter()
+    for _, state, workers in counts:
+        by_state[state] += workers
+    crowded = [
+        (host, workers) for host, state, workers in counts if state == "listening" and workers >= _MANY_LISTENERS
+    ]
+    if crowded:
+        host, workers = max(crowded, key=lambda found: found[1])
+        yield info(
+            "listeners",
+            f"{workers} worker processes of {host} have a LISTEN connection each: notifications cost the server more",
+            "DL_LISTEN=host for the workers of this host, which must share its runtime folder",
+            host=host, workers=workers,
+        )  # fmt: skip
+    elif by_state:
+        modes = ", ".join(
+            f"{workers} {_LISTENER_TEXTS.get(state, state)}" for state, workers in sorted(by_state.items())
+        )
+        yield ok("listeners", f"notifications of worker processes: {modes}", **by_state)
 
 
 def _check_workers(facts: Mapping[str, Any]) -> Iterator[Finding]:

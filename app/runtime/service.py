@@ -39,6 +39,7 @@ from pipelines import targets as places
 from workers.attempt import AttemptSettings
 from workers.isolation.interpreter import MIN_VERSION, find_unusable
 from workers.lineage import LineageOptions
+from workers.listener import ListenMode
 from workers.logs.writer import JobLogLimits
 from workers.maintenance import MaintenanceOptions
 from workers.pool import PoolCollector, PoolOptions, WorkerPool
@@ -259,6 +260,7 @@ class Service:
             schema=settings.schema,
             heartbeat_sec=settings.heartbeat_sec,
             reaper_period_sec=settings.reaper_period_sec,
+            listen=ListenMode(settings.listen),
             claim_backoff_sec=settings.claim_backoff_sec,
             connect_timeout_sec=settings.pg_connect_timeout,
             command_timeout_sec=settings.pg_command_timeout,

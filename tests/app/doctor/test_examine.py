@@ -197,6 +197,27 @@ def test_what_waits_in_vain_is_found(own_queue_db: QueueFixture, examined):
     assert "queue" not in found
 
 
+def test_hosts_with_many_listeners_are_named(own_queue_db: QueueFixture, examined):
+    def add_workers(count: int, host: str, state: str) -> None:
+        own_queue_db.sql(
+            "INSERT INTO dl_workers (worker_id, name, version, queues, tasks, threads, heartbeat_sec, listener)"
+            " SELECT gen_random_uuid(), %s || ':' || n, '0', '{q}', '{t}', 1, 3600, %s FROM generate_series(1, %s) n",
+            host, state, count,
+        )  # fmt: skip
+
+    add_workers(2, "a", "listening")
+    add_workers(1, "a", "relayed")
+    add_workers(29, "b", "off")
+    (found,) = [one for one in examined(own_queue_db.dsn) if one.check == "listeners"]
+    assert (found.severity, found.facts) == (Severity.OK, {"listening": 2, "relayed": 1, "off": 29})
+    assert "1 by another process of the host (DL_LISTEN=host)" in found.message
+
+    add_workers(30, "c", "listening")
+    (found,) = [one for one in examined(own_queue_db.dsn) if one.check == "listeners"]
+    assert (found.severity, found.facts["host"]) == (Severity.INFO, "c")
+    assert "DL_LISTEN=host" in found.remedy
+
+
 def test_a_pooler_in_transaction_mode_is_known_by_its_behaviour(examined, dsn, run_folder):
     assert not detect_pooler(dsn, timeout_sec=5).shared
     with running_pgbouncer(dsn, run_folder) as way:
