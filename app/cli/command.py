@@ -169,5 +169,6 @@ def _print_error(report: ErrorReport, *, as_json: bool) -> None:
         return
     # A service, or what answers in its place, may send any text: it must not act on the terminal.
     first, *more = [text.printable(line) for line in report.detail.splitlines()] or [""]
-    more += [f"  {text.one_line(error.field)}: {text.one_line(error.message)}" for error in report.errors]
+    lines = [f"{text.one_line(error.field)}: {text.one_line(error.message)}" for error in report.errors]
+    more += [f"  {line}" for line in lines if [line] != [first]]  # the detail of a single error is its line
     click.echo("\n".join([f"Error: {first}", *more, *([report.remedy] if report.remedy else [])]), err=True)

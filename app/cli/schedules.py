@@ -52,6 +52,12 @@ def _state(schedule: text.Payload) -> str:
     return f"error: {schedule['error']}" if schedule["error"] else "on"
 
 
+def _at_offset_of(local_time: str, at: str | None) -> str | None:
+    """A time of the interval as the schedule's own clock shows it at the time that it fires."""
+    zone = datetime.fromisoformat(local_time).tzinfo
+    return None if at is None else datetime.fromisoformat(at).astimezone(zone).isoformat()
+
+
 _SCHEDULES = Table(
     "name, task, when=explanation, next=next_at, state, source",
     {
@@ -70,6 +76,8 @@ _FIRINGS = Table(
 _TIMES = Table(
     "time=local_time, note, from=interval_start, to=interval_end, args, problem",
     {
+        "from": lambda time: _at_offset_of(time["local_time"], time["interval_start"]),
+        "to": lambda time: _at_offset_of(time["local_time"], time["interval_end"]),
         "note": lambda time: {"moved": "moved by daylight saving", "repeated": "repeated hour"}.get(time["note"], ""),
         "args": lambda time: "" if time["args"] is None else json.dumps(time["args"], ensure_ascii=False),
     },
