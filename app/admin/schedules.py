@@ -139,6 +139,17 @@ class Schedules:
         parameters = validate_texts({"name": name, "task": task, "after": after})
         return [from_row(Schedule, row) for row in self._execute("schedules", {**parameters, "limit": limit})]
 
+    def due_next(self, *, limit: int) -> list[Schedule]:
+        """Those that fire next, by time."""
+        return [from_row(Schedule, row) for row in self._execute("schedules_due_next", {"limit": limit})]
+
+    def not_firing(self, *, late_sec: float, limit: int) -> list[Schedule]:
+        """Those that are paused, orphaned or in error, or more than `late_sec` late."""
+        return [
+            from_row(Schedule, row)
+            for row in self._execute("schedules_not_firing", {"late_sec": late_sec, "limit": limit})
+        ]
+
     def now(self) -> datetime:
         """The database's clock."""
         now: datetime = self._execute("read_clock")[0][0]

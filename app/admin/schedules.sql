@@ -10,6 +10,26 @@ SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at
  ORDER BY name
  LIMIT %(limit)s::int;
 
+-- name: schedules_due_next
+SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at, orphaned_at, paused_at, paused_by, paused_reason,
+       version, last_at, next_at, error, created_at, changed_by, changed_at
+  FROM dl_schedules
+ WHERE paused_at IS NULL AND orphaned_at IS NULL AND next_at IS NOT NULL
+ ORDER BY next_at
+ LIMIT %(limit)s::int;
+
+-- name: schedules_not_firing
+-- Those that are late or in error first, then those that no live worker has in its code, then those that people have paused;
+-- not those that their code pauses.
+SELECT schedule_id, name, source, task, declared::text, overrides::text, seen_at, orphaned_at, paused_at, paused_by, paused_reason,
+       version, last_at, next_at, error, created_at, changed_by, changed_at
+  FROM dl_schedules
+ WHERE CASE WHEN paused_at IS NOT NULL THEN paused_by IS DISTINCT FROM 'code'
+            ELSE orphaned_at IS NOT NULL OR error IS NOT NULL
+                 OR next_at < clock_timestamp() - make_interval(secs => %(late_sec)s::float8) END
+ ORDER BY paused_at IS NOT NULL, orphaned_at IS NOT NULL, next_at, name
+ LIMIT %(limit)s::int;
+
 -- name: read_clock
 SELECT clock_timestamp();
 

@@ -203,7 +203,9 @@ class Statistics:
         ages = JobCounts(self._executor).oldest_ready()
         self._execute("record_depths", {"queues": array(ages), "ages": array(ages.values())})
 
-    def chart(self, period: Period, *, queue: str | None = None, task: str | None = None) -> Chart:
+    def chart(
+        self, period: Period, *, queue: str | None = None, task: str | None = None, has_depths: bool = True
+    ) -> Chart:
         bucket_sec, length = PERIODS[period]
         now: datetime = self._execute("database_time")[0][0]
         parameters = {
@@ -214,7 +216,8 @@ class Statistics:
             "interval_min": _DEPTH_INTERVAL_MIN[period],
         }
         points = _group_by_first(self._execute("statistics_series", parameters))
-        depths = [] if task is not None else [QueueDepth(*row) for row in self._execute("depth_series", parameters)]
+        has_depths = has_depths and task is None
+        depths = [QueueDepth(*row) for row in self._execute("depth_series", parameters)] if has_depths else []
         chart_points = [ChartPoint(at, _statistics_from_rows(points[at])) for at in sorted(points)]
         return Chart(bucket_sec, now - length, now, chart_points, depths)
 

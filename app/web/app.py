@@ -46,6 +46,7 @@ from app.web.caches import KeyCache, QueueSettingsCache
 from app.web.middleware import RequestMetrics, RequestMiddleware, handle_error
 from app.web.options import WebOptions
 from app.web.pages import create_pages
+from app.web.pages.problems import ProblemCounter
 from app.web.pages.shell import shell_values
 from app.web.schemas import trigger_request_model
 from app.web.standby_reads import MAX_LAG_KEY
@@ -81,7 +82,8 @@ def create_app(
     app.url_map.converters |= {"job": JobIdConverter, "dataset": DatasetConverter}
     app.url_map.merge_slashes = False  # no redirects from other spellings of a path
     app.context_processor(lambda: {"actor": request.environ.get(ACTOR), "csrf_token": csrf_token()})
-    app.context_processor(lambda: shell_values(options))
+    counter = ProblemCounter(queue.executor)
+    app.context_processor(lambda: shell_values(options, counter))
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
 
     registry = CollectorRegistry()

@@ -153,13 +153,13 @@ def test_history_of_a_check_is_drawn_and_links_its_jobs(seen: OpenPage):
 def test_overview_lists_issues_first_and_shows_progress(seen: OpenPage):
     page = seen().go("/")
 
-    problems = page.get_by_role("list", name="Problems")
+    problems = page.get_by_role("list", name="Problems", exact=True)
     expect(problems).to_contain_text("test.secret failed 2 of 2 times")
     expect(problems).to_contain_text("No live worker serves queue nobody")
     row = page.get_by_role("row").filter(has_text="test.tell").first
     expect(row.get_by_role("progressbar")).to_have_attribute("value", "0.4000")
     expect(row).to_contain_text("40 of 100 rows")
-    row.get_by_role("link").click()
+    row.get_by_role("link").first.click()
     expect(page.locator("h1")).to_contain_text("test.tell")
 
 

@@ -6,11 +6,14 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from app.wording import format_count
 
 _UTC_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+_UUID_PATTERN = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_SECONDS_PATTERN = re.compile(r"\b(\d+(?:\.\d+)?) s\b")
 # Characters that change the direction of the text after them; in JSON they are written as escapes.
 _BIDI_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _TIME_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
@@ -49,6 +52,19 @@ class Formatter:
     def utc(self, moment: datetime | None) -> str:
         return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
+    def exact(self, moment: datetime | None) -> str:
+        """The time with its date and zone: `2026-11-24 16:42:10 MSK`."""
+        return "" if moment is None else f"{moment.astimezone(self._zone):%Y-%m-%d %H:%M:%S %Z}"
+
+    def time_of_day(self, moment: datetime) -> str:
+        """Hours and minutes, with the date before them unless that is today."""
+        local = moment.astimezone(self._zone)
+        is_today = local.date() == datetime.now(self._zone).date()
+        return local.strftime("%H:%M" if is_today else "%d %b %H:%M")
+
+    def hour_of_day(self, moment: datetime) -> str:
+        return f"{moment.astimezone(self._zone):%H:%M}"
+
     def localize_times(self, sentence: str) -> str:
         """Replace times in UTC within a sentence by times in the zone of the pages."""
         return _UTC_TIME_PATTERN.sub(
@@ -61,21 +77,31 @@ class Formatter:
         age_sec = (datetime.now(UTC) - moment).total_seconds()
         return f"{self.duration(age_sec)} ago" if age_sec >= 0 else f"in {self.duration(-age_sec)}"
 
-    def duration(self, seconds: float | timedelta | None) -> str:
+    def time_until(self, moment: datetime | None) -> str:
+        """How long it is until then; empty when it is over."""
+        if moment is None:
+            return ""
+        left_sec = (moment - datetime.now(UTC)).total_seconds()
+        return self.duration(left_sec) if left_sec >= 1 else "now"
+
+    @staticmethod
+    def duration(seconds: float | timedelta | None) -> str:
         """At most two units: `3 h 20 min`."""
         if seconds is None:
             return ""
         exact = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
         if exact < 1:
-            return f"{exact * 1000:.0f} ms"
+            return f"{max(0.0, exact) * 1000:.0f} ms"
         if exact < 10:  # noqa: PLR2004 - seconds; below that the tenth counts
             return f"{exact:.1f} s"
-        remaining, parts = round(exact), []
-        for unit_sec, unit in (*_TIME_UNITS, (1, "s")):
-            if remaining >= unit_sec:
-                parts.append(f"{remaining // unit_sec} {unit}")
-                remaining %= unit_sec
-        return " ".join(parts[:2])
+        whole_sec = round(exact)
+        units = (*_TIME_UNITS, (1, "s"))
+        first = next(n for n, (unit_sec, _) in enumerate(units) if whole_sec >= unit_sec)
+        parts = []
+        for unit_sec, unit in units[first : first + 2]:
+            parts.append(f"{whole_sec // unit_sec} {unit}")
+            whole_sec %= unit_sec
+        return " ".join(part for part in parts if not part.startswith("0 "))
 
     @staticmethod
     def rate(per_second: float) -> str:
@@ -86,8 +112,20 @@ class Formatter:
         rate = per_second * unit_sec
         return f"{rate:,.0f}/{unit}".replace(",", " ") if rate >= 10 else f"{rate:.1f}/{unit}"  # noqa: PLR2004
 
-    def elapsed(self, start: datetime | None, end: datetime | None) -> str:
+    def elapsed(self, start: datetime | None, end: datetime | None = None) -> str:
         return "" if start is None else self.duration((end or datetime.now(UTC)) - start)
+
+    @staticmethod
+    def short_id(job_id: UUID | str) -> str:
+        """The first and last digits of an id, as lists show it."""
+        digits = str(job_id)
+        return f"{digits[:4]}…{digits[-4:]}"
+
+    @classmethod
+    def shorten(cls, sentence: str) -> str:
+        """Write the seconds and the ids in a sentence as the pages do."""
+        shortened = _UUID_PATTERN.sub(lambda match: cls.short_id(match[0]), sentence)
+        return _SECONDS_PATTERN.sub(lambda match: cls.duration(float(match[1])), shortened)
 
     @staticmethod
     def number(value: float | None) -> str:

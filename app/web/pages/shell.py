@@ -11,8 +11,11 @@ from typing import Any
 
 from flask import request
 
+from app.admin.api_keys import Scope
+from app.web.auth.guard import ACTOR, Actor
 from app.web.options import WebOptions
 from app.web.pages.formatter import Formatter
+from app.web.pages.problems import ProblemCounter
 
 ZONE_COOKIE = "dl_zone"
 _UTC = "UTC"
@@ -48,9 +51,19 @@ NAVIGATION = (
 )
 
 
-def shell_values(options: WebOptions) -> dict[str, Any]:
+def shell_values(options: WebOptions, counter: ProblemCounter) -> dict[str, Any]:
     """Return what the layout shows on every page."""
-    return {"navigation": list(_groups()), "options": options, "formatter": formatter_of_request(options)}
+    return {
+        "navigation": list(_groups()),
+        "options": options,
+        "formatter": formatter_of_request(options),
+        "problem_count": lambda: counter.get() if _can_read() else None,
+    }
+
+
+def _can_read() -> bool:
+    actor: Actor | None = request.environ.get(ACTOR)
+    return actor is not None and actor.has_scope((Scope.READ,))
 
 
 def formatter_of_request(options: WebOptions) -> Formatter:
