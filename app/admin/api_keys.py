@@ -126,8 +126,16 @@ class ApiKeys:
         """All keys, also expired and revoked ones, newest first."""
         return [from_row(ApiKey, row) for row in self._execute("api_keys")]
 
-    def revoke(self, id_or_name: str) -> list[ApiKey]:
-        """Revoke the key with this id, or the valid ones with this name; return them. Raises ApiKeyNotFound."""
+    def revoke(self, id_or_name: str, *, allow_lockout: bool = True) -> list[ApiKey]:
+        """Revoke the key with this id, or the valid ones with this name; return them.
+
+        Raises ApiKeyNotFound, and NoOperatorKey unless a lockout is allowed.
+        """
+        if not allow_lockout:
+            active = self.active().keys
+            left = [key for key in active if id_or_name not in (key.id, key.name)]
+            if len(left) < len(active) and not any(Scope.OPERATE in key.scopes for key in left):
+                raise NoOperatorKey("no other valid API key has the scope operate or admin")
         revoked = [from_row(ApiKey, row) for row in self._execute("revoke_api_key", {"id_or_name": id_or_name})]
         if not revoked:
             raise ApiKeyNotFound(id_or_name)

@@ -131,14 +131,14 @@ def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlu
     blueprint = ApiBlueprint("webhooks", "/api/v1", problems=DATABASE_PROBLEMS)
     webhooks = Webhooks(executor)
     allowed = AllowedHosts.parse(options.webhook_allowed_hosts)
-    new_model, edit_model = _with_url_check(NewWebhook, allowed), _with_url_check(WebhookEdit, allowed)
+    new_model, edit_model = with_url_check(NewWebhook, allowed), with_url_check(WebhookEdit, allowed)
     webhook_problems = (ProblemCode.WEBHOOK_NOT_FOUND,)
     delivery_problems = (ProblemCode.DELIVERY_NOT_FOUND,)
 
     @blueprint.get("/webhooks", response=WebhookList, scope=Scope.READ)
     def list_webhooks() -> WebhookList:
         """List webhooks, oldest first. Only a key with `admin` sees whole URLs, others only their hosts."""
-        return WebhookList([_visible_webhook(webhook) for webhook in webhooks.all()])
+        return WebhookList([visible_webhook(webhook) for webhook in webhooks.all()])
 
     @blueprint.post("/webhooks", body=new_model, response=WebhookWithSecret, scope=Scope.ADMIN)
     def create_webhook(body: NewWebhook) -> WebhookWithSecret:
@@ -153,7 +153,7 @@ def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlu
     @blueprint.get("/webhooks/<uuid:webhook_id>", response=Webhook, problems=webhook_problems, scope=Scope.READ)
     def get_webhook(webhook_id: UUID) -> Webhook:
         """Get a webhook."""
-        return _visible_webhook(webhooks.get(webhook_id))
+        return visible_webhook(webhooks.get(webhook_id))
 
     @blueprint.patch(
         "/webhooks/<uuid:webhook_id>", body=edit_model, response=Webhook, problems=webhook_problems, scope=Scope.ADMIN
@@ -162,7 +162,7 @@ def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlu
         """Change a webhook, or activate or deactivate it."""
         webhook = webhooks.change(webhook_id, **vars(body))
         audit_action("webhook.changed", webhook_id=webhook_id)
-        return _visible_webhook(webhook)
+        return visible_webhook(webhook)
 
     @blueprint.delete("/webhooks/<uuid:webhook_id>", response=Deleted, problems=webhook_problems, scope=Scope.ADMIN)
     def delete_webhook(webhook_id: UUID) -> Deleted:
@@ -194,19 +194,14 @@ def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlu
     @blueprint.get("/deliveries", query=DeliveriesQuery, response=DeliveryList, scope=Scope.READ, standby=True)
     def list_deliveries(query: DeliveriesQuery) -> DeliveryList:
         """List deliveries, newest first."""
-        return DeliveryList([_visible_delivery(delivery) for delivery in webhooks.deliveries(**vars(query))])
+        return DeliveryList([visible_delivery(delivery) for delivery in webhooks.deliveries(**vars(query))])
 
     @blueprint.get(
         "/deliveries/<uuid:delivery_id>", response=DeliveryDetail, problems=delivery_problems, scope=Scope.READ
     )
     def get_delivery(delivery_id: UUID) -> DeliveryDetail:
         """Get a delivery with its body and its attempts. Values under the names of secrets are masked."""
-        detail = webhooks.delivery(delivery_id)
-        attempts = [
-            replace(attempt, response=redact_text(attempt.response), error=attempt.error and redact_text(attempt.error))
-            for attempt in detail.attempt_log
-        ]
-        return replace(_visible_delivery(detail), body=_mask(detail.body), attempt_log=attempts)
+        return visible_delivery_detail(webhooks.delivery(delivery_id))
 
     @blueprint.post(
         "/deliveries/<uuid:delivery_id>/redeliver",
@@ -223,12 +218,20 @@ def create_webhooks_blueprint(executor: Executor, options: WebOptions) -> ApiBlu
     return blueprint
 
 
-def _visible_webhook(webhook: Webhook) -> Webhook:
+def visible_webhook(webhook: Webhook) -> Webhook:
     return replace(webhook, url=_visible_url(webhook.url))
 
 
-def _visible_delivery(delivery: AnyDelivery) -> AnyDelivery:
+def visible_delivery(delivery: AnyDelivery) -> AnyDelivery:
     return replace(delivery, url=_visible_url(delivery.url), error=delivery.error and redact_text(delivery.error))
+
+
+def visible_delivery_detail(detail: DeliveryDetail) -> DeliveryDetail:
+    attempts = [
+        replace(attempt, response=redact_text(attempt.response), error=attempt.error and redact_text(attempt.error))
+        for attempt in detail.attempt_log
+    ]
+    return replace(visible_delivery(detail), body=_mask(detail.body), attempt_log=attempts)
 
 
 def _visible_url(url: str) -> str:
@@ -250,7 +253,7 @@ def _mask(body: str) -> str:
     return body if masked == payload else dump_json(masked)
 
 
-def _with_url_check(model: type[BodyModel], allowed: AllowedHosts) -> type[BodyModel]:
+def with_url_check(model: type[BodyModel], allowed: AllowedHosts) -> type[BodyModel]:
     """The model, whose `url` must be one that webhooks may use."""
     check = field_validator("url")(lambda url: validate_url(url, allowed))
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, __validators__={"_validate_url": check})

@@ -14,6 +14,9 @@ data_quality.py  datasets: last updates, who updates and reads them
 backfills.py backfills and slices: what was loaded of a task, and what failed
 schedules.py schedules: when they fire, what became of each time; the calendar
 charts.py    statistics over time
+alerts.py    what fires, alert rules, what was resolved
+webhooks.py  webhooks and their deliveries
+keys.py      API keys
 audit.py     the audit log
 
 All pages work without scripts: links are links and actions are forms. With scripts, the live part of a page refreshes
@@ -26,6 +29,7 @@ from collections.abc import Sequence
 
 from app.queue.jobs import JobQueue
 from app.web.options import WebOptions
+from app.web.pages.alerts import create_alerts_page
 from app.web.pages.audit import create_audit_page
 from app.web.pages.backfills import create_backfills_page
 from app.web.pages.charts import create_charts_page
@@ -34,11 +38,13 @@ from app.web.pages.failures import create_failures_page
 from app.web.pages.graph import create_graph_page
 from app.web.pages.job import create_job_page, create_log_page
 from app.web.pages.jobs import create_jobs_page
+from app.web.pages.keys import create_keys_page
 from app.web.pages.limits import create_limits_page
 from app.web.pages.overview import create_overview_page
 from app.web.pages.queues import create_queues_page
 from app.web.pages.schedules import create_schedules_page
 from app.web.pages.tasks import create_tasks_page
+from app.web.pages.webhooks import create_webhooks_page
 from app.web.pages.workers import create_workers_page
 from app.web.routing import ApiBlueprint
 from pipelines.contract import Pipelines
@@ -63,5 +69,8 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_backfills_page(queue, pipelines, options),
         create_schedules_page(queue.executor, pipelines, options),
         create_charts_page(queue.executor, options),
+        create_alerts_page(queue.executor, options),
+        create_webhooks_page(queue.executor, options),
+        create_keys_page(queue.executor, options),
         create_audit_page(queue.executor, options),
     )

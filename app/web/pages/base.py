@@ -138,7 +138,13 @@ class PageRenderer:
         return register
 
     def action(
-        self, path: str, *, page_url: str, page: Callable[..., Response] | None = None, **options: Any
+        self,
+        path: str,
+        *,
+        page_url: str,
+        page: Callable[..., Response] | None = None,
+        scope: Scope = Scope.OPERATE,
+        **options: Any,
     ) -> Callable[[Handler], Handler]:
         """Register a form action: it changes something and redirects to its page, or answers why it failed.
 
@@ -169,7 +175,7 @@ class PageRenderer:
                 response=str,
                 media_type=HTML,
                 html_responses=ACTION_RESPONSES if page is None else REFUSED_FORM_RESPONSES,
-                scope=Scope.OPERATE,
+                scope=scope,
                 refuse_form=None if page is None else refuse,
                 **options,
             )

@@ -45,8 +45,11 @@ NAVIGATION = (
     NavLink("Capacity", "Queues", "/queues"),
     NavLink("Capacity", "Workers", "/workers"),
     NavLink("Capacity", "Limits", "/limits"),
+    NavLink("Watch", "Alerts", "/alerts"),
     NavLink("Watch", "Charts", "/charts"),
     NavLink("Watch", "Audit", "/audit"),
+    NavLink("Settings", "Webhooks", "/webhooks"),
+    NavLink("Settings", "API keys", "/keys"),
     NavLink("Settings", "API", "/docs"),
 )
 
