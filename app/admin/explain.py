@@ -303,7 +303,7 @@ def _waiting_reasons(job: Job, waiting: WaitingFacts, turn: TurnFacts | None) ->
         yield ExplanationReason(ReasonCode.NOT_DUE, f"{message} is due at {due}.", details)
         return
     yield from _lock_reasons(waiting)
-    if waiting.wait_state == "ready":
+    if waiting.wait_state in ("ready", "scheduled"):  # a due job is promoted when a thread is free
         yield from _row_reasons(waiting, turn)
 
 

@@ -85,6 +85,20 @@ class ParentJob:
     error: str | None
 
 
+@dataclass(frozen=True)
+class ChildJob:
+    """A job that waits for another one."""
+
+    key: str
+    job_id: UUID
+    task: str
+    status: Status
+    skipped: bool
+    on: str
+    met: bool | None
+    wait_state: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class NewGraphJob:
     """A job of a new graph: its key, and the keys it waits for with what it asks of each."""
@@ -147,6 +161,11 @@ class Graphs:
     def parents(self, job_id: UUID) -> list[ParentJob]:
         """The jobs that a job waits for, or waited for."""
         return [from_row(ParentJob, row) for row in self._execute("job_parents", {"job_id": str(job_id)})]
+
+    def children(self, job_id: UUID, *, limit: int = 100) -> list[ChildJob]:
+        """The jobs that wait for a job, or waited for it."""
+        rows = self._execute("job_children", {"job_id": str(job_id), "limit": limit})
+        return [from_row(ChildJob, row) for row in rows]
 
     def retry(self, graph_id: UUID) -> int:
         """Queue all jobs of a graph again that did not succeed; return how many."""

@@ -54,6 +54,15 @@ SELECT coalesce(CASE WHEN p.graph_id = c.graph_id THEN p.graph_key END, p.job_id
  WHERE c.job_id = %(job_id)s::uuid
  ORDER BY p.created_at, p.job_id;
 
+-- name: job_children
+-- What waits for a job, or waited for it.
+SELECT coalesce(CASE WHEN c.graph_id = p.graph_id THEN c.graph_key END, c.job_id::text), c.job_id, c.task, c.status::text,
+       coalesce(c.skipped, false), e.wants, e.met, c.wait_state::text
+  FROM dl_jobs p JOIN dl_edges e ON e.parent_id = p.job_id JOIN dl_jobs c ON c.job_id = ANY (ARRAY[e.child_id])
+ WHERE p.job_id = %(job_id)s::uuid
+ ORDER BY c.created_at, c.job_id
+ LIMIT %(limit)s::int;
+
 -- name: retry_graph
 -- failed | canceled | lost -> queued: all of a graph that did not succeed. A job with parents waits for them again.
 WITH unsuccessful AS MATERIALIZED (

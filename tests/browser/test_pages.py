@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from uuid import UUID
 
 import pytest
 from playwright.sync_api import expect
@@ -69,6 +68,9 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
         "job": f"/jobs/{running['job_id']}",
         "failed": f"/jobs/{failed['job_id']}",
         "warned": f"/jobs/{warned['job_id']}",
+        "log": f"/jobs/{running['job_id']}/log?level=WARNING",
+        "edit": f"/jobs/{failed['job_id']}/edit",
+        "clone": f"/jobs/{failed['job_id']}/clone",
     }
     client.request("PUT", "/api/v1/schedules/daily", body={"expression": "0 6 * * *"} | job, repeatable=True)
     client.request("POST", "/api/v1/schedules/daily/run", body={})
@@ -95,49 +97,6 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
         window.save_screenshot(f"{name}-{size}-dark")
 
     assert flaws == []
-
-
-def test_a_graph_is_drawn_from_left_to_right(seen: OpenPage, client: Client):
-    job = {"queue": "unserved", "task": "noop"}
-    graph = client.trigger_graph([
-        job | {"key": "orders", "lock_key": "orders"},
-        job | {"key": "rates", "lock_key": "rates"},
-        job | {"key": "mart", "lock_key": "mart", "after": [{"job": "orders"}, {"job": "rates", "on": "ended"}]},
-        job | {"key": "report", "lock_key": "report", "after": [{"job": "mart", "on": "failed"}]},
-    ], name="drawn")  # fmt: skip
-
-    page = seen().go(f"/graphs/{graph['graph_id']}")
-
-    nodes = page.locator("#picture a[data-node]")
-    expect(nodes).to_have_count(4)
-    left = {}
-    for key, job_id in graph["jobs"].items():
-        box = page.locator(f'#picture a[data-node="{job_id}"]').bounding_box()
-        assert box is not None
-        left[key] = box["x"]
-    assert left["orders"] == left["rates"] < left["mart"] < left["report"]
-    expect(page.locator("#picture path.edge")).to_have_count(3)
-    expect(page.locator("#picture path.on-ended")).to_have_count(1)
-    expect(page.locator("#picture path.on-failed")).to_have_count(1)
-    client.cancel(graph["jobs"]["orders"])
-    expect(page.locator(f'#picture a[data-node="{graph["jobs"]["mart"]}"]')).to_have_class("skipped")
-    nodes.first.focus()
-    page.keyboard.press("Enter")
-    expect(page.locator("h1")).to_contain_text("noop")
-
-
-def test_a_large_graph_is_grouped_by_layer_and_task(seen: OpenPage, client: Client):
-    job = {"queue": "unserved", "task": "noop"}
-    first = [job | {"key": f"part {n}", "lock_key": f"part {n}"} for n in range(300)]
-    last = job | {"key": "all", "lock_key": "all", "after": [{"job": one["key"]} for one in first]}
-    graph = client.trigger_graph([*first, last], name="large")
-
-    page = seen().go(f"/graphs/{graph['graph_id']}")
-
-    expect(page.locator("#picture [data-node]")).to_have_count(2)
-    expect(page.locator("#picture")).to_contain_text("noop × 300")
-    expect(page.locator("#picture")).to_contain_text("300 ready")
-    expect(page.locator("#picture path.edge")).to_have_count(1)
 
 
 def test_history_of_a_check_is_drawn_and_links_its_jobs(seen: OpenPage):
@@ -232,56 +191,6 @@ def test_bulk_action_counts_confirms_and_runs(seen: OpenPage, client: Client):
     expect(page.get_by_role("main").get_by_role("status").first).to_have_text("done")
     expect(page.get_by_text("3 of 3 changed")).to_be_visible()
     assert {client.status(job["job_id"])["status"] for job in made} == {Status.CANCELED}
-
-
-@pytest.mark.smoke
-def test_job_page_shows_log_and_cancels_and_retries(seen: OpenPage, client: Client):
-    args = {"file": "/nowhere", "trace": "/dev/null"}
-    made = client.trigger("test.tell", args, queue="q", lock_key="one")
-    page = seen().go(f"/jobs/{made['job_id']}")
-    log = page.locator("#log")
-    expect(log).to_contain_text("reading the first page")
-
-    page.get_by_label("Search").fill("slow")
-    expect(page.locator("#match-count")).to_have_text("1 matching line shown; press Enter to search the full log")
-    expect(log.get_by_text("reading the first page")).to_be_hidden()
-    page.get_by_label("Search").fill("")
-
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".st").first).to_have_text("canceled")
-    page.get_by_role("button", name="Retry").click()
-    expect(page.locator(".st").first).to_have_text("running")
-    expect(page.get_by_role("list").filter(has_text="picked")).to_contain_text("canceled")
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".st").first).to_have_text("canceled")
-
-
-def test_job_clone_with_new_args_hides_secrets(seen: OpenPage, client: Client):
-    failed = client.jobs(status=Status.FAILED, limit=1)[0]
-    page = seen().go(f"/jobs/{failed['job_id']}")
-    expect(page.locator("main")).not_to_contain_text("hidden")
-
-    page.get_by_text("Clone job").click()
-    page.get_by_label("Queue").last.fill("nobody")
-    page.get_by_role("button", name="Create job").click()
-
-    expect(page.locator("h1")).to_contain_text("test.secret")
-    expect(page.locator(".st").first).to_have_text("queued")
-    expect(page.get_by_text("No live worker")).to_be_visible()
-    clone = UUID(page.url.rpartition("/")[2])
-    assert clone != failed["job_id"]
-
-
-def test_waiting_job_can_be_edited_and_explained(seen: OpenPage, client: Client):
-    made = client.trigger("noop", queue="nobody", lock_key="edit")
-    page = seen().go(f"/jobs/{made['job_id']}")
-
-    page.get_by_text("Edit job").click()
-    page.get_by_label("Priority").first.fill("7")
-    page.get_by_role("button", name="Save").click()
-
-    expect(page.locator(".facts")).to_contain_text("Priority7")
-    expect(page.get_by_text("No live worker")).to_be_visible()
 
 
 @pytest.mark.smoke

@@ -4,6 +4,7 @@ base.py      what all pages share: rendering, form actions, formatting of times 
 overview.py  problems and running jobs
 jobs.py      list and search of jobs, bulk actions
 job.py       one job: status, attempts; cancel, retry, edit, clone, delete; its full log, with search
+job_attempts.py, job_history.py, job_timeline.py  parts of it: its attempts, its events in words, its picture
 tasks.py     recent runs of each task, and a form that starts one
 failures.py  failed and lost jobs, grouped by the fingerprint of the error
 graph.py     jobs that wait for one another, by layer
@@ -36,7 +37,7 @@ from app.web.pages.charts import create_charts_page
 from app.web.pages.data_quality import create_datasets_page
 from app.web.pages.failures import create_failures_page
 from app.web.pages.graph import create_graph_page
-from app.web.pages.job import create_job_page, create_log_page
+from app.web.pages.job import create_job_forms, create_job_page, create_log_page
 from app.web.pages.jobs import create_jobs_page
 from app.web.pages.keys import create_keys_page
 from app.web.pages.limits import create_limits_page
@@ -57,7 +58,8 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
     return (
         create_overview_page(queue.executor, options),
         create_jobs_page(queue.executor, options),
-        create_job_page(queue, pipelines, options),
+        create_job_page(queue, options),
+        create_job_forms(queue, pipelines, options),
         create_log_page(queue.executor, options),
         create_graph_page(queue.executor, options),
         create_tasks_page(queue, pipelines, options),

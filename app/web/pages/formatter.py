@@ -41,6 +41,9 @@ class Formatter:
     def time(self, moment: datetime | None) -> str:
         return "" if moment is None else moment.astimezone(self._zone).strftime("%Y-%m-%d %H:%M:%S")
 
+    def pattern(self, moment: datetime, pattern: str) -> str:
+        return moment.astimezone(self._zone).strftime(pattern)
+
     def clock(self, moment: datetime | None) -> str:
         """The time of day, with the date before it unless that is today."""
         if moment is None:

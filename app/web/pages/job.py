@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from flask import Response
 from pydantic import Field, ValidationError
 
+from app.admin.api_keys import Scope
 from app.admin.edits import CLONED_FIELDS, JobEditor
-from app.admin.explain import JobExplainer, JobExplanation
-from app.admin.job_search import JobSearch
+from app.admin.explain import ExplanationReason, JobExplainer, JobExplanation, ReasonCode
+from app.admin.job_search import JobDetail, JobSearch
 from app.db.statements import Executor
 from app.log.masking import mask_secret_fields
+from app.queue.graphs import Graphs
+from app.queue.job import Status
 from app.queue.job_logs import JobLogSearch, LogFilter
 from app.queue.jobs import JobQueue
-from app.web.api.job_logs import levels_from
+from app.web.api.job_logs import LEVELS, levels_from
 from app.web.api.jobs import parse_job_id
 from app.web.auth.guard import current_actor
 from app.web.json_io import MAX_JSON_DEPTH
@@ -34,15 +38,21 @@ from app.web.pages.base import (
     redirect_to,
     unmask,
 )
+from app.web.pages.job_attempts import attempt_cards
+from app.web.pages.job_history import describe_event, link_job_ids, reason_links, short_id
+from app.web.pages.job_timeline import build_timeline
 from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
 from app.web.schemas import apply_task_defaults, field_errors, trigger_request_model, validate_args
 from pipelines.contract import Pipelines
 
-MAX_LOG_LINES = 500
+MAX_LOG_LINES = 200
 MAX_EVENTS = 200
 PAGE_LINES = 500  # of the full log
 _PAGE_URL = "/jobs/{job_id}"
+_QUIET_REASONS = frozenset(
+    {ReasonCode.RUNNING, ReasonCode.SUCCEEDED, ReasonCode.FAILED, ReasonCode.CANCELED, ReasonCode.LOST}
+)
 _NOT_FOUND = (ProblemCode.JOB_NOT_FOUND,)
 _LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
 
@@ -50,7 +60,7 @@ _LineId = Annotated[int | None, Field(ge=0, le=2**63 - 1)]
 class CloneForm(FormModel):
     """The fields of a clone that differ from the original job; an empty field is copied."""
 
-    args: str = Field(description="The args, as a JSON object.")
+    args: str = Field("", description="The args, as a JSON object.")
     queue: FormText = Field("", description="Another queue.")
     lock_key: FormText = Field("", description="Another lock_key.")
     priority: FormText = Field("", description="Another priority.")
@@ -69,40 +79,56 @@ class LogPageQuery(FormModel):
     """The filter of the log page. Without `after` and `before` it shows the last lines."""
 
     search: Annotated[str, Field(max_length=200, description="Only lines that contain this text.")] = ""
-    level: Annotated[Literal["", "INFO", "WARNING", "ERROR"], Field(description="The lowest level to show.")] = ""
+    level: Annotated[
+        Literal["", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], Field(description="The lowest level to show.")
+    ] = ""
+    attempt: Annotated[str, Field(pattern=r"^[0-9]{0,9}$", description="Only lines of this attempt.")] = ""
     after: Annotated[_LineId, Field(description="Lines after this one, from the link of the page before.")] = None
     before: Annotated[_LineId, Field(description="Lines before this one, likewise.")] = None
 
 
-def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+def create_job_page(queue: JobQueue, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("job_page", options)
     search, explainer, editor = JobSearch(queue.executor), JobExplainer(queue.executor), JobEditor(queue.executor)
-    request_model, apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
+    log_search, graphs = JobLogSearch(queue.executor), Graphs(queue.executor)
 
     @pages.page("/jobs/<job:job_id>", standby=False, problems=_NOT_FOUND)
     def show_job(job_id: str) -> Response:
         """Show a job with its attempts, log and events."""
         parsed_id = parse_job_id(job_id)
         job, explanation = search.detail(parsed_id), explainer.explain(parsed_id)
-        events = search.last_events(parsed_id, limit=MAX_EVENTS)
-        log = queue.logs(parsed_id, tail=True, limit=MAX_LOG_LINES).lines
+        events, summary = search.last_events(parsed_id, limit=MAX_EVENTS), log_search.summary(parsed_id)
+        formatter = pages.formatter
         started_at = job.attempts[-1].started_at if job.attempts else job.started_at
+        is_in_graph = job.graph_id is not None
         return pages.render(
             "job.html",
             started_at=started_at,
             job=job,
+            state=_state_of(job),
+            notes=_notes(job, explanation),
             explanation=explanation,
+            waiting_since=_waiting_since(job),
+            timeline=build_timeline(job, datetime.now(UTC), formatter.pattern, formatter.duration),
+            cards=attempt_cards(job, summary),
             args=mask_secret_fields(job.args),
             result=mask_secret_fields(job.result),
+            checkpoint=mask_secret_fields(job.checkpoint),
             progress_values=mask_secret_fields(job.progress),
             progress=progress_summary(
                 job.progress, started_at, finished_at=job.finished_at, stalled_sec=_stalled_sec(explanation)
             ),
-            events=events,
+            history=[describe_event(event, formatter) for event in reversed(events)],
             has_more_events=len(events) == MAX_EVENTS,
-            log=log,
-            has_more_log=len(log) == MAX_LOG_LINES,
+            log=queue.logs(parsed_id, tail=True, limit=MAX_LOG_LINES).lines,
+            summary=summary,
+            levels=LEVELS,
+            parents=graphs.parents(parsed_id) if is_in_graph else [],
+            children=graphs.children(parsed_id) if is_in_graph else [],
             can_clone=can_operate() and current_actor().can_trigger(job.task, job.queue),
+            reason_links=reason_links,
+            link_job_ids=link_job_ids,
+            short_id=short_id,
         )
 
     @pages.action("/jobs/<job:job_id>/cancel", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
@@ -121,7 +147,34 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) 
         editor.delete(parse_job_id(job_id))
         return redirect_to("/jobs")
 
-    @pages.action("/jobs/<job:job_id>/edit", form=EditForm, page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
+    @pages.action("/jobs/<job:job_id>/start", page_url=_PAGE_URL, page=show_job, problems=_NOT_FOUND)
+    def submit_job_start(job_id: str) -> None:
+        """Let this scheduled job start at once."""
+        editor.edit(parse_job_id(job_id), {"available_at": datetime.now(UTC)})
+
+    return pages.blueprint
+
+
+def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("job_forms", options)
+    search, editor = JobSearch(queue.executor), JobEditor(queue.executor)
+    request_model, apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
+
+    @pages.page("/jobs/<job:job_id>/edit", standby=False, problems=_NOT_FOUND, scope=Scope.OPERATE)
+    def show_edit_form(job_id: str) -> Response:
+        """Show the form that changes a queued job."""
+        job = search.detail(parse_job_id(job_id))
+        return pages.render("job_edit.html", job=job, args=mask_secret_fields(job.args))
+
+    @pages.page("/jobs/<job:job_id>/clone", standby=False, problems=_NOT_FOUND, scope=Scope.OPERATE)
+    def show_clone_form(job_id: str) -> Response:
+        """Show the form that creates a job like this one."""
+        job = search.detail(parse_job_id(job_id))
+        return pages.render("job_clone.html", job=job, args=mask_secret_fields(job.args))
+
+    @pages.action(
+        "/jobs/<job:job_id>/edit", form=EditForm, page_url=_PAGE_URL, page=show_edit_form, problems=_NOT_FOUND
+    )
     def submit_job_edit(form: EditForm, job_id: str) -> None:
         """Change this queued job."""
         parsed_id = parse_job_id(job_id)
@@ -129,13 +182,15 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) 
         changes = {
             "priority": parse_priority(form.priority),
             "available_at": parse_time("available_at", form.available_at, options.timezone),
-            "args": _parse_args(form.args, original.args) if form.args else None,
+            "args": _parse_args(form.args, original.args) if form.args.strip() else None,
         }
         editor.edit(parsed_id, changes, if_version=form.version)
 
     problems = (*_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS)
 
-    @pages.action("/jobs/<job:job_id>/clone", form=CloneForm, page_url=_PAGE_URL, page=show_job, problems=problems)
+    @pages.action(
+        "/jobs/<job:job_id>/clone", form=CloneForm, page_url=_PAGE_URL, page=show_clone_form, problems=problems
+    )
     def submit_job_clone(form: CloneForm, job_id: str) -> Response:
         """Create a job like this one, with other args."""
         original = search.get_with_version(parse_job_id(job_id)).job
@@ -143,7 +198,7 @@ def create_job_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) 
         changes = {
             "queue": form.queue,
             "lock_key": form.lock_key,
-            "args": _parse_args(form.args, original.args),
+            "args": _parse_args(form.args, original.args) if form.args.strip() else original.args,
             "priority": parse_priority(form.priority),
             "producer": current_actor().name,
         }
@@ -169,23 +224,52 @@ def create_log_page(executor: Executor, options: WebOptions) -> ApiBlueprint:
     def show_job_log(query: LogPageQuery, job_id: str) -> Response:
         """Show and search the full log of a job."""
         job = search.get_with_version(parse_job_id(job_id)).job
-        log_filter = LogFilter(text=query.search or None, levels=levels_from(query.level))
+        attempt = int(query.attempt) if query.attempt else None
+        log_filter = LogFilter(text=query.search or None, levels=levels_from(query.level), attempt=attempt)
         page = log_search.page(job.id, log_filter, after=query.after, before=query.before, limit=PAGE_LINES)
-        filters = {name: value for name, value in (("search", query.search), ("level", query.level)) if value}
+        named = (("search", query.search), ("level", query.level), ("attempt", query.attempt))
+        filters = {name: value for name, value in named if value}
         return pages.render(
             "log.html",
             job=job,
             query=query,
             page=page,
-            has_filter=bool(filters),
+            summary=log_search.summary(job.id),
+            levels=LEVELS,
+            filters=urlencode(filters),
             previous=None if page.previous is None else urlencode(filters | {"before": page.previous}),
             next=None if page.next is None else urlencode(filters | {"after": page.next}),
             first=urlencode(filters | {"after": 0}),
-            last=urlencode(filters),
             is_last_page=query.after is None and query.before is None,
+            short_id=short_id,
         )
 
     return pages.blueprint
+
+
+def _state_of(job: JobDetail) -> str:
+    """The state with its shape: where a queued job waits, or how the job ended."""
+    if job.skipped:
+        return "skipped"
+    if job.status is not Status.QUEUED:
+        return job.status.value
+    return "ready" if job.wait_state == "scheduled" and job.available_at <= datetime.now(UTC) else job.wait_state
+
+
+def _notes(job: JobDetail, explanation: JobExplanation) -> list[ExplanationReason]:
+    """What is worth a note: why the job waits, or what is wrong with its run. How it ended the attempts say."""
+    if job.status is Status.QUEUED or job.skipped:
+        return explanation.reasons
+    return [reason for reason in explanation.reasons if reason.code not in _QUIET_REASONS]
+
+
+def _waiting_since(job: JobDetail) -> datetime | None:
+    """Since when a queued job waits: since its time, or since its last attempt ended."""
+    if job.status is not Status.QUEUED:
+        return None
+    ended_at = job.attempts[-1].finished_at if job.attempts else None
+    since = max(job.created_at, ended_at or job.created_at)
+    return since if job.wait_state == "scheduled" else max(since, min(job.available_at, datetime.now(UTC)))
 
 
 def _stalled_sec(explanation: JobExplanation) -> float | None:

@@ -103,38 +103,6 @@
   }, 1000);
 })();
 
-// The log of a job: follow new lines, and show only the lines that contain a text.
-(() => {
-  const log = () => document.querySelector("#live .lines");
-  const field = (id) => document.getElementById(id);
-  if (!field("search") || !log()) return;
-  let height = 0;
-
-  const apply = () => {
-    const text = field("search").value.toLowerCase();
-    let shown = 0;
-    for (const line of log().children) {
-      line.hidden = text !== "" && !line.textContent.toLowerCase().includes(text);
-      shown += line.hidden ? 0 : 1;
-    }
-    field("match-count").textContent = text
-      ? `${shown} matching ${shown === 1 ? "line" : "lines"} shown; press Enter to search the full log`
-      : "";
-    if (field("follow").checked) log().scrollTop = log().scrollHeight;
-    height = log().scrollHeight;
-  };
-
-  document.addEventListener("input", (event) => event.target.id === "search" && apply());
-  document.addEventListener("change", (event) => event.target.id === "follow" && apply());
-  // Scrolling back stops following; scrolling to the end starts it again.
-  log().addEventListener("scroll", () => {
-    if (log().scrollHeight !== height) return;
-    field("follow").checked = log().scrollTop + log().clientHeight >= log().scrollHeight - 4;
-  });
-  document.addEventListener("htmx:after:swap", apply);
-  apply();
-})();
-
 // Continues a search that reached its time limit, request by request, until a page is full.
 document.addEventListener("click", async (event) => {
   const link = event.target.closest("a[data-continue]");

@@ -147,6 +147,17 @@ def test_busy_threads_are_reported(queue_db, why):
     assert codes(why.explain(queue_db.enqueue("k"))) == ["threads_busy"]
 
 
+def test_due_job_that_is_not_promoted_waits_for_threads(queue_db, why):
+    worker(queue_db, threads=1)
+    queue_db.enqueue_and_claim("r")
+    due = queue_db.enqueue("k")
+    queue_db.sql(
+        "UPDATE dl_jobs SET wait_state = 'scheduled', available_at = now() - interval '1 s' WHERE job_id = %s", str(due)
+    )
+
+    assert codes(why.explain(due)) == ["threads_busy"]
+
+
 def test_estimate_comes_from_runs_of_the_same_task(queue_db, why):
     worker(queue_db, threads=1)
     for task, seconds in (("t", 3), ("slow", 600)):

@@ -21,14 +21,6 @@ def test_refused_edit_marks_its_fields(client, trigger):
     assert "{&#34;a&#34;: </textarea>" in refused.text  # what was entered
 
 
-def test_page_of_refused_form_refreshes_itself(client, trigger):
-    job_id = trigger()
-
-    refused = client.post(f"/jobs/{job_id}/edit", data={"version": "1", "priority": "x"})
-
-    assert f'hx-get="/jobs/{job_id}"' in refused.text
-
-
 @pytest.mark.parametrize(
     ("data", "status", "message"),
     [
@@ -43,7 +35,7 @@ def test_refused_edit_renders_the_job(client, trigger, data, status, message):
     refused = client.post(f"/jobs/{job_id}/edit", data=data)
 
     assert (refused.status_code, message in refused.text) == (status, True)
-    assert f"{job_id}</code></h1>" in refused.text.replace("</small>", "")
+    assert f'action="/jobs/{job_id}/edit"' in refused.text
 
 
 def test_retry_of_queued_job_is_refused_on_its_page(client, trigger):
@@ -53,3 +45,4 @@ def test_retry_of_queued_job_is_refused_on_its_page(client, trigger):
 
     assert (refused.status_code, 'id="refused"' in refused.text) == (409, True)
     assert "is queued" in refused.text
+    assert f'hx-get="/jobs/{job_id}"' in refused.text  # not the address of the form
