@@ -1,4 +1,4 @@
-"""What other projects import: `Client` and `enqueue` to ask for jobs, the rest to write pipelines.
+"""What other projects import: `Client` and `enqueue` to ask for jobs, `Workers` to run them, the rest for pipelines.
 
 Names are loaded on first use. `Client`, `enqueue` and the errors import nothing of `app`, `workers` or `pipelines`, so
 that a project may have packages of those names.
@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from app.runtime.embedding import Workers
     from dataloader._enqueue import JobOptions, TriggerOptions, enqueue
     from dataloader.client import Client
     from dataloader.errors import (
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Breaker", "Checkpoint", "Client", "ClientError", "Conflict", "Context", "Daily", "Fail", "FieldError", "Hourly",
     "JobOptions", "Listed", "Monthly", "NotAllowed", "NotFound", "Progress", "Refused", "ServiceFault",
-    "ServiceUnavailable", "Snooze", "Stop", "TriggerOptions", "Wait", "Weekly", "enqueue", "register",
-    "schedule",
+    "ServiceUnavailable", "Snooze", "Stop", "TriggerOptions", "Wait", "Weekly", "Workers", "enqueue",
+    "register", "schedule",
 ]  # fmt: skip
 
 _MODULES = {
@@ -57,6 +58,7 @@ _MODULES = {
         "pipelines.contract",
     ),
     "Client": "dataloader.client",
+    "Workers": "app.runtime.embedding",
 }
 
 

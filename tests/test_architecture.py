@@ -37,7 +37,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "app.web": frozenset({*_SERVICE, "app.admin", "app.queue", "app.db", "pipelines"}),
     "workers": frozenset({*_SERVICE, "app.admin", "app.queue", "app.db", "pipelines"}),
     "pipelines": frozenset(),
-    "dataloader": frozenset({"pipelines.contract"}),
+    "dataloader": frozenset({"pipelines.contract", "app.runtime.embedding"}),
     # What other projects use beside packages named as ours: it imports nothing of them.
     **dict.fromkeys(_CLIENT, _CLIENT),
 }

@@ -21,6 +21,7 @@ from app.admin.schedules import ORPHAN_AFTER_SEC, Schedules
 from app.admin.statistics import Statistics
 from app.admin.webhooks import Webhooks
 from app.db.connection import Session
+from app.db.statements import Executor
 from app.errors import DatabaseUnavailable, DataloaderError
 from app.queue.graphs import Graphs
 from app.queue.jobs import JobQueue
@@ -94,7 +95,7 @@ class Maintenance:
     def __init__(
         self,
         session: Session,  # opened by the leader only
-        follower_session: Session,  # a connection the process has anyway: followers check the lock on it
+        follower_session: Executor,  # a connection the process has anyway: followers check the lock on it
         duties: Sequence[Duty],
         *,
         on_crash: Callable[[str], None],
@@ -221,7 +222,7 @@ def _expire(queue: JobQueue) -> float | None:
 
 
 def schedules_duty(
-    session: Session, options: MaintenanceOptions, tasks: Pipelines, counters: PoolCounters | None
+    session: Executor, options: MaintenanceOptions, tasks: Pipelines, counters: PoolCounters | None
 ) -> SchedulesDuty:
     return SchedulesDuty(
         session,

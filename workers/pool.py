@@ -78,6 +78,7 @@ class PoolOptions:
     maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
     webhooks: WebhookOptions = field(default_factory=WebhookOptions)
     tracer: Tracer | None = None
+    executor: Executor | None = None  # for statements that need no session of their own, instead of a connection
 
 
 def exit_on_crash(thread: str) -> None:
@@ -106,7 +107,11 @@ class WorkerPool:
             targets=dict(options.targets),
             connect_timeout_sec=options.connect_timeout_sec,
         )
-        self._sessions = {role: self._make_session(role) for role in ("listen", "claim", "settle", "renew")}
+        self._sessions = {role: self._make_session(role) for role in ("listen", "claim", "renew")}
+        settle = options.executor
+        if settle is None:
+            settle = self._sessions["settle"] = self._make_session("settle")
+        self._settle_executor: Executor = settle
         self._build(echo)
         self._has_started = False
         self._all_threads_started = False  # a thread that is not alive after that has crashed
@@ -131,7 +136,8 @@ class WorkerPool:
     def _build(self, echo: LogSink | None) -> None:
         options, sessions = self._options, self._sessions
         limits = replace(options.limits, min_lease_sec=math.ceil(2 * options.heartbeat_sec))
-        queue = {role: JobQueue(session, limits=limits) for role, session in sessions.items()}
+        executors: dict[str, Executor] = {**sessions, "settle": self._settle_executor}
+        queue = {role: JobQueue(executor, limits=limits) for role, executor in executors.items()}
         info = WorkerInfo(
             self.id,
             self.name,
@@ -286,7 +292,7 @@ class WorkerPool:
 
     def _build_database_threads(self) -> None:
         """Make the threads that serve operators and webhook receivers, and the maintenance duties."""
-        options, session = self._options, self._sessions["settle"]
+        options, session = self._options, self._settle_executor
         self._webhooks = WebhookSender(
             Webhooks(session), options.webhooks, on_crash=self._on_crash, counters=self.counters
         )
@@ -414,8 +420,8 @@ class WorkerPool:
             self._sessions[role].close()
         if not any(worker.is_alive() for worker in self._workers):
             self._registration.process_lock.release()
-            self._sessions["claim"].close()
-            self._sessions["settle"].close()
+            for session in self._sessions.values():
+                session.close()
             if isinstance(self._listener, HostListener):
                 self._listener.close()
             self._dispatcher.close()

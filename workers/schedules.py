@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from app import log
 from app.admin.schedules import FiredTime, FiringOutcome, Schedule, Schedules, Updates
-from app.db.connection import Session
+from app.db.statements import Executor
 from app.errors import DatabaseUnavailable, JobNotFound
 from app.queue.jobs import JobQueue
 from pipelines.contract import Pipelines
@@ -31,7 +31,7 @@ class SchedulesDuty:
 
     def __init__(
         self,
-        session: Session,
+        session: Executor,
         tasks: Pipelines,
         *,
         zone: str,

@@ -32,14 +32,19 @@ _MAX_SHOWN_LENGTH = 80
 
 
 def load_settings(
-    environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env"), loads_pipelines: bool = False
+    environ: Mapping[str, str] | None = None,
+    *,
+    dotenv: Path | None = Path(".env"),
+    loads_pipelines: bool = False,
+    overrides: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Load the settings of the environment (by default the process's own), then of the `.env` file.
+    """Load the settings of the environment (by default the process's own), then of the `.env` file. A variable of
+    `overrides` counts instead; an empty one is as if it were not set.
 
     For a process that loads the pipelines, a package of DL_PIPELINES that does not exist is an error too.
     Raises ConfigError with every error that could be found.
     """
-    environment = dict(os.environ if environ is None else environ)
+    environment = {**(os.environ if environ is None else environ), **(overrides or {})}
     file, errors = _read_dotenv(dotenv)
     variables = {name: text for name, text in (file | environment).items() if text.strip()}
     sources = {name: "environment" if name in environment else ".env" for name in variables}

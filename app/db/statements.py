@@ -31,7 +31,7 @@ _OUR_NAME = re.compile(r"(?<!['\w.])(dl_[a-z_]+)\b(?!')")
 
 
 class Executor(Protocol):
-    """What executes statements by name: a Pool, a Session or a BorrowedConnection."""
+    """What executes statements by name: a Pool, a Session, a CallersPool or a BorrowedConnection."""
 
     schema: str
 

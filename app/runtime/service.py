@@ -24,6 +24,7 @@ from app.config import Settings
 from app.config.loading import is_colour_disabled
 from app.db.connection import translate_errors
 from app.db.pool import Pool
+from app.db.statements import Executor
 from app.doctor.facts import detect_pooler
 from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, SchemaError, SettingError
 from app.net import AllowedHosts
@@ -42,7 +43,7 @@ from workers.lineage import LineageOptions
 from workers.listener import ListenMode
 from workers.logs.writer import JobLogLimits
 from workers.maintenance import MaintenanceOptions
-from workers.pool import PoolCollector, PoolOptions, WorkerPool
+from workers.pool import PoolCollector, PoolOptions, WorkerPool, exit_on_crash
 from workers.secrets import SecretStore
 from workers.webhook_sender import WebhookOptions
 
@@ -78,8 +79,16 @@ def set_up_logging(settings: Settings) -> None:
 class Service:
     """The parts of one process: `app` answers HTTP, `start` starts the worker pool."""
 
-    def __init__(self, settings: Settings, *, workers: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        workers: bool = True,
+        executor: Executor | None = None,  # of a program that embeds the workers
+        on_crash: Callable[[str], None] = exit_on_crash,
+    ) -> None:
         self.settings = settings
+        self._executor, self._crash_callback = executor, on_crash
         self.database = Database(settings)
         self._runs_workers = workers and bool(settings.workers)
         self._pool: WorkerPool | None = None
@@ -246,8 +255,9 @@ class Service:
         options = self.pool_options({worker.queue: worker.concurrency for worker in self.settings.workers})
         with self._lock:
             if not self._stopping.is_set():
-                gc.freeze()  # modules stay: the collector need not visit them
-                self._pool = WorkerPool(contract.registry, options)
+                if self._executor is None:
+                    gc.freeze()  # modules stay: the collector need not visit them
+                self._pool = WorkerPool(contract.registry, options, on_crash=self._crash_callback)
                 self._pool.start()
 
     def pool_options(self, queues: Mapping[str, int]) -> PoolOptions:
@@ -284,6 +294,7 @@ class Service:
                 version=version(),
             ),
             tracer=self.tracer,
+            executor=self._executor,
             log_limits=JobLogLimits(max_bytes=settings.job_log_max_bytes),
             maintenance=MaintenanceOptions(
                 periods=retention_periods(settings),

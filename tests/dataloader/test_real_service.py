@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from pipelines.contract import Pipelines
 from pipelines.partitions import Daily
 from tests.support import Databases
 from tests.support.api_server import serving
+from tests.support.processes import ROOT
 from tests.support.queue_fixture import QueueFixture
 
 
@@ -209,6 +211,24 @@ def test_enqueue_with_the_same_key_returns_the_same_job(connection, queue):
     with pytest.raises(psycopg2.errors.UniqueViolation):
         enqueue(connection, "other", queue="q", lock_key="k", idempotency_key="once")
     assert first == again
+
+
+def test_conflict_clause_of_the_page_prevents_a_second_live_job(connection, queue):
+    (statement,) = re.findall(
+        r"^```sql\n(INSERT INTO dl_jobs .*?)^```$", (ROOT / "docs/bulk.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    with connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        first = cursor.fetchall()
+        cursor.execute(statement)
+        second = cursor.fetchall()
+    queue.queue.cancel(UUID(first[0][0]))
+    with connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        third = cursor.fetchall()
+
+    assert (len(first), second, len(third)) == (1, [], 1)
+    assert third != first
 
 
 def test_enqueue_rejects_unknown_options_and_invalid_values(connection):

@@ -1,0 +1,132 @@
+"""A pool that is handed in: what its connections are given back like, and what it may not be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg2
+import psycopg2.extras
+import pytest
+from psycopg2.pool import ThreadedConnectionPool
+
+from app.db.callers_pool import CallersPool
+from app.errors import DatabaseUnavailable, InvalidJob, PoolExhausted
+from app.queue.job import NewJob
+from app.queue.jobs import JobQueue
+
+JOB = NewJob(queue="q", task="t", lock_key="k")
+
+
+@pytest.fixture
+def pool(dsn: str) -> Iterator[ThreadedConnectionPool]:
+    made = ThreadedConnectionPool(1, 2, dsn, cursor_factory=psycopg2.extras.RealDictCursor)
+    yield made
+    made.closeall()
+
+
+class SingleConnection:
+    """A pool that gives out a connection as it was left."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def getconn(self) -> Any:
+        return self.connection
+
+    def putconn(self, connection: Any) -> None:
+        assert connection is self.connection
+
+
+def settings_of(pool: Any) -> dict[str, str]:
+    connection = pool.getconn()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name, setting FROM pg_settings")
+        found = {row["name"]: row["setting"] for row in cursor.fetchall()}
+    connection.rollback()
+    pool.putconn(connection)
+    return found
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_connection_is_given_back_as_it_was(pool, autocommit):
+    connection = pool.getconn()
+    connection.autocommit = autocommit
+    pool.putconn(connection)
+    before = settings_of(pool)
+
+    job_id = JobQueue(CallersPool(pool)).enqueue(JOB).job_id
+    job = JobQueue(CallersPool(pool)).get(job_id)
+
+    assert job is not None
+    assert job.created_at.tzinfo is not None
+    again = pool.getconn()
+    assert again is connection
+    assert again.autocommit == autocommit
+    assert again.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_IDLE
+    pool.putconn(again)
+    assert before.items() <= settings_of(pool).items()
+
+
+def test_other_isolation_and_open_transactions_do_no_harm(pool):
+    connection = pool.getconn()
+    connection.set_session(isolation_level="SERIALIZABLE", readonly=True)
+    connection.cursor().execute("SELECT 1")
+
+    JobQueue(CallersPool(SingleConnection(connection))).enqueue(JOB)
+
+    assert connection.readonly
+    pool.putconn(connection)
+
+
+def test_errors_are_ours_and_leave_no_transaction(pool):
+    executor = CallersPool(pool)
+    with pytest.raises(InvalidJob):
+        JobQueue(executor).enqueue(NewJob(queue="q", task="t", lock_key="k", priority=-1))
+    taken = [pool.getconn(), pool.getconn()]
+    with pytest.raises(PoolExhausted, match="handed in"):
+        JobQueue(executor).enqueue(JOB)
+    for connection in taken:
+        assert connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_IDLE
+        pool.putconn(connection)
+    JobQueue(executor).enqueue(JOB)
+
+
+def test_broken_connection_is_reported_and_replaced(pool, dsn):
+    executor = CallersPool(pool)
+    connection = pool.getconn()
+    backend = connection.info.backend_pid
+    pool.putconn(connection)
+    with psycopg2.connect(dsn) as other, other.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", (backend,))
+    other.close()
+
+    with pytest.raises(DatabaseUnavailable):
+        JobQueue(executor).enqueue(JOB)
+    assert JobQueue(executor).get(JobQueue(executor).enqueue(JOB).job_id) is not None
+
+
+def test_dsn_leads_to_the_same_database(pool, dsn):
+    with psycopg2.connect(CallersPool(pool).dsn()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT current_database()")
+        names = cursor.fetchall()
+    connection.close()
+
+    assert names == [(psycopg2.extensions.parse_dsn(dsn)["dbname"],)]
+
+
+def test_what_is_no_pool_of_psycopg2_is_refused(dsn):
+    class OtherPool:
+        def getconn(self) -> object:
+            return object()
+
+        def putconn(self, connection: object) -> None: ...
+
+    with pytest.raises(TypeError, match="unlike str"):
+        CallersPool(dsn)
+    with pytest.raises(TypeError, match="need those of psycopg2"):
+        CallersPool(OtherPool()).dsn()
+    latin = ThreadedConnectionPool(1, 1, dsn, client_encoding="LATIN1")
+    with pytest.raises(TypeError, match="LATIN1"):
+        CallersPool(latin).dsn()
+    latin.closeall()
