@@ -176,6 +176,9 @@ CREATE INDEX dl_jobs_created_idx ON dl_jobs (created_at, job_id);
 CREATE INDEX dl_jobs_finished_idx ON dl_jobs (status, task, finished_at)
     WHERE status IN ('succeeded', 'failed', 'canceled', 'lost');
 
+-- All jobs of a lock key, of whatever age.
+CREATE INDEX dl_jobs_lock_key_idx ON dl_jobs (lock_key, job_id);
+
 -- Lists of unsuccessful jobs, and bulk retries.
 CREATE INDEX dl_jobs_unsuccessful_idx ON dl_jobs (created_at, job_id)
     WHERE status IN ('failed', 'canceled', 'lost');
@@ -202,12 +205,15 @@ CREATE OR REPLACE FUNCTION dl_is_lease_expired(lease_expires_at timestamptz, hea
 -- sees which index it may use.
 CREATE OR REPLACE FUNCTION dl_job_matches(j dl_jobs, filter jsonb) RETURNS bool
     LANGUAGE sql STABLE
-    RETURN (filter ->> 'status' IS NULL OR j.status::text = ANY ((filter ->> 'status')::text[]))
+    RETURN (filter ->> 'job_id' IS NULL OR j.job_id = ANY ((filter ->> 'job_id')::uuid[]))
+       AND (filter ->> 'idempotency_key' IS NULL OR j.idempotency_key = filter ->> 'idempotency_key')
+       AND (filter ->> 'status' IS NULL OR j.status::text = ANY ((filter ->> 'status')::text[]))
        AND (filter ->> 'queue' IS NULL OR j.queue = filter ->> 'queue')
        AND (filter ->> 'task' IS NULL OR j.task = filter ->> 'task')
        AND (filter ->> 'lock_key' IS NULL OR j.lock_key = filter ->> 'lock_key')
        AND (filter ->> 'partition_key' IS NULL OR j.partition_key = filter ->> 'partition_key')
        AND (filter ->> 'producer' IS NULL OR j.producer = filter ->> 'producer')
+       AND (filter ->> 'consumer_group' IS NULL OR j.consumer_group = filter ->> 'consumer_group')
        AND (filter ->> 'fingerprint' IS NULL OR j.error_fingerprint = filter ->> 'fingerprint')
        AND (filter ->> 'warnings' IS NULL OR (j.warnings IS NOT NULL) = (filter ->> 'warnings')::bool)
        AND (filter ->> 'created_from' IS NULL OR j.created_at >= (filter ->> 'created_from')::timestamptz)

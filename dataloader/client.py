@@ -187,7 +187,17 @@ class Client:
 
     def jobs(self, **filters: Any) -> list[Payload]:
         """List jobs, newest first, by the filters of `GET /api/v1/jobs`, such as `queue`, `status`, `task`, `limit`."""
-        return self._list(self.request("GET", "/api/v1/jobs", query=filters), "jobs")
+        return [job for page in self.job_pages(**filters) for job in page["jobs"]]
+
+    def job_pages(self, *, limit: int = 50, after: str | None = None, **filters: Any) -> Iterator[Payload]:
+        """Yield the pages of such a search until `limit` jobs are found or all are searched. A page has `jobs`, and
+        `scanned_to`: the creation time of the last searched job."""
+        while True:
+            page: Payload = self.request("GET", "/api/v1/jobs", query={**filters, "limit": limit, "after": after})
+            limit, after = limit - len(self._list(page, "jobs")), page.get("next")
+            yield page
+            if limit <= 0 or after is None:
+                return
 
     def failures(self, **filters: Any) -> list[Payload]:
         """List groups of failed and lost jobs, by task and fingerprint. Filters: `task`, `queue`, `limit`."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -30,6 +30,8 @@ COUNT_TIME_BUDGET_SEC = 0.02
 MAX_ACTIVE = 5_000  # up to so many queued and running jobs are listed in any order
 MAX_ACTIVE_SEARCHED = 500  # likewise, if args and errors are searched
 ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
+MAX_KEYED = 5_000  # jobs of a lock key or a list of ids that are listed in any order
+MAX_JOB_IDS = 500  # in a filter
 MAX_ATTEMPTS_SHOWN = 200
 # The first window of a search; later ones grow as the time budget allows.
 _FIRST_WINDOW_ROWS = 1_000
@@ -48,12 +50,15 @@ _MIN_ID, _MAX_ID = UUID(int=0), UUID(int=2**128 - 1)
 class Filter:
     """Which jobs to search for; None matches any. Time ranges include their start and exclude their end."""
 
+    job_id: frozenset[UUID] | None = None  # one of these, at most MAX_JOB_IDS
+    idempotency_key: str | None = None
     status: frozenset[Status] | None = None
     queue: str | None = None
     task: str | None = None
     lock_key: str | None = None
     partition_key: str | None = None
     producer: str | None = None
+    consumer_group: str | None = None
     fingerprint: str | None = None
     warnings: bool | None = None  # whether it succeeded with data checks that did not pass
     created_from: datetime | None = None
@@ -64,8 +69,13 @@ class Filter:
     finished_to: datetime | None = None
     text: str | None = None  # in args or error, ignoring case
 
+    @property
+    def is_indexed(self) -> bool:
+        """Whether an index finds the jobs, however old they are."""
+        return any(value is not None for value in (self.job_id, self.idempotency_key, self.lock_key))
+
     def to_dict(self) -> dict[str, Any]:
-        """The fields that are set, with the statuses in order."""
+        """The fields that are set, with statuses and ids in order."""
         return {
             name: sorted(value) if isinstance(value, frozenset) else value
             for name, value in vars(self).items()
@@ -89,7 +99,9 @@ class Filter:
         values: dict[str, Any] = json.loads(text)
         for name, value in values.items():
             if name == "status":
-                values[name] = frozenset(Status(status.strip('"')) for status in value[1:-1].split(",") if status)
+                values[name] = frozenset(Status(status) for status in _array_items(value))
+            elif name == "job_id":
+                values[name] = frozenset(UUID(job_id) for job_id in _array_items(value))
             elif name == "warnings":
                 values[name] = value == "true"
             elif name.endswith(("_from", "_to")):
@@ -265,6 +277,13 @@ class JobSearch:
         if job_filter.status == frozenset():
             return JobPage([], None, 0, None)
         by_creation = sort in ("created_at", "-created_at")
+        if job_filter.is_indexed:
+            page = self._indexed_page(job_filter, sort, limit, after)
+            if page is not None:
+                return page
+            if by_creation and after is not None and after.is_active:  # jobs have been added since the page before
+                created_at = datetime.fromtimestamp(abs(float(after.key)), UTC)  # type: ignore[arg-type]
+                after = Cursor(created_at, after.id, is_active=False)
         if job_filter.status is not None and job_filter.status <= ACTIVE and (after is None or after.is_active):
             page = self._active_page(job_filter, sort, limit, after)
             if page is not None:
@@ -274,6 +293,25 @@ class JobSearch:
         if not by_creation:
             raise NotSortable
         return self._scan(job_filter, sort == "-created_at", limit, after, time_budget_sec)
+
+    def _indexed_page(self, job_filter: Filter, sort: Sort, limit: int, after: Cursor | None) -> JobPage | None:
+        """A page of the jobs that an index finds, or None if there are too many of them to sort."""
+        key = None if after is None else after.key
+        if isinstance(key, datetime):
+            key = -key.timestamp() if sort.startswith("-") else key.timestamp()
+        parameters = {
+            "job_ids": None if job_filter.job_id is None else array(job_filter.job_id),
+            "idempotency_key": job_filter.idempotency_key,
+            "lock_key": job_filter.lock_key,
+            "max_jobs": MAX_KEYED,
+            "filter": job_filter.to_json(),
+            "sort": sort.removeprefix("-"),
+            "reverse": sort.startswith("-"),
+            "key": key,
+            "id": after and str(after.id),
+            "limit": limit,
+        }
+        return _sorted_page(self._execute("indexed_jobs", parameters), limit)
 
     def _active_page(self, job_filter: Filter, sort: Sort, limit: int, after: Cursor | None) -> JobPage | None:
         """A page of queued and running jobs, or None if there are too many of them to sort."""
@@ -290,13 +328,7 @@ class JobSearch:
             "id": after and str(after.id),
             "limit": limit,
         }
-        rows = self._execute("active_jobs", parameters)
-        too_many, scanned, matching_count = rows[0][:3]
-        if too_many:
-            return None
-        jobs = [from_row(JobSummary, row[4:]) for row in rows if row[4] is not None]
-        last = Cursor(rows[-1][3], jobs[-1].job_id, is_active=True) if jobs and len(jobs) == limit else None
-        return JobPage(jobs, last, scanned, None, MatchCount(matching_count, True, scanned))
+        return _sorted_page(self._execute("active_jobs", parameters), limit)
 
     def _scan(
         self, job_filter: Filter, newest_first: bool, limit: int, after: Cursor | None, time_budget_sec: float
@@ -337,6 +369,10 @@ class JobSearch:
         """Count matching jobs exactly if the time allows, else estimate from a sample."""
         if job_filter.status == frozenset():
             return MatchCount(0, True, 0)
+        if job_filter.is_indexed:
+            page = self._indexed_page(job_filter, "created_at", 0, None)
+            if page is not None and page.matching is not None:
+                return page.matching
         if job_filter.status is not None and job_filter.status <= ACTIVE:
             page = self._active_page(job_filter, "created_at", 0, None)
             if page is not None and page.matching is not None:
@@ -358,6 +394,17 @@ class JobSearch:
         parameters = {"percent": percent, "filter": job_filter.to_json()}
         sampled: int = self._execute("count_matching_sample", parameters)[0][0]
         return round(sampled * 100 / percent)
+
+    def by_id(self, job_id: UUID) -> RelatedJob | None:
+        return next(iter(self._related_jobs("linked_job", job_id)), None)
+
+    def by_idempotency_key(self, idempotency_key: str) -> RelatedJob | None:
+        rows = self._execute("job_of_idempotency_key", {"idempotency_key": idempotency_key})
+        return from_row(RelatedJob, rows[0]) if rows else None
+
+    def has_lock_key(self, lock_key: str) -> bool:
+        """Whether any job, of whatever age, has the key."""
+        return bool(self._execute("has_lock_key", {"lock_key": lock_key})[0][0])
 
     def stalled(self, *, min_sec: float) -> dict[UUID, float]:
         """Seconds since the last progress of each running job whose progress has not changed for `min_sec`."""
@@ -419,6 +466,21 @@ class TooManyActiveJobs(NotSortable):
     """Too many jobs are queued and running to sort them by anything but creation time."""
 
     message = "more than five thousand jobs are queued and running; sort by created_at, or select a queue"
+
+
+def _array_items(text: str) -> list[str]:
+    """The items of an array of PostgreSQL that are words or ids."""
+    return [item.strip('"') for item in text[1:-1].split(",") if item]
+
+
+def _sorted_page(rows: Sequence[tuple[Any, ...]], limit: int) -> JobPage | None:
+    """The page of a statement that sorts all it finds, or None if that was too much."""
+    too_many, scanned, matching_count = rows[0][:3]
+    if too_many:
+        return None
+    jobs = [from_row(JobSummary, row[4:]) for row in rows if row[4] is not None]
+    last = Cursor(rows[-1][3], jobs[-1].job_id, is_active=True) if jobs and len(jobs) == limit else None
+    return JobPage(jobs, last, scanned, None, MatchCount(matching_count, True, scanned))
 
 
 def _links_in(progress: dict[str, Any]) -> dict[str, str]:

@@ -181,6 +181,55 @@ SELECT size.scanned > %(max_active)s::int AS too_many, size.scanned, (SELECT cou
   FROM size LEFT JOIN (page JOIN dl_jobs f USING (job_id)) ON true
  ORDER BY page.key, page.job_id;
 
+-- name: indexed_jobs
+-- Matching jobs of a list of ids, an idempotency key or a lock key, of whatever age, in any order. `too_many`: the lock key has
+-- more than `max_jobs` jobs, and no job is returned.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH found AS MATERIALIZED (
+    SELECT job_id
+      FROM (
+             SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s::uuid[])
+             UNION ALL
+             SELECT job_id FROM dl_jobs
+              WHERE %(job_ids)s::uuid[] IS NULL AND idempotency_key = %(idempotency_key)s::text
+             UNION ALL
+             SELECT job_id FROM dl_jobs
+              WHERE %(job_ids)s::uuid[] IS NULL AND %(idempotency_key)s::text IS NULL AND lock_key = %(lock_key)s::text
+           ) indexed
+     LIMIT %(max_jobs)s::int + 1
+), size AS MATERIALIZED (
+    SELECT count(*) AS scanned FROM found
+), keyed AS MATERIALIZED (
+    SELECT job_id, CASE WHEN %(reverse)s::bool THEN -key ELSE key END AS key
+      FROM (SELECT j.job_id, CASE %(sort)s::text
+                  WHEN 'created_at' THEN extract(epoch FROM created_at)
+                  WHEN 'available_at' THEN extract(epoch FROM available_at)
+                  WHEN 'started_at' THEN extract(epoch FROM coalesce(started_at, 'infinity'))
+                  ELSE priority END::float8 AS key
+              FROM found JOIN dl_jobs j USING (job_id)
+             WHERE (SELECT scanned FROM size) <= %(max_jobs)s::int AND dl_job_matches(j, %(filter)s::jsonb)) matching
+), page AS (
+    SELECT *
+      FROM keyed
+     WHERE %(key)s::float8 IS NULL OR (key, job_id) > (%(key)s::float8, %(id)s::uuid)
+     ORDER BY key, job_id
+     LIMIT %(limit)s::int
+)
+SELECT size.scanned > %(max_jobs)s::int AS too_many, size.scanned, (SELECT count(*) FROM keyed) AS matching, page.key,
+       f.job_id, f.queue, f.task, f.status::text, f.lock_key, f.partition_key, f.idempotency_key, f.priority, f.attempt,
+       f.max_attempts, f.cancel_requested, f.available_at, f.created_at, f.started_at, f.heartbeat_at, f.finished_at,
+       f.error, dl_json_text(f.progress, 65536), f.producer, f.consumer_group, f.worker, f.wait_state::text, f.unknown_task, f.warnings
+  FROM size LEFT JOIN (page JOIN dl_jobs f USING (job_id)) ON true
+ ORDER BY page.key, page.job_id;
+
+-- name: job_of_idempotency_key
+SELECT job_id, queue, task, status::text, created_at FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s::text;
+
+-- name: has_lock_key
+SELECT EXISTS (SELECT FROM dl_jobs WHERE lock_key = %(lock_key)s::text ORDER BY lock_key, job_id LIMIT 1);
+
 -- name: stalled_runs
 -- Running jobs whose progress has not changed for `min_sec` seconds, as live workers report it; the oldest first.
 WITH running AS MATERIALIZED (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 from urllib.parse import quote
@@ -14,8 +15,10 @@ from app.cli.exit_codes import ExitCode
 from app.cli.parsing import NOT_NEGATIVE, OBJECT, POSITIVE, TIME, filter_options, limit_option, without_none
 from app.cli.service_options import OutageNotice, RemoteService, remote_command
 from app.cli.tables import Table
+from app.wording import format_count
 
 _PAGE_LINES = 1000
+_PROGRESS_INTERVAL_SEC = 1.0
 # The last columns are the first that a narrow terminal does without.
 _JOBS = Table(
     "job=job_id, status, task, queue, attempts, progress, created=created_at, error",
@@ -89,15 +92,27 @@ def retry(service: RemoteService, *, job_id: UUID) -> None:
 def jobs(service: RemoteService, *, limit: int, **options: Any) -> None:
     """List jobs, newest first: a table on a terminal, whole aligned lines in a pipe.
 
-    A search that takes long ends with what it has found, and prints how far back it has searched.
+    Jobs with an id, an idempotency key or a lock key are found at once. Any other search continues until it has found
+    as many jobs as --limit or has searched all; Ctrl-C prints what it has found.
     """
-    page = service.get("/api/v1/jobs", **options, limit=limit)
-    service.print_list(page, "jobs", _JOBS)
-    if not service.as_json and page["next"] is not None and len(page["jobs"]) < limit:
-        click.echo(
-            f"Jobs older than {text.format_time(page['scanned_to'])} were not searched; narrow it with --created-to.",
-            err=True,
-        )
+    found: list[text.Payload] = []
+    page: text.Payload = {"scanned_to": None}
+    is_interrupted, next_progress_at = False, 0.0
+    try:
+        for page in service.client.job_pages(limit=limit, **options):
+            found += page["jobs"]
+            if page["next"] is not None and len(found) < limit and time.monotonic() >= next_progress_at:
+                next_progress_at = time.monotonic() + _PROGRESS_INTERVAL_SEC
+                searched_to = text.format_time(page["scanned_to"])
+                click.echo(f"Searched back to {searched_to}: {format_count(len(found), 'job')} so far.", err=True)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    if found or not is_interrupted:
+        service.print_list({**page, "jobs": found}, "jobs", _JOBS)
+    if is_interrupted:
+        if page["scanned_to"] is not None:
+            click.echo(f"Jobs older than {text.format_time(page['scanned_to'])} were not searched.", err=True)
+        click.get_current_context().exit(ExitCode.INTERRUPTED)
 
 
 @remote_command(short_help="Group failed and lost jobs by their error.")

@@ -140,12 +140,15 @@ def args_options(command: Callable[..., None]) -> Callable[..., None]:
 def filter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that select jobs."""
     options = (
+        click.option("--job-id", help="Only jobs with one of these ids, separated by commas."),
+        click.option("--idempotency-key", help="Only the job with this idempotency key."),
         click.option("--queue", help="Only jobs in this queue."),
         click.option("--status", help=f"Only jobs with one of these, separated by commas: {', '.join(Status)}."),
         click.option("--task", help="Only jobs of this task."),
         click.option("--lock-key", help="Only jobs with this lock key."),
         click.option("--partition-key", help="Only jobs with this partition key."),
         click.option("--producer", help="Only jobs requested by this producer."),
+        click.option("--consumer-group", help="Only jobs of this consumer group."),
         click.option("--fingerprint", help="Only jobs whose last error has this fingerprint; see `failures`."),
         click.option(
             "--warnings",

@@ -15,3 +15,7 @@ CREATE INDEX dl_audit_changes_idx ON dl_audit (audit_id) WHERE subject <> 'job' 
 -- Job logs: how many lines a note says were left out.
 
 ALTER TABLE dl_job_logs ADD COLUMN dropped int;
+
+-- Jobs: all jobs of a lock key are found, of whatever age.
+
+CREATE INDEX dl_jobs_lock_key_idx ON dl_jobs (lock_key, job_id);

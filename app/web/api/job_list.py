@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from app.admin.api_keys import Scope
 from app.admin.explain import JobExplainer, JobExplanation, TaskExplanation
 from app.admin.job_search import (
+    MAX_JOB_IDS,
     SUMMARY_FIELDS,
     Cursor,
     Filter,
@@ -48,9 +49,27 @@ def _validate_statuses(raw: str) -> str:
     return raw
 
 
-class JobFilter(QueryModel):
-    """Which jobs to select. Time ranges include their start and exclude their end. A field left out matches any job."""
+def _validate_job_ids(raw: str) -> str:
+    try:
+        job_ids = {UUID(job_id) for job_id in raw.split(",")}
+    except ValueError:
+        raise PydanticCustomError("job_id", "must be ids of jobs, separated by commas") from None
+    if len(job_ids) > MAX_JOB_IDS:
+        raise PydanticCustomError("job_id", "has more than {max} ids", {"max": MAX_JOB_IDS})
+    return raw
 
+
+class JobFilter(QueryModel):
+    """Which jobs to select. Time ranges include their start and exclude their end. A field left out matches any job.
+
+    Jobs with an id, an idempotency key or a lock key are found at once, however old they are."""
+
+    job_id: Annotated[
+        Annotated[str, AfterValidator(_validate_job_ids), Field(pattern=r"^[0-9a-fA-F-]{36}(,[0-9a-fA-F-]{36})*$")]
+        | None,
+        Field(description=f"Only jobs with one of these ids, at most {MAX_JOB_IDS}, separated by commas."),
+    ] = None
+    idempotency_key: Annotated[str | None, Field(description="Only the job with this idempotency key.")] = None
     status: Annotated[
         Annotated[
             str, AfterValidator(_validate_statuses), Field(pattern=f"^({_STATUS_PATTERN})(,({_STATUS_PATTERN}))*$")
@@ -63,6 +82,7 @@ class JobFilter(QueryModel):
     lock_key: Annotated[str | None, Field(description="Only jobs with this key.")] = None
     partition_key: Annotated[str | None, Field(description="Only jobs with this partition key.")] = None
     producer: Annotated[str | None, Field(description="Only jobs of this producer.")] = None
+    consumer_group: Annotated[str | None, Field(description="Only jobs of this consumer group.")] = None
     fingerprint: Annotated[
         str | None, Field(description="Only jobs whose last error has this fingerprint, as `error_fingerprint` has it.")
     ] = None
@@ -84,9 +104,10 @@ class JobFilter(QueryModel):
     ] = None
 
     def to_filter(self) -> Filter:
-        fields = {name: getattr(self, name) for name in JobFilter.model_fields if name != "status"}
+        fields = {name: getattr(self, name) for name in JobFilter.model_fields if name not in ("status", "job_id")}
         status = None if self.status is None else frozenset(Status(name) for name in self.status.split(","))
-        return Filter(status=status, **fields)
+        job_ids = None if self.job_id is None else frozenset(UUID(job_id) for job_id in self.job_id.split(","))
+        return Filter(status=status, job_id=job_ids, **fields)
 
 
 def _validate_fields(raw: str) -> str:
@@ -101,8 +122,8 @@ class JobsQuery(JobFilter):
     sort: Annotated[
         Sort,
         Field(
-            description="The order; `-` means descending. Queued and running jobs alone can be sorted by anything but "
-            "`created_at`, if there are at most five thousand of them."
+            description="The order; `-` means descending. Only queued and running jobs, and those of ids or a key, can "
+            "be sorted by anything but `created_at`, if there are at most five thousand of them."
         ),
     ] = "-created_at"
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = 50

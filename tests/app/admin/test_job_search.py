@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from app.admin import job_search
-from app.admin.job_search import Filter, JobSearch, NotSortable, TooManyActiveJobs
+from app.admin.job_search import Cursor, Filter, JobSearch, NotSortable, TooManyActiveJobs
 from app.db.statements import statements
 from app.errors import JobNotFound
 from app.queue.job import ReleaseReason, Settlement, Status
@@ -35,8 +35,8 @@ def many(queue_db: QueueFixture, count: int, status: str = "succeeded", **column
     )
 
 
-def all_of(looking: JobSearch, wanted: Filter, **how: object) -> list[UUID]:
-    page = looking.page(wanted, **how)  # type: ignore[arg-type]
+def all_of(looking: JobSearch, wanted: Filter, *, after: Cursor | None = None, **how: object) -> list[UUID]:
+    page = looking.page(wanted, after=after, **how)  # type: ignore[arg-type]
     found = [job.job_id for job in page.jobs]
     while page.next is not None:
         page = looking.page(wanted, after=page.next, **how)  # type: ignore[arg-type]
@@ -61,7 +61,8 @@ def test_pages_list_each_job_once_in_order_with_equal_times(queue_db, looking, m
 
 
 def test_every_filter_finds_the_job_it_means_and_no_other(queue_db, looking):
-    first = queue_db.enqueue_and_claim("a", queue="q1", task="t", producer="cron", partition_key="p")
+    first = queue_db.enqueue_and_claim("a", queue="q1", task="t", producer="cron", partition_key="p",
+                                       consumer_group="batch", idempotency_key="i")  # fmt: skip
     queue_db.settle(first, Status.FAILED, error="disk FULL", error_fingerprint="OSError a.py:b")
     second = queue_db.enqueue("b", queue="q2", args={"file": "Orders.csv"})
     job = queue_db.job(first.id)
@@ -73,6 +74,10 @@ def test_every_filter_finds_the_job_it_means_and_no_other(queue_db, looking):
         {"queue": "q1"},
         {"lock_key": "a"},
         {"producer": "cron"},
+        {"consumer_group": "batch"},
+        {"idempotency_key": "i"},
+        {"job_id": frozenset({first.id, uuid4()})},
+        {"job_id": frozenset({first.id, second}), "lock_key": "a"},
         {"fingerprint": "OSError a.py:b"},
         {"partition_key": "p"},
         {"status": frozenset({Status.FAILED})},
@@ -90,9 +95,47 @@ def test_every_filter_finds_the_job_it_means_and_no_other(queue_db, looking):
 
 
 def test_a_filter_survives_being_kept_as_json(queue_db):
-    wanted = Filter(status=BAD, queue='q "1"', created_from=NOW, text="ä")
+    wanted = Filter(status=BAD, queue='q "1"', created_from=NOW, text="ä", job_id=frozenset({uuid4(), uuid4()}))
 
     assert Filter.from_json(wanted.to_json()) == wanted
+
+
+def test_indexed_jobs_are_found_at_any_depth_in_any_order(queue_db, looking):
+    old = [queue_db.enqueue("key", idempotency_key=f"i{n}", priority=n) for n in range(3)]
+    queue_db.sql("UPDATE dl_jobs SET created_at = '2020-01-01'::timestamptz + priority * interval '1 s'")
+    many(queue_db, 50)
+
+    for sort, expected in (("-created_at", old[::-1]), ("created_at", old), ("priority", old)):
+        assert all_of(looking, Filter(lock_key="key"), sort=sort, limit=2, time_budget_sec=0) == expected
+    assert looking.page(Filter(idempotency_key="i1"), time_budget_sec=0).jobs[0].job_id == old[1]
+    assert looking.page(Filter(job_id=frozenset(old[:1])), time_budget_sec=0).jobs[0].job_id == old[0]
+    assert looking.count(Filter(lock_key="key"), time_budget_sec=0).exact
+
+
+def test_a_lock_key_of_very_many_jobs_is_searched_in_windows(queue_db, looking, monkeypatch):
+    many(queue_db, 20, lock_key="'key'")
+    first = looking.page(Filter(lock_key="key"), limit=4)
+    monkeypatch.setattr(job_search, "MAX_KEYED", 10)
+
+    rest = all_of(looking, Filter(lock_key="key"), after=first.next, limit=4)
+
+    ordered = queue_db.sql("SELECT job_id FROM dl_jobs ORDER BY created_at DESC")
+    assert [str(row) for row in [*(job.job_id for job in first.jobs), *rest]] == [row[0] for row in ordered]
+    with pytest.raises(NotSortable):
+        looking.page(Filter(lock_key="key"), sort="priority")
+
+
+def test_one_job_is_looked_up_by_id_or_key(queue_db, looking):
+    job_id = queue_db.enqueue("a key", idempotency_key="i")
+
+    by_id, by_key = looking.by_id(job_id), looking.by_idempotency_key("i")
+
+    assert by_id is not None
+    assert by_id.job_id == job_id
+    assert by_key == by_id
+    assert looking.by_id(uuid4()) is looking.by_idempotency_key("other") is None
+    assert looking.has_lock_key("a key")
+    assert not looking.has_lock_key("a")
 
 
 def test_search_stops_at_time_budget_and_returns_scanned_to(queue_db, looking, monkeypatch):

@@ -117,6 +117,33 @@ def test_no_jobs_prints_note_to_stderr(run, service):
     assert "No job" in shown.stderr
 
 
+def test_jobs_search_continues_until_it_has_an_answer(run, service):
+    job = {**service.jobs[service.add(lock_key="k")], "created_at": AT}
+    service.unruly.extend(
+        [
+            Answer(body={"jobs": [], "next": "one", "scanned_to": AT, "count": None}),
+            Answer(body={"jobs": [], "next": "two", "scanned_to": AT, "count": None}),
+            Answer(body={"jobs": [job], "next": None, "scanned_to": None, "count": None}),
+        ]
+    )
+
+    shown = run("jobs", "--text", "needle", "--json")
+
+    assert [found["job_id"] for found in json.loads(shown.stdout)["jobs"]] == [job["job_id"]]
+    assert [asked.query.get("after") for asked in service.asked] == [None, ["one"], ["two"]]
+    assert "Searched back to" in shown.stderr
+
+
+def test_jobs_says_none_match_only_after_all_are_searched(run, service):
+    service.unruly.append(Answer(body={"jobs": [], "next": "one", "scanned_to": AT, "count": None}))
+
+    shown = run("jobs", "--lock-key", "none")
+
+    assert shown.exit_code == 0
+    assert shown.stderr.endswith("No jobs match.\n")
+    assert len(service.asked) == 2
+
+
 def test_events_show_the_journal(run, service):
     job_id = service.add()
 

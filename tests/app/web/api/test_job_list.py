@@ -38,11 +38,26 @@ def test_list_filters_sorts_selects_fields_counts_and_pages(client, trigger):
     assert newest["scanned_to"] == newest["jobs"][0]["created_at"]
 
 
+def test_list_takes_ids_and_keys(client, trigger):
+    first, second = trigger(lock_key="a", idempotency_key="i", consumer_group="g"), trigger(lock_key="b")
+    trigger(lock_key="c")
+
+    for query, expected in (
+        ({"job_id": f"{first},{second}"}, [second, first]),
+        ({"idempotency_key": "i"}, [first]),
+        ({"lock_key": "b"}, [second]),
+        ({"consumer_group": "g"}, [first]),
+    ):
+        assert [job["job_id"] for job in listed(client, **query)["jobs"]] == expected
+
+
 @pytest.mark.parametrize(
     ("query", "field"),
     [
         ({"status": "queued,gone"}, "status"),
         ({"fields": "job_id,args"}, "fields"),
+        ({"job_id": "-" * 36}, "job_id"),
+        ({"job_id": "1"}, "job_id"),
         ({"sort": "size"}, "sort"),
         ({"sort": "priority"}, "sort"),
         ({"after": "nonsense"}, "after"),
