@@ -126,6 +126,10 @@ class ApiKeys:
         """All keys, also expired and revoked ones, newest first."""
         return [from_row(ApiKey, row) for row in self._execute("api_keys")]
 
+    def can_change(self) -> bool:
+        """Whether the database lets this account create and revoke keys."""
+        return bool(self._execute("can_change_keys")[0][0])
+
     def revoke(self, id_or_name: str, *, allow_lockout: bool = True) -> list[ApiKey]:
         """Revoke the key with this id, or the valid ones with this name; return them.
 

@@ -14,6 +14,10 @@ SELECT key_id, name, scopes, tasks, queues, created_at, created_by, expires_at, 
   FROM dl_api_keys
  ORDER BY created_at DESC, key_id;
 
+-- name: can_change_keys
+-- Whether this account may create and revoke keys; that of roles.sql for the service may not.
+SELECT has_table_privilege('dl_api_keys', 'INSERT') AND has_column_privilege('dl_api_keys', 'revoked_at', 'UPDATE');
+
 -- name: revoke_api_key
 -- By id in any state; by name only valid keys.
 UPDATE dl_api_keys

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from app.db.encoding import from_row
@@ -22,6 +23,10 @@ from app.db.statements import AuditContext
 
 if TYPE_CHECKING:
     from app.db.statements import Executor
+
+
+MAX_FOLDED_ENTRIES = 20_000  # that one page of folded triggers reads
+_MAX_VALUES_SCANNED = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,33 @@ class AuditEntry:
     before: Any
     after: Any
     db_user: str
+    count: int = 1  # of a row of folded triggers their number
+    first_at: datetime | None = None  # of such a row the time of the oldest one
+
+
+class Triggers(StrEnum):
+    """What a list does with entries of jobs that were triggered."""
+
+    ALL = "all"
+    FOLDED = "folded"  # those of an actor, action and hour are one row
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class AuditPage:
+    """A page of entries, newest first. `next`: the `before` of the next page; None: there is none."""
+
+    entries: list[AuditEntry]
+    next: int | None
+
+
+@dataclass(frozen=True)
+class AuditValues:
+    """The values that filters may have, of the newest entries."""
+
+    actors: list[str]
+    actions: list[str]
+    subjects: list[str]
 
 
 class AuditCriteria(TypedDict, total=False):
@@ -71,7 +103,26 @@ class AuditLog:
     def entries(self, *, limit: int = 100, **criteria: Unpack[AuditCriteria]) -> list[AuditEntry]:
         """Matching entries, newest first."""
         parameters: dict[str, Any] = {**dict.fromkeys(AuditCriteria.__annotations__), **criteria, "limit": limit}
-        return [from_row(AuditEntry, row) for row in self._execute("audit_entries", parameters)]
+        rows = self._execute("audit_entries", parameters)
+        return [from_row(AuditEntry, row, count=1, first_at=None) for row in rows]
+
+    def page(
+        self, *, triggers: Triggers = Triggers.ALL, limit: int = 100, **criteria: Unpack[AuditCriteria]
+    ) -> AuditPage:
+        """Matching entries, newest first, with triggers as asked for."""
+        parameters: dict[str, Any] = {**dict.fromkeys(AuditCriteria.__annotations__), **criteria, "limit": limit}
+        if triggers is Triggers.FOLDED:
+            rows = self._execute("folded_audit_entries", parameters | {"max_scanned": MAX_FOLDED_ENTRIES})
+            return AuditPage([from_row(AuditEntry, row[:-1]) for row in rows], rows[0][-1] if rows else None)
+        if triggers is Triggers.NONE:
+            found = self._execute("audit_changes", parameters)
+            entries = [from_row(AuditEntry, row, count=1, first_at=None) for row in found]
+        else:
+            entries = self.entries(limit=limit, **criteria)
+        return AuditPage(entries, entries[-1].audit_id if len(entries) == limit else None)
+
+    def values(self) -> AuditValues:
+        return from_row(AuditValues, self._execute("audit_values", {"max_scanned": _MAX_VALUES_SCANNED})[0])
 
     def newest_id(self) -> int:
         """The id of the newest entry, or 0."""

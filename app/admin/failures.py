@@ -10,12 +10,13 @@ from app.db.encoding import from_row, validate_texts
 from app.db.statements import Executor
 
 MAX_SCANNED = 10_000
+HOURS = 24  # of the history of a group
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureGroup:
     """Failed and lost jobs of a task with one fingerprint; null: from before there were any, or without an attempt.
-    `job_id` and `error` are of the job that failed last."""
+    `job_id` and `error` are of the job that failed last. `by_hour` counts those of the last day, oldest hour first."""
 
     task: str
     fingerprint: str | None
@@ -24,6 +25,8 @@ class FailureGroup:
     last_at: datetime
     job_id: UUID
     error: str | None
+    queues: list[str]
+    by_hour: list[int]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,11 @@ class Failures:
         self._execute = executor.execute
 
     def groups(self, *, task: str | None = None, queue: str | None = None, limit: int = 50) -> FailureGroups:
-        parameters = validate_texts({"task": task, "queue": queue}) | {"limit": limit, "max_scanned": MAX_SCANNED}
+        parameters = validate_texts({"task": task, "queue": queue}) | {
+            "limit": limit,
+            "max_scanned": MAX_SCANNED,
+            "hours": HOURS,
+        }
         rows = self._execute("failure_groups", parameters)
         scanned, scanned_to = rows[0][:2]
         groups = [from_row(FailureGroup, row[2:]) for row in rows if row[2] is not None]

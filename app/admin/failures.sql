@@ -13,7 +13,8 @@ WITH newest AS MATERIALIZED (
      ORDER BY created_at DESC, job_id DESC
      LIMIT %(max_scanned)s::int
 ), groups AS MATERIALIZED (
-    SELECT task, error_fingerprint, count(*) AS jobs, min(ended_at) AS first_at, max(ended_at) AS last_at,
+    SELECT task, error_fingerprint, count(*) AS jobs, min(ended_at) AS first_at, max(ended_at) AS last_at, array_agg(DISTINCT queue) AS queues,
+           array_agg(ended_at ORDER BY ended_at DESC) AS ended,
            (array_agg(job_id ORDER BY ended_at DESC, job_id DESC))[1] AS job_id
       FROM newest
      WHERE status <> 'canceled' AND (%(task)s::text IS NULL OR task = %(task)s::text)
@@ -25,6 +26,11 @@ WITH newest AS MATERIALIZED (
     SELECT count(*) AS scanned, min(created_at) AS scanned_to FROM newest
 )
 SELECT scan.scanned, scan.scanned_to, g.task, g.error_fingerprint, g.jobs, g.first_at, g.last_at, g.job_id,
-       left(j.error, 500)
+       left(j.error, 500), g.queues,
+       ARRAY(SELECT (SELECT count(*)::int FROM unnest(g.ended) AS e (at)
+                      WHERE e.at <= clock_timestamp() - make_interval(hours => h.hour)
+                        AND e.at > clock_timestamp() - make_interval(hours => h.hour + 1))
+               FROM generate_series(%(hours)s::int - 1, 0, -1) AS h (hour)
+              ORDER BY h.hour DESC)
   FROM scan LEFT JOIN groups g ON true LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[g.job_id])
  ORDER BY g.jobs DESC, g.last_at DESC, g.task, g.error_fingerprint;

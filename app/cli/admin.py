@@ -101,6 +101,8 @@ _TASKS = Table(
 def _format_changes(line: text.Payload) -> str:
     """`priority 100 → 5`; the fields alone of a resource that was created or deleted."""
     before, after = line["before"], line["after"]
+    if line.get("count", 1) > 1:
+        return f"{line['count']} triggers since {text.format_time(line['first_at'])}"
 
     def shown(value: Any) -> str:
         return "null" if value is None else text.format_value(value)
@@ -417,6 +419,8 @@ def task_numbers(service: RemoteService, *, period: str) -> None:
 @click.option("--subject-id", metavar="ID", help="Only actions on this resource, such as a job's id.")
 @click.option("--since", type=_DATETIME, help="Not before this time; local, unless it has a zone.")
 @click.option("--until", type=_DATETIME, help="Before this time.")
+@click.option("--triggers", type=click.Choice(["all", "folded", "none"]),
+              help="Each trigger, one line for those of an actor and hour, or none.  [default: all]")  # fmt: skip
 @click.option("--before", type=POSITIVE, metavar="LINE", help="Only lines older than this one.")
 @limit_option
 def audit(service: RemoteService, *, since: datetime | None, until: datetime | None, **options: Any) -> None:

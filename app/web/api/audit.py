@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
 from app.admin.api_keys import Scope
-from app.admin.audit import AuditEntry, AuditLog
+from app.admin.audit import AuditLog, AuditPage, Triggers
 from app.db.statements import Executor
 from app.web.problems import DATABASE_PROBLEMS
 from app.web.routing import ApiBlueprint
@@ -29,19 +28,18 @@ class AuditQuery(QueryModel):
     request_id: Annotated[Text, Field(description="Only actions of this request.")] = None
     since: Annotated[Timestamp, Field(description="Not before this time (RFC 3339 with a zone).")] = None
     until: Annotated[Timestamp, Field(description="Before this time (RFC 3339 with a zone).")] = None
+    triggers: Annotated[
+        Triggers,
+        Field(
+            description="all; folded: the triggers of an actor, action and hour are one entry with their `count`; "
+            "none: without them."
+        ),
+    ] = Triggers.ALL
     before: Annotated[
         int | None,
         Field(ge=1, le=_INT8_MAX, description="Only entries older than this one: `next` of the previous page."),
     ] = None
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, description="The maximum number of entries.")] = 100
-
-
-@dataclass(frozen=True)
-class AuditPage:
-    """Audit entries, newest first. `next`: the `before` of the next page; null: there is none."""
-
-    entries: list[AuditEntry]
-    next: int | None
 
 
 def create_audit_blueprint(executor: Executor) -> ApiBlueprint:
@@ -52,9 +50,9 @@ def create_audit_blueprint(executor: Executor) -> ApiBlueprint:
     def list_audit_entries(query: AuditQuery) -> AuditPage:
         """List audit entries: which actor did what, when, from where, and what it changed.
 
-        Newest first. Actions are the names of operations and commands; entries written by 0.2.0 keep its names.
+        Newest first; a folded entry has the newest of its triggers, their `count` and `first_at`. Actions are the names
+        of operations and commands; entries written by 0.2.0 keep its names.
         """
-        entries = audit_log.entries(**vars(query))
-        return AuditPage(entries, entries[-1].audit_id if len(entries) == query.limit else None)
+        return audit_log.page(**vars(query))
 
     return blueprint

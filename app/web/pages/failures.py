@@ -32,7 +32,8 @@ def create_failures_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         """Show failed and lost jobs, grouped by task and fingerprint of the error."""
         groups = failures.groups(task=query.task or None, queue=query.queue or None, limit=_MAX_GROUPS)
         rows = [(group, _jobs_query(group, query.queue)) for group in groups.failures]
-        return pages.render("failures.html", query=query, groups=groups, rows=rows, max_groups=_MAX_GROUPS)
+        total = sum(group.jobs for group in groups.failures)
+        return pages.render("failures.html", query=query, groups=groups, rows=rows, total=total, max_groups=_MAX_GROUPS)
 
     return pages.blueprint
 

@@ -55,6 +55,7 @@ def create_keys_page(source: Executor, options: WebOptions) -> ApiBlueprint:
             scopes=_SCOPE_MEANINGS,
             own_id=current_actor().key_id,
             auth_disabled=options.auth_disabled,
+            can_change=keys.can_change(),
         )
 
     @pages.action("/keys", form=KeyForm, page_url="/keys", page=show_keys, scope=Scope.ADMIN)

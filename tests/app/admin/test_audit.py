@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import psycopg2
 import pytest
 
-from app.admin.audit import AuditLog
+from app.admin.audit import AuditLog, AuditPage, Triggers
 from app.admin.retention import DAY_SEC, Retention, RetentionPeriods
 from app.db.pool import BorrowedConnection, Pool
 from app.db.statements import AuditContext, acting_as
@@ -147,3 +149,71 @@ def test_prune_keeps_audit_entries_of_the_last_day(pool, audit, dsn):
     assert Retention(pool, RetentionPeriods()).prune_audit() == 1
     assert Retention(pool, RetentionPeriods(audit=0)).prune_audit() == 1
     assert Retention(pool, RetentionPeriods(audit=-DAY_SEC)).prune_audit() == 0
+
+
+@pytest.fixture
+def busy_audit(dsn: str, audit: AuditLog) -> AuditLog:
+    """Five triggers of two actors, an edit between them, and one trigger an hour earlier."""
+    rows = [("11:59", "billing"), ("12:01", "billing"), ("12:02", "crm"), ("12:03", None), ("12:04", "billing")]
+    do(dsn, "TRUNCATE dl_audit")
+    for at, actor in [*rows, ("12:05", "billing")]:
+        do(
+            dsn,
+            "INSERT INTO dl_audit (at, action, actor, via, subject, subject_id, before, after)"
+            " VALUES (%s, %s, %s, 'key', 'job', 'x', %s, '{\"priority\": 1}')",
+            f"2030-01-31T{at}Z",
+            "edit_job" if actor is None else "trigger_job",
+            actor or "anna",
+            None if actor else '{"priority": 2}',
+        )
+    return audit
+
+
+def shown(page: AuditPage) -> list[tuple[str, int]]:
+    return [(entry.actor, entry.count) for entry in page.entries]
+
+
+def test_triggers_of_an_actor_and_hour_are_folded(busy_audit):
+    page = busy_audit.page(triggers=Triggers.FOLDED)
+
+    assert shown(page) == [("billing", 3), ("anna", 1), ("crm", 1), ("billing", 1)]
+    folded, *_ = page.entries
+    assert (folded.first_at, folded.at) == (
+        datetime(2030, 1, 31, 12, 1, tzinfo=UTC),
+        datetime(2030, 1, 31, 12, 5, tzinfo=UTC),
+    )
+    assert (folded.subject_id, folded.after, page.next) == (None, None, None)
+
+
+def test_pages_of_folded_triggers_have_each_entry_once(busy_audit):
+    found, before = [], None
+    while True:
+        page = busy_audit.page(triggers=Triggers.FOLDED, limit=1, before=before)
+        found += shown(page)
+        before = page.next
+        if before is None:
+            break
+
+    assert found == [("billing", 2), ("anna", 1), ("crm", 1), ("billing", 1), ("billing", 1)]
+
+
+def test_a_scan_of_folded_triggers_is_bounded(busy_audit, monkeypatch):
+    monkeypatch.setattr("app.admin.audit.MAX_FOLDED_ENTRIES", 2)
+
+    first = busy_audit.page(triggers=Triggers.FOLDED)
+    second = busy_audit.page(triggers=Triggers.FOLDED, before=first.next)
+
+    assert (shown(first), shown(second)) == ([("billing", 2)], [("anna", 1), ("crm", 1)])
+
+
+def test_changes_are_listed_without_triggers(busy_audit):
+    assert shown(busy_audit.page(triggers=Triggers.NONE)) == [("anna", 1)]
+    assert shown(busy_audit.page(triggers=Triggers.ALL, actor="crm")) == [("crm", 1)]
+
+
+def test_filter_values_are_those_of_the_newest_entries(busy_audit):
+    values = busy_audit.values()
+
+    assert values.actors == ["anna", "billing", "crm"]
+    assert values.actions == ["edit_job", "trigger_job"]
+    assert values.subjects == ["job"]

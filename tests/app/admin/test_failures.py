@@ -47,6 +47,7 @@ def test_groups_have_count_times_and_last_error(queue_db, fail):
         ("t", None, 1),
     }
     largest = found.failures[0]
+    assert (largest.queues, len(largest.by_hour), largest.by_hour[-1], sum(largest.by_hour)) == (["q"], 24, 2, 2)
     assert (largest.job_id, largest.error) == (last, "last")
     assert (largest.first_at, largest.last_at) == (queue_db.job(first).finished_at, queue_db.job(last).finished_at)
     assert (found.scanned, found.scanned_to) == (6, None)

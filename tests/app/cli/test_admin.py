@@ -92,6 +92,14 @@ def test_times_of_all_commands_show_this_machines_zone(run, queue_db, five_hours
     assert json.loads(run("show", job.id, "--json").stdout)["created_at"].endswith("Z"), "JSON stays as it came"
 
 
+def test_audit_folds_triggers(run):
+    for key in ("a", "b"):
+        run("trigger", "t", "--queue", "q", "--lock-key", key)
+
+    assert "2 triggers since" in run("audit", "--triggers", "folded").output
+    assert "2 triggers since" not in run("audit").output
+
+
 def test_jobs_are_edited_cloned_and_deleted(run, queue_db):
     job_id = queue_db.enqueue("k")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import unescape
+from urllib.parse import unquote_plus
 
 import pytest
 
@@ -48,5 +49,5 @@ def test_page_links_the_jobs_of_a_group(client, fail):
     assert FINGERPRINT in page
     assert f"/jobs/{job_id}" in page
     assert f"/jobs/{job_id}" in client.get(link).text
-    assert FINGERPRINT in unescape(client.get(f"/jobs/{job_id}").text)
+    assert FINGERPRINT in unquote_plus(unescape(client.get(f"/jobs/{job_id}").text))
     assert "No failed or lost jobs." in client.get("/failures?task=other").text
