@@ -173,6 +173,10 @@ class Queues:
         parameters = {"queue": queue, "limit": limit, "max_exact": MAX_EXACT_READY}
         return [from_row(Tenant, row) for row in self._execute("waiting_tenants", parameters)]
 
+    def names(self) -> list[str]:
+        """Every known queue."""
+        return [row[0] for row in self._execute("queue_names", {"queue": None, "limit": MAX_QUEUES})]
+
     def settings(self) -> dict[str, QueueSettings]:
         """The settings of each queue that has any; every other queue is open and has no limit."""
         return {row[0]: from_row(QueueSettings, row) for row in self._execute("queue_settings")}

@@ -22,6 +22,7 @@ Period = Literal["1h", "24h", "7d"]
 
 MAX_EVENTS_PER_BATCH = 10_000
 MAX_RECENT_RUNS = 20  # of each task
+MAX_TASK_NAMES = 2_000
 PERIODS: Mapping[Period, tuple[int, timedelta]] = {
     "1h": (60, timedelta(hours=1)),
     "24h": (900, timedelta(hours=24)),
@@ -233,6 +234,10 @@ class Statistics:
         """The last attempts of each task, newest first."""
         runs = _group_by_first(self._execute("recent_runs", {"task": task, "limit": MAX_RECENT_RUNS}))
         return {name: [from_row(RecentRun, row) for row in rows] for name, rows in runs.items()}
+
+    def task_names(self) -> list[str]:
+        """The tasks of which an attempt has ended."""
+        return [row[0] for row in self._execute("task_names", {"limit": MAX_TASK_NAMES})]
 
     def database_metrics(self) -> DatabaseMetrics:
         return from_row(DatabaseMetrics, self._execute("database_metrics", {"schema": self._executor.schema})[0])

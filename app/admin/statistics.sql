@@ -239,6 +239,17 @@ SELECT task, job_id, queue, ended_at, outcome, attempt, ran_sec
  WHERE rank <= %(limit)s::int
  ORDER BY task, rank;
 
+-- name: task_names
+-- By a loose scan of the index of recent runs.
+WITH RECURSIVE names AS (
+    (SELECT task FROM dl_recent_runs ORDER BY task LIMIT 1)
+    UNION ALL
+    SELECT (SELECT r.task FROM dl_recent_runs r WHERE r.task > names.task ORDER BY r.task LIMIT 1)
+      FROM names
+     WHERE names.task IS NOT NULL
+)
+SELECT task FROM names WHERE task IS NOT NULL LIMIT %(limit)s::int;
+
 -- name: database_time
 SELECT clock_timestamp();
 

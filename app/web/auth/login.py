@@ -12,7 +12,7 @@ from app.admin.audit import AuditLog
 from app.errors import DataloaderError
 from app.web.auth.guard import ACTOR, REQUEST_ID, Actor, Authenticator, actor_for_key, cookie_name
 from app.web.middleware import audit_action
-from app.web.pages.base import redirect_to
+from app.web.pages.base import redirect_to, safe_path
 from app.web.problems import ProblemCode, RequestRejected
 from app.web.routing import HTML, OPEN, ApiBlueprint
 from app.web.schemas import QueryModel
@@ -59,7 +59,7 @@ def create_login_blueprint(authenticator: Authenticator, audit: AuditLog) -> Api
             return _login_failed(authenticator, form.next)
         actor = actor_for_key(key, "session", authenticator.client_address(request.environ))
         _audit_session("login", actor, audit)
-        response = redirect_to(_safe_next(form.next))
+        response = redirect_to(safe_path(form.next))
         response.set_cookie(
             value=sessions.create(key.id), max_age=sessions.max_age_sec, **_cookie_options(authenticator)
         )
@@ -100,18 +100,7 @@ def _login_failed(authenticator: Authenticator, next_url: str) -> Response:
 
 
 def _render_login(next_url: str, message: str | None) -> str:
-    return render_template("login.html", next=_safe_next(next_url), message=message)
-
-
-def _safe_next(next_url: str) -> str:
-    """Return a path of this service; anything that some browser takes for another site becomes the overview."""
-    is_safe = (
-        next_url.startswith("/")
-        and not next_url.startswith(("//", "/\\"))
-        and next_url.isprintable()
-        and "\\" not in next_url
-    )
-    return next_url if is_safe else _HOME
+    return render_template("login.html", next=safe_path(next_url), message=message)
 
 
 def _audit_session(action: str, actor: Actor, audit: AuditLog) -> None:

@@ -19,6 +19,10 @@ alerts.py    what fires, alert rules, what was resolved
 webhooks.py  webhooks and their deliveries
 keys.py      API keys
 audit.py     the audit log
+shell.py     the frame around every page: navigation, number of problems, zone
+problems.py  what is wrong, by subject
+search.py    the search of the header, and what the command palette offers
+zone.py      the choice of the zone in which pages show times
 
 All pages work without scripts: links are links and actions are forms. With scripts, the live part of a page refreshes
 every two seconds unless the user works in it.
@@ -44,9 +48,11 @@ from app.web.pages.limits import create_limits_page
 from app.web.pages.overview import create_overview_page
 from app.web.pages.queues import create_queues_page
 from app.web.pages.schedules import create_schedules_page
+from app.web.pages.search import create_search_page
 from app.web.pages.tasks import create_tasks_page
 from app.web.pages.webhooks import create_webhooks_page
 from app.web.pages.workers import create_workers_page
+from app.web.pages.zone import create_zone_page
 from app.web.routing import ApiBlueprint
 from pipelines.contract import Pipelines
 
@@ -75,4 +81,6 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_webhooks_page(queue.executor, options),
         create_keys_page(queue.executor, options),
         create_audit_page(queue.executor, options),
+        create_search_page(queue.executor, pipelines, options),
+        create_zone_page(options),
     )

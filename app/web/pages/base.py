@@ -238,6 +238,12 @@ def redirect_to(path: str) -> Response:
     return Response(status=HTTPStatus.SEE_OTHER, headers={"Location": path}, content_type="text/html; charset=utf-8")
 
 
+def safe_path(path: str) -> str:
+    """Return a path of this service; anything that some browser takes for another site becomes the overview."""
+    is_safe = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and "\\" not in path
+    return path if is_safe else "/"
+
+
 def can_operate() -> bool:
     return current_actor().has_scope((Scope.OPERATE,))
 

@@ -181,7 +181,7 @@ def create_job_forms(queue: JobQueue, pipelines: Pipelines, options: WebOptions)
         original = search.get_with_version(parsed_id).job
         changes = {
             "priority": parse_priority(form.priority),
-            "available_at": parse_time("available_at", form.available_at, options.timezone),
+            "available_at": parse_time("available_at", form.available_at, pages.formatter.zone),
             "args": _parse_args(form.args, original.args) if form.args.strip() else None,
         }
         editor.edit(parsed_id, changes, if_version=form.version)

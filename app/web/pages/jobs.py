@@ -84,7 +84,7 @@ def create_jobs_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         """Show jobs that match the filter in the address."""
         values: dict[str, Any] = {"error": None}
         try:
-            values |= _job_list(search, query, options.timezone)
+            values |= _job_list(search, query, pages.formatter.zone)
         except InvalidForm as error:
             values["error"] = str(error)
         except NotSortable:
@@ -97,7 +97,7 @@ def create_jobs_page(source: Executor, options: WebOptions) -> ApiBlueprint:
         back_url = f"/jobs?{form.filter}" if form.filter else "/jobs"
         try:
             query = JobsPageQuery.model_validate(_query_pairs(form.filter))
-            job_filter = parse_filter(query, options.timezone)
+            job_filter = parse_filter(query, pages.formatter.zone)
             action = parse_choice("action", form.action, BulkAction)
             priority = parse_priority(form.priority) if action is BulkAction.REPRIORITISE else None
             if action is BulkAction.REPRIORITISE and priority is None:

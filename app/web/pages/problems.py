@@ -54,7 +54,7 @@ _ALERT_SUBJECTS = {
 }
 _SUBJECT_PATHS = {
     "task": "/tasks/{}",
-    "queue": "/queues#queue-{}",
+    "queue": "/queues/{}",
     "job": "/jobs/{}",
     "worker": "/workers",
     "limit": "/limits",

@@ -143,7 +143,9 @@ def create_schedules_page(source: Executor, pipelines: Pipelines, options: WebOp
                 case "resume" | "catch_up":
                     editor.resume(name, catch_up=form.action == "catch_up")
                 case "run":
-                    job_id, _ = editor.run(name, parse_time("at", form.at, options.timezone), again=form.again == "yes")
+                    job_id, _ = editor.run(
+                        name, parse_time("at", form.at, pages.formatter.zone), again=form.again == "yes"
+                    )
                     return redirect_to(f"/jobs/{job_id}")
                 case "reset":
                     editor.reset(name, [form.field] if form.field else None)
@@ -168,7 +170,7 @@ def _add_calendar(pages: PageRenderer, editor: ScheduleEditor) -> None:
     @pages.page("/calendar", query=CalendarFields)
     def show_calendar(query: CalendarFields) -> Response:
         """Show what schedules made and will make: a month as a grid, or a day as a list."""
-        zone = ZoneInfo(pages.options.timezone)
+        zone = ZoneInfo(pages.formatter.zone)
         today = datetime.now(zone).date()
         day = _parse_day(query.day, today) if query.day else None
         month = day.replace(day=1) if day else _parse_day(query.month and f"{query.month}-01", today.replace(day=1))

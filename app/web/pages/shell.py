@@ -17,7 +17,7 @@ from app.web.options import WebOptions
 from app.web.pages.formatter import Formatter
 from app.web.pages.problems import ProblemCounter
 
-ZONE_COOKIE = "dl_zone"
+ZONE_COOKIE, UTC_CHOICE = "dl_zone", "utc"
 _UTC = "UTC"
 
 
@@ -71,7 +71,7 @@ def _can_read() -> bool:
 
 def formatter_of_request(options: WebOptions) -> Formatter:
     """Return the formatter of the zone that the browser has chosen: that of the service, or UTC."""
-    return _formatter(_UTC if request.cookies.get(ZONE_COOKIE) == "utc" else options.timezone)
+    return _formatter(_UTC if request.cookies.get(ZONE_COOKIE) == UTC_CHOICE else options.timezone)
 
 
 @lru_cache(maxsize=8)

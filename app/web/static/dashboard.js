@@ -200,11 +200,14 @@ document.addEventListener("click", async (event) => {
   form.scrollIntoView({ block: "center" });
 })();
 
-// The slash key focuses the search, unless a field has the focus.
+// The slash key focuses the search, and the question mark shows the keys, unless a field has the focus.
 document.addEventListener("keydown", (event) => {
-  const search = document.querySelector("[type=search]");
-  if (event.key !== "/" || !search || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (document.activeElement.matches("input, select, textarea")) return;
-  event.preventDefault();
-  search.focus();
+  if (event.ctrlKey || event.metaKey || event.altKey || document.activeElement.matches("input, select, textarea")) return;
+  const search = document.getElementById("q");
+  const shortcuts = document.getElementById("shortcuts");
+  if (event.key === "/" && search) {
+    event.preventDefault();
+    search.focus();
+  }
+  if (event.key === "?" && shortcuts) shortcuts.togglePopover();
 });
