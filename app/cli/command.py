@@ -109,7 +109,16 @@ def completion(*, shell: str) -> None:
 
 
 for _command in (
-    *(service.serve, service.worker, service.migrate, service.prune, service.config, service.tasks, service.doctor),
+    *(
+        service.serve,
+        service.dev,
+        service.worker,
+        service.migrate,
+        service.prune,
+        service.config,
+        service.tasks,
+        service.doctor,
+    ),
     *(service.run, skeleton.new_pipeline, service.psql, completion, trigger.trigger),
     *(jobs.status, jobs.cancel, jobs.retry, jobs.jobs, jobs.failures, jobs.events, jobs.logs, jobs.show, jobs.why),
     *(jobs.edit, jobs.clone, jobs.delete),

@@ -69,6 +69,23 @@ def serve(*, host: str | None, port: int | None, no_workers: bool) -> None:
     click.get_current_context().exit(code)
 
 
+@click.command(short_help="Run `serve`, and restart it when a task changes.")
+@click.option("--host", help="The address to listen on.  [APP_HOST]")
+@click.option("--port", type=click.IntRange(1, 65535), help="The port to listen on.  [APP_PORT]")
+def dev(*, host: str | None, port: int | None) -> None:
+    """Run the API, the dashboard and the workers, and restart them when a file of a task package changes.
+
+    Jobs that run are given back without using up an attempt, and run again with the new code. A file with a syntax
+    error is reported, and the service continues as it is until the file is mended. For local development.
+    """
+    from app.runtime.dev import develop
+
+    options = {"--host": host, "--port": port}
+    arguments = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    code = develop(_load_settings, arguments, report=lambda line: click.echo(f"dev: {line}"))
+    click.get_current_context().exit(code)
+
+
 @click.command(short_help="Run workers only.")
 @click.option("--queue", "queues", type=option_type(parse_queue), multiple=True, metavar="QUEUE:THREADS",
               help="A queue to work on and its number of threads; may be repeated.  [WORKERS_JSON]")  # fmt: skip

@@ -399,6 +399,11 @@ class Settings(BaseSettings):
         return "DL_RETENTION_ENABLED" in self._sources
 
     @property
+    def is_grace_given(self) -> bool:
+        """Whether DL_SHUTDOWN_GRACE_SEC is given, rather than its default."""
+        return "DL_SHUTDOWN_GRACE_SEC" in self._sources
+
+    @property
     def is_retention_requested(self) -> bool:
         """Whether DL_RETENTION_ENABLED is given as true, rather than true by default."""
         return self.retention_enabled and self.is_retention_decided
