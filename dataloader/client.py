@@ -177,6 +177,10 @@ class Client:
         payload: Payload = self.request("POST", f"/api/v1/graphs/{graph_id}/cancel", repeatable=True)
         return payload
 
+    def graphs(self, **filters: Any) -> list[Payload]:
+        """List graphs, those with open jobs first. Filters: `name`, `limit`, `before`."""
+        return self._list(self.request("GET", "/api/v1/graphs", query=filters), "graphs")
+
     def status(self, job_id: JobId) -> Payload:
         """Return status, attempt, times, progress and error of a job."""
         return self._job(self.request("GET", f"/api/v1/jobs/{job_id}/status"))

@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 from uuid import UUID
 
-from app.db.encoding import as_uuid, from_row
+from app.db.encoding import as_uuid, from_row, validate_text
 from app.db.statements import Executor
 from app.errors import GraphNotFound, IdempotencyConflict, InvalidJob
 from app.queue.batch import Outcome, encode_requests
@@ -57,6 +57,35 @@ class Graph:
     created_at: datetime
     jobs: list[GraphJob]
     edges: list[GraphEdge]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSummary:
+    """A graph in a list, with the number of its jobs. `status` is that of the whole: running or waiting while jobs are
+    open, then failed if one has failed, canceled, or succeeded."""
+
+    graph_id: UUID
+    name: str
+    on_failure: str
+    created_by: str | None
+    created_at: datetime
+    jobs: int
+    ended: int
+    running: int
+    failed: int
+    canceled: int
+    skipped: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    status: str
+
+
+@dataclass(frozen=True)
+class GraphPage:
+    """A page of the list. `next` is the `before` of the next page; null: the list ends here."""
+
+    graphs: list[GraphSummary]
+    next: UUID | None
 
 
 @dataclass(frozen=True)
@@ -157,6 +186,16 @@ class Graphs:
         jobs = [from_row(GraphJob, row) for row in self._execute("graph_jobs", limits)]
         edges = [from_row(GraphEdge, row) for row in self._execute("graph_edges", limits | {"limit": MAX_EDGES})]
         return from_row(Graph, rows[0], jobs=jobs, edges=edges)
+
+    def newest(self, *, limit: int = 50, before: UUID | None = None, name: str | None = None) -> GraphPage:
+        """The newest graphs before that one whose name has this text, those with open jobs first. The first page has
+        older ones with open jobs too."""
+        parameters = {"limit": limit, "before": None if before is None else str(before), "max_jobs": MAX_JOBS}
+        parameters |= {"name": None if name is None else validate_text("name", name)}
+        parameters |= {"open_too": before is None}
+        graphs = [from_row(GraphSummary, row) for row in self._execute("list_graphs", parameters)]
+        ids = sorted((graph.graph_id for graph in graphs), reverse=True)
+        return GraphPage(graphs, ids[limit - 1] if len(ids) >= limit else None)
 
     def parents(self, job_id: UUID) -> list[ParentJob]:
         """The jobs that a job waits for, or waited for."""

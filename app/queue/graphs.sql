@@ -31,6 +31,45 @@ SELECT coalesce((SELECT sum(n)::int FROM decided), 0) AS decided, (SELECT count(
 -- name: get_graph
 SELECT graph_id, name, on_failure, created_by, created_at FROM dl_graphs WHERE graph_id = %(graph_id)s::uuid;
 
+-- name: list_graphs
+-- The newest graphs older than `before`, and with `open_too` older ones that have waiting or running jobs. Of each at most `max_jobs`
+-- jobs are counted.
+WITH newest AS MATERIALIZED (
+    SELECT graph_id
+      FROM dl_graphs
+     WHERE (%(before)s::uuid IS NULL OR graph_id < %(before)s::uuid)
+       AND (%(name)s::text IS NULL OR strpos(lower(name), lower(%(name)s::text)) > 0)
+     ORDER BY graph_id DESC
+     LIMIT %(limit)s::int
+), active AS MATERIALIZED (
+    (SELECT graph_id FROM dl_jobs WHERE %(open_too)s::bool AND status = 'running' AND graph_id IS NOT NULL LIMIT 1000)
+    UNION
+    (SELECT graph_id FROM dl_jobs WHERE %(open_too)s::bool AND status = 'queued' AND wait_state = 'waiting' LIMIT 1000)
+), shown AS (
+    SELECT g.*
+      FROM dl_graphs g
+     WHERE g.graph_id IN (SELECT graph_id FROM newest)
+        OR g.graph_id IN (SELECT graph_id FROM active)
+           AND (%(name)s::text IS NULL OR strpos(lower(g.name), lower(%(name)s::text)) > 0)
+)
+SELECT s.graph_id, s.name, s.on_failure, s.created_by, s.created_at, counts.*,
+       CASE WHEN counts.ended < counts.jobs THEN CASE WHEN counts.running > 0 THEN 'running' ELSE 'waiting' END
+            WHEN counts.failed > 0 THEN 'failed' WHEN counts.canceled > 0 THEN 'canceled' ELSE 'succeeded' END AS status
+  FROM shown s
+       CROSS JOIN LATERAL (
+           SELECT count(*)::int AS jobs,
+                  count(*) FILTER (WHERE status NOT IN ('queued', 'running'))::int AS ended,
+                  count(*) FILTER (WHERE status = 'running')::int AS running,
+                  count(*) FILTER (WHERE status IN ('failed', 'lost'))::int AS failed,
+                  count(*) FILTER (WHERE status = 'canceled' AND skipped IS NOT TRUE)::int AS canceled,
+                  count(*) FILTER (WHERE skipped)::int AS skipped,
+                  min(started_at) AS started_at, max(finished_at) AS finished_at
+             FROM (SELECT status, skipped, started_at, finished_at
+                     FROM dl_jobs
+                    WHERE graph_id = s.graph_id AND graph_id IS NOT NULL
+                    LIMIT %(max_jobs)s::int) counted) counts
+ ORDER BY (counts.ended < counts.jobs) DESC, s.graph_id DESC;
+
 -- name: graph_jobs
 SELECT job_id, coalesce(graph_key, task), queue, task, status::text, wait_state::text, coalesce(skipped, false), attempt, started_at,
        finished_at, left(error, 1000), need

@@ -134,7 +134,8 @@ def test_graph_is_drawn_from_left_to_right(seen: OpenPage, client: Client):
         job | {"key": "report", "lock_key": "report", "after": [{"job": "mart", "on": "failed"}]},
     ], name="drawn")  # fmt: skip
 
-    page = seen().go(f"/graphs/{graph['graph_id']}")
+    page = seen().go("/graphs")
+    page.get_by_role("link", name="drawn").click()
 
     nodes = page.locator("#picture a[data-node]")
     expect(nodes).to_have_count(4)
@@ -149,6 +150,10 @@ def test_graph_is_drawn_from_left_to_right(seen: OpenPage, client: Client):
     expect(page.locator("#picture path.on-failed")).to_have_count(1)
     client.cancel(graph["jobs"]["orders"])
     expect(page.locator(f'#picture a[data-node="{graph["jobs"]["mart"]}"]')).to_have_class("skipped")
+    page.get_by_text("Cancel…").click()
+    page.get_by_role("button", name="Cancel 1 job").click()
+    expect(page.locator("#state")).to_have_text("canceled")
+    expect(page.get_by_role("button", name="Retry 4 jobs")).to_be_visible()
     nodes.first.focus()
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_contain_text("noop")

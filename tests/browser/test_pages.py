@@ -26,6 +26,7 @@ PAGES = {
     "datasets": "/datasets",
     "dataset": "/datasets/warehouse.sales",
     "failures": "/failures",
+    "graphs": "/graphs",
     "queues": "/queues",
     "queue": "/queues/q",
     "limits": "/limits",

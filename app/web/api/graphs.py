@@ -9,7 +9,7 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, ValidationError
 
 from app.admin.api_keys import Scope
-from app.queue.graphs import MAX_EDGES, MAX_JOBS, Graph, Graphs, NewGraphJob
+from app.queue.graphs import MAX_EDGES, MAX_JOBS, Graph, GraphPage, Graphs, NewGraphJob
 from app.queue.jobs import JobQueue
 from app.web.auth.guard import current_actor
 from app.web.caches import QueueSettingsCache
@@ -23,6 +23,7 @@ from app.web.schemas import (
     BodyModel,
     Name,
     ParentEnd,
+    QueryModel,
     TriggerRequest,
     field_errors,
     parse_name,
@@ -36,6 +37,8 @@ _OWN_FIELDS = ("key", "after", "need")
 _GRAPH_FIELDS = ("idempotency_key", "live_key", "debounce", "throttle")  # a job of a graph cannot have them
 
 GraphKey = Annotated[str, Field(min_length=1, max_length=_MAX_KEY_LENGTH), AfterValidator(parse_name)]
+
+_UNKNOWN = (ProblemCode.GRAPH_NOT_FOUND,)
 
 
 class GraphParent(BodyModel):
@@ -79,6 +82,14 @@ class GraphRequest(BodyModel):
     )  # fmt: skip
 
 
+class GraphsQuery(QueryModel):
+    """Which graphs to list."""
+
+    name: Annotated[str | None, Field(max_length=200, description="Only graphs whose name has this text.")] = None
+    before: Annotated[UUID | None, Field(description="Only older ones: `next` of the last page.")] = None
+    limit: Annotated[int, Field(ge=1, le=200, description="The maximum number of graphs of a page.")] = 50
+
+
 @dataclass(frozen=True)
 class GraphResponse:
     """The graph, and the job of each key. `created` is false if the idempotency key found it."""
@@ -101,7 +112,6 @@ def create_graphs_blueprint(
 ) -> ApiBlueprint:
     blueprint = ApiBlueprint("graphs", "/api/v1", MAX_JSON_DEPTH + 2, problems=DATABASE_PROBLEMS)
     model, graphs = trigger_request_model(options, pipelines), Graphs(queue.executor)
-    unknown = (ProblemCode.GRAPH_NOT_FOUND,)
 
     @blueprint.post(
         "/graphs",
@@ -161,7 +171,16 @@ def create_graphs_blueprint(
         after = [(parent.job, parent.on) for parent in edges.after]
         return NewGraphJob(key=edges.key, job=request.to_new_job(), after=after, need=edges.need)
 
-    @blueprint.get("/graphs/<uuid:graph_id>", response=Graph, problems=unknown, scope=Scope.READ)
+    @blueprint.get("/graphs", query=GraphsQuery, response=GraphPage, scope=Scope.READ)
+    def list_graphs(query: GraphsQuery) -> GraphPage:
+        """List graphs with the number of their jobs: those with open jobs first, then the newest.
+
+        `status` is that of the whole: `running` or `waiting` while jobs are open, then `failed` if one has failed or
+        was lost, `canceled`, or `succeeded`.
+        """
+        return graphs.newest(limit=query.limit, before=query.before, name=query.name)
+
+    @blueprint.get("/graphs/<uuid:graph_id>", response=Graph, problems=_UNKNOWN, scope=Scope.READ)
     def get_graph(graph_id: UUID) -> Graph:
         """Get a graph: its jobs in the order of their creation, and its edges."""
         graph = graphs.get(graph_id)
@@ -171,14 +190,14 @@ def create_graphs_blueprint(
         edges = [edge for edge in graph.edges if edge.child_id in shown and edge.parent_id in shown]
         return replace(graph, jobs=visible, edges=edges)
 
-    @blueprint.post("/graphs/<uuid:graph_id>/retry", response=GraphChange, problems=unknown, scope=Scope.OPERATE)
+    @blueprint.post("/graphs/<uuid:graph_id>/retry", response=GraphChange, problems=_UNKNOWN, scope=Scope.OPERATE)
     def retry_graph(graph_id: UUID) -> GraphChange:
         """Queue all jobs of a graph again that did not succeed. What succeeded stays."""
         retried = graphs.retry(graph_id)
         audit_action("graph.retried", graph_id=graph_id, jobs=retried)
         return GraphChange(graph_id, retried)
 
-    @blueprint.post("/graphs/<uuid:graph_id>/cancel", response=GraphChange, problems=unknown, scope=Scope.OPERATE)
+    @blueprint.post("/graphs/<uuid:graph_id>/cancel", response=GraphChange, problems=_UNKNOWN, scope=Scope.OPERATE)
     def cancel_graph(graph_id: UUID) -> GraphChange:
         """Cancel all jobs of a graph that have not ended."""
         canceled = graphs.cancel(graph_id)

@@ -1,4 +1,4 @@
-"""The page of a graph: its picture, its jobs by layer, and the actions on all of them."""
+"""The pages of graphs: their list; of one its picture, its jobs by layer, and the actions on all of them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,33 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 from flask import Response
+from pydantic import Field
 
 from app.db.statements import Executor
 from app.queue.graphs import Graph, GraphEdge, GraphJob, Graphs, critical_path, layers
+from app.web.json_io import FieldError
 from app.web.options import WebOptions
-from app.web.pages.base import FormModel, PageRenderer
+from app.web.pages.base import FormModel, FormText, PageRenderer
 from app.web.pages.formatter import Formatter
-from app.web.problems import ProblemCode
+from app.web.pages.job_history import short_id
+from app.web.problems import InvalidRequest, ProblemCode
 from app.web.routing import ApiBlueprint
 
 _MAX_JOBS_SHOWN = 300  # of more, a layer shows its tasks with counts
-_WORST_FIRST = ("failed", "lost", "running", "waiting", "canceled", "skipped", "succeeded")
+_PAGE_URL = "/graphs/{graph_id}"
+_UNSUCCESSFUL = ("failed", "lost", "canceled", "not needed")
+_WORST_FIRST = ("failed", "lost", "running", "ready", "waiting", "canceled", "skipped", "succeeded")
 
 
-class GraphForm(FormModel):
-    """The action has no fields."""
+class GraphsQuery(FormModel):
+    """Which graphs to list."""
+
+    name: FormText = Field("", description="Only graphs whose name has this text.")
+    before: FormText = Field("", description="Only older ones, from the link of the page before.")
 
 
 def create_graph_page(source: Executor, options: WebOptions) -> ApiBlueprint:
@@ -32,47 +41,88 @@ def create_graph_page(source: Executor, options: WebOptions) -> ApiBlueprint:
     graphs = Graphs(source)
     unknown = (ProblemCode.GRAPH_NOT_FOUND,)
 
-    @pages.page("/graphs/<uuid:graph_id>", problems=unknown)
+    @pages.page("/graphs", query=GraphsQuery)
+    def list_graph_pages(query: GraphsQuery) -> Response:
+        """List the graphs: those with open jobs first, then the newest."""
+        before = None if not query.before else _parse_graph_id(query.before)
+        page = graphs.newest(before=before, name=query.name or None)
+        older = {"name": query.name} if query.name else {}
+        return pages.render(
+            "graphs.html",
+            page=page,
+            query=query,
+            next=None if page.next is None else urlencode(older | {"before": page.next}),
+            short_id=short_id,
+        )
+
+    @pages.page("/graphs/<uuid:graph_id>", standby=False, problems=unknown)
     def show_graph(graph_id: UUID) -> Response:
         """Show the jobs of a graph by layer, what each waits for, and the chain that took longest."""
         graph = graphs.get(graph_id)
         now = datetime.now(UTC)
-        by_id = {job.job_id: job for job in graph.jobs}
         run_sec = {job.job_id: _run_sec(job, now) for job in graph.jobs}
-        parents: dict[UUID, list[tuple[str, str, bool | None]]] = {}
-        for edge in graph.edges:
-            if edge.parent_id in by_id:
-                parents.setdefault(edge.child_id, []).append((by_id[edge.parent_id].key, edge.on, edge.met))
         by_layer = layers(graph.jobs, graph.edges)
-        critical = {*critical_path(graph, run_sec)}
+        path = critical_path(graph, run_sec)
         is_grouped = len(graph.jobs) > _MAX_JOBS_SHOWN
-        drawn = _groups(by_layer, graph.edges) if is_grouped else _nodes(graph, run_sec, critical, pages.formatter)
+        drawn = _groups(by_layer, graph.edges) if is_grouped else _nodes(graph, run_sec, {*path}, pages.formatter)
+        counts = Counter(_state(job) for job in graph.jobs)
         return pages.render(
             "graph.html",
             graph=graph,
+            state=_state_of_graph(graph.jobs),
             picture=json.dumps(drawn, ensure_ascii=False),
             ended=sum(job.status.final for job in graph.jobs),
             layers=by_layer,
-            parents=parents,
+            parents=_parents_by_child(graph),
             run_sec=run_sec,
-            critical=critical,
-            counts=Counter(_state(job) for job in graph.jobs),
+            critical={*path},
+            critical_sec=sum(run_sec[job_id] for job_id in path),
+            started_at=min((job.started_at for job in graph.jobs if job.started_at is not None), default=None),
+            counts=counts,
+            retried_count=sum(counts[state] for state in _UNSUCCESSFUL),
             state_of=_state,
+            css_state=_css_state,
             is_grouped=is_grouped,
             by_task=lambda layer: sorted(Counter((job.task, _state(job)) for job in layer).items()),
+            short_id=short_id,
         )
 
-    @pages.action("/graphs/<uuid:graph_id>/retry", form=GraphForm, page_url="/graphs/{graph_id}")
-    def submit_graph_retry(form: GraphForm, graph_id: UUID) -> None:
+    @pages.action("/graphs/<uuid:graph_id>/retry", page_url=_PAGE_URL, page=show_graph)
+    def submit_graph_retry(graph_id: UUID) -> None:
         """Queue all jobs of a graph again that did not succeed."""
         graphs.retry(graph_id)
 
-    @pages.action("/graphs/<uuid:graph_id>/cancel", form=GraphForm, page_url="/graphs/{graph_id}")
-    def submit_graph_cancel(form: GraphForm, graph_id: UUID) -> None:
+    @pages.action("/graphs/<uuid:graph_id>/cancel", page_url=_PAGE_URL, page=show_graph)
+    def submit_graph_cancel(graph_id: UUID) -> None:
         """Cancel all jobs of a graph that have not ended."""
         graphs.cancel(graph_id)
 
     return pages.blueprint
+
+
+def _parse_graph_id(raw: str) -> UUID:
+    try:
+        return UUID(raw)
+    except ValueError:
+        raise InvalidRequest([FieldError("before", "is not the `before` of a page of this list")]) from None
+
+
+def _parents_by_child(graph: Graph) -> dict[UUID, list[tuple[str, str, bool | None]]]:
+    """The key of each parent, with what is asked of it and whether it is met."""
+    keys = {job.job_id: job.key for job in graph.jobs}
+    parents: dict[UUID, list[tuple[str, str, bool | None]]] = {}
+    for edge in graph.edges:
+        if edge.parent_id in keys:
+            parents.setdefault(edge.child_id, []).append((keys[edge.parent_id], edge.on, edge.met))
+    return parents
+
+
+def _state_of_graph(jobs: Sequence[GraphJob]) -> str:
+    """The state of the whole: open while a job is, then the worst of those that were needed."""
+    states = {job.status.value for job in jobs if not job.skipped}
+    if "queued" in states:
+        return "running" if "running" in states else "waiting"
+    return next((state for state in ("running", "failed", "lost", "canceled") if state in states), "succeeded")
 
 
 def _state(job: GraphJob) -> str:
@@ -86,7 +136,9 @@ def _css_state(job: GraphJob) -> str:
     """One of the states that have a shape."""
     if job.skipped:
         return "skipped"
-    return "waiting" if job.status.value == "queued" else job.status.value
+    if job.status.value == "queued":
+        return "ready" if job.wait_state == "ready" else "waiting"
+    return job.status.value
 
 
 def _nodes(graph: Graph, run_sec: Mapping[UUID, float], critical: set[UUID], formatter: Formatter) -> dict[str, Any]:

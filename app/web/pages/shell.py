@@ -37,6 +37,7 @@ NAVIGATION = (
     NavLink("Work", "Overview", "/"),
     NavLink("Work", "Jobs", "/jobs"),
     NavLink("Work", "Failures", "/failures"),
+    NavLink("Work", "Graphs", "/graphs"),
     NavLink("Work", "Backfills", "/backfills"),
     NavLink("Definitions", "Tasks", "/tasks"),
     NavLink("Definitions", "Schedules", "/schedules"),

@@ -12,6 +12,7 @@
     lost: "M2 0 6 4 10 0 12 2 8 6 12 10 10 12 6 8 2 12 0 10 4 6 0 2Z",
     canceled: "M0 5H12V7H0Z",
     skipped: "M0 5H12V7H0Z",
+    ready: "M6 1A5 5 0 1 1 5.99 1Z",
     waiting: "M1 0H11L7 6 11 12H1L5 6Z",
   };
   const drawn = new Map();

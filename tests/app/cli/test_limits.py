@@ -87,6 +87,7 @@ def test_a_graph_is_triggered_shown_retried_and_canceled(queue_db, url, tmp_path
 
     made = json.loads(invoke(url, "graph", "trigger", str(file), "--json").output)
     shown = invoke(url, "graph", "show", made["graph_id"])
+    listed = invoke(url, "graphs", "--name", "dai")
     canceled = invoke(url, "graph", "cancel", made["graph_id"])
     retried = invoke(url, "graph", "retry", made["graph_id"])
     from_stdin = invoke(url, "graph", "trigger", "-", input_text=json.dumps(graph))
@@ -94,6 +95,7 @@ def test_a_graph_is_triggered_shown_retried_and_canceled(queue_db, url, tmp_path
     assert shown.exit_code == 0, shown.output
     assert "Graph daily" in shown.output
     assert "report  waiting" in shown.output
+    assert f"{made['graph_id']}  waiting" in listed.output
     assert "after load ended" in shown.output
     assert "2 jobs canceled." in canceled.output
     assert "2 jobs queued again." in retried.output
