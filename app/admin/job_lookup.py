@@ -1,15 +1,13 @@
-"""Finds single jobs by an id, a part of one, or an idempotency key, however many jobs there are."""
+"""Finds jobs by an id or a part of one, however many jobs there are."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from datetime import datetime
 from uuid import UUID
 
-from app.db.encoding import as_uuid, from_row, validate_text
+from app.admin.job_search import RelatedJob
+from app.db.encoding import from_row
 from app.db.statements import Executor
-from app.queue.job import Status
 
 _MAX_FOUND = 10
 _MAX_SCANNED = 20_000  # ids that begin alike, of which the last digits are compared
@@ -19,22 +17,13 @@ _PREFIX_PATTERN = re.compile(rf"[0-9a-f]{{{_MIN_PREFIX_DIGITS},{_ID_DIGITS}}}")
 _SHORT_PATTERN = re.compile(r"([0-9a-f]{4,8})(?:…|\.{2,3})([0-9a-f]{4,12})")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundJob:
-    job_id: UUID
-    task: str
-    queue: str
-    status: Status
-    created_at: datetime
-
-
 class JobLookup:
     """Looks jobs up along indexes."""
 
     def __init__(self, executor: Executor) -> None:
         self._execute = executor.execute
 
-    def by_id(self, text: str) -> list[FoundJob]:
+    def by_id(self, text: str) -> list[RelatedJob]:
         """Return jobs by a whole id, by its first eight or more digits, or by the short form of lists, `01a2…f554`."""
         lowered = text.strip().lower()
         short = _SHORT_PATTERN.fullmatch(lowered)
@@ -48,8 +37,4 @@ class JobLookup:
             "max_scanned": _MAX_SCANNED if suffix else _MAX_FOUND,
             "limit": _MAX_FOUND,
         }
-        return [from_row(FoundJob, row) for row in self._execute("find_jobs_by_id", parameters)]
-
-    def by_idempotency_key(self, key: str) -> UUID | None:
-        rows = self._execute("find_job_by_idempotency_key", {"idempotency_key": validate_text("the key", key)})
-        return as_uuid(rows[0][0]) if rows else None
+        return [from_row(RelatedJob, row) for row in self._execute("find_jobs_by_id", parameters)]

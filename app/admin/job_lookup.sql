@@ -1,9 +1,9 @@
--- Find single jobs by what people have of them: an id, a part of one, or an idempotency key.
+-- Find jobs by a part of their id.
 
 -- name: find_jobs_by_id
 -- Jobs whose ids lie in a range, the last first; with `suffix` only those whose id ends so, among the last `max_scanned` of
 -- the range.
-SELECT j.job_id, j.task, j.queue, j.status::text, j.created_at
+SELECT j.job_id, j.queue, j.task, j.status::text, j.created_at
   FROM (SELECT job_id
           FROM (SELECT job_id FROM dl_jobs
                  WHERE job_id >= %(first)s::uuid AND job_id <= %(last)s::uuid
@@ -13,6 +13,3 @@ SELECT j.job_id, j.task, j.queue, j.status::text, j.created_at
          LIMIT %(limit)s::int) matching
        JOIN dl_jobs j USING (job_id)
  ORDER BY j.job_id DESC;
-
--- name: find_job_by_idempotency_key
-SELECT job_id FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s::text;

@@ -5,13 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from flask import Response, render_template
+from pydantic import Field
 
 from app.web.openapi import build_document
 from app.web.problems import ProblemCode
 from app.web.routing import ANY_KEY, HTML, JSON, ApiBlueprint
+from app.web.schemas import QueryModel
+
+# The subjects whose routes several blueprints have.
+_SUBJECTS = {
+    "batch": "jobs",
+    "job_list": "jobs",
+    "job_edits": "jobs",
+    "job_logs": "jobs",
+    "breakers": "limits",
+    "status": "service",
+    "metrics": "service",
+    "documentation": "service",
+}
+
+
+class DocsQuery(QueryModel):
+    q: Annotated[str, Field(max_length=200, description="Only routes with these words.")] = ""
+    dashboard: Annotated[Literal["no", "yes"], Field(description="Whether to show the routes of the dashboard.")] = "no"
 
 
 def create_docs_blueprint(blueprints: Sequence[ApiBlueprint]) -> ApiBlueprint:
@@ -27,17 +46,47 @@ def create_docs_blueprint(blueprints: Sequence[ApiBlueprint]) -> ApiBlueprint:
         """Get the OpenAPI 3.1 document."""
         return Response(json.dumps(document()), content_type=JSON)
 
-    @blueprint.get("/docs", response=str, media_type=HTML, scope=ANY_KEY)
-    def show_docs() -> str:
-        """Show every route, with a form to try it."""
+    @blueprint.get("/docs", query=DocsQuery, response=str, media_type=HTML, scope=ANY_KEY)
+    def show_docs(query: DocsQuery) -> str:
+        """Show the routes by subject, with a form to try each."""
         routes = [
             _describe_route(path, method, operation, document())
             for path, methods in document()["paths"].items()
             for method, operation in methods.items()
         ]
-        return render_template("docs.html", document=document(), routes=routes, codes=list(ProblemCode))
+        words = query.q.lower().split()
+        shown = [route for route in routes if _is_wanted(route, words, has_pages=query.dashboard == "yes")]
+        return render_template(
+            "docs.html",
+            document=document(),
+            query=query,
+            subjects=_by_subject(shown),
+            route_count=len(shown),
+            page_count=sum(_is_page(route) for route in routes),
+            codes=list(ProblemCode),
+        )
 
     return blueprint
+
+
+def _by_subject(routes: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The routes of each subject, in the order of the document; those of the dashboard last."""
+    by_subject: dict[str, list[Mapping[str, Any]]] = {}
+    for route in sorted(routes, key=_is_page):
+        tag = route["tags"][0]
+        subject = "dashboard" if _is_page(route) else _SUBJECTS.get(tag, tag)
+        by_subject.setdefault(subject.replace("_", " ").capitalize(), []).append(route)
+    return by_subject
+
+
+def _is_wanted(route: Mapping[str, Any], words: Sequence[str], *, has_pages: bool) -> bool:
+    text = f"{route['method']} {route['path']} {route['summary']} {route['description']} {route['name']}".lower()
+    return (has_pages or not _is_page(route)) and all(word in text for word in words)
+
+
+def _is_page(route: Mapping[str, Any]) -> bool:
+    """Whether the route is one of the dashboard."""
+    return not route["path"].startswith("/api/") and route["tags"][0] not in _SUBJECTS
 
 
 def _describe_route(path: str, method: str, operation: dict[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:

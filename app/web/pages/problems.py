@@ -226,8 +226,9 @@ def _with_alerts(
     if group:
         known = _merge(group)
         state: State = known.state if is_handled else "alert"
+        acts = (*known.acts, _alert_link(alerts))
         others = (*known.others, *details)
-        return replace(known, state=state, alerts=tuple(alerts), others=others, is_handled=is_handled)
+        return replace(known, state=state, alerts=tuple(alerts), others=others, acts=acts, is_handled=is_handled)
     first = alerts[-1]  # the oldest
     return Problem(
         kind=first.kind.replace("_", " "),
@@ -235,11 +236,17 @@ def _with_alerts(
         state="alert",
         before=details[0][:1].upper() + details[0][1:],
         since=first.started_at,
-        acts=(Act(subject[0].capitalize(), _path_of(subject)),) if subject[0] else (),
+        acts=(*((Act(subject[0].capitalize(), _path_of(subject)),) if subject[0] else ()), _alert_link(alerts)),
         alerts=tuple(alerts),
         others=tuple(details[1:]),
         is_handled=is_handled,
     )
+
+
+def _alert_link(alerts: list[FiredAlert]) -> Act:
+    """Where the alert is acknowledged or its rule muted."""
+    label = "Alert" if len(alerts) == 1 else f"{len(alerts)} alerts"
+    return Act(label, f"/alerts#alert-{alerts[0].alert_id}")
 
 
 def _path_of(subject: Subject) -> str:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from app.admin.api_keys import Scope
 from app.admin.job_lookup import JobLookup
-from app.admin.job_search import Filter, JobSearch
+from app.admin.job_search import JobSearch
 from app.admin.queues import Queues
 from app.admin.schedules import Schedules
 from app.admin.statistics import Statistics
@@ -82,10 +82,10 @@ def create_search_page(source: Executor, pipelines: Pipelines, options: WebOptio
         ]
         if jobs:
             return jobs
-        by_key = lookup.by_idempotency_key(text)
-        matches = [] if by_key is None else [Match("idempotency key", text, f"/jobs/{by_key}")]
+        by_key = search.by_idempotency_key(text)
+        matches = [] if by_key is None else [Match("idempotency key", text, f"/jobs/{by_key.job_id}")]
         matches += read_names().matches(text)
-        if search.page(Filter(lock_key=text), limit=1).jobs:
+        if search.has_lock_key(text):
             matches.append(Match("lock key", text, "/jobs?" + urlencode({"lock_key": text})))
         exact = [match for match in matches if match.is_exact]
         return exact or _first_of_each_kind(matches)

@@ -47,3 +47,30 @@ function pretty(text) {
     return text;
   }
 }
+
+// Filters the routes while the user types; without scripts the form does so.
+(() => {
+  const field = document.getElementById("route-search");
+  const status = document.getElementById("route-count");
+  field.addEventListener("input", () => {
+    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    for (const route of document.querySelectorAll(".route")) {
+      const text = `${route.querySelector("summary").textContent} ${route.id}`.toLowerCase();
+      route.hidden = !words.every((word) => text.includes(word));
+      shown += route.hidden ? 0 : 1;
+    }
+    for (const section of document.querySelectorAll(".routes")) {
+      section.hidden = section.querySelector(".route:not([hidden])") === null;
+    }
+    status.textContent = words.length ? `${shown} ${shown === 1 ? "route" : "routes"}` : "";
+  });
+
+  // A link to a route opens it.
+  const openTarget = () => {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (target && target.matches("details")) target.open = true;
+  };
+  window.addEventListener("hashchange", openTarget);
+  openTarget();
+})();

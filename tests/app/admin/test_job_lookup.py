@@ -1,4 +1,4 @@
-"""Jobs by an id, a part of one, or an idempotency key."""
+"""Jobs by an id or a part of one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,3 @@ def test_part_of_id_finds_all_jobs_that_have_it(queue_db: QueueFixture):
 
     assert by_start.index(second) < by_start.index(first)  # the newer one first
     assert (by_ends.job_id, by_ends.queue, by_ends.status.value) == (first, "lookup", "queued")
-
-
-def test_idempotency_key_finds_its_job_alone(queue_db: QueueFixture):
-    job_id = queue_db.enqueue("a", idempotency_key="order 17")
-    lookup = JobLookup(queue_db.session)
-
-    assert lookup.by_idempotency_key("order 17") == job_id
-    assert lookup.by_idempotency_key("order 1") is None

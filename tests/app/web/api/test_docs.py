@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def test_the_page_has_every_route_field_and_code(client):
-    page = client.get("/docs").text
+    page = client.get("/docs?dashboard=yes").text
     document = client.get("/openapi.json").json
 
     for path in document["paths"]:
@@ -20,6 +20,21 @@ def test_the_page_has_every_route_field_and_code(client):
         assert f"<code>{field}</code>" in page
     for code in ProblemCode:
         assert f'id="{code.text}"' in page
+
+
+def test_routes_of_the_dashboard_are_shown_when_asked_for(client):
+    page = client.get("/docs").text
+
+    assert "<code>/api/v1/jobs/trigger</code>" in page
+    assert "<code>/jobs/{job_id}/cancel</code>" not in page
+
+
+def test_search_lists_routes_with_all_words(client):
+    page = client.get("/docs?q=post+schedules").text
+
+    assert 'id="create_schedule"' in page
+    assert 'id="list_schedules"' not in page
+    assert "No route has these words" in client.get("/docs?q=no+such+route").text
 
 
 def test_a_problems_type_leads_to_its_place_on_the_page(client):
