@@ -93,6 +93,16 @@ class SliceState:
     changed_at: datetime
 
 
+@dataclass(frozen=True, kw_only=True)
+class SliceError:
+    """Why the last job of a slice ended badly."""
+
+    job_id: UUID
+    error: str | None
+    attempt: int
+    max_attempts: int
+
+
 class MadeStep(NamedTuple):
     created: int
     adopted: int  # slices that another job loads already
@@ -215,6 +225,11 @@ class Backfills:
         """By key, of slices that have had a job: the state of the last one, and its id."""
         rows = self._execute("slice_jobs", {"task": task, "keys": array(keys)})
         return {key: (state, job_id) for key, state, job_id in rows}
+
+    def errors_of(self, job_ids: Sequence[UUID]) -> dict[UUID, SliceError]:
+        """The errors of these jobs, of those that still exist."""
+        rows = self._execute("slice_errors", {"jobs": array(str(job_id) for job_id in job_ids)})
+        return {error.job_id: error for error in (from_row(SliceError, row) for row in rows)}
 
     def last_keys(self, task: str, *, limit: int) -> list[str]:
         """The last slices of a task that have had a job, in their order."""

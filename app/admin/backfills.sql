@@ -131,3 +131,7 @@ SELECT state::text, succeeded_at IS NOT NULL, count(*)::int
    AND (%(keys)s::text[] IS NULL OR partition_key = ANY (%(keys)s::text[]))
    AND (%(first)s::timestamptz IS NULL OR interval_start >= %(first)s::timestamptz AND interval_start < %(last)s::timestamptz)
  GROUP BY 1, 2;
+
+-- name: slice_errors
+SELECT j.job_id, left(j.error, 300), j.attempt, j.max_attempts
+  FROM unnest(%(jobs)s::uuid[]) AS s (job_id) JOIN dl_jobs j ON j.job_id = s.job_id;

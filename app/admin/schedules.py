@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from app.db.encoding import as_uuid, from_row, validate_json, validate_texts
+from app.db.encoding import array, as_uuid, from_row, validate_json, validate_texts
 from app.db.statements import Executor
 from app.errors import InvalidJob, ScheduleChanged, ScheduleExists, ScheduleNotFound, TimeHasFired
 
@@ -235,10 +235,13 @@ class Schedules:
         parameters = {"schedule_id": str(schedule.schedule_id), "before": before, "limit": limit}
         return [from_row(Firing, row) for row in self._execute("firings", parameters)]
 
-    def last_firings(self) -> dict[str, Firing]:
-        """The latest firing of each schedule, by name."""
-        rows = self._execute("last_firings", {"limit": MAX_SCHEDULES})
-        return {row[0]: from_row(Firing, row[1:]) for row in rows}
+    def last_firings_of(self, schedule_ids: Sequence[UUID], *, limit: int) -> dict[str, list[Firing]]:
+        """The latest firings of each of these schedules, by name, the newest first."""
+        rows = self._execute("last_firings_of", {"ids": array(map(str, schedule_ids)), "limit": limit})
+        found: dict[str, list[Firing]] = {}
+        for name, *row in rows:
+            found.setdefault(name, []).append(from_row(Firing, row))
+        return found
 
     def firings_between(
         self, first: datetime, last: datetime, *, name: str | None = None, limit: int

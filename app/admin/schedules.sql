@@ -139,12 +139,15 @@ SELECT f.fire_at, f.due_at, f.outcome, f.until, f.job_id, j.status::text, f.made
  ORDER BY f.fire_at DESC
  LIMIT %(limit)s::int;
 
--- name: last_firings
--- The latest firing of each schedule, by name.
+-- name: last_firings_of
+-- The latest firings of each of these schedules.
 SELECT s.name, f.fire_at, f.due_at, f.outcome, f.until, f.job_id, j.status::text, f.made_by, f.detail, f.made_at
-  FROM (SELECT schedule_id, name FROM dl_schedules ORDER BY name LIMIT %(limit)s::int) s
-       CROSS JOIN LATERAL (SELECT * FROM dl_firings f WHERE f.schedule_id = s.schedule_id ORDER BY f.fire_at DESC LIMIT 1) f
-       LEFT JOIN dl_jobs j ON j.job_id = f.job_id;
+  FROM dl_schedules s
+       CROSS JOIN LATERAL (SELECT * FROM dl_firings f WHERE f.schedule_id = s.schedule_id
+                            ORDER BY f.fire_at DESC LIMIT %(limit)s::int) f
+       LEFT JOIN dl_jobs j ON j.job_id = f.job_id
+ WHERE s.schedule_id = ANY (%(ids)s::uuid[])
+ ORDER BY s.name, f.fire_at DESC;
 
 -- name: firings_between
 -- The firings of all schedules in a range of time, oldest first: what the calendar shows.

@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
-from app.db.encoding import array, from_row
+from app.db.encoding import array, from_row, validate_text
 from app.db.statements import Executor
 from app.queue.job import Status, StatusCount
 
 Period = Literal["1h", "24h", "7d"]
 
 MAX_EVENTS_PER_BATCH = 10_000
-MAX_RECENT_RUNS = 20  # of each task
+MAX_RECENT_RUNS = 40  # of each task
+SHOWN_RECENT_RUNS = 20  # where many tasks are shown
 MAX_TASK_NAMES = 2_000
 PERIODS: Mapping[Period, tuple[int, timedelta]] = {
     "1h": (60, timedelta(hours=1)),
@@ -33,6 +34,8 @@ _FIRST_BUCKET_SEC = 0.005  # upper bound of the first bucket; each further one i
 MAX_FULL_SCAN_PAGES = 1_000  # 8 MB: scanned in a few milliseconds; beyond it counts may be estimates
 SAMPLED_PAGES = 250
 MAX_EXACT_COUNT = 2_000  # index entries of a group
+MAX_WAITING_SCANNED = 10_000  # of each wait state
+MAX_FAILURES_SCANNED = 500  # of a task, of each status
 
 Group = tuple[str, Status]
 UNSUCCESSFUL = frozenset({Status.FAILED, Status.CANCELED, Status.LOST})
@@ -126,6 +129,39 @@ class RecentRun:
     duration_sec: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaskFailureGroup:
+    """Failed and lost jobs of a task with one fingerprint. `job_id` and `error` are of the job that failed last."""
+
+    fingerprint: str | None
+    jobs: int
+    last_at: datetime
+    job_id: UUID
+    error: str | None
+
+
+@dataclass(frozen=True)
+class TaskFailures:
+    """The failures of a task in a period by fingerprint, the largest group first; without `complete` of the newest
+    ones."""
+
+    groups: list[TaskFailureGroup]
+    complete: bool
+
+    @property
+    def jobs(self) -> int:
+        return sum(group.jobs for group in self.groups)
+
+
+@dataclass(frozen=True)
+class WaitingCounts:
+    """Queued jobs by task, at `counted_at`; without `exact` there are more than were counted."""
+
+    by_task: dict[str, int]
+    exact: bool
+    counted_at: datetime
+
+
 @dataclass(frozen=True)
 class DatabaseMetrics:
     """Dead and live rows by table, and what holds up vacuum and notifications."""
@@ -165,6 +201,17 @@ class JobCounts:
     def oldest_ready(self) -> dict[str, float]:
         """Seconds since the oldest ready job of each queue became due."""
         return {row[0]: row[1] for row in self._executor.execute("oldest_ready")}
+
+    def waiting_by_task(self) -> WaitingCounts:
+        """Queued jobs by task, counted up to a limit of each wait state."""
+        rows = self._executor.execute("waiting_by_task", {"max_scanned": MAX_WAITING_SCANNED})
+        by_task: Counter[str] = Counter()
+        by_wait_state: Counter[str] = Counter()
+        for task, wait_state, jobs in rows:
+            by_task[task] += jobs
+            by_wait_state[wait_state] += jobs
+        is_exact = max(by_wait_state.values(), default=0) < MAX_WAITING_SCANNED
+        return WaitingCounts(dict(by_task), is_exact, datetime.now(UTC))
 
     def _count_exact(self) -> tuple[Counter[Group], set[Group], set[Status]]:
         """Return exact counts, the groups that reached the limit, and the statuses whose groups may be incomplete."""
@@ -230,14 +277,32 @@ class Statistics:
     ) -> dict[str, PeriodStatistics]:
         return self._totals(period, by_task=True, queue=queue, task=task)
 
-    def recent_runs(self, *, task: str | None = None) -> dict[str, list[RecentRun]]:
+    def recent_runs(self, *, task: str | None = None, limit: int = SHOWN_RECENT_RUNS) -> dict[str, list[RecentRun]]:
         """The last attempts of each task, newest first."""
-        runs = _group_by_first(self._execute("recent_runs", {"task": task, "limit": MAX_RECENT_RUNS}))
+        runs = _group_by_first(self._execute("recent_runs", {"task": task, "limit": limit}))
         return {name: [from_row(RecentRun, row) for row in rows] for name, rows in runs.items()}
 
     def task_names(self) -> list[str]:
         """The tasks of which an attempt has ended."""
         return [row[0] for row in self._execute("task_names", {"limit": MAX_TASK_NAMES})]
+
+    def failures_of_task(self, task: str, *, period_sec: float) -> TaskFailures:
+        """Failed and lost jobs of a task that ended in the period, by fingerprint."""
+        parameters = {
+            "task": validate_text("task", task),
+            "period_sec": period_sec,
+            "max_scanned": MAX_FAILURES_SCANNED,
+        }
+        rows = self._execute("failures_of_task", parameters)
+        groups = [from_row(TaskFailureGroup, row[1:]) for row in rows]
+        return TaskFailures(groups, not any(row[0] for row in rows))
+
+    def datasets_of_runs(self, runs: Iterable[RecentRun]) -> dict[str, list[str]]:
+        """The datasets that these runs updated (`produced`) and read (`consumed`), by name."""
+        names: dict[str, list[str]] = {"produced": [], "consumed": []}
+        for kind, dataset in self._execute("datasets_of_runs", {"jobs": array(str(run.job_id) for run in runs)}):
+            names[kind].append(dataset)
+        return names
 
     def database_metrics(self) -> DatabaseMetrics:
         return from_row(DatabaseMetrics, self._execute("database_metrics", {"schema": self._executor.schema})[0])

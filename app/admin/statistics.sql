@@ -250,6 +250,46 @@ WITH RECURSIVE names AS (
 )
 SELECT task FROM names WHERE task IS NOT NULL LIMIT %(limit)s::int;
 
+-- name: failures_of_task
+-- Failed and lost jobs of a task by fingerprint, along the index of finished jobs, the newest `max_scanned` of each status.
+-- The first column: whether that limit was reached.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
+
+WITH newest AS MATERIALIZED (
+    (SELECT job_id, status, error_fingerprint, finished_at
+       FROM dl_jobs
+      WHERE status = 'failed' AND task = %(task)s::text
+        AND finished_at >= clock_timestamp() - make_interval(secs => %(period_sec)s::float8)
+      ORDER BY finished_at DESC
+      LIMIT %(max_scanned)s::int)
+    UNION ALL
+    (SELECT job_id, status, error_fingerprint, finished_at
+       FROM dl_jobs
+      WHERE status = 'lost' AND task = %(task)s::text
+        AND finished_at >= clock_timestamp() - make_interval(secs => %(period_sec)s::float8)
+      ORDER BY finished_at DESC
+      LIMIT %(max_scanned)s::int)
+), groups AS MATERIALIZED (
+    SELECT error_fingerprint, count(*) AS jobs, max(finished_at) AS last_at,
+           (array_agg(job_id ORDER BY finished_at DESC, job_id DESC))[1] AS job_id
+      FROM newest
+     GROUP BY error_fingerprint
+     ORDER BY jobs DESC, last_at DESC
+     LIMIT 50
+), capped AS (
+    SELECT EXISTS (SELECT FROM newest GROUP BY status HAVING count(*) >= %(max_scanned)s::int) AS reached
+)
+SELECT capped.reached, g.error_fingerprint, g.jobs, g.last_at, g.job_id, left(j.error, 500)
+  FROM groups g CROSS JOIN capped LEFT JOIN dl_jobs j ON j.job_id = g.job_id
+ ORDER BY g.jobs DESC, g.last_at DESC, g.error_fingerprint;
+
+-- name: datasets_of_runs
+SELECT DISTINCT e.kind, e.dataset
+  FROM unnest(%(jobs)s::uuid[]) AS r (job_id) JOIN dl_dataset_events e ON e.job_id = r.job_id
+ ORDER BY e.kind, e.dataset
+ LIMIT 200;
+
 -- name: database_time
 SELECT clock_timestamp();
 
@@ -316,6 +356,28 @@ UNION ALL
 SELECT queue, status, count(*), bool_or(kind IN (SELECT kind FROM capped)) FROM others GROUP BY queue, status
 UNION ALL
 SELECT NULL, CASE kind WHEN 'running' THEN 'running' WHEN 'unsuccessful' THEN 'unsuccessful' ELSE 'queued' END, NULL, true FROM capped;
+
+-- name: waiting_by_task
+-- Queued jobs by task and wait state along the partial indexes, up to `max_scanned` of each wait state.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
+
+SELECT task, wait_state, count(*)
+  FROM ((SELECT task, 'ready' AS wait_state FROM dl_jobs
+          WHERE status = 'queued' AND wait_state = 'ready' LIMIT %(max_scanned)s::int)
+        UNION ALL
+        (SELECT task, 'scheduled' FROM dl_jobs
+          WHERE status = 'queued' AND wait_state = 'scheduled' LIMIT %(max_scanned)s::int)
+        UNION ALL
+        (SELECT task, 'blocked' FROM dl_jobs
+          WHERE status = 'queued' AND wait_state = 'blocked' LIMIT %(max_scanned)s::int)
+        UNION ALL
+        (SELECT task, 'limited' FROM dl_jobs
+          WHERE status = 'queued' AND wait_state = 'limited' AND waits_on IS NOT NULL LIMIT %(max_scanned)s::int)
+        UNION ALL
+        (SELECT task, 'waiting' FROM dl_jobs
+          WHERE status = 'queued' AND wait_state = 'waiting' LIMIT %(max_scanned)s::int)) queued
+ GROUP BY task, wait_state;
 
 -- name: count_sample
 -- Count in a sample of the pages. REPEATABLE keeps the sample, so that two counts differ only by what has changed.

@@ -169,13 +169,7 @@ class BackfillEditor:
         job: dict[str, Any] = {}
         for part in (last[-1], first[0]):
             try:
-                job = fill_job(
-                    definition,
-                    times_of_listed(definition, part),
-                    self._pipelines.get(body.task),
-                    default_lease_sec=self._options.default_lease_ttl_sec,
-                    lock_key=part.key,
-                )
+                job = self._job_of(definition, part)
             except (ValueError, TypeError) as error:
                 raise InvalidRequest([FieldError("args", f"of the slice {part.key}: {error}")]) from None
         by_state: dict[str, int] = {}
@@ -198,6 +192,28 @@ class BackfillEditor:
             args=job["args"],
             estimated_sec=self._estimate(body.task, total - unselected, min((body.concurrency, *limits.values()))),
             limits=limits,
+        )
+
+    def binding_limits(self, backfill: Backfill) -> dict[str, int]:
+        """The limits that let fewer jobs of a backfill run at a time than its concurrency, with how many."""
+        values = {"task": backfill.task, "kind": "interval", "expression": "60", "queue": backfill.queue}
+        first = next(self.partitions_of(backfill).slices(), None)
+        if first is None:
+            return {}
+        try:
+            definition = definition_from({**backfill.template, **values}, zone=self._options.timezone)
+            job = self._job_of(definition, first)
+        except (ValidationError, ValueError, TypeError):  # its task has changed since
+            return {}
+        return self._binding_limits(job, backfill.concurrency, backfill.queue)
+
+    def _job_of(self, definition: ScheduleDefinition, part: Slice) -> dict[str, Any]:
+        return fill_job(
+            definition,
+            times_of_listed(definition, part),
+            self._pipelines.get(definition.task),
+            default_lease_sec=self._options.default_lease_ttl_sec,
+            lock_key=part.key,
         )
 
     def _binding_limits(self, job: Mapping[str, Any], concurrency: int, queue_name: str) -> dict[str, int]:

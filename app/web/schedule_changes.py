@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 from uuid import UUID
@@ -331,7 +331,7 @@ class ScheduleEditor:
         rows = self.schedules.firings_between(first, last, name=name, limit=MAX_CALENDAR_ENTRIES + 1)
         past = [firing for firing in rows if firing.schedule in names][:MAX_CALENDAR_ENTRIES]
         future: list[FutureFiring] = []
-        begin = max(first, self.schedules.now())
+        begin = max(first - timedelta(microseconds=1), self.schedules.now())  # the first moment belongs to it
         is_complete = len(rows) <= MAX_CALENDAR_ENTRIES
         for schedule in schedules:
             if schedule.next_at is None or schedule.paused_at is not None or schedule.orphaned_at is not None:

@@ -70,7 +70,8 @@ class ObservedPage:
         self.page.on("request", self._on_request)
 
     def _on_console_message(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        is_refusal = "status of 422" in message.text  # the page of a refused form, which the browser calls an error
+        if message.type in ("error", "warning") and not is_refusal:
             self.problems.append(f"console: {message.text}")
 
     def _on_request(self, request: Request) -> None:

@@ -100,18 +100,6 @@ def test_every_page_passes_accessibility_checks(size: str, seen: OpenPage, clien
     assert flaws == []
 
 
-def test_history_of_a_check_is_drawn_and_links_its_jobs(seen: OpenPage):
-    page = seen().go("/jobs?warnings=true")
-
-    page.get_by_role("link", name="1 warning").click()
-    expect(page.locator("#checks")).to_contain_text("2000 is outside its limits")
-    expect(page.get_by_role("link", name="report")).to_have_attribute("href", "https://reports.example.com/sales")
-    page.get_by_role("link", name="History of the task's checks").click()
-    expect(page.locator("#check-1 canvas")).to_be_visible()
-    page.get_by_text("Results: rows").click()
-    expect(page.get_by_role("region", name="Results: rows").get_by_role("row")).to_have_count(6)
-
-
 @pytest.mark.smoke
 def test_overview_lists_issues_first_and_shows_progress(seen: OpenPage):
     page = seen().go("/")
@@ -194,33 +182,6 @@ def test_bulk_action_counts_confirms_and_runs(seen: OpenPage, client: Client):
     assert {client.status(job["job_id"])["status"] for job in made} == {Status.CANCELED}
 
 
-@pytest.mark.smoke
-def test_task_form_is_made_from_args_schema(seen: OpenPage):
-    page = seen().go("/tasks")
-    page.get_by_role("link", name="load.cbr.rates").click()
-
-    page.get_by_label("date").fill("2024-99-99")
-    page.get_by_label("Queue").fill("nobody")
-    page.get_by_label("Lock key").fill("rates")
-    page.get_by_role("button", name="Start").click()
-    expect(page.get_by_role("alert")).to_contain_text("args.date")
-
-    page.get_by_label("date").fill("2024-01-31")
-    page.get_by_label("currencies").fill('["USD"]')
-    page.get_by_role("button", name="Start").click()
-    expect(page.locator("h1")).to_contain_text("load.cbr.rates")
-    expect(page.locator("pre").filter(has_text="2024-01-31")).to_be_visible()
-
-
-def test_task_page_links_recent_runs(seen: OpenPage):
-    page = seen().go("/tasks")
-
-    row = page.get_by_role("row").filter(has_text="test.nap")
-    expect(row.locator(".cells a.succeeded")).to_have_count(12)
-    row.locator(".cells a").first.click()
-    expect(page.locator("h1")).to_contain_text("test.nap")
-
-
 def test_queue_is_paused_limited_and_resumed(seen: OpenPage):
     page = seen().go("/queues")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="nobody", exact=True))
@@ -284,22 +245,3 @@ def test_missing_resource_renders_an_error_page(browser, service: RunningService
     expect(page.get_by_role("alert")).to_contain_text("no job")
     eventually(lambda: page.title().endswith("dataloader"))
     page.close()
-
-
-def test_slices_are_chosen_and_run(seen: OpenPage, client: Client):
-    queue = {"queue": "etl.default"}
-    client.request("PATCH", "/api/v1/queues", body=queue | {"state": "paused"}, repeatable=True)  # the task asks a bank
-    try:
-        page = seen().go("/tasks/load.cbr.rates/slices")
-        page.locator("#act-on-slices summary").click()
-        page.get_by_role("textbox", name="Slices").fill("2026-02-01..2026-02-02")
-        page.get_by_role("button", name="Run", exact=True).click()
-
-        expect(page.locator("h1")).to_contain_text("2026-02-01 … 2026-02-02")
-        expect(page.locator("table.grid .cell")).to_have_count(2)
-        expect(page.get_by_role("link", name="2026-02-01: queued")).to_be_visible()
-        page.locator("#cancel summary").click()
-        page.get_by_role("button", name="Cancel the backfill").click()
-        expect(page.get_by_role("link", name="2026-02-01: canceled")).to_be_visible()
-    finally:
-        client.request("PATCH", "/api/v1/queues", body=queue | {"state": "open"}, repeatable=True)

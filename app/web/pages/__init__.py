@@ -5,15 +5,19 @@ overview.py  problems and running jobs
 jobs.py      list and search of jobs, bulk actions
 job.py       one job: status, attempts; cancel, retry, edit, clone, delete; its full log, with search
 job_attempts.py, job_history.py, job_timeline.py  parts of it: its attempts, its events in words, its picture
-tasks.py     recent runs of each task, and a form that starts one
+tasks.py     what each task did and what is wrong with it, and a form that starts a job of it
+start_form.py, args_form.py  that form, made from the schema of the task's args
+run_chart.py the durations of a task's last runs
 failures.py  failed and lost jobs, grouped by the fingerprint of the error
 graph.py     jobs that wait for one another, by layer
 queues.py    queues, and one queue with its jobs, workers, limits and settings (picture in queue_charts.py)
 workers.py   worker processes, and what each runs
 limits.py    limits: what each allows, who holds it, who waits
 data_quality.py  datasets: last updates, who updates and reads them
-backfills.py backfills and slices: what was loaded of a task, and what failed
-schedules.py schedules: when they fire, what became of each time; the calendar
+backfills.py backfills: their progress, what runs and what failed
+slices.py    the slices of a task by calendar, to load again or to cancel
+schedules.py schedules: when they fire, and what became of each time
+calendar.py  what schedules made and will make, by month and day
 charts.py    statistics over time
 alerts.py    what fires, alert rules, what was resolved
 webhooks.py  webhooks and their deliveries
@@ -37,6 +41,7 @@ from app.web.options import WebOptions
 from app.web.pages.alerts import create_alerts_page
 from app.web.pages.audit import create_audit_page
 from app.web.pages.backfills import create_backfills_page
+from app.web.pages.calendar import create_calendar_page
 from app.web.pages.charts import create_charts_page
 from app.web.pages.data_quality import create_datasets_page
 from app.web.pages.failures import create_failures_page
@@ -49,6 +54,7 @@ from app.web.pages.overview import create_overview_page
 from app.web.pages.queues import create_queues_page
 from app.web.pages.schedules import create_schedules_page
 from app.web.pages.search import create_search_page
+from app.web.pages.slices import create_slices_page
 from app.web.pages.tasks import create_tasks_page
 from app.web.pages.webhooks import create_webhooks_page
 from app.web.pages.workers import create_workers_page
@@ -75,7 +81,9 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_limits_page(queue.executor, options),
         create_datasets_page(queue.executor, options),
         create_backfills_page(queue, pipelines, options),
+        create_slices_page(queue, pipelines, options),
         create_schedules_page(queue.executor, pipelines, options),
+        create_calendar_page(queue.executor, pipelines, options),
         create_charts_page(queue.executor, options),
         create_alerts_page(queue.executor, options),
         create_webhooks_page(queue.executor, options),

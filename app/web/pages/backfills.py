@@ -1,55 +1,43 @@
-"""The pages of backfills and of the slices of a task, with the forms that change them."""
+"""The pages of backfills, with the forms that create and change them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import islice
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
-from flask import Response
-from pydantic import Field, ValidationError
+from flask import Response, g
+from pydantic import Field
 
-from app.admin.backfills import Backfill, BackfillState
-from app.errors import BackfillEnded
+from app.admin.backfills import Backfill, BackfillState, SliceError
 from app.queue.job import Status
 from app.queue.jobs import JobQueue
-from app.web.backfill_changes import BackfillEditor
+from app.web.backfill_changes import BackfillEditor, BackfillPlan
 from app.web.options import WebOptions
-from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, redirect_to
-from app.web.problems import InvalidRequest, ProblemCode, RequestRejected
+from app.web.pages.backfill_forms import NewBackfillForm, ended_count, extent, parse_concurrency, shown_errors
+from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, can_operate, redirect_to
+from app.web.pages.slices import GridFields, grid_or_problem
+from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schemas import field_errors
 from pipelines.contract import Pipelines
-from pipelines.partitions import Listed, Partitions, Slice
 
 _BACKFILLS_SHOWN = 50
-_CELLS_SHOWN = 750  # two years of days, a month of hours
-_LIST_COLUMNS = 24
-_MAX_CONCURRENCY = 10_000
-_BAD = ("failed", "canceled", "lost")
-_SHOWN_AS, _NAMES = {"queued": "ready"}, {"none": "missing"}
-_ENDED = ("succeeded", "failed", "canceled", "lost")
+_SLICES_LISTED = 24
+_PAGE_URL = "/backfills/{backfill_id}"
+_MODES = {
+    "unfinished": "without a success, or whose last job ended badly",
+    "missing": "without a success",
+    "failed": "whose last job ended badly",
+    "all": "all, also what has been loaded",
+}
 
 
-class BackfillsFields(FormModel):
-    """Which backfills are listed."""
+class BackfillsFields(NewBackfillForm):
+    """Which backfills are listed, those of `task`, and the fields of a preview."""
 
-    task: FormText = Field("", description="Only backfills of this task.")
     open: FormText = Field("", description="yes: only those that have not ended.")
-
-
-class GridFields(FormModel):
-    """Which slices are shown."""
-
-    after: FormText = Field("", description="Those that follow this key.")
-    before: FormText = Field("", description="Those before this key.")
 
 
 class BackfillForm(FormModel):
@@ -57,42 +45,17 @@ class BackfillForm(FormModel):
 
     action: FormText = Field(description="pause, resume, retry, change or cancel.")
     concurrency: FormText = Field("", description="change: how many of its jobs run at a time.")
+    note: FormText = Field("", description="change: the note.")
     running: FormText = Field("", description="cancel: yes to cancel its running jobs too.")
 
 
-class SlicesForm(FormModel):
-    """An action on slices of a task."""
-
-    action: FormText = Field(description="run or cancel.")
-    first: FormText = Field("", description="The first slice that was shown.")
-    last: FormText = Field("", description="The last slice that was shown.")
-    failed: FormText = Field("", description="yes: those whose last job ended badly.")
-    missing: FormText = Field("", description="yes: those that have had no job.")
-    slices: str = Field("", description="Keys, or ranges such as 2026-02-01..2026-02-07, with commas.")
-    concurrency: FormText = Field("2", description="run: how many run at a time.")
-
-
 @dataclass(frozen=True)
-class Cell:
-    """A slice in a grid. `shown_as` names its symbol and colour."""
+class Pace:
+    """How fast a backfill is: slices a second on average, and how long the others take; None: not known yet."""
 
-    key: str
-    shown_as: str
-    title: str
-    job_id: str | None
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Slices in their order: rows with a label, and cells that stand under one another by column; None: no slice."""
-
-    columns: list[str]
-    rows: list[tuple[str, list[Cell | None]]]
-    counts: Counter[str]
-    first: str
-    last: str
-    earlier: str | None  # the key before which there are more
-    later: str | None  # the key after which there are more
+    per_second: float | None
+    left_sec: float | None
+    until: datetime | None
 
 
 def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
@@ -101,33 +64,80 @@ def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOpt
 
     @pages.page("/backfills", query=BackfillsFields)
     def show_backfills(query: BackfillsFields) -> Response:
-        """List the backfills with their progress."""
+        """List the backfills with their progress, and show a form that creates one."""
+        return render_backfills(query)
+
+    def render_backfills(query: BackfillsFields) -> Response:
+        plan: BackfillPlan | None = None
+        problem = None
+        if can_operate() and query.task and (query.first or query.keys) and g.get("refused_form") is None:
+            try:
+                with shown_errors():
+                    plan = editor.create(query.to_request(dry_run=True)).plan
+            except InvalidForm as error:
+                problem = error
         found = editor.newest(task=query.task or None, is_open=query.open == "yes", limit=_BACKFILLS_SHOWN)
-        return pages.render("backfills.html", backfills=found, query=query, ended_count=ended_count, extent=extent)
+        return pages.render(
+            "backfills.html",
+            backfills=found,
+            query=query,
+            plan=plan,
+            problem=problem,
+            modes=_MODES,
+            ended_count=ended_count,
+            extent=extent,
+            task_names=pipelines.names,
+            partitioned=[task.name for task in pipelines if task.options.partitions is not None],
+        )
+
+    @pages.action(
+        "/backfills",
+        form=NewBackfillForm,
+        page_url="/backfills",
+        page=lambda: render_backfills(BackfillsFields()),
+        problems=(ProblemCode.OUTSIDE_KEY_LIMITS,),
+    )
+    def create_backfill_from_form(form: NewBackfillForm) -> Response:
+        """Create a backfill."""
+        with shown_errors(slices_field="keys" if form.keys.strip() else "first"):
+            created = editor.create(form.to_request(dry_run=False)).backfill
+        assert created is not None  # noqa: S101 - it is no dry run
+        return redirect_to(f"/backfills/{created.backfill_id}")
 
     @pages.page("/backfills/<uuid:backfill_id>", query=GridFields, problems=(ProblemCode.BACKFILL_NOT_FOUND,))
     def show_backfill(query: GridFields, backfill_id: UUID) -> Response:
-        """Show a backfill: its progress, its slices, and what failed."""
+        """Show a backfill: its progress, its slices, what runs and what failed."""
+        return render_backfill(backfill_id, query)
+
+    def render_backfill(backfill_id: UUID, query: GridFields) -> Response:
         backfill = editor.get(backfill_id)
-        bad = editor.backfills.slices(backfill_id=backfill_id, state=Status.FAILED, limit=_LIST_COLUMNS)
-        grid, problem = _grid_or_problem(editor, backfill.task, editor.partitions_of(backfill), query)
+        grid, problem = grid_or_problem(editor, backfill.task, editor.partitions_of(backfill), query)
         return pages.render(
             "backfill.html",
             backfill=backfill,
             problem=problem,
+            modes=_MODES,
             extent=extent(backfill),
             ended=ended_count(backfill),
             grid=grid,
-            bad=bad,
-            left_sec=left_sec(backfill, datetime.now(UTC)),
+            bad=_bad_slices(editor, backfill),
+            running=editor.backfills.slices(backfill_id=backfill_id, state=Status.RUNNING, limit=_SLICES_LISTED),
+            pace=_pace(backfill, datetime.now(UTC)),
+            limits=editor.binding_limits(backfill),
             path=f"/backfills/{backfill_id}",
             slices_path=f"/tasks/{quote(backfill.task, safe='')}/slices",
         )
 
-    @pages.action("/backfills/<uuid:backfill_id>/act", form=BackfillForm, page_url="/backfills/{backfill_id}")
+    @pages.action(
+        "/backfills/<uuid:backfill_id>/act",
+        form=BackfillForm,
+        page_url=_PAGE_URL,
+        page=lambda backfill_id: render_backfill(backfill_id, GridFields()),
+        problems=(ProblemCode.BACKFILL_NOT_FOUND,),
+    )
     def act_on_backfill(form: BackfillForm, backfill_id: UUID) -> None:
         """Pause, resume, retry, change or cancel a backfill."""
-        with _shown_errors():
+        with shown_errors():
             match form.action:
                 case "pause":
                     editor.set_state(backfill_id, BackfillState.PAUSED)
@@ -136,185 +146,33 @@ def create_backfills_page(queue: JobQueue, pipelines: Pipelines, options: WebOpt
                 case "retry":
                     editor.retry(backfill_id)
                 case "change":
-                    editor.change(backfill_id, concurrency=_parse_concurrency(form.concurrency), note=None)
+                    concurrency = parse_concurrency(form.concurrency)
+                    editor.change(backfill_id, concurrency=concurrency, note=form.note or None)
                 case "cancel":
                     editor.cancel(backfill_id, running=form.running == "yes")
                 case _:
                     raise InvalidForm(f"{form.action!r} is no action")
 
-    @pages.page("/tasks/<path:task>/slices", query=GridFields)
-    def show_slices(query: GridFields, task: str) -> Response:
-        """Show the slices of a task that have ended, and what their last jobs did."""
-        partitions = editor.partitions_of_task(task) or _known_slices(editor, task)
-        grid, problem = (None, "") if partitions is None else _grid_or_problem(editor, task, partitions, query)
-        return pages.render(
-            "slices.html",
-            task=task,
-            grid=grid,
-            problem=problem,
-            backfills=editor.newest(task=task, limit=_LIST_COLUMNS),
-            ended_count=ended_count,
-            extent=extent,
-            slices_path=f"/tasks/{quote(task, safe='')}/slices",
-        )
-
-    @pages.action("/tasks/<path:task>/slices", form=SlicesForm, page_url="/tasks/{task}/slices")
-    def act_on_slices(form: SlicesForm, task: str) -> Response | None:
-        """Load the chosen slices of a task again, or cancel their jobs that have not started."""
-        with _shown_errors():
-            partitions = editor.partitions_of_task(task) or _known_slices(editor, task)
-            keys = [] if partitions is None else _chosen_keys(editor, task, partitions, form)
-            if not keys:
-                raise InvalidForm("no slice is chosen")
-            if form.action == "run":
-                backfill = editor.run_slices(task, keys, concurrency=_parse_concurrency(form.concurrency))
-                return redirect_to(f"/backfills/{backfill.backfill_id}")
-            if form.action != "cancel":
-                raise InvalidForm(f"{form.action!r} is no action")
-            editor.cancel_slices(task, keys)
-        return None
-
     return pages.blueprint
 
 
-@contextmanager
-def _shown_errors() -> Iterator[None]:
-    try:
-        yield
-    except InvalidRequest as error:
-        raise InvalidForm.from_errors(error.errors) from None
-    except ValidationError as error:
-        raise InvalidForm.from_errors(list(field_errors(error))) from None
-    except (RequestRejected, BackfillEnded, ValueError) as error:
-        raise InvalidForm(str(error)) from None
+def _bad_slices(editor: BackfillEditor, backfill: Backfill) -> list[tuple[Any, SliceError | None]]:
+    """Slices whose last job failed or was lost, with the error of the job, if it still exists."""
+    found = [
+        part
+        for state in (Status.FAILED, Status.LOST)
+        for part in editor.backfills.slices(backfill_id=backfill.backfill_id, state=state, limit=_SLICES_LISTED)
+    ][:_SLICES_LISTED]
+    errors = editor.backfills.errors_of([part.job_id for part in found])
+    return [(part, errors.get(part.job_id)) for part in found]
 
 
-def _parse_concurrency(raw: str) -> int:
-    if not raw.isascii() or not raw.isdigit() or not 1 <= int(raw[:6]) <= _MAX_CONCURRENCY:
-        raise InvalidForm(f"concurrency: is a whole number from 1 to {_MAX_CONCURRENCY:,}")
-    return int(raw)
-
-
-def ended_count(backfill: Backfill) -> int:
-    """Slices whose last job has ended, and those that were left out."""
-    return backfill.skipped + sum(backfill.by_state.get(state, 0) for state in _ENDED)
-
-
-def extent(backfill: Backfill) -> str:
-    """Its slices in words: from the first to the last."""
-    slices = backfill.slices
-    if "list" in slices:
-        keys = slices["list"]
-        return str(keys[0]) if len(keys) == 1 else f"{keys[0]} … {keys[-1]}"
-    return f"{slices['start']} to {slices['end']}"
-
-
-def left_sec(backfill: Backfill, now: datetime) -> float | None:
-    """How long it will take at the rate so far; None: not known yet."""
+def _pace(backfill: Backfill, now: datetime) -> Pace:
+    """The pace so far."""
     ended = ended_count(backfill) - backfill.skipped
-    since = (now - backfill.created_at).total_seconds()
+    since_sec = (now - backfill.created_at).total_seconds()
     left = backfill.total - ended_count(backfill)
-    if backfill.state is not BackfillState.OPEN or not ended or left <= 0:
-        return None
-    return left * since / ended
-
-
-# ── the grid ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _known_slices(editor: BackfillEditor, task: str) -> Partitions | None:
-    """The last slices of a task that has had jobs with slices, though this process knows no partitions of it."""
-    keys = editor.backfills.last_keys(task, limit=_CELLS_SHOWN)
-    return Listed(keys) if keys else None
-
-
-def _grid_or_problem(editor: BackfillEditor, task: str, partitions: Partitions, query: GridFields) -> tuple[Grid, str]:
-    """The slices that the query asks for; the last ones and why, if it asks for none that exist."""
-    try:
-        return make_grid(editor, task, partitions, query), ""
-    except ValueError as error:
-        return make_grid(editor, task, partitions, GridFields()), str(error)
-
-
-def make_grid(editor: BackfillEditor, task: str, partitions: Partitions, query: GridFields) -> Grid:
-    """The slices that the query asks for; by default the last ones. Raises ValueError for an unknown key."""
-    if query.after:
-        shown = list(islice(partitions.slices(query.after), _CELLS_SHOWN))
-    else:
-        shown = list(islice(partitions.slices(query.before or None, newest_first=True), _CELLS_SHOWN))[::-1]
-    if not shown:
-        raise ValueError("there are no more slices")
-    earlier = next(partitions.slices(shown[0].key, newest_first=True), None)
-    later = next(partitions.slices(shown[-1].key), None)
-    jobs = _last_jobs(editor, task, shown)
-    cells = [_cell(part.key, *jobs.get(part.key, ("none", None))) for part in shown]
-    columns, rows = _in_rows(partitions, shown, cells)
-    counts = Counter(cell.shown_as for cell in cells)
-    first, last = shown[0].key, shown[-1].key
-    return Grid(columns, rows, counts, first, last, first if earlier else None, last if later else None)
-
-
-def _last_jobs(editor: BackfillEditor, task: str, shown: Sequence[Slice]) -> dict[str, tuple[str, str]]:
-    return editor.backfills.last_jobs(task, [part.key for part in shown])
-
-
-def _cell(key: str, state: str, job_id: str | None) -> Cell:
-    return Cell(key, _SHOWN_AS.get(state, state), f"{key}: {_NAMES.get(state, state)}", job_id)
-
-
-def _in_rows(
-    partitions: Partitions, shown: Sequence[Slice], cells: Sequence[Cell]
-) -> tuple[list[str], list[tuple[str, list[Cell | None]]]]:
-    """Days stand in rows of a month, hours of a day, months and weeks of a year; others in rows of one length."""
-    if isinstance(partitions, Listed):
-        rows: list[tuple[str, list[Cell | None]]] = [
-            (cells[n].key, list(cells[n : n + _LIST_COLUMNS])) for n in range(0, len(cells), _LIST_COLUMNS)
-        ]
-        return [str(n + 1) for n in range(max(len(row) for _, row in rows))], rows
-    zone = ZoneInfo(partitions.zone or "UTC")
-    by_row: dict[str, dict[int, Cell]] = {}
-    for part, cell in zip(shown, cells, strict=True):
-        assert part.start is not None  # noqa: S101 - slices of a calendar have times
-        label, column = _place(partitions.unit, part.start.astimezone(zone))
-        row = by_row.setdefault(label, {})
-        while column in row:  # an hour that a clock change repeats
-            column += 1
-        row[column] = cell
-    first = min(min(row) for row in by_row.values())
-    last = max(max(row) for row in by_row.values())
-    return [str(n) for n in range(first, last + 1)], [
-        (label, [row.get(n) for n in range(first, last + 1)]) for label, row in by_row.items()
-    ]
-
-
-def _place(unit: str, begin: datetime) -> tuple[str, int]:
-    """The row of a slice, and its column."""
-    match unit:
-        case "hour":
-            return f"{begin:%Y-%m-%d}", begin.hour
-        case "day":
-            return f"{begin:%Y-%m}", begin.day
-        case "week":
-            year, week, _ = begin.isocalendar()
-            return str(year), week
-        case _:
-            return f"{begin:%Y}", begin.month
-
-
-def _chosen_keys(editor: BackfillEditor, task: str, partitions: Partitions, form: SlicesForm) -> list[str]:
-    """The keys that the form names, each once, in their order. Raises ValueError."""
-    chosen: dict[str, Any] = {}
-    for text in filter(None, (part.strip() for part in form.slices.split(","))):
-        first, dots, last = text.partition("..")
-        found = partitions.between(first.strip(), last.strip() if dots else first.strip())
-        chosen |= dict.fromkeys(part.key for part in islice(found.slices(), _CELLS_SHOWN + 1))
-    if form.failed == "yes" or form.missing == "yes":
-        shown = list(islice(partitions.between(form.first or None, form.last or None).slices(), _CELLS_SHOWN))
-        jobs = _last_jobs(editor, task, shown)
-        for part in shown:
-            state, _ = jobs.get(part.key, ("none", ""))
-            if (state == "none" and form.missing == "yes") or (state in _BAD and form.failed == "yes"):
-                chosen[part.key] = True
-    if len(chosen) > _CELLS_SHOWN:
-        raise ValueError(f"slices: more than {_CELLS_SHOWN:,} are chosen; create a backfill of the range instead")
-    return list(chosen)
+    if backfill.state is not BackfillState.OPEN or not ended or left <= 0 or since_sec <= 0:
+        return Pace(None, None, None)
+    left_sec = left * since_sec / ended
+    return Pace(ended / since_sec, left_sec, now + timedelta(seconds=left_sec))

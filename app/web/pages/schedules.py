@@ -1,237 +1,236 @@
-"""The pages of schedules and the calendar, with the forms that change them."""
+"""The pages of schedules, with the forms that change them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 from urllib.parse import quote
-from zoneinfo import ZoneInfo
 
-from flask import Response
+from flask import Response, g
 from pydantic import Field
 
-from app.admin.schedules import Firing, FiringOutcome
+from app.admin.schedules import Firing, FiringOutcome, Schedule
 from app.db.statements import Executor
-from app.errors import ScheduleNotFound
+from app.errors import TimeHasFired
 from app.web.options import WebOptions
-from app.web.pages.base import (
-    FormModel,
-    FormText,
-    InvalidForm,
-    PageRenderer,
-    parse_json_object,
-    parse_time,
-    redirect_to,
-)
-from app.web.problems import InvalidRequest, ProblemCode, RequestRejected
+from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, parse_time, redirect_to
+from app.web.pages.clock_changes import AffectedSchedule, ClockChange, affected_schedules, find_clock_change
+from app.web.pages.schedule_form import ADVANCED_FIELDS, ScheduleFields, changed_values, shown_errors, texts_of
+from app.web.problems import ProblemCode
 from app.web.routing import ApiBlueprint
-from app.web.schedule_changes import Calendar, PreviewTime, ScheduleDetail, ScheduleEditor, explain
+from app.web.schedule_changes import PreviewTime, ScheduleDetail, ScheduleEditor, explain
 from pipelines.contract import Pipelines
 from pipelines.schedule_definition import ScheduleDefinition
 
-_PREVIEW_COUNT, _FIRINGS_SHOWN = 10, 50
-_MAX_JSON_DEPTH = 64
-_DAYS_OF_WEEK = 7
+T = TypeVar("T")
+_PREVIEW_COUNT, _FIRINGS_SHOWN, _LAST_FIRINGS = 10, 50, 10
+_SCHEDULES_SHOWN = 500
+_PAGE_URL = "/schedules/{name}"
 # How a firing is shown: as its job where there is one.
 _SHOWN_AS = {
-    FiringOutcome.LATE_SKIPPED: "canceled",
-    FiringOutcome.OVERLAP_SKIPPED: "canceled",
-    FiringOutcome.PAUSED_SKIPPED: "canceled",
+    FiringOutcome.LATE_SKIPPED: "skipped",
+    FiringOutcome.OVERLAP_SKIPPED: "skipped",
+    FiringOutcome.PAUSED_SKIPPED: "skipped",
     FiringOutcome.REFUSED: "failed",
 }
 
 
-class ScheduleFields(FormModel):
-    """A schedule, as a form has it; also the address of a preview that is not saved."""
-
-    name: FormText = Field("", description="Its name.")
-    task: FormText = Field("", description="The task of its jobs.")
-    expression: FormText = Field("", description="Five cron fields, such as 0 6 * * *, or @daily.")
-    zone: FormText = Field("", description="The IANA time zone; empty: the service's.")
-    queue: FormText = Field("", description="The queue; empty: the task's.")
-    args: str = Field("", description="The args as a JSON object; texts may have placeholders.")
-    catch_up: FormText = Field("last", description="Of missed times: last, all or skip.")
-    overlap: FormText = Field("queue", description="While an earlier job has not ended: queue, skip, cancel or allow.")
+class SchedulesQuery(ScheduleFields):
+    q: FormText = Field("", description="Only schedules with this text in their name or task.")
 
 
 class ActionForm(FormModel):
     """An action on a schedule."""
 
-    action: FormText = Field(description="pause, resume, catch_up, run, reset, adopt, change or delete.")
+    action: FormText = Field(description="pause, resume, catch_up, run, reset, adopt or delete.")
     reason: FormText = Field("", description="Why it is paused.")
     at: FormText = Field("", description="run: for this time; empty: for now.")
     again: FormText = Field("", description="run: yes to make another job of a time that has fired.")
     field: FormText = Field("", description="reset: the field; empty: all.")
-    expression: FormText = Field("", description="change: the new expression.")
-    args: str = Field("", description="change: the new args.")
     confirmed: FormText = Field("", description="delete: yes.")
 
 
-class CalendarFields(FormModel):
-    """What the calendar shows."""
+@dataclass(frozen=True)
+class ShownPreview:
+    """The next times of a schedule that is not saved."""
 
-    month: FormText = Field("", description="A month such as 2026-01; empty: this one.")
-    day: FormText = Field("", description="A day such as 2026-01-31: its list.")
-    schedule: FormText = Field("", description="Only this schedule.")
+    explanation: str
+    times: list[PreviewTime]
 
 
 def create_schedules_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("schedules_page", options)
     editor = ScheduleEditor(source, pipelines, options)
 
-    @pages.page("/schedules", query=ScheduleFields)
-    def show_schedules(query: ScheduleFields) -> Response:
-        """Show the schedules with their next time and their last one, and a form that makes one."""
+    @pages.page("/schedules", query=SchedulesQuery)
+    def show_schedules(query: SchedulesQuery) -> Response:
+        """Show the schedules with their next time and their last ones, and a form that makes one."""
+        return render_schedules(query)
+
+    def render_schedules(query: SchedulesQuery) -> Response:
         preview, problem = None, None
-        if query.expression:
-            try:
-                with _shown_errors():
-                    preview = _preview(editor, query.name or "new", editor.validate(_values(query)))
-            except InvalidForm as error:
-                problem = str(error)
+        if (query.expression or query.after) and g.get("refused_form") is None:
+            preview, problem = _attempt(lambda: _preview_new(editor, query, pages.formatter.zone))
+        all_details = editor.list_details()
+        text = query.q.strip().casefold()
+        found = [each for each in all_details if text in each.name.casefold() or text in each.task.casefold()]
+        details = found[:_SCHEDULES_SHOWN]
         return pages.render(
             "schedules.html",
-            schedules=editor.list_details(),
-            last=editor.schedules.last_firings(),
+            schedules=details,
+            total=len(all_details),
+            more=len(found) - len(details),
+            states=Counter(_state(schedule) for schedule in found),
+            firings=editor.schedules.last_firings_of([each.schedule_id for each in details], limit=_LAST_FIRINGS),
+            changes=_clock_changes(editor, details),
             shown_as=shown_as,
             query=query,
             preview=preview,
             problem=problem,
             task_names=pipelines.names,
+            has_advanced=any(getattr(query, name) for name in ADVANCED_FIELDS),
+            texts=texts_of(ScheduleDefinition.model_construct(task="", zone=options.timezone), options.timezone),
         )
 
-    @pages.action("/schedules", form=ScheduleFields, page_url="/schedules")
+    @pages.action(
+        "/schedules",
+        form=ScheduleFields,
+        page_url="/schedules",
+        page=lambda: render_schedules(SchedulesQuery()),
+        problems=(ProblemCode.OUTSIDE_KEY_LIMITS,),
+    )
     def create_schedule_from_form(form: ScheduleFields) -> Response:
         """Create a schedule."""
-        with _shown_errors():
-            schedule = editor.create(form.name.strip(), _values(form), is_paused=False)
+        with shown_errors():
+            values = form.to_values(pages.formatter.zone)
+            schedule = editor.create(form.name.strip(), values, is_paused=form.is_paused == "yes")
         return redirect_to(f"/schedules/{quote(schedule.name, safe='')}")
 
-    @pages.page("/schedules/<name>", problems=(ProblemCode.SCHEDULE_NOT_FOUND,))
-    def show_schedule(name: str) -> Response:
+    @pages.page("/schedules/<name>", query=ScheduleFields, problems=(ProblemCode.SCHEDULE_NOT_FOUND,))
+    def show_schedule(query: ScheduleFields, name: str) -> Response:
         """Show a schedule: what applies, its next times, and what became of the last ones."""
-        schedule = editor.get(name)
-        times: list[PreviewTime] = []
-        problem = None
-        try:
-            with _shown_errors():
-                times = _preview(editor, name, editor.definition(schedule))[1]
-        except InvalidForm as error:
-            problem = str(error)
+        return render_schedule(name, query)
+
+    def render_schedule(name: str, query: ScheduleFields | None = None) -> Response:
+        schedule, zone = editor.get(name), pages.formatter.zone
+        times = list[PreviewTime]()
+        current, problem = _attempt(lambda: editor.definition(schedule))
+        if current is not None:
+            begin = _attempt(lambda: parse_time("preview_from", query.preview_from if query else "", zone))[0]
+            times = editor.preview(name, current, begin or datetime.now(UTC), _PREVIEW_COUNT)
+        preview, preview_problem = None, None
+        sent: Any = texts_of(current, zone) if current else {}
+        if query is not None and query.model_fields_set - {"preview_from"} and g.get("refused_form") is None:
+            sent = query
+            preview, preview_problem = _attempt(lambda: _preview_change(editor, schedule, query, zone))
         detail = editor.detail(schedule)
         return pages.render(
             "schedule.html",
             schedule=detail,
             times=times,
             problem=problem,
+            query=query or ScheduleFields(),
+            preview=preview,
+            preview_problem=preview_problem,
             firings=editor.schedules.firings(schedule, limit=_FIRINGS_SHOWN),
+            changes=_clock_changes(editor, [detail]),
             shown_as=shown_as,
             differences=_differences(detail),
+            sent=sent,
             path=f"/schedules/{quote(name, safe='')}",
         )
 
-    @pages.action("/schedules/<name>/act", form=ActionForm, page_url="/schedules/{name}")
+    @pages.action(
+        "/schedules/<name>/act",
+        form=ActionForm,
+        page_url=_PAGE_URL,
+        page=render_schedule,
+        problems=(ProblemCode.SCHEDULE_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS),
+    )
     def act_on_schedule(form: ActionForm, name: str) -> Response | None:
-        """Pause, resume, run, change, reset, adopt or delete a schedule."""
-        with _shown_errors():
-            match form.action:
-                case "pause":
-                    editor.pause(name, form.reason or None)
-                case "resume" | "catch_up":
-                    editor.resume(name, catch_up=form.action == "catch_up")
-                case "run":
-                    job_id, _ = editor.run(
-                        name, parse_time("at", form.at, pages.formatter.zone), again=form.again == "yes"
-                    )
-                    return redirect_to(f"/jobs/{job_id}")
-                case "reset":
-                    editor.reset(name, [form.field] if form.field else None)
-                case "adopt":
-                    editor.adopt(name)
-                case "change":
-                    editor.change(name, _changes(form))
-                case "delete" if form.confirmed == "yes":
-                    editor.delete(name)
-                    return redirect_to("/schedules")
-                case "delete":
-                    raise InvalidForm("tick the box to delete the schedule with its firings")
-                case _:
-                    raise InvalidForm(f"{form.action!r} is no action")
-        return None
+        """Pause, resume, run, reset, adopt or delete a schedule."""
+        with shown_errors():
+            return _act(editor, form, name, pages.formatter.zone)
 
-    _add_calendar(pages, editor)
+    @pages.action(
+        "/schedules/<name>/change",
+        form=ScheduleFields,
+        page_url=_PAGE_URL,
+        page=render_schedule,
+        problems=(ProblemCode.SCHEDULE_NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS),
+    )
+    def change_schedule_from_form(form: ScheduleFields, name: str) -> None:
+        """Change fields of a schedule."""
+        with shown_errors():
+            changes = changed_values(form, editor.definition(editor.get(name)), pages.formatter.zone)
+            if not changes:
+                raise InvalidForm("there is no change")
+            editor.change(name, changes)
+
     return pages.blueprint
 
 
-def _add_calendar(pages: PageRenderer, editor: ScheduleEditor) -> None:
-    @pages.page("/calendar", query=CalendarFields)
-    def show_calendar(query: CalendarFields) -> Response:
-        """Show what schedules made and will make: a month as a grid, or a day as a list."""
-        zone = ZoneInfo(pages.formatter.zone)
-        today = datetime.now(zone).date()
-        day = _parse_day(query.day, today) if query.day else None
-        month = day.replace(day=1) if day else _parse_day(query.month and f"{query.month}-01", today.replace(day=1))
-        first, last = (day, day + timedelta(days=1)) if day else (month, _next_month(month))
-        error = None
-        calendar = Calendar([], [], complete=True)
-        try:
-            calendar = editor.calendar(_midnight(first, zone), _midnight(last, zone), name=query.schedule or None)
-        except ScheduleNotFound as missing:
-            error = str(missing)
-        return pages.render(
-            "calendar.html",
-            query=query,
-            problem=error,
-            calendar=calendar,
-            day=day,
-            month=month,
-            previous=(first - timedelta(days=1)).isoformat()[: 10 if day else 7],
-            following=last.isoformat()[: 10 if day else 7],
-            weeks=_weeks(month),
-            today=today,
-            counts=_counts_by_day(calendar, zone),
-            shown_as=shown_as,
-            schedules=editor.list_details(),
-        )
+def _act(editor: ScheduleEditor, form: ActionForm, name: str, zone: str) -> Response | None:
+    match form.action:
+        case "pause":
+            editor.pause(name, form.reason or None)
+        case "resume" | "catch_up":
+            editor.resume(name, catch_up=form.action == "catch_up")
+        case "run":
+            try:
+                job_id, _ = editor.run(name, parse_time("at", form.at, zone), again=form.again == "yes")
+            except TimeHasFired as error:
+                raise InvalidForm.at_field("at", f"{error}; tick the box to run it again") from None
+            return redirect_to(f"/jobs/{job_id}")
+        case "reset":
+            editor.reset(name, [form.field] if form.field else None)
+        case "adopt":
+            editor.adopt(name)
+        case "delete" if form.confirmed == "yes":
+            editor.delete(name)
+            return redirect_to("/schedules")
+        case "delete":
+            raise InvalidForm.at_field("confirmed", "tick the box to delete the schedule with its firings")
+        case _:
+            raise InvalidForm(f"{form.action!r} is no action")
+    return None
 
 
-@contextmanager
-def _shown_errors() -> Iterator[None]:
+def _attempt(read: Callable[[], T]) -> tuple[T | None, InvalidForm | None]:
+    """The value, or why there is none."""
     try:
-        yield
-    except InvalidRequest as error:
-        raise InvalidForm.from_errors(error.errors) from None
-    except RequestRejected as error:
-        raise InvalidForm(str(error)) from None
+        with shown_errors():
+            return read(), None
+    except InvalidForm as error:
+        return None, error
 
 
-def _values(form: ScheduleFields) -> dict[str, Any]:
-    args, errors = parse_json_object("args", form.args or "{}", _MAX_JSON_DEPTH)
-    if errors:
-        raise InvalidForm.from_errors(errors)
-    values = {"task": form.task, "expression": form.expression, "catch_up": form.catch_up, "overlap": form.overlap}
-    values |= {name: value for name in ("zone", "queue") if (value := getattr(form, name).strip())}
-    return {**values, "args": args}
+def _preview_new(editor: ScheduleEditor, query: ScheduleFields, zone: str) -> ShownPreview:
+    return _preview(editor, query.name or "new", editor.validate(query.to_values(zone)), query, zone)
 
 
-def _changes(form: ActionForm) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    if form.expression.strip():
-        changes["expression"] = form.expression.strip()
-    if form.args.strip():
-        changes["args"], errors = parse_json_object("args", form.args, _MAX_JSON_DEPTH)
-        if errors:
-            raise InvalidForm.from_errors(errors)
-    if not changes:
-        raise InvalidForm("there is no change")
-    return changes
+def _preview_change(editor: ScheduleEditor, schedule: Schedule, query: ScheduleFields, zone: str) -> ShownPreview:
+    changes = changed_values(query, editor.definition(schedule), zone)
+    changed = editor.validate({**schedule.effective_definition, "task": schedule.task, **changes})
+    return _preview(editor, schedule.name, changed, query, zone)
 
 
-def _preview(editor: ScheduleEditor, name: str, definition: ScheduleDefinition) -> tuple[str, list[PreviewTime]]:
-    return explain(definition), editor.preview(name, definition, datetime.now(UTC), _PREVIEW_COUNT)
+def _preview(
+    editor: ScheduleEditor, name: str, definition: ScheduleDefinition, query: ScheduleFields, zone: str
+) -> ShownPreview:
+    begin = parse_time("preview_from", query.preview_from, zone) or datetime.now(UTC)
+    return ShownPreview(explain(definition), editor.preview(name, definition, begin, _PREVIEW_COUNT))
+
+
+def _state(schedule: ScheduleDetail) -> str:
+    if schedule.paused_at is not None:
+        return "paused"
+    if schedule.orphaned_at is not None:
+        return "orphaned"
+    return "stopped" if schedule.error else "active"
 
 
 def shown_as(firing: Firing) -> str:
@@ -245,35 +244,26 @@ def _differences(schedule: ScheduleDetail) -> list[tuple[str, Any, Any]]:
     return [(name, schedule.declared.get(name), schedule.definition.get(name)) for name in schedule.differs_from_code]
 
 
-def _parse_day(raw: str, default: date) -> date:
-    try:
-        return date.fromisoformat(raw) if raw else default
-    except ValueError:
-        return default
+def _clock_changes(
+    editor: ScheduleEditor, schedules: Iterable[ScheduleDetail]
+) -> list[tuple[ClockChange, list[AffectedSchedule]]]:
+    """Near changes of the clock in the zones of the schedules that fire by a clock, and which schedules they move."""
+    timings: dict[str, dict[str, Any]] = {}
+    for schedule in schedules:
+        definition = _cron_definition(editor, schedule)
+        if definition is not None:
+            timings.setdefault(definition.zone, {})[schedule.name] = definition.timing
+    now = datetime.now(UTC)
+    found = []
+    for zone, of_zone in sorted(timings.items()):
+        change = find_clock_change(zone, now)
+        if change is not None:
+            found.append((change, affected_schedules(change, of_zone.items())))
+    return found
 
 
-def _next_month(month: date) -> date:
-    return (month.replace(day=28) + timedelta(days=4)).replace(day=1)
-
-
-def _midnight(day: date, zone: ZoneInfo) -> datetime:
-    return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
-
-
-def _weeks(month: date) -> list[list[date]]:
-    """The weeks of a month, with the days before and after it."""
-    begin = month - timedelta(days=month.weekday())
-    weeks = []
-    while begin < _next_month(month):
-        weeks.append([begin + timedelta(days=n) for n in range(_DAYS_OF_WEEK)])
-        begin += timedelta(days=_DAYS_OF_WEEK)
-    return weeks
-
-
-def _counts_by_day(calendar: Calendar, zone: ZoneInfo) -> dict[date, Counter[str]]:
-    counts: dict[date, Counter[str]] = {}
-    for firing in calendar.past:
-        counts.setdefault(firing.fire_at.astimezone(zone).date(), Counter())[shown_as(firing)] += 1
-    for future in calendar.future:
-        counts.setdefault(future.fire_at.astimezone(zone).date(), Counter())["planned"] += 1
-    return counts
+def _cron_definition(editor: ScheduleEditor, schedule: ScheduleDetail) -> ScheduleDefinition | None:
+    definition: Mapping[str, Any] = schedule.definition
+    if schedule.explanation is None or (definition.get("kind") or "cron") != "cron":
+        return None
+    return editor.definition(schedule)

@@ -1,199 +1,300 @@
-"""The pages of tasks: recent runs, and a form that starts one, made from the schema of its args."""
+"""The pages of tasks: what each did, what is wrong with it, and a form that starts a job of it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
+from uuid import UUID
 
-from flask import Response, request
-from pydantic import ConfigDict, Field, ValidationError
+from flask import Response, g, request
+from pydantic import Field
 
 from app.admin.api_keys import Scope
+from app.admin.breakers import Breakers, BreakerState, BreakerStatus
 from app.admin.data_quality import CheckHistory, DataQuality
-from app.admin.schedules import Schedules
-from app.admin.statistics import Statistics
+from app.admin.queues import LiveWorker, Queues, QueueState
+from app.admin.schedules import Firing, Schedule
+from app.admin.statistics import MAX_RECENT_RUNS, JobCounts, Statistics, TaskFailureGroup, WaitingCounts
+from app.errors import BreakerNotFound
+from app.queue.job import Job
 from app.queue.jobs import JobQueue
+from app.web.api.jobs import InvalidJobId, parse_job_id
 from app.web.api.task_stats import TaskInfo
 from app.web.auth.guard import CSRF_FIELD, current_actor
-from app.web.json_io import MAX_JSON_DEPTH, FieldError
+from app.web.backfill_changes import BackfillEditor
+from app.web.caches import RefreshingValue, RefreshTimeout
+from app.web.middleware import audit_action
 from app.web.options import WebOptions
-from app.web.pages.base import FormModel, PageRenderer, parse_json, parse_json_object, redirect_to
+from app.web.pages.base import FormModel, FormText, InvalidForm, PageRenderer, redirect_to
 from app.web.pages.charts import LineChart
-from app.web.pages.data_quality import check_chart
+from app.web.pages.data_quality import check_chart, dataset_path
+from app.web.pages.run_chart import make_run_chart
+from app.web.pages.schedules import shown_as
+from app.web.pages.slices import GridFields, make_grid
+from app.web.pages.start_form import StartForm, StartForms
 from app.web.problems import ProblemCode
-from app.web.routing import HTML, ApiBlueprint
-from app.web.schemas import apply_task_defaults, field_errors, trigger_request_model, validate_args
+from app.web.routing import ApiBlueprint
+from app.web.schedule_changes import ScheduleDetail, ScheduleEditor
 from pipelines.contract import Pipelines
 
-START_RESPONSES = {303: "Redirect to the created job; without a session to /login."}
 _CHECK_RESULTS = 60  # of each data check
 _MAX_CHECK_CHARTS = 6
-_MAX_SCHEDULES_SHOWN = 20
-_ARG_PREFIX = "arg."  # of the names of form fields that hold args
-_INPUT_KINDS = {"string": "text", "integer": "number", "number": "number", "boolean": "checkbox"}
+_MAX_SCHEDULES_SHOWN = 5
+_SLICES_SHOWN = 366
+_FAILURES_PERIOD_SEC = 7 * 86_400
+_MAX_BREAKER_SEC, _MAX_FAILURES = 31 * 86_400, 1_000_000
+_COUNT_AGE_SEC, _COUNT_TIMEOUT_SEC = 10.0, 3.0
 
 
-class StartForm(FormModel):
-    """The form that starts a task: a field `arg.<name>` for each arg, or `args` as JSON."""
+class TasksQuery(FormModel):
+    q: FormText = Field("", description="Only tasks with this text in name, queue or description.")
 
-    model_config = ConfigDict(extra="allow", frozen=True)
 
-    queue: str = Field("", description="Another queue than the task's own.")
-    lock_key: str = Field("", description="Another lock_key than the task's own.")
-    priority: str = Field("", description="The priority; smaller runs first.")
-    args: str = Field("", description="All args as a JSON object, for a task without a schema of its args.")
+class TaskQuery(FormModel):
+    from_job: FormText = Field("", alias="from", description="Fill in the form with the values of this job.")
+    args: FormText = Field("", description="json: write the args as JSON.")
+
+
+class TaskActionForm(FormModel):
+    """An action on a task."""
+
+    action: FormText = Field(description="pause, resume, breaker or delete_breaker.")
+    reason: FormText = Field("", description="pause: why.")
+    failures: FormText = Field("", description="breaker: so many failed attempts in a row open it.")
+    window_sec: FormText = Field("", description="breaker: a row of failures ends so long after its last one.")
+    resume_sec: FormText = Field("", description="breaker: how long after opening one job may start.")
 
 
 @dataclass(frozen=True)
-class FormInput:
-    """A field of the form."""
+class TaskRow:
+    """A task in the list."""
 
     name: str
-    label: str
-    kind: str  # text, number, checkbox, choice, json
-    required: bool
-    value: str
-    choices: tuple[str, ...] = ()
-    help: str = ""
+    info: TaskInfo | None
+    queue: str
+    schedules: list[Schedule]
+    breaker: BreakerStatus | None
+
+    def matches(self, text: str) -> bool:
+        texts = (self.name, self.queue, self.info.description if self.info else "")
+        return any(text.casefold() in found.casefold() for found in texts)
+
+
+class _TaskReader:
+    """Reads what the pages of tasks show."""
+
+    def __init__(self, queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> None:
+        self.statistics, self.quality = Statistics(queue.executor), DataQuality(queue.executor)
+        self.breakers, self.queues = Breakers(queue.executor), Queues(queue.executor)
+        self.schedules = ScheduleEditor(queue.executor, pipelines, options)
+        self.backfills = BackfillEditor(queue, pipelines, options)
+        self._pipelines = pipelines
+        self._waiting = RefreshingValue(
+            JobCounts(queue.executor).waiting_by_task,
+            name="count-waiting-jobs",
+            timeout_sec=_COUNT_TIMEOUT_SEC,
+            max_age_sec=_COUNT_AGE_SEC,
+        )
+
+    def waiting(self) -> WaitingCounts | None:
+        """A recent count of queued jobs by task; None: the database does not answer in time."""
+        with suppress(RefreshTimeout):
+            return self._waiting.get()
+        return self._waiting.value
+
+    def info(self, name: str) -> TaskInfo | None:
+        task = self._pipelines.get(name)
+        return None if task is None else TaskInfo.from_task(task)
+
+    def breaker(self, name: str) -> BreakerStatus | None:
+        with suppress(BreakerNotFound):
+            return self.breakers.status(name)
+        return None
+
+    def rows(self, text: str) -> dict[str, Any]:
+        by_task, runs = self.statistics.by_task("7d"), self.statistics.recent_runs()
+        breakers = {status.task: status for status in self.breakers.statuses()}
+        schedules: dict[str, list[Schedule]] = {}
+        for schedule in self.schedules.schedules.list_by_name():
+            schedules.setdefault(schedule.task, []).append(schedule)
+        names = sorted({*self._pipelines.names, *by_task, *runs, *schedules, *breakers})
+        rows = [
+            TaskRow(name, self.info(name), self.queue(name, runs), schedules.get(name, []), breakers.get(name))
+            for name in names
+            if current_actor().can_see_task(name)
+        ]
+        shown = [row for row in rows if row.matches(text)]
+        return {"rows": shown, "total": len(rows), "statistics": by_task, "runs": runs, "waiting": self.waiting()}
+
+    def queue(self, name: str, runs: Mapping[str, Any]) -> str:
+        """The task's own queue, or else that of its last run."""
+        task = self._pipelines.get(name)
+        if task is not None and task.options.queue:
+            return task.options.queue
+        return str(runs[name][0].queue) if runs.get(name) else ""
+
+    def known_to(self, name: str) -> int:
+        workers: list[LiveWorker] = self.queues.live_workers()
+        return sum(name in worker.tasks for worker in workers)
+
+    def schedules_of(self, name: str) -> list[tuple[ScheduleDetail, Firing | None]]:
+        found = self.schedules.list_details(task=name)[:_MAX_SCHEDULES_SHOWN]
+        return [(schedule, next(iter(self.schedules.schedules.firings(schedule, limit=1)), None)) for schedule in found]
+
+    def grid(self, name: str) -> Any:
+        partitions = self.backfills.partitions_of_task(name)
+        return None if partitions is None else make_grid(self.backfills, name, partitions, GridFields(), _SLICES_SHOWN)
 
 
 def create_tasks_page(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
     pages = PageRenderer("tasks_page", options)
-    statistics, quality = Statistics(queue.executor), DataQuality(queue.executor)
-    schedules = Schedules(queue.executor)
-    request_model, apply_defaults = trigger_request_model(options, pipelines), apply_task_defaults(pipelines)
+    reader, forms = _TaskReader(queue, pipelines, options), StartForms(pipelines, options)
 
-    @pages.page("/tasks")
-    def show_tasks() -> Response:
-        """Show all tasks with their recent runs."""
-        by_task, runs = statistics.by_task("24h"), statistics.recent_runs()
-        known = {task.name: TaskInfo.from_task(task) for task in pipelines}
-        names = sorted({*known, *by_task, *runs})
-        return pages.render("tasks.html", names=names, known=known, statistics=by_task, runs=runs)
+    @pages.page("/tasks", query=TasksQuery)
+    def show_tasks(query: TasksQuery) -> Response:
+        """Show all tasks with their last runs, times and schedules."""
+        return pages.render("tasks.html", query=query, **reader.rows(query.q.strip()))
 
-    @pages.page("/tasks/<path:name>", problems=(ProblemCode.NOT_FOUND,), html_responses=START_RESPONSES)
-    def show_task(name: str) -> Response:
-        """Show a task with its recent runs and the form that starts it."""
-        return _render_task(name, {}, [])
+    def render_task(name: str, *, query: TaskQuery | None = None) -> Response:
+        info = reader.info(name)
+        by_task = reader.statistics.by_task("7d", task=name)
+        runs = reader.statistics.recent_runs(task=name, limit=MAX_RECENT_RUNS)
+        schedules = reader.schedules_of(name)
+        if info is None and name not in runs and name not in by_task and not schedules:
+            reason = f"No worker has run a task {name!r}, and this process does not know it."
+            return pages.render("action_failed.html", status=HTTPStatus.NOT_FOUND, reason=reason, back_url="/tasks")
+        last_runs = runs.get(name, [])
+        failures = reader.statistics.failures_of_task(name, period_sec=_FAILURES_PERIOD_SEC)
+        return pages.render(
+            "task.html",
+            name=name,
+            url_name=quote(name, safe=""),  # one segment of the path, also for a name with slashes
+            task=info,
+            queue=reader.queue(name, runs),
+            known_to=reader.known_to(name),
+            statistics=by_task.get(name),
+            waiting=reader.waiting(),
+            runs=last_runs,
+            chart=make_run_chart(last_runs, time_limit_sec=info.options.time_limit_sec if info else None),
+            failures=failures,
+            failure_rows=[(group, _jobs_query(name, group)) for group in failures.groups],
+            schedules=schedules,
+            shown_as=shown_as,
+            breaker=reader.breaker(name),
+            grid=reader.grid(name),
+            checks=_with_charts(reader.quality.checks_of_task(name, limit=_CHECK_RESULTS).checks),
+            datasets=reader.statistics.datasets_of_runs(last_runs),
+            dataset_path=dataset_path,
+            retry_text=_retry_text,
+            start=_start_inputs(name, query, reader.queue(name, runs)),
+            queue_names=sorted(reader.queues.settings().keys() | set(options.queues)),
+            can_trigger=Scope.TRIGGER in current_actor().scopes,
+        )
 
-    @pages.blueprint.post(
+    def _start_inputs(name: str, query: TaskQuery | None, queue_name: str) -> Any:
+        refused = g.get("refused_form")
+        as_json = (query is not None and query.args == "json") or (refused is not None and "args" in refused.values)
+        job = _visible_job(queue, name, "" if query is None else query.from_job)
+        known_queue = queue_name or next(iter(options.queues), "")
+        return forms.inputs(name, zone=pages.formatter.zone, queue=known_queue, job=job, as_json=as_json)
+
+    @pages.page("/tasks/<path:name>", query=TaskQuery, problems=(ProblemCode.NOT_FOUND,))
+    def show_task(query: TaskQuery, name: str) -> Response:
+        """Show a task: its last runs, failures, slices, schedules and checks, and the form that starts a job of it."""
+        return render_task(name, query=query)
+
+    @pages.action(
         "/tasks/<path:name>",
         form=StartForm,
-        response=str,
-        media_type=HTML,
+        page_url="/tasks/{name}",
+        page=render_task,
         problems=(ProblemCode.NOT_FOUND, ProblemCode.OUTSIDE_KEY_LIMITS),
-        html_responses=START_RESPONSES,
         scope=Scope.TRIGGER,
     )
     def submit_task_start(form: StartForm, name: str) -> Response:
         """Start a task with the args of the form."""
         values = {field: value for field, value in request.form.items() if field != CSRF_FIELD}
-        args, errors = _parse_args(values, _form_inputs(_args_schema(name), {}), MAX_JSON_DEPTH)
-        fields: dict[str, Any] = {"task": name, "args": args, "producer": current_actor().name}
-        fields |= {field: values[field] for field in ("queue", "lock_key") if values.get(field)}
-        if form.priority:
-            fields["priority"] = int(form.priority) if form.priority.isdecimal() else form.priority
-        try:
-            trigger = request_model.model_validate(apply_defaults(fields))
-        except ValidationError as error:
-            return _render_task(name, values, [*errors, *field_errors(error)])
-        errors += validate_args(pipelines.get(name), trigger.args)
-        if errors:
-            return _render_task(name, values, errors)
-        current_actor().require_trigger(trigger.task, trigger.queue)
-        return redirect_to(f"/jobs/{queue.enqueue(trigger.to_new_job()).job_id}")
+        original = _visible_job(queue, name, form.from_job)
+        trigger = forms.parse(name, values, None if original is None else original.args, zone=pages.formatter.zone)
+        actor = current_actor()
+        actor.require_trigger(trigger.task, trigger.queue)
+        setting = reader.queues.settings().get(trigger.queue)
+        if setting is not None and setting.state is QueueState.DRAINING:
+            raise InvalidForm.at_field("queue", "is draining and takes no new jobs")
+        made = queue.enqueue(trigger.to_new_job())
+        audit_action(
+            "job.triggered", job_id=made.job_id, queue=trigger.queue, task=name, created=made.created,
+            producer=trigger.producer,
+        )  # fmt: skip
+        return redirect_to(f"/jobs/{made.job_id}")
 
-    def _render_task(name: str, values: Mapping[str, str], errors: Iterable[FieldError]) -> Response:
-        task = pipelines.get(name)
-        by_task, runs = statistics.by_task("7d", task=name), statistics.recent_runs(task=name)
-        if task is None and name not in runs and name not in by_task:
-            reason = f"No worker has run a task {name!r}, and this process does not know it."
-            return pages.render("action_failed.html", status=HTTPStatus.NOT_FOUND, reason=reason, back_url="/tasks")
-        return pages.render(
-            "task.html",
-            name=name,
-            schedules=schedules.list_by_name(task=name, limit=_MAX_SCHEDULES_SHOWN),
-            url_name=quote(name, safe=""),  # one segment of the path, also for a name with slashes
-            task=None if task is None else TaskInfo.from_task(task),
-            statistics=by_task.get(name),
-            runs=runs.get(name, []),
-            checks=_with_charts(quality.checks_of_task(name, limit=_CHECK_RESULTS).checks),
-            inputs=_form_inputs(_args_schema(name), values),
-            values=values,
-            errors=list(errors),
-            can_trigger=Scope.TRIGGER in current_actor().scopes,
-        )
-
-    def _args_schema(name: str) -> dict[str, Any] | None:
-        task = pipelines.get(name)
-        return None if task is None else task.args_schema()
+    @pages.action("/tasks/<path:name>/act", form=TaskActionForm, page_url="/tasks/{name}", page=render_task)
+    def act_on_task(form: TaskActionForm, name: str) -> None:
+        """Pause a task, let it run again, or change its circuit breaker."""
+        actor = current_actor().name
+        match form.action:
+            case "pause":
+                reader.breakers.set(name, state=BreakerState.OPEN, reason=form.reason or None, changed_by=actor)
+            case "resume":
+                reader.breakers.set(name, state=BreakerState.CLOSED, changed_by=actor)
+            case "breaker":
+                failures, window_sec, resume_sec = _breaker_numbers(form)
+                reader.breakers.set(
+                    name, failures=failures, window_sec=window_sec, resume_sec=resume_sec, changed_by=actor
+                )
+            case "delete_breaker":
+                reader.breakers.delete(name)
+            case _:
+                raise InvalidForm(f"{form.action!r} is no action")
+        audit_action("breaker.deleted" if form.action == "delete_breaker" else "breaker.set", task=name)
 
     return pages.blueprint
+
+
+def _visible_job(queue: JobQueue, task: str, raw_id: str) -> Job | None:
+    """The job of this task whose values the form has, if the caller may read it."""
+    job_id: UUID | None = None
+    with suppress(InvalidJobId):
+        job_id = parse_job_id(raw_id)
+    job = None if job_id is None else queue.get(job_id)
+    actor = current_actor()
+    can_read = job is not None and actor.has_scope((Scope.READ,)) and actor.can_see(job.task, job.queue)
+    return job if job is not None and can_read and job.task == task else None
+
+
+def _breaker_numbers(form: TaskActionForm) -> tuple[int, int | None, int | None]:
+    """Failures, window and pause of a breaker. Raises InvalidForm."""
+    failures = _whole_number("failures", form.failures, _MAX_FAILURES)
+    if failures is None:
+        raise InvalidForm.at_field("failures", "is required")
+    window_sec = _whole_number("window_sec", form.window_sec, _MAX_BREAKER_SEC)
+    return failures, window_sec, _whole_number("resume_sec", form.resume_sec, _MAX_BREAKER_SEC)
+
+
+def _whole_number(name: str, raw: str, highest: int) -> int | None:
+    text = raw.strip()
+    if text and (not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:12]) <= highest):
+        raise InvalidForm.at_field(name, f"{text!r} is not a whole number from 1 to {highest}")
+    return int(text) if text else None
+
+
+def _retry_text(policy: Mapping[str, Any]) -> str:
+    """A retry policy in words, such as `linear: step 30, cap 3600`."""
+    values = ", ".join(f"{name} {value}" for name, value in policy.items() if name != "kind" and value is not None)
+    return f"{policy.get('kind', '')}: {values}" if values else str(policy.get("kind", ""))
+
+
+def _jobs_query(task: str, group: TaskFailureGroup) -> str:
+    """The filter of the group's jobs, as in the address of the list of jobs."""
+    fields = {"status": "failed,lost", "task": task, "fingerprint": group.fingerprint}
+    return urlencode({name: value for name, value in fields.items() if value})
 
 
 def _with_charts(checks: Iterable[CheckHistory]) -> list[tuple[CheckHistory, LineChart | None]]:
     """The checks, what did not pass first; the first ones with a chart."""
     ordered = sorted(checks, key=lambda check: check.results[0].outcome == "passed")
     return [(check, check_chart(check) if n < _MAX_CHECK_CHARTS else None) for n, check in enumerate(ordered)]
-
-
-def _form_inputs(schema: Mapping[str, Any] | None, values: Mapping[str, str]) -> list[FormInput] | None:
-    """The fields that a schema describes, or None when args are written as JSON."""
-    properties = (schema or {}).get("properties")
-    if schema is None or not isinstance(properties, dict) or not properties:
-        return None
-    required = schema.get("required", ())
-    return [_form_input(name, field, name in required, schema, values) for name, field in properties.items()]
-
-
-def _form_input(
-    name: str, field_schema: Mapping[str, Any], required: bool, schema: Mapping[str, Any], values: Mapping[str, str]
-) -> FormInput:
-    field_schema = _resolve_ref(field_schema, schema)
-    alternatives = [_resolve_ref(choice, schema) for choice in field_schema.get("anyOf", [field_schema])]
-    value_schema = next((choice for choice in alternatives if choice.get("type") != "null"), {})
-    default = field_schema.get("default", "")
-    if not isinstance(default, str):
-        default = "" if default is None else json.dumps(default, ensure_ascii=False)
-    choices = tuple(str(choice) for choice in value_schema.get("enum", ()))
-    return FormInput(
-        name=_ARG_PREFIX + name,
-        label=field_schema.get("title", name) if not name.isidentifier() else name,
-        kind="choice" if choices else _INPUT_KINDS.get(value_schema.get("type", ""), "json"),
-        required=required,
-        value=values.get(_ARG_PREFIX + name, default),
-        choices=choices,
-        help=field_schema.get("description", ""),
-    )
-
-
-def _resolve_ref(field_schema: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = str(field_schema.get("$ref", "")).removeprefix("#/$defs/")
-    definition = schema.get("$defs", {}).get(name) if name else None
-    if definition is None:
-        return field_schema
-    return {**definition, **{key: value for key, value in field_schema.items() if key != "$ref"}}
-
-
-def _parse_args(
-    values: Mapping[str, str], inputs: list[FormInput] | None, max_depth: int
-) -> tuple[dict[str, Any], list[FieldError]]:
-    """Parse the fields of the form into args; return them with the errors."""
-    if inputs is None:
-        return parse_json_object("args", values.get("args") or "{}", max_depth)
-    args: dict[str, Any] = {}
-    errors: list[FieldError] = []
-    for field in inputs:
-        text, name = values.get(field.name, ""), field.name.removeprefix(_ARG_PREFIX)
-        if field.kind == "checkbox":
-            args[name] = text == "true"
-        elif text and field.kind in ("json", "number"):
-            args[name], json_errors = parse_json(f"args.{name}", text, max_depth)
-            errors += json_errors
-        elif text or (field.required and field.kind != "json"):
-            args[name] = text
-    return args, errors

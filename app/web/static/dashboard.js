@@ -162,7 +162,8 @@ document.addEventListener("click", async (event) => {
 
   document.addEventListener("submit", (event) => {
     const form = event.target;
-    if (form.method !== "post" || event.defaultPrevented) return;
+    const method = event.submitter?.getAttribute("formmethod") || form.method; // a preview asks by GET
+    if (method !== "post" || event.defaultPrevented) return;
     if (submitted.has(form)) {
       event.preventDefault(); // the second click of a double click
       return;
@@ -180,10 +181,14 @@ document.addEventListener("click", async (event) => {
     submitted = new WeakSet(); // back on the page: the form may be submitted again
   });
 
-  if (document.querySelector("[data-no-draft]")) return; // an error page or the login page: keep the draft
   const draft = JSON.parse(sessionStorage.getItem(KEY) || "null");
+  if (document.querySelector("[data-no-draft]")) {
+    // An error page or the login page: the form was not submitted.
+    if (draft) sessionStorage.setItem(KEY, JSON.stringify({ ...draft, isRefused: true }));
+    return;
+  }
   sessionStorage.removeItem(KEY);
-  const form = draft && draft.page === location.pathname && [...document.forms].find((candidate) => candidate.getAttribute("action") === draft.action);
+  const form = draft?.isRefused && draft.page === location.pathname && [...document.forms].find((candidate) => candidate.getAttribute("action") === draft.action);
   if (!form || document.querySelector("main [role=alert]")) return; // the page shows the error and the input itself
   for (const [name, value] of draft.values) {
     const field = form.elements[name];

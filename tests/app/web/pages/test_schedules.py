@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 import psycopg2
@@ -12,6 +13,7 @@ DAILY = {
     "args": '{"day": "{interval_start:%Y-%m-%d}"}',
 }  # fmt: skip
 PAGE = "/schedules/sales%20by%20day"
+ERROR = re.compile(r'<small class="bad" id="\w+-(\w+)-error">([^<]+)</small>')
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +45,13 @@ def test_a_schedule_is_previewed_created_and_shown(client):
 def test_what_is_wrong_is_shown(client):
     shown = client.get("/schedules", query_string={**DAILY, "expression": "61 * * * *"})
     assert "expression: &#39;61&#39; is no valid minute" in shown.text
-    refused = client.post("/schedules", data={**DAILY, "args": "["})
-    assert (refused.status_code, "args" in refused.text) == (409, True)
+    refused = client.post("/schedules", data={**DAILY, "args": "[", "priority": "high"})
+    assert refused.status_code == 422
+    assert ERROR.findall(refused.text) == [
+        ("args", "it is not JSON: Expecting value at line 1, column 2"),
+        ("priority", "&#39;high&#39; is not a whole number"),
+    ]
+    assert 'value="0 6 * * *"' in refused.text
     assert client.get("/schedules/none").status_code == 404
     assert act(client, "pause").status_code in (404, 409)
 
@@ -59,13 +66,13 @@ def test_a_schedule_is_paused_resumed_run_changed_and_deleted(client):
     assert run.headers["Location"].startswith("/jobs/")
     page = client.get(PAGE).text
     assert 'class="cell ready"' in page
-    assert act(client, "run", at="2026-01-31T06:00").status_code == 409
+    assert "has fired" in act(client, "run", at="2026-01-31T06:00").text
     assert act(client, "run", at="2026-01-31T06:00", again="yes").status_code == 303
-    act(client, "change", expression="0 7 * * *", args='{"day": "x"}')
+    assert client.post(f"{PAGE}/change", data={"expression": "0 7 * * *", "args": '{"day": "x"}'}).status_code == 303
     assert "At 07:00 every day" in client.get(PAGE).text
-    assert act(client, "change").status_code == 409
-    assert act(client, "explode").status_code == 409
-    assert act(client, "delete").status_code == 409
+    assert client.post(f"{PAGE}/change", data={"expression": "0 7 * * *"}).status_code == 422
+    assert act(client, "explode").status_code == 422
+    assert act(client, "delete").status_code == 422
     assert act(client, "delete", confirmed="yes").headers["Location"] == "/schedules"
     assert client.get(PAGE).status_code == 404
 

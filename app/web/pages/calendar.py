@@ -1,0 +1,166 @@
+"""The calendar: what schedules made and will make, by month and by day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from flask import Response
+from pydantic import Field
+
+from app.db.statements import Executor
+from app.errors import ScheduleNotFound
+from app.web.options import WebOptions
+from app.web.pages.base import FormModel, FormText, PageRenderer
+from app.web.pages.schedules import shown_as
+from app.web.routing import ApiBlueprint
+from app.web.schedule_changes import Calendar, ScheduleEditor
+from pipelines.contract import Pipelines
+
+_DAYS_OF_WEEK = 7
+_FOLDED_FROM = 20  # times a day: hourly or more often
+_ENTRIES_SHOWN = 8  # of a day in the month
+_WORST_FIRST = ("failed", "lost", "canceled", "skipped", "running", "ready", "succeeded", "scheduled")
+_OUTCOMES = {"failed": ("failed", "lost"), "skipped": ("skipped",), "planned": ("scheduled",)}
+
+
+class CalendarFields(FormModel):
+    """What the calendar shows."""
+
+    month: FormText = Field("", description="A month such as 2026-01; empty: this one.")
+    day: FormText = Field("", description="A day such as 2026-01-31: its list.")
+    schedule: FormText = Field("", description="Only this schedule.")
+    outcome: FormText = Field("", description="Only what failed, was skipped, or is planned.")
+    every: FormText = Field("", description="yes: each time, also of what fires hourly or more often.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalendarEntry:
+    """Times of a schedule on a day: one, or several as one line. `state` is the worst of them."""
+
+    at: datetime
+    schedule: str
+    state: str
+    job_id: Any = None
+    until: datetime | None = None
+    note: str | None = None
+    outcome: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class CalendarDay:
+    day: date
+    is_outside: bool
+    entries: list[CalendarEntry] = field(default_factory=list)
+    more: int = 0
+
+
+def create_calendar_page(source: Executor, pipelines: Pipelines, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("calendar_page", options)
+    editor = ScheduleEditor(source, pipelines, options)
+
+    @pages.page("/calendar", query=CalendarFields)
+    def show_calendar(query: CalendarFields) -> Response:
+        """Show what schedules made and will make: a month as a grid, or a day as a list."""
+        zone = ZoneInfo(pages.formatter.zone)
+        today = datetime.now(zone).date()
+        day = _parse_day(query.day, today) if query.day else None
+        month = day.replace(day=1) if day else _parse_day(query.month and f"{query.month}-01", today.replace(day=1))
+        first, last = (day, day + timedelta(days=1)) if day else (month, _next_month(month))
+        problem, calendar = None, Calendar([], [], complete=True)
+        try:
+            calendar = editor.calendar(_midnight(first, zone), _midnight(last, zone), name=query.schedule or None)
+        except ScheduleNotFound as missing:
+            problem = str(missing)
+        entries = [entry for entry in _entries(calendar) if _is_chosen(entry, query.outcome)]
+        return pages.render(
+            "calendar.html",
+            query=query,
+            problem=problem,
+            is_complete=calendar.complete,
+            day=day,
+            month=month,
+            previous=(first - timedelta(days=1)).isoformat()[: 10 if day else 7],
+            following=last.isoformat()[: 10 if day else 7],
+            entries=entries if day else [],
+            weeks=[] if day else _weeks(month, entries, zone, is_folded=query.every != "yes"),
+            today=today,
+            counts={state: sum(entry.state == state for entry in entries) for state in _WORST_FIRST},
+            schedules=editor.schedules.list_by_name(limit=500),
+        )
+
+    return pages.blueprint
+
+
+def _entries(calendar: Calendar) -> Iterator[CalendarEntry]:
+    """All times, the past ones first; each by itself."""
+    for firing in calendar.past:
+        yield CalendarEntry(
+            at=firing.fire_at, schedule=firing.schedule, state=shown_as(firing), job_id=firing.job_id,
+            until=firing.until, outcome=firing.outcome.value.replace("_", " "),
+        )  # fmt: skip
+    for future in calendar.future:
+        yield CalendarEntry(at=future.fire_at, schedule=future.schedule, state="scheduled", note=future.note)
+
+
+def _is_chosen(entry: CalendarEntry, outcome: str) -> bool:
+    return outcome not in _OUTCOMES or entry.state in _OUTCOMES[outcome]
+
+
+def _weeks(month: date, entries: list[CalendarEntry], zone: ZoneInfo, *, is_folded: bool) -> list[list[CalendarDay]]:
+    """The weeks of a month, with the days before and after it."""
+    by_day: dict[date, list[CalendarEntry]] = {}
+    for entry in entries:
+        by_day.setdefault(entry.at.astimezone(zone).date(), []).append(entry)
+    begin, weeks = month - timedelta(days=month.weekday()), []
+    while begin < _next_month(month):
+        days = [begin + timedelta(days=n) for n in range(_DAYS_OF_WEEK)]
+        weeks.append([_day(day, month, by_day.get(day, []), is_folded=is_folded) for day in days])
+        begin += timedelta(days=_DAYS_OF_WEEK)
+    return weeks
+
+
+def _day(day: date, month: date, entries: list[CalendarEntry], *, is_folded: bool) -> CalendarDay:
+    shown = _folded(entries) if is_folded else sorted(entries, key=lambda entry: (entry.at, entry.schedule))
+    return CalendarDay(day, day.month != month.month, shown[:_ENTRIES_SHOWN], len(shown[_ENTRIES_SHOWN:]))
+
+
+def _folded(entries: list[CalendarEntry]) -> list[CalendarEntry]:
+    """One line for each schedule with several times a day; one for all that fire hourly or more often."""
+    lines, frequent = [], []
+    ordered = sorted(entries, key=lambda entry: (entry.schedule, entry.at))
+    for name, group in groupby(ordered, key=lambda entry: entry.schedule):
+        times = list(group)
+        if len(times) == 1:
+            lines += times
+        elif len(times) < _FOLDED_FROM:
+            lines.append(_line(name, times))
+        else:
+            frequent += times
+    lines.sort(key=lambda entry: (entry.count > 1, entry.at))
+    return [*lines, *([_line("", frequent)] if frequent else [])]
+
+
+def _line(name: str, times: list[CalendarEntry]) -> CalendarEntry:
+    state = min((time.state for time in times), key=_WORST_FIRST.index)
+    return CalendarEntry(at=times[0].at, schedule=name, state=state, count=len(times))
+
+
+def _parse_day(raw: str, default: date) -> date:
+    try:
+        return date.fromisoformat(raw) if raw else default
+    except ValueError:
+        return default
+
+
+def _next_month(month: date) -> date:
+    return (month.replace(day=28) + timedelta(days=4)).replace(day=1)
+
+
+def _midnight(day: date, zone: ZoneInfo) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
