@@ -81,6 +81,10 @@ class RunningJob:
         return cls(**values | times | {"job_id": UUID(values["job_id"])})
 
 
+# It listens, another process of its host does, or DL_LISTEN=off.
+_LISTENERS_IN_ORDER = (None, "listening", "relayed", "off")
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
     """A worker process as it registered itself. `alive`: its last heartbeat is less than three intervals old;
@@ -108,6 +112,11 @@ class WorkerStatus:
     @property
     def host(self) -> str:
         return self.name.rpartition(":")[0] or self.name
+
+    @property
+    def has_lost_notifications(self) -> bool:
+        """Whether it polls although it should be notified."""
+        return self.listener not in _LISTENERS_IN_ORDER
 
     def busy_in(self, queue: str) -> int:
         return sum(run.queue == queue for run in self.running)

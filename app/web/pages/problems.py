@@ -278,7 +278,7 @@ def _worker_problems(workers: list[WorkerStatus]) -> Iterator[Problem]:
                 acts=acts,
                 covers=frozenset({"dead_worker"}),
             )
-        elif worker.listener not in (None, "listening") and worker.last_beat_at - worker.started_at > _STARTUP_PERIOD:
+        elif worker.has_lost_notifications and worker.last_beat_at - worker.started_at > _STARTUP_PERIOD:
             text = f" is not receiving notifications ({worker.listener}), polling"
             yield Problem(kind="polling", subject=subject, before="Worker ", after=text, acts=acts)
 

@@ -13,8 +13,6 @@ from app.web.options import WebOptions
 from app.web.pages.base import FormModel, FormText, PageRenderer
 from app.web.routing import ApiBlueprint
 
-_LISTENING = "listening"
-
 
 class WorkerForm(FormModel):
     """Whether a worker process is drained."""
@@ -54,6 +52,6 @@ def find_problems(worker: WorkerStatus) -> list[str]:
     if not worker.alive:
         return ["no heartbeat: it was killed, or cannot reach the database"]
     problems = []
-    if worker.listener not in (None, _LISTENING):
+    if worker.has_lost_notifications:
         problems.append(f"no notifications ({worker.listener}): it finds jobs by polling, and stops are late")
     return problems

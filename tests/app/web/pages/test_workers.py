@@ -45,13 +45,16 @@ def test_worker_without_heartbeat_comes_first_as_lost(client, process_id, dsn, p
     assert "no heartbeat" in page
 
 
-def test_worker_that_polls_is_a_warning(client, process_id, dsn):
+@pytest.mark.parametrize(
+    ("listener", "is_problem"), [("disconnected", True), ("unresponsive", True), ("relayed", False), ("off", False)]
+)
+def test_worker_that_lost_notifications_is_a_warning(client, process_id, dsn, listener, is_problem):
     connection = psycopg2.connect(dsn)
     with connection, connection.cursor() as cursor:
-        cursor.execute("UPDATE dl_workers SET listener = 'polling'")
+        cursor.execute("UPDATE dl_workers SET listener = %s", [listener])
     connection.close()
 
-    assert "no notifications (polling)" in client.get("/workers").text
+    assert (f"no notifications ({listener})" in client.get("/workers").text) is is_problem
 
 
 def test_worker_is_drained_and_resumed_by_form(client, process_id, pool):
