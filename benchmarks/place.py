@@ -7,6 +7,7 @@ first lines of the output show the settings.
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import shutil
@@ -27,6 +28,7 @@ from app.db.schema import migrate
 from app.postgres import EmbeddedServer
 
 # Settings that change the results; printed with each run.
+_NUMBERS = itertools.count(1)
 SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_compression")
 LISTED_PACKAGES = ("dataloader", "psycopg2-binary", "flask", "gunicorn")
 
@@ -53,10 +55,11 @@ def benchmark_server(settings: Mapping[str, str] | None = None) -> Iterator[tupl
 def fresh_database(server_dsn: str, label: str = "", *, like: str | None = None, empty: bool = False) -> Iterator[str]:
     """Create a database with our tables and drop it afterwards.
 
-    Simultaneous databases need different labels. `like` is the DSN of a database to copy. With `empty` there are no
+    `like` is the DSN of a database to copy. With `empty` there are no
     tables.
     """
-    name = f"dl_bench_{os.getpid()}{label and '_'}{label}"
+    # A name of its own each time: a process refuses another queue under a known connection string.
+    name = f"dl_bench_{os.getpid()}_{next(_NUMBERS)}{label and '_'}{label}"
     dsn = make_dsn(server_dsn, dbname=name)
     template = "template0" if like is None else parse_dsn(like)["dbname"]
     query_value(server_dsn, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')

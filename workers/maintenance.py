@@ -36,7 +36,7 @@ from workers.threads import BackgroundThread, clock
 _log = log.get(__name__)
 _LEADER_CHECK_SEC = 2.0
 _FOLLOW_INTERVAL_SEC = 5.0
-_IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
+IDLE_INTERVAL_SEC = 2.0  # between two checks for bulk operations or new events
 _NOTIFY_INTERVAL_SEC = 1.0
 _LIMITS_INTERVAL_SEC = 1.0
 _GRAPHS_INTERVAL_SEC = 1.0
@@ -52,9 +52,10 @@ _HOURLY_SEC = 3600.0
 _PRUNE_INTERVAL_SEC = 600.0
 _DEPTHS_INTERVAL_SEC = 30.0  # recorded once a minute, and none may be left out
 _PRUNE_BATCH = 1000  # deliveries, data checks, dataset events
-_REST_FACTOR = 9  # statistics rest this many times as long as a batch took: jobs come first
+_REST_FACTOR = 9  # statistics that are not late rest this many times as long as a batch took: jobs come first
+_MAX_STATISTICS_LAG_SEC = 60.0  # later statistics do not rest at all
 _FAILED_RETRY_SEC = 60.0
-_AGGREGATE_BATCH = 10_000  # events
+AGGREGATE_BATCH = 10_000  # events
 _DELETE_BATCH = 500  # jobs
 _MAX_DELETE_PAUSE_SEC = 5.0
 _KEEP_ALERTS_SEC = 90 * 86_400.0
@@ -170,10 +171,10 @@ def duties(
     backfills = BackfillsDuty(session, tasks, default_lease_sec=options.default_lease_sec)
     lineage = options.lineage and LineageDuty(session, options.lineage)
     return [
-        *([Duty("lineage", _IDLE_INTERVAL_SEC, lineage.run)] if lineage else []),
-        Duty("bulk", _IDLE_INTERVAL_SEC, lambda: 0.0 if bulk.run_batch() else bulk.next_step_in_sec()),
+        *([Duty("lineage", IDLE_INTERVAL_SEC, lineage.run)] if lineage else []),
+        Duty("bulk", IDLE_INTERVAL_SEC, lambda: 0.0 if bulk.run_batch() else bulk.next_step_in_sec()),
         Duty("bulk-prune", _HOURLY_SEC, bulk.prune),
-        Duty("statistics", _IDLE_INTERVAL_SEC, lambda: _aggregate(statistics)),
+        Duty("statistics", IDLE_INTERVAL_SEC, lambda: _aggregate(statistics)),
         Duty("statistics-prune", _PRUNE_INTERVAL_SEC, statistics.prune),
         Duty("queue-depths", _DEPTHS_INTERVAL_SEC, statistics.record_depths),
         Duty("notify-waiting", _NOTIFY_INTERVAL_SEC, lambda: notify_waiting_queues(session)),
@@ -196,8 +197,13 @@ def duties(
 
 def _aggregate(statistics: Statistics) -> float | None:
     started_at = clock()
-    has_more = statistics.aggregate(_AGGREGATE_BATCH)
-    return _REST_FACTOR * (clock() - started_at) if has_more else None
+    lag_sec = statistics.aggregate(AGGREGATE_BATCH)
+    return None if lag_sec is None else rest_sec(clock() - started_at, lag_sec)
+
+
+def rest_sec(batch_sec: float, lag_sec: float) -> float:
+    """Return how long statistics rest after a batch: the later they are, the shorter."""
+    return _REST_FACTOR * batch_sec * max(0.0, 1 - lag_sec / _MAX_STATISTICS_LAG_SEC)
 
 
 def _decide_left(graphs: Graphs) -> float | None:

@@ -236,11 +236,14 @@ class Statistics:
         self._executor = executor
         self._execute = executor.execute
 
-    def aggregate(self, limit: int = MAX_EVENTS_PER_BATCH) -> bool:
-        """Aggregate the next events; return whether there are more. Safe to call from several processes."""
+    def aggregate(self, limit: int = MAX_EVENTS_PER_BATCH) -> float | None:
+        """Aggregate the next events; return how old they are, in seconds, if there are more, else None.
+
+        Safe to call from several processes.
+        """
         parameters = {"schema": self._executor.schema, "limit": limit, "runs": MAX_RECENT_RUNS}
         rows = self._execute("aggregate_events", parameters)
-        return bool(rows) and bool(rows[0][0] >= limit)
+        return float(rows[0][1]) if rows and rows[0][0] >= limit else None
 
     def prune(self) -> None:
         """Delete statistics of old minutes, quarters and hours."""

@@ -1,8 +1,8 @@
 -- Statistics by minute, quarter of an hour and hour: aggregated from events in the background.
 
 -- name: aggregate_events
--- Aggregate the next `limit` events into dl_statistics and dl_recent_runs, and return their number. One process at a time
--- does so; another gets no row.
+-- Aggregate the next `limit` events into dl_statistics and dl_recent_runs; return their number and the age of the last
+-- one. One process at a time does so; another gets no row.
 --
 -- Events become visible out of the order of their ids, so unread ids are kept as ranges, and each event is read once,
 -- whenever it appears. An id that never appears (its transaction failed, or a partition starts at a higher id) must be
@@ -115,7 +115,7 @@ WITH state AS MATERIALIZED (
        AND l.event_id < (SELECT event_id FROM dl_recent_runs k WHERE k.task = touched.task
                           ORDER BY event_id DESC OFFSET %(runs)s::int LIMIT 1)
 ), done AS (
-    SELECT count(*) AS n, max(event_id) AS last, range_agg(int8range(event_id, event_id + 1)) AS ids FROM read
+    SELECT count(*) AS n, max(event_id) AS last, max(ts) AS last_ts, range_agg(int8range(event_id, event_id + 1)) AS ids FROM read
 ), advanced AS (
     UPDATE dl_statistics_state s
        SET unread = s.unread - coalesce(done.ids, '{}')
@@ -123,9 +123,10 @@ WITH state AS MATERIALIZED (
                                                               THEN least(s.safe_id, done.last) ELSE s.safe_id END))
       FROM done
      WHERE EXISTS (SELECT FROM state)
-    RETURNING done.n
+    RETURNING done.n, done.last_ts
 )
-SELECT n FROM advanced;
+SELECT n, CASE WHEN isfinite(last_ts) THEN greatest(0, extract(epoch FROM clock_timestamp() - last_ts)) ELSE 0 END::float8
+  FROM advanced;
 
 -- name: record_depths
 -- Record the current queue depths for the charts, counted along the partial indexes up to two million of each kind.

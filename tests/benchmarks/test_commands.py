@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as listing
-from benchmarks import depth, flow, heartbeat, horizon, http, load, memory, schedules
+from benchmarks import depth, events, flow, heartbeat, horizon, http, load, memory, schedules
 
 Run = Callable[[Sequence[str]], None]
 
@@ -84,6 +84,12 @@ def test_schedules(run):
         "race: 16 processes", "700 plain jobs", "700 slices",
     ]  # fmt: skip
     assert all(ratio(row[3]) > 0 for row in (*rows[:-10], *rows[-9:]))
+
+
+def test_events(run):
+    rows = run(events.main, "--jobs", "500", "--rounds", "1")
+
+    assert [row[0] for row in rows] == ["without pauses", "with pauses"]
 
 
 def test_heartbeat(run):

@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 from tests.support.webhook_receiver import WebhookReceiver
 from tests.support.worker_pool_fixture import WorkerPoolFixture
 from workers import maintenance
-from workers.maintenance import Duty, Maintenance, MaintenanceOptions, RetentionDuty, duties
+from workers.maintenance import Duty, Maintenance, MaintenanceOptions, RetentionDuty, duties, rest_sec
 from workers.webhook_sender import WebhookOptions
 
 
@@ -31,6 +31,12 @@ def queue(dsn: str) -> Iterator[QueueFixture]:
     fixture = QueueFixture(dsn)
     yield fixture
     fixture.close()
+
+
+def test_late_statistics_rest_less_and_then_not_at_all():
+    assert rest_sec(0.1, 0.0) == pytest.approx(0.9)
+    assert rest_sec(0.1, 30.0) == pytest.approx(0.45)
+    assert rest_sec(0.1, 60.0) == rest_sec(0.1, 3600.0) == 0.0
 
 
 def new_maintenance(queue: QueueFixture, *entries: Duty) -> Maintenance:

@@ -39,7 +39,7 @@ def test_unblocked_job_is_next_and_later_jobs_get_estimate(queue_db, why):
     worker(queue_db)
     first, second = queue_db.enqueue("a"), queue_db.enqueue("b")
     queue_db.settle(queue_db.enqueue_and_claim("done", queue="q", priority=0))
-    while Statistics(queue_db.session).aggregate():
+    while Statistics(queue_db.session).aggregate() is not None:
         pass
 
     next_, behind = why.explain(first), why.explain(second)
@@ -119,7 +119,7 @@ def test_busy_key_is_explained_with_holder_and_position(queue_db, why):
     assert why.explain(first).position == 1
     assert result.estimate is None
     queue_db.settle(queue_db.enqueue_and_claim("other"))
-    while Statistics(queue_db.session).aggregate():
+    while Statistics(queue_db.session).aggregate() is not None:
         pass
     assert why.explain(second).estimate is not None
 
@@ -164,7 +164,7 @@ def test_estimate_comes_from_runs_of_the_same_task(queue_db, why):
         queue_db.settle(queue_db.enqueue_and_claim(task, task=task))
         queue_db.sql("UPDATE dl_job_events SET ts = ts - make_interval(secs => %s) WHERE kind = 'picked' AND job_id ="
                  " (SELECT job_id FROM dl_jobs WHERE task = %s)", seconds, task)  # fmt: skip
-    while Statistics(queue_db.session).aggregate():
+    while Statistics(queue_db.session).aggregate() is not None:
         pass
     queue_db.enqueue_and_claim("r")
 
@@ -214,7 +214,7 @@ def test_running_job_is_explained_with_worker_stop_and_durations(queue_db, why):
     run = queue_db.enqueue_and_claim("k")
     assert codes(why.explain(run.id)) == ["running"]
     queue_db.settle(queue_db.enqueue_and_claim("other"))
-    while Statistics(queue_db.session).aggregate():
+    while Statistics(queue_db.session).aggregate() is not None:
         pass
     queue_db.queue.cancel(run.id)
     doing = (

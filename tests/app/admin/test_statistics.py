@@ -15,7 +15,7 @@ def rollups(own_queue_db: QueueFixture) -> Statistics:
 
 
 def fold(rollups: Statistics) -> None:
-    while rollups.aggregate():
+    while rollups.aggregate() is not None:
         pass
 
 
@@ -32,7 +32,7 @@ def ends(queue_db: QueueFixture) -> None:
 
 def test_each_event_is_counted_once_in_every_span(own_queue_db, rollups):
     ends(own_queue_db)
-    while rollups.aggregate(limit=3):
+    while rollups.aggregate(limit=3) is not None:
         pass
     fold(rollups)
 
@@ -45,6 +45,17 @@ def test_each_event_is_counted_once_in_every_span(own_queue_db, rollups):
     assert rollups.by_queue().keys() == {"q"}
     assert rollups.by_task().keys() == {"t"}
     assert [run.outcome for run in rollups.recent_runs()["t"]] == ["lost", "failed", "succeeded", "retried"]
+
+
+def test_batch_answers_how_late_it_is_while_there_are_more(own_queue_db, rollups):
+    own_queue_db.enqueue("a")
+    own_queue_db.enqueue("b")
+    own_queue_db.sql("UPDATE dl_job_events SET ts = ts - interval '90 s'")
+
+    lag_sec = rollups.aggregate(limit=1)
+    assert lag_sec is not None
+    assert 90 <= lag_sec < 120
+    assert rollups.aggregate(limit=100) is None
 
 
 @pytest.fixture
@@ -115,7 +126,7 @@ def test_only_one_process_folds_at_a_time(own_queue_db, rollups):
     with own_queue_db.open_transaction() as step:
         step("SELECT pg_advisory_xact_lock(1684828527, 2)")
         own_queue_db.enqueue("k")
-        assert not rollups.aggregate()
+        assert rollups.aggregate() is None
         assert own_queue_db.fetch_row("SELECT count(*) FROM dl_statistics") == 0
     fold(rollups)
     assert own_queue_db.fetch_row("SELECT count(*) FROM dl_statistics WHERE span_sec = 60") == 1

@@ -146,7 +146,7 @@ def test_queues_and_workers_are_shown_and_ruled(run, queue_db):
 
 def test_the_numbers_of_tasks_are_a_line_each(run, queue_db):
     queue_db.settle(queue_db.enqueue_and_claim("k"))
-    while Statistics(queue_db.session).aggregate():
+    while Statistics(queue_db.session).aggregate() is not None:
         pass
 
     assert "t  " in run("task-numbers").output

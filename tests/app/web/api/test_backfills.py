@@ -84,7 +84,7 @@ def test_a_plan_estimates_how_long_it_takes_and_names_the_limits_that_bind(clien
     for _ in range(3):
         queue.queue.settle([(queue.enqueue_and_claim(uuid4().hex, task="visits", queue="etl"), SUCCEEDED)])
     queue.sql("UPDATE dl_job_events SET ts = ts + interval '60 seconds' WHERE kind = 'done'")
-    while Statistics(queue.session).aggregate():
+    while Statistics(queue.session).aggregate() is not None:
         pass
     queue.close()
     plan = client.post("/api/v1/backfills", json=request).json["plan"]

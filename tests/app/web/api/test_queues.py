@@ -73,7 +73,7 @@ def test_workers_are_listed_and_drained(client, queue):
 def test_charts_and_tasks_show_what_happened(client, trigger, pool, queue):
     trigger()
     trigger(task="elsewhere", lock_key="e")
-    while Statistics(pool).aggregate():
+    while Statistics(pool).aggregate() is not None:
         pass
 
     chart = client.get("/api/v1/charts", query_string={"period": "24h", "queue": "etl"}).json
