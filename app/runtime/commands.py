@@ -17,7 +17,7 @@ from app.config.loading import inherited_environment
 from app.db.roles import roles_sql
 from app.db.schema import SCHEMA_VERSION, Migration
 from app.db.statements import AuditContext, acting_as
-from app.doctor.examine import Connections, run_checks
+from app.doctor.examine import run_checks
 from app.doctor.facts import DatabaseFacts
 from app.doctor.findings import UNREACHABLE, Finding, error
 from app.doctor.schema import expected_schema, find_repairs
@@ -26,7 +26,7 @@ from app.log import redact_text
 from app.postgres.binaries import find_program
 from app.runtime.database import Database
 from app.runtime.serve import serve
-from app.runtime.service import retention_periods, set_up_logging
+from app.runtime.service import doctor_connections, retention_periods, set_up_logging
 from app.runtime.worker import run_worker
 
 __all__ = [
@@ -135,14 +135,7 @@ def run_doctor(settings: Settings) -> list[Finding]:
     set_up_logging(settings)
     try:
         with closing(Database(settings)) as database, database.pool("dataloader-doctor", direct=False) as pool:
-            connections = Connections(
-                api_dsn=database.dsn(),
-                worker_dsn=None if settings.worker_dsn is None else settings.worker_dsn.get_secret_value(),
-                timeout_sec=settings.pg_connect_timeout,
-                api_connections=settings.pg_pool_size + settings.pg_max_overflow,
-                is_retention_decided=settings.is_retention_decided,
-            )
-            return run_checks(DatabaseFacts(pool), connections)
+            return run_checks(DatabaseFacts(pool), doctor_connections(settings, database.dsn()))
     except DatabaseUnavailable as outage:
         return [_unreachable_finding(settings, redact_text(str(outage)))]
 

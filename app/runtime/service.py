@@ -25,7 +25,8 @@ from app.config.loading import is_colour_disabled
 from app.db.connection import translate_errors
 from app.db.pool import Pool
 from app.db.statements import Executor
-from app.doctor.facts import detect_pooler
+from app.doctor.examine import Connections, run_checks
+from app.doctor.facts import DatabaseFacts, detect_pooler
 from app.errors import ConfigError, DatabaseUnavailable, EmbeddedServerError, SchemaError, SettingError
 from app.net import AllowedHosts
 from app.queue.jobs import JobQueue
@@ -151,6 +152,9 @@ class Service:
             session_secret=None if settings.session_secret is None else settings.session_secret.get_secret_value(),
             webhook_allowed_hosts=settings.webhook_allowed_hosts,
             has_webhook_secret=settings.webhook_secret is not None,
+            settings=settings.describe(),
+            retention=retention_periods(settings),
+            examine=lambda: run_checks(DatabaseFacts(pool), doctor_connections(settings, self._dsn())),
         )
         return create_app(
             JobQueue(standby or pool),
@@ -394,6 +398,16 @@ def retention_periods(settings: Settings) -> RetentionPeriods:
         events=settings.keep_events_days * DAY_SEC,
         logs=settings.job_log_keep_days * DAY_SEC,
         audit=settings.keep_history_days * DAY_SEC,
+    )
+
+
+def doctor_connections(settings: Settings, api_dsn: str) -> Connections:
+    return Connections(
+        api_dsn=api_dsn,
+        worker_dsn=None if settings.worker_dsn is None else settings.worker_dsn.get_secret_value(),
+        timeout_sec=settings.pg_connect_timeout,
+        api_connections=settings.pg_pool_size + settings.pg_max_overflow,
+        is_retention_decided=settings.is_retention_decided,
     )
 
 

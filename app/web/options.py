@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from app.admin.retention import RetentionPeriods
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,9 @@ class WebOptions:
     max_data_age_sec: float | None = None  # of what a standby answers; None: there is none
     session_sec: float = 12 * 3600
     session_secret: str | None = field(default=None, repr=False)  # None: a secret stored in the database
+    settings: Sequence[Any] = field(default=(), repr=False)  # as app.config describes them, with secrets masked
+    retention: RetentionPeriods | None = None  # None: the page of settings does not show it
+    examine: Callable[[], Sequence[Any]] | None = field(default=None, repr=False)  # the findings of doctor
 
     @property
     def min_lease_ttl_sec(self) -> int:

@@ -38,6 +38,8 @@ PAGES = {
     "alerts": "/alerts",
     "webhooks": "/webhooks",
     "keys": "/keys",
+    "settings": "/settings?preview=retention",
+    "doctor": "/settings/doctor",
     "charts": "/charts",
     "audit": "/audit",
     "api": "/docs",

@@ -22,6 +22,7 @@ charts.py    statistics over time
 alerts.py    what fires, alert rules, what was resolved
 webhooks.py  webhooks and their deliveries
 keys.py      API keys
+settings.py  settings in force, the database, retention, findings of doctor
 audit.py     the audit log
 shell.py     the frame around every page: navigation, number of problems, zone
 problems.py  what is wrong, by subject
@@ -54,6 +55,7 @@ from app.web.pages.overview import create_overview_page
 from app.web.pages.queues import create_queues_page
 from app.web.pages.schedules import create_schedules_page
 from app.web.pages.search import create_search_page
+from app.web.pages.settings import create_settings_page
 from app.web.pages.slices import create_slices_page
 from app.web.pages.tasks import create_tasks_page
 from app.web.pages.webhooks import create_webhooks_page
@@ -88,6 +90,7 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
         create_alerts_page(queue.executor, options),
         create_webhooks_page(queue.executor, options),
         create_keys_page(queue.executor, options),
+        create_settings_page(queue.executor, options),
         create_audit_page(queue.executor, options),
         create_search_page(queue.executor, pipelines, options),
         create_zone_page(options),

@@ -51,6 +51,7 @@ NAVIGATION = (
     NavLink("Watch", "Audit", "/audit"),
     NavLink("Settings", "Webhooks", "/webhooks"),
     NavLink("Settings", "API keys", "/keys"),
+    NavLink("Settings", "Settings", "/settings"),
     NavLink("Settings", "API", "/docs"),
 )
 

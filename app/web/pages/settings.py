@@ -1,0 +1,63 @@
+"""The pages of settings: what is in force in this process, the database, retention, and the findings of doctor."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import attrgetter
+from typing import Literal
+
+from flask import Response
+from pydantic import Field
+
+from app.admin.api_keys import Scope
+from app.admin.retention import Retention
+from app.admin.server import server_facts
+from app.db.statements import Executor
+from app.log import redact_text
+from app.web.options import WebOptions
+from app.web.pages.base import FormModel, PageRenderer
+from app.web.problems import ProblemCode, RequestRejected
+from app.web.routing import ApiBlueprint
+
+_MAX_COUNTED = 20_000  # jobs that the preview of retention counts
+
+
+class SettingsPageQuery(FormModel):
+    preview: Literal["", "retention"] = Field("", description="retention: count what it would delete now.")
+
+
+def create_settings_page(source: Executor, options: WebOptions) -> ApiBlueprint:
+    pages = PageRenderer("settings_page", options)
+
+    @pages.page("/settings", query=SettingsPageQuery, scope=Scope.ADMIN)
+    def show_settings(query: SettingsPageQuery) -> Response:
+        """Show the settings of this process with their sources, the database, and what retention would delete."""
+        retention = None if options.retention is None else Retention(source, options.retention)
+        preview = partitions = None
+        if retention is not None and query.preview:
+            preview = retention.prune(limit=_MAX_COUNTED, dry_run=True)
+            partitions = retention.drop_partitions(dry_run=True)
+        return pages.render(
+            "settings.html",
+            groups=[(group, list(found)) for group, found in groupby(options.settings, key=attrgetter("group"))],
+            changed=[setting for setting in options.settings if setting.source != "default"],
+            server=server_facts(source),
+            is_paused=retention is not None and retention.is_paused,
+            preview=preview,
+            partitions=partitions,
+            has_doctor=options.examine is not None,
+            redact=redact_text,
+        )
+
+    @pages.page("/settings/doctor", scope=Scope.ADMIN, problems=(ProblemCode.NOT_FOUND,))
+    def show_doctor() -> Response:
+        """Examine the server, the tables and the queue, and show what was found, the worst first."""
+        if options.examine is None:
+            raise RequestRejected(
+                ProblemCode.NOT_FOUND, "this process cannot examine the database; run dataloader doctor"
+            )
+        findings = sorted(options.examine(), key=attrgetter("severity"), reverse=True)
+        bad = [finding for finding in findings if finding.severity.word in ("error", "warning")]
+        return pages.render("doctor.html", findings=findings, bad=bad, redact=redact_text)
+
+    return pages.blueprint
