@@ -15,41 +15,41 @@ FOLDERS = ("app", "workers", "pipelines", "dataloader")
 def module_page() -> str:
     """A page with the first line of each module's docstring, a section per package."""
     sections = []
-    for package in (path.parent for path in _sources() if path.name == "__init__.py"):
+    for package in (path.parent for path in source_files() if path.name == "__init__.py"):
         files = [path for path in sorted(package.glob("*.py")) if path.name != "__init__.py"]
         if files:
             rows = ((f"`{path.name}`", _first_line(path)) for path in files)
-            sections.append(f"## `{_shown(package)}/`\n\n{_table('module', 'what it does', rows)}")
+            sections.append(f"## `{shown_path(package)}/`\n\n{_table('module', 'what it does', rows)}")
     return "\n".join(["# Modules\n", *sections])
 
 
 def threads() -> str:
     """Each named thread that the product starts, with its module."""
-    found = {row for path in _sources() for row in _thread_names(path)}
+    found = {row for path in source_files() for row in _thread_names(path)}
     return _table("thread", "started in", sorted(found))
 
 
 def connections() -> str:
     """Each `application_name` of a connection to the queue's server, with its module."""
-    found = {row for path in _sources() for row in _connection_names(path)}
+    found = {row for path in source_files() for row in _connection_names(path)}
     return _table("`application_name`", "opened in", sorted(found))
 
 
 def statements() -> str:
     """The names of the statements, a row per .sql file."""
     rows = (
-        (f"`{_shown(path)}`", ", ".join(f"`{name}`" for name in names))
+        (f"`{shown_path(path)}`", ", ".join(f"`{name}`" for name in names))
         for path in sorted((ROOT / "app").rglob("*.sql"))
         if (names := parse_statements(path.read_text(encoding="utf-8"), "public"))
     )
     return _table("file", "statements", rows)
 
 
-def _sources() -> list[Path]:
+def source_files() -> list[Path]:
     return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def _shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
@@ -65,8 +65,8 @@ def _thread_names(path: Path) -> Iterator[tuple[str, str]]:
             names = [key.value for key in call.keywords if key.arg in ("name", "thread_name_prefix")]
             names += call.args[:1] if function == "BackgroundThread" else []
         else:
-            names = [name for name in call.args[:1] if next(_texts(name), "").startswith("worker-<")]
-        yield from ((f"`{text}`", f"`{_shown(path)}`") for name in names for text in _texts(name))
+            names = [name for name in call.args[:1] if next(constant_texts(name), "").startswith("worker-<")]
+        yield from ((f"`{text}`", f"`{shown_path(path)}`") for name in names for text in constant_texts(name))
 
 
 def _connection_names(path: Path) -> Iterator[tuple[str, str]]:
@@ -76,7 +76,9 @@ def _connection_names(path: Path) -> Iterator[tuple[str, str]]:
         values += [value for value in (*function.args.defaults, *function.args.kw_defaults) if value is not None]
         values += [node.value for node in function.body if isinstance(node, ast.Return) and node.value is not None]
     for value in values:
-        yield from ((f"`{text}`", f"`{_shown(path)}`") for text in _texts(value) if _is_connection_name(text))
+        yield from (
+            (f"`{text}`", f"`{shown_path(path)}`") for text in constant_texts(value) if _is_connection_name(text)
+        )
 
 
 def _is_connection_name(text: str) -> bool:
@@ -88,7 +90,7 @@ def _calls(path: Path) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
-def _texts(node: ast.expr) -> Iterator[str]:
+def constant_texts(node: ast.expr) -> Iterator[str]:
     """The text of a constant or an f-string; its placeholders by the last name in them, as in `worker-<queue>`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app.queue.job import TRANSITIONS, ReleaseReason, Status, Transition
-from docs import code_tables
+from docs import code_tables, signals
 
 DOCS = Path(__file__).resolve().parent
 MARKED_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
@@ -77,6 +77,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "threads": code_tables.threads,
     "connections": code_tables.connections,
     "statements": code_tables.statements,
+    "metrics": signals.metrics,
+    "log-events": signals.log_events,
 }
 
 # ── the life of a job ───────────────────────────────────────────────────────────────────────────────────────────────

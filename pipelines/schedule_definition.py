@@ -29,7 +29,7 @@ from pipelines.retry import policy_from_json
 from pipelines.schedule_templates import check_template, fill_template
 from pipelines.schedule_times import EPOCH, Timing
 from pipelines.schedules import schedules_of
-from pipelines.task import Task
+from pipelines.task import DEFAULT_QUEUE, Task
 
 Overlap = Literal["queue", "skip", "cancel", "allow"]
 CatchUp = Literal["last", "all", "skip"]
@@ -297,9 +297,7 @@ def fill_job(
     interval = times.interval
     values = times.placeholders()
     args = fill_template(definition.args, values, definition.zone)
-    queue = definition.queue or (None if task is None else task.options.queue)
-    if queue is None:
-        raise ValueError("queue: is required, as the task has none")
+    queue = definition.queue or (None if task is None else task.options.queue) or DEFAULT_QUEUE
     limits = definition.limits
     if task is not None:
         if errors := task.check_args(args):

@@ -29,6 +29,8 @@ from pipelines.retry import DEFAULT, Fail, Policy, Rules
 
 Isolation = Literal["thread", "process"]
 
+DEFAULT_QUEUE = "etl.default"  # of jobs by schedules and backfills; WORKERS_JSON serves it by default
+
 _INT4_MAX = 2_147_483_647
 _POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

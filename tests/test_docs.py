@@ -190,7 +190,7 @@ def test_the_sql_of_a_page_runs_on_the_real_tables(path, dsn):
 
 
 def test_waiting_jobs_query_explains_each_job(databases: Databases):
-    (why,) = (block for block in blocks(ROOT / "docs/operations.md", "sql") if block.startswith(WHY_JOBS_WAIT))
+    (why,) = (block for block in blocks(ROOT / "docs/troubleshooting.md", "sql") if block.startswith(WHY_JOBS_WAIT))
     with databases.fresh() as dsn:
         queue_db = QueueFixture(dsn)
         try:

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+import psycopg2
 import pytest
 from defusedxml import ElementTree as ET
 
+from app.db.schema import migrate
 from app.queue.job import Status
 from dataloader import Client
-from tests.support import Process, eventually, free_port
+from tests.support import Databases, Process, eventually, free_port
 from tests.support.processes import ROOT, clean_environment
 from tests.support_sources import Reply, Request, SourceServer
 
@@ -91,6 +93,31 @@ def test_the_tutorial_does_what_it_says(dsn: str, folder: Path, bank: SourceServ
     usd, cny = ([float(point.split(",")[1]) for point in points] for points in lines)
     assert usd[0] > usd[-1], "what rises is drawn upward"
     assert cny[0] < cny[-1]
+
+
+def test_the_tutorial_with_files_does_what_it_says(databases: Databases, folder: Path):
+    text = (ROOT / "docs/tutorial-file.md").read_text(encoding="utf-8")
+    (task,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    prepare, *blocks = [b for b in re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if "make" not in b]
+    shell(prepare, folder, port := free_port())
+    (folder / "my_etl/orders.py").write_text(task, encoding="utf-8")
+    with databases.fresh() as dsn:
+        migrate(dsn)
+        env = {"DL_DB_DSN": dsn, "APP_PORT": str(port), "DL_PIPELINES": "pipelines,my_etl", "PYTHONPATH": str(ROOT)}
+        with Process([sys.executable, "-m", "app", "serve"], output=folder / "log", env=env, cwd=folder) as service:
+            service.wait_for_line("is ready at")
+            one_day, three_days, wrong, corrected, daily = (shell(block, folder, port) for block in blocks)
+        with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT day::text, count(*), sum(amount)::float FROM orders GROUP BY day ORDER BY day")
+            days = cursor.fetchall()
+        connection.close()
+
+    assert "orders" in one_day
+    assert "done: 3 succeeded" in three_days
+    assert "could not convert string to float: 'seven'" in wrong
+    assert "succeeded" in corrected
+    assert "load.shop_orders is on; next " in daily
+    assert days == [("2026-01-01", 2, 30.5), ("2026-01-02", 1, 7.25), ("2026-01-03", 3, 105.9), ("2026-01-04", 1, 7.0)]
 
 
 def shell(script: str, folder: Path, port: int) -> str:

@@ -56,7 +56,7 @@ backfill_argument = click.argument("backfill_id", type=click.UUID)
               help="Never loaded with success, failed, both, or all.")  # fmt: skip
 @click.option("--concurrency", type=POSITIVE, default=2, show_default=True, help="How many run at a time.")
 @click.option("--newest-first", is_flag=True, help="Begin with the last slice.")
-@click.option("--queue", help="The queue; by default the task's.")
+@click.option("--queue", help="The queue; by default the task's, else etl.default.")
 @click.option("--lock-key", help="May have placeholders, such as {partition}.")
 @click.option("--priority", type=NOT_NEGATIVE, default=200, show_default=True, help="Smaller runs first.")
 @click.option("--stop-after", "stop_after_failures", type=POSITIVE, metavar="COUNT",

@@ -96,7 +96,7 @@ def _definition_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--need", type=click.Choice(("all", "any")), help="All of these datasets, or one."),
         click.option("--zone", metavar="ZONE", help="The IANA time zone; by default the service's."),
-        click.option("--queue", help="The queue of its jobs; by default the task's."),
+        click.option("--queue", help="Their queue; by default the task's, else etl.default."),
         click.option("--lock-key", help="Jobs with one key run one after the other."),
         click.option("--priority", type=NOT_NEGATIVE, help="Smaller runs first."),
         click.option("--max-attempts", type=POSITIVE, help="The maximum number of attempts."),

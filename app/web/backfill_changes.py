@@ -30,6 +30,7 @@ from app.web.schemas import INT4_MAX, BodyModel, field_errors
 from pipelines.contract import Pipelines
 from pipelines.partitions import Listed, Partitions, Slice, partitions_from_json
 from pipelines.schedule_definition import ScheduleDefinition, definition_from, fill_job, times_of_listed
+from pipelines.task import DEFAULT_QUEUE
 
 MAX_SLICES = 1_000_000
 _SHOWN = 5
@@ -69,7 +70,9 @@ class NewBackfill(BodyModel):
     newest_first: bool = Field(False, description="Begin with the last slice.")
     concurrency: Concurrency = Field(2, description="How many of its jobs run at a time.")
     priority: Annotated[int, Field(ge=0, le=INT4_MAX)] = Field(_DEFAULT_PRIORITY, description="Smaller runs first.")
-    queue: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(None, description="null: the task's.")
+    queue: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+        None, description="null: the task's, else etl.default."
+    )
     args: dict[str, Any] | None = Field(
         None, description="With placeholders such as {partition}; null: those of the task's schedule, if it has one."
     )
@@ -338,9 +341,8 @@ def _template(
         scheduled = {
             name: value for name, value in of_task[0].effective_definition.items() if name in ("args", "queue", "zone")
         }
-    queue_name = body.queue or scheduled.get("queue") or (None if task is None else task.options.queue)
-    if queue_name is None:
-        raise InvalidRequest([FieldError("queue", "is required, as the task has none")])
+    of_code = None if task is None else task.options.queue
+    queue_name: str = body.queue or scheduled.get("queue") or of_code or DEFAULT_QUEUE
     values = {
         "task": body.task, "kind": "interval", "expression": "60", "queue": queue_name, "zone": scheduled.get("zone"),
         "args": body.args if body.args is not None else scheduled.get("args", {}), "lock_key": body.lock_key,

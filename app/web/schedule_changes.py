@@ -23,6 +23,7 @@ from app.web.schemas import field_errors
 from pipelines.contract import Pipelines
 from pipelines.schedule_definition import ScheduleDefinition, definition_from, scheduled_job
 from pipelines.schedules import check_schedule_name
+from pipelines.task import DEFAULT_QUEUE
 
 MAX_CALENDAR_ENTRIES = 5_000
 
@@ -216,7 +217,7 @@ class ScheduleEditor:
 
     def _require_job(self, name: str, definition: ScheduleDefinition) -> None:
         """Raises InvalidRequest if the next time makes no job."""
-        current_actor().require_trigger(definition.task, definition.queue or self._queue_of(definition.task) or "")
+        current_actor().require_trigger(definition.task, definition.queue or self._queue_of(definition.task))
         now = datetime.now(UTC)
         fire_at = _next(definition, now) or now
         if definition.slices is not None and definition.slices.last_ended(fire_at) is None:
@@ -227,9 +228,9 @@ class ScheduleEditor:
             field, _, message = str(error).partition(": ")
             raise InvalidRequest([FieldError(field if message else "args", message or field)]) from None
 
-    def _queue_of(self, task: str) -> str | None:
+    def _queue_of(self, task: str) -> str:
         known = self._pipelines.get(task)
-        return None if known is None else known.options.queue
+        return (None if known is None else known.options.queue) or DEFAULT_QUEUE
 
     def job(self, name: str, schedule_id: UUID, definition: ScheduleDefinition, fire_at: datetime) -> dict[str, Any]:
         """The request of the job of a nominal time. Raises ValueError."""

@@ -78,6 +78,15 @@ def test_a_schedule_is_created_changed_paused_and_deleted(client):
     assert client.get("/api/v1/schedules/sales").json["code"] == "schedule_not_found"
 
 
+def test_jobs_without_a_queue_go_to_the_default_one(client):
+    create(client, queue=None, task="noop", args={})
+
+    client.post("/api/v1/schedules/sales/run", json={})
+
+    (job,) = client.get("/api/v1/jobs").json["jobs"]
+    assert job["queue"] == "etl.default"
+
+
 def test_a_name_is_taken_once(client):
     create(client)
 
@@ -102,7 +111,6 @@ def test_a_name_is_taken_once(client):
         ({"excluded": ["2030-02-30"]}, "excluded[0]", "is no day of the calendar"),
         ({"jitter_sec": -1}, "jitter_sec", "greater than or equal to 0"),
         ({"catch_up": "some"}, "catch_up", "'last', 'all' or 'skip'"),
-        ({"queue": None}, "queue", "is required"),
         ({"task": "typed", "args": {"day": 1}}, "args.day", ""),
         ({"task": "typed"}, "args.day", "is required"),
         ({"retry": {"kind": "never"}}, "retry", ""),
