@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,22 @@ def test_trigger_options_are_those_of_the_api():
     fields = document["components"]["schemas"]["TriggerRequest"]["properties"].keys()
 
     assert {*TriggerOptions.__annotations__, *JobOptions.__annotations__, "task", "args"} == fields
+
+
+def test_package_and_enqueue_need_the_standard_library_alone(tmp_path: Path):
+    shutil.copytree(ROOT / "dataloader", tmp_path / "dataloader")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import dataloader\n"
+        "from dataloader import JobOptions, NotFound, enqueue\n"
+        "try:\n    dataloader.Client\nexcept ImportError as error:\n    print(error.name)\n"
+        "try:\n    dataloader.register\nexcept ImportError as error:\n    print(error.name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], cwd=tmp_path, check=True, timeout=60, capture_output=True, text=True
+    )
+
+    assert done.stdout.split() == ["requests", "pipelines"]
 
 
 def test_client_works_with_foreign_packages_of_our_names(tmp_path: Path):

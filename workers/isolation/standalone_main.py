@@ -375,7 +375,7 @@ def _run_generator(generator: Any, context: Any) -> Any:
             while stop is None:
                 stop = record_yield(value, context)
                 value = next(generator) if stop is None else generator.throw(stop)
-        raise Stop(context.stop_reason)
+        raise Stop(context.stop_reason or "cancel")
     except StopIteration as end:
         return end.value
     finally:
@@ -390,7 +390,7 @@ async def _run_async_generator(generator: Any, context: Any) -> Any:
             while stop is None:
                 stop = record_yield(value, context)
                 value = await (generator.__anext__() if stop is None else generator.athrow(stop))
-        raise Stop(context.stop_reason)
+        raise Stop(context.stop_reason or "cancel")
     except StopAsyncIteration:
         return
     finally:

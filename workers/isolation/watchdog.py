@@ -20,6 +20,7 @@ import time
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # as in threads.py
 _POLL_INTERVAL_MS = 50  # where there are no pidfds
+_MAX_WAIT_MS = 3_600_000  # a job that is run on a terminal has a lease of years, which `poll` cannot wait for
 
 
 def main(descriptor: int, argv: list[str]) -> None:
@@ -48,8 +49,8 @@ def _wait(descriptor: int, pid: int) -> None:
     deadline = float("inf")
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         left = max(0.0, deadline - time.clock_gettime(_CLOCK)) * 1000
-        wait = min(left, float("inf") if pidfd is not None else _POLL_INTERVAL_MS)
-        if descriptor in dict(waiter.poll(None if wait == float("inf") else wait)):
+        wait = min(left, _POLL_INTERVAL_MS if pidfd is None else _MAX_WAIT_MS)
+        if descriptor in dict(waiter.poll(wait)):
             lines = os.read(descriptor, 65_536).split()
             if not lines:
                 os.killpg(0, signal.SIGKILL)

@@ -143,6 +143,17 @@ def test_in_memory_it_shows_what_it_says_and_gives_its_result(ran):
     assert err.endswith("succeeded\n")
 
 
+@pytest.mark.parametrize(
+    "definition", [{"command": ["printf", "printed"]}, {"call": "builtins:print", "python": sys.executable}]
+)
+def test_in_memory_programs_and_own_interpreters_run(ran, definition):
+    out, err, code = ran("program", "--local", DL_TASKS=json.dumps({"program": definition}))
+
+    assert code == 0, err
+    assert err.endswith("succeeded\n")
+    assert out.startswith(("printed", "{}"))
+
+
 @pytest.mark.parametrize(("rows", "code"), [(5, 0), (0, 1)])
 def test_in_memory_checks_are_made_without_a_history(ran, rows, code):
     _, err, exit_code = ran("measured", "--arg", f"rows={rows}", "--local")

@@ -21,6 +21,8 @@ from tests.support.real_service import is_alive
 from workers.attempt import Attempt
 from workers.isolation.interpreter import MIN_VERSION, STANDALONE_PROGRAM, find_unusable
 from workers.outcome import Outcome, Released
+from workers.secrets import SecretStore
+from workers.testing import drain
 
 # A package named as ours, which knows nothing of us but the module `dataloader`.
 LEGACY = """
@@ -46,6 +48,13 @@ def load(args, ctx):
         "modules": sorted({"pydantic", "psycopg2", "flask", "workers", "pipelines"} & set(sys.modules)),
         "PGAPPNAME": os.environ["PGAPPNAME"], "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV"),
     }
+
+
+def echo(args, ctx):
+    ctx.progress(message=args["password"])
+    ctx.link("x", "https://example.org/" + args["password"])
+    ctx.progress()
+    return {"length": len(args["password"]), "echo": args["password"]}
 
 
 def spread(first, second="2"):
@@ -389,3 +398,53 @@ def test_packages_that_conflict_with_ours_are_used(environment, tmp_path):
     assert outcome.result["row"] == {"n": 5}
     assert outcome.result["prefix"] == str(environment)
     assert not is_alive(outcome.result["pid"])
+
+
+def test_project_with_a_package_app_uses_its_own_environment(tmp_path):
+    """Also if dataloader is installed there: `app` is the project's, `Client` and `enqueue` are dataloader's."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/__init__.py").write_text(
+        "def load(args, ctx):\n"
+        "    import dataloader._address\n"
+        "    from dataloader import Client, Conflict, Context, Fail, enqueue\n"
+        "    assert isinstance(ctx, Context) and issubclass(Conflict, Exception)\n"
+        "    return [__file__, Client.__module__, enqueue.__module__, hasattr(dataloader, 'nothing_else')]\n",
+        encoding="utf-8",
+    )
+    known = Pipelines()
+    known.call("t", "app:load", python=sys.executable, cwd=str(tmp_path))
+    outcome = attempt_with(task="t").run(known.get("t"))
+
+    assert isinstance(outcome, Settlement)
+    assert outcome.result == [str(tmp_path / "app/__init__.py"), "dataloader.client", "dataloader._enqueue", False]
+
+
+def test_secrets_reach_the_task_and_nothing_else(folder, logged):
+    store = SecretStore({"DL_SECRET_PARTNER": "hunter2-hunter2"})
+    known = task_of(folder, "echo")
+    args = json.dumps({"password": {"$secret": "partner"}})
+    attempt = attempt_with(logged, task="t", args_text=args, settings={"secret_store": store})
+    outcome = attempt.run(known.get("t"))
+
+    assert isinstance(outcome, Settlement)
+    assert outcome.result == {"length": 15, "echo": "***"}
+    assert attempt.reported.progress == {"message": "***", "links": {"x": "https://example.org/***"}}
+
+
+def test_job_runs_by_a_real_worker(worker_pools, folder):
+    worker_pools.pool(pipelines=task_of(folder, "load"))
+    job = worker_pools.wait_for_status(worker_pools.add_job("t", args={"day": 1}), Status.SUCCEEDED)
+
+    assert job.progress["counts"] == {"rows": 7}
+    (done,) = worker_pools.event_payloads(job.id, "done")
+    assert done["exit_code"] == 0
+    lines = eventually(lambda: worker_pools.queue_fixture.sql("SELECT line FROM dl_job_logs WHERE stream = 'stdout'"))
+    assert lines == [("printed 1",)]
+
+
+def test_drain_starts_the_interpreter_too(worker_pools, folder):
+    job_id = worker_pools.add_job("t", args={"seconds": 0})
+
+    (job,) = drain(worker_pools.dsn, task_of(folder, "coroutine"), ["q"])
+
+    assert (job.id, job.result) == (job_id, "slept")
