@@ -22,7 +22,7 @@ from tests.support.real_service import RunningService, ServiceJobs, ServiceStart
 AXE = (Path(__file__).parent / "vendor/axe.min.js").read_text(encoding="utf-8")
 SCREENSHOTS = Path(os.environ.get("DL_TEST_SCREENSHOTS", "test-results/screenshots"))
 COLOR_RULES = ["color-contrast", "link-in-text-block"]  # the rules that look at colours
-SIZES = {"desktop": ViewportSize(width=1280, height=900), "phone": ViewportSize(width=360, height=740)}
+SIZES = {"desktop": ViewportSize(width=1440, height=900), "phone": ViewportSize(width=360, height=740)}
 
 
 def chromium() -> str:

@@ -42,6 +42,7 @@ PAGES = {
     "doctor": "/settings/doctor",
     "charts": "/charts",
     "audit": "/audit",
+    "search": "/search?q=test",
     "api": "/docs",
     "login": "/login",
 }

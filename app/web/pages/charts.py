@@ -29,9 +29,9 @@ _CHARTS = (  # title, unit, and the attribute of the statistics for each line
 _DEPTH_LINES = {
     "ready": "ready",
     "scheduled": "scheduled",
-    "blocked by lock": "blocked",
+    "blocked": "blocked",
     "limited": "limited",
-    "waiting for jobs": "waiting",
+    "waiting": "waiting",
     "running": "running",
 }
 
@@ -59,6 +59,19 @@ class LineChart:
         if self.is_evenly_spaced:
             chart |= {"times": self.timestamps, "data": [list(range(len(self.timestamps))), *self.values]}
         return json.dumps(chart)
+
+    @property
+    def figures(self) -> list[tuple[str, float | None, float | None]]:
+        """Of each line its name, its last value and its largest one."""
+        known = [[value for value in line if value is not None] for line in self.values]
+        return [
+            (name, line[-1] if line else None, max(line, default=None))
+            for name, line in zip(self.names, known, strict=True)
+        ]
+
+    @property
+    def has_data(self) -> bool:
+        return any(any(line) for line in self.values)
 
     @property
     def rows(self) -> list[tuple[int, list[float | None]]]:

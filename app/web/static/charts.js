@@ -21,7 +21,7 @@
   };
   const SERIES_COLORS = {
     succeeded: "good", failed: "bad", lost: "odd", retries: "busy", canceled: "soft", queued: "busy",
-    p50: "busy", p95: "odd", ready: "busy", scheduled: "soft", "blocked by lock": "odd", running: "good",
+    p50: "busy", p95: "odd", ready: "busy", scheduled: "soft", blocked: "odd", limited: "odd", waiting: "odd", running: "good",
     value: "busy", low: "soft", high: "soft",
   };
   const color = (name) => COLORS[SERIES_COLORS[name] || "busy"][dark.matches ? 1 : 0];
