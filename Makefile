@@ -15,7 +15,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: hostile help run test test-full coverage check lint format docs chaos chaos-short chaos-mutants lock clean
+.PHONY: hostile help run test test-full coverage check lint format docs screenshots chaos chaos-short chaos-mutants lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo 'make hostile hostile requests, rows, reports, sources and overload at full length (about 15 minutes)'
 	@echo 'make lint    ruff and mypy only;  make format  ruff fixes what it can'
 	@echo 'make docs    the documentation as a site, in build/site; fails on a dead link'
+	@echo 'make screenshots  pictures of each page by a browser, in test-results; renews those of docs/images'
 	@echo 'make chaos   ten minutes of faults against a service under load, from a seed: make chaos SEED=1'
 	@echo 'make lock    write the lock files from requirements.txt and pyproject.toml'
 	@echo 'make clean   remove everything that make created; jobs in .data stay'
@@ -62,6 +63,10 @@ docs: $(VENV)/.installed-dev
 
 # Without SEED, a seed is drawn and printed; the same seed plans the same faults.
 CHAOS = $(BIN)/python -m tests.chaos
+
+screenshots: $(VENV)/.installed-dev
+	DL_TEST_SCREENSHOTS=test-results/screenshots $(VENV)/bin/python -m pytest -q tests/browser/test_pages.py -k every_page
+	for image in docs/images/*.png; do cp "test-results/screenshots/$$(basename "$$image")" "$$image"; done
 
 chaos: $(VENV)/.installed-dev
 	@exec $(CHAOS) run $(SEED:%=--seed %)
