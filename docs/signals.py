@@ -7,6 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 
 from app.log import Alert
@@ -120,12 +122,18 @@ def _log_levels(function: ast.expr, tree: ast.Module) -> Iterator[str]:
 
 def _assigned_before(name: ast.Name, tree: ast.Module) -> ast.expr | None:
     """The value that the variable was given last above this line."""
-    assignments = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name.id and node.lineno <= name.lineno
-    ]
-    return max(assignments, key=lambda node: node.lineno).value if assignments else None
+    above = [(line, value) for line, value in _assignments(tree).get(name.id, ()) if line <= name.lineno]
+    return above[-1][1] if above else None
+
+
+@lru_cache(maxsize=1)
+def _assignments(tree: ast.Module) -> dict[str, list[tuple[int, ast.expr]]]:
+    """The values given to each variable of a module, with their lines, in order."""
+    found: defaultdict[str, list[tuple[int, ast.expr]]] = defaultdict(list)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id].append((node.lineno, node.value))
+    return {name: sorted(values, key=itemgetter(0)) for name, values in found.items()}
 
 
 def _event_names(node: ast.expr) -> Iterator[str]:
