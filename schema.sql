@@ -208,6 +208,7 @@ CREATE OR REPLACE FUNCTION dl_job_matches(j dl_jobs, filter jsonb) RETURNS bool
     RETURN (filter ->> 'job_id' IS NULL OR j.job_id = ANY ((filter ->> 'job_id')::uuid[]))
        AND (filter ->> 'idempotency_key' IS NULL OR j.idempotency_key = filter ->> 'idempotency_key')
        AND (filter ->> 'status' IS NULL OR j.status::text = ANY ((filter ->> 'status')::text[]))
+       AND (filter ->> 'wait_state' IS NULL OR j.status::text = 'queued' AND j.wait_state::text = filter ->> 'wait_state')
        AND (filter ->> 'queue' IS NULL OR j.queue = filter ->> 'queue')
        AND (filter ->> 'task' IS NULL OR j.task = filter ->> 'task')
        AND (filter ->> 'lock_key' IS NULL OR j.lock_key = filter ->> 'lock_key')

@@ -36,7 +36,7 @@ MAX_ATTEMPTS_SHOWN = 200
 # The first window of a search; later ones grow as the time budget allows.
 _FIRST_WINDOW_ROWS = 1_000
 _FIRST_TEXT_WINDOW_ROWS = 200  # if args and errors are searched
-_FIRST_COUNT_WINDOW_ROWS = 5_000
+FIRST_COUNT_WINDOW_ROWS = 5_000
 _MAX_WINDOW_ROWS = 50_000
 _MAX_FOLLOW_UPS_SHOWN = 100
 _ATTEMPT_EVENT_FIELDS = {
@@ -53,6 +53,7 @@ class Filter:
     job_id: frozenset[UUID] | None = None  # one of these, at most MAX_JOB_IDS
     idempotency_key: str | None = None
     status: frozenset[Status] | None = None
+    wait_state: str | None = None  # of queued jobs
     queue: str | None = None
     task: str | None = None
     lock_key: str | None = None
@@ -111,7 +112,7 @@ class Filter:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
-    """A job in a list."""
+    """A job in a list. `duration_ms`: how long its last attempt took, or has taken so far."""
 
     job_id: UUID
     queue: str
@@ -137,6 +138,7 @@ class JobSummary:
     wait_state: str
     unknown_task: bool
     warnings: int | None
+    duration_ms: int | None = None  # set by `JobRows.with_durations`
 
 
 SUMMARY_FIELDS = tuple(field.name for field in fields(JobSummary))
@@ -333,13 +335,13 @@ class JobSearch:
     def _scan(
         self, job_filter: Filter, newest_first: bool, limit: int, after: Cursor | None, time_budget_sec: float
     ) -> JobPage:
-        window = _window(job_filter, newest_first=newest_first, after=after)
+        window = first_window(job_filter, newest_first=newest_first, after=after)
         jobs: list[JobSummary] = []
         scanned = 0
-        for window_rows in self._window_sizes(job_filter, _FIRST_WINDOW_ROWS, time_budget_sec):
+        for window_rows in self.window_sizes(job_filter, _FIRST_WINDOW_ROWS, time_budget_sec):
             statement = "jobs_before" if newest_first else "jobs_after"
             rows = self._execute(statement, window | {"window": window_rows, "limit": limit - len(jobs)})
-            jobs += [from_row(JobSummary, row[2:]) for row in rows if row[2] is not None]
+            jobs += [from_row(JobSummary, row[2:], duration_ms=None) for row in rows if row[2] is not None]
             end_at, end_id = rows[0][:2]
             if len(jobs) == limit:
                 last = jobs[-1]
@@ -351,7 +353,7 @@ class JobSearch:
             window |= {"at": end_at, "id": str(end_id)}
         return JobPage(jobs, Cursor(window["at"], UUID(window["id"]), is_active=False), scanned, window["at"])
 
-    def _window_sizes(self, job_filter: Filter, first_rows: int, time_budget_sec: float) -> Iterator[int]:
+    def window_sizes(self, job_filter: Filter, first_rows: int, time_budget_sec: float) -> Iterator[int]:
         """Yield the size of each window until the time is spent, from the pace of the windows so far: rows may have to
         be read from disk, and filters differ."""
         first_rows = first_rows if job_filter.text is None else _FIRST_TEXT_WINDOW_ROWS
@@ -378,8 +380,8 @@ class JobSearch:
             if page is not None and page.matching is not None:
                 return page.matching
         scanned = matching = 0
-        window = _window(job_filter, newest_first=True, after=None)
-        for window_rows in self._window_sizes(job_filter, _FIRST_COUNT_WINDOW_ROWS, time_budget_sec):
+        window = first_window(job_filter, newest_first=True, after=None)
+        for window_rows in self.window_sizes(job_filter, FIRST_COUNT_WINDOW_ROWS, time_budget_sec):
             end_at, end_id, *found = self._execute("count_window", window | {"window": window_rows})[0]
             matching, scanned = matching + found[0], scanned + found[1]
             if end_id is None:
@@ -427,13 +429,14 @@ class JobSearch:
         """Raises JobNotFound."""
         found = self.get_with_version(job_id)
         job = found.job
-        values = vars(job) | vars(found) | {"job_id": job.id}
+        attempts = self.attempts(job_id)
+        values = vars(job) | vars(found) | {"job_id": job.id, "duration_ms": _duration_ms(attempts)}
         parents = [] if job.parent_id is None else self._related_jobs("linked_job", job.parent_id)
         is_queued = job.status is Status.QUEUED
         lock_holders = self._related_jobs("key_holder", job_id, lock_key=job.lock_key) if is_queued else []
         return JobDetail(
             **{name: value for name, value in values.items() if name in JobDetail.__dataclass_fields__},
-            attempts=self.attempts(job_id),
+            attempts=attempts,
             parent=next(iter(parents), None),
             follow_up_jobs=self._related_jobs("children", job_id, limit=_MAX_FOLLOW_UPS_SHOWN),
             lock_holder=next(iter(lock_holders), None),
@@ -468,6 +471,13 @@ class TooManyActiveJobs(NotSortable):
     message = "more than five thousand jobs are queued and running; sort by created_at, or select a queue"
 
 
+def _duration_ms(attempts: Sequence[AttemptRecord]) -> int | None:
+    if not attempts:
+        return None
+    end = attempts[-1].finished_at or datetime.now(UTC)
+    return max(0, round((end - attempts[-1].started_at).total_seconds() * 1000))
+
+
 def _array_items(text: str) -> list[str]:
     """The items of an array of PostgreSQL that are words or ids."""
     return [item.strip('"') for item in text[1:-1].split(",") if item]
@@ -478,7 +488,7 @@ def _sorted_page(rows: Sequence[tuple[Any, ...]], limit: int) -> JobPage | None:
     too_many, scanned, matching_count = rows[0][:3]
     if too_many:
         return None
-    jobs = [from_row(JobSummary, row[4:]) for row in rows if row[4] is not None]
+    jobs = [from_row(JobSummary, row[4:], duration_ms=None) for row in rows if row[4] is not None]
     last = Cursor(rows[-1][3], jobs[-1].job_id, is_active=True) if jobs and len(jobs) == limit else None
     return JobPage(jobs, last, scanned, None, MatchCount(matching_count, True, scanned))
 
@@ -493,7 +503,7 @@ def _links_in(progress: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _window(job_filter: Filter, *, newest_first: bool, after: Cursor | None) -> dict[str, Any]:
+def first_window(job_filter: Filter, *, newest_first: bool, after: Cursor | None) -> dict[str, Any]:
     """The parameters of the first window of a search along the jobs by creation time."""
     # No matching job was created later than any of these: a job is created before it starts and before it finishes.
     ends = [at for at in (job_filter.created_to, job_filter.started_to, job_filter.finished_to) if at is not None]

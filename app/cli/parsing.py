@@ -11,7 +11,7 @@ from typing import IO, Any, TypeVar
 
 import click
 
-from app.queue.job import Status
+from app.queue.job import WAIT_STATES, Status
 
 T = TypeVar("T")
 POSITIVE, NOT_NEGATIVE, TEXT_FILE = click.IntRange(min=1), click.IntRange(min=0), click.File("r", encoding="utf-8")
@@ -144,6 +144,7 @@ def filter_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--idempotency-key", help="Only the job with this idempotency key."),
         click.option("--queue", help="Only jobs in this queue."),
         click.option("--status", help=f"Only jobs with one of these, separated by commas: {', '.join(Status)}."),
+        click.option("--wait-state", type=click.Choice(WAIT_STATES), help="Only queued jobs that wait like this."),
         click.option("--task", help="Only jobs of this task."),
         click.option("--lock-key", help="Only jobs with this lock key."),
         click.option("--partition-key", help="Only jobs with this partition key."),

@@ -10,6 +10,8 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
+WAIT_STATES = ("scheduled", "ready", "blocked", "limited", "waiting")  # of queued jobs: the type dl_wait_state
+
 
 class Status(StrEnum):
     QUEUED = "queued"

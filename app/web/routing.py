@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from flask import Blueprint, Response, current_app, request
 from pydantic import BaseModel, ValidationError
@@ -247,17 +247,23 @@ def _top_level_field(path: str) -> str:
 
 
 def _validate_flat(model: type[BaseModel], texts: MultiDict[str, str], *, ignored: str = "") -> BaseModel:
-    """Validate the fields of a query string or form: one text for each name."""
-    errors = [FieldError(name, "is sent more than once") for name, values in texts.lists() if len(values) > 1]
+    """Validate the fields of a query string or form: one text for each name, unless its field is a list."""
+    lists = {name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
+    errors = [
+        FieldError(name, "is sent more than once")
+        for name, values in texts.lists()
+        if len(values) > 1 and name not in lists
+    ]
     errors += [
         FieldError(name, "contains the character NUL, which PostgreSQL cannot store")
-        for name, value in texts.items()
-        if "\0" in value
+        for name, values in texts.lists()
+        if any("\0" in value for value in values)
     ]
     if errors:
         raise InvalidRequest(errors)
     try:
-        return model.model_validate({name: value for name, value in texts.items() if name != ignored})
+        fields = {name: values if name in lists else values[0] for name, values in texts.lists() if name != ignored}
+        return model.model_validate(fields)
     except ValidationError as error:
         raise InvalidRequest(field_errors(error)) from None
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import AfterValidator, Field
@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from app.admin.api_keys import Scope
 from app.admin.explain import JobExplainer, JobExplanation, TaskExplanation
+from app.admin.job_rows import JobRows
 from app.admin.job_search import (
     MAX_JOB_IDS,
     SUMMARY_FIELDS,
@@ -76,6 +77,10 @@ class JobFilter(QueryModel):
         ]
         | None,
         Field(description="Only jobs with one of these statuses, separated by commas."),
+    ] = None
+    wait_state: Annotated[
+        Literal["scheduled", "ready", "blocked", "limited", "waiting"] | None,
+        Field(description="Only queued jobs that wait like this."),
     ] = None
     queue: Annotated[str | None, Field(description="Only jobs of this queue.")] = None
     task: Annotated[str | None, Field(description="Only jobs of this task.")] = None
@@ -153,7 +158,7 @@ class JobList:
 
 def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
     blueprint = ApiBlueprint("job_list", "/api/v1", problems=DATABASE_PROBLEMS)
-    search, explainer, queue = JobSearch(executor), JobExplainer(executor), JobQueue(executor)
+    search, rows, explainer, queue = JobSearch(executor), JobRows(executor), JobExplainer(executor), JobQueue(executor)
     job_problems = (ProblemCode.JOB_NOT_FOUND,)
 
     @blueprint.get("/jobs", query=JobsQuery, response=JobList, scope=Scope.READ, standby=True)
@@ -165,8 +170,9 @@ def create_job_list_blueprint(executor: Executor) -> ApiBlueprint:
         """
         page = _find_page(search, query)
         names = SUMMARY_FIELDS if query.fields is None else query.fields.split(",")
+        jobs = rows.with_durations(page.jobs) if "duration_ms" in names else page.jobs
         return JobList(
-            [_masked_values(job, names) for job in page.jobs],
+            [_masked_values(job, names) for job in jobs],
             None if page.next is None else encode_cursor(page.next, query.sort),
             page.scanned_to,
             (page.matching or search.count(query.to_filter())) if query.count else None,

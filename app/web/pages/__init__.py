@@ -71,7 +71,7 @@ def create_pages(queue: JobQueue, pipelines: Pipelines, options: WebOptions) -> 
     """Return one blueprint for each page."""
     return (
         create_overview_page(queue.executor, options),
-        create_jobs_page(queue.executor, options),
+        create_jobs_page(queue, pipelines, options),
         create_job_page(queue, options),
         create_job_forms(queue, pipelines, options),
         create_log_page(queue.executor, options),

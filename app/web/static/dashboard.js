@@ -20,6 +20,7 @@
     return (
       (focused && live.contains(focused) && focused.matches("input, select, textarea, form button") && !focused.closest("[data-keep-refreshing]")) ||
       live.querySelector("details[open] form, form:not([data-keep-refreshing]):hover") !== null ||
+      live.querySelector("tbody .pick :checked") !== null ||
       document.body.dataset.searching !== undefined ||
       (selection && !selection.isCollapsed && live.contains(selection.anchorNode))
     );

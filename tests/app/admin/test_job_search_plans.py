@@ -14,6 +14,7 @@ from app.admin import statistics as module
 from app.admin.audit import AuditLog
 from app.admin.explain import JobExplainer
 from app.admin.failures import Failures
+from app.admin.job_rows import JobRows
 from app.admin.job_search import Cursor, Filter, JobSearch
 from app.admin.queues import Queues
 from app.admin.statistics import JobCounts, Statistics
@@ -116,6 +117,13 @@ def questions(source: Planned, job: Any) -> Iterator[tuple[str, Callable[[], obj
         yield f"{wanted} the oldest first", lambda w=wanted: lists.page(w, sort="created_at", time_budget_sec=0)  # type: ignore[misc]
     for wanted in (Filter(lock_key="k7"), Filter(idempotency_key="i"), Filter(job_id=frozenset({job}))):
         yield f"{wanted} at once", lambda w=wanted: lists.count(w)  # type: ignore[misc]
+    rows = JobRows(source)  # type: ignore[arg-type]
+    yield (
+        "rows of a list",
+        lambda: (rows.with_durations(lists.page(Filter()).jobs), rows.details(lists.page(Filter()).jobs)),
+    )
+    for wanted in (Filter(), Filter(queue="q1"), Filter(status=FAILED, text="nothing"), Filter(lock_key="k7")):
+        yield f"states of {wanted}", lambda w=wanted: rows.count_states(w)  # type: ignore[misc]
     yield "keys", lambda: (lists.by_id(job), lists.by_idempotency_key("i"), lists.has_lock_key("k9"))
     yield "by priority", lambda: lists.page(Filter(status=QUEUED), sort="priority")
     yield "one job", lambda: (lists.detail(job), lists.last_events(job, limit=50))

@@ -152,13 +152,42 @@ def test_patch_must_fit_the_args_of_the_task(client, fail):
 
 def test_page_of_jobs_previews_and_starts_a_redrive(client, pool, fail):
     fail("k")
-    form = {"filter": "status=failed&fingerprint=KeyError+a.py%3Ab", "action": "redrive"}
+    form = {"filter": "status=failed&fingerprint=KeyError+a.py%3Ab", "action": "redrive", "all": "on"}
 
-    preview = client.post("/jobs/bulk", data={**form, "per_minute": "30"})
-    refused = client.post("/jobs/bulk", data={**form, "per_minute": "0"})
+    preview = client.post("/jobs/bulk", data=form)
+    refused = client.post("/jobs/bulk", data={**form, "per_minute": "0", "expected": "1"})
     started = client.post("/jobs/bulk", data={**form, "per_minute": "30", "expected": "1"})
 
     assert "Redrive 1 job?" in preview.text
-    assert (refused.status_code, "jobs a minute" in refused.text) == (409, True)
+    assert (refused.status_code, "per_minute: &#39;0&#39; is not" in refused.text) == (422, True)
     assert started.status_code == 303
     assert client.get("/api/v1/bulk").json["operations"][0]["per_minute"] == 30
+
+
+def test_page_of_jobs_acts_on_checked_jobs_alone(client, trigger):
+    first, second, other = trigger(lock_key="a"), trigger(lock_key="b"), trigger(lock_key="c")
+
+    preview = client.post("/jobs/bulk", data={"action": "cancel", "job_id": [first, second]})
+    none = client.post("/jobs/bulk", data={"action": "cancel"})
+    row = client.post("/jobs/bulk", data={"filter": "queue=etl", "row": f"cancel {other}"})
+    unknown = client.post("/jobs/bulk", data={"row": f"delete {other}"})
+
+    assert "Cancel 2 jobs?" in preview.text
+    assert f"{first}%2C{second}" in preview.text
+    assert (none.status_code, "No jobs are selected" in none.text) == (409, True)
+    assert (row.status_code, row.headers["Location"]) == (303, "/jobs?queue=etl")
+    assert client.get(f"/api/v1/jobs/{other}").json["status"] == "canceled"
+    assert unknown.status_code == 409
+
+
+def test_bulk_takes_ids_of_jobs(client, trigger):
+    first, second = trigger(lock_key="a"), trigger(lock_key="b")
+    trigger(lock_key="c")
+    wanted = {"action": "cancel", "filter": {"job_id": f"{first},{second}"}}
+
+    count = client.post("/api/v1/bulk/count", json=wanted)
+    started = client.post("/api/v1/bulk", json={**wanted, "expected": 2})
+
+    assert count.json == {"jobs": 2, "exact": True, "scanned": 2}
+    assert started.status_code == 200
+    assert started.json["filter"]["job_id"] == sorted([first, second])

@@ -1,0 +1,88 @@
+-- What a list shows of each job beyond its own fields, for the jobs of one page.
+
+-- name: attempt_durations
+-- How long the last attempt took, or has taken so far: from its start to the event that ended it.
+SELECT j.job_id,
+       (1000 * extract(epoch FROM coalesce(ended.ts, CASE WHEN j.status <> 'running' THEN j.finished_at END, clock_timestamp())
+                                  - started.ts))::bigint
+  FROM dl_jobs j
+       CROSS JOIN LATERAL (SELECT event_id, ts FROM dl_job_events
+                            WHERE job_id = j.job_id AND kind = 'picked'
+                            ORDER BY event_id DESC LIMIT 1) started
+       LEFT JOIN LATERAL (SELECT ts FROM dl_job_events
+                           WHERE job_id = j.job_id AND event_id > started.event_id
+                             AND kind NOT IN ('queued', 'heartbeat', 'edited', 'cloned', 'cancel_requested', 'stop_pending')
+                           ORDER BY event_id LIMIT 1) ended ON true
+ WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND j.started_at IS NOT NULL;
+
+-- name: row_details
+-- The args, and for what a queued job waits: the job that has its lock key, or a limit.
+SELECT j.job_id, dl_json_text(j.args, 4096), j.waits_on,
+       CASE WHEN j.status = 'queued' AND j.wait_state = 'blocked'
+            THEN (SELECT h.job_id FROM dl_jobs h WHERE h.lock_key = j.lock_key AND h.status = 'running') END,
+       j.skipped
+  FROM dl_jobs j
+ WHERE j.job_id = ANY (%(job_ids)s::uuid[]);
+
+-- name: active_state_counts
+-- Matching queued and running jobs by wait state, running ones as 'running'; one row without a state if more than `max_jobs` jobs
+-- are active.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH active AS MATERIALIZED (
+    (SELECT job_id FROM dl_jobs WHERE status = 'running')
+    UNION ALL
+    (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'ready')
+    UNION ALL
+    (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'scheduled')
+    UNION ALL
+    (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'blocked')
+    UNION ALL
+    (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'limited' AND waits_on IS NOT NULL
+     )
+    UNION ALL
+    (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND wait_state = 'waiting')
+    LIMIT %(max_jobs)s::int + 1
+), size AS MATERIALIZED (
+    SELECT count(*) AS scanned FROM active
+)
+SELECT CASE j.status WHEN 'running' THEN 'running' ELSE j.wait_state::text END, count(*)
+  FROM active JOIN dl_jobs j USING (job_id)
+ WHERE (SELECT scanned FROM size) <= %(max_jobs)s::int AND j.status IN ('queued', 'running') AND dl_job_matches(j, %(filter)s::jsonb)
+ GROUP BY 1
+UNION ALL
+SELECT NULL, scanned FROM size WHERE scanned > %(max_jobs)s::int;
+
+-- name: final_state_window
+-- Matching jobs by status among the next `window` jobs older than (at, id), as `count_window` of a job search.
+SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
+       set_config('statement_timeout', '3s', true);
+
+WITH window_end AS MATERIALIZED (
+    SELECT created_at, job_id
+      FROM dl_jobs
+     WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
+       AND created_at >= %(until)s::timestamptz
+       AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))
+     ORDER BY created_at DESC, job_id DESC
+    OFFSET %(window)s::int - 1 LIMIT 1
+)
+SELECT (SELECT created_at FROM window_end), (SELECT job_id FROM window_end),
+       count(*) FILTER (WHERE status = 'succeeded' AND is_match), count(*) FILTER (WHERE status = 'failed' AND is_match),
+       count(*) FILTER (WHERE status = 'lost' AND is_match), count(*) FILTER (WHERE status = 'canceled' AND is_match)
+  FROM (SELECT status, dl_job_matches(j, %(filter)s::jsonb) AS is_match
+          FROM dl_jobs j
+         WHERE (created_at, job_id) < (%(at)s::timestamptz, %(id)s::uuid)
+           AND (created_at, job_id) >= (coalesce((SELECT created_at FROM window_end), %(until)s::timestamptz),
+                                        coalesce((SELECT job_id FROM window_end), '00000000-0000-0000-0000-000000000000'))
+           AND (NOT %(unsuccessful_only)s::bool OR status IN ('failed', 'canceled', 'lost'))) scanned;
+
+-- name: final_state_sample
+-- Matching jobs by status in a fixed sample of the pages.
+SELECT count(*) FILTER (WHERE status = 'succeeded'), count(*) FILTER (WHERE status = 'failed'),
+       count(*) FILTER (WHERE status = 'lost'), count(*) FILTER (WHERE status = 'canceled')
+  FROM dl_jobs j TABLESAMPLE SYSTEM (%(percent)s::float4) REPEATABLE (20)
+ WHERE dl_job_matches(j, %(filter)s::jsonb);

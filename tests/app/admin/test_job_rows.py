@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from app.admin import job_rows
+from app.admin.job_rows import STATES, JobRows
+from app.admin.job_search import Filter, JobSearch
+from app.queue.job import Status
+from tests.support.queue_fixture import QueueFixture
+
+
+@pytest.fixture
+def rows(queue_db: QueueFixture) -> JobRows:
+    return JobRows(queue_db.session)
+
+
+def shift_events(queue_db: QueueFixture, age: timedelta) -> None:
+    queue_db.sql("UPDATE dl_job_events SET ts = ts - %s", age)
+    queue_db.sql("UPDATE dl_jobs SET started_at = started_at - %s, finished_at = finished_at - %s", age, age)
+
+
+def test_duration_is_of_the_last_attempt_to_its_end_or_so_far(queue_db, rows):
+    def durations() -> list[float | None]:
+        page = JobSearch(queue_db.session).page(Filter(), sort="created_at")
+        return [job.duration_ms for job in rows.with_durations(page.jobs)]
+
+    run = queue_db.enqueue_and_claim("retried", max_attempts=2)
+    shift_events(queue_db, timedelta(minutes=10))
+    queue_db.settle(run, Status.QUEUED, error="no")
+    shift_events(queue_db, timedelta(hours=1))
+    queue_db.enqueue("waits")
+    (retried, waits) = durations()
+    assert retried == pytest.approx(600_000, abs=60_000)
+    assert waits is None
+
+    queue_db.make_due(run.id)
+    run = queue_db.claim()[0]
+    shift_events(queue_db, timedelta(minutes=1))
+    assert durations()[0] == pytest.approx(60_000, abs=30_000)
+
+    queue_db.settle(run)
+    shift_events(queue_db, timedelta(hours=1))
+    assert durations()[0] == pytest.approx(60_000, abs=30_000)
+    assert JobSearch(queue_db.session).detail(run.id).duration_ms == durations()[0]
+
+
+def test_states_of_a_search_are_counted(queue_db, rows, monkeypatch):
+    failed = queue_db.enqueue_and_claim("a")
+    queue_db.settle(failed, Status.FAILED, error="no")
+    queue_db.enqueue_and_claim("b")
+    queue_db.enqueue("b")
+    queue_db.enqueue("other", queue="q2")
+    assert queue_db.claim() == []  # it finds that the key is locked
+
+    def counts(wanted: Filter) -> dict[str, int]:
+        found = rows.count_states(wanted)
+        assert {*found} == {*STATES}
+        return {state: count.jobs for state, count in found.items() if count is not None and count.jobs}
+
+    assert counts(Filter()) == {"failed": 1, "running": 1, "blocked": 1, "ready": 1}
+    assert counts(Filter(queue="q", status=frozenset({Status.FAILED}))) == {"failed": 1, "running": 1, "blocked": 1}
+    assert counts(Filter(lock_key="b")) == {"running": 1, "blocked": 1}
+    monkeypatch.setattr(job_rows, "MAX_ACTIVE", 2)
+    assert rows.count_states(Filter())["ready"] is None
+
+
+def test_details_have_args_and_what_a_job_waits_for(queue_db, rows):
+    holder = queue_db.enqueue_and_claim("k", args={"day": 1})
+    blocked = queue_db.enqueue("k")
+    assert queue_db.claim() == []
+
+    details = rows.details(JobSearch(queue_db.session).page(Filter()).jobs)
+
+    assert details[holder.id].args == {"day": 1}
+    assert details[holder.id].lock_holder is None
+    assert details[blocked].lock_holder == holder.id

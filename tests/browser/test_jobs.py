@@ -1,0 +1,111 @@
+"""The list of jobs in Chromium: search, selection, bulk actions with their undo, saved views."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+
+from app.queue.job import Status
+from dataloader import Client
+from tests.browser.conftest import ObservedPage
+from tests.support import eventually
+from tests.support.real_service import RunningService
+
+OpenPage = Callable[..., ObservedPage]
+
+
+@pytest.fixture
+def client(service: RunningService) -> Client:
+    return Client(f"http://127.0.0.1:{service.port}")
+
+
+def enqueue(client: Client, producer: str, count: int = 3) -> list[str]:
+    return [
+        client.trigger("noop", queue="nobody", lock_key=f"{producer}-{n}", producer=producer)["job_id"]
+        for n in range(count)
+    ]
+
+
+def statuses(client: Client, job_ids: list[str]) -> list[str]:
+    return [client.status(job_id)["status"] for job_id in job_ids]
+
+
+@pytest.mark.smoke
+def test_checked_jobs_are_canceled_and_the_cancel_undone(seen: OpenPage, client: Client):
+    made = enqueue(client, "checked")
+    page = seen().go("/jobs?producer=checked")
+
+    page.locator(f"#job-{made[0]}").get_by_role("checkbox").check()
+    page.locator(f"#job-{made[2]}").get_by_role("checkbox").click(modifiers=["Shift"])
+    expect(page.locator("#selected-count")).to_have_text("3 selected")
+    page.locator(f"#job-{made[1]}").get_by_role("checkbox").uncheck()
+    page.get_by_role("button", name="Cancel…").click()
+    expect(page.locator("h1")).to_have_text("Cancel 2 jobs?")
+    page.get_by_role("button", name="Cancel 2 jobs").click()
+
+    expect(page.get_by_text("2 of 2 changed")).to_be_visible()
+    assert statuses(client, made) == [Status.CANCELED, Status.QUEUED, Status.CANCELED]
+
+    page.get_by_role("button", name="Retry the 2 canceled jobs…").click()
+    expect(page.locator("h1")).to_have_text("Retry 2 jobs?")
+    page.get_by_role("button", name="Retry 2 jobs").click()
+    expect(page.get_by_text("2 of 2 changed")).to_be_visible()
+    assert statuses(client, made) == [Status.QUEUED] * 3
+
+
+def test_all_matching_get_another_priority_without_scripts(seen: OpenPage, client: Client):
+    made = enqueue(client, "all-matching")
+    page = seen(scripts=False).go("/jobs?producer=all-matching")
+
+    page.get_by_label("all 3 matching").check()
+    page.get_by_role("button", name="Priority…").click()
+    page.get_by_label("New priority").fill("7")
+    page.get_by_role("button", name="Reprioritise 3 jobs").click()
+
+    expect(page.locator("h1")).to_have_text("Reprioritise jobs")
+    eventually(lambda: {client.job(job_id)["priority"] for job_id in made} == {7}, 20)
+
+
+def test_row_act_changes_its_job_at_once(seen: OpenPage, client: Client):
+    (job_id,) = enqueue(client, "row", 1)
+    page = seen().go("/jobs?producer=row")
+    row = page.locator(f"#job-{job_id}")
+
+    row.get_by_role("button", name="Cancel").click()
+    expect(row.get_by_text("canceled", exact=True)).to_be_visible()
+    expect(page).to_have_url(re.compile(r"/jobs\?producer=row$"))
+    row.get_by_role("button", name="Retry").click()
+    expect(row.get_by_text("ready", exact=True)).to_be_visible()
+
+
+def test_tabs_count_and_filter_by_state(seen: OpenPage, client: Client):
+    made = enqueue(client, "tabs")
+    client.cancel(made[0])
+    page = seen().go("/jobs?producer=tabs")
+    tabs = page.get_by_role("navigation", name="State")
+
+    expect(tabs.get_by_role("link", name="All 3")).to_have_attribute("aria-current", "true")
+    tabs.get_by_role("link", name="ready 2").click()
+    expect(page.locator("#matching-jobs tbody tr")).to_have_count(2)
+    expect(page).to_have_url(re.compile("wait_state=ready"))
+    tabs.get_by_role("link", name="canceled 1").click()
+    expect(page.locator("#matching-jobs tbody tr")).to_have_count(1)
+
+
+def test_views_are_saved_by_name_and_deleted(seen: OpenPage):
+    page = seen().go("/jobs?task=noop&status=canceled")
+
+    page.get_by_text("Views").click()
+    page.get_by_label("Name").fill("My canceled")
+    page.get_by_role("button", name="Save this view").click()
+    page.goto(page.url.partition("?")[0])
+    page.get_by_text("Views").click()
+    page.get_by_role("link", name="My canceled").click()
+    expect(page.get_by_label("Task", exact=True)).to_have_value("noop")
+
+    page.get_by_text("Views").click()
+    page.get_by_role("button", name="Delete the view My canceled").click()
+    expect(page.get_by_role("link", name="My canceled")).to_have_count(0)
