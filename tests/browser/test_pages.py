@@ -212,7 +212,7 @@ def test_audit_page_shows_actor_and_action(seen: OpenPage, client: Client):
     client.cancel(made["job_id"])
     page = seen().go(f"/audit?subject_id={made['job_id']}")
 
-    expect(page.get_by_role("region", name="Audit").get_by_role("row").filter(has_text="cancel")).to_be_visible()
+    expect(page.get_by_role("table", name="Audit").get_by_role("row").filter(has_text="cancel")).to_be_visible()
 
 
 def test_essential_pages_work_without_scripts(seen: OpenPage, client: Client):
