@@ -44,7 +44,7 @@ def open_menu(page: Page, label: str) -> None:
 @pytest.mark.smoke
 def test_task_form_is_made_from_args_schema(seen: OpenPage):
     page = seen().go("/tasks")
-    field(page, "q").fill("rates")
+    page.locator("[data-filters]").fill("rates")
     expect(page.get_by_role("link", name="test.nap")).to_be_hidden()
     page.get_by_role("rowheader").get_by_role("link", name="load.cbr.rates", exact=True).click()
     form = page.locator("#start")
@@ -198,6 +198,9 @@ def test_slices_are_marked_by_mouse_and_keys_and_run(seen: OpenPage):
     page.keyboard.press(" ")
     page.keyboard.press("Shift+ArrowRight")
     expect(chosen).to_have_value("2026-02-01..2026-02-03, 2026-03-04..2026-03-05")
+    page.get_by_role("button", name="Mark by click").click()
+    page.locator('[data-key="2026-03-05"]').click()
+    page.locator('[data-key="2026-03-05"]').click()
     expect(page.get_by_text("5 marked")).to_be_visible()
     page.get_by_role("button", name="Run", exact=True).click()
 

@@ -96,7 +96,7 @@ class ArgsForm:
             help=described.get("description", ""),
             **_kind(value_schema, self._schema, is_nullable=is_nullable),
         )
-        value = described.get("default") if args is None else args.get(name)
+        value = (args or {}).get(name, described.get("default"))  # what a job left out has its default
         text = self._text(made, value)
         return replace(made, value=text) if text is not None else replace(made, kind="json", value=_dump(value))
 

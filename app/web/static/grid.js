@@ -5,6 +5,7 @@
 (() => {
   const marked = new Set();
   let anchor = null; // the key from which shift marks
+  let isMarkMode = false; // any click on a slice marks it: a finger has neither shift nor ctrl
   const grid = () => document.querySelector("#act-on-slices ~ .scroll [data-grid], #act-on-slices ~ * [data-grid]");
   const field = () => document.querySelector("input[data-marks]");
   if (!field()) return;
@@ -66,7 +67,8 @@
     const known = cells();
     const current = known.find((cell) => cell.tabIndex === 0 && cell.hasAttribute("tabindex")) || known[known.length - 1];
     known.forEach((cell) => cell.setAttribute("tabindex", cell === current ? "0" : "-1"));
-    document.querySelectorAll("[data-script-hint]").forEach((hint) => (hint.hidden = false));
+    document.querySelectorAll("[data-script-hint], [data-mark-mode]").forEach((part) => (part.hidden = false));
+    document.querySelector("[data-mark-mode]").setAttribute("aria-pressed", String(isMarkMode));
   };
 
   const move = (from, to) => {
@@ -90,10 +92,16 @@
       apply();
       return;
     }
+    if (event.target.closest("[data-mark-mode]")) {
+      isMarkMode = !isMarkMode;
+      setUp();
+      return;
+    }
     const cell = event.target.closest("[data-key]");
     if (!cell || !grid()?.contains(cell)) return;
     // A slice without a job has no page: a click marks it.
-    if (!event.shiftKey && !event.ctrlKey && !event.metaKey && cell.matches("a")) return;
+    const isMarking = isMarkMode || event.shiftKey || event.ctrlKey || event.metaKey;
+    if (!isMarking && cell.matches("a")) return;
     event.preventDefault();
     mark(cell, event.shiftKey);
   });

@@ -4,7 +4,8 @@ from uuid import uuid4
 
 import pytest
 
-from app.admin.statistics import DurationSummary, Statistics
+from app.admin import statistics
+from app.admin.statistics import DurationSummary, JobCounts, Statistics
 from app.queue.job import Status
 from tests.support.queue_fixture import QueueFixture
 
@@ -168,3 +169,42 @@ def test_a_percentile_is_a_fifth_off_at_most(own_queue_db):
     assert (summary.count, summary.mean) == (100, 2.0)
     assert summary.p50 == pytest.approx(0.005 * 2**4.75, rel=0.2)
     assert DurationSummary.from_histogram({}, 0.0) == DurationSummary()
+
+
+def test_more_runs_of_a_task_are_kept_than_a_list_shows(own_queue_db, rollups):
+    for n in range(45):
+        own_queue_db.settle(own_queue_db.enqueue_and_claim(f"run-{n}"), Status.SUCCEEDED)
+    fold(rollups)
+
+    assert len(rollups.recent_runs()["t"]) == 20
+    assert len(rollups.recent_runs(task="t", limit=100)["t"]) == 40
+
+
+def test_failures_of_a_task_are_grouped_by_fingerprint(own_queue_db, rollups, monkeypatch):
+    for key, fingerprint in (("a", "Timeout"), ("b", "Timeout"), ("c", "Refused")):
+        own_queue_db.settle(own_queue_db.enqueue_and_claim(key), Status.FAILED, error=f"{fingerprint}: {key}")
+        own_queue_db.sql(f"UPDATE dl_jobs SET error_fingerprint = '{fingerprint}' WHERE lock_key = '{key}'")
+    own_queue_db.sql("UPDATE dl_jobs SET finished_at = now() - interval '9 days' WHERE lock_key = 'c'")
+
+    week = rollups.failures_of_task("t", period_sec=7 * 86_400)
+    month = rollups.failures_of_task("t", period_sec=30 * 86_400)
+
+    assert [(group.fingerprint, group.jobs, group.error) for group in week.groups] == [("Timeout", 2, "Timeout: b")]
+    assert (week.jobs, week.complete) == (2, True)
+    assert [(group.fingerprint, group.jobs) for group in month.groups] == [("Timeout", 2), ("Refused", 1)]
+    assert rollups.failures_of_task("other", period_sec=1.0).groups == []
+    monkeypatch.setattr(statistics, "MAX_FAILURES_SCANNED", 2)
+    assert not rollups.failures_of_task("t", period_sec=30 * 86_400).complete
+
+
+def test_waiting_jobs_are_counted_by_task(own_queue_db, monkeypatch):
+    counts = JobCounts(own_queue_db.session)
+    own_queue_db.enqueue_and_claim("running")
+    for key in ("running", "free", "other"):
+        own_queue_db.enqueue(key, task="load")
+    own_queue_db.enqueue("late", task="report")
+    own_queue_db.sql("UPDATE dl_jobs SET available_at = now() + interval '1 hour' WHERE lock_key = 'late'")
+
+    assert (counts.waiting_by_task().by_task, counts.waiting_by_task().exact) == ({"load": 3, "report": 1}, True)
+    monkeypatch.setattr(statistics, "MAX_WAITING_SCANNED", 1)
+    assert not counts.waiting_by_task().exact

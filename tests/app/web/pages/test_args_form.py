@@ -115,7 +115,7 @@ def test_values_of_a_job_are_shown_and_read_back(form):
     assert values["arg_since"] == "2026-11-22T06:00:00"
     read, errors = form.parse(values)
     assert errors == []
-    assert read | {"since": args["since"]} == args | {"title": ""}  # the job left it out; its input was empty
+    assert read | {"since": args["since"]} == args | {"title": "daily"}  # what the job left out has its default
 
 
 def test_list_that_lines_cannot_hold_is_shown_as_json(form):

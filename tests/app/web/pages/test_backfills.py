@@ -180,3 +180,56 @@ def test_the_limit_of_an_open_backfill_is_not_deleted(client, dsn):
     assert client.get(f"/api/v1/limits/{name}").json["concurrency"] == 2
     act(client, path, "cancel")
     assert client.delete(f"/api/v1/limits/{name}").status_code == 200
+
+
+def test_backfill_is_previewed_and_created_from_its_form(client):
+    form = {
+        "task": "visits", "first": "2026-01-01", "last": "2026-01-31", "mode": "all", "concurrency": "3",
+        "newest_first": "yes", "note": "again", "stop_after_failures": "5", "args": '{"day": "{partition}"}',
+    }  # fmt: skip
+
+    preview = client.get("/backfills", query_string=form).text
+    assert "31 to load of 31" in preview
+    assert "unknown: the task has not run in the last week" in preview
+    assert "2026-01-31" in preview
+    assert client.get("/api/v1/backfills").json == {"backfills": []}
+
+    made = client.post("/backfills", data=form)
+    backfill = client.get(f"/api/v1{made.headers['Location']}").json
+    expected = {"total": 31, "concurrency": 3, "newest_first": True, "note": "again", "stop_after_failures": 5}
+    assert {name: backfill[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"first": "2026-02-30", "last": "2026-03-01"}, "first"),
+        ({"keys": "2026-01-01\n2026-13-01"}, "keys"),
+        ({"first": "2026-01-01", "last": "2026-01-02", "concurrency": "0"}, "concurrency"),
+        ({"first": "2026-01-01", "last": "2026-01-02", "priority": "high"}, "priority"),
+        ({"first": "2026-01-01", "last": "2026-01-02", "args": "["}, "args"),
+        ({"first": "2026-01-01", "last": "2026-01-02", "mode": "some"}, "mode"),
+    ],
+)
+def test_refused_backfill_marks_its_field(client, fields, refused):
+    response = client.post("/backfills", data={"task": "visits", **fields})
+
+    assert response.status_code == 422
+    assert f'id="create_backfill_from_form-{refused}-error"' in response.text
+    assert client.get("/api/v1/backfills").json == {"backfills": []}
+
+
+def test_failed_slices_are_shown_with_the_error_of_their_job(client, dsn):
+    path = start(client, dsn)
+    execute(
+        dsn,
+        "UPDATE dl_jobs SET status = 'failed', finished_at = now(), error = 'HTTPError: 404', attempt = 2"
+        " WHERE partition_key = '2026-01-03'",
+    )
+    execute(dsn, "UPDATE dl_jobs SET status = 'running', run_id = gen_random_uuid() WHERE partition_key = '2026-01-04'")
+
+    page = client.get(path).text
+
+    assert "HTTPError: 404" in page
+    assert "2 of 5" in page
+    assert page.index('id="h-running"') < page.rindex("2026-01-04")

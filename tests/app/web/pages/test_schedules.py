@@ -105,3 +105,73 @@ def test_the_calendar_shows_a_month_and_a_day(client):
     assert "No schedule has a time" in client.get("/calendar?day=2001-01-31").text
     assert client.get("/calendar?month=nonsense").status_code == 200
     assert "there is no schedule" in client.get("/calendar?schedule=nope").text
+
+
+def test_change_is_previewed_with_the_fields_that_were_sent(client):
+    client.post("/schedules", data=DAILY)
+
+    page = client.get(PAGE, query_string={"expression": "0 9 * * *", "priority": "7"}).text
+    wrong = client.get(PAGE, query_string={"zone": "Mars"}).text
+
+    assert "At 09:00 every day, UTC" in page
+    assert 'value="7"' in page
+    assert client.get("/api/v1/schedules/sales by day").json["definition"]["expression"] == "0 6 * * *"
+    assert "no IANA time zone" in wrong
+
+
+def test_all_fields_are_changed_and_emptied_ones_have_their_default(client):
+    client.post("/schedules", data={**DAILY, "priority": "7", "jitter_sec": "30"})
+    fields = {
+        "priority": "", "jitter_sec": "60", "overlap": "skip", "catch_up": "all", "catch_up_max": "3", "fold": "both",
+        "gap": "skip", "excluded": "2026-12-31\r\n2027-01-01", "starts_at": "2026-01-01T00:00", "limits": '{"dwh": 2}',
+        "grace_sec": "90", "fair_key": "shop",
+    }  # fmt: skip
+
+    assert client.post(f"{PAGE}/change", data={**DAILY, **fields}).status_code == 303
+
+    definition = client.get("/api/v1/schedules/sales by day").json["definition"]
+    assert definition["priority"] == 100
+    assert definition["excluded"] == ["2026-12-31", "2027-01-01"]
+    assert definition["starts_at"].startswith("2026-01-01T00:00:00+03:00")  # in the zone of the pages
+    assert definition["limits"] == {"dwh": 2}
+    shown = client.get(PAGE).text
+    assert 'value="60"' in shown
+    assert "2026-12-31\n2027-01-01</textarea>" in shown
+
+
+def test_schedules_of_other_kinds_are_created(client):
+    made = client.post(
+        "/schedules", data={"name": "often", "task": "load", "queue": "etl", "kind": "interval", "expression": "600"}
+    )
+    updated = {
+        "name": "on update",
+        "task": "load",
+        "queue": "etl",
+        "kind": "dataset",
+        "after": "dwh.a\ndwh.b",
+        "need": "any",
+    }
+    client.post("/schedules", data={**updated, "is_paused": "yes"})
+
+    page = client.get("/schedules").text
+
+    assert made.status_code == 303
+    assert "every 10 min" in page
+    assert "When one of dwh.a, dwh.b are updated" in page
+    assert client.get("/api/v1/schedules/on update").json["paused_at"] is not None
+    assert "often" in client.get("/schedules?q=OFT").text
+    assert "No schedule matches" in client.get("/schedules?q=nothing").text
+
+
+def test_month_folds_what_fires_often(client):
+    client.post("/schedules", data={**DAILY, "name": "hourly", "expression": "0 * * * *", "zone": "Europe/Moscow"})
+    client.post("/schedules", data={**DAILY, "name": "six", "expression": "0 */6 * * *", "zone": "Europe/Moscow"})
+
+    month = client.get("/calendar?month=2040-02").text
+    day = client.get("/calendar?day=2040-02-01&schedule=hourly").text
+
+    assert month.count("hourly or more × 24") == 29
+    assert month.count("six × 4") == 29
+    assert day.count('<th scope="row"') == 24  # from midnight on
+    assert "× 24" not in client.get("/calendar?month=2040-02&every=yes").text
+    assert "× 24" not in client.get("/calendar?month=2040-02&outcome=failed").text
